@@ -1,0 +1,1 @@
+"""Host files, and the commands that start a run on the hosts they name."""

@@ -1,0 +1,153 @@
+"""The mpirun command that starts one stage over Horovod. Standard library only.
+
+What each part is for (Open MPI 4, Horovod 0.28.1, MXNet 1.9.1):
+
+-map-by ppr:4:socket -bind-to socket
+    Four ranks on each of a p3dn's two sockets. Without -bind-to, Open MPI ties two ranks or fewer to one core
+    each, their data loading included.
+-mca pml ob1 -mca btl ^openib
+    Plain TCP and shared memory for Horovod's coordination. The gradients of GPUs travel through NCCL.
+-mca btl_tcp_if_exclude, NCCL_SOCKET_IFNAME
+    docker0 has the same address on every host; a connection made to it hangs.
+-mca odls_base_sigkill_timeout 30
+    Told to end, mpirun passes SIGTERM on after so many seconds, and SIGKILL after as many again (default 1;
+    measured with 4.1.4). 30 leave time for a step and a last checkpoint and fit into the two minutes'
+    notice of a spot instance. The price: mpirun takes that minute to return from a failed run, too.
+-x PATH -x LD_LIBRARY_PATH
+    A remote shell may find another Python, or miss NCCL's network plug-in. (mpirun warns if one is not set.)
+NCCL_DEBUG=WARN
+    By default NCCL gives no reason when it fails.
+HOROVOD_FUSION_THRESHOLD, HOROVOD_CYCLE_TIME
+    Gradients are collected into exchanges of up to 256 MiB (default 128) and, between hosts, for up to 30 ms
+    (default 1): BERT-large has 400 of them, many too small to be sent alone. The two values are those of a
+    public 256-GPU p3dn run of GluonNLP's BERT; they have not been measured here.
+MXNET_SAFE_ACCUMULATION=1
+    float16 sums, as in softmax, norms and LayerNorm, are accumulated in float32.
+MXNET_GPU_MEM_POOL_TYPE=Round
+    Length buckets ask for many nearly equal sizes of memory; rounded up, freed memory fits the next batch.
+
+Left out on purpose: HOROVOD_HIERARCHICAL_ALLREDUCE, which crosses hosts through host memory and MPI, past
+NCCL and its network plug-ins (EFA), and NCCL_MIN_NRINGS, which forces what NCCL has since learned to choose.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING, Sequence
+
+from hosts.hostfile import HostsError
+
+if TYPE_CHECKING:
+    from hparams import Stage
+
+COMPUTED = (
+    *("--num_steps", "--lr", "--warmup_ratio", "--batch_size", "--use_avg_len", "--accumulate"),
+    *("--max_seq_length", "--max_predictions_per_seq", "--ckpt_dir"),
+)
+# Left unset, the shell refuses to run the command and says so; set, its globs reach the script unexpanded.
+NO_DATA = '"${DATA:?set it to your text files, for example /corpus/*.txt}"'
+
+
+def command(
+    stage: Stage,
+    hostfile: str,
+    hosts: Sequence[tuple[str, int]],
+    sockets: int | None = None,
+    interface: str | None = None,
+    script_args: Sequence[str] = (),
+) -> str:
+    """One shell command over several lines, below a line of comment.
+
+    Args:
+        stage: what to train.
+        hostfile: its path, as mpirun shall read it.
+        hosts: what it says, from `read_hostfile`; one rank is started in every slot.
+        sockets: CPU sockets of a host. None: two where a host has eight slots or more, else one.
+        interface: the network interface between hosts. None: any but loopback and Docker's.
+        script_args: the user's own options of the training script. They replace the defaults (BERT-large,
+            float16, lamb, raw text from $DATA) but not what `stage` has computed.
+
+    Raises:
+        HostsError: `script_args` contradict the stage, or `sockets` do not divide the slots.
+    """
+    ranks = sum(slots for _, slots in hosts)
+    lines = [
+        f"mpirun -np {ranks} --hostfile {_quote(hostfile)}",
+        _mapping(hosts, sockets),
+        "-mca pml ob1 -mca btl ^openib" + _mpi_network(hosts, interface),
+        "-mca odls_base_sigkill_timeout 30",
+        *_environment(hosts, interface),
+        "python run_pretraining_hvd.py",
+    ]
+    lines += [f"    {line}" for line in _script_lines(stage, script_args)]
+    body = " \\\n    ".join(lines)
+    return f"{_comment(stage)}\n{body}"
+
+
+def _comment(stage: Stage) -> str:
+    batch = f"{stage.batch_size:.10g} sequences of {stage.max_seq_length}"
+    lines = [f"# stage {stage.stage}: {stage.num_steps} steps of {batch}"]
+    if stage.stage == 2:
+        lines.append(
+            "# It does not continue from stage 1's checkpoint yet: as it is, it trains from scratch."
+        )
+    return "\n".join(lines)
+
+
+def _mapping(hosts: Sequence[tuple[str, int]], sockets: int | None) -> str:
+    counts = {slots for _, slots in hosts}
+    wanted = (2 if max(counts) >= 8 else 1) if sockets is None else sockets
+    even = len(counts) == 1 and wanted >= 1 and max(counts) % wanted == 0
+    if even:
+        return f"-map-by ppr:{max(counts) // wanted}:socket -bind-to socket"
+    if sockets is not None:
+        raise HostsError(f"--sockets {sockets}: does not divide the slots of every host into equal parts")
+    return "-map-by slot -bind-to none"  # uneven hosts: no number of ranks a socket is right on all of them
+
+
+def _mpi_network(hosts: Sequence[tuple[str, int]], interface: str | None) -> str:
+    if interface is not None:
+        return f" -mca btl_tcp_if_include {_quote(interface)}"
+    return " -mca btl_tcp_if_exclude lo,docker0" if len(hosts) > 1 else ""
+
+
+def _environment(hosts: Sequence[tuple[str, int]], interface: str | None) -> list[str]:
+    nccl, horovod, lines = "-x NCCL_DEBUG=WARN", "-x HOROVOD_FUSION_THRESHOLD=268435456", []
+    if interface is not None:
+        nccl += f" -x NCCL_SOCKET_IFNAME={_quote(interface)}"
+    elif len(hosts) > 1:
+        nccl += " -x NCCL_SOCKET_IFNAME=^lo,docker"
+    if len(hosts) > 1:
+        lines.append("-x PATH -x LD_LIBRARY_PATH")
+        horovod += " -x HOROVOD_CYCLE_TIME=30"
+    return [*lines, nccl, horovod, "-x MXNET_SAFE_ACCUMULATION=1 -x MXNET_GPU_MEM_POOL_TYPE=Round"]
+
+
+def _script_lines(stage: Stage, own: Sequence[str]) -> list[str]:
+    names = [word.split("=", 1)[0] for word in own if word.startswith("--")]
+    for name in names:
+        if name in COMPUTED:
+            raise HostsError(f"{name} after --: computed for each stage; change it in the printed command")
+    defaults = {"--model": "bert_24_1024_16", "--dtype": "float16", "--optimizer": "lamb"}
+    lines = [" ".join(f"{name} {value}" for name, value in defaults.items() if name not in names)]
+    schedule, batch = stage.options().split(" --batch_size ")
+    lines += [schedule, f"--batch_size {batch}"]
+    if "--dummy_data_len" not in names:
+        raw = [] if "--raw" in names or _is_npz(own) else ["--raw"]
+        lines.append(" ".join(raw + ([] if "--data" in names else [f"--data {NO_DATA}"])))
+    lines.append(" ".join(map(_quote, own)))
+    lines.append(f"--ckpt_dir ckpt_stage{stage.stage}")
+    return [line for line in lines if line]
+
+
+def _is_npz(own: Sequence[str]) -> bool:
+    """Whether the training data are npz files rather than text."""
+    values = [word.split("=", 1)[1] for word in own if word.startswith("--data=")]
+    values += [value for name, value in zip(own, own[1:]) if name == "--data"]
+    return any(value.endswith(".npz") for value in values)
+
+
+def _quote(word: str) -> str:
+    """`shlex.quote`, except that the caret of ^openib, which is plain text to sh and bash, stays bare."""
+    return word if re.fullmatch(r"[\w@%+=:,./^-]+", word, re.ASCII) else shlex.quote(word)
