@@ -1,0 +1,1 @@
+"""The training itself: model, loss, optimizer, one step, the loop, checkpoints."""

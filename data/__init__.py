@@ -1,0 +1,1 @@
+"""Text to tokens to instances to batches; nothing in here imports mxnet."""

@@ -1,0 +1,49 @@
+"""Files that appear whole or not at all, and their checksums."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import uuid
+from contextlib import contextmanager
+from typing import IO, Iterator
+
+_BLOCK = 1 << 20
+
+
+@contextmanager
+def replacing(path: str) -> Iterator[IO[bytes]]:
+    """A binary file to write; `path` gets its content only if the block ends without an exception.
+
+    The content goes to a temporary name in the same directory, is synced, and is then renamed over `path`.
+    """
+    temporary = f"{path}.tmp-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    try:
+        with open(temporary, "wb") as handle:
+            yield handle
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise
+    sync_directory(os.path.dirname(path) or ".")
+
+
+def sync_directory(path: str) -> None:
+    """Make the renames inside directory `path` durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256_of(path: str) -> str:
+    """SHA-256 of a file's content, in hexadecimal."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as handle:
+        for block in iter(lambda: handle.read(_BLOCK), b""):
+            digest.update(block)
+    return digest.hexdigest()

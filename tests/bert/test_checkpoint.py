@@ -1,0 +1,493 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Iterator
+
+import mxnet as mx
+import numpy as np
+import pytest
+from gluonnlp.model.bert import BERTEncoder, BERTModel
+
+from bert import checkpoint
+from bert.errors import TrainingError
+from bert.optimizer import Optimizer
+from bert.params_file import read_index
+from data.errors import InputError
+from tests.processes import run_command, start_command
+
+FACTS = {"model": "bert_2_32_2", "vocab_size": 60, "seed": 7, "scaler": {"kind": "static", "scale": 1.0}}
+FILES = (".params", ".states.npz", ".json")
+
+
+def arrays(value: float, size: int = 1000) -> dict[str, np.ndarray]:
+    return {
+        "word_embed.0.weight": np.full((size, 4), value, np.float32),
+        "encoder.bias": np.arange(3, dtype=np.float32),
+    }
+
+
+def states(value: float, size: int = 1000) -> dict[str, np.ndarray]:
+    mean = np.full((size, 4), value, np.float32)
+    return {"t": np.array(int(value), np.int64), "word_embed.0.weight.mean": mean}
+
+
+def save(directory: Path, step: int, keep: int = 0, **facts: Any) -> checkpoint.Checkpoint:
+    return checkpoint.save(str(directory), step, arrays(step), states(step), {**FACTS, **facts}, keep)
+
+
+def newest(directory: Path) -> tuple[int | None, list[str]]:
+    messages: list[str] = []
+    found = checkpoint.newest_complete(str(directory), messages.append)
+    return (found.step if found else None), messages
+
+
+def tiny_bert() -> BERTModel:
+    encoder = BERTEncoder(num_layers=2, units=32, hidden_size=64, max_length=16, num_heads=2, dropout=0.1)
+    return BERTModel(encoder=encoder, vocab_size=60, token_type_vocab_size=2, units=32, embed_size=32)
+
+
+def random_bert() -> BERTModel:
+    model = tiny_bert()
+    model.initialize(mx.init.Normal(0.02))
+    outputs(model)  # some shapes are known only after a forward pass
+    return model
+
+
+def outputs(model: BERTModel) -> list[np.ndarray]:
+    ids = mx.nd.array(np.arange(16).reshape(2, 8), dtype="int32")
+    positions = mx.nd.array([[1, 2], [3, 4]], dtype="int32")
+    result = model(ids, mx.nd.zeros_like(ids), mx.nd.array([8, 6]), positions)
+    return [array.asnumpy() for array in result]
+
+
+# What is written
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_params_file_is_byte_for_byte_gluonnlps(tmp_path: Path, dtype: str) -> None:
+    model = random_bert()
+    model.cast(dtype)
+    model.save_parameters(str(tmp_path / "gluonnlp.params"))
+    saved = checkpoint.save(str(tmp_path), 30, checkpoint.block_arrays(model), {}, FACTS)
+    assert saved.params_path == str(tmp_path / "0000030.params")
+    assert Path(saved.params_path).read_bytes() == (tmp_path / "gluonnlp.params").read_bytes()
+
+
+def test_round_trip_through_gluonnlps_model_and_the_optimizer(tmp_path: Path) -> None:
+    model = random_bert()
+    before = outputs(model)
+    parameters = checkpoint.block_arrays(model)
+    optimizer = Optimizer("lamb", list(parameters), list(parameters.values()))
+    optimizer.step([mx.nd.random.normal(shape=array.shape) for array in parameters.values()], lr=0.0)
+    checkpoint.save(str(tmp_path), 12, parameters, optimizer.state_views(), FACTS)
+
+    found = checkpoint.newest_complete(str(tmp_path), pytest.fail)
+    assert found is not None and found.step == 12
+    assert found.manifest is not None
+    assert {key: found.manifest[key] for key in FACTS} == FACTS
+    assert found.manifest["versions"]["mxnet"] == mx.__version__
+    restored = tiny_bert()
+    restored.load_parameters(found.params_path)
+    for a, b in zip(outputs(restored), before):
+        np.testing.assert_array_equal(a, b)
+    resumed = Optimizer("lamb", list(parameters), list(checkpoint.block_arrays(restored).values()))
+    with found.open_states() as loaded:
+        resumed.restore(loaded)
+    expected, restored_state = optimizer.state(), resumed.state()
+    assert expected.keys() == restored_state.keys() and restored_state["t"] == 1
+    for name in expected:
+        np.testing.assert_array_equal(restored_state[name], expected[name])
+
+
+def test_equal_content_gives_equal_files(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        save(tmp_path / name, 3)
+    for extension in (".params", ".states.npz"):
+        a, b = (tmp_path / name / f"0000003{extension}" for name in ("a", "b"))
+        assert a.read_bytes() == b.read_bytes()
+
+
+def test_states_are_an_ordinary_npz(tmp_path: Path) -> None:
+    save(tmp_path, 3)
+    with np.load(tmp_path / "0000003.states.npz", allow_pickle=False) as loaded:
+        assert sorted(loaded.files) == sorted(states(3))
+        for name, value in states(3).items():
+            np.testing.assert_array_equal(loaded[name], value)
+            assert loaded[name].dtype == value.dtype
+
+
+def test_index_of_a_file_that_mxnet_wrote(tmp_path: Path) -> None:
+    path = str(tmp_path / "mxnet.params")
+    written = {
+        "a": mx.nd.ones((2, 3, 4)),
+        "b.c": mx.nd.ones((5,), dtype="float16"),
+        "d": mx.nd.ones((1, 2), dtype="int64"),
+    }
+    mx.nd.save(path, written)
+    index = read_index(path)
+    assert {name: (info.shape, info.dtype) for name, info in index.items()} == {
+        name: (array.shape, np.dtype(array.dtype)) for name, array in written.items()
+    }
+    content = Path(path).read_bytes()
+    for size in range(len(content)):
+        Path(path).write_bytes(content[:size])
+        with pytest.raises(InputError, match="damaged"):
+            read_index(path)
+    Path(path).write_bytes(content + b"x")
+    with pytest.raises(InputError, match="damaged"):
+        read_index(path)
+    with pytest.raises(InputError, match="cannot read"):
+        read_index(path + "nothing")
+
+
+def test_module_does_not_import_mxnet(tmp_path: Path) -> None:
+    save(tmp_path, 5)
+    code = (
+        "import sys; from bert import checkpoint; from bert.params_file import read_index\n"
+        f"found = checkpoint.newest_complete({str(tmp_path)!r}, print); read_index(found.params_path)\n"
+        "assert found.step == 5 and 'mxnet' not in sys.modules"
+    )
+    run_command([sys.executable, "-c", code], timeout=30).check()
+
+
+@pytest.mark.parametrize(
+    "parameters, extra, facts",
+    [
+        (arrays(1), {}, {"step": 3}),
+        (arrays(1), {}, {"loss": float("nan")}),
+        (arrays(1), {}, {"path": Path()}),
+        ({"a": np.array([None])}, {}, {}),
+        ({"a": np.zeros((0, 3), np.float32)}, {}, {}),
+        (arrays(1), {"a": np.array([{}])}, {}),
+    ],
+)
+def test_what_cannot_be_written_leaves_nothing(
+    tmp_path: Path, parameters: dict, extra: dict, facts: dict
+) -> None:
+    with pytest.raises(ValueError):
+        checkpoint.save(str(tmp_path), 1, parameters, extra, facts)
+    assert list(tmp_path.iterdir()) == []
+
+
+# Which one is found
+
+
+def test_newest_and_list(tmp_path: Path) -> None:
+    assert checkpoint.list_steps(str(tmp_path / "nowhere")) == []
+    assert newest(tmp_path / "nowhere") == (None, [])
+    for step in (20, 9, 10_000_000):
+        save(tmp_path, step)
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "options.json").touch()
+    assert checkpoint.list_steps(str(tmp_path)) == [9, 20, 10_000_000]
+    assert newest(tmp_path) == (10_000_000, [])
+    assert checkpoint.load_step(str(tmp_path), 9, pytest.fail).step == 9
+
+
+def flip(path: Path, position: int, bit: int = 0) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1 << bit
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize("extension", FILES)
+@pytest.mark.parametrize(
+    "damage", ["truncated", "empty", "first bit", "middle bit", "last bit", "missing", "longer"]
+)
+def test_damaged_checkpoint_is_named_and_passed_over(tmp_path: Path, extension: str, damage: str) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    path = tmp_path / f"0000002{extension}"
+    size = path.stat().st_size
+    if damage == "truncated":
+        os.truncate(path, size - 2)
+    elif damage == "empty":
+        os.truncate(path, 0)
+    elif damage == "missing":
+        path.unlink()
+    elif damage == "longer":
+        path.write_bytes(path.read_bytes() + b"x")
+    else:
+        # The manifest ends with a line break, which nobody would miss.
+        last = size - 2 if extension == ".json" else size - 1
+        flip(path, {"first": 0, "middle": size // 2, "last": last}[damage.split()[0]])
+    step, messages = newest(tmp_path)
+    assert step == 1
+    assert len(messages) == 1
+    named = "0000002.params" if (extension, damage) == (".json", "missing") else path.name
+    assert named in messages[0]
+    if (extension, damage) != (".json", "missing"):
+        with pytest.raises(InputError, match=path.name):
+            checkpoint.load_step(str(tmp_path), 2, pytest.fail)
+
+
+def test_no_flipped_bit_of_the_manifest_changes_what_is_read(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    path = tmp_path / "0000001.json"
+    content = path.read_bytes()
+    expected = checkpoint.read_manifest(str(tmp_path), 1)
+    refused = 0
+    for position in range(len(content)):
+        flip(path, position, position % 8)
+        try:
+            assert checkpoint.read_manifest(str(tmp_path), 1) == expected
+        except InputError:
+            refused += 1
+        path.write_bytes(content)
+    assert refused > 0.8 * len(content)
+
+
+def test_manifest_of_another_step_or_format(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    for extension in FILES:
+        shutil.copy(tmp_path / f"0000001{extension}", tmp_path / f"0000002{extension}")
+    with pytest.raises(InputError, match="step 2"):
+        checkpoint.read_manifest(str(tmp_path), 2)
+    for text in ("[]", "null", "{}", '{"format": 1, "step": 1}'):
+        (tmp_path / "0000001.json").write_text(text)
+        with pytest.raises(InputError, match="0000001.json"):
+            checkpoint.read_manifest(str(tmp_path), 1)
+
+
+def test_object_array_in_the_states_is_never_unpickled(tmp_path: Path) -> None:
+    marker = tmp_path / "unpickled"
+
+    class Attack:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(marker),)
+
+    save(tmp_path, 1)
+    path = tmp_path / "0000001.states.npz"
+    np.savez(path, **{"t": np.array(1), "word_embed.0.weight.mean": np.array([Attack()], dtype=object)})
+    # The sha256 does not help against one who can write the manifest too.
+    found = checkpoint.Checkpoint(1, str(tmp_path / "0000001.params"), str(path), {})
+    optimizer = Optimizer("lamb", ["word_embed.0.weight"], [mx.nd.zeros((1000, 4))])
+    with pytest.raises(InputError, match="plain arrays"), found.open_states() as loaded:
+        loaded["word_embed.0.weight.mean"]
+    with pytest.raises(InputError), found.open_states() as loaded:
+        optimizer.restore(loaded)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"no archive", "single"])
+def test_states_that_are_no_archive(tmp_path: Path, content: Any) -> None:
+    path = tmp_path / "0000001.states.npz"
+    if content == "single":
+        with path.open("wb") as file:
+            np.save(file, np.zeros(3))
+    else:
+        path.write_bytes(content)
+    found = checkpoint.Checkpoint(1, "", str(path), {})
+    with pytest.raises(InputError, match="0000001.states.npz"), found.open_states():
+        pass
+
+
+def test_bare_params_file_of_gluonnlp(tmp_path: Path) -> None:
+    model = random_bert()
+    model.save_parameters(str(tmp_path / "0000040.params"))
+    messages: list[str] = []
+    found = checkpoint.load_step(str(tmp_path), 40, messages.append)
+    assert (found.step, found.manifest, found.states_path) == (40, None, None)
+    assert len(messages) == 1 and "0000040.params" in messages[0] and "zero" in messages[0]
+    assert read_index(found.params_path)["word_embed.0.weight"].shape == (60, 32)
+    found.require("model", "another", "--model")
+    with pytest.raises(ValueError), found.open_states():
+        pass
+    step, messages = newest(tmp_path)
+    assert step is None and len(messages) == 1 and "0000040.params" in messages[0]
+
+
+def test_step_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--start_step 5.*there is none"):
+        checkpoint.load_step(str(tmp_path), 5, pytest.fail)
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    with pytest.raises(InputError, match="--start_step 5.*available: 1, 2"):
+        checkpoint.load_step(str(tmp_path), 5, pytest.fail)
+
+
+def test_checkpoint_of_another_model(tmp_path: Path) -> None:
+    found = save(tmp_path, 1)
+    found.require("model", "bert_2_32_2", "--model")
+    with pytest.raises(InputError, match="--model: .*0000001.params.*'bert_2_32_2'.*'bert_12_768_12'"):
+        found.require("model", "bert_12_768_12", "--model")
+
+
+# What is deleted, and what is replaced
+
+
+def test_keep(tmp_path: Path) -> None:
+    for step in range(1, 5):
+        save(tmp_path, step)
+    save(tmp_path, 9)
+    (tmp_path / "0000000.params").write_bytes(b"not ours")
+    save(tmp_path, 5, keep=2)
+    # Those after step 5, from a run that went further, do not count.
+    assert checkpoint.list_steps(str(tmp_path)) == [4, 5, 9]
+    expected = [f"{step:07d}{extension}" for step in (4, 5, 9) for extension in FILES]
+    assert sorted(os.listdir(tmp_path)) == sorted([*expected, "0000000.params"])
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    first = (tmp_path / "0000001.params").read_bytes()
+    checkpoint.save(str(tmp_path), 1, arrays(5), states(5), {**FACTS, "seed": 8})
+    found = checkpoint.newest_complete(str(tmp_path), pytest.fail)
+    assert found is not None and found.manifest is not None and found.manifest["seed"] == 8
+    assert (tmp_path / "0000001.params").read_bytes() != first
+    assert sorted(os.listdir(tmp_path)) == sorted(f"0000001{extension}" for extension in FILES)
+
+
+# Kills and full disks
+
+SAVING = """
+import sys, numpy as np
+from bert import checkpoint
+directory, size = sys.argv[1], int(sys.argv[2])
+step = max(checkpoint.list_steps(directory), default=0)
+while True:
+    step += 1
+    # Steps are also saved again with the same content and, where there is an earlier one, with other content.
+    for value in (step, step, step + 0.5 * (step > 1)):
+        parameters = {f"{i}.weight": np.full((size, 64), value, np.float32) for i in range(4)}
+        states = {f"{i}.weight.mean": -array for i, array in enumerate(parameters.values())}
+        checkpoint.save(directory, step, parameters, states, {"value": value}, keep=3)
+        print(step, flush=True)
+"""
+
+
+def test_kill_at_random_moments_leaves_a_loadable_checkpoint(tmp_path: Path) -> None:
+    generator = random.Random(0)
+    script = tmp_path / "saving.py"
+    script.write_text(SAVING)
+    directory = tmp_path / "ckpt"
+    leftovers_seen = 0
+    completed = 0
+    for _ in range(12):
+        with start_command([sys.executable, str(script), str(directory), "2000"], timeout=60) as run:
+            deadline = time.monotonic() + 30
+            while not run.stdout():
+                assert run.poll() is None and time.monotonic() < deadline, run.stderr()
+                time.sleep(0.002)
+            time.sleep(generator.uniform(0, 0.15))
+            run.signal(9)
+            result = run.wait()
+        assert result.returncode == -9, result.describe()
+        printed = [int(line) for line in result.stdout.split()]
+        found = checkpoint.newest_complete(str(directory), lambda message: None)
+        assert found is not None and found.manifest is not None
+        # At most the step in work is lost: the one before it was complete.
+        assert found.step >= printed[-1] - 1
+        completed = found.step
+        value = found.manifest["value"]
+        loaded = mx.nd.load(found.params_path)
+        assert sorted(loaded) == [f"{i}.weight" for i in range(4)]
+        assert all((array.asnumpy() == value).all() for array in loaded.values())
+        with found.open_states() as state:
+            assert all((state[name] == -value).all() for name in state)
+        leftovers_seen += any(".tmp" in name for name in os.listdir(directory))
+    assert leftovers_seen > 0, "no kill met a file in work; make the arrays larger"
+    save(directory, completed + 1)
+    assert not [name for name in os.listdir(directory) if ".tmp" in name]
+
+
+def test_only_our_own_leftovers_are_removed(tmp_path: Path) -> None:
+    for name in ("notes.tmp", "0000001.params.tmp", "vocab.json.tmp-1-ab", "x0000001.params.tmp-1-ab"):
+        (tmp_path / name).touch()
+    save(tmp_path, 1)
+    assert len(list(tmp_path.iterdir())) == 4 + 3
+
+
+FULL = """
+import sys, resource, numpy as np
+from bert import checkpoint
+from bert.errors import TrainingError
+directory, limit = sys.argv[1], int(sys.argv[2])
+if limit:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+try:
+    parameters = {"a": np.ones((int(sys.argv[3]),), np.float32)}
+    states = {"a.mean": np.ones((int(sys.argv[4]),), np.float32)}
+    checkpoint.save(directory, 2, parameters, states, {})
+except TrainingError as error:
+    print(error)
+    sys.exit(1)
+"""
+
+
+def assert_failed_save_left_only_step_one(
+    directory: Path, limit: int, sizes: tuple[int, int], reason: str
+) -> None:
+    words = [sys.executable, "-c", FULL, directory, limit, *sizes]
+    result = run_command([str(word) for word in words], timeout=60)
+    assert result.returncode == 1, result.describe()
+    assert result.stderr == "" and result.stdout.count("\n") == 1
+    assert "step 2" in result.stdout and reason in result.stdout
+    assert "the checkpoint of step 1 is intact" in result.stdout
+    assert sorted(os.listdir(directory)) == sorted(f"0000001{extension}" for extension in FILES)
+    assert newest(directory) == (1, [])
+
+
+# Elements of the parameters and of the states: which of the two files meets the limit, and where.
+SIZES = [(1_000_000, 10), (10, 1_000_000), (524_200, 10), (10, 524_200)]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_file_size_limit(tmp_path: Path, sizes: tuple[int, int]) -> None:
+    save(tmp_path, 1)
+    # 524,200 elements and the headers are just above 2,096,800 bytes.
+    assert_failed_save_left_only_step_one(tmp_path, 2_096_800, sizes, "File too large")
+
+
+@contextlib.contextmanager
+def small_disk(path: Path, size: str) -> Iterator[None]:
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("mounting a small file system needs root")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], capture_output=True, text=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"cannot mount a small file system: {mounted.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_full_disk(tmp_path: Path, sizes: tuple[int, int]) -> None:
+    with small_disk(tmp_path, "2M"):
+        save(tmp_path, 1)
+        assert_failed_save_left_only_step_one(tmp_path, 0, sizes, "No space left on device")
+
+
+def test_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(TrainingError, match="step 1"):
+        save(tmp_path / "file" / "ckpt", 1)
+
+
+def test_memory_stays_at_one_array(tmp_path: Path) -> None:
+    code = f"""
+import resource, numpy as np
+from bert import checkpoint
+class Array:
+    def asnumpy(self):
+        return np.ones((1 << 22,), np.float32)  # 16 MiB
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+arrays = {{str(i): Array() for i in range(8)}}
+checkpoint.save({str(tmp_path)!r}, 1, arrays, arrays, {{}})
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+    result = run_command([sys.executable, "-c", code], timeout=60).check()
+    # 128 MiB each for parameters and states; two arrays at a time while one replaces the other.
+    assert int(result.stdout) < 48
+    assert json.loads((tmp_path / "0000001.json").read_text())["files"][".params"]["size"] > 8 << 24

@@ -1,0 +1,410 @@
+"""Step by step against the algorithms in float64 NumPy, written here from the papers."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from bert.optimizer import PIECE, Optimizer, clip_factor, global_norm, is_excluded
+from data.errors import InputError
+
+SHAPES = {
+    "word_embed.0.weight": (50, 16),
+    "encoder.position_weight": (8, 16),
+    "encoder.transformer_cells.0.ffn.ffn_1.weight": (64, 16),
+    "encoder.transformer_cells.0.ffn.ffn_1.bias": (64,),
+    "encoder.transformer_cells.0.layer_norm.gamma": (16,),
+    "encoder.transformer_cells.0.layer_norm.beta": (16,),
+}
+NAMES = list(SHAPES)
+STEPS = 25
+
+
+class Reference:
+    """LAMB: Algorithm 2 of arXiv:1904.00962; without the ratio, AdamW: Algorithm 2 of arXiv:1711.05101."""
+
+    def __init__(
+        self,
+        kind: str,
+        weights: Sequence[np.ndarray],
+        bias_correction: bool = False,
+        lower_bound: float = 0.0,
+        upper_bound: float = np.inf,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-6,
+        weight_decay: float = 0.01,
+    ):
+        self.kind = kind
+        self.weights = [weight.astype(np.float64) for weight in weights]
+        self.means = [np.zeros(weight.shape) for weight in weights]
+        self.vars = [np.zeros(weight.shape) for weight in weights]
+        self.bias_correction = bias_correction or kind == "adamw"
+        self.bounds = (lower_bound, upper_bound)
+        # MXNet's operators take float32 hyperparameters, which makes 1 - 0.999 smaller by 1.3e-5 of itself.
+        self.beta1, self.beta2 = float(np.float32(beta1)), float(np.float32(beta2))
+        self.epsilon, self.weight_decay = epsilon, weight_decay
+        self.t = 0
+
+    def step(self, gradients: Sequence[np.ndarray], lr: float, rescale: float = 1.0) -> None:
+        self.t += 1
+        for i, name in enumerate(NAMES[: len(self.weights)]):
+            gradient = gradients[i].astype(np.float64) * rescale
+            self.means[i] = self.beta1 * self.means[i] + (1 - self.beta1) * gradient
+            self.vars[i] = self.beta2 * self.vars[i] + (1 - self.beta2) * np.square(gradient)
+            mean, var = self.means[i], self.vars[i]
+            if self.bias_correction:
+                mean = mean / (1 - self.beta1**self.t)
+                var = var / (1 - self.beta2**self.t)
+            update = mean / (np.sqrt(var) + self.epsilon)
+            ratio = 1.0
+            if name.split(".")[-1] not in ("bias", "gamma", "beta"):
+                update = update + self.weight_decay * self.weights[i]
+                if self.kind == "lamb":
+                    weight_norm = np.clip(np.sqrt(np.sum(self.weights[i] ** 2)), *self.bounds)
+                    update_norm = np.sqrt(np.sum(update**2))
+                    ratio = weight_norm / update_norm if weight_norm > 0 and update_norm > 0 else 1.0
+            self.weights[i] = self.weights[i] - lr * ratio * update
+
+
+def random_weights(seed: int = 0, scale: float = 0.1) -> list[np.ndarray]:
+    generator = np.random.default_rng(seed)
+    return [generator.normal(0, scale, shape).astype(np.float32) for shape in SHAPES.values()]
+
+
+def random_gradients(step: int, dtype: Any = np.float32) -> list[np.ndarray]:
+    generator = np.random.default_rng(1000 + step)
+    # Sizes as far apart as those of embeddings and LayerNorms.
+    return [
+        (generator.normal(0, 0.05 * 3.0**-i, shape)).astype(dtype) for i, shape in enumerate(SHAPES.values())
+    ]
+
+
+def on_device(arrays: Sequence[np.ndarray]) -> list[mx.nd.NDArray]:
+    return [mx.nd.array(array, dtype=array.dtype) for array in arrays]
+
+
+def assert_close(
+    found: Sequence[mx.nd.NDArray], expected: Sequence[np.ndarray], relative: float, name: str = ""
+) -> None:
+    """Elementwise, relative to the element, or to the tensor's mean where one is close to zero."""
+    for i, (array, value) in enumerate(zip(found, expected)):
+        scale = float(np.abs(value).mean())
+        np.testing.assert_allclose(
+            array.asnumpy(), value, rtol=relative, atol=relative * scale, err_msg=f"{name} {NAMES[i]}"
+        )
+
+
+@pytest.mark.parametrize(
+    "kind, options",
+    [
+        ("lamb", {}),
+        ("lamb", {"bias_correction": True}),
+        ("lamb", {"lower_bound": 5.0}),
+        ("lamb", {"upper_bound": 0.5}),
+        ("lamb", {"lower_bound": 1.0, "upper_bound": 2.0}),
+        ("lamb", {"weight_decay": 0.0}),
+        ("lamb", {"beta1": 0.8, "beta2": 0.95, "epsilon": 1e-3, "weight_decay": 0.1}),
+        ("bertadam", {}),
+        ("adamw", {}),
+        ("adamw", {"weight_decay": 0.1}),
+    ],
+)
+def test_float32_follows_the_reference(kind: str, options: dict) -> None:
+    values = random_weights()
+    weights = on_device(values)
+    optimizer, reference = Optimizer(kind, NAMES, weights, **options), Reference(kind, values, **options)
+    for step in range(1, STEPS + 1):
+        gradients = random_gradients(step)
+        lr, rescale = 0.01 * step / STEPS, 0.1 * step
+        optimizer.step(on_device(gradients), lr, rescale)
+        reference.step(gradients, lr, rescale)
+        assert_close(weights, reference.weights, 1e-5, f"step {step}")
+    state = optimizer.state()
+    for i, name in enumerate(NAMES):
+        np.testing.assert_allclose(state[f"{name}.mean"], reference.means[i], rtol=1e-5, atol=1e-8)
+        np.testing.assert_allclose(state[f"{name}.var"], reference.vars[i], rtol=1e-5)
+    assert optimizer.t == STEPS
+    # The comparison means something only if training moved the weights by much more than its tolerance.
+    for before, after in zip(values, reference.weights):
+        assert np.abs(after - before).mean() > 1e-2 * np.abs(before).mean()
+
+
+@pytest.mark.parametrize("kind", ["lamb", "bertadam", "adamw"])
+def test_float16_follows_the_reference_through_its_master_weights(kind: str) -> None:
+    start = [value.astype(np.float16) for value in random_weights()]
+    weights = on_device(start)
+    optimizer, reference = Optimizer(kind, NAMES, weights), Reference(kind, start)
+    scale = 2.0**10
+    for step in range(1, STEPS + 1):
+        gradients = [(g * scale).astype(np.float16) for g in random_gradients(step)]
+        optimizer.step(on_device(gradients), 0.01, 1 / scale)
+        reference.step(gradients, 0.01, 1 / scale)
+        state = optimizer.state()
+        masters = [state[f"{name}.master"] for name in NAMES]
+        assert_close(on_device(masters), reference.weights, 1e-5, f"step {step}")
+        for weight, master in zip(weights, masters):
+            assert weight.dtype == np.float16 and master.dtype == np.float32
+            np.testing.assert_array_equal(weight.asnumpy(), master.astype(np.float16))
+
+
+def test_float16_steps_below_half_precision_add_up_in_the_master_weights() -> None:
+    weight = mx.nd.ones((4,), dtype="float16")
+    optimizer = Optimizer("bertadam", ["layer_norm.gamma"], [weight], beta1=0.0, beta2=0.0)
+    for _ in range(10):
+        # With both betas zero an update is lr times the sign; 1 - 1e-4 rounds to 1 in float16.
+        optimizer.step([mx.nd.ones((4,), dtype="float16")], lr=1e-4)
+    np.testing.assert_allclose(optimizer.state()["layer_norm.gamma.master"], 0.999, rtol=1e-6)
+    np.testing.assert_array_equal(weight.asnumpy(), np.float16(0.999))
+
+
+def test_float16_gradients_are_unscaled_in_float32() -> None:
+    # 2e-5 / 2**16 is far below float16's smallest number, 6e-8: it has to be divided after the conversion.
+    scale = 2.0**16
+    optimizer = Optimizer("bertadam", ["layer_norm.gamma"], [mx.nd.ones((1,), dtype="float16")])
+    optimizer.step([mx.nd.array([2e-5 * scale], dtype="float16")], lr=0.0, rescale=1 / scale / 1000)
+    assert optimizer.state()["layer_norm.gamma.mean"][0] == pytest.approx(2e-9, rel=1e-3)
+
+
+def test_the_default_lamb_is_the_kind_without_bias_correction() -> None:
+    results = []
+    for options in ({}, {"bias_correction": True}):
+        weights = on_device(random_weights())
+        optimizer = Optimizer("lamb", NAMES, weights, **options)
+        for step in range(3):
+            optimizer.step(on_device(random_gradients(step)), 0.01)
+        results.append(weights[3].asnumpy())
+    assert np.abs(results[0] - results[1]).max() > 1e-3
+
+
+def test_excluded_parameters() -> None:
+    excluded = [name for name in NAMES if is_excluded(name)]
+    assert excluded == NAMES[3:]
+    assert is_excluded("decoder.3.bias") and is_excluded("encoder.layer_norm.beta")
+    assert not is_excluded("word_embed.0.weight") and not is_excluded("encoder.position_weight")
+
+
+@pytest.mark.parametrize("kind", ["lamb", "bertadam", "adamw"])
+def test_excluded_parameters_do_not_move_without_a_gradient(kind: str) -> None:
+    values = random_weights()
+    weights = on_device(values)
+    optimizer, reference = Optimizer(kind, NAMES, weights), Reference(kind, values)
+    zeros = [np.zeros_like(value) for value in values]
+    for _ in range(20):
+        optimizer.step(on_device(zeros), 0.01)
+        reference.step(zeros, 0.01)
+    assert_close(weights, reference.weights, 1e-5)
+    for i, name in enumerate(NAMES):
+        moved = not np.array_equal(weights[i].asnumpy(), values[i])
+        assert moved == (not is_excluded(name)), name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_zero_weights_take_the_plain_update(dtype: str) -> None:
+    values = [np.zeros(shape, dtype) for shape in SHAPES.values()]
+    weights = on_device(values)
+    optimizer, reference = Optimizer("lamb", NAMES, weights), Reference("lamb", values)
+    for step in range(20):
+        gradients = random_gradients(step, dtype)
+        optimizer.step(on_device(gradients), 0.01)
+        reference.step(gradients, 0.01)
+        expected = reference.weights
+        if dtype == "float16":
+            expected = [value.astype(np.float16) for value in expected]
+        assert_close(weights, expected, 1e-5 if dtype == "float32" else 2e-3)
+    assert all(np.abs(weight.asnumpy()).max() > 0 for weight in weights)
+
+
+def test_zero_weights_and_zero_gradients_stay_zero() -> None:
+    weights = on_device([np.zeros(shape, np.float32) for shape in SHAPES.values()])
+    optimizer = Optimizer("lamb", NAMES, weights)
+    for _ in range(3):
+        optimizer.step(on_device([np.zeros(shape, np.float32) for shape in SHAPES.values()]), 0.01)
+    for weight in weights:
+        np.testing.assert_array_equal(weight.asnumpy(), 0.0)
+
+
+def test_norms_of_a_tensor_of_several_pieces() -> None:
+    shape = (3, PIECE)  # 786,432 elements; one running float32 sum of them is 1e-3 off
+    value = np.full(shape, 0.02, np.float32)
+    weights = [mx.nd.array(value)]
+    optimizer, reference = Optimizer("lamb", NAMES[:1], weights), Reference("lamb", [value])
+    gradient = np.random.default_rng(0).normal(0, 1, shape).astype(np.float32)
+    for _ in range(2):
+        optimizer.step([mx.nd.array(gradient)], 0.1)
+        reference.step([gradient], 0.1)
+    # The ratio shows in how far the weights have moved.
+    moved = weights[0].asnumpy() - value
+    np.testing.assert_allclose(moved, reference.weights[0] - value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_global_norm(dtype: str) -> None:
+    generator = np.random.default_rng(3)
+    arrays = [generator.normal(0, 0.5, shape).astype(dtype) for shape in [(PIECE * 2 + 17,), (300, 7), (1,)]]
+    arrays.append(np.full((1000, 1000), 0.25, dtype))
+    expected = np.sqrt(sum(np.sum(array.astype(np.float64) ** 2) for array in arrays))
+    assert global_norm(on_device(arrays)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_global_norm_of_float16_beyond_its_range() -> None:
+    # The squares, 3.6e9 each, and their sum are far above float16's 65504.
+    assert global_norm([mx.nd.full((100, 100), 60000.0, dtype="float16")]) == pytest.approx(6e6, rel=1e-3)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_one_bad_element_makes_the_norm_non_finite(bad: float, dtype: str) -> None:
+    for position in (0, PIECE, PIECE + 9):
+        array = np.zeros(PIECE + 10, dtype)
+        array[position] = bad
+        assert not np.isfinite(global_norm(on_device([np.ones(3, dtype), array])))
+
+
+@pytest.mark.parametrize(
+    "norm, clip_norm, scale, expected",
+    [
+        (0.5, 1.0, 1.0, 1.0),
+        (1.0, 1.0, 1.0, 1.0),
+        (4.0, 1.0, 1.0, 0.25),
+        (4.0, 2.0, 1.0, 0.5),
+        (0.0, 1.0, 1.0, 1.0),
+        (4.0, 0.0, 1.0, 1.0),
+        (4.0, 0.0, 8.0, 0.125),
+        (4.0, 1.0, 8.0, 0.125),  # without the scale the norm is 0.5
+        (32.0, 1.0, 8.0, 1 / 32),  # and here 4, cut to 1
+    ],
+)
+def test_clip_factor(norm: float, clip_norm: float, scale: float, expected: float) -> None:
+    assert clip_factor(norm, clip_norm, scale) == pytest.approx(expected, rel=1e-15)
+
+
+def test_clip_factor_refuses_what_must_be_skipped() -> None:
+    for arguments in ((np.nan, 1.0), (np.inf, 1.0), (-1.0, 1.0), (1.0, -1.0), (1.0, np.nan), (1.0, 1.0, 0.0)):
+        with pytest.raises(ValueError):
+            clip_factor(*arguments)
+
+
+def test_clipped_gradients_have_the_clip_norm() -> None:
+    values = random_weights()
+    weights = on_device(values)
+    optimizer, reference = Optimizer("lamb", NAMES, weights), Reference("lamb", values)
+    for step in range(20):
+        gradients = random_gradients(step)
+        device_gradients = on_device(gradients)
+        optimizer.step(device_gradients, 0.01, clip_factor(global_norm(device_gradients), 0.1))
+        total = np.sqrt(sum(np.sum(g.astype(np.float64) ** 2) for g in gradients))
+        assert total > 0.1
+        reference.step([g * (0.1 / total) for g in gradients], 0.01)
+    assert_close(weights, reference.weights, 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["lamb", "bertadam", "adamw"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_restored_state_continues_bit_for_bit(kind: str, dtype: str) -> None:
+    weights = on_device([value.astype(dtype) for value in random_weights()])
+    first = Optimizer(kind, NAMES, weights)
+    for step in range(5):
+        first.step(on_device(random_gradients(step, dtype)), 0.01)
+    saved_state = first.state()
+    resumed_weights = on_device([weight.asnumpy() for weight in weights])
+    second = Optimizer(kind, NAMES, resumed_weights)
+    second.restore(saved_state)
+    for step in range(5, 12):
+        for optimizer in (first, second):
+            optimizer.step(on_device(random_gradients(step, dtype)), 0.01)
+    for a, b in zip(weights, resumed_weights):
+        np.testing.assert_array_equal(a.asnumpy(), b.asnumpy())
+    first_state, second_state = first.state(), second.state()
+    assert first_state.keys() == second_state.keys()
+    for name in first_state:
+        np.testing.assert_array_equal(first_state[name], second_state[name])
+
+
+def test_state_is_a_copy_of_plain_arrays() -> None:
+    optimizer = Optimizer("lamb", NAMES, on_device(random_weights()))
+    optimizer.step(on_device(random_gradients(0)), 0.01)
+    state = optimizer.state()
+    before = state[f"{NAMES[0]}.mean"].copy()
+    optimizer.step(on_device(random_gradients(1)), 0.01)
+    np.testing.assert_array_equal(state[f"{NAMES[0]}.mean"], before)
+    assert set(state) == {"t", *(f"{name}.{part}" for name in NAMES for part in ("mean", "var"))}
+    assert state["t"].dtype == np.int64 and state["t"] == 1
+    assert set(optimizer.state_views()) == set(state)
+    assert set(optimizer.state_arrays()) == set(state) - {"t"}
+
+
+@pytest.mark.parametrize("change", ["missing", "extra", "shape", "dtype", "object", "t", "master"])
+def test_wrong_states_are_refused_and_change_nothing(change: str) -> None:
+    source = Optimizer("lamb", NAMES, on_device(random_weights()))
+    source.step(on_device(random_gradients(0)), 0.01)
+    state = source.state()
+    name = f"{NAMES[-1]}.var"
+    if change == "missing":
+        del state[name]
+    elif change == "extra":
+        state["decoder.0.weight.mean"] = np.zeros(3, np.float32)
+    elif change == "master":
+        state[f"{NAMES[0]}.master"] = np.zeros(SHAPES[NAMES[0]], np.float32)
+    elif change == "t":
+        state["t"], name = np.array(-1), "t"
+    else:
+        state[name] = {
+            "shape": state[name][:3],
+            "dtype": state[name].astype(np.float64),
+            "object": state[name].astype(object),
+        }[change]
+    optimizer = Optimizer("lamb", NAMES, on_device(random_weights()))
+    with pytest.raises(InputError, match="the optimizer states"):
+        optimizer.restore(state)
+    assert optimizer.t == 0
+    for array in optimizer.state_arrays().values():
+        np.testing.assert_array_equal(array.asnumpy(), 0.0)
+
+
+def test_gradients_are_left_as_they_are() -> None:
+    gradients = on_device(random_gradients(0))
+    before = [gradient.asnumpy() for gradient in gradients]
+    Optimizer("lamb", NAMES, on_device(random_weights())).step(gradients, 0.01, 0.5)
+    for gradient, value in zip(gradients, before):
+        np.testing.assert_array_equal(gradient.asnumpy(), value)
+
+
+def test_gradients_that_do_not_fit() -> None:
+    optimizer = Optimizer("lamb", NAMES, on_device(random_weights()))
+    gradients = random_gradients(0)
+    for wrong in (
+        gradients[:-1],
+        [*gradients[:-1], gradients[-1][:3]],
+        [*gradients[:-1], gradients[-1].astype(np.float16)],
+    ):
+        with pytest.raises(ValueError, match="gradient"):
+            optimizer.step(on_device(wrong), 0.01)
+    assert optimizer.t == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"kind": "sgd"},
+        {"kind": "bertadam", "bias_correction": True},
+        {"kind": "adamw", "lower_bound": 1.0},
+        {"beta1": 1.0},
+        {"beta2": -0.1},
+        {"epsilon": 0.0},
+        {"weight_decay": -0.1},
+        {"lower_bound": 0.0},
+        {"lower_bound": 2.0, "upper_bound": 1.0},
+        {"upper_bound": float("nan")},
+        {"names": NAMES[:-1]},
+        {"names": [NAMES[0]] * len(NAMES)},
+        {"weights": []},
+        {"weights": [mx.nd.zeros((2,), dtype="float64")] * len(NAMES)},
+    ],
+)
+def test_wrong_arguments(arguments: dict) -> None:
+    with pytest.raises(ValueError):
+        Optimizer(**{"kind": "lamb", "names": NAMES, "weights": on_device(random_weights()), **arguments})

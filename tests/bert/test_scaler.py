@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bert.errors import TrainingError
+from bert.scaler import DynamicScaler, SkipCounter, StaticScaler
+from data.errors import InputError
+
+
+@pytest.mark.parametrize(
+    "steps, scales",
+    [
+        # g: finite, b: not. From 8, doubled after 3 good steps in a row, floor 1, ceiling 32.
+        ("ggg", [8, 8, 16]),
+        ("gggggg", [8, 8, 16, 16, 16, 32]),
+        ("ggbggg", [8, 8, 4, 4, 4, 8]),  # a bad step starts the count again
+        ("gbgbg", [8, 4, 4, 2, 2]),
+        ("bbbbb", [4, 2, 1, 1, 1]),
+        ("bbbbggg", [4, 2, 1, 1, 1, 1, 2]),
+        ("gggggggggggg", [8, 8, 16, 16, 16, 32, 32, 32, 32, 32, 32, 32]),
+    ],
+)
+def test_dynamic_scale(steps: str, scales: list[float]) -> None:
+    scaler = DynamicScaler(initial=8, growth_interval=3, floor=1, ceiling=32)
+    seen = []
+    for step in steps:
+        scaler.update(step == "g")
+        seen.append(scaler.scale)
+    assert seen == scales
+
+
+def test_defaults() -> None:
+    scaler = DynamicScaler()
+    assert scaler.scale == 65536
+    for _ in range(1999):
+        scaler.update(True)
+    assert scaler.scale == 65536
+    scaler.update(True)
+    assert scaler.scale == 131072
+    for _ in range(2000 * 10):
+        scaler.update(True)
+    assert scaler.scale == 2**24
+
+
+def test_floor_is_reached_before_the_run_is_given_up() -> None:
+    scaler, counter = DynamicScaler(), SkipCounter()
+    attempts_at_floor = 0
+    with pytest.raises(TrainingError):
+        for step in range(1, 100):
+            attempts_at_floor += scaler.scale == 1
+            scaler.update(False)
+            counter.update(False, step)
+    assert attempts_at_floor == 4
+
+
+def test_dynamic_state_goes_through_json_and_continues_alike() -> None:
+    first = DynamicScaler(initial=8, growth_interval=3)
+    for finite in (True, False, True, True):
+        first.update(finite)
+    second = DynamicScaler(growth_interval=3)
+    second.restore(json.loads(json.dumps(first.state())))
+    for finite in (True, True, True, False, True):
+        first.update(finite)
+        second.update(finite)
+        assert first.state() == second.state()
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"kind": "static", "scale": 1.0},
+        {"kind": "dynamic", "good_steps": 0},
+        {"kind": "dynamic", "scale": 0.5, "good_steps": 0},
+        {"kind": "dynamic", "scale": float("nan"), "good_steps": 0},
+        {"kind": "dynamic", "scale": "8", "good_steps": 0},
+        {"kind": "dynamic", "scale": True, "good_steps": 0},
+        {"kind": "dynamic", "scale": 8.0, "good_steps": -1},
+        {"kind": "dynamic", "scale": 8.0, "good_steps": 2000},
+        {"kind": "dynamic", "scale": 8.0, "good_steps": 1.5},
+    ],
+)
+def test_impossible_dynamic_state_changes_nothing(state: dict) -> None:
+    scaler = DynamicScaler()
+    before = scaler.state()
+    with pytest.raises(InputError, match="checkpoint"):
+        scaler.restore(state)
+    assert scaler.state() == before
+
+
+def test_static_scale() -> None:
+    scaler = StaticScaler()
+    for finite in (True, False, True):
+        scaler.update(finite)
+        assert scaler.scale == 1.0
+    scaler.restore(scaler.state())
+    with pytest.raises(InputError, match="--dtype"):
+        scaler.restore(DynamicScaler().state())
+
+
+def test_twenty_skipped_steps_in_a_row_end_the_run() -> None:
+    counter = SkipCounter()
+    for step in range(1, 20):
+        counter.update(False, step)
+    counter.update(True, 20)
+    assert (counter.in_a_row, counter.total) == (0, 19)
+    for step in range(21, 40):
+        counter.update(False, step, "ckpt/0000010.params")
+    with pytest.raises(TrainingError, match=r"step 40.*20.*ckpt/0000010\.params"):
+        counter.update(False, 40, "ckpt/0000010.params")
+
+
+def test_message_without_a_checkpoint() -> None:
+    with pytest.raises(TrainingError, match="no checkpoint was saved yet"):
+        SkipCounter(limit=1).update(False, 7)
+
+
+def test_skip_counter_state() -> None:
+    first, second = SkipCounter(), SkipCounter()
+    for step, finite in enumerate([False, True, False, False]):
+        first.update(finite, step)
+    second.restore(json.loads(json.dumps(first.state())))
+    assert (second.in_a_row, second.total) == (2, 3)
+    second.restore({"in_a_row": 20, "total": 25})
+    assert (second.in_a_row, second.total) == (0, 25)
+    for state in (
+        {},
+        {"in_a_row": 3, "total": 2},
+        {"in_a_row": -1, "total": 2},
+        {"in_a_row": 0, "total": None},
+    ):
+        with pytest.raises(InputError):
+            second.restore(state)
+
+
+def test_wrong_arguments() -> None:
+    for arguments in (
+        {"initial": 0.5},
+        {"factor": 1.0},
+        {"growth_interval": 0},
+        {"ceiling": 2.0},
+        {"floor": 0.0},
+    ):
+        with pytest.raises(ValueError):
+            DynamicScaler(**arguments)
+    for scale in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError):
+            StaticScaler(scale)
+    with pytest.raises(ValueError):
+        SkipCounter(0)

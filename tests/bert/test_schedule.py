@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import hparams
+from bert.schedule import Schedule
+
+# The LAMB paper's table (arXiv:1904.00962) for stage 1, which has 900,000 steps at 512 sequences: sequences
+# per step, log2 of 5 / (1000 lr), 1 / warmup ratio.
+ROWS = [
+    (512, 3.0, 320),
+    (1024, 2.5, 160),
+    (2048, 2.0, 80),
+    (4096, 1.5, 40),
+    (8192, 1.0, 20),
+    (16384, 0.5, 10),
+    (32768, 0.0, 5),
+]
+
+
+def test_hand_calculated_values() -> None:
+    schedule = Schedule(num_steps=10, lr=1.0, warmup_steps=4)
+    expected = [0.25, 0.5, 0.75, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0.0]
+    assert [schedule(step) for step in range(1, 11)] == pytest.approx(expected, abs=1e-15)
+    assert schedule(11) == 0.0
+
+
+def test_end_lr_and_power() -> None:
+    schedule = Schedule(num_steps=6, lr=1.0, warmup_steps=2, end_lr=0.2, power=2.0)
+    expected = [0.5, 1.0, 0.2 + 0.8 * 9 / 16, 0.2 + 0.8 * 4 / 16, 0.2 + 0.8 / 16, 0.2, 0.2]
+    assert [schedule(step) for step in range(1, 8)] == pytest.approx(expected)
+
+
+def test_without_warmup_the_first_step_already_decays() -> None:
+    assert [Schedule(num_steps=4, lr=1.0)(step) for step in range(1, 5)] == pytest.approx(
+        [0.75, 0.5, 0.25, 0.0]
+    )
+
+
+def test_warmup_that_lasts_all_steps() -> None:
+    schedule = Schedule(num_steps=4, lr=1.0, warmup_steps=4)
+    assert [schedule(step) for step in range(1, 6)] == [0.25, 0.5, 0.75, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("batch_size, exponent, share", ROWS)
+def test_published_rows(batch_size: int, exponent: float, share: int) -> None:
+    num_steps = math.ceil(512 * 900_000 / batch_size)
+    peak = 5 / (2**exponent * 1000)
+    warmup_steps = hparams.warmup_steps(num_steps, 1 / share)
+    # 900,000 / 320 and the same of every other row: the warmup always takes 2812.5 steps.
+    assert warmup_steps == 2813
+    schedule = Schedule(num_steps, peak, warmup_steps)
+    assert schedule(1) == pytest.approx(peak / 2813)
+    assert schedule(warmup_steps) == peak
+    assert schedule(num_steps) == 0.0
+    # Continuous: one step after the peak is one step of decay below it, not a jump.
+    assert peak - schedule(warmup_steps + 1) == pytest.approx(peak / (num_steps - warmup_steps))
+    values = [schedule(step) for step in (1, 1000, 2812, 2813)]
+    assert values == sorted(values)
+
+
+def test_example_of_the_docstring() -> None:
+    schedule = Schedule(14063, 0.005, 2813)
+    assert schedule(2814) == pytest.approx(0.0049996, abs=5e-8)
+    assert pytest.approx(0.0039995, abs=5e-8) == 0.005 * (1 - 2814 / 14063)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"num_steps": 0},
+        {"warmup_steps": -1},
+        {"warmup_steps": 11},
+        {"lr": 0.0},
+        {"lr": float("nan")},
+        {"lr": float("inf")},
+        {"end_lr": -0.1},
+        {"end_lr": 1.1},
+        {"power": 0.0},
+        {"power": float("nan")},
+    ],
+)
+def test_wrong_arguments(arguments: dict) -> None:
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        Schedule(**{"num_steps": 10, "lr": 1.0, **arguments})
+
+
+def test_steps_count_from_one() -> None:
+    with pytest.raises(ValueError, match="from 1"):
+        Schedule(10, 1.0)(0)
