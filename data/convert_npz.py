@@ -1,0 +1,174 @@
+"""Turn GluonNLP's npz files, whose rows are pickled objects, into padded arrays.
+
+    python -m data.convert_npz --input 'pretrain/*.npz' --output padded/
+
+Nothing in the file is run: the pickle is read with inert stand-ins for the four names that NumPy's own
+pickles use, and any other name in it is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+import sys
+import zipfile
+import zlib
+from typing import IO, Any, Sequence
+
+import numpy as np
+
+from data.errors import InputError
+from data.npz import PretrainingArrays, write_npz
+from data.text import expand_globs
+
+_NUMBER_TYPES = {"i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8"}
+
+
+def convert(source: str, target: str) -> int:
+    """Write the instances of `source` to `target` as padded arrays; returns their number.
+
+    Raises InputError for a file that is not of GluonNLP's form, or whose pickles hold anything but arrays of
+    numbers.
+    """
+    columns = []
+    try:
+        with zipfile.ZipFile(source) as archive:
+            for name in PretrainingArrays._fields:
+                try:
+                    member = archive.open(name + ".npy")
+                except KeyError as error:
+                    raise InputError(f"{source} lacks the array {name}") from error
+                with member:
+                    columns.append(_read_column(member, source, name))
+    except OSError as error:
+        raise InputError(f"cannot read {source}: {error.strerror or error}") from error
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise InputError(f"{source} is not an npz file, or is damaged") from error
+    arrays = PretrainingArrays(*columns)
+    rows = {len(column) for column in arrays}
+    if len(rows) != 1:
+        raise InputError(f"{source}: the arrays have different numbers of instances: {sorted(rows)}")
+    write_npz(target, arrays)
+    return len(arrays.valid_lengths)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    parser = argparse.ArgumentParser(description="Turn GluonNLP's npz files into padded arrays.")
+    parser.add_argument("--input", required=True, help="npz files: globs, comma-separated")
+    parser.add_argument(
+        "--output", required=True, help="directory for the converted files, which keep their names"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        paths = expand_globs(options.input, "--input")
+        targets = [os.path.join(options.output, os.path.basename(path)) for path in paths]
+        if len(set(targets)) < len(targets):
+            raise InputError("--input: two files have the same name")
+        taken = [target for target in targets if os.path.exists(target)]
+        if taken:
+            raise InputError(f"--output: {taken[0]} exists already")
+        os.makedirs(options.output, exist_ok=True)
+        for path, target in zip(paths, targets):
+            print(f"{target}: {convert(path, target)} instances")
+    except (InputError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+class _StandInDtype:
+    """Remembers what numpy.dtype would have been made from."""
+
+    def __init__(self, code: str = "", *_: object) -> None:
+        self.code, self.order = code, "<"
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.order = ">" if state[1] == ">" else "<"
+
+
+class _StandInArray:
+    """Remembers the state that numpy.ndarray would have been given."""
+
+    shape: tuple[int, ...] = ()
+    dtype: Any = None
+    content: Any = None
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, self.shape, self.dtype, self.fortran, self.content = state
+
+
+def _reconstruct(*_: object) -> _StandInArray:
+    return _StandInArray()
+
+
+def _encode(text: str, *_: object) -> bytes:
+    return text.encode("latin1")  # how pickle protocol 2 writes bytes
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        stand_ins = {
+            ("multiarray", "_reconstruct"): _reconstruct,
+            ("numpy", "ndarray"): _StandInArray,
+            ("numpy", "dtype"): _StandInDtype,
+            ("_codecs", "encode"): _encode,
+        }
+        short = "multiarray" if module in ("numpy.core.multiarray", "numpy._core.multiarray") else module
+        if (short, name) not in stand_ins:
+            raise InputError(f"it wants to run {module}.{name}, which no array of numbers needs")
+        return stand_ins[short, name]
+
+
+def _read_column(member: IO[bytes], source: str, name: str) -> np.ndarray:
+    """One array of the archive; rows of numbers come padded with 0."""
+    try:
+        version = np.lib.format.read_magic(member)
+        read_header = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }[version]
+        shape, fortran, dtype = read_header(member)
+        if dtype.hasobject:
+            column = _rows(_ArrayUnpickler(member).load())
+        else:
+            count = int(np.prod(shape, dtype=np.int64))
+            content = np.frombuffer(member.read(count * dtype.itemsize), dtype=dtype, count=count)
+            column = content.reshape(shape, order="F" if fortran else "C")
+    except (zipfile.BadZipFile, zlib.error):
+        raise
+    except InputError as error:
+        raise InputError(f"{source}: {name} is refused: {error}") from error
+    except Exception as error:  # a damaged pickle can fail in any way
+        raise InputError(f"{source}: {name} is not an array of rows of numbers") from error
+    return column
+
+
+def _rows(loaded: Any) -> np.ndarray:
+    shape = loaded.shape
+    if loaded.dtype.code not in ("O", "O8") or loaded.fortran or len(loaded.content) != int(np.prod(shape)):
+        raise ValueError("not an array of objects")
+    if len(shape) == 2:  # rows of equal lengths: NumPy stored their numbers one by one
+        numbers = loaded.content
+        if not all(type(number) in (int, float) for number in numbers):
+            raise ValueError("not numbers")
+        return np.array(numbers).reshape(shape)
+    rows = [_numbers(row) for row in loaded.content]
+    padded = np.zeros((len(rows), max(len(row) for row in rows)), dtype=rows[0].dtype)
+    for index, row in enumerate(rows):
+        padded[index, : len(row)] = row
+    return padded
+
+
+def _numbers(row: _StandInArray) -> np.ndarray:
+    if row.dtype.code not in _NUMBER_TYPES or len(row.shape) != 1:
+        raise ValueError("not a row of numbers")
+    numbers = np.frombuffer(row.content, dtype=np.dtype(row.dtype.order + row.dtype.code))
+    if len(numbers) != row.shape[0]:
+        raise ValueError("a row has another length than it says")
+    return numbers
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,214 @@
+"""Build the default corpus from the English that every CPython carries: its help pages and docstrings.
+
+    python -m data.embedded --output runs/embedded [--vocab_size 4096]
+
+writes corpus/train-*.txt, corpus/eval.txt (held-out documents), vocab.txt and corpus.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import glob
+import hashlib
+import json
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+import warnings
+from typing import Any, Iterator, Sequence
+
+from data.errors import InputError
+from data.files import replacing
+from data.prose import prose_sentences
+from data.statistics import unigram_entropy
+from data.text import expand_globs
+from data.tokenizer import WordPieceTokenizer
+from data.tokens import TokenStore, build_store
+from data.train_vocab import MIN_VOCAB_SIZE, train_wordpiece
+from data.vocab import load_vocab
+
+VERSION = 1  # raise when the same Python would give other files
+TRAIN_FILES = 8
+EVAL_SHARE = 0.03  # of the text, held out as whole documents
+MIN_SENTENCES = 4  # shorter documents give no sentence pair worth having
+MIN_BYTES = 500_000
+DEFAULT_VOCAB_SIZE = 4096
+_SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"}
+
+
+def python_documents(library: str) -> Iterator[tuple[str, list[str]]]:
+    """Name and sentences of each document under the standard library's directory, in a fixed order.
+
+    A help topic is a document, and so are all docstrings of a module. Sources are parsed, never imported; one
+    that is missing or does not parse is left out.
+    """
+    topics = os.path.join(library, "pydoc_data", "topics.py")
+    for name, text in _help_topics(topics):
+        yield f"topic {name}", list(dict.fromkeys(prose_sentences(text)))
+    for path in _sources(library):
+        if path != topics:
+            found = dict.fromkeys(
+                sentence for docstring in _docstrings(path) for sentence in prose_sentences(docstring)
+            )
+            yield os.path.relpath(path, library), list(found)
+
+
+def build(output: str, vocab_size: int = DEFAULT_VOCAB_SIZE, library: str | None = None) -> dict[str, Any]:
+    """Write the corpus and its vocabulary under `output`; returns what corpus.json says.
+
+    Does nothing when `output` already holds the result of the same settings. `library` is the standard
+    library's directory, this Python's by default. Raises InputError when there is too little text.
+    """
+    library = library or sysconfig.get_paths()["stdlib"]
+    settings = {"version": VERSION, "python": sys.version, "library": library, "vocab_size": vocab_size}
+    report = os.path.join(output, "corpus.json")
+    done = _finished(output, report, settings)
+    if done is not None:
+        return done
+    if vocab_size < MIN_VOCAB_SIZE:
+        raise InputError(f"--vocab_size {vocab_size}: must be at least {MIN_VOCAB_SIZE}")
+    documents = [sentences for _, sentences in python_documents(library) if len(sentences) >= MIN_SENTENCES]
+    size = sum(len(sentence.encode("utf-8")) + 1 for sentences in documents for sentence in sentences)
+    if size < MIN_BYTES:
+        raise InputError(
+            f"only {size / 1e6:.2f} MB of English in {library}, too little to train on: install the standard "
+            "library's sources and help pages (Debian: libpython3-stdlib), or train on your own text"
+        )
+    corpus = os.path.join(output, "corpus")
+    os.makedirs(corpus, exist_ok=True)
+    for stale in glob.glob(os.path.join(corpus, "train-*.txt")):
+        os.unlink(stale)
+    kept, held_out = _split(documents)
+    for index in range(TRAIN_FILES):
+        _write_documents(os.path.join(corpus, f"train-{index}.txt"), kept[index::TRAIN_FILES])
+    _write_documents(os.path.join(corpus, "eval.txt"), held_out)
+    paths = expand_globs(os.path.join(corpus, "train-*.txt"), "--output")
+    train_wordpiece(paths, os.path.join(output, "vocab.txt"), vocab_size)
+    result = {"settings": settings, "bytes": size, **_statistics(paths, output)}
+    result["eval_documents"] = len(held_out)
+    result["eval_sentences"] = sum(len(document) for document in held_out)
+    result["files"] = {name: os.path.getsize(os.path.join(output, name)) for name in _files()}
+    with replacing(report) as handle:
+        handle.write(json.dumps(result, indent=1).encode("utf-8"))
+    return result
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        description="Build the default corpus from this Python's own documentation."
+    )
+    parser.add_argument("--output", required=True, help="directory for corpus/, vocab.txt and corpus.json")
+    parser.add_argument("--vocab_size", type=int, default=DEFAULT_VOCAB_SIZE)
+    options = parser.parse_args(arguments)
+    try:
+        result = build(options.output, options.vocab_size)
+    except (InputError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(
+        f"{options.output}: {result['documents']} documents, {result['sentences']} sentences, "
+        f"{result['tokens']} tokens to train on; {result['eval_documents']} documents held out; "
+        f"vocabulary {result['vocab_size']}; unigram entropy {result['unigram_entropy']:.3f} nats"
+    )
+    return 0
+
+
+def _help_topics(path: str) -> Iterator[tuple[str, str]]:
+    tree = _parse(path)
+    for statement in tree.body if tree is not None else []:
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and isinstance(statement.value, ast.Dict):
+            yield from sorted(ast.literal_eval(statement.value).items())
+
+
+def _sources(library: str) -> Iterator[str]:
+    for directory, subdirectories, names in os.walk(library):
+        subdirectories[:] = sorted(
+            name for name in subdirectories if name not in _SKIPPED and not name.startswith("config-")
+        )
+        for name in sorted(names):
+            if name.endswith(".py"):
+                yield os.path.join(directory, name)
+
+
+def _docstrings(path: str) -> Iterator[str]:
+    tree = _parse(path)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(tree) if tree is not None else []:
+        if isinstance(node, documented):
+            docstring = ast.get_docstring(node)
+            if docstring:
+                yield docstring
+
+
+def _parse(path: str) -> ast.Module | None:
+    try:
+        with open(path, "rb") as handle, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the library's own escapes
+            return ast.parse(handle.read())
+    except (OSError, SyntaxError, ValueError):
+        return None
+
+
+def _split(documents: list[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
+    """Training and held-out documents, each in their order.
+
+    Documents are taken in the order of a hash of their text until they make up the share; one that is a large
+    part of it by itself is passed over, so that several subjects are held out.
+    """
+    sizes = [sum(len(sentence) for sentence in document) for document in documents]
+    wanted = EVAL_SHARE * sum(sizes)
+    hashes = [hashlib.sha256("\n".join(document).encode("utf-8")).digest() for document in documents]
+    held_out = set()
+    for index in sorted(range(len(documents)), key=hashes.__getitem__):
+        if wanted > 0 and sizes[index] < EVAL_SHARE * sum(sizes) / 8:
+            held_out.add(index)
+            wanted -= sizes[index]
+    kept = [document for index, document in enumerate(documents) if index not in held_out]
+    return kept, [document for index, document in enumerate(documents) if index in held_out]
+
+
+def _write_documents(path: str, documents: list[list[str]]) -> None:
+    with replacing(path) as handle:
+        handle.write("\n".join("\n".join(document) + "\n" for document in documents).encode("utf-8"))
+
+
+def _statistics(paths: list[str], output: str) -> dict[str, Any]:
+    vocab = load_vocab(os.path.join(output, "vocab.txt"))
+    scratch = tempfile.mkdtemp(dir=output)
+    try:
+        build_store(paths, WordPieceTokenizer(vocab), vocab, os.path.join(scratch, "store"))
+        store = TokenStore.open(os.path.join(scratch, "store"))
+        return {
+            "documents": store.num_documents,
+            "sentences": store.num_sentences,
+            "tokens": store.num_tokens,
+            "vocab_size": len(vocab),
+            "unigram_entropy": unigram_entropy(store, vocab),
+        }
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _files() -> list[str]:
+    return [*(f"corpus/train-{index}.txt" for index in range(TRAIN_FILES)), "corpus/eval.txt", "vocab.txt"]
+
+
+def _finished(output: str, report: str, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """What `report` says if it is of the same settings and the files are still there, else None."""
+    try:
+        with open(report, encoding="utf-8") as handle:
+            result = json.load(handle)
+        if result["settings"] != settings:
+            return None
+        sizes = {name: os.path.getsize(os.path.join(output, name)) for name in _files()}
+        return result if result["files"] == sizes else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

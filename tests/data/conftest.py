@@ -1,0 +1,57 @@
+"""Text that every test of the data path can use, made once a run."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from data.embedded import build
+from data.tokenizer import WordPieceTokenizer
+from data.tokens import TokenStore, build_store
+from data.vocab import load_vocab
+
+SHARED_TEXT = os.path.join(
+    os.path.dirname(__file__), "..", "..", "..", "shared", "data", "wikitext2-valid.txt"
+)
+
+
+@pytest.fixture(scope="session")
+def embedded(tmp_path_factory):
+    """Directory of the embedded corpus with a vocabulary of 2000 tokens."""
+    output = tmp_path_factory.mktemp("embedded")
+    build(str(output), vocab_size=2000)
+    return output
+
+
+@pytest.fixture(scope="session")
+def vocab(embedded):
+    return load_vocab(str(embedded / "vocab.txt"))
+
+
+@pytest.fixture(scope="session")
+def store(embedded, vocab, tmp_path_factory):
+    """The token store of one training file: 50 documents or more."""
+    directory = tmp_path_factory.mktemp("store") / "store"
+    build_store([str(embedded / "corpus" / "train-0.txt")], WordPieceTokenizer(vocab), vocab, str(directory))
+    return TokenStore.open(str(directory))
+
+
+@pytest.fixture(scope="session")
+def real_lines(embedded):
+    """Sentences of the embedded corpus, of WikiText if it lies beside the project, and some odd ones."""
+    lines = [line for line in (embedded / "corpus" / "train-1.txt").read_text("utf-8").splitlines() if line]
+    if os.path.exists(SHARED_TEXT):
+        with open(SHARED_TEXT, encoding="utf-8") as handle:
+            lines += [line.strip() for line in handle if line.strip()]
+    generator = random.Random(5)
+    odd = "aeiouABC \u00e9\u00c5\u0130\u4e2d\u6587\u200b\u00ad\t.,[]'-\u2013\u201c\u20ac1\u00bd#_\u0301"
+    lines += ["".join(generator.choice(odd) for _ in range(40)) for _ in range(500)]
+    return [
+        *lines,
+        "x" * 199,
+        "y" * 201,
+        "[MASK] [CLS] ##ing",
+        "na\u00efve caf\u00e9 \u0395\u03bb\u03bb\u03ac\u03b4\u03b1",
+    ]

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from data import train_vocab
+from data.embedded import build, main
+from data.errors import InputError
+from data.prose import prose_sentences
+from data.text import documents
+from data.vocab import SPECIAL_TOKENS, load_vocab
+
+PROSE = """Return the answer, e.g. a number. It may be negative!
+
+    >>> answer()
+    42
+
+Arguments:
+
+    x = compute(1) + 2
+
+A list follows here:
+
+* the first thing that matters
+* the second thing that matters
+  goes on in a second line
+
+====================
+if x == 1: return None
+spam(eggs, ham=1)[0] <= {}
+
+"Quoted sentences end." Then comes another one.
+"""
+
+
+def test_prose_is_split_and_code_is_dropped():
+    assert list(prose_sentences(PROSE)) == [
+        "Return the answer, e.g. a number.",
+        "It may be negative!",
+        "A list follows here:",
+        "the first thing that matters",
+        "the second thing that matters goes on in a second line",
+        '"Quoted sentences end."',
+        "Then comes another one.",
+    ]
+
+
+def test_the_corpus_is_english_of_the_right_size(embedded):
+    with open(embedded / "corpus.json", encoding="utf-8") as handle:
+        report = json.load(handle)
+    train = list(documents([str(embedded / "corpus" / f"train-{index}.txt") for index in range(8)]))
+    held_out = list(documents([str(embedded / "corpus" / "eval.txt")]))
+    assert report["bytes"] > 1_000_000 and report["documents"] == len(train) > 200
+    assert 10 <= report["eval_documents"] == len(held_out)
+    size = sum(len(line) for document in train for line in document)
+    share = sum(len(line) for document in held_out for line in document) / size
+    assert 0.02 < share < 0.04
+    assert {tuple(document) for document in train}.isdisjoint(tuple(document) for document in held_out)
+    words = " ".join(line for document in train for line in document).lower().split()
+    assert words.count("the") > 0.04 * len(words)
+    assert 4.0 < report["unigram_entropy"] < 7.5
+
+
+def test_the_vocabulary_is_whole_and_without_unknown_english(embedded, vocab, store):
+    assert vocab.tokens[:5] == SPECIAL_TOKENS and len(vocab) == 2000
+    assert (store.ids == vocab.unk_id).mean() < 0.001
+
+
+def test_another_process_builds_the_same_bytes(embedded, tmp_path):
+    """Hash tables are seeded for each process; nothing may depend on their order."""
+    root = os.path.join(os.path.dirname(__file__), "..", "..")
+    command = [sys.executable, "-m", "data.embedded", "--output", str(tmp_path), "--vocab_size", "2000"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=True)
+    assert "unigram entropy" in done.stdout
+    for name in ("vocab.txt", "corpus/train-3.txt", "corpus/eval.txt", "corpus.json"):
+        assert (tmp_path / name).read_bytes() == (embedded / name).read_bytes(), name
+
+
+def test_building_again_does_nothing_until_something_is_missing(tmp_path, library):
+    build(str(tmp_path), 300, library)
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    build(str(tmp_path), 300, library)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == stamps
+    (tmp_path / "vocab.txt").unlink()
+    build(str(tmp_path), 300, library)
+    assert len(load_vocab(str(tmp_path / "vocab.txt"))) == 300
+    assert build(str(tmp_path), 310, library)["vocab_size"] == 310
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """A small standard library: enough words, a test directory, a broken file and no help pages."""
+    root = tmp_path_factory.mktemp("library")
+    words = [
+        "the",
+        "quick",
+        "brown",
+        "fox",
+        "jumps",
+        "over",
+        "lazy",
+        "dogs",
+        "while",
+        "many",
+        "good",
+        "people",
+        "watch",
+        "it",
+        "from",
+        "their",
+        "houses",
+    ]
+    for module in range(40):
+        sentences = [
+            " ".join(
+                words[(line * 7 + place * (module + 1)) % len(words)] for place in range(12)
+            ).capitalize()
+            + f" number {chr(97 + module % 26)}{chr(97 + line % 26)}{chr(97 + line // 26)}."
+            for line in range(180)
+        ]
+        (root / f"module{module}.py").write_text('"""' + "\n".join(sentences) + '"""\n', encoding="utf-8")
+    (root / "broken.py").write_text("def (:\n", encoding="utf-8")
+    (root / "test").mkdir()
+    (root / "test" / "test_x.py").write_text('"""Xylophone xylophone xylophone."""\n', encoding="utf-8")
+    return str(root)
+
+
+def test_tests_and_broken_sources_are_left_out(tmp_path, library):
+    build(str(tmp_path), 300, library)
+    text = "".join((tmp_path / "corpus" / f"train-{index}.txt").read_text("utf-8") for index in range(8))
+    assert "ylophone" not in text
+
+
+def test_too_little_text_says_what_to_install(tmp_path):
+    (tmp_path / "lib").mkdir()
+    with pytest.raises(InputError, match="only 0.00 MB of English .* install"):
+        build(str(tmp_path / "out"), 300, str(tmp_path / "lib"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_reports_bad_input_in_one_line(tmp_path, capsys):
+    assert main(["--output", str(tmp_path / "out"), "--vocab_size", "5"]) == 2
+    assert capsys.readouterr().err == "error: --vocab_size 5: must be at least 100\n"
+
+
+def test_a_vocabulary_for_ones_own_text(tmp_path, embedded, capsys):
+    output = tmp_path / "vocab.txt"
+    arguments = [
+        "--input",
+        str(embedded / "corpus" / "train-0.txt"),
+        "--output",
+        str(output),
+        "--vocab_size",
+        "500",
+    ]
+    assert train_vocab.main(arguments) == 0
+    assert "500 tokens" in capsys.readouterr().out
+    uncased = load_vocab(str(output))
+    assert all(token == token.lower() for token in uncased.tokens[5:])
+    assert train_vocab.main([*arguments, "--cased"]) == 0
+    assert any("The" in token for token in load_vocab(str(output)).tokens)
+
+
+@pytest.mark.parametrize(
+    "content, message", [(b"ok\n\xff\n", "line 2: .*UTF-8"), (b" \n", "no text"), (None, "no file")]
+)
+def test_training_on_bad_text_leaves_the_old_vocabulary(tmp_path, capsys, content, message):
+    output = tmp_path / "vocab.txt"
+    output.write_text("old", encoding="utf-8")
+    if content is not None:
+        (tmp_path / "text.txt").write_bytes(content)
+    assert train_vocab.main(["--input", str(tmp_path / "text.txt"), "--output", str(output)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert re.search(message, error)
+    assert output.read_text("utf-8") == "old"

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from data.prefetch import Prefetcher
+
+
+def slow_squares(count, delays=(0.004, 0.0, 0.002)):
+    def task(number):
+        time.sleep(delays[number % len(delays)])
+        return number * number
+
+    return ((lambda number=number: task(number)) for number in range(count))
+
+
+def prefetch_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("prefetch-")]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_results_come_in_order_and_the_threads_end(num_workers):
+    with Prefetcher(slow_squares(40), 4, num_workers) as results:
+        assert list(results) == [number * number for number in range(40)]
+        assert list(results) == []
+    assert not prefetch_threads()
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_no_more_than_depth_tasks_run_ahead(num_workers):
+    started = []
+    tasks = ((lambda number=number: started.append(number)) for number in range(1000))
+    with Prefetcher(tasks, 5, num_workers) as results:
+        time.sleep(0.2)
+        assert len(started) == 5
+        next(results)
+        time.sleep(0.2)
+        assert len(started) == 6
+    assert not prefetch_threads()
+
+
+def fail():
+    raise KeyError("in a task")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_a_tasks_exception_comes_in_its_place(num_workers):
+    tasks = iter([lambda: 1, lambda: 2, fail, lambda: 4])
+    results = Prefetcher(tasks, 4, num_workers)
+    assert [next(results), next(results)] == [1, 2]
+    with pytest.raises(KeyError, match="in a task"):
+        next(results)
+    results.close()
+    assert not prefetch_threads()
+    with pytest.raises(StopIteration):
+        next(results)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_an_exception_of_the_iterator_comes_after_the_results_before_it(num_workers):
+    def tasks():
+        yield lambda: 1
+        raise OSError("in the iterator")
+
+    results = Prefetcher(tasks(), 4, num_workers)
+    assert next(results) == 1
+    with pytest.raises(OSError, match="in the iterator"):
+        next(results)
+    results.close()
+    assert not prefetch_threads()
+
+
+def test_closing_early_loses_what_was_made_and_ends_the_threads():
+    results = Prefetcher(slow_squares(10_000), 8, 2)
+    assert next(results) == 0
+    results.close()
+    results.close()
+    assert not prefetch_threads()
+
+
+def test_work_goes_on_while_the_consumer_is_busy():
+    def nap():
+        time.sleep(0.05)
+
+    with Prefetcher(iter([nap] * 8), 8, 2) as results:
+        time.sleep(0.5)
+        start = time.perf_counter()
+        list(results)
+        assert time.perf_counter() - start < 0.2

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from data.errors import InputError
+from data.vocab import load_vocab, vocabulary_from_pieces, vocabulary_from_tokens
+
+TOKENS = ["[PAD]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "##s", "##"]
+
+
+def write(tmp_path, content):
+    path = tmp_path / "vocab.txt"
+    path.write_bytes(content)
+    return str(path)
+
+
+def test_ids_are_line_numbers_and_special_tokens_are_found(tmp_path):
+    vocab = load_vocab(write(tmp_path, ("\n".join(TOKENS) + "\n").encode()))
+    assert vocab.tokens == tuple(TOKENS) and len(vocab) == 9
+    assert vocab.special_ids == (0, 2, 3, 4, 5)
+    assert np.flatnonzero(vocab.is_continuation).tolist() == [7, 8]
+    assert vocab.ids()["the"] == 6
+
+
+def test_the_hash_is_of_tokens_and_order_not_of_line_ends(tmp_path):
+    unix = load_vocab(write(tmp_path, "\n".join(TOKENS).encode()))
+    windows = load_vocab(write(tmp_path, b"\xef\xbb\xbf" + ("\r\n".join(TOKENS) + "\r\n").encode()))
+    assert unix.sha256 == windows.sha256 == vocabulary_from_tokens(TOKENS).sha256
+    assert vocabulary_from_tokens(TOKENS[:6] + TOKENS[:5:-1]).sha256 != unix.sha256
+
+
+def test_a_vocabulary_cannot_be_changed():
+    vocab = vocabulary_from_tokens(TOKENS)
+    with pytest.raises(ValueError):
+        vocab.is_continuation[0] = True
+    with pytest.raises(AttributeError):
+        vocab.mask_id = 0
+
+
+@pytest.mark.parametrize("special", ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
+def test_a_missing_special_token_is_named(tmp_path, special):
+    content = "\n".join(token for token in TOKENS if token != special).encode()
+    with pytest.raises(InputError, match=rf"vocab\.txt lacks \{special[:-1]}\]"):
+        load_vocab(write(tmp_path, content))
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"", "is empty"),
+        (b"\n", "line 1: an empty line"),
+        (b"[PAD]\n\n[UNK]\n", "line 2: an empty line"),
+        (b"[PAD]\n\xff\n", "line 2: not valid UTF-8"),
+        (b"[PAD]\nthe\nthe\n", "'the' twice, as ids 1 and 2"),
+    ],
+)
+def test_bad_files_are_named_with_their_line(tmp_path, content, message):
+    with pytest.raises(InputError, match=message) as caught:
+        load_vocab(write(tmp_path, content))
+    assert "vocab.txt" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_no_file_and_a_directory_are_input_errors(tmp_path):
+    for path in (tmp_path / "none.txt", tmp_path):
+        with pytest.raises(InputError, match="cannot read the vocabulary"):
+            load_vocab(str(path))
+
+
+def test_pieces_continue_a_word_unless_they_start_with_the_space_mark():
+    pieces = ["<unk>", "<pad>", "[CLS]", "[SEP]", "[MASK]", "\u2581the", "s", "\u2581"]
+    vocab = vocabulary_from_pieces(pieces, unk_id=0, pad_id=1, source="m.model")
+    assert vocab.special_ids == (1, 0, 2, 3, 4)
+    assert np.flatnonzero(vocab.is_continuation).tolist() == [6]
+
+
+def test_pieces_without_padding_or_mask_are_refused_with_the_remedy():
+    with pytest.raises(InputError, match=r"m\.model lacks \[MASK\], a padding piece; .*user_defined_symbols"):
+        vocabulary_from_pieces(["<unk>", "[CLS]", "[SEP]"], unk_id=0, pad_id=-1, source="m.model")
