@@ -1,0 +1,1 @@
+"""How the ranks of one run exchange arrays: one small interface, several libraries behind it."""

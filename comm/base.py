@@ -1,0 +1,131 @@
+"""The interface between training and a communication library.
+
+Rules that hold for every implementation:
+
+- Collectives. Every rank calls the same methods in the same order, with arrays of the same number, shapes and
+  dtypes. A call that only some ranks make leaves them waiting.
+- One thread. The methods of one communicator are called from one thread.
+- Arrays are dense `mxnet.nd.NDArray`s, all of one call on one device. They are changed in place. Where the
+  arrays live is the caller's choice (on GPU machines `mx.gpu(communicator.local_rank)`).
+- No names. An implementation that needs names for its library derives them from an array's position and
+  shape, so that a training step finds the names of the step before it.
+
+When a rank ends without `close` the others learn of it: a method that blocks raises `CommunicationError`, and
+reading an array that `average` was working on raises `mxnet.base.MXNetError`. A rank that fails therefore
+lets its exception end the interpreter, or calls `abort`; it does not call `close`, which may wait for the
+others.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, NoReturn, Protocol, Sequence
+
+if TYPE_CHECKING:
+    from mxnet.nd import NDArray
+
+AVERAGE_DTYPES = ("float16", "float32", "float64")
+BROADCAST_DTYPES = (*AVERAGE_DTYPES, "uint8", "int8", "int32", "int64")
+
+
+class CommunicationError(RuntimeError):
+    """The exchange with the other ranks failed, most often because one of them has ended."""
+
+
+class Communicator(Protocol):
+    """What training needs from the other ranks."""
+
+    @property
+    def rank(self) -> int:
+        """This process, 0 <= rank < size."""
+
+    @property
+    def size(self) -> int:
+        """Number of processes of the run."""
+
+    @property
+    def local_rank(self) -> int:
+        """This process among those on its host, 0 <= local_rank < local_size: the index of its GPU."""
+
+    @property
+    def local_size(self) -> int:
+        """Number of processes on this host."""
+
+    def broadcast(self, arrays: Sequence[NDArray], root: int = 0) -> None:
+        """Give every rank the values that rank `root` has, bit for bit and whatever the others held before,
+        NaN included. In place; returns when this rank's arrays hold them.
+
+        dtypes: float16, float32, float64, uint8, int8, int32, int64. An empty sequence is allowed.
+        Raises TypeError or ValueError for an array that cannot be sent, ValueError for a root out of range,
+        CommunicationError.
+        """
+
+    def average(self, arrays: Sequence[NDArray]) -> None:
+        """Replace each array by its mean over all ranks: the sum divided by `size`, bit-identical on all
+        ranks.
+
+        Asynchronous, like an MXNet operator: the call returns after queueing, the exchange of an array starts
+        when the operators queued before it have written it, and whoever reads it afterwards waits for the
+        mean. Queued right after `backward()` it overlaps the backward pass. List first what is needed first;
+        arrays that become ready together are sent in that order.
+
+        dtypes: float16, float32, float64. The sum is formed in the array's own dtype, in float16 from values
+        already divided by `size`, so that it overflows only where the mean does. inf and NaN arrive at every
+        rank. An empty sequence is allowed. Raises TypeError or ValueError, before anything is sent, for an
+        array that cannot be averaged.
+        """
+
+    def all_agree(self, flags: Sequence[bool]) -> list[bool]:
+        """The logical AND over all ranks of each flag, in one round trip for all of them. Blocks until every
+        rank has called it. `flags` has the same length on all ranks. Raises CommunicationError."""
+
+    def barrier(self) -> None:
+        """Return after every rank has called it. Raises CommunicationError."""
+
+    def close(self) -> None:
+        """Finish what `average` has queued and leave the run in order; every rank calls it at its normal end.
+        Calling it again does nothing; no other method may follow, nor a second communicator in the same
+        process."""
+
+
+def abort(exit_code: int) -> NoReturn:
+    """End this process at once, without an interpreter shutdown that could wait for threads or for other
+    ranks.
+
+    The launcher sees the exit code and ends the other ranks: mpirun exits with this code, horovodrun with 1.
+    For a rank that has failed (or found that another one has) and has said so; flushes the standard streams.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # closed, or the reader is gone: nobody is left to be told
+            continue
+    os._exit(exit_code)
+
+
+def check_arrays(arrays: Sequence[NDArray], dtypes: Sequence[str]) -> None:
+    """Raise TypeError for an element that is not a dense NDArray of one of `dtypes`, ValueError for an empty
+    one and for arrays on different devices. The message gives the position in `arrays`."""
+    for index, array in enumerate(arrays):
+        storage = getattr(array, "stype", None)
+        if storage is None:
+            raise TypeError(f"arrays[{index}] is a {type(array).__name__}, not an mxnet.nd.NDArray")
+        if storage != "default":
+            raise TypeError(
+                f"arrays[{index}] has {storage} storage; only dense arrays can be exchanged: "
+                "create the parameter with grad_stype='default', or convert with tostype('default')"
+            )
+        dtype = getattr(array.dtype, "__name__", str(array.dtype))
+        if dtype not in dtypes:
+            raise TypeError(f"arrays[{index}] is {dtype}; possible are {', '.join(dtypes)}")
+        if array.size == 0:
+            raise ValueError(f"arrays[{index}] of shape {array.shape} has no elements")
+        if array.context != arrays[0].context:
+            raise ValueError(f"arrays[{index}] is on {array.context}, arrays[0] on {arrays[0].context}")
+
+
+def check_root(root: int, size: int) -> None:
+    """Raise ValueError unless 0 <= root < size."""
+    if not 0 <= root < size:
+        raise ValueError(f"root {root} is not a rank; ranks are 0 to {size - 1}")

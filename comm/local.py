@@ -1,0 +1,36 @@
+"""A run of one process: nothing to exchange."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Sequence
+
+from comm.base import AVERAGE_DTYPES, BROADCAST_DTYPES, check_arrays, check_root
+
+if TYPE_CHECKING:
+    from mxnet.nd import NDArray
+
+
+class LocalCommunicator:
+    """`comm.base.Communicator` for one process. It refuses the same arguments as the others do, so that a
+    program which runs alone also runs on several ranks."""
+
+    rank = 0
+    size = 1
+    local_rank = 0
+    local_size = 1
+
+    def broadcast(self, arrays: Sequence[NDArray], root: int = 0) -> None:
+        check_root(root, self.size)
+        check_arrays(arrays, BROADCAST_DTYPES)
+
+    def average(self, arrays: Sequence[NDArray]) -> None:
+        check_arrays(arrays, AVERAGE_DTYPES)
+
+    def all_agree(self, flags: Sequence[bool]) -> list[bool]:
+        return [bool(flag) for flag in flags]
+
+    def barrier(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

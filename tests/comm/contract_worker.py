@@ -1,0 +1,305 @@
+"""The contract of comm.base.Communicator, checked by the ranks themselves: one launch, many checks.
+
+    python tests/comm/contract_worker.py local|horovod OUTPUT_DIRECTORY [check ...]
+
+Every rank writes OUTPUT_DIRECTORY/<rank>.jsonl with one object for each check: name, error (null when it
+passed), seconds, and what the check returned. The reference is NumPy in float64 on values that each rank can
+compute for all ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+
+SHAPES = [(1,), (7,), (3, 5), (2, 3, 4), (1027,), (129, 65), (100003,)]
+
+
+def make_communicator(name):
+    if name == "horovod":
+        from comm.horovod import HorovodCommunicator
+
+        return HorovodCommunicator()
+    from comm.local import LocalCommunicator
+
+    return LocalCommunicator()
+
+
+def values(rank, index, dtype, round=0):
+    """What rank `rank` contributes as its array `index`."""
+    generator = np.random.RandomState([rank, index, round])
+    return generator.uniform(-3, 5, SHAPES[index % len(SHAPES)]).astype(dtype)
+
+
+def mean(comm, index, dtype, round=0):
+    return np.mean(
+        [values(rank, index, dtype, round).astype(np.float64) for rank in range(comm.size)], axis=0
+    )
+
+
+def assert_mean(comm, array, index, dtype, round=0):
+    # Every value is scaled and every partial sum rounded once: size roundings of numbers below 5 * size /
+    # size.
+    tolerance = 5 * comm.size * np.finfo(dtype).eps
+    np.testing.assert_allclose(
+        array.asnumpy().astype(np.float64), mean(comm, index, dtype, round), 0, tolerance
+    )
+
+
+def digest(arrays):
+    sha = hashlib.sha256()
+    for array in arrays:
+        sha.update(array.asnumpy().tobytes())
+    return {"digest": sha.hexdigest()}
+
+
+def check_average(comm, dtype):
+    arrays = [mx.nd.array(values(comm.rank, index, dtype), dtype=dtype) for index in range(40)]
+    comm.average(arrays)
+    for index, array in enumerate(arrays):
+        assert_mean(comm, array, index, dtype)
+    return digest(arrays)
+
+
+def check_average_float32(comm):
+    return check_average(comm, "float32")
+
+
+def check_average_float64(comm):
+    return check_average(comm, "float64")
+
+
+def check_average_float16(comm):
+    return check_average(comm, "float16")
+
+
+def check_average_mixed_dtypes(comm):
+    dtypes = ["float16", "float32", "float64"]
+    arrays = [mx.nd.array(values(comm.rank, i, dtypes[i % 3]), dtype=dtypes[i % 3]) for i in range(9)]
+    comm.average(arrays)
+    for index, array in enumerate(arrays):
+        assert_mean(comm, array, index, dtypes[index % 3])
+    return digest(arrays)
+
+
+def check_float16_sum_beyond_its_range(comm):
+    array = mx.nd.full((33,), 40000, dtype="float16")
+    comm.average([array])
+    np.testing.assert_allclose(array.asnumpy().astype(np.float64), 40000, rtol=2e-3)
+
+
+def check_average_nothing(comm):
+    comm.average([])
+    comm.broadcast([])
+    assert comm.all_agree([]) == []
+
+
+def check_average_again_and_again(comm):
+    arrays = [mx.nd.empty(SHAPES[index]) for index in range(len(SHAPES))]
+    for round in range(15):
+        for index, array in enumerate(arrays):
+            array[:] = mx.nd.array(values(comm.rank, index, "float32", round))
+        comm.average(arrays)
+        for index, array in enumerate(arrays):
+            assert_mean(comm, array, index, "float32", round)
+    return digest(arrays)
+
+
+def check_average_other_arrays_at_once(comm):
+    """Fresh arrays of the same shapes, queued while the earlier ones may still be on their way."""
+    rounds = []
+    for round in range(30):
+        arrays = [mx.nd.array(values(comm.rank, index, "float32", round)) for index in (0, 4, 6)]
+        comm.average(arrays)
+        rounds.append(arrays)
+    for round, arrays in enumerate(rounds):
+        for index, array in zip((0, 4, 6), arrays):
+            assert_mean(comm, array, index, "float32", round)
+
+
+def check_average_twice_in_a_row(comm):
+    array = mx.nd.array(values(comm.rank, 5, "float32"))
+    comm.average([array])
+    array *= 2
+    comm.average([array])
+    np.testing.assert_allclose(array.asnumpy(), 2 * mean(comm, 5, "float32"), atol=1e-5)
+
+
+def check_average_in_place(comm):
+    whole = mx.nd.zeros((6, 4)) + comm.rank
+    alias = whole.reshape((24,))
+    part = whole[2:5]
+    comm.average([part])
+    expected = np.full((6, 4), float(comm.rank))
+    expected[2:5] = (comm.size - 1) / 2
+    np.testing.assert_allclose(whole.asnumpy(), expected)
+    np.testing.assert_allclose(alias.asnumpy(), expected.reshape(24))
+
+
+def check_average_of_nan_and_inf(comm):
+    array = mx.nd.ones((5,))
+    if comm.rank == comm.size - 1:
+        array[1] = float("nan")
+        array[3] = float("inf")
+    comm.average([array])
+    np.testing.assert_array_equal(array.asnumpy(), [1, np.nan, 1, np.inf, 1])
+
+
+def check_average_right_after_backward(comm):
+    """The gradients are queued but not computed when `average` is called."""
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.nn.Dense(65, in_units=33), mx.gluon.nn.Dense(17, in_units=65))
+    net.initialize(mx.init.Constant(0.01))
+    net.hybridize(static_alloc=True)
+    inputs = [np.random.RandomState([rank, 9]).normal(size=(20, 33)) for rank in range(comm.size)]
+    with mx.autograd.record():
+        loss = net(mx.nd.array(inputs[comm.rank])).sum()
+    loss.backward()
+    gradients = [parameter.grad() for parameter in net.collect_params().values()]
+    comm.average(gradients[::-1])
+    # loss = sum over the batch and the 17 outputs of W2 (W1 x + b1) + b2, with all weights 0.01 and biases 0.
+    hidden = [0.01 * x.sum(axis=1, keepdims=True) * np.ones((1, 65)) for x in inputs]
+    expected = [
+        np.mean([17 * 0.01 * np.ones((65, 1)) * x.sum(axis=0) for x in inputs], axis=0),
+        np.full(65, 20 * 17 * 0.01),
+        np.mean([np.ones((17, 1)) * h.sum(axis=0) for h in hidden], axis=0),
+        np.full(17, 20.0),
+    ]
+    for gradient, reference in zip(gradients, expected):
+        np.testing.assert_allclose(gradient.asnumpy(), reference, rtol=1e-4, atol=1e-4)
+    return digest(gradients)
+
+
+def check_average_does_not_wait(comm):
+    matrix = mx.nd.ones((768, 768)) / 768
+    array = mx.nd.full((768, 768), comm.rank)
+    mx.nd.waitall()
+    start = time.monotonic()
+    for _ in range(40):
+        array = mx.nd.dot(array, matrix)
+    comm.average([array])
+    returned = time.monotonic() - start
+    np.testing.assert_allclose(array.asnumpy(), (comm.size - 1) / 2, rtol=1e-3)
+    finished = time.monotonic() - start
+    assert returned < finished / 2, (returned, finished)
+    return {"returned": returned, "finished": finished}
+
+
+def check_broadcast(comm):
+    for root in sorted({0, comm.size - 1}):
+        arrays = []
+        for index, dtype in enumerate(["float32", "float16", "float64", "int32", "uint8", "int64", "int8"]):
+            data = (10 * values(root, index, "float64")).astype(dtype)
+            if comm.rank != root:
+                data = np.full_like(data, np.nan) if dtype.startswith("float") else np.zeros_like(data)
+            arrays.append(mx.nd.array(data, dtype=dtype))
+        comm.broadcast(arrays, root=root)
+        for index, array in enumerate(arrays):
+            expected = (10 * values(root, index, "float64")).astype(array.dtype)
+            np.testing.assert_array_equal(array.asnumpy(), expected)
+
+
+def check_broadcast_many(comm):
+    arrays = [mx.nd.array(values(comm.rank, index, "float32")) for index in range(100)]
+    comm.broadcast(arrays)
+    for index, array in enumerate(arrays):
+        np.testing.assert_array_equal(array.asnumpy(), values(0, index, "float32"))
+
+
+def check_all_agree(comm):
+    # Flag j is False on the ranks whose bit is set in j, so that all combinations occur.
+    flags = [not (j >> comm.rank) & 1 for j in range(2**comm.size)]
+    assert comm.all_agree(flags) == [j == 0 for j in range(2**comm.size)]
+    assert comm.all_agree([True]) == [True]
+    assert comm.all_agree([False]) == [False]
+    assert comm.all_agree([np.bool_(True), comm.rank == 0]) == [True, comm.size == 1]
+    assert all(type(flag) is bool for flag in comm.all_agree([True, False]))
+    seconds = []
+    for _ in range(30):
+        start = time.monotonic()
+        comm.all_agree([True, True])
+        seconds.append(time.monotonic() - start)
+    return {"median_seconds": sorted(seconds)[15]}
+
+
+def check_barrier(comm):
+    times = []
+    for late in range(comm.size):
+        if comm.rank == late:
+            time.sleep(0.15)
+        entered = time.monotonic()  # one clock for all processes of a host
+        comm.barrier()
+        times.append([entered, time.monotonic()])
+    return {"times": times}
+
+
+def check_refusals(comm):
+    good = mx.nd.full((3,), comm.rank)
+    refused = [
+        (TypeError, "arrays[1] has row_sparse", mx.nd.zeros((3, 2), stype="row_sparse")),
+        (TypeError, "arrays[1] is int32", mx.nd.zeros((3,), dtype="int32")),
+        (TypeError, "arrays[1] is a ndarray", np.zeros(3)),
+    ]
+    for kind, message, bad in refused:
+        try:
+            comm.average([good, bad])
+        except kind as error:
+            assert message in str(error), str(error)
+        else:
+            raise AssertionError(f"not refused: {message}")
+    for root in (-1, comm.size):
+        try:
+            comm.broadcast([good], root=root)
+        except ValueError as error:
+            assert f"root {root}" in str(error)
+        else:
+            raise AssertionError(f"root {root} not refused")
+    # Nothing of the refused calls has been sent.
+    comm.average([good])
+    np.testing.assert_allclose(good.asnumpy(), (comm.size - 1) / 2)
+
+
+def check_close(comm):
+    """Last: what is queued still arrives, and closing again does nothing."""
+    arrays = [mx.nd.array(values(comm.rank, index, "float32")) for index in range(30)]
+    comm.average(arrays)
+    comm.close()
+    comm.close()
+    for index, array in enumerate(arrays):
+        assert_mean(comm, array, index, "float32")
+
+
+CHECKS = {
+    name[len("check_") :]: check for name, check in list(globals().items()) if name.startswith("check_")
+}
+del CHECKS["average"]  # the helper of the three after it
+
+
+def main():
+    backend, directory, *names = sys.argv[1:]
+    comm = make_communicator(backend)
+    with open(Path(directory) / f"{comm.rank}.jsonl", "w", encoding="utf-8") as file:
+        ranks = [comm.rank, comm.size, comm.local_rank, comm.local_size]
+        for name in names or list(CHECKS):
+            start = time.monotonic()
+            record = {"check": name, "error": None, "ranks": ranks}
+            try:
+                record.update(CHECKS[name](comm) or {})
+            except Exception:
+                record["error"] = traceback.format_exc()
+            record["seconds"] = time.monotonic() - start
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+        if names:
+            comm.close()
+
+
+if __name__ == "__main__":
+    main()

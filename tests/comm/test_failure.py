@@ -1,0 +1,58 @@
+"""What becomes of a run when one of its ranks ends, and of a Horovod that cannot do what is asked."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.processes import run_command, run_ranks
+
+WORKER = Path(__file__).with_name("failing_worker.py")
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "how", "exit_code"),
+    [
+        ("mpirun", "raise", 1),
+        ("mpirun", "abort", 7),
+        ("mpirun", "kill", 128 + 9),
+        ("gloo", "raise", 1),
+        ("gloo", "kill", 1),
+    ],
+)
+def test_a_rank_that_ends_ends_the_run(launcher, how, exit_code, tmp_path):
+    result = run_ranks(WORKER, 2, launcher, timeout=60, env=ONE_THREAD, args=[tmp_path, how])
+    ended = time.time()
+    assert result.returncode == exit_code, result.describe()
+    assert ended - float((tmp_path / "failed").read_text(encoding="ascii")) < 15
+    if how == "raise":
+        assert "this rank has failed" in result.stderr
+        assert "lost the other ranks" in (tmp_path / "noticed").read_text(encoding="utf-8")
+
+
+def test_a_launcher_that_horovod_does_not_join():
+    """Without this check both processes would train alone and say that they are rank 0 of 1."""
+    result = run_ranks(
+        "from comm.horovod import HorovodCommunicator\nHorovodCommunicator()\n",
+        2,
+        timeout=60,
+        env={**ONE_THREAD, "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"},
+    )
+    assert result.returncode != 0
+    assert "InputError: the launcher started 2 processes (OMPI_COMM_WORLD_SIZE)" in result.stderr
+
+
+def test_without_horovod():
+    code = (
+        "import sys\nsys.modules['horovod'] = None\nfrom data.errors import InputError\n"
+        "from comm.horovod import HorovodCommunicator\n"
+        "try:\n    HorovodCommunicator()\nexcept InputError as error:\n    print(error)\n"
+    )
+    result = run_command([sys.executable, "-c", code]).check()
+    assert result.stdout.startswith("Horovod for MXNet cannot be loaded (")
+    assert result.stdout.endswith("run `make setup`\n")
+    assert result.stdout.count("\n") == 1

@@ -1,0 +1,105 @@
+"""The helper that starts processes for other tests: it must end them all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from tests.processes import TIMED_OUT, LeftoverProcesses, run_command, run_ranks, start_ranks, wait_for_file
+
+# Starts a process in a session of its own that nothing but the environment ties to the run, then waits.
+DAEMON = """
+import os, subprocess, sys, time
+child = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL,
+                         stderr=subprocess.DEVNULL)
+with open(sys.argv[1] + "/" + str(child.pid), "w"):
+    pass
+time.sleep(float(sys.argv[2]))
+"""
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+            return file.read().split()[2] not in "ZX"
+    except OSError:
+        return False
+
+
+def daemons(directory):
+    return [int(name) for name in os.listdir(directory)]
+
+
+def test_outputs_and_exit_code():
+    result = run_command(
+        [
+            sys.executable,
+            "-c",
+            "import os, sys; print(os.environ['A']); print('e', file=sys.stderr); sys.exit(3)",
+        ],
+        env={"A": "value"},
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (3, "value\n", "e\n")
+    with pytest.raises(AssertionError, match="exited with 3"):
+        result.check()
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "gloo"])
+def test_outputs_of_ranks(launcher):
+    code = "import os, sys\nrank = os.environ.get('OMPI_COMM_WORLD_RANK') or os.environ['HOROVOD_RANK']\n"
+    code += "print('out', rank, sys.argv[1:])\nprint('err', rank, file=sys.stderr)\n"
+    result = run_ranks(code, 2, launcher, args=["x", 1]).check()
+    assert [rank.stdout for rank in result.ranks] == [f"out {r} ['x', '1']\n" for r in range(2)]
+    assert [rank.stderr for rank in result.ranks] == [f"err {r}\n" for r in range(2)]
+
+
+def test_time_limit_ends_everything(tmp_path):
+    result = run_ranks(DAEMON, 2, timeout=2, grace=1, args=[tmp_path, 600])
+    assert result.timed_out and result.returncode == TIMED_OUT
+    assert result.seconds < 10
+    assert len(daemons(tmp_path)) == 2
+    assert not any(alive(pid) for pid in daemons(tmp_path))
+
+
+def test_leftovers_are_killed_and_reported(tmp_path):
+    with pytest.raises(LeftoverProcesses, match="sleep 600"):
+        run_ranks(DAEMON, 1, "none", timeout=20, grace=0.5, args=[tmp_path, 0])
+    assert len(daemons(tmp_path)) == 1
+    assert not any(alive(pid) for pid in daemons(tmp_path))
+
+
+def test_leaving_the_block_ends_everything(tmp_path):
+    with start_ranks(DAEMON, 1, "none", args=[tmp_path, 600]) as run:
+        while not daemons(tmp_path):
+            time.sleep(0.05)
+        assert run.poll() is None
+    assert not any(alive(pid) for pid in daemons(tmp_path))
+
+
+def test_acting_on_a_running_rank(tmp_path):
+    code = "import sys, time\nprint('up', flush=True)\nopen(sys.argv[1], 'w').close()\ntime.sleep(600)\n"
+    with start_ranks(code, 1, "mpirun", timeout=30, args=[tmp_path / "up"]) as run:
+        wait_for_file(tmp_path / "up")
+        (rank,) = run.find("code.py")
+        os.kill(rank, signal.SIGKILL)
+        result = run.wait()
+    assert result.returncode == 128 + signal.SIGKILL and not result.timed_out
+    assert result.ranks[0].stdout == "up\n"
+
+
+def test_killed_ranks_leave_no_files():
+    code = (
+        "import time\nfrom comm.horovod import HorovodCommunicator\nHorovodCommunicator()\ntime.sleep(600)\n"
+    )
+    with start_ranks(code, 2, env={"OMP_NUM_THREADS": "1"}) as run:
+        private = f"/dev/shm/{run._directory.name}"
+        deadline = time.monotonic() + 40
+        while len(os.listdir(private)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(os.listdir(private)) == 2  # one segment for each rank: that is where they are
+    assert not os.path.exists(private)
+    assert not os.path.exists(run._directory)

@@ -1,0 +1,131 @@
+"""Two hosts on one machine: two network namespaces with their own host names, joined by a pair of virtual
+interfaces.
+
+    with two_hosts(tmp_path, slots=1) as hosts:
+        run_ranks(script, 2, prefix=hosts.prefix, launcher_args=hosts.mpirun_args, ...)
+
+mpirun runs on the first host (`prefix` enters it), starts its daemon on the second through a remote shell
+agent of ours, and all its traffic crosses the virtual wire. Each namespace exists for as long as one sleeping
+process; that ends with the `with` block or with this process, and the kernel then removes the namespace and
+its interface: nothing has a name that could be left behind.
+
+Needs root, iproute2 and util-linux; `Unavailable` says what is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Iterator
+
+NAMES = ("alpha", "beta")
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
+INTERFACE = "wire0"
+SUBNET = "10.77.0.0/24"
+
+
+class Unavailable(Exception):
+    """This machine cannot make network namespaces; the message says why."""
+
+
+@dataclass(frozen=True)
+class TwoHosts:
+    """`hostfile`: both addresses with their slots. `prefix`: words that run a command on the first host.
+    `mpirun_args`: arguments that make mpirun use both. `holders`: the process that keeps each namespace."""
+
+    hostfile: Path
+    prefix: list[str]
+    mpirun_args: list[str]
+    holders: tuple[int, int]
+
+    def received(self, host: int) -> int:
+        """Packets that have arrived at the host's interface."""
+        for line in Path(f"/proc/{self.holders[host]}/net/dev").read_text(encoding="ascii").splitlines():
+            name, colon, counters = line.partition(":")
+            if colon and name.strip() == INTERFACE:
+                return int(counters.split()[1])
+        raise AssertionError(f"{NAMES[host]} has no {INTERFACE}")
+
+
+@contextlib.contextmanager
+def two_hosts(directory: Path, slots: int = 1) -> Iterator[TwoHosts]:
+    """Make two hosts with `slots` slots each; host file and agent are written into `directory`."""
+    if os.geteuid() != 0:
+        raise Unavailable("network namespaces need root")
+    for tool in ("ip", "unshare", "nsenter", "setpriv", "mpirun"):
+        if shutil.which(tool) is None:
+            raise Unavailable(f"network namespaces need the command {tool}")
+    with contextlib.ExitStack() as stack:
+        holders = [_start_holder(stack, name) for name in NAMES]
+        _run("ip", "link", "add", INTERFACE, "netns", holders[0], "type", "veth",
+             "peer", "name", INTERFACE, "netns", holders[1])  # fmt: skip
+        for holder, address in zip(holders, ADDRESSES):
+            enter = _enter(holder)
+            _run(*enter, "ip", "address", "add", f"{address}/24", "dev", INTERFACE)
+            _run(*enter, "ip", "link", "set", INTERFACE, "up")
+            _run(*enter, "ip", "link", "set", "lo", "up")
+        hostfile = directory / "hostfile"
+        hostfile.write_text("".join(f"{address} slots={slots}\n" for address in ADDRESSES), encoding="ascii")
+        agent = directory / "agent"
+        agent.write_text(_agent(holders), encoding="ascii")
+        agent.chmod(0o755)
+        yield TwoHosts(
+            hostfile=hostfile,
+            prefix=_enter(holders[0]),
+            mpirun_args=[
+                *("--hostfile", str(hostfile)),
+                *("-mca", "plm_rsh_agent", str(agent)),
+                *("-mca", "pml", "ob1", "-mca", "btl", "tcp,self"),
+                *("-mca", "btl_tcp_if_include", SUBNET, "-mca", "oob_tcp_if_include", SUBNET),
+            ],
+            holders=(int(holders[0]), int(holders[1])),
+        )
+
+
+def _start_holder(stack: contextlib.ExitStack, name: str) -> str:
+    process = subprocess.Popen(
+        ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--uts", "sh", "-c"]
+        + ['hostname "$0" && exec sleep infinity', name],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+
+    def stop() -> None:
+        process.kill()
+        process.communicate()
+
+    stack.callback(stop)
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{process.pid}/comm").read_text(encoding="ascii").strip() != "sleep":
+        if process.poll() is not None:
+            assert process.stderr is not None
+            raise Unavailable(process.stderr.read().decode(errors="replace").strip())
+        if time.monotonic() > deadline:
+            raise Unavailable(f"the namespace for {name} did not start within 10 s")
+        time.sleep(0.01)
+    return str(process.pid)
+
+
+def _enter(holder: str) -> list[str]:
+    return ["nsenter", "--target", holder, "--net", "--uts", "--"]
+
+
+def _agent(holders: list[str]) -> str:
+    """A remote shell for mpirun: `agent HOST COMMAND...`, the command being text for a shell."""
+    cases = "\n".join(
+        f'    {address}) exec {" ".join(_enter(holder))} sh -c "$*" ;;'
+        for address, holder in zip(ADDRESSES, holders)
+    )
+    return f'#!/bin/sh\nhost=$1\nshift\ncase $host in\n{cases}\nesac\necho "unknown host $host" >&2\nexit 1\n'
+
+
+def _run(*words: str) -> None:
+    result = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10)
+    if result.returncode != 0:
+        raise Unavailable(f"{' '.join(words)}: {result.stderr.strip()}")

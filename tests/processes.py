@@ -1,0 +1,404 @@
+"""Start real processes from tests and leave none behind.
+
+    result = run_command([sys.executable, "hparams.py", "--json"], timeout=20)
+    result = run_ranks("run_pretraining_hvd.py", 2, args=["--num_steps", "3"], timeout=120)
+    result.check()                      # AssertionError with both outputs unless it exited with 0
+    print(result.ranks[1].stdout)
+
+    with start_ranks(code, 2, timeout=60) as run:       # to act on a job while it runs
+        wait_for_file(path)
+        os.kill(run.find(argument="worker.py")[0], signal.SIGKILL)
+        result = run.wait()
+
+Every run has its own session and carries a marker in its environment, which its children inherit: daemons
+that leave the session (Open MPI's orted) are found by the marker. At the time limit everything gets SIGTERM
+and, after `grace` seconds, SIGKILL. A process that outlives the launcher by more than `grace` seconds is
+killed and reported as `LeftoverProcesses`. If the test process itself dies, the kernel sends SIGTERM to the
+launcher. Linux only (/proc). Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Mapping, Sequence
+
+ROOT = Path(__file__).resolve().parent.parent
+MARKER = "TEST_RUN_MARKER"
+TIMED_OUT = 124  # return code of a run that met its time limit, as coreutils' timeout gives it
+GRACE = 5.0
+
+
+class LeftoverProcesses(AssertionError):
+    """Processes of a run were still alive after its launcher had ended. They have been killed."""
+
+
+@dataclass(frozen=True)
+class RankOutput:
+    """What one rank wrote."""
+
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What is left of a run: `returncode` is the launcher's (minus the signal's number when one killed it,
+    124 when the time limit was met), `ranks` the outputs by rank (empty for `run_command`)."""
+
+    argv: list[str]
+    returncode: int
+    stdout: str
+    stderr: str
+    seconds: float
+    timed_out: bool
+    ranks: list[RankOutput] = field(default_factory=list)
+
+    def check(self) -> RunResult:
+        """Return self, or raise AssertionError with the ends of both outputs if the return code is not 0."""
+        if self.returncode != 0:
+            raise AssertionError(self.describe())
+        return self
+
+    def describe(self, limit: int = 6000) -> str:
+        how = "met its time limit" if self.timed_out else f"exited with {self.returncode}"
+        return (
+            f"{' '.join(self.argv)}\n{how} after {self.seconds:.1f} s\n"
+            f"--- stdout\n{self.stdout[-limit:]}\n--- stderr\n{self.stderr[-limit:]}"
+        )
+
+
+class Run:
+    """A running command. Use it as a context manager: leaving the block kills what is still alive."""
+
+    def __init__(
+        self,
+        argv: Sequence[str | Path],
+        timeout: float,
+        env: Mapping[str, str | None] | None,
+        cwd: str | Path | None,
+        grace: float,
+        directory: Path | None = None,
+        num_ranks: int = 0,
+    ):
+        self.argv = [str(word) for word in argv]
+        self.timeout = timeout
+        self.grace = grace
+        self.num_ranks = num_ranks
+        self._marker = f"{os.getpid()}-{uuid.uuid4().hex}"
+        self._directory = directory or Path(tempfile.mkdtemp(prefix="run-"))
+        # Open MPI leaves its shared memory behind when its ranks are killed; here it goes with the run.
+        self._shared_memory = Path("/dev/shm") / self._directory.name
+        with contextlib.suppress(OSError):
+            self._shared_memory.mkdir()
+        self._result: RunResult | None = None
+        launcher = self.argv
+        setpriv = shutil.which("setpriv")
+        if setpriv:
+            launcher = [setpriv, "--pdeathsig", "TERM", "--", *self.argv]
+        self._start = time.monotonic()
+        try:
+            # Files instead of pipes: a process that keeps a pipe open could make the reader wait for ever.
+            with open(self._directory / "stdout", "wb") as out, open(self._directory / "stderr", "wb") as err:
+                self._process = subprocess.Popen(
+                    launcher,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    cwd=str(cwd or ROOT),
+                    env=self._environment(env),
+                    start_new_session=True,
+                )
+        except BaseException:
+            self._remove_files()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Process id of the launcher (the command itself for `start_command`)."""
+        return self._process.pid
+
+    def pids(self) -> list[int]:
+        """All living processes of this run, the launcher included."""
+        return _living(self._process.pid, self._marker)
+
+    def find(self, argument: str) -> list[int]:
+        """Process ids, in ascending order, of the run's Python processes whose script ends with `argument`:
+        the ranks, neither the launcher nor a shell around them. Source text runs as "code.py"."""
+        found = []
+        for pid in self.pids():
+            words = _read_words(pid, "cmdline")
+            if not words or "python" not in os.path.basename(words[0]):
+                continue
+            if len(words) > 1 and words[1].endswith(argument):
+                found.append(pid)
+        return sorted(found)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the launcher only."""
+        self._process.send_signal(number)
+
+    def stdout(self) -> str:
+        """What the launcher has written to its standard output until now."""
+        return _read_text(self._directory / "stdout")
+
+    def stderr(self) -> str:
+        return _read_text(self._directory / "stderr")
+
+    def poll(self) -> int | None:
+        """Return code of the launcher, None while it runs."""
+        return self._process.poll()
+
+    def wait(self) -> RunResult:
+        """Wait for the end, at most until the time limit (counted from the start); kill what is left.
+
+        Raises `LeftoverProcesses` when the launcher ended by itself but processes of the run did not.
+        """
+        if self._result is not None:
+            return self._result
+        timed_out = False
+        try:
+            self._process.wait(max(0.0, self._start + self.timeout - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            timed_out = True
+        seconds = time.monotonic() - self._start
+        leftovers: list[str] = []
+        if not timed_out and not self._wait_until_gone(self.grace):
+            leftovers = [f"{pid} {' '.join(_read_words(pid, 'cmdline'))[:200]}" for pid in self.pids()]
+        self._kill_all(gently=timed_out)
+        self._result = RunResult(
+            argv=self.argv,
+            returncode=TIMED_OUT if timed_out else self._process.returncode,
+            stdout=self.stdout(),
+            stderr=self.stderr(),
+            seconds=seconds,
+            timed_out=timed_out,
+            ranks=[self._rank_output(rank) for rank in range(self.num_ranks)],
+        )
+        self._remove_files()
+        if leftovers:
+            raise LeftoverProcesses("\n".join(["still alive:", *leftovers, self._result.describe()]))
+        return self._result
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._kill_all(gently=False)
+        self._remove_files()
+
+    def _remove_files(self) -> None:
+        for directory in (self._directory, self._shared_memory):
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _environment(self, changes: Mapping[str, str | None] | None) -> dict[str, str]:
+        env = dict(os.environ)
+        # The launcher's temporary files go with this run's directory.
+        env.update({MARKER: self._marker, "TMPDIR": str(self._directory), "PYTHONUNBUFFERED": "1"})
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        if self._shared_memory.is_dir():
+            env["OMPI_MCA_btl_vader_backing_directory"] = str(self._shared_memory)
+        for name, value in (changes or {}).items():
+            if value is None:
+                env.pop(name, None)
+            else:
+                env[name] = str(value)
+        return env
+
+    def _wait_until_gone(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while self.pids():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def _kill_all(self, gently: bool) -> None:
+        if gently:
+            # The launcher first: mpirun and horovodrun take their ranks down themselves.
+            _send(self.pid, signal.SIGTERM)
+            if not self._wait_reaped(self.grace):
+                for pid in self.pids():
+                    _send(pid, signal.SIGTERM)
+                self._wait_reaped(1.0)
+        deadline = time.monotonic() + 10.0
+        while True:
+            pids = self.pids()
+            for pid in pids:
+                _send(pid, signal.SIGKILL)
+            self._process.poll()
+            if not pids:
+                break
+            if time.monotonic() > deadline:
+                raise LeftoverProcesses(f"SIGKILL did not end {pids} of {' '.join(self.argv)}")
+            time.sleep(0.02)
+        self._process.wait()
+
+    def _wait_reaped(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while self._process.poll() is None or self.pids():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def _rank_output(self, rank: int) -> RankOutput:
+        # mpirun writes <dir>/<job>/rank.<r>/stdout, horovodrun <dir>/rank.<r>/stdout; both pad r with
+        # zeros, and horovodrun puts "[r]<stdout>:" before every line.
+        texts = {}
+        for name in ("stdout", "stderr"):
+            files = [
+                path
+                for path in (self._directory / "ranks").rglob(name)
+                if path.parent.name.startswith("rank.") and int(path.parent.name[len("rank.") :]) == rank
+            ]
+            text = _read_text(files[0]) if files else ""
+            texts[name] = re.sub(rf"^\[{rank}\]<{name}>:", "", text, flags=re.MULTILINE)
+        return RankOutput(**texts)
+
+
+def start_command(
+    argv: Sequence[str | Path],
+    timeout: float = 60.0,
+    env: Mapping[str, str | None] | None = None,
+    cwd: str | Path | None = None,
+    grace: float = GRACE,
+) -> Run:
+    """Start one command. `env` changes the inherited environment (None removes a variable), `cwd` is the
+    repository root by default, which is also put on PYTHONPATH."""
+    return Run(argv, timeout, env, cwd, grace)
+
+
+def run_command(argv: Sequence[str | Path], timeout: float = 60.0, **options: Any) -> RunResult:
+    """Run one command to its end; same arguments as `start_command`."""
+    with start_command(argv, timeout, **options) as run:
+        return run.wait()
+
+
+def start_ranks(
+    script_or_code: str | Path,
+    num_ranks: int,
+    launcher: str = "mpirun",
+    timeout: float = 60.0,
+    env: Mapping[str, str | None] | None = None,
+    args: Sequence[Any] = (),
+    cwd: str | Path | None = None,
+    launcher_args: Sequence[Any] = (),
+    grace: float = GRACE,
+    prefix: Sequence[str] = (),
+) -> Run:
+    """Start `num_ranks` Python processes with this interpreter.
+
+    `script_or_code`: a script's path, or source text (anything with a line break).
+    `launcher`: "mpirun" (Open MPI), "gloo" (horovodrun --gloo) or "none" (num_ranks must be 1; no launcher).
+    `launcher_args`: more arguments for the launcher, e.g. a host file. `prefix`: words before the launcher.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="run-"))
+    try:
+        if "\n" in str(script_or_code):
+            script = directory / "code.py"
+            script.write_text(str(script_or_code), encoding="utf-8")
+        else:
+            script = Path(script_or_code)
+        worker = [sys.executable, str(script), *map(str, args)]
+        words = _launcher_words(launcher, num_ranks, directory / "ranks")
+        argv = [*prefix, *words, *map(str, launcher_args), *worker]
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    changes: dict[str, str | None] = {}
+    if launcher == "mpirun" and os.geteuid() == 0:
+        changes.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    changes.update(env or {})
+    return Run(argv, timeout, changes, cwd, grace, directory, num_ranks)
+
+
+def run_ranks(
+    script_or_code: str | Path,
+    num_ranks: int,
+    launcher: str = "mpirun",
+    timeout: float = 60.0,
+    **options: Any,
+) -> RunResult:
+    """Run `num_ranks` Python processes to their end; same arguments as `start_ranks`."""
+    with start_ranks(script_or_code, num_ranks, launcher, timeout, **options) as run:
+        return run.wait()
+
+
+def wait_for_file(path: str | Path, timeout: float = 30.0, text: str = "") -> None:
+    """Wait until `path` exists and contains `text`; AssertionError at the time limit."""
+    deadline = time.monotonic() + timeout
+    while not (os.path.isfile(path) and text in _read_text(Path(path))):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{path} did not appear with {text!r} within {timeout} s")
+        time.sleep(0.05)
+
+
+def _launcher_words(launcher: str, num_ranks: int, output: Path) -> list[str]:
+    if launcher == "mpirun":
+        words = ["mpirun", "-np", str(num_ranks), "--oversubscribe", "--bind-to", "none"]
+        return [*words, "--output-filename", str(output)]
+    if launcher == "gloo":
+        words = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", str(num_ranks)]
+        return [*words, "-H", f"localhost:{num_ranks}", "--output-filename", str(output)]
+    if launcher == "none" and num_ranks == 1:
+        return []
+    raise ValueError(f"no launcher {launcher!r} for {num_ranks} ranks")
+
+
+def _living(leader: int, marker: str) -> list[int]:
+    """Processes in the leader's session or with the marker in their environment. Zombies do not count: they
+    hold nothing, and the leader's is reaped by its Popen."""
+    wanted = f"{MARKER}={marker}"
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        pid = int(entry)
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                # The command's name is in parentheses and may contain anything.
+                state, _, _, session = file.read().rpartition(")")[2].split()[:4]
+        except (OSError, ValueError):
+            continue
+        if state in "ZX":
+            continue
+        if int(session) == leader or wanted in _read_words(pid, "environ"):
+            found.append(pid)
+    return found
+
+
+def _read_words(pid: int, name: str) -> list[str]:
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read().decode("utf-8", "replace").split("\0")
+    except OSError:
+        return []
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
