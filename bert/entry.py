@@ -1,0 +1,44 @@
+"""From an exception to one line and an exit code. Light imports: most errors come before mxnet does."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from typing import Callable, NoReturn
+
+from bert.errors import TrainingError
+from comm.base import CommunicationError, abort
+from data.errors import InputError
+
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "BYTEPS_GLOBAL_RANK")
+PATIENCE = 2.0  # seconds that other ranks leave to rank 0 to say the same thing first
+
+
+def exit_code(main: Callable[[], int]) -> int:
+    """Runs a script: 2 for bad input, 1 for a failure, else what `main` returns.
+
+    A rank that fails leaves at once: the others may be waiting for it in a collective, and the launcher ends
+    them.
+    """
+    try:
+        return main()
+    except InputError as error:
+        _fail(str(error), 2)
+    except (TrainingError, CommunicationError) as error:
+        _fail(str(error), 1)
+    except KeyboardInterrupt:
+        abort(130)
+    except Exception:  # a defect of ours or of the libraries: all there is to know about it
+        _fail(traceback.format_exc().rstrip(), 1)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    rank = next((os.environ[name] for name in _RANKS if name in os.environ), "0")
+    if rank != "0":
+        # Most failures are everyone's, and mpirun ends the others when rank 0 leaves.
+        time.sleep(PATIENCE)
+        message = f"rank {rank}: {message}"
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    abort(code)

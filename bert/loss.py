@@ -1,0 +1,61 @@
+"""BERT and both of its losses as one hybrid block: MXNet then plans one graph for the forward pass."""
+
+from __future__ import annotations
+
+import mxnet as mx
+from gluonnlp.model.bert import BERTModel
+
+SUMS = ("mlm_loss", "nsp_loss", "mlm_correct", "nsp_correct")  # the order of the second output
+
+
+class PretrainingLoss(mx.gluon.HybridBlock):
+    """Masked-LM and next-sentence cross entropy (Devlin et al., arXiv:1810.04805, section 3.1).
+
+    The caller passes the factors of both sums, `mlm_factor` = 1 / (masked positions in the step) and
+    `nsp_factor` = 1 / (sequences in the step), over all micro-batches of the step: gradients accumulated
+    over micro-batches are then those of one large batch, however the masks fall.
+
+    Inputs (B sequences of L tokens, P masked positions each):
+        input_ids, segment_ids (B, L); valid_lengths (B,); masked_positions, masked_ids (B, P);
+        masked_weights (B, P), 0 where a position is padding; next_sentence_labels (B,);
+        mlm_factor, nsp_factor (1,), loss scale included.
+    Outputs:
+        loss (1,): mlm_factor * sum of MLM losses + nsp_factor * sum of NSP losses, float32.
+        sums (4,): as named by SUMS, without the factors, float32, no gradient.
+    """
+
+    def __init__(self, bert: BERTModel, dtype: str):
+        super().__init__(prefix="")
+        self._dtype = dtype
+        self.bert = bert
+
+    def hybrid_forward(
+        self,
+        F,
+        input_ids,
+        segment_ids,
+        valid_lengths,
+        masked_positions,
+        masked_ids,
+        masked_weights,
+        next_sentence_labels,
+        mlm_factor,
+        nsp_factor,
+    ):
+        # Attention masks are made from lengths of the model's own dtype; 512 is exact in float16.
+        outputs = self.bert(
+            input_ids, segment_ids, F.cast(valid_lengths, dtype=self._dtype), masked_positions
+        )
+        next_sentence, decoded = outputs[-2:]
+        decoded = F.cast(decoded, dtype="float32")
+        next_sentence = F.cast(next_sentence, dtype="float32")
+        mlm_losses = -F.pick(F.log_softmax(decoded, axis=-1), masked_ids, axis=-1) * masked_weights
+        nsp_losses = -F.pick(F.log_softmax(next_sentence, axis=-1), next_sentence_labels, axis=-1)
+        mlm_sum, nsp_sum = F.sum(mlm_losses), F.sum(nsp_losses)
+        mlm_hits = F.broadcast_equal(F.argmax(decoded, axis=-1), F.cast(masked_ids, dtype="float32"))
+        nsp_hits = F.broadcast_equal(
+            F.argmax(next_sentence, axis=-1), F.cast(next_sentence_labels, dtype="float32")
+        )
+        loss = mlm_sum * mlm_factor + nsp_sum * nsp_factor
+        sums = F.concat(mlm_sum, nsp_sum, F.sum(mlm_hits * masked_weights), F.sum(nsp_hits), dim=0)
+        return loss, F.BlockGrad(sums)

@@ -1,0 +1,270 @@
+"""What rank 0 tells: a progress bar or lines, metrics.jsonl, TensorBoard events, a plot."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from typing import IO, Any, Protocol
+
+from tqdm import tqdm
+
+METRICS_FILE = "metrics.jsonl"
+PLOT_FILE = "loss.png"
+TENSORBOARD_DIR = "tensorboard"
+LAUNCHED = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "BYTEPS_LOCAL_RANK")  # set by a launcher
+
+
+class Reporter(Protocol):
+    """What the training loop tells, without knowing who listens."""
+
+    def note(self, message: str) -> None:
+        """A sentence for people."""
+
+    def warn(self, message: str) -> None:
+        """A sentence that should not be missed."""
+
+    def advance(self, step: int) -> None:
+        """Step `step` is done."""
+
+    def training(self, metrics: dict[str, Any]) -> None:
+        """The metrics of one log interval; `step` among them."""
+
+    def evaluation(self, metrics: dict[str, Any]) -> None:
+        """The metrics of one evaluation; `step` among them, the others begin with eval_."""
+
+    def close(self) -> None:
+        """Nothing follows."""
+
+
+class SilentReporter:
+    """Every rank but 0: only errors are worth saying, and those go to the standard error elsewhere."""
+
+    def note(self, message: str) -> None:
+        pass
+
+    def warn(self, message: str) -> None:
+        pass
+
+    def advance(self, step: int) -> None:
+        pass
+
+    def training(self, metrics: dict[str, Any]) -> None:
+        pass
+
+    def evaluation(self, metrics: dict[str, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class RunReporter:
+    """Rank 0 of a training run.
+
+    Args:
+        directory: where metrics.jsonl and the TensorBoard events go; it exists.
+        start_step: the step that the run continues from; later lines of an earlier metrics.jsonl are dropped,
+            since their steps are run again. A new run (0) moves an earlier file aside.
+        num_steps: the last step.
+        progress: auto, bar, lines or none.
+    """
+
+    def __init__(self, directory: str, start_step: int, num_steps: int, progress: str):
+        from tensorboardX import SummaryWriter
+
+        self._path = os.path.join(directory, METRICS_FILE)
+        _keep_until(self._path, start_step)
+        self._metrics = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
+        self._events = SummaryWriter(
+            os.path.join(directory, TENSORBOARD_DIR), purge_step=start_step + 1, max_queue=100, flush_secs=10
+        )
+        terminal = launching_terminal()
+        if progress == "auto":
+            progress = "lines" if terminal is None else "bar"
+        self._lines = progress == "lines"
+        self._bar = None
+        if progress == "bar":
+            self._bar = tqdm(
+                total=num_steps,
+                initial=start_step,
+                unit="step",
+                ncols=_columns(terminal),
+                file=sys.stderr,
+                mininterval=0.5,
+                leave=True,
+            )
+        self._num_steps = num_steps
+        self._start_step = start_step
+        self._start_time = time.monotonic()
+
+    def note(self, message: str) -> None:
+        self._print(message, sys.stdout)
+
+    def warn(self, message: str) -> None:
+        self._print(f"warning: {message}", sys.stderr)
+
+    def advance(self, step: int) -> None:
+        if self._bar is not None:
+            self._bar.update(step - self._bar.n)
+
+    def training(self, metrics: dict[str, Any]) -> None:
+        self._write(metrics)
+        loss = _shown(metrics["mlm_loss"], ".3f")
+        speed = f"{metrics['tokens_per_s']:,.0f}"
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"mlm {loss}, lr {metrics['lr']:.2e}, {speed} tokens/s")
+        if self._lines:
+            step = metrics["step"]
+            self.note(
+                f"step {step}/{self._num_steps}  mlm_loss {loss}  mlm_acc {_shown(metrics['mlm_acc'], '.1%')}"
+                f"  nsp_loss {_shown(metrics['nsp_loss'], '.3f')}"
+                f"  nsp_acc {_shown(metrics['nsp_acc'], '.1%')}"
+                f"  lr {metrics['lr']:.3g}  {speed} tokens/s  {metrics['step_s']:.3g} s/step"
+                f"  {self._remaining(step)} left"
+            )
+
+    def evaluation(self, metrics: dict[str, Any]) -> None:
+        self._write(metrics)
+        self.note(
+            f"evaluation at step {metrics['step']}: mlm_loss {_shown(metrics['eval_mlm_loss'], '.3f')}"
+            f"  mlm_acc {_shown(metrics['eval_mlm_acc'], '.1%')}"
+            f"  nsp_loss {_shown(metrics['eval_nsp_loss'], '.3f')}"
+            f"  nsp_acc {_shown(metrics['eval_nsp_acc'], '.1%')}"
+            f"  ({metrics['eval_sequences']:,} sequences, {metrics['eval_s']:.1f} s)"
+        )
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        self._metrics.close()
+        self._events.close()
+
+    def _print(self, message: str, stream: IO[str]) -> None:
+        if self._bar is None:
+            print(message, file=stream, flush=True)
+        else:
+            tqdm.write(message, file=stream)
+            stream.flush()
+
+    def _write(self, metrics: dict[str, Any]) -> None:
+        self._metrics.write(json.dumps(metrics, allow_nan=False) + "\n")
+        self._metrics.flush()
+        for name, value in metrics.items():
+            if name != "step" and isinstance(value, (int, float)):
+                kind, _, rest = name.partition("_") if name.startswith("eval_") else ("train", "", name)
+                self._events.add_scalar(f"{kind}/{rest}", value, metrics["step"])
+
+    def _remaining(self, step: int) -> str:
+        elapsed = time.monotonic() - self._start_time
+        seconds = elapsed / max(1, step - self._start_step) * (self._num_steps - step)
+        return tqdm.format_interval(seconds)
+
+
+def finite_or_none(value: float) -> float | None:
+    """JSON has no NaN: a figure that does not exist is null."""
+    return value if math.isfinite(value) else None
+
+
+def launching_terminal() -> str | None:
+    """The terminal that this process writes errors to, itself or through a launcher; None in a log.
+
+    mpirun gives its ranks pipes and copies what they write, so a rank looks at its parent's standard error
+    too. A process that nobody launched does not: its parent is a shell, on the terminal even where this
+    process writes to `| tee`.
+    """
+    processes = [os.getpid()]
+    if any(name in os.environ for name in LAUNCHED):
+        processes.append(os.getppid())
+    for process in processes:
+        try:
+            target = os.readlink(f"/proc/{process}/fd/2")
+        except OSError:
+            continue
+        if target.startswith(("/dev/pts/", "/dev/tty")):
+            return target
+    return None
+
+
+def read_metrics(directory: str) -> list[dict[str, Any]]:
+    """The objects of metrics.jsonl in the order written; a last line cut off by a crash is left out."""
+    found = []
+    try:
+        with open(os.path.join(directory, METRICS_FILE), encoding="utf-8") as lines:
+            for line in lines:
+                try:
+                    found.append(json.loads(line))
+                except ValueError:
+                    continue
+    except FileNotFoundError:
+        pass
+    return found
+
+
+def plot_losses(directory: str, unigram_entropy: float | None) -> str:
+    """Draws loss.png from metrics.jsonl: MLM and NSP loss by step, evaluation as points. Returns its path."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    metrics = read_metrics(directory)
+    figure, (mlm, nsp) = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    for axes, key, title in ((mlm, "mlm_loss", "masked-LM loss"), (nsp, "nsp_loss", "next-sentence loss")):
+        for name, style, label in ((key, "-", "training"), (f"eval_{key}", "o", "evaluation")):
+            points = [(each["step"], each[name]) for each in metrics if each.get(name) is not None]
+            if points:
+                # A line needs two points to be seen.
+                axes.plot(*zip(*points), style if len(points) > 1 else "o", label=label, markersize=4)
+        axes.set(title=title, xlabel="step", ylabel="nats")
+        axes.grid(alpha=0.3)
+    if unigram_entropy is not None:
+        mlm.axhline(unigram_entropy, color="grey", linestyle="--", label="unigram entropy of the text")
+    nsp.axhline(math.log(2), color="grey", linestyle="--", label="guessing")
+    for axes in (mlm, nsp):
+        axes.legend()
+    path = os.path.join(directory, PLOT_FILE)
+    temporary = path + ".tmp"
+    figure.savefig(temporary, dpi=110, format="png")
+    pyplot.close(figure)
+    os.replace(temporary, path)
+    return path
+
+
+def _keep_until(path: str, step: int) -> None:
+    if not os.path.exists(path) or os.path.getsize(path) == 0:
+        return
+    if step == 0:
+        number = 1
+        while os.path.exists(f"{path}.{number}"):
+            number += 1
+        os.rename(path, f"{path}.{number}")
+        return
+    kept = [each for each in read_metrics(os.path.dirname(path)) if each.get("step", 0) <= step]
+    temporary = path + ".tmp"
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.writelines(json.dumps(each) + "\n" for each in kept)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _columns(terminal: str | None) -> int | None:
+    if terminal is None:
+        return None
+    try:
+        descriptor = os.open(terminal, os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return 100
+    try:
+        return os.get_terminal_size(descriptor).columns or 100
+    except OSError:
+        return 100
+    finally:
+        os.close(descriptor)
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

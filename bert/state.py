@@ -1,0 +1,172 @@
+"""What a checkpoint holds of a run, taken from its parts and given back to them on every rank.
+
+Rank 0 alone reads and writes: the other ranks, perhaps on hosts that do not see its disk, get everything
+from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from gluonnlp.model.bert import BERTModel
+
+from bert.checkpoint import Checkpoint, block_arrays, load_step, newest_complete, save
+from bert.errors import TrainingError
+from bert.inputs import Inputs
+from bert.optimizer import Optimizer
+from bert.scaler import DynamicScaler, SkipCounter, StaticScaler
+from comm.base import Communicator
+from data.batches import EPOCH_SHIFT
+from data.errors import InputError
+
+# Those that a data position depends on.
+DATA_OPTIONS = ("data", "raw", "batch_size", "use_avg_len", "num_buckets", "max_seq_length", "short_seq_prob")
+
+
+@dataclass
+class Found:
+    """The checkpoint to continue from, as every rank knows it; `checkpoint` is rank 0's alone."""
+
+    step: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+    messages: list[str] = field(default_factory=list)
+    checkpoint: Checkpoint | None = None
+
+
+def find_checkpoint(options: argparse.Namespace, communicator: Communicator) -> Found:
+    """Looks for the checkpoint that --resume or --start_step asks for; every rank calls it.
+
+    Raises:
+        InputError: on rank 0, when --start_step names a checkpoint that is missing or damaged.
+    """
+    found = Found()
+    if communicator.rank == 0:
+        if options.start_step:
+            found.checkpoint = load_step(options.ckpt_dir, options.start_step, found.messages.append)
+        elif options.resume:
+            found.checkpoint = newest_complete(options.ckpt_dir, found.messages.append)
+            if found.checkpoint is None:
+                found.messages.append(f"--resume: no checkpoint in {options.ckpt_dir}; starting at step 0")
+        if found.checkpoint is not None:
+            found.step = found.checkpoint.step
+            found.facts = found.checkpoint.manifest or {}
+    found.step, found.facts = broadcast_json([found.step, found.facts], communicator)
+    return found
+
+
+def restore_parameters(found: Found, bert: BERTModel, communicator: Communicator, device: mx.Context) -> None:
+    """Gives every rank rank 0's parameters: the checkpoint's, or those it has initialized. To be called
+    before the optimizer takes its copies."""
+    if found.checkpoint is not None:
+        path = found.checkpoint.params_path
+        try:
+            bert.load_parameters(path, ctx=device, cast_dtype=True)
+        except (AssertionError, ValueError, mx.base.MXNetError) as error:  # names, shapes, the file itself
+            reason = str(error).strip().splitlines()[0]
+            raise InputError(
+                f"{path} does not hold the parameters of this run's --model: {reason}"
+            ) from error
+    communicator.broadcast(list(block_arrays(bert).values()))
+
+
+def restore_states(
+    found: Found,
+    optimizer: Optimizer,
+    scaler: StaticScaler | DynamicScaler,
+    skips: SkipCounter,
+    communicator: Communicator,
+) -> None:
+    """Gives every rank the checkpoint's optimizer states, loss scale and count of skipped steps, if any.
+
+    Raises:
+        InputError: states of another model or dtype.
+    """
+    if not found.facts:
+        return
+    if found.checkpoint is not None:
+        with found.checkpoint.open_states() as states:
+            optimizer.restore(states)
+    (optimizer.t,) = broadcast_json([optimizer.t], communicator)
+    communicator.broadcast(list(optimizer.state_arrays().values()))
+    scaler.restore(found.facts["scaler"])
+    skips.restore(found.facts["skips"])
+
+
+def position_to_continue(found: Found, options: argparse.Namespace, world_size: int) -> tuple[int, list[str]]:
+    """The place in the data to go on from (a position of `data.batches`), and what to say where it cannot be
+    exact."""
+    if not found.step:
+        return 0, []
+    if "position" not in found.facts:
+        return found.step * options.accumulate, []
+    position, saved_size = found.facts["position"], found.facts["world_size"]
+    messages = []
+    if saved_size != world_size:
+        epoch, batches = divmod(position, 1 << EPOCH_SHIFT)
+        position = (epoch << EPOCH_SHIFT) + batches * saved_size // world_size
+        messages.append(
+            f"the checkpoint was made by {saved_size} processes, this run has {world_size}: "
+            "it goes on at the nearest place in the data"
+        )
+    saved = found.facts["options"]
+    changed = [name for name in DATA_OPTIONS if saved.get(name) != getattr(options, name)]
+    if changed:
+        messages.append(
+            f"--{', --'.join(changed)} differ from the checkpoint's run: some sequences of this epoch may be "
+            "seen twice or not at all"
+        )
+    return position, messages
+
+
+def save_checkpoint(
+    options: argparse.Namespace,
+    inputs: Inputs,
+    step: int,
+    position: int,
+    seed: int,
+    bert: BERTModel,
+    optimizer: Optimizer,
+    scaler: StaticScaler | DynamicScaler,
+    skips: SkipCounter,
+    world_size: int,
+) -> Checkpoint:
+    """Writes the checkpoint of `step`; rank 0 calls it.
+
+    Raises:
+        TrainingError: a parameter is not finite, or it could not be written; earlier checkpoints are intact.
+    """
+    arrays = block_arrays(bert)
+    if not mx.nd.multi_all_finite(*arrays.values(), num_arrays=len(arrays)).asscalar():
+        raise TrainingError(
+            f"a parameter is no longer finite at step {step}, so it is not saved; lower --lr and --resume "
+            "from the checkpoint before"
+        )
+    facts = {
+        "model": options.model,
+        "vocab_size": inputs.vocab_size,
+        "vocab_sha256": inputs.vocabulary.sha256 if inputs.vocabulary else None,
+        "world_size": world_size,
+        "options": vars(options),
+        "scaler": scaler.state(),
+        "skips": skips.state(),
+        "seed": seed,
+        "position": position,
+    }
+    return save(options.ckpt_dir, step, arrays, optimizer.state_views(), facts, keep=options.keep_checkpoints)
+
+
+def broadcast_json(value: Any, communicator: Communicator) -> Any:
+    """Rank 0's `value`, on every rank, through JSON."""
+    encoded = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
+    length = mx.nd.array([len(encoded)], ctx=mx.cpu(), dtype="int64")
+    communicator.broadcast([length])
+    text = mx.nd.zeros((int(length.asscalar()),), ctx=mx.cpu(), dtype="uint8")
+    if communicator.rank == 0:
+        text[:] = mx.nd.array(encoded, ctx=mx.cpu(), dtype="uint8")
+    communicator.broadcast([text])
+    return json.loads(text.asnumpy().tobytes().decode())

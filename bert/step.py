@@ -1,0 +1,107 @@
+"""One optimizer step: forward, backward, accumulate, average over ranks, agree that all is finite, clip,
+update."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Callable, Sequence
+
+import mxnet as mx
+
+from bert.loss import SUMS, PretrainingLoss
+from bert.optimizer import Optimizer, clip_factor, global_norm
+from bert.scaler import DynamicScaler, StaticScaler
+from comm.base import Communicator
+from data.batches import Batch
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step left behind. `sums` stays on the device until somebody reads it."""
+
+    applied: bool  # False: the gradient was not finite, on every rank alike, and the parameters are as before
+    keep_going: bool  # False: some rank was asked to stop
+    grad_norm: float  # of the averaged gradient, before clipping, without the loss scale
+    sums: mx.nd.NDArray  # (4,) this rank's sums over the step, as named by bert.loss.SUMS
+
+
+class TrainStep:
+    """The step, with all that it works on passed in.
+
+    Args:
+        network: hybridized, on `device`.
+        parameters: those to train, in the order of the forward pass: it is the order in which the next step
+            needs them.
+        clip_norm: greatest global norm of the averaged gradient; 0 turns clipping off.
+        accumulate: micro-batches per step.
+        random_seed_of: step number -> seed of the dropout masks of this rank. MXNet's generators cannot be
+            saved, so each step starts from a seed of its own; a resumed run then draws the same.
+    """
+
+    def __init__(
+        self,
+        network: PretrainingLoss,
+        parameters: Sequence[mx.gluon.Parameter],
+        optimizer: Optimizer,
+        scaler: StaticScaler | DynamicScaler,
+        communicator: Communicator,
+        device: mx.Context,
+        clip_norm: float,
+        accumulate: int,
+        random_seed_of: Callable[[int], int],
+    ):
+        self._network = network
+        self._parameters = list(parameters)
+        self._optimizer = optimizer
+        self._scaler = scaler
+        self._communicator = communicator
+        self._device = device
+        self._clip_norm = clip_norm
+        self._random_seed_of = random_seed_of
+        self._accumulates = accumulate > 1
+        for parameter in self._parameters:
+            parameter.grad_req = "add" if self._accumulates else "write"
+        self._gradients = [parameter.grad(device) for parameter in self._parameters]
+
+    def __call__(self, step: int, batches: Sequence[Batch], lr: float, keep_going: bool = True) -> StepResult:
+        """Takes step number `step` on this rank's micro-batches. Every rank calls it alike."""
+        mx.random.seed(self._random_seed_of(step))
+        sums = self._forward_and_backward(batches)
+        self._communicator.average(self._gradients)
+        norm = global_norm(self._gradients)  # the one wait for the device
+        finite, keep_going = self._communicator.all_agree([math.isfinite(norm), keep_going])
+        scale = self._scaler.scale
+        if finite:
+            rescale = clip_factor(norm, self._clip_norm, scale)
+            self._optimizer.step(self._gradients, lr=lr, rescale=rescale)
+        self._scaler.update(finite)
+        return StepResult(finite, keep_going, norm / scale, sums)
+
+    def _forward_and_backward(self, batches: Sequence[Batch]) -> mx.nd.NDArray:
+        scale = self._scaler.scale
+        factors = (
+            scale / max(1.0, sum(float(batch.masked_weights.sum()) for batch in batches)),
+            scale / sum(len(batch.input_ids) for batch in batches),
+        )
+        if self._accumulates:
+            for parameter in self._parameters:
+                parameter.zero_grad()
+        total = mx.nd.zeros((len(SUMS),), ctx=self._device)
+        for batch in batches:
+            with mx.autograd.record():
+                loss, sums = self._network(
+                    *device_inputs(batch, self._device), *_scalars(factors, self._device)
+                )
+            loss.backward()
+            total += sums
+        return total
+
+
+def device_inputs(batch: Batch, device: mx.Context) -> list[mx.nd.NDArray]:
+    """A batch's arrays on the device, in the order of PretrainingLoss' first seven inputs."""
+    return [mx.nd.array(array, ctx=device, dtype=array.dtype) for array in batch]
+
+
+def _scalars(values: Sequence[float], device: mx.Context) -> list[mx.nd.NDArray]:
+    return [mx.nd.array([value], ctx=device, dtype="float32") for value in values]

@@ -1,0 +1,321 @@
+"""run_pretraining_hvd.py from end to end: real processes, real text, a tiny model."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hparams
+from bert.schedule import Schedule
+from tests.processes import run_command, run_ranks, start_ranks
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = ROOT / "run_pretraining_hvd.py"
+METRICS = {
+    "step", "mlm_loss", "nsp_loss", "mlm_acc", "nsp_acc", "lr", "grad_norm", "loss_scale",
+    "tokens_per_s", "padded_tokens_per_s", "sequences_per_s", "step_s",
+}  # fmt: skip
+STEPS = 12
+
+
+def options(corpus, ckpt_dir, **changes) -> list[str]:
+    chosen = {
+        "raw": True,
+        "data": corpus.train,
+        "vocab": corpus.vocab,
+        "model": "bert_1_32_2",
+        "max_seq_length": 32,
+        "batch_size": 256,
+        "use_avg_len": True,
+        "num_buckets": 2,
+        "num_steps": STEPS,
+        "lr": 0.01,
+        "warmup_ratio": 0.25,
+        "log_interval": 4,
+        "ckpt_interval": 6,
+        "seed": 3,
+        "ckpt_dir": ckpt_dir,
+        **changes,
+    }
+    words = []
+    for name, value in chosen.items():
+        if value is True:
+            words.append(f"--{name}")
+        elif value is not None:
+            words += [f"--{name}", str(value)]
+    return words
+
+
+def train(args, ranks=1, launcher="none", **kwargs):
+    return run_ranks(SCRIPT, ranks, launcher, timeout=150, args=args, **kwargs)
+
+
+def metrics_of(ckpt_dir) -> list[dict]:
+    return [json.loads(line) for line in (Path(ckpt_dir) / "metrics.jsonl").read_text().splitlines()]
+
+
+def same_checkpoint(first: Path, second: Path, step: int) -> None:
+    for extension in (".params", ".states.npz"):
+        name = f"{step:07d}{extension}"
+        assert (first / name).read_bytes() == (second / name).read_bytes(), name
+
+
+@pytest.fixture(scope="module")
+def two_ranks(corpus, tmp_path_factory):
+    """An uninterrupted run of two Horovod processes over MPI, with evaluation."""
+    directory = tmp_path_factory.mktemp("two")
+    args = options(corpus, directory, data_eval=corpus.held_out, accumulate=2)
+    return directory, train(args, 2, "mpirun").check()
+
+
+@pytest.fixture(scope="module")
+def alone(corpus, tmp_path_factory):
+    """An uninterrupted run of one process."""
+    directory = tmp_path_factory.mktemp("alone")
+    return directory, train(options(corpus, directory)).check()
+
+
+def test_metrics(two_ranks):
+    directory, _ = two_ranks
+    metrics = metrics_of(directory)
+    training = [each for each in metrics if "mlm_loss" in each]
+    assert [each["step"] for each in training] == [4, 8, 12]
+    schedule = Schedule(STEPS, 0.01, 3)
+    for each in training:
+        assert METRICS <= set(each)
+        assert each["lr"] == pytest.approx(schedule(each["step"]))
+        assert 0 < each["tokens_per_s"] <= each["padded_tokens_per_s"]
+        assert each["padded_tokens_per_s"] * each["step_s"] <= 2 * 2 * 256 * 1.001
+        assert 0 <= each["mlm_acc"] <= 1 and 0 <= each["nsp_acc"] <= 1
+    assert training[0]["mlm_loss"] == pytest.approx(math.log(1024), abs=0.5)  # starts by guessing
+    assert training[-1]["mlm_loss"] < training[0]["mlm_loss"]
+    evaluations = [each for each in metrics if "eval_mlm_loss" in each]
+    assert [each["step"] for each in evaluations] == [6, 12]
+    assert evaluations[-1]["eval_mlm_loss"] < evaluations[0]["eval_mlm_loss"]
+    assert evaluations[0]["eval_sequences"] == evaluations[1]["eval_sequences"] > 100
+
+
+def test_only_rank_0_talks(two_ranks):
+    directory, result = two_ranks
+    assert result.ranks[1].stdout == "" and result.ranks[1].stderr == ""
+    said = result.ranks[0].stdout
+    assert "2 processes on cpu" in said and "unigram entropy" in said
+    assert f"checkpoint {directory}/{STEPS:07d}.params" in said
+    assert "the paper's" in result.ranks[0].stderr  # a contradicting --num_steps is a warning
+
+
+def test_files(two_ranks):
+    directory, _ = two_ranks
+    assert (directory / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert list((directory / "tensorboard").glob("events*"))
+    for step in (6, 12):
+        manifest = json.loads((directory / f"{step:07d}.json").read_text())
+        assert (manifest["step"], manifest["world_size"], manifest["seed"]) == (step, 2, 3)
+        assert manifest["model"] == "bert_1_32_2"
+    assert not list(directory.rglob("*.tmp*"))
+
+
+def test_resume_is_bit_identical_on_two_ranks(two_ranks, corpus, tmp_path):
+    complete, _ = two_ranks
+    for name in complete.glob("0000006.*"):
+        shutil.copy(name, tmp_path)
+    shutil.copy(complete / "metrics.jsonl", tmp_path)  # holds lines beyond step 6, to be run again
+    args = options(corpus, tmp_path, data_eval=corpus.held_out, accumulate=2, resume=True, seed=None)
+    result = train(args, 2, "mpirun").check()
+    assert "continuing after step 6" in result.ranks[0].stdout
+    same_checkpoint(complete, tmp_path, 12)
+    first, second = metrics_of(complete), metrics_of(tmp_path)
+    assert [each["step"] for each in first] == [each["step"] for each in second]
+    # The interval that holds the resumed step is shorter; the others saw the same.
+    assert first[-2]["mlm_loss"] == second[-2]["mlm_loss"]
+    assert first[-1]["eval_mlm_loss"] == second[-1]["eval_mlm_loss"]
+
+
+def test_a_damaged_checkpoint_is_named_and_passed_over(alone, corpus, tmp_path):
+    complete, _ = alone
+    for name in [*complete.glob("0000006.*"), *complete.glob("0000012.*")]:
+        shutil.copy(name, tmp_path)
+    damaged = tmp_path / "0000012.params"
+    content = bytearray(damaged.read_bytes())
+    content[-1000] ^= 1
+    damaged.write_bytes(content)
+    result = train(options(corpus, tmp_path, resume=True)).check()
+    assert f"{damaged} is damaged" in result.stderr
+    assert "continuing after step 6" in result.stdout
+    same_checkpoint(complete, tmp_path, 12)
+
+
+def test_start_step_names_the_checkpoint(alone, corpus, tmp_path):
+    complete, _ = alone
+    for name in [*complete.glob("0000006.*"), *complete.glob("0000012.*")]:
+        shutil.copy(name, tmp_path)
+    result = train(options(corpus, tmp_path, start_step=6)).check()
+    assert "continuing after step 6" in result.stdout
+    same_checkpoint(complete, tmp_path, 12)
+
+
+def test_a_bare_params_file_of_gluonnlp_is_a_start(alone, corpus, tmp_path):
+    complete, _ = alone
+    shutil.copy(complete / "0000006.params", tmp_path)
+    result = train(options(corpus, tmp_path, start_step=6)).check()
+    assert "optimizer" in result.stderr
+    assert (tmp_path / "0000012.json").exists()
+
+
+def test_sigterm_saves_at_the_next_step(corpus, tmp_path):
+    args = options(corpus, tmp_path, num_steps=100_000, ckpt_interval=100_000, log_interval=5)
+    with start_ranks(SCRIPT, 1, "none", timeout=120, args=args, grace=30) as run:
+        wait_for_metrics(tmp_path, 1)
+        run.signal(signal.SIGTERM)
+        result = run.wait()
+    assert result.returncode == 143, result.describe()
+    (manifest,) = tmp_path.glob("*.json")
+    step = int(manifest.stem)
+    assert 5 <= step < 100_000
+    assert f"stopped by a signal after step {step}" in result.stderr
+    more = train(options(corpus, tmp_path, num_steps=step + 2, resume=True)).check()
+    assert f"continuing after step {step}" in more.stdout
+
+
+def test_sigusr1_to_mpirun_saves_on_all_ranks(corpus, tmp_path):
+    args = options(corpus, tmp_path, num_steps=100_000, ckpt_interval=100_000, log_interval=5)
+    with start_ranks(SCRIPT, 2, "mpirun", timeout=120, args=args, grace=30) as run:
+        wait_for_metrics(tmp_path, 1)
+        run.signal(signal.SIGUSR1)
+        result = run.wait()
+    assert result.returncode == 143, result.describe()
+    assert len(list(tmp_path.glob("*.json"))) == 1
+
+
+def test_gloo_trains_like_mpi(corpus, tmp_path):
+    directories = {}
+    for launcher in ("mpirun", "gloo"):
+        directories[launcher] = tmp_path / launcher
+        train(options(corpus, directories[launcher], num_steps=6), 2, launcher).check()
+    same_checkpoint(directories["mpirun"], directories["gloo"], 6)
+
+
+def test_npz_files_train_and_evaluate(corpus, tmp_path):
+    from data.batches import RawSource, write_evaluation_set
+    from data.text import expand_globs
+    from data.tokenizer import WordPieceTokenizer
+    from data.tokens import cached_store
+    from data.vocab import load_vocab
+
+    vocab = load_vocab(corpus.vocab)
+    paths = expand_globs(corpus.held_out, "--data")
+    store = cached_store(paths, WordPieceTokenizer(vocab), vocab, str(tmp_path / "cache"))
+    write_evaluation_set(RawSource(store, vocab, 32, 0.1, 0.15, 5), str(tmp_path / "part-0.npz"))
+    # One file, two ranks.
+    args = options(
+        corpus, tmp_path / "run", raw=None, data=tmp_path / "*.npz", data_eval=tmp_path / "*.npz",
+        max_seq_length=None, num_steps=6,
+    )  # fmt: skip
+    train(args, 2, "mpirun").check()
+    assert [each["step"] for each in metrics_of(tmp_path / "run")] == [4, 6, 6]
+    # And evaluation alone, of the checkpoint just made: the same figures.
+    args = options(
+        corpus, tmp_path / "run", raw=None, data=None, data_eval=tmp_path / "*.npz", max_seq_length=None,
+        num_steps=6, resume=True,
+    )  # fmt: skip
+    train(args).check()
+    first, second = [each for each in metrics_of(tmp_path / "run") if "eval_mlm_loss" in each]
+    assert second["eval_mlm_loss"] == pytest.approx(first["eval_mlm_loss"], rel=1e-5)
+
+
+def test_parameters_that_overflow_end_the_run_and_keep_the_last_good_checkpoint(alone, corpus, tmp_path):
+    complete, _ = alone
+    for name in complete.glob("0000006.*"):
+        shutil.copy(name, tmp_path)
+    before = (tmp_path / "0000006.params").read_bytes()
+    args = options(corpus, tmp_path, resume=True, num_steps=60, ckpt_interval=60, lr=1e38, warmup_ratio=0)
+    result = train(args)
+    assert result.returncode == 1, result.describe()
+    assert "20th time in a row" in result.stderr and "0000006.params" in result.stderr
+    assert [each.name for each in tmp_path.glob("*.params")] == ["0000006.params"]
+    assert (tmp_path / "0000006.params").read_bytes() == before
+
+
+def test_left_out_hyperparameters_come_from_the_paper(corpus, tmp_path):
+    args = options(
+        corpus, tmp_path, num_steps=None, lr=None, warmup_ratio=None, max_seq_length=128, batch_size=128,
+        log_interval=1,
+    )  # fmt: skip
+    with start_ranks(SCRIPT, 1, "none", timeout=120, args=args) as run:
+        wait_for_metrics(tmp_path, 1)
+        said = run.stdout()
+    stage = hparams.stage_for_run(1, 128, 1, 128)
+    assert f"--num_steps {stage.num_steps} --lr {stage.lr!r} --warmup_ratio {stage.warmup_ratio!r}" in said
+    (first, *_) = metrics_of(tmp_path)
+    assert first["lr"] == pytest.approx(stage.lr / stage.warmup_steps)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model": "gpt_2"}, "--model gpt_2"),
+        ({"data": "nowhere/*.txt"}, "nowhere/*.txt"),
+        ({"max_seq_length": 513}, "--max_seq_length 513"),
+        ({"num_steps": -1}, "--num_steps"),
+        ({"vocab": __file__}, "test_pretraining.py"),
+    ],
+)
+def test_bad_input_is_one_line_before_any_work(changes, named, corpus, tmp_path):
+    started = time.monotonic()
+    result = run_command([sys.executable, SCRIPT, *options(corpus, tmp_path / "new", **changes)])
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1 and result.stderr.startswith("error: "), result.stderr
+    assert named in result.stderr
+    assert result.stdout == ""
+    assert time.monotonic() - started < 20
+    assert not (tmp_path / "new").exists()
+
+
+def test_bad_input_under_mpirun_is_said_once(corpus, tmp_path):
+    result = train(options(corpus, tmp_path / "new", data="nowhere/*.txt"), 2, "mpirun")
+    assert result.returncode == 2
+    assert result.stderr.count("nowhere/*.txt") == 1, result.stderr
+
+
+def test_a_checkpoint_of_another_model_is_refused(alone, corpus):
+    directory, _ = alone
+    before = sorted(path.name for path in directory.iterdir())
+    args = options(corpus, directory, model="bert_2_32_2", resume=True)
+    result = run_command([sys.executable, SCRIPT, *args])
+    assert result.returncode == 2
+    assert "bert_1_32_2" in result.stderr and result.stderr.count("\n") == 1
+    assert sorted(path.name for path in directory.iterdir()) == before
+
+
+def test_a_directory_in_use_is_not_overwritten(alone, corpus):
+    directory, _ = alone
+    result = run_command([sys.executable, SCRIPT, *options(corpus, directory)])
+    assert result.returncode == 2 and "--resume" in result.stderr
+
+
+@pytest.mark.slow
+def test_bert_large_takes_a_step(tmp_path):
+    args = ["--model", "bert_24_1024_16", "--dummy_data_len", "128", "--batch_size", "8", "--num_steps", "1"]
+    args += ["--log_interval", "1", "--ckpt_dir", tmp_path]
+    result = run_ranks(SCRIPT, 1, "none", timeout=900, args=args).check()
+    assert "bert_24_1024_16, 336." in result.stdout or "bert_24_1024_16, 335." in result.stdout
+    (metrics,) = metrics_of(tmp_path)
+    assert metrics["mlm_loss"] == pytest.approx(math.log(30522), abs=0.5)
+    assert np.isfinite(metrics["grad_norm"]) and metrics["grad_norm"] > 0
+    shutil.rmtree(tmp_path)
+
+
+def wait_for_metrics(directory, lines: int, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    path = Path(directory) / "metrics.jsonl"
+    while not path.exists() or path.read_text().count("\n") < lines:
+        assert time.monotonic() < end, "no metrics were written"
+        time.sleep(0.1)
