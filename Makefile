@@ -1,0 +1,59 @@
+# make            lists the targets
+# Every target but help and clean sets up first what is missing; see setup/ for how.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -e -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup pretrain test check format clean
+
+PYTHON ?=
+CUDA ?=
+SLOW ?= 1
+ARGS ?=
+PY := .venv/bin/python
+
+# The parts that mypy reads: those without MXNet.
+TYPED := $(wildcard setup hparams.py data comm/__init__.py comm/base.py)
+
+# Open MPI refuses to run as root unless told twice.
+MPI_ENV := $(if $(filter 0,$(shell id -u)),OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)
+NP ?= 2
+# For two processes Open MPI would bind each to one core.
+MPIRUN := $(MPI_ENV) mpirun -np $(NP) --oversubscribe --bind-to none
+
+# The embedded default.
+RUN_DIR ?= runs/embedded
+CORPUS := -m data.embedded --output $(RUN_DIR)
+PRETRAIN := run_pretraining_hvd.py \
+	--raw --data '$(RUN_DIR)/corpus/train-*.txt' --data_eval $(RUN_DIR)/corpus/eval.txt \
+	--vocab $(RUN_DIR)/vocab.txt --model bert_4_256_4 --max_seq_length 128 --batch_size 2048 --use_avg_len \
+	--num_steps 400 --lr 0.003 --warmup_ratio 0.1 \
+	--log_interval 20 --ckpt_interval 200 --ckpt_dir $(RUN_DIR)/ckpt
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r target text; do \
+		printf '  make %-10s %s\n' "$$target" "$$text"; done
+
+setup: ## set up .venv (PYTHON=python3.10 names an interpreter; CUDA=110 for GPU machines is untested)
+	@PYTHON="$(PYTHON)" setup/bootstrap.sh --cuda="$(CUDA)"
+
+pretrain: setup ## pretrain a small BERT on embedded English text with NP=2 processes (RUN_DIR=runs/embedded)
+	$(PY) $(CORPUS)
+	$(MPIRUN) $(PY) $(PRETRAIN)
+
+test: setup ## run the tests (SLOW=0 leaves out BERT-large, ARGS="-k hparams" goes to pytest)
+	$(PY) -m pytest -q --durations=10 $(if $(filter 0,$(SLOW)),-m "not slow") $(ARGS)
+
+check: setup ## lint, formatting, types
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy $(TYPED)
+
+format: setup ## format the code and sort imports
+	$(PY) -m ruff check --select I --fix .
+	$(PY) -m ruff format .
+
+clean: ## remove .venv and caches in this folder (not runs/, not the wheel cache)
+	rm -rf .venv setup.log .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

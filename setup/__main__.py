@@ -1,0 +1,129 @@
+"""Sets up the environment that the scripts and tests run in; ``make setup`` calls it through bootstrap.sh.
+
+Each stage looks at its own result first, so a second run does nothing and an interrupted one goes on where it
+stopped. Checks come before the first change. ``.venv/setup.json`` says what a completed set-up was made from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+from setup import machine, packages, wheels
+from setup.environment import Environment
+from setup.errors import SetupError
+from setup.progress import Progress, stop_on_signals
+
+ROOT = Path(__file__).resolve().parent.parent
+STAGES = 7
+CHECK_LIMIT = 180.0  # seconds for two ranks to start and add up a vector
+IMPORTS = "import mxnet, gluonnlp, tokenizers, sentencepiece, matplotlib, tensorboardX, tqdm, psutil, pytest"
+
+
+def main() -> int:
+    """Returns the exit code: 0 when the environment is complete and has been seen to work."""
+    parser = argparse.ArgumentParser(prog="make setup", description="Sets up .venv.")
+    parser.add_argument("--cuda", default="", help="CUDA version without its point, or cpu")
+    options = parser.parse_args()
+    stop_on_signals()
+    environment = Environment(ROOT)
+    progress = Progress(STAGES, ROOT / "setup.log", sys.stdout)
+    try:
+        with wheels.locked(ROOT, lambda: print("setup: another set-up runs in this folder; waiting ...")):
+            set_up(environment, options.cuda or environment.recorded_cuda() or "cpu", progress)
+    except SetupError as error:
+        print(f"setup: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nsetup: interrupted; the next make goes on from here.", file=sys.stderr)
+        return 130
+    return 0
+
+
+def set_up(environment: Environment, cuda: str, progress: Progress) -> None:
+    """All stages; returns at once when nothing is missing.
+
+    Raises:
+        SetupError: a stage cannot do its work.
+    """
+    machine.check_platform()
+    machine.check_cuda(cuda)
+    needs = packages.system_needs()
+    missing = packages.missing(needs)
+    if not missing and environment.complete(cuda, machine.open_mpi_version()):
+        print(f"set-up is complete ({environment.summary()})", file=progress.out)
+        return
+    began = time.monotonic()
+
+    progress.stage("checking this machine")
+    packages.refuse_unless_root(missing, os.geteuid())
+    cache = wheels.cache_root(os.environ)
+    wanted = environment.wanted(cuda)
+    all_cached = False
+    if not missing:
+        machine.check_compiler()
+        all_cached = wheels.all_cached(cache / wheels.machine_key(cuda, machine.open_mpi_version()), wanted)
+    pip = machine.pip_command()
+    if pip is not None and not all_cached:
+        machine.check_index(pip)
+
+    progress.stage(f"Debian packages: {' '.join(missing) or 'all there'}")
+    if missing:
+        packages.install(missing, progress)
+        still = packages.missing(needs)
+        if still:
+            raise SetupError(f"apt-get reports success, but these are not there: {' '.join(still)}")
+        machine.check_compiler()
+    open_mpi = machine.open_mpi_version()
+    folder = cache / wheels.machine_key(cuda, open_mpi)
+
+    progress.stage(f"virtual environment .venv (Python {sys.version.split()[0]})")
+    environment.create(cuda, progress)
+
+    progress.stage("pinned packages (125 MB unless in the wheel cache)")
+    downloads = wheels.download(folder, wanted, environment.python, progress)
+    environment.install_requirements(wanted, downloads, progress)
+
+    def tools() -> None:
+        environment.install_build_tools(progress)
+
+    built = []
+    for source in wanted.sources:
+        progress.stage(f"{source.name} {source.version} ({source.duration} unless in the wheel cache)")
+        built.append(wheels.build(folder, source, environment.python, progress, tools))
+    environment.install_wheels(built, progress)
+
+    progress.stage("checking that it works: imports, Horovod over MPI, Horovod over Gloo")
+    check(environment, cuda, progress)
+    environment.finish(cuda, open_mpi)
+    took = time.monotonic() - began
+    print(f"set-up is complete ({environment.summary()}) after {took:.0f} s", file=progress.out)
+
+
+def check(environment: Environment, cuda: str, progress: Progress) -> None:
+    """Imports what the scripts import and lets two ranks add up a vector, over MPI and over Gloo.
+
+    Raises:
+        SetupError: something does not work or does not end.
+    """
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if os.geteuid() == 0:
+        env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    python = str(environment.python)
+    script = [python, str(ROOT / "setup/check_horovod.py")]
+    built_with = [] if cuda == "cpu" else ["nccl"]
+    gloo = [python, str(environment.venv / "bin/horovodrun"), "--gloo", "-np", "2"]
+    mpi = ["mpirun", "-np", "2", "--oversubscribe"]
+    progress.run([python, "-m", "pip", "check"], "pip check", env, CHECK_LIMIT)
+    progress.run([python, "-c", IMPORTS], "imports", env, CHECK_LIMIT)
+    progress.run([*mpi, *script, "mpi", *built_with], "Horovod over MPI on two processes", env, CHECK_LIMIT)
+    progress.run(
+        [*gloo, *script, "gloo", *built_with], "Horovod over Gloo on two processes", env, CHECK_LIMIT
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""The virtual environment ``.venv``, its pinned packages, and the record of a completed set-up."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Sequence
+
+from setup.errors import SetupError
+from setup.progress import Progress
+from setup.wheels import Wanted, gluonnlp, horovod, mxnet_requirement
+
+
+class Environment:
+    """``.venv`` in ``root``. Its ``setup.json`` exists once pip runs in it and tells when all is there."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.venv = root / ".venv"
+        self.python = self.venv / "bin" / "python"
+        self.record = self.venv / "setup.json"
+
+    def recorded_cuda(self) -> str | None:
+        """What an earlier set-up was asked for: "cpu" or a CUDA version; None if there was none."""
+        cuda = self._read().get("cuda")
+        return cuda if isinstance(cuda, str) else None
+
+    def complete(self, cuda: str, open_mpi: str) -> bool:
+        """Whether a set-up for exactly this ended well and its interpreter is still there."""
+        return self.python.exists() and self._read().get("made_from") == self._fingerprint(cuda, open_mpi)
+
+    def summary(self) -> str:
+        """A few words for people."""
+        return f".venv, Python {_version()}, {mxnet_requirement(self.recorded_cuda() or 'cpu')}"
+
+    def create(self, cuda: str, progress: Progress) -> None:
+        """Makes the environment unless it is there for this Python, this folder and this kind of MXNet.
+
+        One that was interrupted has no record yet and is made anew, as is one that was copied or whose Python
+        has gone.
+
+        Raises:
+            SetupError: it cannot be made.
+        """
+        if self._usable() and self.recorded_cuda() == cuda:
+            self._write(cuda, None)
+            return
+        if self.venv.exists():
+            progress.note("making it anew: it was incomplete, or for another Python, folder or CUDA")
+        # We may be running from .venv itself, which --clear empties; the real path is the Python below it.
+        base = os.path.realpath(sys.executable)
+        progress.run([base, "-m", "venv", "--clear", str(self.venv)], "making .venv")
+        self._write(cuda, None)
+
+    def finish(self, cuda: str, open_mpi: str) -> None:
+        """Records that all is complete."""
+        self._write(cuda, self._fingerprint(cuda, open_mpi))
+
+    def wanted(self, cuda: str) -> Wanted:
+        """The pins of this clone, with the MXNet for this kind of machine, and the packages to build.
+
+        Raises:
+            SetupError: the file pins another MXNet than wheels.py builds for.
+        """
+        pins = _pins(self.root / "requirements.txt")
+        cpu = mxnet_requirement("cpu")
+        if cpu not in pins:
+            raise SetupError(f"requirements.txt must pin {cpu}, the version that setup/wheels.py builds for.")
+        requirements = [mxnet_requirement(cuda) if pin == cpu else pin for pin in pins]
+        sources = [gluonnlp(), horovod(cuda, self.venv)]
+        return Wanted(requirements, _pins(self.root / "constraints.txt"), sources)
+
+    def install_requirements(self, wanted: Wanted, folder: Path, progress: Progress) -> None:
+        """Installs the pinned packages from the wheels in ``folder``; needs no network.
+
+        Raises:
+            SetupError: pip failed.
+        """
+        options = ["--no-index", "--find-links", str(folder)]
+        progress.run(self._pip_install([*options, *wanted.requirements]), "installing")
+
+    def install_build_tools(self, progress: Progress) -> None:
+        """Installs what building the wheels needs.
+
+        Raises:
+            SetupError: pip failed.
+        """
+        requirements = str(self.root / "requirements-build.txt")
+        progress.run(self._pip_install(["-r", requirements]), "installing the build tools")
+
+    def install_wheels(self, wheels: Sequence[Path], progress: Progress) -> None:
+        """Installs the built wheels, also over an earlier or interrupted installation.
+
+        Raises:
+            SetupError: pip failed.
+        """
+        options = ["--no-deps", "--no-index", "--force-reinstall"]
+        progress.run(self._pip_install([*options, *map(str, wheels)]), "installing the wheels")
+
+    def _pip_install(self, arguments: Sequence[str]) -> list[str]:
+        constraints = ["-c", str(self.root / "constraints.txt"), "--disable-pip-version-check"]
+        return [str(self.python), "-m", "pip", "install", *constraints, *arguments]
+
+    def _usable(self) -> bool:
+        if not self.record.exists() or not self.python.exists():
+            return False
+        # Scripts name their interpreter by its full path, so a copy of a clone would run the original's.
+        if f"{self.venv}/bin/" not in _head(self.venv / "bin" / "pip"):
+            return False
+        script = "import sys, pip; print(sys.base_prefix, '.'.join(map(str, sys.version_info[:3])))"
+        answer = _quietly([str(self.python), "-c", script])
+        return answer.returncode == 0 and answer.stdout.decode().strip() == f"{sys.base_prefix} {_version()}"
+
+    def _fingerprint(self, cuda: str, open_mpi: str) -> str:
+        digest = hashlib.sha256()
+        for part in [str(self.venv), sys.base_prefix, _version(), cuda, open_mpi]:
+            digest.update(part.encode() + b"\0")
+        sources = [*self.root.glob("requirements*.txt"), self.root / "constraints.txt"]
+        for source in sorted([*sources, *(self.root / "setup").glob("*.py")]):
+            digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+        return digest.hexdigest()
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            content = json.loads(self.record.read_text())
+        except (OSError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def _write(self, cuda: str, made_from: str | None) -> None:
+        temporary = self.record.with_suffix(".tmp")
+        with open(temporary, "w") as file:
+            json.dump({"cuda": cuda, "python": _version(), "made_from": made_from}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self.record)
+
+
+def _quietly(command: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
+
+
+def _pins(path: Path) -> list[str]:
+    return [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+
+
+def _head(path: Path) -> str:
+    try:
+        with open(path, errors="replace") as file:
+            return file.read(4096)
+    except OSError:
+        return ""
+
+
+def _version() -> str:
+    return ".".join(map(str, sys.version_info[:3]))

@@ -1,0 +1,142 @@
+"""Numbered stages, a sign of life during long commands, and one log file for all their output."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO, Mapping, Sequence
+
+from setup.errors import SetupError
+
+TTY_INTERVAL = 1.0  # seconds between signs of life on a terminal, rewritten in place
+PLAIN_INTERVAL = 15.0  # and otherwise, a line each
+STOP_GRACE = 5.0  # seconds between asking a command to stop and killing it
+LAST_LINES = 20
+
+
+class Progress:
+    """Prints ``[3/7] title`` per stage and runs commands with their output in ``log``."""
+
+    def __init__(self, stages: int, log: Path, out: IO[str]) -> None:
+        self.stages = stages
+        self.log = log
+        self.out = out
+        self.stage_number = 0
+        self._fresh_log = True
+
+    def stage(self, title: str) -> None:
+        """Begins the next stage."""
+        self.stage_number += 1
+        self._print(f"[{self.stage_number}/{self.stages}] {title}")
+
+    def note(self, text: str) -> None:
+        """One more line about the present stage."""
+        self._print(f"      {text}")
+
+    def run(
+        self,
+        command: Sequence[str],
+        what: str,
+        env: Mapping[str, str] | None = None,
+        limit: float | None = None,
+    ) -> None:
+        """Runs ``command`` to its end, in a process group of its own so that nothing of it outlives us.
+
+        Args:
+            what: what is being done, in a few words, for the progress line and the failure.
+            env: the command's whole environment; that of this process when left out.
+            limit: seconds after which the command is stopped and counts as failed; none when left out.
+
+        Raises:
+            SetupError: it failed; names the log file and shows the end of the command's output.
+        """
+        with self._open_log() as log:
+            log.write(f"\n$ {' '.join(command)}\n".encode())
+            log.flush()
+            start = log.tell()
+            try:
+                child = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=None if env is None else dict(env),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise SetupError(f"{what} failed: {command[0]}: {error.strerror}") from error
+            try:
+                code = self._wait(child, what, limit)
+            finally:
+                _stop(child)
+        if code is None:
+            raise SetupError(f"{what} did not end within {limit:.0f} seconds.{self._tail(start)}")
+        if code != 0:
+            raise SetupError(f"{what} failed (exit code {code}).{self._tail(start)}")
+
+    def _wait(self, child: subprocess.Popen[bytes], what: str, limit: float | None) -> int | None:
+        """Exit code, or None when the limit passed first."""
+        terminal = self.out.isatty()
+        interval = TTY_INTERVAL if terminal else PLAIN_INTERVAL
+        began = time.monotonic()
+        shown = began
+        while True:
+            try:
+                code = child.wait(timeout=0.2)
+                break
+            except subprocess.TimeoutExpired:
+                now = time.monotonic()
+                if limit is not None and now - began > limit:
+                    code = None
+                    break
+                if now - shown >= interval:
+                    shown = now
+                    line = f"      {what} ... {now - began:.0f} s"
+                    self._print(f"\r{line}" if terminal else line, end="" if terminal else "\n")
+        if terminal and shown != began:
+            self._print("\r\033[K", end="")
+        return code
+
+    def _open_log(self) -> IO[bytes]:
+        mode = "wb" if self._fresh_log else "ab"
+        self._fresh_log = False
+        return open(self.log, mode)
+
+    def _tail(self, start: int) -> str:
+        with open(self.log, "rb") as log:
+            log.seek(start)
+            lines = log.read().decode(errors="replace").splitlines()
+        shown = [f"    {line}" for line in lines[-LAST_LINES:]]
+        return "\n".join([f" The whole log is in {self.log}; it ends:", *shown])
+
+    def _print(self, text: str, end: str = "\n") -> None:
+        print(text, end=end, file=self.out, flush=True)
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    """Ends the group of a child that still runs; asks first, because mpirun then ends its ranks."""
+    if child.poll() is not None:
+        return
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(child.pid, number)
+            child.wait(timeout=STOP_GRACE)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def stop_on_signals() -> None:
+    """Makes SIGTERM and SIGHUP end this program the orderly way, its commands included, as Ctrl-C does."""
+
+    def end(number: int, frame: object) -> None:
+        print("\nsetup: stopped by a signal; the next make goes on from here.", file=sys.stderr)
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGHUP, end)
