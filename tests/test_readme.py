@@ -1,0 +1,375 @@
+"""What README.md and docs/ say is true: commands are run, shown output is compared, names are looked up.
+
+Fenced blocks are `bash` (commands), `console` (lines that begin with `$ ` are commands, the others what they
+print, which for hparams.py is compared exactly) or `text` (neither). Every command must be of a kind that is
+tested below. A word `…` in a command stands for options of the reader's own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Iterator, NamedTuple
+
+import numpy as np
+import pytest
+
+from bert.options import parse_options
+from data.npz import read_npz
+from tests.processes import ROOT, RunResult, run_command, run_ranks
+
+README = ROOT / "README.md"
+GUIDES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PACKAGES = ("bert", "comm", "data", "hosts", "setup")
+SCRIPT = "run_pretraining_hvd.py"
+OWN_TEXT = "## Your own text"
+TREE = "## The files"
+# What the own-text example is cut down to, so that it takes seconds; each must occur in it.
+SMALLER = {
+    "--vocab_size": "500",
+    "--model": "bert_1_32_2",
+    "--max_seq_length": "32",
+    "--batch_size": "256",
+    "--num_steps": "6",
+    "--log_interval": "3",
+    "--ckpt_interval": "6",
+}
+# Of mpirun, horovodrun and TensorBoard.
+FOREIGN_OPTIONS = {"--bind-to", "--oversubscribe", "--gloo", "--logdir"}
+
+
+class Block(NamedTuple):
+    guide: str
+    line: int
+    language: str
+    text: str
+
+
+def blocks(guide: Path) -> Iterator[Block]:
+    found = re.finditer(r"^```(\w*)\n(.*?)^```$", guide.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    for match in found:
+        line = match.string.count("\n", 0, match.start()) + 1
+        yield Block(guide.name, line, match[1], match[2])
+
+
+class Command(NamedTuple):
+    """One command of a guide; `shown` is what it prints there, None where that is not shown."""
+
+    guide: str
+    text: str
+    shown: str | None
+
+    @property
+    def words(self) -> list[str]:
+        return shlex.split(self.text)
+
+
+def commands(block: Block) -> list[Command]:
+    found = []
+    if block.language == "bash":
+        lines = block.text.replace("\\\n", " ").splitlines()
+        lines = [line for line in lines if line.strip() and not line.startswith("#")]
+        found = [Command(block.guide, " ".join(line.split()), None) for line in lines]
+    elif block.language == "console":
+        assert block.text.startswith("$ "), f"{block.guide}:{block.line} begins without a command"
+        for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+            text, _, shown = part.partition("\n")
+            found.append(Command(block.guide, text, shown))
+    return found
+
+
+def section(guide: Path, heading: str) -> str:
+    """The text below a heading, up to the next one of its level or above."""
+    text = guide.read_text("utf-8")
+    assert f"\n{heading}\n" in text
+    level = heading.index(" ")
+    return re.split(rf"^#{{1,{level}}} ", text.split(f"\n{heading}\n", 1)[1], flags=re.MULTILINE)[0]
+
+
+def blocks_of(heading: str) -> list[Block]:
+    """The blocks below a heading of the README."""
+    text = section(README, heading)
+    return [block for block in blocks(README) if f"```{block.language}\n{block.text}```" in text]
+
+
+def prose(guide: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", guide.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def inline_code(guide: Path) -> list[str]:
+    return re.findall(r"`([^`\n]+)`", prose(guide))
+
+
+ALL = [command for guide in GUIDES for block in blocks(guide) for command in commands(block)]
+HPARAMS = [command for command in ALL if command.words[1:2] == ["hparams.py"]]
+TRAINING = [command for command in ALL if SCRIPT in command.words]
+
+
+def test_every_block_says_what_it_is():
+    for guide in GUIDES:
+        for block in blocks(guide):
+            assert block.language in ("bash", "console", "text"), f"{block.guide}:{block.line}"
+        assert guide.read_text("utf-8").count("```") == 2 * len(list(blocks(guide)))
+
+
+def test_every_command_is_of_a_tested_kind():
+    def kind(command: Command) -> str:
+        words = command.words
+        if words[0] == "make":
+            return "make"
+        if command in HPARAMS:
+            return "hparams"
+        if command in TRAINING:
+            return "training"
+        if words[:2] == [".venv/bin/python", "-m"] and words[2].startswith("data."):
+            return words[2]
+        if words[:3] == [".venv/bin/python", "-m", "pytest"]:
+            return "pytest"
+        raise AssertionError(f"{command.guide}: nothing here tests: {command.text}")
+
+    kinds = {kind(command) for command in ALL}
+    assert {"make", "hparams", "training", "data.train_vocab", "data.convert_npz"} <= kinds
+    assert kinds - {"make", "hparams", "training", "pytest"} <= {"data.train_vocab", "data.convert_npz"}
+    for command in ALL:  # only hparams.py prints the same everywhere; a run is shown as an example
+        assert command.shown is None or command in HPARAMS or command.text == "make pretrain"
+
+
+@pytest.mark.parametrize("command", HPARAMS, ids=lambda command: command.text[:90])
+def test_hparams(command):
+    result = run_command([sys.executable, *command.words[1:]])
+    said = result.stdout + result.stderr
+    if command.shown is None:
+        assert result.returncode == 0, result.describe()
+    else:
+        assert said.rstrip("\n") == command.shown.rstrip("\n")
+        error = said.startswith("hparams.py: ")
+        disagreement = "--check" in command.words and "as in the paper" not in said
+        assert result.returncode == (2 if error else 1 if disagreement else 0)
+    if "--launch" in command.words and result.returncode == 0:  # what it prints is a command line of ours
+        printed = [line for line in result.stdout.splitlines() if not line.startswith("#")]
+        launches = "\n".join(printed).replace("\\\n", " ").strip().split("\n\n")
+        assert launches[0].startswith("mpirun ")
+        for launch in launches:
+            words = shlex.split(launch)
+            parse_options(words[words.index(SCRIPT) + 1 :], "")
+
+
+def test_the_tests_have_something_to_do():
+    assert len(HPARAMS) > 8 and sum(command.shown is not None for command in HPARAMS) > 6
+    assert len(TRAINING) >= 2
+
+
+@pytest.mark.parametrize("command", TRAINING, ids=lambda command: command.text[:60])
+def test_command_lines_of_the_script_parse(command):
+    before, options = split_at_script(command)
+    assert before[-1].endswith("python")
+    if len(before) > 1:
+        assert before[0] in ("mpirun", ".venv/bin/horovodrun") and int(before[before.index("-np") + 1]) >= 1
+    if "…" in options:
+        options = [*filter("…".__ne__, options), "--data", "x.txt"]
+    assert parse_options(options, "").ckpt_dir
+
+
+def split_at_script(command: Command) -> tuple[list[str], list[str]]:
+    at = command.words.index(SCRIPT)
+    return command.words[:at], command.words[at + 1 :]
+
+
+def test_make_targets():
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    named = [command.text for command in ALL if command.words[0] == "make"]
+    named += [code for guide in GUIDES for code in inline_code(guide) if code.startswith("make ")]
+    assert {"make pretrain", "make test"} <= set(named)
+    for text in named:
+        for word in shlex.split(text)[1:]:
+            name, is_variable, _ = word.partition("=")
+            assert name in (makefile if is_variable else targets), text
+        if shutil.which("make"):  # what it would do, without doing it
+            run_command([*shlex.split(text), "--dry-run"]).check()
+
+
+def test_a_run_is_shown():
+    (block,) = blocks_of("## What a run looks like")
+    assert "checkpoint runs/embedded/ckpt/" in block.text and "unigram entropy" in block.text
+
+
+def substituted(words: list[str]) -> list[str]:
+    """The words with each option of SMALLER set to its value there."""
+    out = list(words)
+    for index, word in enumerate(words[:-1]):
+        if word in SMALLER:
+            out[index + 1] = SMALLER[word]
+    return out
+
+
+class OwnText(NamedTuple):
+    directory: Path
+    result: RunResult
+
+
+@pytest.fixture(scope="module")
+def own_text(tmp_path_factory, corpus) -> OwnText:
+    """The commands of the own-text section, in their order, on a small part of the embedded corpus."""
+    directory = tmp_path_factory.mktemp("own")
+    (directory / "corpus").mkdir()
+    for name in ("train-0.txt", "train-1.txt", "eval.txt"):
+        text = Path(corpus.train).with_name(name).read_text("utf-8")
+        documents = [document for document in text.split("\n\n") if len(document) < 10_000]
+        (directory / "corpus" / name).write_text("\n\n".join(documents[:12]) + "\n", "utf-8")
+
+    block = next(block for block in blocks_of(OWN_TEXT) if block.language == "bash")
+    mine = commands(block)
+    assert [command.words[0] for command in mine] == ["make", ".venv/bin/python", "mpirun"]
+    used = {word for command in mine for word in command.words}
+    assert set(SMALLER) <= used, "SMALLER names options that the example does not have"
+
+    _, vocabulary, training = mine
+    run_command([sys.executable, *substituted(vocabulary.words[1:])], cwd=directory).check()
+    before, options = split_at_script(training)
+    ranks = int(before[before.index("-np") + 1])
+    return OwnText(
+        directory,
+        run_ranks(ROOT / SCRIPT, ranks, timeout=120, args=substituted(options), cwd=directory).check(),
+    )
+
+
+def test_own_text(own_text):
+    run = own_text.directory / "runs" / "own"
+    assert (own_text.directory / "vocab.txt").read_text("utf-8").count("\n") == int(SMALLER["--vocab_size"])
+    assert "2 processes on cpu" in own_text.result.ranks[0].stdout
+    assert "warning: --lr" in own_text.result.ranks[0].stderr
+    assert (run / "0000006.params").exists()
+
+
+def test_the_files_of_a_run(own_text):
+    table = section(README, "## What a run leaves in its checkpoint directory")
+    rows = re.findall(r"^\| (`.*?) \|", table.split("| field |")[0], re.MULTILINE)
+    named = {name.replace("0002000", "0000006").rstrip("/") for row in rows for name in code_in(row)}
+    there = {path.name for path in (own_text.directory / "runs" / "own").iterdir()}
+    assert named == there
+
+
+def test_the_fields_of_metrics(own_text):
+    table = section(README, "## What a run leaves in its checkpoint directory").split("| field |")[1]
+    named = {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in code_in(row)}
+    lines = (own_text.directory / "runs" / "own" / "metrics.jsonl").read_text("utf-8").splitlines()
+    assert named == {name for line in lines for name in json.loads(line)}
+
+
+def code_in(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
+
+
+def test_conversion_of_gluonnlps_files(tmp_path):
+    """The README's command on a file as GluonNLP writes it; the result is what the training script reads."""
+    (tmp_path / "pretrain").mkdir()
+    rows = [np.arange(5, 5 + length, dtype=np.int32) for length in (9, 12)]
+    masked = [np.array([2], np.int32), np.array([2, 4], np.int32)]
+    columns = {
+        "input_ids": rows,
+        "segment_ids": [np.zeros(len(row), np.int32) for row in rows],
+        "masked_lm_positions": masked,
+        "masked_lm_ids": [row + 5 for row in masked],
+        "masked_lm_weights": [np.ones(len(row), np.float32) for row in masked],
+    }
+    pickled = {name: np.array(column, dtype=object) for name, column in columns.items()}
+    pickled["next_sentence_labels"] = np.array([0, 1], np.int32)
+    pickled["valid_lengths"] = np.array([9, 12], np.int32)
+    np.savez_compressed(tmp_path / "pretrain" / "part-000.npz", **pickled)
+    (command,) = [each for each in ALL if "data.convert_npz" in each.words]
+    run_command([sys.executable, *command.words[1:]], cwd=tmp_path).check()
+    arrays = read_npz(str(tmp_path / "padded" / "part-000.npz"), 100)
+    assert arrays.valid_lengths.tolist() == [9, 12]
+    assert arrays.masked_lm_ids.tolist() == [[7, 0], [7, 9]]
+
+
+def tree_entries() -> list[str]:
+    """The paths of the file tree, relative to the root."""
+    (block,) = blocks_of(TREE)
+    entries, directory = [], ""
+    for line in block.text.splitlines():
+        names, phrase = re.fullmatch(r"( *[^\s,]+(?:, [^\s,]+)*) +(\S.*)", line).groups()
+        assert len(phrase.split()) > 1, f"no phrase: {line}"
+        indented = names.startswith(" ")
+        for name in names.strip().split(", "):
+            entries.append((directory if indented else "") + name)
+        if not indented:
+            directory = names if names.endswith("/") else ""
+    return entries
+
+
+def test_the_file_tree_is_the_real_one():
+    entries = tree_entries()
+    assert len(entries) == len(set(entries))
+    for entry in entries:
+        path = ROOT / entry
+        assert path.is_dir() if entry.endswith("/") else path.is_file(), entry
+    for package in PACKAGES:
+        modules = {f"{package}/{path.name}" for path in (ROOT / package).glob("*.py")}
+        assert modules - {f"{package}/__init__.py"} <= set(entries)
+
+
+def test_everything_at_the_top_is_in_the_file_tree():
+    git = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(git, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout: which files belong to the project is not known")
+    names = [name for name in listed.decode().splitlines() if (ROOT / name).exists()]
+    top = {name.partition("/")[0] + ("/" if "/" in name else "") for name in names}
+    assert "Makefile" in top and "bert/" in top
+    assert top - set(tree_entries()) == {"README.md", ".gitignore"}
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)
+def test_links(guide):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(guide)):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (guide.parent / path).resolve() if path else guide
+        assert linked.is_file(), f"{guide.name}: {target}"
+        assert not anchor or anchor in anchors(linked), f"{guide.name}: {target}"
+
+
+def anchors(guide: Path) -> set[str]:
+    """GitHub's: lower case, without punctuation, hyphens for spaces."""
+    headings = re.findall(r"^#+ (.*)$", prose(guide), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)
+def test_files_named_in_the_text_exist(guide):
+    pattern = re.compile(rf"(?:{'|'.join((*PACKAGES, 'tests', 'docs'))})/[\w./-]*|[\w-]+\.(?:py|md|toml)")
+    for code in inline_code(guide):
+        if pattern.fullmatch(code) and "<" not in code:
+            planned = code == "run_pretraining_byteps.py"
+            assert (ROOT / code).exists() != planned, f"{guide.name}: {code}"
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)
+def test_options_named_in_the_text_exist(guide, helps):
+    for code in inline_code(guide):
+        for option in re.findall(r"(?<![\w-])--[a-z]\w*(?:-\w+)*", code):
+            known = option in FOREIGN_OPTIONS or re.search(rf"{option}\b(?!-)", helps)
+            assert known, f"{guide.name}: {option}"
+
+
+@pytest.fixture(scope="module")
+def helps() -> str:
+    """What all commands say of their options."""
+    modules = ["-m data.train_vocab", "-m data.convert_npz", SCRIPT, "hparams.py"]
+    return "".join(run_command([sys.executable, *each.split(), "--help"]).check().stdout for each in modules)
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)
+def test_no_path_of_one_machine(guide):
+    text = guide.read_text("utf-8")
+    found = re.findall(r"(?<![\w.~/-])/(?:work|root|home|tmp|opt|mnt|srv|Users|shared)\b\S*", text)
+    assert not found
