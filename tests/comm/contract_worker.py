@@ -124,6 +124,20 @@ def check_average_other_arrays_at_once(comm):
             assert_mean(comm, array, index, "float32", round)
 
 
+def check_average_gives_the_same_bits_again(comm):
+    """Whatever the timing, the ranks' values are added in the same order."""
+    sizes = np.random.RandomState(5).randint(1, 20000, 40)
+    mine = [np.random.RandomState([comm.rank, index]).randn(size) for index, size in enumerate(sizes)]
+    delays = np.random.RandomState([comm.rank, 99])
+    digests = set()
+    for _ in range(20):
+        arrays = [mx.nd.array(value, dtype="float32") for value in mine]
+        time.sleep(delays.uniform(0, 0.005))
+        comm.average(arrays)
+        digests.add(digest(arrays)["digest"])
+    assert len(digests) == 1, f"{len(digests)} different results"
+
+
 def check_average_twice_in_a_row(comm):
     array = mx.nd.array(values(comm.rank, 5, "float32"))
     comm.average([array])

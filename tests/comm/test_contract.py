@@ -33,6 +33,7 @@ CHECKS = [
     "average_nothing",
     "average_again_and_again",
     "average_other_arrays_at_once",
+    "average_gives_the_same_bits_again",
     "average_twice_in_a_row",
     "average_in_place",
     "average_of_nan_and_inf",
