@@ -205,7 +205,12 @@ def _parser(description: str) -> argparse.ArgumentParser:
         default=1.0,
         help="power of the polynomial decay; 1 is linear (default: 1)",
     )
-    add("--dropout", type=_rate, default=0.1, help="of activations and attention, below 1 (default: 0.1, as BERT)")
+    add(
+        "--dropout",
+        type=_rate,
+        default=0.1,
+        help="of activations and attention, below 1 (default: 0.1, as BERT)",
+    )
     add("--optimizer", choices=["lamb", "bertadam", "adamw"], default="lamb", help="default: lamb")
     add(
         "--bias_correction",
@@ -259,7 +264,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
         default="auto",
         help="auto: a bar on a terminal, lines elsewhere (default: auto)",
     )
-    add("--verbose", action="store_true", help="debug messages")
+    add("--verbose", action="store_true", help="print all options, and a line for every step")
     add(
         "--profile", metavar="FILE", help="write an MXNet trace of steps 10 to 14 (rank 1 writes FILE.1, ...)"
     )

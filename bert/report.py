@@ -26,6 +26,9 @@ class Reporter(Protocol):
     def warn(self, message: str) -> None:
         """A sentence that should not be missed."""
 
+    def debug(self, message: str) -> None:
+        """Detail for --verbose."""
+
     def advance(self, step: int) -> None:
         """Step `step` is done."""
 
@@ -46,6 +49,9 @@ class SilentReporter:
         pass
 
     def warn(self, message: str) -> None:
+        pass
+
+    def debug(self, message: str) -> None:
         pass
 
     def advance(self, step: int) -> None:
@@ -70,9 +76,10 @@ class RunReporter:
             since their steps are run again. A new run (0) moves an earlier file aside.
         num_steps: the last step.
         progress: auto, bar, lines or none.
+        verbose: whether debug messages are shown.
     """
 
-    def __init__(self, directory: str, start_step: int, num_steps: int, progress: str):
+    def __init__(self, directory: str, start_step: int, num_steps: int, progress: str, verbose: bool = False):
         from tensorboardX import SummaryWriter
 
         self._path = os.path.join(directory, METRICS_FILE)
@@ -97,6 +104,7 @@ class RunReporter:
                 leave=True,
             )
         self._num_steps = num_steps
+        self._verbose = verbose
         self._start_step = start_step
         self._start_time = time.monotonic()
 
@@ -105,6 +113,10 @@ class RunReporter:
 
     def warn(self, message: str) -> None:
         self._print(f"warning: {message}", sys.stderr)
+
+    def debug(self, message: str) -> None:
+        if self._verbose:
+            self._print(message, sys.stdout)
 
     def advance(self, step: int) -> None:
         if self._bar is not None:

@@ -34,7 +34,8 @@ def summarize(
         loss = final.get("eval_mlm_loss", final.get("mlm_loss"))
         difference = unigram_entropy - loss
         reporter.note(
-            f"The unigram entropy of the text is {unigram_entropy:.3f} nats: the loss is {abs(difference):.3f}"
+            f"The unigram entropy of the text is {unigram_entropy:.3f} nats:"
+            f" the loss is {abs(difference):.3f}"
             + (" below it, the model uses context." if difference > 0 else " above it, train longer.")
         )
     reporter.note(f"checkpoint {os.path.join(options.ckpt_dir, f'{step:07d}.params')}")

@@ -62,7 +62,9 @@ def pretrain(options: argparse.Namespace, inputs: Inputs, communicator: Communic
         raise InputError(f"--num_steps {plan.num_steps}: the checkpoint is already at step {found.step}")
     reporter: Reporter = SilentReporter()
     if communicator.rank == 0:
-        reporter = RunReporter(options.ckpt_dir, found.step, plan.num_steps, options.progress)
+        reporter = RunReporter(
+            options.ckpt_dir, found.step, plan.num_steps, options.progress, options.verbose
+        )
     feed = None
     try:
         feed = training_feed(options, inputs, plan, seed, communicator, reporter)
@@ -98,6 +100,9 @@ def pretrain(options: argparse.Namespace, inputs: Inputs, communicator: Communic
             f" {communicator.size} process{'es' if communicator.size > 1 else ''} on"
             f" {device.device_type}, OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS')}, seed {seed}"
         )
+
+        for name, value in sorted(vars(options).items()):
+            reporter.debug(f"--{name} {value}")
 
         def evaluate_at(step: int) -> None:
             if eval_feed is not None:
@@ -185,6 +190,10 @@ def run_steps(
         totals.add(micro_batches, result.sums, result.applied)
         steps_in_interval += 1
         reporter.advance(step)
+        reporter.debug(
+            f"step {step}: lr {lr:.6g}, gradient norm {result.grad_norm:.4g}, loss scale {scaler.scale:g}"
+            + ("" if result.applied else ", not finite: skipped")
+        )
 
         at_end = step == plan.num_steps or not keep_going
         if step % options.log_interval == 0 or at_end:

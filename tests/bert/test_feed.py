@@ -1,0 +1,301 @@
+"""Batches for the loop from tiny files: what is written once, who gets what, and where it goes on."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bert.feed import evaluation_feed, training_feed
+from bert.inputs import check_inputs
+from bert.options import parse_options
+from bert.plan import make_plan
+from bert.report import SilentReporter
+from comm.local import LocalCommunicator
+from data.batches import Batch
+from data.errors import InputError
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS]
+PAD, CLS, SEP, MASK = 0, 2, 3, 4
+
+
+class Rank(LocalCommunicator):
+    """The first rank of the first host, or another whose rank 0 has already passed the barrier."""
+
+    def __init__(self, rank: int = 0, size: int = 1):
+        self.rank = self.local_rank = rank
+        self.size = self.local_size = size
+        self.barriers = 0
+
+    def barrier(self) -> None:
+        self.barriers += 1
+
+
+class Notes(SilentReporter):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.lines.append(message)
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch) -> Path:
+    """A vocabulary of letters; texts of 12 documents with sentences of 1 to 9 of them."""
+    monkeypatch.chdir(tmp_path)
+    Path("vocab.txt").write_text("\n".join(WORDS), encoding="utf-8")
+    rng = np.random.default_rng(0)
+    for name in ("train.txt", "eval.txt"):
+        documents = [
+            "\n".join(" ".join(rng.choice(list(LETTERS), rng.integers(1, 10))) for _ in range(6))
+            for _ in range(12)
+        ]
+        Path(name).write_text("\n\n".join(documents) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+class Prepared:
+    """The arguments of both functions for a command line."""
+
+    def __init__(self, arguments: str = "", world_size: int = 1):
+        argv = ["--raw", "--vocab", "vocab.txt", "--ckpt_dir", "ckpt", "--num_data_workers", "0"]
+        argv += ["--max_seq_length", "32", "--batch_size", "4", *arguments.split()]
+        self.options = parse_options(argv, "description")
+        self.inputs = check_inputs(self.options)
+        self.plan = make_plan(self.options, world_size, self.inputs.max_seq_length)
+        self.notes = Notes()
+        self.world_size = world_size
+
+    def training(self, rank: int = 0, seed: int = 0) -> Any:
+        communicator = Rank(rank, self.world_size)
+        return training_feed(self.options, self.inputs, self.plan, seed, communicator, self.notes)
+
+    def evaluation(self, rank: int = 0) -> Any:
+        self.communicator = Rank(rank, self.world_size)
+        return evaluation_feed(self.options, self.inputs, self.plan, self.communicator, self.notes)
+
+
+def take(feed: Any, count: int, position: int = 0) -> list[Batch]:
+    feed.seek(position)
+    try:
+        return [next(feed) for _ in range(count)]
+    finally:
+        feed.close()
+
+
+def same(first: Any, second: Any) -> bool:
+    return all((a == b).all() for one, other in zip(first, second) for a, b in zip(one, other))
+
+
+def files(place: Path, pattern: str) -> dict[str, tuple[int, int]]:
+    """Name: inode and time of the last change; equal only where nothing has been written again."""
+    found = {}
+    for path in sorted(place.glob(pattern)):
+        status = os.stat(path)
+        found[path.name] = (status.st_ino, status.st_mtime_ns)
+    return found
+
+
+class TestText:
+    def test_batches_are_berts_sequences(self):
+        batches = take(Prepared("--data train.txt").training(), 20)
+        for batch in batches:
+            rows, length = batch.input_ids.shape
+            assert length <= 32 and batch.masked_positions.shape == (rows, 5)  # 15% of 32, rounded up
+            assert (batch.input_ids[:, 0] == CLS).all()
+            inside = np.arange(length) < batch.valid_lengths[:, None]
+            assert (batch.input_ids[~inside] == PAD).all()
+            assert (batch.input_ids[np.arange(rows), batch.valid_lengths - 1] == SEP).all()
+            assert (batch.masked_weights.sum(1) >= 1).all()
+            assert (batch.masked_ids[batch.masked_weights > 0] >= len(WORDS) - 26).all()
+        assert MASK in np.concatenate([batch.input_ids.ravel() for batch in batches])
+        assert {int(label) for batch in batches for label in batch.next_sentence_labels} == {0, 1}
+
+    def test_the_unigram_entropy_is_that_of_the_text(self):
+        prepared = Prepared("--data train.txt")
+        feed = prepared.training()
+        counts = Counter(Path("train.txt").read_text(encoding="utf-8").split())
+        total = sum(counts.values())
+        expected = -sum(count / total * math.log(count / total) for count in counts.values())
+        assert feed.unigram_entropy == pytest.approx(expected)
+        assert any(
+            "12 documents, 72 sentences" in line and f"{total:,} tokens" in line
+            for line in prepared.notes.lines
+        )
+        feed.close()
+
+    def test_it_is_tokenized_once(self, place):
+        take(Prepared("--data train.txt").training(), 1)
+        stores = files(place, "ckpt/tokens/*/*")
+        assert stores
+        take(Prepared("--data train.txt --resume").training(), 1)
+        assert files(place, "ckpt/tokens/*/*") == stores
+
+    def test_ranks_share_an_epoch_and_only_rank_0_knows_the_entropy(self):
+        prepared = Prepared("--data train.txt --num_buckets 1", world_size=2)
+        alone = Prepared("--data train.txt --num_buckets 1")
+        feeds = [prepared.training(rank) for rank in range(2)]
+        assert feeds[0].unigram_entropy is not None and feeds[1].unigram_entropy is None
+        (ours, theirs), whole = (take(feed, 3) for feed in feeds), take(alone.training(), 6)
+        rows = [
+            {row.tobytes() for batch in batches for row in batch.input_ids}
+            for batches in (ours, theirs, whole)
+        ]
+        assert not rows[0] & rows[1]
+        assert rows[0] | rows[1] == rows[2], "the first 24 sequences of the same order"
+
+    def test_a_position_goes_on_where_it_was(self):
+        prepared = Prepared("--data train.txt")
+        feed = prepared.training()
+        feed.seek(0)
+        before = [next(feed) for _ in range(5)]
+        position = feed.position
+        after = [next(feed) for _ in range(30)]  # into later epochs
+        feed.close()
+        assert same(take(prepared.training(), 30, position), after)
+        assert same(take(prepared.training(), 5), before)
+        assert feed.position >> 32 >= 1
+
+    def test_workers_ahead_do_not_change_batches_or_position(self):
+        feeds = [Prepared(f"--data train.txt --num_data_workers {count}").training() for count in (0, 3)]
+        batches = [take(feed, 12) for feed in feeds]
+        assert same(*batches) and feeds[0].position == feeds[1].position
+
+    def test_the_seed_decides_order_and_masks(self):
+        prepared = Prepared("--data train.txt --num_buckets 1")
+        first, again, other = (take(prepared.training(seed=seed), 2) for seed in (1, 1, 2))
+        assert same(first, again)
+        assert first[0].input_ids.tobytes() != other[0].input_ids.tobytes()
+
+    def test_a_single_document_is_refused(self):
+        Path("one.txt").write_text("a b c\nd e f\n", encoding="utf-8")
+        with pytest.raises(InputError, match="single document"):
+            Prepared("--data one.txt").training()
+
+    def test_closing_before_the_first_batch(self):
+        Prepared("--data train.txt").training().close()
+
+
+class TestDummy:
+    def test_one_batch_of_random_tokens_again_and_again(self):
+        feed = Prepared("--dummy_data_len 24 --data train.txt").training()
+        first, second = take(feed, 2)
+        assert first is second and feed.position == 2
+        assert first.input_ids.shape == (4, 24) and (first.valid_lengths == 24).all()
+        assert first.input_ids.min() >= 0 and first.input_ids.max() < len(WORDS)
+        assert first.masked_positions.shape == (4, 4)  # 15% of 24, rounded up
+        assert (first.masked_weights == 1).all()
+        assert feed.unigram_entropy is None
+        assert not Path("ckpt").exists(), "the text is not even tokenized"
+
+    def test_tokens_a_batch(self):
+        feed = Prepared("--dummy_data_len 24 --batch_size 100 --use_avg_len").training()
+        assert take(feed, 1)[0].input_ids.shape == (4, 24)
+
+    def test_ranks_and_seeds_have_tokens_of_their_own(self):
+        prepared = Prepared("--dummy_data_len 24", world_size=2)
+        contents = {
+            take(prepared.training(rank, seed), 1)[0].input_ids.tobytes()
+            for rank in (0, 1)
+            for seed in (0, 1)
+        }
+        assert len(contents) == 4
+        assert same(take(prepared.training(), 1), take(prepared.training(), 1))
+
+    def test_without_data_there_is_no_feed(self):
+        assert Prepared("--data_eval eval.txt").training() is None
+
+
+class TestEvaluation:
+    ARGUMENTS = "--data_eval eval.txt --batch_size_eval 4"
+
+    def test_without_files_there_is_none(self):
+        assert Prepared("--data train.txt").evaluation() is None
+
+    def test_every_pass_is_the_same(self):
+        begin = Prepared(self.ARGUMENTS).evaluation()
+        first = list(begin())
+        assert len(first) > 1 and same(first, list(begin()))
+        assert {len(batch.input_ids) for batch in first[:-1]} == {4}
+
+    def test_it_is_written_once_and_read_from_then_on(self, place):
+        first = list(Prepared(self.ARGUMENTS).evaluation()())
+        cache = files(place, "ckpt/data_eval_cache/*")
+        assert len(cache) == 1 and next(iter(cache)).endswith(".npz")
+        again = list(Prepared(self.ARGUMENTS + " --lr 0.1 --seed 8").evaluation()())
+        assert files(place, "ckpt/data_eval_cache/*") == cache and same(first, again)
+
+    @pytest.mark.parametrize(
+        "change",
+        ["--max_seq_length 16", "--masked_lm_prob 0.3", "--max_predictions_per_seq 2", "--whole_word_mask"],
+    )
+    def test_other_options_have_a_set_of_their_own(self, place, change):
+        Prepared(self.ARGUMENTS).evaluation()
+        first = files(place, "ckpt/data_eval_cache/*")
+        Prepared(f"{self.ARGUMENTS} {change}").evaluation()
+        both = files(place, "ckpt/data_eval_cache/*")
+        assert len(both) == 2 and set(first.items()) <= set(both.items())
+
+    def test_other_text_has_a_set_of_its_own(self, place):
+        Prepared(self.ARGUMENTS).evaluation()
+        Path("eval.txt").write_text(Path("train.txt").read_text(encoding="utf-8"), encoding="utf-8")
+        Prepared(self.ARGUMENTS).evaluation()
+        assert len(files(place, "ckpt/data_eval_cache/*")) == 2
+
+    def test_ranks_divide_it(self):
+        whole = list(Prepared(self.ARGUMENTS).evaluation()())
+        divided = Prepared(self.ARGUMENTS, world_size=3)
+        shares = [list(divided.evaluation(rank)()) for rank in range(3)]
+        order = [shares[index % 3][index // 3] for index in range(len(whole))]
+        assert sum(len(share) for share in shares) == len(whole) and same(order, whole)
+
+    def test_one_rank_of_a_host_writes_and_the_others_wait_for_it(self, place):
+        """A second rank that comes without the first having written finds nothing: it never writes itself."""
+        prepared = Prepared(self.ARGUMENTS, world_size=2)
+        prepared.evaluation(0)
+        assert prepared.communicator.barriers == 2, "one for the tokens, one for the set"
+        (cache,) = place.glob("ckpt/data_eval_cache/*.npz")
+        cache.unlink()
+        with pytest.raises(InputError, match="cannot read"):
+            prepared.evaluation(1)
+        assert not list(place.glob("ckpt/data_eval_cache/*"))
+
+    def test_npz_files_are_taken_as_they_are(self, place):
+        list(Prepared(self.ARGUMENTS).evaluation()())
+        (cache,) = place.glob("ckpt/data_eval_cache/*.npz")
+        os.rename(cache, "eval.npz")
+        found = Prepared("--data_eval eval.npz --eval_use_npz --batch_size_eval 4").evaluation()
+        assert same(list(found()), list(Prepared(self.ARGUMENTS).evaluation()()))
+
+
+def test_npz_files_for_training_are_divided_too():
+    rows = 16
+    ids = np.full((rows, 12), 7)
+    ids[:, 1] = 5 + np.arange(rows)  # tells the rows apart
+    np.savez(
+        "train.npz",
+        input_ids=ids,
+        segment_ids=np.zeros((rows, 12), int),
+        masked_lm_positions=np.full((rows, 2), 3),
+        masked_lm_ids=np.full((rows, 2), 8),
+        masked_lm_weights=np.ones((rows, 2), np.float32),
+        next_sentence_labels=np.zeros(rows, int),
+        valid_lengths=np.full(rows, 12),
+    )
+    argv = ["--data", "train.npz", "--vocab", "vocab.txt", "--batch_size", "4", "--num_data_workers", "0"]
+    options = parse_options(argv, "description")
+    inputs = check_inputs(options)
+    plan = make_plan(options, 2, inputs.max_seq_length)
+    seen: list[list[int]] = []
+    for rank in range(2):
+        feed = training_feed(options, inputs, plan, 0, Rank(rank, 2), SilentReporter())
+        assert feed.unigram_entropy is None
+        seen.append([int(row) for batch in take(feed, 2) for row in batch.input_ids[:, 1]])
+    assert len(seen[0]) == len(seen[1]) == 8
+    assert sorted(seen[0] + seen[1]) == list(range(5, 5 + rows)), "every sequence on one rank, once an epoch"

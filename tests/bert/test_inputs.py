@@ -1,0 +1,320 @@
+"""What is found out before mxnet is imported: each bad input is one line that names the flag or the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bert import checkpoint
+from bert.inputs import BLOCK, check_inputs
+from bert.options import parse_options
+from bert.params_file import write_params
+from data.errors import InputError
+from data.vocab import load_vocab
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmno"]  # 20 tokens
+MODEL = "bert_2_16_2"
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    """A directory with a vocabulary, two training texts and one for evaluation; the run's own is ckpt."""
+    monkeypatch.chdir(tmp_path)
+    Path("vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
+    for name in ("train-0.txt", "train-1.txt", "eval.txt"):
+        Path(name).write_text("a b c\nd e\n\nf g h\ni\n", encoding="utf-8")
+    return tmp_path
+
+
+def check(*arguments: str, raw: bool = True, data: str = "train-*.txt", vocab: str = "vocab.txt") -> Any:
+    argv = ["--model", MODEL, "--ckpt_dir", "ckpt", *arguments]
+    argv += ["--raw"] if raw else []
+    argv += ["--data", data] if data else []
+    argv += ["--vocab", vocab] if vocab else []
+    return check_inputs(parse_options(argv, "description"))
+
+
+def refused(*arguments: str, **more: Any) -> str:
+    before = sorted(Path().rglob("*"))
+    with pytest.raises(InputError) as caught:
+        check(*arguments, **more)
+    message = str(caught.value)
+    assert message and "\n" not in message
+    assert sorted(Path().rglob("*")) == before, "nothing is written, nothing removed"
+    return message
+
+
+def arrays(rows: int = 6, length: int = 16, predictions: int = 3) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {
+        "input_ids": rng.integers(0, 20, (rows, length)),
+        "segment_ids": np.zeros((rows, length), np.int64),
+        "masked_lm_positions": np.tile(np.arange(1, predictions + 1), (rows, 1)),
+        "masked_lm_ids": rng.integers(0, 20, (rows, predictions)),
+        "masked_lm_weights": np.ones((rows, predictions), np.float32),
+        "next_sentence_labels": np.zeros(rows, np.int64),
+        "valid_lengths": np.full(rows, length),
+    }
+
+
+def npz(name: str = "train.npz", **changes: Any) -> str:
+    np.savez(name, **{**arrays(), **changes})
+    return name
+
+
+class TestGoodInput:
+    def test_text(self, place):
+        found = check("--data_eval", "eval.txt", "--max_seq_length", "32")
+        assert list(found.train_files) == ["train-0.txt", "train-1.txt"]
+        assert list(found.eval_files) == ["eval.txt"]
+        assert found.vocab_size == 20 and found.vocabulary.sha256 == load_vocab("vocab.txt").sha256
+        assert found.max_seq_length == 32
+
+    def test_several_globs_separated_by_commas(self, place):
+        found = check(data="train-1.txt,train-*.txt,eval.txt")
+        assert list(found.train_files) == ["eval.txt", "train-0.txt", "train-1.txt"]
+
+    def test_gluonnlps_length_where_none_is_given(self, place):
+        assert check().max_seq_length == 512
+        assert check("--dummy_data_len", "64").max_seq_length == 64
+
+    def test_npz_files_bring_their_length(self, place):
+        found = check("--data_eval", npz("eval.npz"), raw=False, data=npz())
+        assert found.max_seq_length == 16 and list(found.train_files) == ["train.npz"]
+
+    def test_text_to_train_and_npz_to_evaluate(self, place):
+        assert check("--data_eval", npz("eval.npz"), "--eval_use_npz").max_seq_length == 16
+
+    def test_without_a_vocabulary_the_published_one_counts(self, place):
+        found = check(raw=False, data=npz(), vocab="")
+        assert found.vocabulary is None and found.vocab_size == 30522
+        found = check(
+            "--dataset_name", "book_corpus_wiki_en_cased", "--dummy_data_len", "8", data="", vocab=""
+        )
+        assert found.vocab_size == 28996
+
+    def test_random_tokens_take_the_place_of_data(self, place):
+        """In GluonNLP --dummy_data_len is given beside --data; longer samples in it do not matter."""
+        assert check("--dummy_data_len", "8", raw=False, data=npz()).max_seq_length == 8
+
+
+class TestText:
+    def test_a_glob_without_files(self, place):
+        assert refused(data="none-*.txt").startswith("--data: no file matches 'none-*.txt'")
+        assert refused(data="train-*.txt,none-*.txt").startswith("--data: ")
+        assert refused("--data_eval", "none.txt").startswith("--data_eval: no file matches")
+
+    def test_an_empty_file(self, place):
+        Path("train-2.txt").touch()
+        assert refused() == "--data: train-2.txt is empty"
+
+    @pytest.mark.parametrize("flag", ["--data", "--data_eval"])
+    @pytest.mark.parametrize("bad", [b"caf\xe9", b"\xed\xa0\x80", b"cut off \xe2\x82"])
+    def test_bytes_that_are_not_utf8(self, place, flag, bad):
+        Path("bad.txt").write_bytes("good\nna\u00efve \u4e2d\u6587\n".encode() + bad + b"\nmore\n")
+        message = refused(flag, "bad.txt", data="" if flag == "--data" else "train-*.txt")
+        assert "bad.txt, line 3" in message and "UTF-8" in message
+
+    def test_a_file_that_ends_inside_a_character(self, place):
+        Path("bad.txt").write_bytes("a b\nc \u20ac".encode()[:-1])
+        assert "bad.txt, line 2" in refused(data="bad.txt")
+
+    def test_they_are_found_anywhere_in_a_large_file(self, place):
+        line = "na\u00efve \u4e2d\u6587 \U0001f600\n".encode()
+        lines = 2 * BLOCK // len(line)
+        Path("large.txt").write_bytes(line * lines)  # characters lie across the ends of blocks
+        check(data="large.txt")
+        with open("large.txt", "ab") as file:
+            file.write(b"\xff")
+        assert f"large.txt, line {lines + 1}" in refused(data="large.txt")
+
+    def test_a_byte_order_mark_and_carriage_returns_are_utf8(self, place):
+        Path("dos.txt").write_bytes(b"\xef\xbb\xbfa b\r\nc d\r\n")
+        check(data="dos.txt")
+
+    def test_npz_files_for_text(self, place):
+        message = refused(data=npz())
+        assert message.startswith("--data: ") and "--raw" in message
+        assert "--eval_use_npz" in refused("--data_eval", npz("eval.npz"))
+
+    def test_text_for_npz_files(self, place):
+        assert refused(raw=False, data="train-0.txt") == "train-0.txt is not an npz file"
+
+    def test_a_directory_is_not_a_file(self, place):
+        Path("train-dir.txt").mkdir()
+        assert refused(data="train-dir.txt").startswith("--data: no file matches")
+
+
+class TestVocabulary:
+    @pytest.mark.parametrize("token", ["[MASK]", "[CLS]", "[SEP]", "[PAD]", "[UNK]"])
+    def test_without_a_special_token(self, place, token):
+        Path("vocab.txt").write_text("\n".join(word for word in WORDS if word != token))
+        assert refused().startswith(f"vocab.txt lacks {token}")
+
+    def test_missing_empty_or_twice(self, place):
+        assert "nowhere.txt" in refused(vocab="nowhere.txt")
+        Path("vocab.txt").write_text("")
+        assert refused().startswith("vocab.txt")
+        Path("vocab.txt").write_text("\n".join([*WORDS, "a"]))
+        assert refused().startswith("vocab.txt holds 'a' twice")
+        Path("vocab.txt").write_bytes(b"[MASK]\n\xff\xfe\n")
+        assert "vocab.txt, line 2" in refused()
+
+    def test_a_sentencepiece_model_that_is_none(self, place):
+        pytest.importorskip("sentencepiece")
+        assert "nowhere.model" in refused("--sentencepiece", "nowhere.model", vocab="")
+        assert "vocab.txt" in refused("--sentencepiece", "vocab.txt", vocab="")
+
+
+class TestNpz:
+    def test_a_token_outside_the_vocabulary(self, place):
+        for name in ("input_ids", "masked_lm_ids"):
+            for bad in (20, -1):
+                ids = arrays()[name]
+                ids[2, 1] = bad
+                message = refused(raw=False, data=npz(**{name: ids}))
+                assert "train.npz" in message and name in message and "0 to 19" in message
+
+    def test_object_arrays_are_never_unpickled(self, place):
+        class Exploding:
+            def __reduce__(self):
+                return (Path.touch, (Path("unpickled"),))
+
+        rows = np.empty(6, dtype=object)
+        rows[:] = [Exploding() for _ in range(6)]
+        message = refused(raw=False, data=npz(input_ids=rows))
+        assert "train.npz" in message and "input_ids" in message and "convert_npz" in message
+        assert not Path("unpickled").exists()
+
+    @pytest.mark.parametrize(
+        "name, shape",
+        [
+            *(("input_ids", (6, 16, 1)), ("segment_ids", (6, 15)), ("masked_lm_ids", (5, 3))),
+            *(("masked_lm_weights", (6,)), ("next_sentence_labels", (7,)), ("valid_lengths", (0,))),
+        ],
+    )
+    def test_wrong_shapes(self, place, name, shape):
+        message = refused(raw=False, data=npz(**{name: np.ones(shape, arrays()[name].dtype)}))
+        assert message.startswith("train.npz: ")
+
+    def test_values_out_of_range(self, place):
+        for name, value in (("valid_lengths", 17), ("masked_lm_positions", 16), ("next_sentence_labels", 2)):
+            message = refused(raw=False, data=npz(**{name: np.full_like(arrays()[name], value)}))
+            assert message.startswith(f"train.npz: {name} of instance 0")
+
+    def test_a_missing_array_and_a_damaged_file(self, place):
+        content = arrays()
+        del content["valid_lengths"]
+        np.savez("train.npz", **content)
+        assert refused(raw=False, data="train.npz") == "train.npz lacks the array valid_lengths"
+        whole = Path(npz()).read_bytes()
+        Path("train.npz").write_bytes(whole[: len(whole) // 2])
+        assert "train.npz" in refused(raw=False, data="train.npz")
+
+    def test_sequences_longer_than_asked_for(self, place):
+        message = refused("--max_seq_length", "8", raw=False, data=npz())
+        assert message.startswith("--max_seq_length 8: ") and "16" in message
+        assert check("--max_seq_length", "16", raw=False, data=npz()).max_seq_length == 16
+
+    def test_sequences_longer_than_bert_has_positions(self, place):
+        long = arrays(rows=2, length=520)
+        np.savez("train.npz", **long)
+        message = refused(raw=False, data="train.npz")
+        assert "train.npz" in message and "512" in message
+
+
+class TestCheckpoints:
+    def save(self, step: int = 5, **facts: Any) -> None:
+        vocabulary = load_vocab("vocab.txt")
+        made_with = {"model": MODEL, "vocab_size": 20, "vocab_sha256": vocabulary.sha256, **facts}
+        ones = {"word_embed.0.weight": np.ones((20, 16), np.float32)}
+        checkpoint.save("ckpt", step, ones, {"t": np.array(step)}, made_with)
+
+    def bare(
+        self, layers: int = 2, units: int = 16, tokens: int = 20, name: str = "word_embed.0.weight"
+    ) -> None:
+        """A file as GluonNLP's own scripts leave it."""
+        Path("ckpt").mkdir(exist_ok=True)
+        content = {name: np.ones((tokens, units), np.float32)}
+        for layer in range(layers):
+            content[f"encoder.transformer_cells.{layer}.proj.weight"] = np.ones((units, units), np.float32)
+        with open("ckpt/0000005.params", "wb") as file:
+            write_params(file, content)
+
+    def test_a_new_run_does_not_write_over_an_old_one(self, place):
+        self.save(5)
+        self.save(10)
+        message = refused()
+        assert message.startswith("--ckpt_dir ckpt holds checkpoints up to step 10") and "--resume" in message
+        assert "--resume" in refused("--dummy_data_len", "8", data="", vocab="vocab.txt")
+        check("--resume")
+        check("--start_step", "5")
+
+    def test_nor_over_gluonnlps_parameters(self, place):
+        self.bare()
+        message = refused()
+        assert "0000005.params" in message and "--start_step" in message
+        check("--start_step", "5")
+
+    def test_evaluation_alone_writes_nothing_over(self, place):
+        self.save()
+        check("--data_eval", "eval.txt", data="")
+
+    def test_a_directory_without_checkpoints_is_free(self, place):
+        Path("ckpt").mkdir()
+        Path("ckpt/notes.txt").touch()
+        check()
+        check("--resume")
+
+    def test_a_file_in_its_place(self, place):
+        Path("ckpt").touch()
+        assert refused() == "--ckpt_dir ckpt is a file; name a directory"
+
+    @pytest.mark.parametrize("how", [["--resume"], ["--start_step", "5"]])
+    @pytest.mark.parametrize(
+        "facts, said",
+        [
+            ({"model": "bert_4_16_2"}, ["bert_4_16_2", MODEL]),
+            ({"vocab_size": 21}, ["21", "20"]),
+            ({"vocab_sha256": "0" * 64}, ["000000000000"]),
+        ],
+    )
+    def test_a_checkpoint_of_another_model_or_vocabulary(self, place, how, facts, said):
+        self.save(**facts)
+        message = refused(*how)
+        assert message.startswith("--ckpt_dir ckpt: its checkpoint of step 5 has ")
+        assert all(words in message for words in said)
+
+    def test_npz_runs_do_not_know_their_vocabulary(self, place):
+        self.save(vocab_sha256=None)
+        check("--resume")
+
+    def test_only_the_step_named_counts(self, place):
+        self.save(5)
+        self.save(10, model="bert_4_16_2")
+        check("--start_step", "5")
+        assert "step 10" in refused("--resume")
+
+    def test_a_damaged_manifest_is_left_for_later(self, place):
+        self.save(5)
+        self.save(10, model="bert_4_16_2")
+        Path("ckpt/0000010.json").write_text("{")
+        check("--resume")
+
+    @pytest.mark.parametrize(
+        "other, said",
+        [({"layers": 3}, "3 layers"), ({"units": 32}, "32 units"), ({"tokens": 30522}, "30522 tokens")],
+    )
+    def test_gluonnlps_parameters_of_another_model(self, place, other, said):
+        self.bare(**other)
+        message = refused("--start_step", "5")
+        assert message.startswith("--start_step 5: ") and "0000005.params" in message and said in message
+
+    def test_parameters_of_something_else(self, place):
+        self.bare(name="embedding.weight")
+        assert "0000005.params" in refused("--start_step", "5")
+        Path("ckpt/0000005.params").write_bytes(b"not parameters")
+        assert "0000005.params" in refused("--start_step", "5")

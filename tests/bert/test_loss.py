@@ -1,0 +1,216 @@
+"""Losses and gradients against BERT in float64 NumPy, written here from arXiv:1810.04805 and 1706.03762."""
+
+from __future__ import annotations
+
+import math
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from bert.loss import SUMS
+from bert.step import device_inputs
+from data.batches import Batch
+from tests.bert.tiny import VOCAB_SIZE, gradients, random_batch, relative_difference, tiny_network, weights
+
+LAYERS, HEADS = 2, 4
+EPSILON = 1e-12
+erf = np.vectorize(math.erf)
+
+
+def layer_norm(x: np.ndarray, p: dict, name: str) -> np.ndarray:
+    centred = x - x.mean(-1, keepdims=True)
+    normal = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + EPSILON)
+    return normal * p[f"{name}.gamma"] + p[f"{name}.beta"]
+
+
+def dense(x: np.ndarray, p: dict, name: str) -> np.ndarray:
+    return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    return x * (1 + erf(x / math.sqrt(2))) / 2
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    shifted = x - x.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def attention(x: np.ndarray, valid: np.ndarray, p: dict, cell: str) -> np.ndarray:
+    rows, length, units = x.shape
+
+    def heads(which: str) -> np.ndarray:  # (rows, heads, length, units of a head)
+        projected = dense(x, p, f"{cell}.attention_cell.proj_{which}")
+        return projected.reshape(rows, length, HEADS, units // HEADS).transpose(0, 2, 1, 3)
+
+    query, key, value = heads("query"), heads("key"), heads("value")
+    scores = query @ key.transpose(0, 1, 3, 2) / math.sqrt(units // HEADS)
+    scores = np.where(np.arange(length) < valid[:, None, None, None], scores, -np.inf)
+    weights = np.exp(log_softmax(scores))
+    return (weights @ value).transpose(0, 2, 1, 3).reshape(rows, length, units)
+
+
+def reference(p: dict, batch: Batch, mlm_factor: float, nsp_factor: float) -> tuple[float, np.ndarray]:
+    """The loss and the four sums of PretrainingLoss, in float64."""
+    rows, length = batch.input_ids.shape
+    x = p["word_embed.0.weight"][batch.input_ids] + p["token_type_embed.0.weight"][batch.segment_ids]
+    x = layer_norm(x + p["encoder.position_weight"][:length], p, "encoder.layer_norm")
+    for layer in range(LAYERS):
+        cell = f"encoder.transformer_cells.{layer}"
+        attended = dense(attention(x, batch.valid_lengths, p, cell), p, f"{cell}.proj")
+        x = layer_norm(x + attended, p, f"{cell}.layer_norm")
+        hidden = dense(gelu(dense(x, p, f"{cell}.ffn.ffn_1")), p, f"{cell}.ffn.ffn_2")
+        x = layer_norm(x + hidden, p, f"{cell}.ffn.layer_norm")
+    next_sentence = dense(np.tanh(dense(x[:, 0], p, "pooler")), p, "classifier")
+    masked = x[np.arange(rows)[:, None], batch.masked_positions]
+    masked = layer_norm(gelu(dense(masked, p, "decoder.0")), p, "decoder.2")
+    decoded = masked @ p["word_embed.0.weight"].T + p["decoder.3.bias"]
+
+    log_p = np.take_along_axis(log_softmax(decoded), batch.masked_ids[..., None], -1)[..., 0]
+    mlm = -(log_p * batch.masked_weights).sum()
+    nsp = -log_softmax(next_sentence)[np.arange(rows), batch.next_sentence_labels].sum()
+    mlm_hits = ((decoded.argmax(-1) == batch.masked_ids) * batch.masked_weights).sum()
+    nsp_hits = (next_sentence.argmax(-1) == batch.next_sentence_labels).sum()
+    return mlm * mlm_factor + nsp * nsp_factor, np.array([mlm, nsp, mlm_hits, nsp_hits])
+
+
+def run(network, batch: Batch, mlm_factor: float, nsp_factor: float) -> tuple[float, np.ndarray]:
+    factors = [mx.nd.array([factor]) for factor in (mlm_factor, nsp_factor)]
+    with mx.autograd.record():
+        loss, sums = network(*device_inputs(batch, mx.cpu()), *factors)
+    loss.backward()
+    assert loss.shape == (1,) and loss.dtype == np.float32
+    assert sums.shape == (len(SUMS),) and sums.dtype == np.float32
+    return float(loss.asscalar()), sums.asnumpy()
+
+
+@pytest.fixture(scope="module")
+def network():
+    return tiny_network(spread=0.2)
+
+
+@pytest.fixture(scope="module")
+def parameters(network):
+    return {name: array.astype(np.float64) for name, array in weights(network).items()}
+
+
+@pytest.fixture
+def batch():
+    """Six sequences of 4 to 12 tokens in 12, some without a masked position, one of full length."""
+    found = random_batch(np.random.default_rng(2), rows=6, length=12, predictions=4)
+    assert 0 in found.masked_weights.sum(1) and len(set(found.valid_lengths)) > 2
+    return found
+
+
+def test_losses_and_sums_are_the_references(network, parameters, batch):
+    loss, sums = run(network, batch, 1 / 7, 1 / 6)
+    expected_loss, expected_sums = reference(parameters, batch, 1 / 7, 1 / 6)
+    assert loss == pytest.approx(expected_loss, rel=2e-6)
+    np.testing.assert_allclose(sums[:2], expected_sums[:2], rtol=2e-6)
+    np.testing.assert_array_equal(sums[2:], expected_sums[2:])
+
+
+def test_hits_are_counted(network, parameters, batch):
+    """Labels set to what the reference predicts, but for one of each kind."""
+    hits = []
+    for vocabulary_id in range(VOCAB_SIZE):
+        same = batch._replace(masked_ids=np.full_like(batch.masked_ids, vocabulary_id))
+        hits.append(reference(parameters, same, 1, 1)[1][2])
+    assert sum(hits) == batch.masked_weights.sum(), "each position has one prediction"
+    for label in (0, 1):
+        labelled = batch._replace(next_sentence_labels=np.full(6, label, np.int32))
+        for vocabulary_id in np.argsort(hits)[-2:]:
+            chosen = labelled._replace(masked_ids=np.full_like(batch.masked_ids, vocabulary_id))
+            sums = run(network, chosen, 1, 1)[1]
+            np.testing.assert_array_equal(sums[2:], reference(parameters, chosen, 1, 1)[1][2:])
+            assert sums[2] == hits[vocabulary_id] > 0
+
+
+def test_the_gradient_of_every_parameter(network, parameters, batch):
+    """Along one random direction a parameter, against central differences of the reference.
+
+    The tied embedding's gradient is only right if both its uses are in it.
+    """
+    factors = (1 / float(batch.masked_weights.sum()), 1 / len(batch.input_ids))
+    run(network, batch, *factors)
+    found = {name: gradient.astype(np.float64) for name, gradient in gradients(network).items()}
+    rng = np.random.default_rng(0)
+    step = 1e-5
+    for name, values in parameters.items():
+        direction = rng.normal(size=values.shape)
+        if name == "encoder.position_weight":
+            direction[12:] = 0  # rows beyond the batch's length have no gradient
+            assert not found[name][12:].any()
+        direction /= np.linalg.norm(direction)
+        above, below = (
+            reference({**parameters, name: values + sign * step * direction}, batch, *factors)[0]
+            for sign in (1, -1)
+        )
+        expected = (above - below) / (2 * step)
+        scale = max(abs(expected), 0.03 * np.linalg.norm(found[name]))
+        if name.endswith("proj_key.bias"):
+            scale = 1  # a shift of all keys shifts all scores alike: the true gradient is zero
+            assert abs(expected) < 1e-8
+        assert abs((found[name] * direction).sum() - expected) < 1e-4 * scale, name
+        assert np.linalg.norm(found[name]) > 1e-4 or name.endswith("proj_key.bias"), name
+
+
+def test_the_gradient_belongs_to_the_factors(network, batch):
+    """Without a factor a loss does not count, and the loss is linear in both."""
+
+    def gradient(mlm_factor, nsp_factor):
+        run(network, batch, mlm_factor, nsp_factor)
+        return gradients(network)
+
+    mlm, nsp, both = gradient(1, 0), gradient(0, 1), gradient(2, 3)
+    assert not mlm["classifier.weight"].any() and not nsp["decoder.0.weight"].any()
+    for name, expected in both.items():
+        tolerance = 1e-5 * max(1, np.abs(expected).max())
+        np.testing.assert_allclose(2 * mlm[name] + 3 * nsp[name], expected, atol=tolerance, rtol=0)
+
+
+def test_the_sums_have_no_gradient(network, batch):
+    factor = mx.nd.ones((1,))
+    with mx.autograd.record():
+        _, sums = network(*device_inputs(batch, mx.cpu()), factor, factor)
+    sums.backward()
+    assert not any(gradient.any() for gradient in gradients(network).values())
+
+
+def test_padding_does_not_count(network, batch):
+    """Other tokens and segments as padding, more padding, other labels and positions without weight."""
+    loss, sums = run(network, batch, 0.1, 0.2)
+    gradient = gradients(network)
+    outside = np.arange(12) >= batch.valid_lengths[:, None]
+    unused = batch.masked_weights == 0
+    assert outside.any() and unused.any()
+
+    changed = batch._replace(  # all of it without meaning
+        input_ids=np.where(outside, 31, batch.input_ids),
+        segment_ids=np.where(outside, 1, batch.segment_ids),
+        masked_positions=np.where(unused, 2, batch.masked_positions),
+        masked_ids=np.where(unused, 17, batch.masked_ids),
+    )
+    changed_loss, changed_sums = run(network, changed, 0.1, 0.2)
+    assert changed_loss == pytest.approx(loss, rel=1e-7)
+    np.testing.assert_allclose(changed_sums, sums, rtol=1e-7)
+    assert relative_difference(gradients(network), gradient) < 1e-6
+
+    def wider(array, by):
+        return np.pad(array, ((0, 0), (0, by)), constant_values=3) if array.ndim == 2 else array
+
+    # Two more masked positions are padding too, so their weights must be zero.
+    padded = Batch(*(wider(a, 8) for a in batch[:3]), *(wider(a, 2) for a in batch[3:]))
+    padded = padded._replace(
+        segment_ids=padded.segment_ids % 2, masked_weights=padded.masked_weights * (padded.masked_weights < 3)
+    )
+    padded_loss, padded_sums = run(network, padded, 0.1, 0.2)
+    assert padded_loss == pytest.approx(loss, rel=1e-6)
+    np.testing.assert_allclose(padded_sums, sums, rtol=1e-6)
+    assert relative_difference(gradients(network), gradient) < 1e-6
+
+
+def test_a_batch_without_masked_positions_has_a_loss(network, batch):
+    loss, sums = run(network, batch._replace(masked_weights=np.zeros_like(batch.masked_weights)), 1, 1)
+    assert sums[0] == sums[2] == 0 and math.isfinite(loss) and loss == pytest.approx(sums[1])

@@ -1,0 +1,141 @@
+"""Names, shapes and outputs against the models that GluonNLP itself builds."""
+
+from __future__ import annotations
+
+import gluonnlp
+import mxnet as mx
+import numpy as np
+import pytest
+from gluonnlp.model.bert import BERTModel
+
+from bert.checkpoint import block_arrays
+from bert.model import build_model, initialize, trainable
+from bert.params_file import write_params
+from data.errors import InputError
+
+
+def vocabulary(size: int) -> gluonnlp.vocab.BERTVocab:
+    special = 5  # BERTVocab adds [UNK], [PAD], [SEP], [CLS] and [MASK]
+    found = gluonnlp.vocab.BERTVocab({f"token{index}": 1 for index in range(size - special)})
+    assert len(found) == size
+    return found
+
+
+def gluonnlp_model(name: str, size: int, **overrides: int) -> BERTModel:
+    model, _ = gluonnlp.model.get_model(
+        name,
+        vocab=vocabulary(size),
+        dataset_name=None,
+        pretrained=False,
+        hparam_allow_override=bool(overrides),
+        **overrides,
+    )
+    return model
+
+
+def gluonnlp_tiny() -> BERTModel:
+    """GluonNLP's BERT-base, cut down to what `bert_2_32_4` with 60 tokens is."""
+    overrides = {"num_layers": 2, "units": 32, "hidden_size": 128, "num_heads": 4, "embed_size": 32}
+    return gluonnlp_model("bert_12_768_12", 60, **overrides)
+
+
+def shapes(model: BERTModel) -> dict[str, tuple]:
+    return {name: parameter.shape for name, parameter in model._collect_params_with_prefix().items()}
+
+
+@pytest.fixture
+def tiny() -> BERTModel:
+    model = build_model("bert_2_32_4", 60)
+    initialize(model, mx.cpu(), "float32", seed=3)
+    return model
+
+
+@pytest.mark.parametrize("name", ["bert_12_768_12", "bert_24_1024_16"])
+def test_the_published_models_have_gluonnlps_names_and_shapes(name):
+    assert shapes(build_model(name, 30522)) == shapes(gluonnlp_model(name, 30522))
+
+
+def test_any_other_size_has_gluonnlps_names_and_shapes_too(tiny):
+    theirs = gluonnlp_tiny()
+    initialize(theirs, mx.cpu(), "float32", seed=0)
+    assert shapes(tiny) == shapes(theirs)
+
+
+def test_a_model_that_gluonnlp_builds_loads_our_params_and_computes_the_same(tiny, tmp_path):
+    path = tmp_path / "0000001.params"
+    with path.open("wb") as file:
+        write_params(file, block_arrays(tiny))
+    theirs = gluonnlp_tiny()
+    theirs.load_parameters(str(path), ctx=mx.cpu())
+
+    rng = np.random.default_rng(0)
+    tokens = mx.nd.array(rng.integers(0, 60, (3, 10)))
+    segments = mx.nd.array(rng.integers(0, 2, (3, 10)))
+    lengths, positions = mx.nd.array([10, 7, 4]), mx.nd.array([[1, 2], [0, 6], [3, 3]])
+    for ours, expected in zip(
+        tiny(tokens, segments, lengths, positions), theirs(tokens, segments, lengths, positions)
+    ):
+        assert ours.shape == expected.shape
+        np.testing.assert_array_equal(ours.asnumpy(), expected.asnumpy())
+
+
+def test_all_shapes_are_known_after_initialization():
+    model = build_model("bert_1_16_2", 40)
+    assert any(0 in shape for shape in shapes(model).values()), "otherwise initialize() does too much"
+    initialize(model, mx.cpu(), "float32", seed=0)
+    assert not any(0 in shape for shape in shapes(model).values())
+
+
+def test_initial_values():
+    model = build_model("bert_2_64_4", 1000)
+    initialize(model, mx.cpu(), "float32", seed=1)
+    for name, parameter in model._collect_params_with_prefix().items():
+        values = parameter.data().asnumpy()
+        if name.endswith("gamma"):
+            np.testing.assert_array_equal(values, 1)
+        elif name.endswith(("beta", "bias")):
+            np.testing.assert_array_equal(values, 0)
+        else:
+            assert values.ndim == 2
+            # Four standard errors of the mean and of the standard deviation of n normal numbers.
+            assert abs(values.mean()) < 4 * 0.02 / values.size**0.5, name
+            assert abs(values.std() / 0.02 - 1) < 4 / (2 * values.size) ** 0.5, name
+
+
+def test_the_seed_decides_the_parameters(tiny):
+    def values(seed):
+        model = build_model("bert_2_32_4", 60)
+        mx.nd.random.normal(shape=(7,))  # an unknown state of the generator
+        initialize(model, mx.cpu(), "float32", seed)
+        return [parameter.data().asnumpy() for parameter in model._collect_params_with_prefix().values()]
+
+    first, again, other = values(5), values(5), values(6)
+    assert all((a == b).all() for a, b in zip(first, again))
+    assert not (first[0] == other[0]).all()
+
+
+def test_float16_has_float16_parameters():
+    model = build_model("bert_1_16_2", 40)
+    initialize(model, mx.cpu(), "float16", seed=0)
+    assert {parameter.data().dtype for parameter in trainable(model).values()} == {np.float16}
+
+
+def test_trainable_lists_every_parameter_once_and_the_tied_weight_as_the_embedding(tiny):
+    named = trainable(tiny)
+    assert len({id(parameter) for parameter in named.values()}) == len(named)
+    assert {id(parameter) for parameter in named.values()} == {
+        id(parameter) for parameter in tiny.collect_params().values()
+    }
+    assert "word_embed.0.weight" in named and "decoder.3.weight" not in named
+    assert tiny.decoder[3].weight is named["word_embed.0.weight"]
+    assert "decoder.3.bias" in named
+
+
+def test_trainable_leaves_out_what_is_frozen(tiny):
+    tiny.pooler.weight.grad_req = "null"
+    assert "pooler.weight" not in trainable(tiny) and "pooler.bias" in trainable(tiny)
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(InputError, match="^--model roberta_12_768_12: "):
+        build_model("roberta_12_768_12", 60)

@@ -1,0 +1,249 @@
+"""The command line: GluonNLP v0.8.3's names and meanings; a bad value is one clear line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from bert.options import MAX_POSITIONS, PUBLISHED_VOCABULARIES, parse_model, parse_options
+from data.errors import InputError
+from tests.processes import ROOT
+
+# name: (an argument as text or None for a flag, what it becomes, GluonNLP v0.8.3's default or NEW).
+NEW = object()  # the default differs: left out, the value is worked out for the run
+GLUONNLP = {
+    "num_steps": ("20", 20, NEW),
+    "num_buckets": ("3", 3, 10),
+    "dtype": ("float16", "float16", NEW),
+    "batch_size": ("4096", 4096, 8),
+    "accumulate": ("2", 2, 1),
+    "use_avg_len": (None, True, False),
+    "batch_size_eval": ("16", 16, 8),
+    "dataset_name": ("book_corpus_wiki_en_cased", "book_corpus_wiki_en_cased", "book_corpus_wiki_en_uncased"),
+    "pretrained": (None, True, False),
+    "model": ("bert_24_1024_16", "bert_24_1024_16", "bert_12_768_12"),
+    "data": ("a/*.train,~/b/*.train", "a/*.train,~/b/*.train", None),
+    "data_eval": ("a/*.dev,b/*.dev", "a/*.dev,b/*.dev", None),
+    "ckpt_dir": ("./somewhere", "./somewhere", "./ckpt_dir"),
+    "start_step": ("10", 10, 0),
+    "lr": ("1e-4", 1e-4, NEW),
+    "warmup_ratio": ("0.01", 0.01, NEW),
+    "log_interval": ("100", 100, 250),
+    "ckpt_interval": ("1000", 1000, 25000),
+    "dummy_data_len": ("128", 128, None),
+    "verbose": (None, True, False),
+    "profile": ("trace.json", "trace.json", None),
+    "raw": (None, True, False),
+    "max_seq_length": ("128", 128, NEW),
+    "short_seq_prob": ("1.0", 1.0, 0.1),
+    "masked_lm_prob": ("0.2", 0.2, 0.15),
+    "max_predictions_per_seq": ("20", 20, NEW),
+    "cased": (None, True, False),
+    "whole_word_mask": (None, True, False),
+    "sentencepiece": ("s.model", "s.model", None),
+    "sp_nbest": ("-1", -1, 0),
+    "sp_alpha": ("0.5", 0.5, 1.0),
+    "num_data_workers": ("4", 4, 8),
+    "eval_use_npz": (None, True, False),
+}
+# name: (argument, what it becomes, default): what GluonNLP does not have.
+ADDED = {
+    "optimizer": ("adamw", "adamw", "lamb"),
+    "seed": ("7", 7, None),
+    "vocab": ("vocab.txt", "vocab.txt", None),
+    "clip_norm": ("0", 0.0, 1.0),
+    "end_lr": ("1e-6", 1e-6, 0.0),
+    "decay_power": ("0.5", 0.5, 1.0),
+    "resume": (None, True, False),
+    "lower_bound": ("0.01", 0.01, None),
+    "upper_bound": ("10", 10.0, None),
+    "bias_correction": (None, True, False),
+    "dropout": ("0", 0.0, 0.1),
+}
+# What else an option needs to be accepted.
+COMPANIONS = {"sp_nbest": ["--sentencepiece", "s.model"]}
+
+
+def parse(*argv: str, data: str = "x.txt"):
+    return parse_options([*(["--data", data] if data else []), *argv], "description")
+
+
+def refused(*argv: str, data: str = "x.txt") -> str:
+    with pytest.raises(InputError) as caught:
+        parse(*argv, data=data)
+    message = str(caught.value)
+    assert message and "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("name", [*GLUONNLP, *ADDED])
+def test_an_option_has_gluonnlps_name_and_meaning(name):
+    text, value, default = {**GLUONNLP, **ADDED}[name]
+    left_out = parse("--dummy_data_len", "8", data="") if name == "data" else parse()
+    assert getattr(left_out, name) == (None if default is NEW else default)
+
+    arguments = [f"--{name}"] if text is None else [f"--{name}", text]
+    given = getattr(parse(*arguments, *COMPANIONS.get(name, [])), name)
+    assert given == value and type(given) is type(value)
+    if text is not None:
+        assert getattr(parse(f"--{name}={text}", *COMPANIONS.get(name, [])), name) == value
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED_VOCABULARIES))
+def test_gluonnlps_data_set_names(name):
+    assert parse("--dataset_name", name).dataset_name == name
+
+
+def test_gluonnlps_data_set_names_are_complete():
+    languages = {"book_corpus_wiki_en_uncased", "book_corpus_wiki_en_cased", "wiki_cn_cased"}
+    assert set(PUBLISHED_VOCABULARIES) == languages | {"wiki_multilingual_uncased", "wiki_multilingual_cased"}
+
+
+def test_a_gluonnlp_command_line_runs_unchanged():
+    """In the form of the pretraining command in GluonNLP's documentation."""
+    line = (
+        "--data=folder1/*.txt,folder2/*.txt --data_eval=dev_folder/*.txt --num_steps 1000000 --lr 1e-4 "
+        "--batch_size 65536 --accumulate 4 --use_avg_len --raw --model bert_24_1024_16 --dtype float16 "
+        "--max_seq_length 512 --max_predictions_per_seq 80 --warmup_ratio 0.01 --log_interval 250 "
+        "--ckpt_interval 25000 --ckpt_dir ./ckpt --num_buckets 1 --verbose --short_seq_prob 0.1"
+    )
+    options = parse_options(line.split(), "description")
+    assert options.data == "folder1/*.txt,folder2/*.txt" and options.use_avg_len and options.raw
+    assert (options.lr, options.batch_size, options.accumulate) == (1e-4, 65536, 4)
+    assert options.optimizer == "lamb" and options.clip_norm == 1.0 and not options.resume
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("num_steps", "num_buckets", "batch_size", "accumulate", "batch_size_eval", "log_interval"),
+        *("ckpt_interval", "dummy_data_len", "max_seq_length", "max_predictions_per_seq"),
+    ],
+)
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "many", ""])
+def test_counts_above_zero(flag, value):
+    assert f"--{flag}" in refused(f"--{flag}", value)
+
+
+@pytest.mark.parametrize("flag", ["start_step", "seed", "num_data_workers", "keep_checkpoints"])
+@pytest.mark.parametrize("value", ["-1", "0.5", "none"])
+def test_counts_from_zero(flag, value):
+    assert getattr(parse(f"--{flag}", "0"), flag) == 0
+    assert f"--{flag}" in refused(f"--{flag}", value)
+
+
+@pytest.mark.parametrize(
+    "flag, bad",
+    [
+        ("lr", ["0", "-1e-4", "nan", "inf", "fast"]),
+        ("sp_alpha", ["0", "-1", "nan"]),
+        ("decay_power", ["0", "-1", "nan", "inf"]),
+        ("lower_bound", ["0", "-1", "nan"]),
+        ("upper_bound", ["0", "-1", "inf"]),
+        ("end_lr", ["-1", "nan", "inf"]),
+        ("clip_norm", ["-1", "nan", "inf"]),
+        ("warmup_ratio", ["-0.1", "1.1", "nan"]),
+        ("dropout", ["-0.1", "1", "nan"]),
+        ("short_seq_prob", ["-0.1", "1.1", "nan"]),
+        ("masked_lm_prob", ["0", "-0.1", "1.1", "nan"]),
+    ],
+)
+def test_numbers_out_of_range(flag, bad):
+    for value in bad:
+        assert f"--{flag}" in refused(f"--{flag}={value}")
+        assert f"--{flag}" in refused(f"--{flag}", value)
+
+
+@pytest.mark.parametrize(
+    "argv, named",
+    [
+        (["--dtype", "bfloat16"], "--dtype"),
+        (["--optimizer", "sgd"], "--optimizer"),
+        (["--dataset_name", "openwebtext"], "--dataset_name"),
+        (["--progress", "loud"], "--progress"),
+        (["--learning_rate", "1"], "--learning_rate"),
+        (["--num_step", "5"], "--num_step"),  # no abbreviations: a typing error is not another option
+        (["--lr"], "--lr"),
+        (["stray"], "stray"),
+    ],
+)
+def test_what_is_not_an_option_or_a_choice(argv, named):
+    assert named in refused(*argv)
+
+
+@pytest.mark.parametrize("flag", ["max_seq_length", "dummy_data_len"])
+def test_lengths_beyond_berts_positions(flag):
+    assert getattr(parse(f"--{flag}", "512"), flag) == MAX_POSITIONS == 512
+    assert refused(f"--{flag}", "513").startswith(f"--{flag} 513: ")
+    assert refused(f"--{flag}", "7").startswith(f"--{flag} 7: ")
+
+
+@pytest.mark.parametrize(
+    "name", ["bert", "bert_base", "roberta_12_768_12", "bert_12_768", "bert_0_768_12", "bert_12_768_12_1"]
+)
+def test_unknown_models(name):
+    message = refused("--model", name)
+    assert message.startswith(f"--model {name}: ") and "bert_12_768_12" in message
+
+
+def test_model_names():
+    assert parse_model("bert_24_1024_16") == (24, 1024, 16)
+    assert parse_model("bert_2_64_2") == (2, 64, 2)
+    assert refused("--model", "bert_2_64_3").startswith("--model bert_2_64_3: 3 heads do not divide 64 units")
+
+
+@pytest.mark.parametrize(
+    "argv, named",
+    [
+        (["--vocab", "v.txt", "--sentencepiece", "s.model"], ["--vocab", "--sentencepiece"]),
+        (["--sp_nbest", "5"], ["--sp_nbest", "--sentencepiece"]),
+        (["--resume", "--start_step", "5"], ["--resume", "--start_step"]),
+        (["--lower_bound", "2", "--upper_bound", "1"], ["--lower_bound", "--upper_bound"]),
+        (["--lr", "1e-4", "--end_lr", "1e-3"], ["--end_lr", "--lr"]),
+        (["--start_step", "11", "--num_steps", "10"], ["--start_step", "--num_steps"]),
+        (["--pretrained", "--model", "bert_2_64_2"], ["--pretrained", "bert_2_64_2"]),
+        (["--optimizer", "adamw", "--bias_correction"], ["--bias_correction", "--optimizer"]),
+        (["--optimizer", "bertadam", "--lower_bound", "1"], ["--lower_bound", "--optimizer"]),
+        (["--optimizer", "adamw", "--upper_bound", "1"], ["--upper_bound", "--optimizer"]),
+    ],
+)
+def test_options_that_exclude_each_other(argv, named):
+    message = refused(*argv)
+    assert all(flag in message for flag in named), message
+
+
+def test_a_run_needs_something_to_do():
+    assert "--data" in refused(data="") and "--data_eval" in refused("--raw", data="")
+    assert parse("--dummy_data_len", "64", data="").data is None
+    assert parse("--data_eval", "x.npz", data="").data is None
+
+
+def test_the_home_directory_is_expanded(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert parse("--ckpt_dir", "~/ckpt").ckpt_dir == "/home/somebody/ckpt"
+
+
+def test_help_names_every_option(capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse("--help")
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert all(f"--{name}" in text for name in [*GLUONNLP, *ADDED])
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["bert.options", "bert.inputs", "bert.entry", "bert.plan", "bert.schedule", "hparams", "comm.threads"],
+)
+def test_what_runs_before_mxnet_does_not_import_it(module):
+    """Threads are set, and bad input is refused, before."""
+    code = (
+        f"import sys, {module}\n"
+        "print([name for name in ('mxnet', 'gluonnlp', 'horovod', 'matplotlib') if name in sys.modules])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert found.stdout == "[]\n"

@@ -1,0 +1,113 @@
+"""The plan against the LAMB paper's table (arXiv:1904.00962), worked out by hand where it has no row."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from bert.options import parse_options
+from bert.plan import make_plan
+from data.errors import InputError
+
+
+def plan(arguments: str, world_size: int, max_seq_length: int = 128):
+    options = parse_options(["--data", "x.txt", *arguments.split()], "description")
+    return make_plan(options, world_size, max_seq_length)
+
+
+@pytest.mark.parametrize(
+    "world_size, tokens, accumulate, length, steps, lr, ratio, warmup",
+    [
+        # B = 512: the first row; warmup 900,000 / 320 = 2812.5
+        (8, 8192, 1, 128, 900_000, 5 / (2**3.0 * 1e3), 1 / 320, 2813),
+        # B = 2048
+        (32, 8192, 1, 128, 225_000, 0.00125, 0.0125, 2813),
+        # B = 32768: 512 * 900,000 / 32768 = 14062.5
+        (256, 8192, 2, 128, 14_063, 0.005, 0.2, 2813),
+        # B = 8192 sequences of 512 tokens: stage 2's 100,000 baseline steps
+        (256, 8192, 2, 512, 6_250, 5 / (2**1.0 * 1e3), 1 / 20, 313),
+        # 64 sequences a step, below the table: extrapolated
+        (1, 8192, 1, 128, 7_200_000, 0.005 * math.sqrt(64 / 32768), 64 / 163840, 2813),
+    ],
+)
+def test_what_is_left_out_is_the_papers(world_size, tokens, accumulate, length, steps, lr, ratio, warmup):
+    found = plan(f"--batch_size {tokens} --use_avg_len --accumulate {accumulate}", world_size, length)
+    assert found.num_steps == steps and found.warmup_steps == warmup
+    assert found.lr == pytest.approx(lr) and found.warmup_ratio == pytest.approx(ratio)
+    assert found.max_predictions_per_seq == {128: 20, 512: 80}[length]
+    assert found.schedule(warmup) == pytest.approx(lr) and found.schedule(steps) == 0
+    for name, value in (
+        ("num_steps", found.num_steps),
+        ("lr", found.lr),
+        ("warmup_ratio", found.warmup_ratio),
+    ):
+        assert f"--{name} {value!r}" in found.summary, "all is printed at the start"
+    assert "\n" not in found.summary
+    below = [warning for warning in found.warnings if "did not train" in warning]
+    assert len(below) == len(found.warnings) == (1 if world_size == 1 else 0)
+
+
+def test_batch_size_counts_sequences_or_tokens():
+    tokens = plan("--batch_size 8192 --use_avg_len", 32)
+    sequences = plan("--batch_size 64", 32)
+    assert tokens.num_steps == sequences.num_steps == 225_000
+    assert tokens.lr == sequences.lr and tokens.warmup_ratio == sequences.warmup_ratio
+
+
+def test_given_values_are_kept_with_a_warning_that_names_the_papers():
+    """The first row of the experiments that this project starts from: 256 GPUs, steps that fit no row."""
+    given = "--num_steps 25600 --lr 0.00354 --warmup_ratio 0.1 --batch_size 8192 --use_avg_len --accumulate 2"
+    found = plan(given, 256)
+    assert (found.num_steps, found.lr, found.warmup_ratio) == (25600, 0.00354, 0.1)
+    assert found.warmup_steps == 2560
+    assert found.schedule(2560) == pytest.approx(0.00354)
+    assert len(found.warnings) == 3
+    for flag, mine, paper in (
+        ("num_steps", "25600", "14063"),
+        ("lr", "0.00354", "0.005"),
+        ("warmup_ratio", "0.1", "0.2"),
+    ):
+        (warning,) = (each for each in found.warnings if each.startswith(f"--{flag} "))
+        assert mine in warning and paper in warning and "\n" not in warning
+    assert "from the LAMB paper" not in found.summary
+
+
+def test_given_values_that_are_the_papers_need_no_warning():
+    found = plan("--num_steps 225000 --lr 0.00125 --warmup_ratio 0.0125 --batch_size 64", 32)
+    assert found.warnings == ()
+
+
+def test_one_given_value_leaves_the_others_to_the_paper():
+    found = plan("--batch_size 64 --lr 0.001 --max_predictions_per_seq 19", 32)
+    assert (found.num_steps, found.lr, found.warmup_ratio) == (225_000, 0.001, 0.0125)
+    assert found.max_predictions_per_seq == 19
+    assert {warning.split()[0] for warning in found.warnings} == {"--lr", "--max_predictions_per_seq"}
+    assert "--num_steps 225000" in found.summary and "--lr 0.00125" not in found.summary
+
+
+def test_no_warmup_is_a_value_too():
+    found = plan("--batch_size 64 --num_steps 10 --warmup_ratio 0 --lr 0.1", 32)
+    assert (found.warmup_ratio, found.warmup_steps) == (0.0, 0)
+    assert found.schedule(1) == pytest.approx(0.09)
+
+
+def test_the_schedules_end():
+    found = plan(
+        "--batch_size 64 --num_steps 10 --warmup_ratio 0.2 --lr 0.1 --end_lr 0.01 --decay_power 2", 32
+    )
+    assert [found.schedule(step) for step in (1, 2, 6, 10)] == pytest.approx([0.05, 0.1, 0.0325, 0.01])
+
+
+@pytest.mark.parametrize("arguments", ["--batch_size 100 --use_avg_len", "--use_avg_len"])
+def test_a_batch_that_holds_no_sequence(arguments):
+    with pytest.raises(InputError) as caught:
+        plan(arguments, 32)
+    message = str(caught.value)
+    assert message.startswith("--batch_size ") and "128" in message and "\n" not in message
+    assert "tokens_per_gpu" not in message and message.count("--batch_size") == 1
+
+
+def test_a_last_learning_rate_above_the_papers_peak():
+    with pytest.raises(InputError, match=r"^--end_lr 0\.01 .*--lr"):
+        plan("--batch_size 64 --end_lr 0.01", 32)

@@ -1,0 +1,320 @@
+"""What rank 0 leaves behind and shows: metrics.jsonl, TensorBoard events, the plot, a bar or lines."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Iterator
+
+import numpy as np
+import pytest
+
+from bert import report
+from bert.report import RunReporter, SilentReporter, finite_or_none, plot_losses, read_metrics
+from bert.summary import summarize
+from tests.processes import ROOT
+
+
+def training(step: int, **changes: Any) -> dict[str, Any]:
+    return {
+        **{"step": step, "mlm_loss": 7.5 - step / 100, "nsp_loss": 0.7, "mlm_acc": 0.125, "nsp_acc": 0.5},
+        **{"lr": 1e-3 * step, "grad_norm": 1.5, "loss_scale": 1.0, "tokens_per_s": 12345.6},
+        **{"padded_tokens_per_s": 20000.0, "sequences_per_s": 100.0, "step_s": 0.25, "skipped_steps": 0},
+        **changes,
+    }
+
+
+def evaluation(step: int, **changes: Any) -> dict[str, Any]:
+    return {
+        **{
+            "step": step,
+            "eval_mlm_loss": 6.5,
+            "eval_nsp_loss": 0.6,
+            "eval_mlm_acc": 0.25,
+            "eval_nsp_acc": 0.75,
+        },
+        **{"eval_sequences": 1234, "eval_s": 2.5, **changes},
+    }
+
+
+def reported(directory: Path, *lines: dict[str, Any], start_step: int = 0, progress: str = "none") -> None:
+    reporter = RunReporter(str(directory), start_step, 100, progress)
+    for line in lines:
+        (reporter.evaluation if "eval_s" in line else reporter.training)(line)
+    reporter.close()
+
+
+def strict(line: str) -> Any:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(line, parse_constant=refuse)
+
+
+class TestMetricsFile:
+    def test_one_json_object_a_line(self, tmp_path):
+        nothing = training(20, mlm_loss=None, grad_norm=finite_or_none(math.nan))
+        written = [training(10), evaluation(10), nothing]
+        reported(tmp_path, *written)
+        lines = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        assert [strict(line) for line in lines] == written == read_metrics(str(tmp_path))
+
+    def test_a_line_can_be_read_at_once(self, tmp_path):
+        reporter = RunReporter(str(tmp_path), 0, 100, "none")
+        reporter.training(training(10))
+        assert read_metrics(str(tmp_path)) == [training(10)]
+        reporter.close()
+
+    def test_nan_is_never_written(self, tmp_path):
+        reporter = RunReporter(str(tmp_path), 0, 100, "none")
+        with pytest.raises(ValueError):
+            reporter.training(training(10, mlm_loss=math.nan))
+        reporter.close()
+        assert (tmp_path / "metrics.jsonl").read_text() == ""
+        assert finite_or_none(math.inf) is None and finite_or_none(1.5) == 1.5
+
+    def test_resuming_drops_what_is_run_again(self, tmp_path):
+        reported(tmp_path, training(10), training(20), evaluation(20), training(30), evaluation(40))
+        with open(tmp_path / "metrics.jsonl", "a", encoding="utf-8") as file:
+            file.write('{"step": 50, "mlm_lo')  # killed while writing
+        reported(tmp_path, training(30, mlm_loss=1.0), start_step=20)
+        assert read_metrics(str(tmp_path)) == [
+            *(training(10), training(20), evaluation(20)),
+            training(30, mlm_loss=1.0),
+        ]
+        for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
+            strict(line)
+        assert sorted(path.name for path in tmp_path.glob("metrics*")) == ["metrics.jsonl"]
+
+    def test_a_new_run_moves_the_old_file_aside(self, tmp_path):
+        for loss in (3.0, 2.0, 1.0):
+            reported(tmp_path, training(10, mlm_loss=loss))
+        assert read_metrics(str(tmp_path)) == [training(10, mlm_loss=1.0)]
+        for number, loss in ((1, 3.0), (2, 2.0)):
+            text = (tmp_path / f"metrics.jsonl.{number}").read_text()
+            assert strict(text) == training(10, mlm_loss=loss)
+
+    def test_an_empty_file_needs_no_keeping(self, tmp_path):
+        reported(tmp_path)
+        reported(tmp_path, training(10))
+        assert sorted(path.name for path in tmp_path.glob("metrics*")) == ["metrics.jsonl"]
+
+    def test_reading_where_there_is_none(self, tmp_path):
+        assert read_metrics(str(tmp_path)) == []
+
+
+def events(directory: Path) -> Iterator[Any]:
+    """The events of all event files: records of length, checksum, protocol buffer, checksum."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    for path in sorted(directory.glob("events.out.tfevents.*")):
+        content = path.read_bytes()
+        while content:
+            (length,) = struct.unpack("<Q", content[:8])
+            event = Event()
+            event.ParseFromString(content[12 : 12 + length])
+            yield event
+            content = content[12 + length + 4 :]
+
+
+class TestTensorBoard:
+    def scalars(self, directory: Path) -> dict[tuple[str, int], float]:
+        return {
+            (value.tag, event.step): value.simple_value
+            for event in events(directory / "tensorboard")
+            for value in event.summary.value
+        }
+
+    def test_every_number_is_a_scalar(self, tmp_path):
+        reported(tmp_path, training(10), training(20, grad_norm=None), evaluation(20))
+        found = self.scalars(tmp_path)
+        expected = {
+            (f"train/{name}", line["step"]): value
+            for line in (training(10), training(20, grad_norm=None))
+            for name, value in line.items()
+            if name != "step" and value is not None
+        }
+        expected.update(
+            {
+                (f"eval/{name[len('eval_') :]}", 20): value
+                for name, value in evaluation(20).items()
+                if name != "step"
+            }
+        )
+        assert found == pytest.approx(expected, rel=1e-6)
+        assert ("train/grad_norm", 10) in found and ("train/grad_norm", 20) not in found
+
+    def test_a_resumed_run_withdraws_the_steps_that_it_repeats(self, tmp_path):
+        reported(tmp_path, training(10), training(20))
+        reported(tmp_path, training(20), start_step=10)
+        starts = [
+            event.step
+            for event in events(tmp_path / "tensorboard")
+            if event.HasField("session_log") and event.session_log.status == 1
+        ]
+        assert starts[-1] == 11, "TensorBoard drops what an earlier file has from this step on"
+
+
+class TestPlot:
+    def picture(self, path: str) -> np.ndarray:
+        from matplotlib import image
+
+        with open(path, "rb") as file:
+            assert file.read(8) == b"\x89PNG\r\n\x1a\n"
+        return image.imread(path)
+
+    def test_a_png_that_shows_the_losses(self, tmp_path):
+        pictures = []
+        for slope in (0.01, 0.05):
+            run = tmp_path / str(slope)
+            run.mkdir()
+            lines = [training(step, mlm_loss=7 - slope * step) for step in range(10, 101, 10)]
+            reported(run, *lines, evaluation(50), evaluation(100))
+            path = plot_losses(str(run), 6.0)
+            assert path == str(run / "loss.png")
+            pictures.append(self.picture(path))
+        assert pictures[0].shape == pictures[1].shape and min(pictures[0].shape[:2]) > 300
+        assert pictures[0][..., :3].std() > 0.01
+        assert (pictures[0] != pictures[1]).any(), "other losses give another picture"
+        assert not list(tmp_path.rglob("*.tmp"))
+
+    def test_the_entropy_line(self, tmp_path):
+        reported(tmp_path, training(10), training(20))
+        without = self.picture(plot_losses(str(tmp_path), None))
+        assert (without != self.picture(plot_losses(str(tmp_path), 7.45))).any()
+
+    def test_a_single_point_can_be_seen(self, tmp_path):
+        reported(tmp_path, training(10, nsp_loss=None))
+        one = self.picture(plot_losses(str(tmp_path), None))
+        colours = {tuple(colour) for colour in np.round(one[..., :3].reshape(-1, 3), 1)}
+        assert any(max(colour) - min(colour) > 0.3 for colour in colours), "only grey"
+
+    def test_nothing_to_plot_is_no_error(self, tmp_path):
+        nothing = training(10, mlm_loss=None, nsp_loss=None)
+        reported(tmp_path, nothing)
+        self.picture(plot_losses(str(tmp_path), 6.0))
+
+
+class TestTerminal:
+    CODE = "from bert.report import launching_terminal; print(launching_terminal())"
+    PARENT = (
+        "import subprocess, sys\n"
+        "command = [sys.executable, '-c', sys.argv[1]]\n"
+        "print(subprocess.run(command, capture_output=True, text=True).stdout.strip())"
+    )
+
+    def found(self, arguments: list[str], stderr: Any, rank: str | None = None) -> str:
+        """What launching_terminal finds in a process of its own."""
+        environment = {name: value for name, value in os.environ.items() if name not in report.LAUNCHED}
+        if rank is not None:
+            environment["OMPI_COMM_WORLD_RANK"] = rank
+        command = [sys.executable, "-c", *arguments]
+        return subprocess.run(
+            command,
+            **{"cwd": ROOT, "env": environment, "timeout": 60, "check": True, "text": True},
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+        ).stdout.strip()
+
+    def test_its_own_its_launchers_or_none(self, tmp_path):
+        master, terminal = os.openpty()
+        try:
+            name = os.ttyname(terminal)
+            assert self.found([self.CODE], terminal) == name
+            # As under mpirun: a pipe of its own, the terminal is the launcher's.
+            assert self.found([self.PARENT, self.CODE], terminal, rank="0") == name
+            # As under a shell with `2>&1 | tee log`.
+            assert self.found([self.PARENT, self.CODE], terminal) == "None"
+        finally:
+            os.close(terminal)
+            os.close(master)
+        with open(tmp_path / "log", "w") as log:
+            assert self.found([self.CODE], log) == "None"
+            assert self.found([self.PARENT, self.CODE], log, rank="0") == "None"
+
+    def test_a_bar_on_a_terminal(self, tmp_path, capsys, monkeypatch):
+        monkeypatch.setattr(report, "launching_terminal", lambda: "/dev/pts/not-there")
+        reporter = RunReporter(str(tmp_path), 10, 100, "auto")
+        reporter.note("a note")
+        for step in range(11, 31):
+            reporter.advance(step)
+        reporter.training(training(30))
+        reporter.close()
+        shown = capsys.readouterr()
+        assert shown.out == "a note\n", "no lines of metrics beside the bar"
+        assert "30/100" in shown.err and "mlm 7.200" in shown.err and "tokens/s" in shown.err
+
+    def test_lines_in_a_log(self, tmp_path, capsys, monkeypatch):
+        monkeypatch.setattr(report, "launching_terminal", lambda: None)
+        reporter = RunReporter(str(tmp_path), 0, 100, "auto")
+        reporter.advance(10)
+        reporter.training(training(10, mlm_acc=None))
+        reporter.evaluation(evaluation(10))
+        reporter.warn("careful")
+        reporter.close()
+        shown = capsys.readouterr()
+        first, second = shown.out.splitlines()
+        assert first.startswith("step 10/100  mlm_loss 7.400  mlm_acc -  nsp_loss 0.700")
+        assert "12,346 tokens/s" in first and "0.25 s/step" in first
+        assert second.startswith("evaluation at step 10: mlm_loss 6.500") and "1,234 sequences" in second
+        assert shown.err == "warning: careful\n"
+
+    @pytest.mark.parametrize("progress", ["bar", "lines", "none"])
+    def test_an_explicit_choice_wins(self, tmp_path, capsys, monkeypatch, progress):
+        monkeypatch.setattr(report, "launching_terminal", lambda: None if progress == "bar" else "/dev/pts/x")
+        reporter = RunReporter(str(tmp_path), 0, 100, progress)
+        reporter.advance(10)
+        reporter.training(training(10))
+        reporter.close()
+        shown = capsys.readouterr()
+        assert ("10/100" in shown.err) == (progress == "bar")
+        assert shown.out.startswith("step 10/100") == (progress == "lines")
+
+    def test_other_ranks_are_silent(self, capsys):
+        reporter = SilentReporter()
+        for say in (reporter.note, reporter.warn):
+            say("words")
+        reporter.advance(1)
+        reporter.training(training(1))
+        reporter.evaluation(evaluation(1))
+        reporter.close()
+        assert capsys.readouterr() == ("", "")
+
+
+class TestSummary:
+    class Notes(SilentReporter):
+        def __init__(self) -> None:
+            self.lines: list[str] = []
+
+        def note(self, message: str) -> None:
+            self.lines.append(message)
+
+    def closing_lines(self, directory: Path, entropy: float | None, *lines: dict[str, Any]) -> str:
+        reported(directory, *lines)
+        reporter = self.Notes()
+        summarize(argparse.Namespace(ckpt_dir=str(directory)), reporter, 100, entropy)
+        return "\n".join(reporter.lines)
+
+    def test_how_far_the_run_has_come(self, tmp_path):
+        said = self.closing_lines(tmp_path, 6.75, training(10), training(100), evaluation(100))
+        assert "7.400 at step 10 -> 6.500 at step 100" in said
+        assert "held-out text: MLM loss 6.500, accuracy 25.0%" in said
+        assert "entropy of the text is 6.750" in said and "0.250 below it" in said
+        assert str(tmp_path / "0000100.params") in said and str(tmp_path / "loss.png") in said
+        assert (tmp_path / "loss.png").stat().st_size > 1000
+
+    def test_a_loss_above_the_entropy_is_not_called_below(self, tmp_path):
+        said = self.closing_lines(tmp_path, 6.0, training(10), training(100))
+        assert "0.500 above it" in said and "below" not in said
+
+    def test_no_text_no_entropy(self, tmp_path):
+        assert "unigram" not in self.closing_lines(tmp_path, None, training(10))
+
+    def test_no_metrics_at_all(self, tmp_path):
+        assert "0000100.params" in self.closing_lines(tmp_path, 6.0)

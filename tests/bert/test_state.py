@@ -1,0 +1,275 @@
+"""A run given back from its checkpoint, bit for bit; what is damaged is passed over, what changed is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from bert.inputs import Inputs
+from bert.loss import PretrainingLoss
+from bert.model import build_model, trainable
+from bert.optimizer import Optimizer
+from bert.options import parse_options
+from bert.scaler import DynamicScaler, SkipCounter
+from bert.state import (
+    Found,
+    broadcast_json,
+    find_checkpoint,
+    position_to_continue,
+    restore_parameters,
+    restore_states,
+    save_checkpoint,
+)
+from bert.step import TrainStep
+from comm.local import LocalCommunicator
+from data.batches import EPOCH_SHIFT
+from data.errors import InputError
+from tests.bert.tiny import MODEL, VOCAB_SIZE, make_step, random_batch, same_bits, tiny_network, weights
+
+LOCAL = LocalCommunicator()
+INPUTS = Inputs(("x.npz",), (), None, VOCAB_SIZE, 16)
+BATCH = random_batch(np.random.default_rng(3), 4, 12, 4, least_masked=1)
+
+
+def options_of(directory: Path, *arguments: str) -> Any:
+    argv = ["--model", MODEL, "--data", "x.npz", "--ckpt_dir", str(directory), *arguments]
+    return parse_options(argv, "description")
+
+
+class Run:
+    """A network, its optimizer, loss scale and count of skipped steps, made anew and not yet trained."""
+
+    def __init__(self, seed: int = 0, model: str = MODEL):
+        self.network: PretrainingLoss = tiny_network(seed, dropout=0.1, model=model)
+        self.scaler = DynamicScaler(initial=1024.0)
+        self.skips = SkipCounter()
+        self.renew_optimizer()
+
+    def renew_optimizer(self) -> None:
+        """The optimizer is made after the parameters are there, as in the loop."""
+        self.step: TrainStep
+        self.optimizer: Optimizer
+        self.step, self.optimizer = make_step(self.network, scaler=self.scaler)
+
+    def train(self, first: int, last: int) -> None:
+        for number in range(first, last + 1):
+            assert self.step(number, [BATCH], lr=0.01).applied
+
+    def save(self, options: Any, step: int, position: int = 7) -> None:
+        save_checkpoint(
+            options, INPUTS, step, position, 5, self.network.bert, self.optimizer, self.scaler, self.skips, 2
+        )
+
+    def restore(self, options: Any) -> Found:
+        found = find_checkpoint(options, LOCAL)
+        restore_parameters(found, self.network.bert, LOCAL, mx.cpu())
+        self.renew_optimizer()
+        restore_states(found, self.optimizer, self.scaler, self.skips, LOCAL)
+        return found
+
+    def everything(self) -> dict[str, np.ndarray]:
+        return {**weights(self.network), **self.optimizer.state()}
+
+
+class TestRoundTrip:
+    def test_parameters_and_states_come_back_bit_for_bit(self, tmp_path):
+        first, options = Run(seed=0), options_of(tmp_path, "--resume")
+        first.train(1, 3)
+        first.scaler.update(False)
+        first.skips.update(False, step=4)
+        first.save(options, 4)
+        saved = first.everything()
+
+        second = Run(seed=9)
+        assert not same_bits(second.everything(), saved)
+        found = second.restore(options)
+
+        assert found.step == 4 and found.messages == []
+        assert same_bits(second.everything(), saved)
+        assert second.optimizer.t == 3
+        assert second.scaler.state() == first.scaler.state() and second.scaler.scale == 512.0
+        assert second.skips.state() == {"in_a_row": 1, "total": 1}
+        assert second.network.bert.decoder[3].weight is second.network.bert.word_embed[0].weight
+
+        # And the steps that follow are those of the first run, dropout included.
+        for run in (first, second):
+            run.train(5, 6)
+        assert same_bits(second.everything(), first.everything())
+
+    def test_the_facts_of_the_run(self, tmp_path):
+        run, options = Run(), options_of(tmp_path, "--resume", "--lr", "0.5")
+        run.save(options, 4, position=(3 << EPOCH_SHIFT) + 11)
+        facts = find_checkpoint(options, LOCAL).facts
+        assert (facts["model"], facts["vocab_size"], facts["seed"], facts["world_size"]) == (
+            MODEL,
+            VOCAB_SIZE,
+            5,
+            2,
+        )
+        assert facts["position"] == (3 << EPOCH_SHIFT) + 11
+        assert facts["options"]["lr"] == 0.5 and facts["step"] == 4
+
+    def test_keep_checkpoints(self, tmp_path):
+        run, options = Run(), options_of(tmp_path, "--resume", "--keep_checkpoints", "2")
+        for step in (1, 2, 3):
+            run.save(options, step)
+        assert sorted(path.name for path in tmp_path.glob("*.params")) == ["0000002.params", "0000003.params"]
+
+
+class TestFinding:
+    @pytest.mark.parametrize("extension", [".params", ".states.npz", ".json"])
+    def test_a_damaged_newest_checkpoint_is_named_and_passed_over(self, tmp_path, extension):
+        first, options = Run(), options_of(tmp_path, "--resume")
+        first.train(1, 1)
+        first.save(options, 1)
+        saved = first.everything()
+        first.train(2, 2)
+        first.save(options, 2)
+        path = tmp_path / f"0000002{extension}"
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+
+        second = Run(seed=9)
+        found = second.restore(options)
+        assert found.step == 1 and same_bits(second.everything(), saved)
+        (message,) = found.messages
+        assert str(path) in message and "passed over" in message and "\n" not in message
+
+    def test_a_damaged_checkpoint_that_was_asked_for_is_an_error(self, tmp_path):
+        run = Run()
+        run.save(options_of(tmp_path), 2)
+        (tmp_path / "0000002.params").write_bytes(b"short")
+        with pytest.raises(InputError, match=r"0000002\.params"):
+            find_checkpoint(options_of(tmp_path, "--start_step", "2"), LOCAL)
+        with pytest.raises(InputError, match="--start_step 3"):
+            find_checkpoint(options_of(tmp_path, "--start_step", "3"), LOCAL)
+
+    def test_start_step_takes_that_step_and_not_the_newest(self, tmp_path):
+        run, options = Run(), options_of(tmp_path, "--start_step", "1")
+        run.train(1, 1)
+        run.save(options, 1)
+        saved = run.everything()
+        run.train(2, 2)
+        run.save(options, 2)
+        other = Run(seed=9)
+        assert other.restore(options).step == 1 and same_bits(other.everything(), saved)
+
+    def test_nothing_to_resume(self, tmp_path):
+        found = find_checkpoint(options_of(tmp_path, "--resume"), LOCAL)
+        assert found.step == 0 and found.checkpoint is None and found.facts == {}
+        assert "starting at step 0" in found.messages[0]
+
+    def test_a_new_run_looks_for_nothing(self, tmp_path):
+        Run().save(options_of(tmp_path), 2)
+        assert find_checkpoint(options_of(tmp_path), LOCAL) == Found()
+
+
+class TestBareParameters:
+    """A .params file as GluonNLP's own script leaves it, without anything beside it."""
+
+    def test_start_step_takes_it_and_begins_the_states_anew(self, tmp_path):
+        trained = Run(seed=1)
+        trained.train(1, 2)
+        trained.network.bert.save_parameters(str(tmp_path / "0000002.params"))
+
+        run, options = Run(seed=9), options_of(tmp_path, "--start_step", "2", "--accumulate", "3")
+        found = run.restore(options)
+        assert found.step == 2 and found.facts == {}
+        assert same_bits(weights(run.network), weights(trained.network))
+        assert run.optimizer.t == 0 and run.scaler.scale == 1024.0
+        assert not any(array.any() for array in run.optimizer.state().values())
+        (message,) = found.messages
+        assert "0000002.params" in message and "optimizer" in message
+        assert position_to_continue(found, options, 4) == (2 * 3, []), (
+            "as many batches as its steps have taken"
+        )
+
+    @pytest.mark.parametrize("other", ["bert_1_32_4", "bert_2_64_4", "bert_3_32_4"])
+    def test_of_another_model_it_is_one_clear_line(self, tmp_path, other):
+        tiny_network(model=other).bert.save_parameters(str(tmp_path / "0000002.params"))
+        with pytest.raises(InputError, match=r"0000002\.params .*--model") as caught:
+            Run().restore(options_of(tmp_path, "--start_step", "2"))
+        assert "\n" not in str(caught.value)
+
+    def test_bytes_that_are_no_parameters(self, tmp_path):
+        (tmp_path / "0000002.params").write_bytes(b"something else altogether")
+        with pytest.raises(InputError, match=r"0000002\.params") as caught:
+            Run().restore(options_of(tmp_path, "--start_step", "2"))
+        assert "\n" not in str(caught.value)
+
+    def test_a_float32_file_starts_a_float16_run(self, tmp_path):
+        trained = Run(seed=1)
+        trained.network.bert.save_parameters(str(tmp_path / "0000002.params"))
+        half = build_model(MODEL, VOCAB_SIZE)
+        half.cast("float16")
+        found = find_checkpoint(options_of(tmp_path, "--start_step", "2"), LOCAL)
+        restore_parameters(found, half, LOCAL, mx.cpu())
+        for name, parameter in trainable(half).items():
+            expected = weights(trained.network)[name].astype(np.float16)
+            assert parameter.data().dtype == np.float16
+            np.testing.assert_array_equal(parameter.data().asnumpy(), expected)
+
+
+class TestPosition:
+    def found(self, options: Any, epoch: int, batches: int, world_size: int) -> Found:
+        facts = {
+            "position": (epoch << EPOCH_SHIFT) + batches,
+            "world_size": world_size,
+            "options": vars(options),
+        }
+        return Found(step=10, facts=facts)
+
+    def test_a_new_run_begins_at_the_beginning(self, tmp_path):
+        assert position_to_continue(Found(), options_of(tmp_path), 2) == (0, [])
+
+    def test_the_same_number_of_processes_goes_on_exactly(self, tmp_path):
+        options = options_of(tmp_path)
+        found = self.found(options, 2, 100, world_size=4)
+        assert position_to_continue(found, options, 4) == ((2 << EPOCH_SHIFT) + 100, [])
+
+    @pytest.mark.parametrize("size, batches", [(2, 200), (8, 50), (3, 133), (400, 1), (1000, 0)])
+    def test_another_number_goes_on_where_as_many_sequences_were_seen(self, tmp_path, size, batches):
+        options = options_of(tmp_path)
+        position, messages = position_to_continue(self.found(options, 2, 100, world_size=4), options, size)
+        assert position == (2 << EPOCH_SHIFT) + batches
+        (message,) = messages
+        assert "4 processes" in message and f"has {size}" in message
+
+    @pytest.mark.parametrize(
+        "changed, flag",
+        [
+            (["--batch_size", "16"], "--batch_size"),
+            (["--use_avg_len"], "--use_avg_len"),
+            (["--num_buckets", "3"], "--num_buckets"),
+            (["--data", "y.npz"], "--data"),
+            (["--raw"], "--raw"),
+            (["--max_seq_length", "64"], "--max_seq_length"),
+            (["--short_seq_prob", "0.5"], "--short_seq_prob"),
+        ],
+    )
+    def test_options_that_the_position_depends_on(self, tmp_path, changed, flag):
+        saved, now = options_of(tmp_path), options_of(tmp_path, *changed)
+        position, messages = position_to_continue(self.found(saved, 0, 100, world_size=2), now, 2)
+        assert position == 100
+        (message,) = messages
+        assert message.startswith(f"{flag} differ")
+
+    def test_options_that_it_does_not_depend_on(self, tmp_path):
+        saved, now = (
+            options_of(tmp_path),
+            options_of(tmp_path, "--lr", "0.1", "--log_interval", "1", "--resume"),
+        )
+        assert position_to_continue(self.found(saved, 0, 100, world_size=2), now, 2) == (100, [])
+
+
+@pytest.mark.parametrize(
+    "value", [None, 0, [], {"a": [1, 2.5, None, True]}, "n\u00e4\u00efve \u4e2d\u6587", 2**40, "x" * 70000]
+)
+def test_what_is_broadcast_comes_back(value):
+    found = broadcast_json(value, LOCAL)
+    assert found == value and type(found) is type(value)

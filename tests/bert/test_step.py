@@ -1,0 +1,260 @@
+"""One step: accumulation, clipping, skipping, dropout. Several real ranks: tests/test_pretraining*.py."""
+
+from __future__ import annotations
+
+import math
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from bert.scaler import DynamicScaler, StaticScaler
+from bert.train import dropout_seed
+from comm.local import LocalCommunicator
+from tests.bert.tiny import (
+    gradients,
+    joined,
+    make_step,
+    random_batch,
+    relative_difference,
+    same_bits,
+    tiny_network,
+    weights,
+)
+
+SPREAD = 0.1
+
+
+def uneven_batches(count: int) -> list:
+    """Micro-batches of 1 to 4 sequences of different lengths, with 0 to 5 masked positions each."""
+    rng = np.random.default_rng(count)
+    lengths = rng.choice([8, 12, 16], count)
+    found = [random_batch(rng, 1 + index % 4, int(length), 5) for index, length in enumerate(lengths)]
+    masked = [float(batch.masked_weights.sum()) for batch in found]
+    assert count == 1 or len(set(masked)) > 1
+    return found
+
+
+def state_arrays(optimizer) -> dict[str, np.ndarray]:
+    return dict(optimizer.state())
+
+
+class TestAccumulation:
+    """apache/mxnet#16686 reports wrong results of grad_req='add' with many accumulations."""
+
+    @pytest.mark.parametrize("count", [1, 2, 7, 33])
+    def test_equals_one_large_batch(self, count):
+        batches = uneven_batches(count)
+        many, one = tiny_network(spread=SPREAD), tiny_network(spread=SPREAD)
+        before = weights(many)
+        assert same_bits(before, weights(one))
+        # With so large an epsilon the update depends on the gradient's size; usually it hardly does.
+        options = {"kind": "bertadam", "epsilon": 0.1}
+        accumulated, _ = make_step(many, accumulate=count, **options)
+        large, _ = make_step(one, accumulate=1, **options)
+
+        for step in (1, 2):  # in the second one the gradients of the first must be gone
+            results = accumulated(step, batches, lr=0.1), large(step, [joined(batches)], lr=0.1)
+            assert [result.applied for result in results] == [True, True]
+            found, expected = gradients(many), gradients(one)
+            assert relative_difference(found, expected) < 1e-6
+            tied = {"word_embed.0.weight": expected["word_embed.0.weight"]}
+            assert relative_difference({name: found[name] for name in tied}, tied) < 1e-6
+            assert results[0].grad_norm == pytest.approx(results[1].grad_norm, rel=1e-6)
+            np.testing.assert_allclose(results[0].sums.asnumpy(), results[1].sums.asnumpy(), rtol=2e-6)
+        changes = [
+            {name: after[name].astype(np.float64) - before[name] for name in before}
+            for after in (weights(many), weights(one))
+        ]
+        assert relative_difference(changes[0], changes[1]) < 1e-5
+        assert relative_difference(weights(many), weights(one)) < 1e-6
+
+    def test_a_mean_of_means_would_not_equal_it(self):
+        """What the test above would tell: a loss divided by its own micro-batch's counts is another loss."""
+        batches = uneven_batches(7)
+        network = tiny_network(spread=SPREAD)
+        step, _ = make_step(network)
+        means = []
+        for batch in batches:
+            step(1, [batch], lr=1e-30)
+            means.append(gradients(network))
+        mean = {name: sum(each[name] for each in means) / len(means) for name in means[0]}
+        step(1, [joined(batches)], lr=1e-30)
+        assert relative_difference(mean, gradients(network)) > 0.01
+
+
+def test_the_gradient_is_of_the_mean_losses():
+    """grad_req 'write', one batch: what the sums say, divided by the counts, is what was differentiated."""
+    batch = random_batch(np.random.default_rng(0), 4, 12, 3, least_masked=1)
+    network = tiny_network(spread=SPREAD)
+    step, _ = make_step(network)
+    factors = 1 / batch.masked_weights.sum(), 1 / 4
+
+    def loss() -> float:
+        mlm, nsp = step(1, [batch], lr=1e-30).sums.asnumpy()[:2].astype(np.float64)
+        return mlm * factors[0] + nsp * factors[1]
+
+    loss()
+    bias = network.bert.decoder[2].beta
+    slope, size = bias.grad().asnumpy(), 0.02
+    bias.set_data(bias.data() + size * mx.nd.array(slope))
+    above = loss()
+    bias.set_data(bias.data() - 2 * size * mx.nd.array(slope))
+    assert (above - loss()) / (2 * size) == pytest.approx(float((slope**2).sum()), rel=1e-2)
+
+
+class TestClipping:
+    @pytest.fixture
+    def batch(self):
+        return random_batch(np.random.default_rng(1), 4, 12, 4, least_masked=1)
+
+    def first_moments(self, batch, clip_norm, scaler=None) -> tuple[float, dict[str, np.ndarray], dict]:
+        network = tiny_network(spread=SPREAD)
+        step, optimizer = make_step(network, clip_norm=clip_norm, scaler=scaler)
+        result = step(1, [batch], lr=0.01)
+        moments = {name: array for name, array in optimizer.state().items() if name.endswith(".mean")}
+        return result.grad_norm, moments, gradients(network)
+
+    def norm(self, arrays) -> float:
+        return math.sqrt(sum(float(np.sum(array.astype(np.float64) ** 2)) for array in arrays.values()))
+
+    def test_the_update_sees_a_gradient_of_the_greatest_norm(self, batch):
+        """The first moment after one step is 0.1 times the gradient that the update was made with."""
+        grad_norm, moments, gradient = self.first_moments(batch, clip_norm=0.25)
+        assert grad_norm == pytest.approx(self.norm(gradient), rel=1e-5) and grad_norm > 1
+        assert self.norm(moments) / 0.1 == pytest.approx(0.25, rel=1e-5)
+        expected = {f"{name}.mean": 0.1 * 0.25 / grad_norm * array for name, array in gradient.items()}
+        assert relative_difference(moments, expected) < 1e-5
+
+    @pytest.mark.parametrize("clip_norm", [0.0, 1e6])
+    def test_a_smaller_gradient_stays_as_it_is(self, batch, clip_norm):
+        grad_norm, moments, _ = self.first_moments(batch, clip_norm)
+        assert self.norm(moments) / 0.1 == pytest.approx(grad_norm, rel=1e-5)
+
+    def test_the_loss_scale_is_taken_out_before(self, batch):
+        """A power of two as scale changes neither the reported norm nor what is clipped."""
+        plain = self.first_moments(batch, clip_norm=0.25)
+        scaled = self.first_moments(batch, clip_norm=0.25, scaler=StaticScaler(1024.0))
+        assert scaled[0] == pytest.approx(plain[0], rel=1e-6)
+        assert relative_difference(scaled[1], plain[1]) < 1e-6
+        assert self.norm(scaled[2]) == pytest.approx(1024 * plain[0], rel=1e-5)
+
+
+class Disagreeing(LocalCommunicator):
+    """Another rank that says no to some of what all must agree on."""
+
+    def __init__(self, *others: bool):
+        self.others = list(others)
+        self.asked: list[list[bool]] = []
+
+    def all_agree(self, flags):
+        self.asked.append(list(flags))
+        return [flag and other for flag, other in zip(flags, self.others)]
+
+
+class TestSkipping:
+    @pytest.fixture
+    def good(self):
+        return random_batch(np.random.default_rng(4), 3, 12, 4, least_masked=1)
+
+    @pytest.mark.parametrize("value", [math.inf, math.nan])
+    @pytest.mark.parametrize("accumulate", [1, 3])
+    def test_a_gradient_that_is_not_finite_changes_nothing(self, good, value, accumulate):
+        poisoned = good.masked_weights.copy()
+        poisoned[1, 0] = value
+        bad = good._replace(masked_weights=poisoned)
+        network, scaler = tiny_network(spread=SPREAD), DynamicScaler(initial=1024.0)
+        step, optimizer = make_step(network, accumulate=accumulate, scaler=scaler)
+        assert step(1, [good] * accumulate, lr=0.01).applied  # moments that are not zero
+        before, states = weights(network), state_arrays(optimizer)
+        good_steps = scaler.good_steps
+        assert good_steps == 1 and int(states["t"]) == 1
+
+        result = step(2, [good] * (accumulate - 1) + [bad], lr=0.01)
+
+        assert not result.applied and result.keep_going
+        assert not math.isfinite(result.grad_norm)
+        assert same_bits(weights(network), before) and same_bits(state_arrays(optimizer), states)
+        assert (scaler.scale, scaler.good_steps) == (512.0, 0)
+
+        result = step(3, [good] * accumulate, lr=0.01)
+        assert result.applied and math.isfinite(result.grad_norm), "nothing of the bad step is left"
+        assert all(np.isfinite(array).all() for array in weights(network).values())
+        assert int(optimizer.state()["t"]) == 2
+
+    def test_a_step_that_is_bad_on_another_rank_is_skipped_here_too(self, good):
+        network, scaler = tiny_network(spread=SPREAD), DynamicScaler(initial=1024.0)
+        communicator = Disagreeing(False, True)
+        step, optimizer = make_step(network, scaler=scaler, communicator=communicator)
+        before, states = weights(network), state_arrays(optimizer)
+        result = step(1, [good], lr=0.01)
+        assert communicator.asked == [[True, True]], "this rank's gradient was finite"
+        assert not result.applied and result.keep_going and math.isfinite(result.grad_norm)
+        assert same_bits(weights(network), before) and same_bits(state_arrays(optimizer), states)
+        assert scaler.scale == 512.0
+
+    def test_all_ranks_stop_together_after_the_step(self, good):
+        """The step of a rank that was told nothing is made, and then it stops with the others."""
+        network = tiny_network(spread=SPREAD)
+        step, optimizer = make_step(network, communicator=Disagreeing(True, False))
+        result = step(1, [good], lr=0.01)
+        assert result.applied and not result.keep_going and optimizer.t == 1
+
+    def test_a_rank_that_wants_to_stop_says_so(self, good):
+        communicator = Disagreeing(True, True)
+        step, _ = make_step(tiny_network(), communicator=communicator)
+        assert not step(1, [good], lr=0.01, keep_going=False).keep_going
+        assert communicator.asked == [[True, False]]
+
+
+class TestDropout:
+    def gradient(self, step_number: int, seed: int = 0, rank: int = 0, dropout: float = 0.1) -> dict:
+        """Of one step by a network that has already drawn other masks."""
+        network = tiny_network(dropout=dropout, spread=SPREAD)
+        batch = random_batch(np.random.default_rng(7), 4, 12, 4, least_masked=1)
+        step, _ = make_step(network, random_seed_of=lambda number: dropout_seed(seed, number, rank))
+        mx.random.seed(step_number * 17)
+        step(step_number + 5, [batch], lr=1e-30)
+        step(step_number, [batch], lr=1e-30)
+        return gradients(network)
+
+    def test_the_step_decides_the_masks(self):
+        first = self.gradient(3)
+        assert same_bits(self.gradient(3), first)
+        for other in (self.gradient(4), self.gradient(3, seed=1), self.gradient(3, rank=1)):
+            assert relative_difference(other, first) > 1e-3
+        without = self.gradient(3, dropout=0.0)
+        assert relative_difference(without, first) > 1e-3
+        assert same_bits(self.gradient(4, dropout=0.0), without)
+
+    def test_micro_batches_of_a_step_have_masks_of_their_own(self):
+        network = tiny_network(dropout=0.1, spread=SPREAD)
+        batch = random_batch(np.random.default_rng(7), 4, 12, 4, least_masked=1)
+        twice, _ = make_step(network, accumulate=2)
+        twice(1, [batch, batch], lr=1e-30)
+        found = gradients(network)
+        once, _ = make_step(network)
+        once(1, [batch], lr=1e-30)
+        assert relative_difference(found, gradients(network)) > 1e-3
+
+    def test_seeds_differ_by_seed_step_and_rank(self):
+        seeds = {
+            dropout_seed(seed, step, rank) for seed in range(5) for step in range(100) for rank in range(8)
+        }
+        assert len(seeds) == 5 * 100 * 8
+        assert all(0 <= seed < 2**31 for seed in seeds)  # what mx.random.seed takes
+
+
+def test_the_loss_of_a_batch_falls_when_it_is_learned():
+    """Sixty steps of LAMB on the same eight sequences: they are memorised."""
+    network = tiny_network(model="bert_1_32_2", dropout=0.1)
+    batch = random_batch(np.random.default_rng(0), 8, 16, 3, least_masked=1)
+    step, _ = make_step(network, clip_norm=1.0)
+    losses = []
+    for number in range(1, 61):
+        result = step(number, [batch], lr=0.02 * min(1, number / 10))
+        assert result.applied
+        mlm, nsp = result.sums.asnumpy()[:2]
+        losses.append(mlm / batch.masked_weights.sum() + nsp / 8)
+    assert losses[0] == pytest.approx(math.log(50) + math.log(2), abs=0.5), "an untrained model guesses"
+    assert np.mean(losses[-5:]) < losses[0] / 3

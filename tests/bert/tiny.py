@@ -1,0 +1,121 @@
+"""A BERT small enough for unit tests, batches for it, and a training step over it."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import mxnet as mx
+import numpy as np
+
+from bert.loss import PretrainingLoss
+from bert.model import build_model, initialize, trainable
+from bert.optimizer import Optimizer
+from bert.scaler import StaticScaler
+from bert.step import TrainStep
+from comm.local import LocalCommunicator
+from data.batches import Batch
+
+MODEL = "bert_2_32_4"
+VOCAB_SIZE = 50
+
+
+def tiny_network(
+    seed: int = 0, dropout: float = 0.0, model: str = MODEL, spread: float = 0.0
+) -> PretrainingLoss:
+    """A hybridized network on the CPU. `spread` is the standard deviation of noise added to every parameter:
+    without it biases are zero and gains one, and much of a gradient is too small to be compared."""
+    bert = build_model(model, VOCAB_SIZE, dropout=dropout)
+    initialize(bert, mx.cpu(), "float32", seed)
+    rng = np.random.default_rng(seed)
+    for parameter in trainable(bert).values():
+        noise = rng.normal(0, spread, parameter.shape)
+        parameter.set_data(parameter.data() + mx.nd.array(noise))
+    network = PretrainingLoss(bert, "float32")
+    network.hybridize(static_alloc=True, static_shape=True)
+    return network
+
+
+def random_batch(
+    rng: np.random.Generator, rows: int, length: int, predictions: int, least_masked: int = 0
+) -> Batch:
+    """Sequences of 4 to `length` tokens with `least_masked` to `predictions` masks; token 0 is padding."""
+    valid = rng.integers(4, length + 1, rows).astype(np.int32)
+    inside = np.arange(length) < valid[:, None]
+    masked = np.minimum(rng.integers(least_masked, predictions + 1, rows), valid)
+    positions = np.zeros((rows, predictions), np.int32)
+    ids = np.zeros((rows, predictions), np.int32)
+    weights = np.zeros((rows, predictions), np.float32)
+    for row, count in enumerate(masked):
+        positions[row, :count] = np.sort(rng.choice(valid[row], count, replace=False))
+        ids[row, :count] = rng.integers(1, VOCAB_SIZE, count)
+        weights[row, :count] = 1
+    return Batch(
+        (rng.integers(1, VOCAB_SIZE, (rows, length)) * inside).astype(np.int32),
+        ((np.arange(length) >= valid[:, None] // 2) & inside).astype(np.int32),
+        valid,
+        positions,
+        ids,
+        weights,
+        rng.integers(0, 2, rows).astype(np.int32),
+    )
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """All sequences of the batches as one batch, padded to the longest and the most masked."""
+    columns = []
+    for column in zip(*batches):
+        if column[0].ndim == 2:
+            width = max(array.shape[1] for array in column)
+            column = [np.pad(array, ((0, 0), (0, width - array.shape[1]))) for array in column]
+        columns.append(np.concatenate(column))
+    return Batch(*columns)
+
+
+def make_step(
+    network: PretrainingLoss,
+    accumulate: int = 1,
+    clip_norm: float = 0.0,
+    scaler: Any = None,
+    communicator: Any = None,
+    random_seed_of: Any = lambda step: step,
+    **optimizer_options: Any,
+) -> tuple[TrainStep, Optimizer]:
+    """A step with a new optimizer over all parameters of the network."""
+    parameters = trainable(network.bert)
+    options = {"kind": "lamb", **optimizer_options}
+    weights = [parameter.data() for parameter in parameters.values()]
+    optimizer = Optimizer(names=list(parameters), weights=weights, **options)
+    step = TrainStep(
+        network,
+        list(parameters.values()),
+        optimizer,
+        scaler or StaticScaler(),
+        communicator or LocalCommunicator(),
+        mx.cpu(),
+        clip_norm,
+        accumulate,
+        random_seed_of,
+    )
+    return step, optimizer
+
+
+def gradients(network: PretrainingLoss) -> dict[str, np.ndarray]:
+    return {name: parameter.grad().asnumpy() for name, parameter in trainable(network.bert).items()}
+
+
+def weights(network: PretrainingLoss) -> dict[str, np.ndarray]:
+    return {name: parameter.data().asnumpy() for name, parameter in trainable(network.bert).items()}
+
+
+def relative_difference(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
+    """Norm of the difference over the norm of what is expected, over all arrays together."""
+    assert list(found) == list(expected)
+    difference = sum(float(np.sum((found[k].astype(np.float64) - expected[k]) ** 2)) for k in expected)
+    return (difference / sum(float(np.sum(expected[k].astype(np.float64) ** 2)) for k in expected)) ** 0.5
+
+
+def same_bits(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
+    return list(found) == list(expected) and all(
+        found[name].dtype == expected[name].dtype and found[name].tobytes() == expected[name].tobytes()
+        for name in expected
+    )
