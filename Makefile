@@ -19,17 +19,18 @@ TYPED := $(wildcard setup hparams.py data comm/__init__.py comm/base.py)
 # Open MPI refuses to run as root unless told twice.
 MPI_ENV := $(if $(filter 0,$(shell id -u)),OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)
 NP ?= 2
-# For two processes Open MPI would bind each to one core.
-MPIRUN := $(MPI_ENV) mpirun -np $(NP) --oversubscribe --bind-to none
+# For two processes Open MPI would bind each to one core. Where processes are as many as cores, one that waits for
+# the others must not keep a core from them: by default Open MPI spins.
+MPIRUN := $(MPI_ENV) mpirun -np $(NP) --oversubscribe --bind-to none -mca mpi_yield_when_idle 1
 
 # The embedded default.
 RUN_DIR ?= runs/embedded
 CORPUS := -m data.embedded --output $(RUN_DIR)
-PRETRAIN := run_pretraining_hvd.py \
+PRETRAIN := run_pretraining_hvd.py --resume \
 	--raw --data '$(RUN_DIR)/corpus/train-*.txt' --data_eval $(RUN_DIR)/corpus/eval.txt \
-	--vocab $(RUN_DIR)/vocab.txt --model bert_4_256_4 --max_seq_length 128 --batch_size 2048 --use_avg_len \
-	--num_steps 400 --lr 0.003 --warmup_ratio 0.1 \
-	--log_interval 20 --ckpt_interval 200 --ckpt_dir $(RUN_DIR)/ckpt
+	--vocab $(RUN_DIR)/vocab.txt --model bert_2_128_2 --dropout 0 --max_seq_length 32 \
+	--batch_size 1024 --use_avg_len --num_steps 900 --lr 0.014 --warmup_ratio 0.1 \
+	--log_interval 50 --ckpt_interval 300 --ckpt_dir $(RUN_DIR)/ckpt
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r target text; do \

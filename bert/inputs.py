@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Sequence
 
 from bert.checkpoint import list_steps, read_manifest
-from bert.options import PUBLISHED_VOCABULARIES, parse_model
+from bert.options import MAX_POSITIONS, PUBLISHED_VOCABULARIES, parse_model
 from bert.params_file import read_index
 from data.errors import InputError
 from data.sources import NpzSource
@@ -60,7 +60,9 @@ def check_inputs(options: argparse.Namespace) -> Inputs:
             f"--max_seq_length {options.max_seq_length}: "
             f"the npz files hold up to {max(npz_lengths)} tokens a sequence"
         )
-    max_seq_length = options.dummy_data_len or options.max_seq_length or max(npz_lengths, default=512)
+    # The longest sequence of a sample may just miss what its file was made for: 126 tokens mean 128.
+    longest = max(npz_lengths, default=MAX_POSITIONS)
+    max_seq_length = options.dummy_data_len or options.max_seq_length or -(-longest // 8) * 8
     _check_checkpoints(options, vocab_size, vocabulary)
     return Inputs(train_files, eval_files, vocabulary, vocab_size, max_seq_length)
 

@@ -158,8 +158,9 @@ class RunReporter:
         if self._bar is None:
             print(message, file=stream, flush=True)
         else:
-            tqdm.write(message, file=stream)
-            stream.flush()
+            # On the bar's own stream: mpirun copies the two streams to the terminal in any order.
+            tqdm.write(message, file=sys.stderr)
+            sys.stderr.flush()
 
     def _write(self, metrics: dict[str, Any]) -> None:
         self._metrics.write(json.dumps(metrics, allow_nan=False) + "\n")

@@ -50,8 +50,6 @@ def find_checkpoint(options: argparse.Namespace, communicator: Communicator) -> 
             found.checkpoint = load_step(options.ckpt_dir, options.start_step, found.messages.append)
         elif options.resume:
             found.checkpoint = newest_complete(options.ckpt_dir, found.messages.append)
-            if found.checkpoint is None:
-                found.messages.append(f"--resume: no checkpoint in {options.ckpt_dir}; starting at step 0")
         if found.checkpoint is not None:
             found.step = found.checkpoint.step
             found.facts = found.checkpoint.manifest or {}

@@ -123,6 +123,8 @@ def pretrain(options: argparse.Namespace, inputs: Inputs, communicator: Communic
         reporter.note(plan.summary)
         if found.step:
             reporter.note(f"continuing after step {found.step}")
+        elif options.resume:
+            reporter.note(f"no complete checkpoint in {options.ckpt_dir}: starting from the beginning")
         feed.seek(position)
         take_step = TrainStep(
             network,

@@ -5,11 +5,11 @@ all builds for CPUs and NVIDIA GPUs. MPI, Gloo and NCCL before 2.10 sum first an
 NCCL from 2.10 on uses ncclAvg. Summing first overflows in float16 where the mean would not (two ranks with
 40000), so float16 is scaled by 1/size before the sum, in every build.
 
-On GPUs arrays are sent one by one: Horovod fuses those that are ready at the same time itself, and each can
-travel while the backward pass still makes the next. On the CPU consecutive arrays travel in groups of up to
-GROUP_BYTES. Which arrays Horovod fuses by itself depends on timing, and with more than two ranks the order of
-summation with it; a group is always fused alike, so that a repeated run gives the same bits. It costs nothing:
-60 arrays of odd sizes took 3 ranks 21 to 24 ms in a group and 26 to 28 ms one by one.
+On GPUs arrays are sent one by one: Horovod fuses those that are ready at the same time itself, and each
+can travel while the backward pass still makes the next. On the CPU consecutive arrays travel in groups of up
+to GROUP_BYTES. Which arrays Horovod fuses by itself depends on timing, and with more than two ranks the order
+of summation with it; a group is always fused alike, so that a repeated run gives the same bits. It costs
+nothing: 60 arrays of odd sizes took 3 ranks 21 to 24 ms in a group and 26 to 28 ms one by one.
 """
 
 from __future__ import annotations

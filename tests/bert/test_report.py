@@ -247,7 +247,8 @@ class TestTerminal:
         reporter.training(training(30))
         reporter.close()
         shown = capsys.readouterr()
-        assert shown.out == "a note\n", "no lines of metrics beside the bar"
+        assert shown.out == "", "beside a bar everything goes to the bar's own stream"
+        assert "a note\n" in shown.err and "nsp_acc" not in shown.err, "no lines of metrics beside the bar"
         assert "30/100" in shown.err and "mlm 7.200" in shown.err and "tokens/s" in shown.err
 
     def test_lines_in_a_log(self, tmp_path, capsys, monkeypatch):

@@ -1,4 +1,4 @@
-"""The training script under mpirun on two hosts: network namespaces of this machine, see tests/namespaces.py."""
+"""The training script under mpirun on two hosts: network namespaces of this machine (tests/namespaces.py)."""
 
 from __future__ import annotations
 
