@@ -121,6 +121,23 @@ def position_to_continue(found: Found, options: argparse.Namespace, world_size: 
     return position, messages
 
 
+def changed_options(found: Found, options: argparse.Namespace) -> list[str]:
+    """What to say about options that differ from the checkpoint's run, though it goes on all the same."""
+    saved = found.facts.get("options", {})
+    messages = []
+    if options.seed is not None and found.facts.get("seed", options.seed) != options.seed:
+        messages.append(
+            f"--seed {options.seed}: the checkpoint's run had {found.facts['seed']}; "
+            "data order, masks and dropout change from here on"
+        )
+    if saved.get("optimizer", options.optimizer) != options.optimizer:
+        messages.append(
+            f"--optimizer {options.optimizer}: the checkpoint's run had {saved['optimizer']}; "
+            "its moments are taken over"
+        )
+    return messages
+
+
 def save_checkpoint(
     options: argparse.Namespace,
     inputs: Inputs,

@@ -25,6 +25,7 @@ from bert.published import download_vocabulary, load_published
 from bert.report import Reporter, RunReporter, SilentReporter, finite_or_none
 from bert.scaler import DynamicScaler, SkipCounter, StaticScaler
 from bert.state import (
+    changed_options,
     find_checkpoint,
     position_to_continue,
     restore_parameters,
@@ -58,7 +59,7 @@ def pretrain(options: argparse.Namespace, inputs: Inputs, communicator: Communic
 
     found = find_checkpoint(options, communicator)
     seed = found.facts.get("seed", 0) if options.seed is None else options.seed
-    if found.step > plan.num_steps:
+    if found.step > plan.num_steps and (options.data or options.dummy_data_len):
         raise InputError(f"--num_steps {plan.num_steps}: the checkpoint is already at step {found.step}")
     reporter: Reporter = SilentReporter()
     if communicator.rank == 0:
@@ -71,7 +72,7 @@ def pretrain(options: argparse.Namespace, inputs: Inputs, communicator: Communic
         eval_feed = evaluation_feed(options, inputs, plan, communicator, reporter)
 
         bert = build_model(options.model, inputs.vocab_size, options.dropout)
-        if options.pretrained and not found.step:
+        if options.pretrained and not found.step and communicator.rank == 0:  # the others get rank 0's
             load_published(bert, options.model, options.dataset_name, device, dtype)
         else:
             initialize(bert, device, dtype, seed)
@@ -92,7 +93,7 @@ def pretrain(options: argparse.Namespace, inputs: Inputs, communicator: Communic
         network.hybridize(static_alloc=True, static_shape=True)
 
         position, messages = position_to_continue(found, options, communicator.size)
-        for message in [*found.messages, *messages, *plan.warnings]:
+        for message in [*found.messages, *changed_options(found, options), *messages, *plan.warnings]:
             reporter.warn(message)
         count = sum(int(np.prod(parameter.shape)) for parameter in parameters.values())
         reporter.note(

@@ -247,11 +247,12 @@ def test_parameters_that_overflow_end_the_run_and_keep_the_last_good_checkpoint(
 def test_left_out_hyperparameters_come_from_the_paper(corpus, tmp_path):
     args = options(
         corpus, tmp_path, num_steps=None, lr=None, warmup_ratio=None, max_seq_length=128, batch_size=128,
-        log_interval=1,
+        log_interval=1, resume=True,
     )  # fmt: skip
     with start_ranks(SCRIPT, 1, "none", timeout=120, args=args) as run:
         wait_for_metrics(tmp_path, 1)
         said = run.stdout()
+    assert f"no complete checkpoint in {tmp_path}: starting from the beginning" in said
     stage = hparams.stage_for_run(1, 128, 1, 128)
     assert f"--num_steps {stage.num_steps} --lr {stage.lr!r} --warmup_ratio {stage.warmup_ratio!r}" in said
     (first, *_) = metrics_of(tmp_path)

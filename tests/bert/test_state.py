@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from bert.scaler import DynamicScaler, SkipCounter
 from bert.state import (
     Found,
     broadcast_json,
+    changed_options,
     find_checkpoint,
     position_to_continue,
     restore_parameters,
@@ -162,7 +164,7 @@ class TestFinding:
     def test_nothing_to_resume(self, tmp_path):
         found = find_checkpoint(options_of(tmp_path, "--resume"), LOCAL)
         assert found.step == 0 and found.checkpoint is None and found.facts == {}
-        assert "starting at step 0" in found.messages[0]
+        assert found.messages == []
 
     def test_a_new_run_looks_for_nothing(self, tmp_path):
         Run().save(options_of(tmp_path), 2)
@@ -273,3 +275,14 @@ class TestPosition:
 def test_what_is_broadcast_comes_back(value):
     found = broadcast_json(value, LOCAL)
     assert found == value and type(found) is type(value)
+
+
+def test_another_seed_or_optimizer_is_announced():
+    found = Found(step=4, facts={"seed": 3, "options": {"optimizer": "lamb"}})
+    same = argparse.Namespace(seed=None, optimizer="lamb")
+    assert changed_options(found, same) == []
+    assert changed_options(found, argparse.Namespace(seed=3, optimizer="lamb")) == []
+    seed, optimizer = changed_options(found, argparse.Namespace(seed=5, optimizer="adamw"))
+    assert seed.startswith("--seed 5") and "had 3" in seed
+    assert optimizer.startswith("--optimizer adamw") and "had lamb" in optimizer
+    assert changed_options(Found(), argparse.Namespace(seed=5, optimizer="adamw")) == []
