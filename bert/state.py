@@ -156,7 +156,7 @@ def save_checkpoint(
         TrainingError: a parameter is not finite, or it could not be written; earlier checkpoints are intact.
     """
     arrays = block_arrays(bert)
-    if not mx.nd.multi_all_finite(*arrays.values(), num_arrays=len(arrays)).asscalar():
+    if not _all_finite(list(arrays.values())):
         raise TrainingError(
             f"a parameter is no longer finite at step {step}, so it is not saved; lower --lr and --resume "
             "from the checkpoint before"
@@ -185,3 +185,9 @@ def broadcast_json(value: Any, communicator: Communicator) -> Any:
         text[:] = mx.nd.array(encoded, ctx=mx.cpu(), dtype="uint8")
     communicator.broadcast([text])
     return json.loads(text.asnumpy().tobytes().decode())
+
+
+def _all_finite(arrays: list[mx.nd.NDArray]) -> bool:
+    # MXNet's operator takes 200 arrays at most and overruns its buffer with more.
+    parts = [arrays[start : start + 100] for start in range(0, len(arrays), 100)]
+    return all(mx.nd.multi_all_finite(*part, num_arrays=len(part)).asscalar() == 1 for part in parts)

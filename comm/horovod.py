@@ -6,10 +6,12 @@ NCCL from 2.10 on uses ncclAvg. Summing first overflows in float16 where the mea
 40000), so float16 is scaled by 1/size before the sum, in every build.
 
 On GPUs arrays are sent one by one: Horovod fuses those that are ready at the same time itself, and each
-can travel while the backward pass still makes the next. On the CPU consecutive arrays travel in groups of up
-to GROUP_BYTES. Which arrays Horovod fuses by itself depends on timing, and with more than two ranks the order
-of summation with it; a group is always fused alike, so that a repeated run gives the same bits. It costs
-nothing: 60 arrays of odd sizes took 3 ranks 21 to 24 ms in a group and 26 to 28 ms one by one.
+can travel while the backward pass still makes the next. On the CPU, where that gains little, the arrays of
+one call travel as a group. Which arrays Horovod fuses by itself depends on timing, and with more than
+two ranks the order of summation with it; a group is always fused alike, so that a repeated run gives the same
+bits. It costs nothing: 60 arrays of odd sizes took 3 ranks 21 to 24 ms in a group and 26 to 28 ms one by one.
+(Several groups in flight could be fused with each other. HOROVOD_DISABLE_GROUP_FUSION, which forbids that, is
+not used: under it a rank once filled the machine's memory instead of shutting down.)
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ from data.errors import InputError
 if TYPE_CHECKING:
     from mxnet.nd import NDArray
 
-GROUP_BYTES = 16 << 20
 # Number of processes as the usual launchers announce it.
 _LAUNCHER_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE")
 
@@ -40,8 +41,6 @@ class HorovodCommunicator:
     def __init__(self) -> None:
         self._hvd = _import_horovod()
         self._mx: Any = importlib.import_module("mxnet")
-        # Groups are not to be fused with each other: which ones are ready together depends on timing again.
-        os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
         try:
             self._hvd.init()
         except ValueError as error:
@@ -69,8 +68,8 @@ class HorovodCommunicator:
         check_arrays(arrays, AVERAGE_DTYPES)
         if self.size == 1:
             return
-        group_bytes = GROUP_BYTES if arrays and arrays[0].context.device_type == "cpu" else 0
-        for index, group in enumerate(_groups(arrays, group_bytes)):
+        grouped = bool(arrays) and arrays[0].context.device_type == "cpu"
+        for index, group in enumerate(_groups(arrays) if grouped else [[array] for array in arrays]):
             name = _name("average", index, group)
             self._release(name, group)
             half = group[0].dtype.__name__ == "float16"
@@ -80,7 +79,7 @@ class HorovodCommunicator:
                 "prescale_factor": 1.0 / self.size if half else 1.0,
                 "priority": -index,  # the engine prefers the highest
             }
-            if group_bytes:
+            if grouped:
                 self._hvd.grouped_allreduce_(group, **options)
             else:
                 self._hvd.allreduce_(group[0], **options)
@@ -123,17 +122,13 @@ class HorovodCommunicator:
             raise CommunicationError(f"rank {self.rank} lost the other ranks: {reason}") from error
 
 
-def _groups(arrays: Sequence[NDArray], group_bytes: int) -> list[list[NDArray]]:
-    """Consecutive arrays of one dtype, up to `group_bytes` together; each array alone where that is 0."""
+def _groups(arrays: Sequence[NDArray]) -> list[list[NDArray]]:
+    """Runs of consecutive arrays of one dtype: Horovod cannot group different ones."""
     groups: list[list[NDArray]] = []
-    size = 0
     for array in arrays:
-        added = array.size * array.dtype().itemsize
-        if not groups or array.dtype != groups[-1][0].dtype or size + added > group_bytes:
+        if not groups or array.dtype != groups[-1][0].dtype:
             groups.append([])
-            size = 0
         groups[-1].append(array)
-        size += added
     return groups
 
 

@@ -18,6 +18,7 @@ from bert.options import parse_options
 from bert.scaler import DynamicScaler, SkipCounter
 from bert.state import (
     Found,
+    _all_finite,
     broadcast_json,
     changed_options,
     find_checkpoint,
@@ -286,3 +287,11 @@ def test_another_seed_or_optimizer_is_announced():
     assert seed.startswith("--seed 5") and "had 3" in seed
     assert optimizer.startswith("--optimizer adamw") and "had lamb" in optimizer
     assert changed_options(Found(), argparse.Namespace(seed=5, optimizer="adamw")) == []
+
+
+@pytest.mark.parametrize("place", [0, 250, 419])
+def test_one_infinite_parameter_among_many_is_found(place):
+    arrays = [mx.nd.ones((3,)) for _ in range(420)]  # BERT-large has about as many
+    assert _all_finite(arrays)
+    arrays[place][1] = np.inf
+    assert not _all_finite(arrays)
