@@ -72,10 +72,9 @@ def pretrain(options: argparse.Namespace, inputs: Inputs, communicator: Communic
         eval_feed = evaluation_feed(options, inputs, plan, communicator, reporter)
 
         bert = build_model(options.model, inputs.vocab_size, options.dropout)
+        initialize(bert, device, dtype, seed)
         if options.pretrained and not found.step and communicator.rank == 0:  # the others get rank 0's
-            load_published(bert, options.model, options.dataset_name, device, dtype)
-        else:
-            initialize(bert, device, dtype, seed)
+            load_published(bert, options.model, options.dataset_name, device)
         restore_parameters(found, bert, communicator, device)
         parameters = trainable(bert)
         optimizer = Optimizer(
