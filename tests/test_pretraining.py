@@ -231,6 +231,25 @@ def test_npz_files_train_and_evaluate(corpus, tmp_path):
     assert second["eval_mlm_loss"] == pytest.approx(first["eval_mlm_loss"], rel=1e-5)
 
 
+def test_sentencepiece_sampling_and_whole_words(corpus, tmp_path):
+    import sentencepiece
+
+    sentencepiece.SentencePieceTrainer.train(
+        input=corpus.held_out, model_prefix=str(tmp_path / "sp"), vocab_size=600, minloglevel=2,
+        user_defined_symbols=["[CLS]", "[SEP]", "[MASK]"], pad_id=3, pad_piece="[PAD]", unk_piece="[UNK]",
+    )  # fmt: skip
+    args = options(
+        corpus, tmp_path / "run", vocab=None, data=corpus.held_out, data_eval=corpus.held_out,
+        sentencepiece=tmp_path / "sp.model", sp_nbest=-1, sp_alpha=0.5, whole_word_mask=True, cased=True,
+        profile=tmp_path / "trace.json",
+    )  # fmt: skip
+    train([*args, "--num_steps", "16"], 2, "mpirun").check()
+    first, *_, last = [each for each in metrics_of(tmp_path / "run") if "mlm_loss" in each]
+    assert first["mlm_loss"] == pytest.approx(math.log(600), abs=0.7) and last["mlm_loss"] < first["mlm_loss"]
+    for trace in ("trace.json", "trace.json.1"):
+        assert len(json.loads((tmp_path / trace).read_text())["traceEvents"]) > 1000
+
+
 def test_parameters_that_overflow_end_the_run_and_keep_the_last_good_checkpoint(alone, corpus, tmp_path):
     complete, _ = alone
     for name in complete.glob("0000006.*"):
