@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import Any, NoReturn, Sequence
 
@@ -112,10 +113,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         own, passed_on = own[:cut], own[cut + 1 :]
     args = _parser().parse_args(own)
     try:
-        return _run(args, passed_on)
+        code = _run(args, passed_on)
+        sys.stdout.flush()
+        return code
     except (InputError, HostsError) as error:
         print(f"hparams.py: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _run(args: argparse.Namespace, passed_on: list[str]) -> int:

@@ -537,3 +537,10 @@ def test_runs_without_site_packages(which, tmp_path):
         )  # fmt: skip
         assert (result.returncode, "Traceback" in result.stderr) == (0, False), result.stderr
         assert result.stdout
+
+
+def test_a_reader_that_stops_early_is_no_error():
+    command = f"{sys.executable} hparams.py --num_gpus 256 --tokens_per_gpu 8192 --json | true"
+    for _ in range(3):  # whether the pipe is gone before the output depends on timing
+        result = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=60)
+        assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
