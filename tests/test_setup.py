@@ -52,9 +52,9 @@ def contents(folder: Path) -> set[str]:
 
 def make_setup(clone: Path, *arguments: str, prefix: tuple[str, ...] = (), **changes: str):
     """Runs `make setup`; returns (exit code, standard output, lines of ours in standard error)."""
-    clean = {
-        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
-    }
+    # What make hands on to its commands, `make test PYTHON=...` among it, is not for this make.
+    outer = ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "PYTHON", "CUDA", "WHEEL_CACHE")
+    clean = {name: value for name, value in os.environ.items() if name not in outer}
     env = {**clean, "WHEEL_CACHE": str(clone.parent / "wheels"), "PYTHONDONTWRITEBYTECODE": "1", **changes}
     process = subprocess.Popen(
         [*prefix, "make", "setup", *arguments],
