@@ -2,6 +2,7 @@
 
 scripts -> bert -> data, comm, hparams          data/ and hparams*.py: no MXNet
                                                 comm/horovod.py alone: Horovod
+                                                comm/byteps_library.py alone: BytePS
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Iterator
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("data", "bert", "comm", "hosts", "setup")
+PACKAGES = ("data", "bert", "comm", "hosts", "setup", "bench")
 LONGEST = 350  # lines of a module
 SCRIPTS = ("run_pretraining_hvd", "run_pretraining_byteps", "compare")
 
@@ -96,11 +97,12 @@ def test_hparams_needs_the_standard_library_only():
         assert {name.split(".")[0] for name in imports_of(path)} - own <= STANDARD_LIBRARY, path
 
 
-def test_only_one_module_imports_horovod():
+def test_only_one_module_imports_each_library():
     """setup/ runs a check of its own on what it has built; it is no part of training."""
     everything = modules("*.py", "data/**/*.py", "bert/**/*.py", "comm/**/*.py", "hosts/**/*.py")
+    everything += modules("bench/**/*.py")
     assert set(offending(everything, "horovod")) == {"comm/horovod.py"}
-    assert set(offending(everything, "byteps")) <= {"comm/byteps.py"}
+    assert set(offending(everything, "byteps")) == {"comm/byteps_library.py"}
 
 
 @pytest.mark.parametrize(
@@ -111,6 +113,7 @@ def test_only_one_module_imports_horovod():
         ("bert", ("hosts", "setup", *SCRIPTS)),
         ("hosts", ("bert", "setup", *SCRIPTS)),
         ("setup", ("bert", "data", "comm", "hosts", *SCRIPTS)),
+        ("bench", ("bert", "setup", *SCRIPTS)),
     ],
 )
 def test_imports_point_one_way(package, forbidden):

@@ -1,6 +1,6 @@
 """The contract of comm.base.Communicator, checked by the ranks themselves: one launch, many checks.
 
-    python tests/comm/contract_worker.py local|horovod OUTPUT_DIRECTORY [check ...]
+    python tests/comm/contract_worker.py local|horovod|byteps OUTPUT_DIRECTORY [check ...]
 
 Every rank writes OUTPUT_DIRECTORY/<rank>.jsonl with one object for each check: name, error (null when it
 passed), seconds, and what the check returned. The reference is NumPy in float64 on values that each rank can
@@ -27,6 +27,10 @@ def make_communicator(name):
         from comm.horovod import HorovodCommunicator
 
         return HorovodCommunicator()
+    if name == "byteps":
+        from comm.byteps import BytePSCommunicator
+
+        return BytePSCommunicator()
     from comm.local import LocalCommunicator
 
     return LocalCommunicator()

@@ -4,25 +4,39 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NamedTuple, Sequence
 
 import pytest
 
 from tests.processes import run_ranks
 
 WORKER = Path(__file__).with_name("contract_worker.py")
-# name: (communicator, launcher, ranks, checks; none given means all)
+SOME = ["average_float32", "average_float16", "all_agree", "broadcast"]
+
+
+class Run(NamedTuple):
+    """One launch. `local_ranks`: ranks of a BytePS worker. `checks`: none given means all."""
+
+    communicator: str
+    launcher: str
+    ranks: int
+    local_ranks: int = 1
+    checks: Sequence[str] = ()
+
+
 RUNS = {
-    "local": ("local", "none", 1, []),
-    "horovod-alone": ("horovod", "none", 1, []),
-    "horovod-mpi-2": ("horovod", "mpirun", 2, []),
-    "horovod-mpi-3": ("horovod", "mpirun", 3, []),
-    "horovod-mpi-4": (
-        "horovod",
-        "mpirun",
-        4,
-        ["average_float32", "average_float16", "all_agree", "broadcast"],
-    ),
-    "horovod-gloo-2": ("horovod", "gloo", 2, []),
+    "local": Run("local", "none", 1),
+    "horovod-alone": Run("horovod", "none", 1),
+    "horovod-mpi-2": Run("horovod", "mpirun", 2, 2),
+    "horovod-mpi-3": Run("horovod", "mpirun", 3, 3),
+    "horovod-mpi-4": Run("horovod", "mpirun", 4, 4, SOME),
+    "horovod-gloo-2": Run("horovod", "gloo", 2, 2),
+    "byteps-alone": Run("byteps", "none", 1),
+    "byteps-2-workers": Run("byteps", "byteps", 2),
+    "byteps-2-local": Run("byteps", "byteps", 2, 2),
+    "byteps-3-workers": Run("byteps", "byteps", 3, 1, [*SOME, "average_of_nan_and_inf", "barrier", "close"]),
+    "byteps-3-local": Run("byteps", "byteps", 3, 3),
+    "byteps-2x2": Run("byteps", "byteps", 4, 2, [*SOME, "average_again_and_again", "close"]),
 }
 CHECKS = [
     "average_float32",
@@ -63,33 +77,36 @@ def launch(tmp_path_factory):
 
 
 def start(name, directory):
-    backend, launcher, size, checks = RUNS[name]
+    run = RUNS[name]
     result = run_ranks(
         WORKER,
-        size,
-        launcher,
+        run.ranks,
+        run.launcher,
         timeout=180,
         env={"OMP_NUM_THREADS": "1"},
-        args=[backend, directory, *checks],
+        args=[run.communicator, directory, *run.checks],
+        local_ranks=run.local_ranks if run.launcher == "byteps" else 1,
     )
     result.check()
     records: dict[str, list[dict]] = {}
-    for rank in range(size):
+    for rank in range(run.ranks):
         for line in (directory / f"{rank}.jsonl").read_text(encoding="utf-8").splitlines():
             record = json.loads(line)
             records.setdefault(record["check"], []).append(record)
-    assert set(records) == set(checks or CHECKS)
+    assert set(records) == set(run.checks or CHECKS)
     return records
 
 
 @pytest.mark.parametrize(
     ("name", "check"),
-    [(name, check) for name, (_, _, _, checks) in RUNS.items() for check in checks or CHECKS],
+    [(name, check) for name, run in RUNS.items() for check in run.checks or CHECKS],
 )
 def test_contract(launch, name, check):
-    size = RUNS[name][2]
+    size, local_size = RUNS[name].ranks, RUNS[name].local_ranks
     ranks = launch(name)[check]
-    assert [record["ranks"] for record in ranks] == [[rank, size, rank, size] for rank in range(size)]
+    assert [record["ranks"] for record in ranks] == [
+        [rank, size, rank % local_size, local_size] for rank in range(size)
+    ]
     for record in ranks:
         assert record["error"] is None, f"rank {record['ranks'][0]}: {record['error']}"
     # Bit-identical results.
