@@ -1,0 +1,38 @@
+#!/usr/bin/env python
+"""Pretrain BERT with MXNet and GluonNLP; gradients travel through BytePS.
+
+    python hosts/launch_byteps.py --hostfile hosts/2x_local -- python run_pretraining_byteps.py \\
+        --raw --data 'corpus/*.txt' --vocab vocab.txt --model bert_12_768_12 --max_seq_length 128 \\
+        --batch_size 2048 --use_avg_len --ckpt_dir ckpt
+
+Left-out --num_steps, --lr and --warmup_ratio follow the LAMB paper for the number of processes; hparams.py
+prints them, and the commands for a cluster. `bpslaunch python ...` with the DMLC_* variables starts the
+processes one by one.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from bert.entry import exit_code
+from bert.inputs import check_inputs
+from bert.options import parse_options
+from comm.threads import set_threads
+
+
+def main() -> int:
+    options = parse_options(None, __doc__)
+    inputs = check_inputs(options)
+    set_threads()  # before mxnet is imported below
+
+    from bert.train import pretrain
+    from comm.byteps import BytePSCommunicator
+
+    communicator = BytePSCommunicator()
+    code = pretrain(options, inputs, communicator)
+    communicator.close()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))

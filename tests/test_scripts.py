@@ -1,0 +1,32 @@
+"""run_pretraining_hvd.py and run_pretraining_byteps.py differ in the backend and in nothing else."""
+
+from __future__ import annotations
+
+import difflib
+import io
+import tokenize
+
+from tests.processes import ROOT
+
+
+def words(script):
+    """Everything Python reads of a script, comments left out, docstring included as one word."""
+    text = (ROOT / script).read_text(encoding="utf-8")
+    skipped = (tokenize.COMMENT, tokenize.NL)
+    return [
+        token.string
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in skipped
+    ]
+
+
+def test_the_scripts_differ_only_in_the_backend():
+    horovod, byteps = words("run_pretraining_hvd.py"), words("run_pretraining_byteps.py")
+    matcher = difflib.SequenceMatcher(None, horovod, byteps, autojunk=False)
+    changes = [(horovod[a:b], byteps[c:d]) for kind, a, b, c, d in matcher.get_opcodes() if kind != "equal"]
+    docstrings, *names = changes
+    assert [len(side) for side in docstrings] == [1, 1] and docstrings[0][0].startswith('"""Pretrain BERT')
+    assert {(tuple(old), tuple(new)) for old, new in names} == {
+        (("horovod",), ("byteps",)),
+        (("HorovodCommunicator",), ("BytePSCommunicator",)),
+    }
