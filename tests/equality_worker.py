@@ -1,0 +1,106 @@
+"""One rank of a training run whose result must not depend on how its ranks exchange gradients.
+
+    python tests/equality_worker.py local|horovod|byteps OUTPUT_DIRECTORY
+
+It trains once for each entry of RUNS and writes, as OUTPUT_DIRECTORY/<rank>.<run>. and an ending: steps.json
+(what every step saw), gradients.npz (averaged, of the first step, times the loss scale) and parameters.npz
+(after the last step). A process of its own takes the micro-batches of all RANKS ranks, one rank's after the
+other's, and so the same global batch. OMP_NUM_THREADS=1 is the caller's to set: sums in several threads are
+formed in another order.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from bert.model import trainable
+from bert.scaler import DynamicScaler
+from comm.base import Communicator
+from data.batches import Batch
+from tests.bert.tiny import gradients, make_step, random_batch, tiny_network, weights
+
+RANKS = 2
+RUNS = {"accumulate-1": 1, "accumulate-3": 3, "accumulate-1-again": 1}  # name: micro-batches of a rank
+STEPS = 50
+OVERFLOW_STEP = 20
+DATA_REPEATS_AFTER = 5  # steps: the model learns these by heart, and the losses show every lost update
+# Every micro-batch has as many sequences and masked tokens as any other. A rank divides by its own numbers, a
+# process of its own by those of the whole step: only so do both weigh every token alike.
+ROWS, LENGTH, MASKED = 4, 16, 4
+LR = 0.005
+CLIP_NORM = 1.0
+GROWTH_INTERVAL = 8  # the loss scale changes several times on the way
+HUGE_WEIGHT = 2.0**120  # times the loss scale it is beyond float32's range
+
+
+def make_communicator(name: str) -> Communicator:
+    if name == "horovod":
+        from comm.horovod import HorovodCommunicator
+
+        return HorovodCommunicator()
+    if name == "byteps":
+        from comm.byteps import BytePSCommunicator
+
+        return BytePSCommunicator(bucket_bytes=1 << 14)  # several buckets, as a large model has
+    if name == "local":
+        from comm.local import LocalCommunicator
+
+        return LocalCommunicator()
+    raise ValueError(f"no communicator {name!r}: choose local, horovod or byteps")
+
+
+def micro_batches(step: int, accumulate: int, rank: int) -> list[Batch]:
+    """A rank's share of the global batch. In OVERFLOW_STEP the last rank's last sequence makes its gradient
+    overflow; the other rank's stays finite."""
+    batches = [
+        random_batch(
+            np.random.default_rng([step % DATA_REPEATS_AFTER, rank, number]), ROWS, LENGTH, MASKED, MASKED
+        )
+        for number in range(accumulate)
+    ]
+    if step == OVERFLOW_STEP and rank == RANKS - 1:
+        masked_weights = batches[-1].masked_weights.copy()
+        # A pair that cancels: a large sum of weights would divide the gradient by as much.
+        masked_weights[-1, :2] = HUGE_WEIGHT, -HUGE_WEIGHT
+        batches[-1] = batches[-1]._replace(masked_weights=masked_weights)
+    return batches
+
+
+def train(communicator: Communicator, accumulate: int, path: Path) -> None:
+    """One run; its files' names begin with `path`."""
+    shares = range(RANKS) if communicator.size == 1 else [communicator.rank]
+    # The ranks begin apart: that they are brought together is part of what must work.
+    network = tiny_network(seed=communicator.rank, spread=0.1)
+    communicator.broadcast([parameter.data() for parameter in trainable(network.bert).values()])
+    scaler = DynamicScaler(growth_interval=GROWTH_INTERVAL)
+    take_step, _ = make_step(network, accumulate * len(shares), CLIP_NORM, scaler, communicator)
+    seen: dict[str, list[Any]] = {"sums": [], "grad_norm": [], "applied": [], "scale": []}
+    for step in range(1, STEPS + 1):
+        batches = [batch for rank in shares for batch in micro_batches(step, accumulate, rank)]
+        seen["scale"].append(scaler.scale)
+        result = take_step(step, batches, lr=LR)
+        seen["sums"].append(result.sums.asnumpy().tolist())
+        seen["grad_norm"].append(result.grad_norm)
+        seen["applied"].append(result.applied)
+        if step == 1:
+            np.savez(f"{path}.gradients.npz", **gradients(network))
+    mx.nd.waitall()
+    np.savez(f"{path}.parameters.npz", **weights(network))
+    Path(f"{path}.steps.json").write_text(json.dumps(seen), encoding="utf-8")
+
+
+def main(backend: str, directory: Path) -> None:
+    communicator = make_communicator(backend)
+    for name, accumulate in RUNS.items():
+        train(communicator, accumulate, directory / f"{communicator.rank}.{name}")
+    communicator.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
