@@ -7,6 +7,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .PHONY: help setup pretrain test check format clean
 
+BACKEND ?= hvd
 PYTHON ?=
 CUDA ?=
 SLOW ?= 1
@@ -14,7 +15,7 @@ ARGS ?=
 PY := .venv/bin/python
 
 # The parts that mypy reads: those without MXNet.
-TYPED := $(wildcard setup hparams.py data comm/__init__.py comm/base.py)
+TYPED := $(wildcard setup hparams.py data hosts comm/__init__.py comm/base.py)
 
 # Open MPI refuses to run as root unless told twice.
 MPI_ENV := $(if $(filter 0,$(shell id -u)),OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)
@@ -23,10 +24,21 @@ NP ?= 2
 # the others must not keep a core from them: by default Open MPI spins.
 MPIRUN := $(MPI_ENV) mpirun -np $(NP) --oversubscribe --bind-to none -mca mpi_yield_when_idle 1
 
+# Two workers of one rank each, a server and a scheduler.
+BYTEPS := $(PY) hosts/launch_byteps.py --hostfile hosts/2x_local --
+
+ifneq ($(words $(filter hvd byteps,$(BACKEND))) $(words $(BACKEND)),1 1)
+$(error BACKEND=$(BACKEND): choose hvd (Horovod) or byteps (BytePS))
+endif
+ifeq ($(BACKEND) $(origin NP),byteps command line)
+$(error NP=$(NP): is for BACKEND=hvd; hosts/2x_local has the workers of BACKEND=byteps)
+endif
+LAUNCH := $(if $(filter byteps,$(BACKEND)),$(BYTEPS),$(MPIRUN))
+
 # The embedded default.
-RUN_DIR ?= runs/embedded
+RUN_DIR ?= runs/embedded$(if $(filter byteps,$(BACKEND)),_byteps)
 CORPUS := -m data.embedded --output $(RUN_DIR)
-PRETRAIN := run_pretraining_hvd.py --resume \
+PRETRAIN := run_pretraining_$(BACKEND).py --resume \
 	--raw --data '$(RUN_DIR)/corpus/train-*.txt' --data_eval $(RUN_DIR)/corpus/eval.txt \
 	--vocab $(RUN_DIR)/vocab.txt --model bert_2_128_2 --dropout 0 --max_seq_length 32 \
 	--batch_size 1024 --use_avg_len --num_steps 900 --lr 0.014 --warmup_ratio 0.1 \
@@ -39,9 +51,9 @@ help: ## list the targets
 setup: ## set up .venv (PYTHON=python3.10 names an interpreter; CUDA=110 for GPU machines is untested)
 	@PYTHON="$(PYTHON)" setup/bootstrap.sh --cuda="$(CUDA)"
 
-pretrain: setup ## pretrain a small BERT on embedded English text with NP=2 processes (RUN_DIR=runs/embedded)
+pretrain: setup ## pretrain a small BERT on embedded English text in 2 processes (BACKEND=hvd or byteps, NP=2)
 	$(PY) $(CORPUS)
-	$(MPIRUN) $(PY) $(PRETRAIN)
+	$(LAUNCH) $(PY) $(PRETRAIN)
 
 test: setup ## run the tests (SLOW=0 leaves out BERT-large, ARGS="-k hparams" goes to pytest)
 	$(PY) -m pytest -q --durations=10 $(if $(filter 0,$(SLOW)),-m "not slow") $(ARGS)

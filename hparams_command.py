@@ -6,14 +6,26 @@ import argparse
 import json
 import os
 import sys
-from typing import Any, NoReturn, Sequence
+from typing import Any, Callable, NamedTuple, NoReturn, Sequence
 
 import hparams
-from hosts import launch_hvd
-from hosts.hostfile import HostsError, read_hostfile
+from hosts import launch_hvd, print_byteps
+from hosts.hostfile import HostsError, read_host_lines, read_hostfile
 from hparams import PAPER, STAGE_LENGTHS, Baseline, InputError, Plan
 
-LAUNCHERS = {"hvd": launch_hvd.command}
+
+class Launcher(NamedTuple):
+    """How its commands are printed: `read` gives hosts and slots of a host file, `command` the text."""
+
+    read: Callable[[str], list[tuple[str, int]]]
+    command: Callable[..., str]
+
+
+LAUNCHERS = {
+    "hvd": Launcher(read_hostfile, launch_hvd.command),
+    # A host that is listed twice is two workers to BytePS.
+    "byteps": Launcher(read_host_lines, print_byteps.command),
+}
 
 
 def table(found: Plan) -> str:
@@ -82,14 +94,14 @@ def _parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("what to print instead of the table")
     one_of = group.add_mutually_exclusive_group()
     one_of.add_argument("--json", action="store_true", help="the plan as JSON")
-    text = "the command that starts each stage; options after a bare -- are the training script's own"
+    text = "the commands that start each stage; options after a bare -- are the training script's own"
     one_of.add_argument("--launch", choices=sorted(LAUNCHERS), help=text)
     text = "which options of a run are not the paper's, and by how much; exit code 1 if any"
     one_of.add_argument("--check", action="store_true", help=text)
 
     group = parser.add_argument_group("for --launch")
     group.add_argument("--hostfile", metavar="FILE", help="Open MPI host file, a line a host: name slots=8")
-    count(group, "--sockets", "CPU sockets of a host (default 2 from 8 slots on, else 1)")
+    count(group, "--sockets", "for hvd: CPU sockets of a host (default 2 from 8 slots on, else 1)")
     text = "network interface between the hosts (default: any but loopback and Docker's)"
     group.add_argument("--interface", metavar="NAME", help=text)
 
@@ -128,7 +140,7 @@ def _run(args: argparse.Namespace, passed_on: list[str]) -> int:
     _refuse_ignored(args, passed_on)
     hosts = []
     if args.launch:
-        hosts = read_hostfile(args.hostfile)
+        hosts = LAUNCHERS[args.launch].read(args.hostfile)
         slots = sum(count for _, count in hosts)
         if args.num_gpus not in (None, slots):
             raise InputError(f"--num_gpus {args.num_gpus}: --hostfile {args.hostfile} has {slots} slots")
@@ -140,7 +152,7 @@ def _run(args: argparse.Namespace, passed_on: list[str]) -> int:
 
     found = _chosen_plan(args)
     if args.launch:
-        launch = LAUNCHERS[args.launch]
+        launch = LAUNCHERS[args.launch].command
         for stage in found.stages:
             print(launch(stage, args.hostfile, hosts, args.sockets, args.interface, passed_on), end="\n\n")
             for text in stage.warnings:

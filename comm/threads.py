@@ -14,10 +14,11 @@ from typing import Callable, Mapping, MutableMapping
 
 from data.errors import InputError
 
-# Ranks on this host, as launchers announce them: Open MPI, MPICH and Intel MPI, MVAPICH2, horovodrun,
-# bpslaunch, Slurm ("4", or "4(x2),3" for several hosts: the first number is this host's unless the hosts
-# differ).
+# Ranks on this host, as launchers announce them: hosts/launch_byteps.py (several workers may share a host),
+# Open MPI, MPICH and Intel MPI, MVAPICH2, horovodrun, bpslaunch, Slurm ("4", or "4(x2),3" for several hosts:
+# the first number is this host's unless the hosts differ).
 _LOCAL_SIZES = (
+    "RANKS_ON_HOST",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
     "MPI_LOCALNRANKS",
     "MV2_COMM_WORLD_LOCAL_SIZE",

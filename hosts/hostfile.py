@@ -16,9 +16,21 @@ class HostsError(Exception):
 def read_hostfile(path: str) -> list[tuple[str, int]]:
     """The hosts of an Open MPI host file with their slots, in the file's order.
 
+    A host that is listed twice has the sum of its slots. For the form of a line, and for what is raised, see
+    `read_host_lines`.
+    """
+    hosts: dict[str, int] = {}
+    for name, slots in read_host_lines(path):
+        hosts[name] = hosts.get(name, 0) + slots
+    return list(hosts.items())
+
+
+def read_host_lines(path: str) -> list[tuple[str, int]]:
+    """Host and slots of each line of an Open MPI host file; a host that is listed twice comes twice.
+
     A line is `host slots=N`, optionally with `max-slots=M`, which has no bearing on how many processes are
-    started and is passed over. `#` begins a comment. A host that is listed twice has the sum of its slots.
-    Open MPI counts a host's cores where `slots=` is missing; nobody here can, so it has to be written.
+    started and is passed over. `#` begins a comment. Open MPI counts a host's cores where `slots=` is
+    missing; nobody here can, so it has to be written.
 
     Raises:
         HostsError: no such file, no host in it, or a line that is none of the above (with its number).
@@ -29,15 +41,14 @@ def read_hostfile(path: str) -> list[tuple[str, int]]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a text file"
         raise HostsError(f"--hostfile {path}: {reason}") from None
-    hosts: dict[str, int] = {}
+    hosts = []
     for number, line in enumerate(lines, 1):
         words = re.sub(r"\s*=\s*", "=", line.split("#", 1)[0]).split()
         if words:
-            name, slots = _read_line(words, f"--hostfile {path}, line {number}")
-            hosts[name] = hosts.get(name, 0) + slots
+            hosts.append(_read_line(words, f"--hostfile {path}, line {number}"))
     if not hosts:
         raise HostsError(f"--hostfile {path}: names no host; write lines like: node-1 slots=8")
-    return list(hosts.items())
+    return hosts
 
 
 def _read_line(words: list[str], where: str) -> tuple[str, int]:

@@ -32,21 +32,13 @@ NCCL and its network plug-ins (EFA), and NCCL_MIN_NRINGS, which forces what NCCL
 
 from __future__ import annotations
 
-import re
-import shlex
 from typing import TYPE_CHECKING, Sequence
 
 from hosts.hostfile import HostsError
+from hosts.script_args import comment, quote, script_lines
 
 if TYPE_CHECKING:
     from hparams import Stage
-
-COMPUTED = (
-    *("--num_steps", "--lr", "--warmup_ratio", "--batch_size", "--use_avg_len", "--accumulate"),
-    *("--max_seq_length", "--max_predictions_per_seq", "--ckpt_dir"),
-)
-# Left unset, the shell refuses to run the command and says so; set, its globs reach the script unexpanded.
-NO_DATA = '"${DATA:?set it to your text files, for example /corpus/*.txt}"'
 
 
 def command(
@@ -65,34 +57,23 @@ def command(
         hosts: what it says, from `read_hostfile`; one rank is started in every slot.
         sockets: CPU sockets of a host. None: two where a host has eight slots or more, else one.
         interface: the network interface between hosts. None: any but loopback and Docker's.
-        script_args: the user's own options of the training script. They replace the defaults (BERT-large,
-            float16, lamb, raw text from $DATA) but not what `stage` has computed.
+        script_args: the user's own options of the training script; see `script_lines`.
 
     Raises:
         HostsError: `script_args` contradict the stage, or `sockets` do not divide the slots.
     """
     ranks = sum(slots for _, slots in hosts)
     lines = [
-        f"mpirun -np {ranks} --hostfile {_quote(hostfile)}",
+        f"mpirun -np {ranks} --hostfile {quote(hostfile)}",
         _mapping(hosts, sockets),
         "-mca pml ob1 -mca btl ^openib" + _mpi_network(hosts, interface),
         "-mca odls_base_sigkill_timeout 30",
         *_environment(hosts, interface),
         "python run_pretraining_hvd.py",
     ]
-    lines += [f"    {line}" for line in _script_lines(stage, script_args)]
+    lines += [f"    {line}" for line in script_lines(stage, script_args)]
     body = " \\\n    ".join(lines)
-    return f"{_comment(stage)}\n{body}"
-
-
-def _comment(stage: Stage) -> str:
-    batch = f"{stage.batch_size:.10g} sequences of {stage.max_seq_length}"
-    lines = [f"# stage {stage.stage}: {stage.num_steps} steps of {batch}"]
-    if stage.stage == 2:
-        lines.append(
-            "# It does not continue from stage 1's checkpoint yet: as it is, it trains from scratch."
-        )
-    return "\n".join(lines)
+    return f"{comment(stage)}\n{body}"
 
 
 def _mapping(hosts: Sequence[tuple[str, int]], sockets: int | None) -> str:
@@ -108,46 +89,17 @@ def _mapping(hosts: Sequence[tuple[str, int]], sockets: int | None) -> str:
 
 def _mpi_network(hosts: Sequence[tuple[str, int]], interface: str | None) -> str:
     if interface is not None:
-        return f" -mca btl_tcp_if_include {_quote(interface)}"
+        return f" -mca btl_tcp_if_include {quote(interface)}"
     return " -mca btl_tcp_if_exclude lo,docker0" if len(hosts) > 1 else ""
 
 
 def _environment(hosts: Sequence[tuple[str, int]], interface: str | None) -> list[str]:
     nccl, horovod, lines = "-x NCCL_DEBUG=WARN", "-x HOROVOD_FUSION_THRESHOLD=268435456", []
     if interface is not None:
-        nccl += f" -x NCCL_SOCKET_IFNAME={_quote(interface)}"
+        nccl += f" -x NCCL_SOCKET_IFNAME={quote(interface)}"
     elif len(hosts) > 1:
         nccl += " -x NCCL_SOCKET_IFNAME=^lo,docker"
     if len(hosts) > 1:
         lines.append("-x PATH -x LD_LIBRARY_PATH")
         horovod += " -x HOROVOD_CYCLE_TIME=30"
     return [*lines, nccl, horovod, "-x MXNET_SAFE_ACCUMULATION=1 -x MXNET_GPU_MEM_POOL_TYPE=Round"]
-
-
-def _script_lines(stage: Stage, own: Sequence[str]) -> list[str]:
-    names = [word.split("=", 1)[0] for word in own if word.startswith("--")]
-    for name in names:
-        if name in COMPUTED:
-            raise HostsError(f"{name} after --: computed for each stage; change it in the printed command")
-    defaults = {"--model": "bert_24_1024_16", "--dtype": "float16", "--optimizer": "lamb"}
-    lines = [" ".join(f"{name} {value}" for name, value in defaults.items() if name not in names)]
-    schedule, batch = stage.options().split(" --batch_size ")
-    lines += [schedule, f"--batch_size {batch}"]
-    if "--dummy_data_len" not in names:
-        raw = [] if "--raw" in names or _is_npz(own) else ["--raw"]
-        lines.append(" ".join(raw + ([] if "--data" in names else [f"--data {NO_DATA}"])))
-    lines.append(" ".join(map(_quote, own)))
-    lines.append(f"--ckpt_dir ckpt_stage{stage.stage}")
-    return [line for line in lines if line]
-
-
-def _is_npz(own: Sequence[str]) -> bool:
-    """Whether the training data are npz files rather than text."""
-    values = [word.split("=", 1)[1] for word in own if word.startswith("--data=")]
-    values += [value for name, value in zip(own, own[1:]) if name == "--data"]
-    return any(value.endswith(".npz") for value in values)
-
-
-def _quote(word: str) -> str:
-    """`shlex.quote`, except that the caret of ^openib, which is plain text to sh and bash, stays bare."""
-    return word if re.fullmatch(r"[\w@%+=:,./^-]+", word, re.ASCII) else shlex.quote(word)

@@ -36,9 +36,11 @@ class Unavailable(Exception):
 @dataclass(frozen=True)
 class TwoHosts:
     """`hostfile`: both addresses with their slots. `prefix`: words that run a command on the first host.
-    `mpirun_args`: arguments that make mpirun use both. `holders`: the process that keeps each namespace."""
+    `mpirun_args`: arguments that make mpirun use both. `agent`: a remote shell for both, `agent HOST TEXT`.
+    `holders`: the process that keeps each namespace."""
 
     hostfile: Path
+    agent: Path
     prefix: list[str]
     mpirun_args: list[str]
     holders: tuple[int, int]
@@ -76,6 +78,7 @@ def two_hosts(directory: Path, slots: int = 1) -> Iterator[TwoHosts]:
         agent.chmod(0o755)
         yield TwoHosts(
             hostfile=hostfile,
+            agent=agent,
             prefix=_enter(holders[0]),
             mpirun_args=[
                 *("--hostfile", str(hostfile)),
@@ -117,7 +120,7 @@ def _enter(holder: str) -> list[str]:
 
 
 def _agent(holders: list[str]) -> str:
-    """A remote shell for mpirun: `agent HOST COMMAND...`, the command being text for a shell."""
+    """A remote shell: `agent HOST COMMAND...`, the command being text for a shell."""
     cases = "\n".join(
         f'    {address}) exec {" ".join(_enter(holder))} sh -c "$*" ;;'
         for address, holder in zip(ADDRESSES, holders)

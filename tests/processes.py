@@ -145,6 +145,17 @@ class Run:
                 found.append(pid)
         return sorted(found)
 
+    def find_role(self, role: str, **variables: object) -> list[int]:
+        """Process ids, in ascending order, of the run's BytePS processes whose DMLC_ROLE is `role` ("worker",
+        "server", "scheduler") and whose environment has the other `variables`; not their supervisors."""
+        wanted = {f"{name}={value}" for name, value in {"DMLC_ROLE": role, **variables}.items()}
+        return sorted(
+            pid
+            for pid in self.pids()
+            if wanted <= set(_read_words(pid, "environ"))
+            and not any(word.endswith("supervise.py") for word in _read_words(pid, "cmdline"))
+        )
+
     def signal(self, number: int) -> None:
         """Send a signal to the launcher only."""
         self._process.send_signal(number)
@@ -259,8 +270,8 @@ class Run:
         return True
 
     def _rank_output(self, rank: int) -> RankOutput:
-        # mpirun writes <dir>/<job>/rank.<r>/stdout, horovodrun <dir>/rank.<r>/stdout; both pad r with
-        # zeros, and horovodrun puts "[r]<stdout>:" before every line.
+        # mpirun writes <dir>/<job>/rank.<r>/stdout, horovodrun and launch_byteps.py <dir>/rank.<r>/stdout.
+        # The first two pad r with zeros, and horovodrun puts "[r]<stdout>:" before every line.
         texts = {}
         for name in ("stdout", "stderr"):
             files = [
@@ -302,13 +313,19 @@ def start_ranks(
     launcher_args: Sequence[Any] = (),
     grace: float = GRACE,
     prefix: Sequence[str] = (),
+    local_ranks: int = 1,
 ) -> Run:
     """Start `num_ranks` Python processes with this interpreter.
 
     `script_or_code`: a script's path, or source text (anything with a line break).
-    `launcher`: "mpirun" (Open MPI), "gloo" (horovodrun --gloo) or "none" (num_ranks must be 1; no launcher).
+    `launcher`: "mpirun" (Open MPI), "gloo" (horovodrun --gloo), "byteps" (hosts/launch_byteps.py, with one
+    server and a scheduler unless there is only one worker) or "none" (num_ranks must be 1; no launcher).
     `launcher_args`: more arguments for the launcher, e.g. a host file. `prefix`: words before the launcher.
+    `local_ranks`: ranks of a BytePS worker; all workers run on this machine unless `launcher_args` have a
+    host file of their own.
     """
+    if local_ranks != 1 and (launcher != "byteps" or num_ranks % local_ranks):
+        raise ValueError(f"local_ranks {local_ranks} for {num_ranks} ranks of launcher {launcher!r}")
     directory = Path(tempfile.mkdtemp(prefix="run-"))
     try:
         if "\n" in str(script_or_code):
@@ -318,7 +335,13 @@ def start_ranks(
             script = Path(script_or_code)
         worker = [sys.executable, str(script), *map(str, args)]
         words = _launcher_words(launcher, num_ranks, directory / "ranks")
-        argv = [*prefix, *words, *map(str, launcher_args), *worker]
+        words += map(str, launcher_args)
+        if launcher == "byteps":
+            hostfile = directory / "hostfile"
+            hostfile.write_text(f"localhost slots={local_ranks}\n" * (num_ranks // local_ranks), "ascii")
+            words += [] if "--hostfile" in words else ["--hostfile", str(hostfile)]
+            words.append("--")
+        argv = [*prefix, *words, *worker]
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
@@ -341,6 +364,15 @@ def run_ranks(
         return run.wait()
 
 
+def python_3_8() -> str | None:
+    """The oldest Python that the code must run on, where this machine has it."""
+    found = shutil.which("python3.8")
+    if found and subprocess.run([found, "-c", ""], capture_output=True).returncode == 0:
+        return found
+    installed = sorted(Path.home().glob(".pyenv/versions/3.8.*/bin/python"))
+    return str(installed[0]) if installed else None
+
+
 def wait_for_file(path: str | Path, timeout: float = 30.0, text: str = "") -> None:
     """Wait until `path` exists and contains `text`; AssertionError at the time limit."""
     deadline = time.monotonic() + timeout
@@ -357,6 +389,9 @@ def _launcher_words(launcher: str, num_ranks: int, output: Path) -> list[str]:
     if launcher == "gloo":
         words = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", str(num_ranks)]
         return [*words, "-H", f"localhost:{num_ranks}", "--output-filename", str(output)]
+    if launcher == "byteps":
+        words = [sys.executable, str(ROOT / "hosts" / "launch_byteps.py")]
+        return [*words, "--log_dir", str(output)]
     if launcher == "none" and num_ranks == 1:
         return []
     raise ValueError(f"no launcher {launcher!r} for {num_ranks} ranks")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -18,10 +19,11 @@ from hypothesis import strategies as st
 
 import hparams
 import hparams_command
-from hosts.hostfile import HostsError, read_hostfile
-from tests.processes import run_command
+from hosts.hostfile import HostsError, read_host_lines, read_hostfile
+from tests.processes import python_3_8, run_command
 
 ROOT = Path(__file__).resolve().parent.parent
+BPSLAUNCH = str(Path(sys.executable).with_name("bpslaunch"))
 
 # B, steps of both stages, lr, warmup ratio
 PAPER_ROWS = [
@@ -321,7 +323,11 @@ CLUSTER = "--num_gpus 8 --tokens_per_gpu 8192"
         (f"{CLUSTER} --lr 0.1", "--lr"),
         (f"{CLUSTER} --hostfile hosts/local", "--hostfile"),
         (f"{CLUSTER} --launch hvd", "--hostfile"),
-        (f"{CLUSTER} --launch byteps --hostfile hosts/1x_p3dn", "--launch"),
+        (f"{CLUSTER} --launch nccl --hostfile hosts/1x_p3dn", "--launch"),
+        (f"{CLUSTER} --launch byteps", "--hostfile"),
+        (f"{CLUSTER} --launch byteps --hostfile hosts/4x_p3dn", "--num_gpus"),
+        (f"{CLUSTER} --launch byteps --hostfile hosts/1x_p3dn --sockets 2", "--sockets"),
+        (f"{CLUSTER} --launch byteps --hostfile hosts/1x_p3dn -- --lr 1", "--lr"),
         (f"{CLUSTER} --launch hvd --hostfile hosts/none", "hosts/none"),
         (f"{CLUSTER} --launch hvd --hostfile hosts/4x_p3dn", "--num_gpus"),
         (f"{CLUSTER} --launch hvd --hostfile hosts/1x_p3dn --sockets 3", "--sockets"),
@@ -358,6 +364,8 @@ def test_host_file_forms(tmp_path):
         "user@node-3.example max_slots=4 slots=2\nnode-1 slots=2\n"
     )
     assert read_hostfile(str(path)) == [("node-1", 10), ("10.0.0.2", 4), ("user@node-3.example", 2)]
+    lines = [("node-1", 8), ("10.0.0.2", 4), ("user@node-3.example", 2), ("node-1", 2)]
+    assert read_host_lines(str(path)) == lines
 
 
 @pytest.mark.parametrize(
@@ -513,15 +521,138 @@ def test_mpirun_runs_the_printed_command(tmp_path):
         assert environment["OMPI_COMM_WORLD_SIZE"] == "2"
 
 
+def byteps_blocks(*args, capsys) -> list[list[str]]:
+    """What --launch byteps prints: for each stage launch_byteps.py's command, then the roles' by hand."""
+    code, out, err = run("--launch byteps", *args, capsys=capsys)
+    assert code == 0, err
+    blocks = out.rstrip("\n").split("\n\n")
+    assert len(blocks) % 2 == 0
+    return [blocks[i : i + 2] for i in range(0, len(blocks), 2)]
+
+
+def split(text: str) -> list[str]:
+    return shlex.split(text.replace("\\\n", ""), comments=True)
+
+
+def test_byteps_commands_of_32_gpus(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    args = "--num_gpus 32 --tokens_per_gpu 8192 --hostfile hosts/4x_p3dn"
+    for stage, (easy, by_hand) in enumerate(byteps_blocks(*shlex.split(args), capsys=capsys), 1):
+        command = split(easy)
+        assert command[:4] == ["python", "hosts/launch_byteps.py", "--hostfile", "hosts/4x_p3dn"]
+        cut = command.index("--")
+        assert "MXNET_SAFE_ACCUMULATION=1" in command[:cut]
+        assert command[cut + 1 : cut + 3] == ["python", "run_pretraining_byteps.py"]
+        options = hparams.plan(32, 8192).stages[stage - 1].options()
+        for text in (easy, by_hand):
+            assert options in " ".join(split(text))
+            assert "--model bert_24_1024_16 --dtype float16 --optimizer lamb" in text
+            assert f"--ckpt_dir ckpt_stage{stage}" in text
+        assert "export DMLC_NUM_WORKER=4 " in by_hand and "DMLC_NUM_SERVER=4 " in by_hand
+        assert "\nDMLC_ROLE=scheduler bpslaunch\n" in by_hand and "\nDMLC_ROLE=server bpslaunch\n" in by_hand
+        assert "NVIDIA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7" in by_hand
+        assert "0 on p3dn-01, 1 on p3dn-02, 2 on p3dn-03, 3 on p3dn-04" in by_hand
+
+
+def test_byteps_commands_name_the_interface(capsys, tmp_path):
+    (tmp_path / "hosts").write_text("10.0.0.1 slots=2\n10.0.0.2 slots=2\n10.0.0.1 slots=2\n")
+    args = ["--tokens_per_gpu", 8192, "--hostfile", tmp_path / "hosts", "--stage", 1, "--interface", "ens5"]
+    ((easy, by_hand),) = byteps_blocks(*args, capsys=capsys)
+    assert "--interface ens5" in easy
+    assert "DMLC_INTERFACE=ens5" in by_hand and "DMLC_PS_ROOT_URI=10.0.0.1 " in by_hand
+    assert "DMLC_NUM_WORKER=3 " in by_hand and "DMLC_NUM_SERVER=2 " in by_hand
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=3\n")
+    code, _, err = run("--launch byteps", *args, capsys=capsys)
+    assert code == 2 and "a has 2 slots and b has 3" in err
+
+
+def role_commands(by_hand: str) -> dict[str, str]:
+    """The blocks of text below the lines of comment, by their first word after "the" or "a"."""
+    found, name = {}, ""
+    for line in by_hand.splitlines():
+        if line.startswith("# "):
+            name = re.sub(r"^# (the |a )?", "", line).split()[0].strip(",:")
+            found[name] = ""
+        else:
+            found[name] += line + "\n"
+    return found
+
+
+# Says where the words and variables of a command go instead of starting anything.
+RECORDER = """#!{python}
+import json, os, sys
+json.dump([sys.argv[1:], dict(os.environ)], open(os.environ["DMLC_ROLE"], "w"))
+"""
+
+
+def test_byteps_roles_by_hand_get_their_variables(capsys, tmp_path):
+    (tmp_path / "hosts").write_text("p3dn-01 slots=8\np3dn-02 slots=8\n")
+    args = ["--tokens_per_gpu", 8192, "--hostfile", tmp_path / "hosts", "--stage", 1]
+    ((_, by_hand),) = byteps_blocks(*args, capsys=capsys)
+    commands = role_commands(by_hand)
+    assert list(commands) == ["stage", "scheduler", "servers", "worker"]
+    (tmp_path / "bpslaunch").write_text(RECORDER.format(python=sys.executable))
+    (tmp_path / "bpslaunch").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for name, value in (("PS_ROOT_URI", "10.0.0.1"), ("INTERFACE", "ens5"), ("", "/x/*.txt")):
+        # The shell refuses what only the user can know until it is given.
+        result = run_command(["sh", "-c", commands["stage"]], cwd=tmp_path, env=env)
+        variable = f"DMLC_{name}" if name else "DATA"
+        assert result.returncode != 0 and f"{variable}:" in result.stderr
+        env[variable] = value
+    for role, recorded in (("scheduler", "scheduler"), ("servers", "server")):
+        run_command(["sh", "-c", commands["stage"] + commands[role]], cwd=tmp_path, env=env).check()
+        words, environ = json.loads((tmp_path / recorded).read_text())
+        expected = {"NUM_WORKER": "2", "NUM_SERVER": "2", "PS_ROOT_URI": "10.0.0.1", "PS_ROOT_PORT": "9091"}
+        assert words == []
+        assert {name: environ.get(f"DMLC_{name}") for name in expected} == expected
+    text = commands["stage"] + commands["worker"]
+    result = run_command(["sh", "-c", text], cwd=tmp_path, env=env)
+    assert result.returncode != 0 and "0 on p3dn-01, 1 on p3dn-02" in result.stderr
+    run_command(["sh", "-c", text], cwd=tmp_path, env={**env, "DMLC_WORKER_ID": "1"}).check()
+    words, environ = json.loads((tmp_path / "worker").read_text())
+    assert words[:2] == ["python", "run_pretraining_byteps.py"] and environ["DMLC_WORKER_ID"] == "1"
+
+
+BYTEPS_SCRIPT = (
+    "import json, os, sys\n"
+    "rank = os.environ['BYTEPS_LOCAL_RANK']\n"
+    "json.dump([sys.argv[1:], dict(os.environ)], open('rank' + rank, 'w'))\n"
+)
+
+
+@pytest.mark.skipif(shutil.which(BPSLAUNCH) is None, reason="needs BytePS")
+@pytest.mark.parametrize("way", ["launch_byteps.py", "bpslaunch"])
+@pytest.mark.parametrize("own", [[], ["--data", "it's *.txt,$HOME", "--vocab=a b"]], ids=["DATA", "own"])
+def test_byteps_commands_run_as_printed(way, own, capsys, tmp_path, monkeypatch):
+    """The whole command, with a script that writes down what reached it on each of two local ranks."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run_pretraining_byteps.py").write_text(BYTEPS_SCRIPT)
+    (tmp_path / "hosts").symlink_to(ROOT / "hosts")
+    (tmp_path / "a.txt").write_text("")  # a glob that some shell expands would find it
+    args = ["--tokens_per_gpu", 1024, "--stage", 1, "--hostfile", "hosts/local"]
+    ((easy, by_hand),) = byteps_blocks(*args, *(["--", *own] if own else []), capsys=capsys)
+    env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    if not own:
+        result = run_command(
+            ["sh", "-c", easy if way == "launch_byteps.py" else by_hand], cwd=tmp_path, env=env
+        )
+        assert result.returncode != 0 and "DATA" in result.stderr
+        assert not (tmp_path / "rank0").exists()
+        env["DATA"] = '*.txt,/it\'s a "b"/*'
+    text = easy if way == "launch_byteps.py" else by_hand
+    run_command(["sh", "-c", text], cwd=tmp_path, env=env, timeout=60).check()
+    for rank in ("0", "1"):
+        argv, environment = json.loads((tmp_path / f"rank{rank}").read_text())
+        expected = own or ["--data", env["DATA"]]
+        start = argv.index("--data")
+        assert argv[start : start + len(expected)] == expected
+        assert argv[argv.index("--num_steps") + 1] == str(math.ceil(512 * 900_000 / 16))
+        assert environment["MXNET_SAFE_ACCUMULATION"] == "1"
+        assert environment["DMLC_NUM_WORKER"] == "1" and environment["BYTEPS_LOCAL_SIZE"] == "2"
+
+
 # ----------------------------------------------------------------------------- standard library, Python 3.8
-
-
-def python_3_8() -> str | None:
-    found = shutil.which("python3.8")
-    if found and subprocess.run([found, "-c", ""], capture_output=True).returncode == 0:
-        return found
-    installed = sorted(Path.home().glob(".pyenv/versions/3.8.*/bin/python"))
-    return str(installed[0]) if installed else None
 
 
 @pytest.mark.parametrize("which", ["this", "3.8"])
@@ -529,8 +660,13 @@ def test_runs_without_site_packages(which, tmp_path):
     python = sys.executable if which == "this" else python_3_8()
     if python is None:
         pytest.skip("no Python 3.8 on this machine")
-    args = ["--tokens_per_gpu", "8192", "--launch", "hvd", "--hostfile", str(ROOT / "hosts" / "local")]
-    for options in (args, ["--num_gpus", "8", "--tokens_per_gpu", "8192", "--json"], ["--help"]):
+    args = ["--tokens_per_gpu", "8192", "--hostfile", str(ROOT / "hosts" / "local"), "--launch"]
+    for options in (
+        [*args, "hvd"],
+        [*args, "byteps"],
+        ["--num_gpus", "8", "--tokens_per_gpu", "8192", "--json"],
+        ["--help"],
+    ):
         result = subprocess.run(
             [python, "-S", "-E", "-W", "error", str(ROOT / "hparams.py"), *options],
             cwd=tmp_path, capture_output=True, text=True,

@@ -1,0 +1,129 @@
+"""What the parts of a run write, on the launcher's own standard output and error. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import threading
+from pathlib import Path
+from typing import IO, Callable
+
+LONGEST = 1 << 20  # bytes of a line that has no end; then it is written in pieces
+BACKLOG = 16 << 20
+_ENDS = re.compile(rb"\r\n|\n|\r")
+
+
+class Lines:
+    """Cuts a stream of bytes into lines. A carriage return ends a line, too, and is kept: what a progress bar
+    writes comes in pieces of one state each."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that `data` completes, with their ends."""
+        self._rest += data
+        lines, start = [], 0
+        for end in _ENDS.finditer(self._rest):
+            if end.group() == b"\r" and end.end() == len(self._rest):
+                break  # a newline may follow
+            lines.append(self._rest[start : end.end()])
+            start = end.end()
+        self._rest = self._rest[start:]
+        if len(self._rest) > LONGEST:
+            lines.append(self._rest + b"\n")
+            self._rest = b""
+        return lines
+
+    def finish(self) -> list[bytes]:
+        """The last line, if it has no end; it is given one."""
+        rest, self._rest = self._rest, b""
+        return [rest + b"\n"] if rest else []
+
+
+class Screen:
+    """Writes whole lines with a prefix to a stream that others may share, from a thread of its own: a reader
+    that stalls must not keep the launcher from its work. Of what the reader leaves lying, BACKLOG bytes are
+    kept."""
+
+    def __init__(self, stream: IO[bytes], say: Callable[[str], None] | None = None):
+        """`say`: is told in a line when the stream fails or lines have been dropped; None: the stream itself
+        is where such lines go."""
+        self._stream: IO[bytes] | None = stream
+        self._say = say or self.say
+        self._terminal = stream.isatty()
+        self._bar = False  # the cursor stands at the beginning of a progress bar
+        self._lines: queue.SimpleQueue[tuple[str, bytes] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._backlog = 0  # bytes
+        self._dropped = 0  # lines
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def say(self, text: str) -> None:
+        """Write a line of the launcher's own."""
+        self._lines.put(("launch_byteps: ", f"{text}\n".encode()))
+
+    def write(self, prefix: str, line: bytes) -> None:
+        """Write a line, which has its end. Returns at once."""
+        with self._lock:
+            if self._backlog > BACKLOG:
+                self._dropped += 1
+                return
+            self._backlog += len(line)
+            dropped, self._dropped = self._dropped, 0
+        if dropped:
+            self._say(f"{dropped} lines are not shown: what they were written to did not take them in time")
+        self._lines.put((prefix, line))
+
+    def finish(self, seconds: float) -> None:
+        """Wait until all is written, at most so long."""
+        self._lines.put(None)
+        self._thread.join(seconds)
+
+    def _work(self) -> None:
+        for prefix, line in iter(self._lines.get, None):
+            self._write(prefix, line)
+            if prefix != "launch_byteps: ":
+                with self._lock:
+                    self._backlog -= len(line)
+
+    def _write(self, prefix: str, line: bytes) -> None:
+        if self._stream is None:
+            return
+        text = prefix.encode() + line
+        if self._terminal and self._bar:
+            text = b"\x1b[K" + text  # the bar is longer than what is written over it
+        self._bar = line.endswith(b"\r")
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError as error:  # its reader is gone, or a disk is full: no reason to end a training run
+            name, self._stream = getattr(self._stream, "name", "an output stream"), None
+            self._say(f"{name}: {error.strerror}; the run goes on and its lines are not shown there any more")
+
+
+class LogFile:
+    """The same lines without prefix, in a file that is appended to."""
+
+    def __init__(self, path: Path, say: Callable[[str], None]):
+        """Raises OSError when the file cannot be made."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path, self._say = path, say
+        self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def write(self, line: bytes) -> None:
+        if self._file is None:
+            return
+        try:
+            while line:
+                line = line[os.write(self._file, line) :]
+        except OSError as error:
+            self._say(f"{self._path}: {error.strerror}; the run goes on without this file")
+            self.close()
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None

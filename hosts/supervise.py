@@ -1,0 +1,199 @@
+"""Run one part of a run (a rank, a server, the scheduler) so that it cannot outlive the launcher.
+
+    python hosts/supervise.py --token WORD -- COMMAND...
+
+hosts/launch_byteps.py starts every part under this program, here and, through ssh, on other hosts. Standard
+input is the launcher's line: each line is a signal's name for the part (TERM, INT, USR1, KILL), or END:
+SIGTERM now and SIGKILL after `--grace` seconds. When standard input closes, because the launcher or the
+connection is gone, that means END, too. If this program dies, the kernel kills the part.
+
+The part has a session of its own (a Ctrl-C at the launcher's terminal does not reach it directly) and no
+standard input; what it has started is killed when it ends. A part that a signal has stopped (state T) for
+`--stopped_timeout` seconds is killed: it would keep all others waiting.
+
+Reports for the launcher are lines on standard error that contain the token: `connected`, and at the end one
+of `exit CODE`, `signal NUMBER`, `stopped SECONDS`, `failed REASON` (it could not be started). Exits with the
+part's code, 128 + the number of the signal that ended it. Linux only (/proc, prctl). Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from typing import Iterator, Sequence
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+SIGNALS = {name: signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "USR1", "KILL")}
+CONTROL = 0  # the launcher's line
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    libc = ctypes.CDLL(None, use_errno=True)
+    # What the part leaves behind becomes a child of this process, and can be found.
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    wakeup = _wake_on_signals()
+    report = _Report(args.token)
+    report("connected")
+    try:
+        part = _start(args.command, libc)
+    except OSError as error:
+        report(f"failed {error.strerror}: {args.command[0]}")
+        return 127
+    stopped = _watch(part, wakeup, args.stopped_timeout, args.grace)
+    _kill_descendants(part.pid)
+    if stopped is not None:
+        report(f"stopped {stopped:.1f}")
+        return 128 + signal.SIGSTOP
+    if part.returncode < 0:
+        report(f"signal {-part.returncode}")
+        return 128 - part.returncode
+    report(f"exit {part.returncode}")
+    return part.returncode
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Run one part of a run for hosts/launch_byteps.py.")
+    parser.add_argument("--token", required=True)
+    parser.add_argument("--stopped_timeout", type=float, default=60.0)
+    parser.add_argument("--grace", type=float, default=5.0)
+    parser.add_argument("command", nargs="+")
+    return parser
+
+
+def _wake_on_signals() -> int:
+    """A file descriptor that becomes readable when a signal arrives, with its number as a byte."""
+    reader, writer = os.pipe()
+    for end in (reader, writer):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(writer)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    return reader
+
+
+def _start(command: Sequence[str], libc: ctypes.CDLL) -> subprocess.Popen[bytes]:
+    parent = os.getpid()
+
+    def die_with_parent() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:  # it died before the line above
+            os._exit(1)
+
+    # This process has one thread, so that a function between fork and exec is safe.
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent
+    )
+
+
+def _watch(part: subprocess.Popen[bytes], wakeup: int, stopped_timeout: float, grace: float) -> float | None:
+    """Until the part has ended, pass signals on. Returns how many seconds it had been stopped, None if it was
+    not."""
+    interval = min(2.0, max(0.1, stopped_timeout / 10))
+    watched = [CONTROL, wakeup]
+    stopped_since: float | None = None
+    kill_at: float | None = None
+    partial = ""
+    while part.poll() is None:
+        until_kill = interval if kill_at is None else max(0.0, kill_at - time.monotonic())
+        ready, _, _ = select.select(watched, [], [], min(interval, until_kill))
+        if part.poll() is not None:
+            break
+        orders = []
+        if wakeup in ready and any(byte != signal.SIGCHLD for byte in os.read(wakeup, 512)):
+            orders.append("END")
+        if CONTROL in ready:
+            text = os.read(CONTROL, 4096).decode("ascii", "replace")
+            if text:
+                *lines, partial = (partial + text).split("\n")
+                orders += lines
+            else:
+                watched.remove(CONTROL)
+                orders.append("END")
+        now = time.monotonic()
+        if not any(_is_stopped(pid) for pid in [part.pid, *_descendants(part.pid)]):
+            stopped_since = None
+        elif stopped_since is None:
+            stopped_since = now
+        for order in orders:
+            if order in SIGNALS and order != "KILL":
+                os.kill(part.pid, SIGNALS[order])
+            elif order == "END" and kill_at is None:
+                os.kill(part.pid, signal.SIGTERM)
+                kill_at = now + grace
+            elif order == "KILL":
+                kill_at = now
+        stopped = None if stopped_since is None else now - stopped_since
+        # A stopped process acts on no signal but SIGKILL: when it is to end, there is nothing to wait for.
+        limit = stopped_timeout if kill_at is None else 0.0
+        if (stopped is not None and stopped >= limit) or (kill_at is not None and now >= kill_at):
+            _kill_group(part.pid)
+            part.wait()
+            return stopped
+    return None
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] == "T"  # the name before may contain anything
+    except (OSError, IndexError):
+        return False
+
+
+def _children(pid: int) -> Iterator[int]:
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:
+                yield from map(int, file.read().split())
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    for child in _children(pid):
+        yield child
+        yield from _descendants(child)
+
+
+def _kill_group(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _kill_descendants(leader: int, seconds: float = 5.0) -> None:
+    """Kill what the part has left: its process group, and what has left that."""
+    _kill_group(leader)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        remaining = list(_descendants(os.getpid()))
+        if not remaining:
+            return
+        for pid in remaining:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.01)
+
+
+class _Report:
+    """Writes a line for the launcher, in one piece, to the standard error that the part shares."""
+
+    def __init__(self, token: str):
+        self._token = token
+
+    def __call__(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # the launcher is gone
+            os.write(sys.stderr.fileno(), f"{self._token} {text}\n".encode())
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    sys.exit(main())

@@ -1,0 +1,522 @@
+"""hosts/launch_byteps.py with real processes on this machine: their environment, their output, their ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.processes import ROOT, python_3_8, run_command, start_command, wait_for_file
+
+PART = Path(__file__).with_name("part.py")
+LAUNCHER = [sys.executable, ROOT / "hosts" / "launch_byteps.py"]
+NO_SIGNS = {"DMLC_ROLE": None, "BYTEPS_LOCAL_RANK": None}
+
+
+def words(tmp_path, lines, actions, *options):
+    """The launcher's command line for ranks that do `actions` on the hosts of `lines`."""
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    command = [sys.executable, PART, tmp_path, *actions]
+    return [*LAUNCHER, "--hostfile", hostfile, *options, "--", *command]
+
+
+def launch(tmp_path, lines, actions, *options, timeout=30, **more):
+    return run_command(words(tmp_path, lines, actions, *options), timeout=timeout, **more)
+
+
+def start(tmp_path, lines, actions, *options, ranks=2, **more):
+    """Start, and wait until all ranks are ready."""
+    run = start_command(words(tmp_path, lines, actions, *options), timeout=40, **more)
+    for rank in range(ranks):
+        wait_for_file(tmp_path / f"rank.{rank}.pid")
+    return run
+
+
+def pid_of(tmp_path, rank):
+    return int((tmp_path / f"rank.{rank}.pid").read_text())
+
+
+def facts(tmp_path, rank):
+    return json.loads((tmp_path / f"rank.{rank}.json").read_text(encoding="utf-8"))
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+            return file.read().split()[2] not in "ZX"
+    except OSError:
+        return False
+
+
+def last_line(result):
+    return result.stderr.splitlines()[-1]
+
+
+def wait_until(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+# ------------------------------------------------------------------------------- what the parts are given
+
+
+def test_ranks_of_two_workers(tmp_path):
+    options = ["--num_servers", "1", "--server_timeout", "0.5", "--env", "OWN=a b$c", "--env", "HOME"]
+    lines = ["localhost slots=2", "localhost slots=2"]
+    # What is left of another run in the environment must not reach the parts.
+    env = {"DMLC_WORKER_ID": "9", "BYTEPS_LOCAL_RANK": "9", "DMLC_NODE_HOST": "9.9.9.9", "MXNET_X": "y"}
+    launch(tmp_path, lines, ["exit0"], *options, env=env).check()
+    ports = set()
+    for rank, (worker, local) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
+        found = facts(tmp_path, rank)
+        expected = {
+            "DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1",
+            "DMLC_WORKER_ID": str(worker), "BYTEPS_LOCAL_RANK": str(local), "BYTEPS_LOCAL_SIZE": "2",
+            "BYTEPS_GLOBAL_RANK": str(rank), "RANKS_ON_HOST": "4", "DMLC_PS_ROOT_URI": "127.0.0.1",
+            "DMLC_NODE_HOST": "127.0.0.1", "OWN": "a b$c", "HOME": os.environ["HOME"], "MXNET_X": "y",
+        }  # fmt: skip
+        assert {name: found["environ"].get(name) for name in expected} == expected
+        assert found["cwd"] == str(ROOT)
+        ports.add(found["environ"]["DMLC_PS_ROOT_PORT"])
+    assert len(ports) == 1 and 1024 < int(ports.pop()) < 65536
+
+
+def test_a_single_worker_needs_no_server(tmp_path):
+    launch(tmp_path, ["localhost slots=2"], ["exit0"], env=NO_SIGNS).check()
+    for rank in range(2):
+        environ = facts(tmp_path, rank)["environ"]
+        assert environ["DMLC_NUM_WORKER"] == "1" and environ["BYTEPS_LOCAL_RANK"] == str(rank)
+        assert "DMLC_PS_ROOT_URI" not in environ and "DMLC_NUM_SERVER" not in environ
+
+
+def test_a_single_worker_can_be_made_to_use_a_server(tmp_path):
+    env = {"BYTEPS_FORCE_DISTRIBUTED": "1"}
+    result = launch(tmp_path, ["localhost slots=1"], ["exit0"], "--server_timeout", "0.5", env=env).check()
+    assert facts(tmp_path, 0)["environ"]["DMLC_NUM_SERVER"] == "1"
+    assert "scheduler, server 0 had not ended 0.5 s after the last rank; ended" in result.stderr
+
+
+def test_arguments_arrive_as_they_are(tmp_path):
+    odd = ["exit0", "*", "$HOME", "it's", 'a "b"', "", "--dry_run", "--", "ü\n"]
+    launch(tmp_path, ["localhost slots=1"], odd).check()
+    assert facts(tmp_path, 0)["argv"][2:] == odd
+
+
+def test_runs_as_a_module_too(tmp_path):
+    command = words(tmp_path, ["localhost slots=1"], ["exit0"])
+    command[1:2] = ["-m", "hosts.launch_byteps"]
+    run_command(command, timeout=20).check()
+    assert facts(tmp_path, 0)["environ"]["BYTEPS_GLOBAL_RANK"] == "0"
+
+
+def test_runs_with_python_3_8_and_nothing_else(tmp_path):
+    """The launcher and its supervisors without any installed package; the ranks exit with 7."""
+    python = python_3_8()
+    if python is None:
+        pytest.skip("no Python 3.8 on this machine")
+    (tmp_path / "hosts").write_text("localhost slots=2\n")
+    command = [python, "-S", "-E", "-W", "error", LAUNCHER[1], "--hostfile", tmp_path / "hosts", "--"]
+    result = run_command([*command, python, "-c", "import sys; print('here'); sys.exit(7)"], timeout=20)
+    assert result.returncode == 7, result.describe()
+    assert re.fullmatch(r"launch_byteps: rank \d exited with 7; ended the run\n", result.stderr)
+    assert re.search(r"^\[rank \d\] here$", result.stdout, re.MULTILINE)
+
+
+# ----------------------------------------------------------------------------------------------- output
+
+
+def test_lines_are_whole_and_have_a_prefix(tmp_path):
+    logs = tmp_path / "logs"
+    result = launch(tmp_path, ["localhost slots=3"], ["talk"], "--log_dir", logs).check()
+    dots = "." * 2000
+    for rank in range(3):
+        expected = {
+            "stdout": [f"line {n} of rank {rank} {dots}\n" for n in range(0, 200, 2)],
+            "stderr": [f"line {n} of rank {rank} {dots}\n" for n in range(1, 200, 2)],
+        }
+        expected["stdout"] += ["10%\r", "20%\r", "done\n", "unfinished\n"]
+        for name, shown in (("stdout", result.stdout), ("stderr", result.stderr)):
+            # Split at the prefixes: nothing of another rank may be between them.
+            pieces = re.split(r"(?=\[rank \d\] )", shown)
+            own = [piece[len("[rank 0] ") :] for piece in pieces if piece.startswith(f"[rank {rank}] ")]
+            # Text files are read with universal newlines.
+            assert own == [line.replace("\r", "\n") for line in expected[name]]
+            logged = (logs / f"rank.{rank}" / name).read_bytes().decode()
+            assert logged == "".join(expected[name])
+
+
+def test_quiet(tmp_path):
+    options = ["--log_dir", tmp_path / "logs", "--quiet", "--server_timeout", "0.5"]
+    result = launch(tmp_path, ["localhost slots=1"] * 2, ["talk", "exit0"], *options).check()
+    assert result.stdout == ""
+    assert [line.split(":")[0] for line in result.stderr.splitlines()] == ["launch_byteps"]
+    assert (tmp_path / "logs" / "rank.0" / "stdout").stat().st_size > 200_000
+    assert b"engine" in (tmp_path / "logs" / "server.0" / "stderr").read_bytes()
+    assert (tmp_path / "logs" / "scheduler" / "stderr").stat().st_size > 0
+
+
+def test_the_run_goes_on_when_its_reader_stops(tmp_path):
+    text = " ".join(f"'{word}'" for word in words(tmp_path, ["localhost slots=1"], ["talk"]))
+    result = run_command(["bash", "-c", f"{text} | head -n 1; exit ${{PIPESTATUS[0]}}"], timeout=20).check()
+    assert result.stdout.count("\n") == 1
+    assert "Broken pipe; the run goes on" in result.stderr
+
+
+def test_a_reader_that_stalls_does_not_keep_a_failed_run_alive(tmp_path):
+    """rank 0 sleeps; rank 1 writes more than the pipe takes, then exits with 7."""
+    command = [str(word) for word in words(tmp_path, ["localhost slots=2"], ["sleep", "chatter7"])]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        wait_for_file(tmp_path / "rank.0.pid")
+        wait_until(lambda: not alive(pid_of(tmp_path, 0)))
+        assert process.poll() is None  # it still has lines for its reader
+        out, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 7
+    assert out == b"".join(b"[rank 1] line %d\n" % number for number in range(50_000))
+    assert err == b"launch_byteps: rank 1 exited with 7; ended the run\n"
+
+
+# ------------------------------------------------------------------------------------ a part that fails
+
+
+@pytest.mark.parametrize("lines", [["localhost slots=2"], ["localhost slots=1"] * 2], ids=["1x2", "2x1"])
+def test_the_exit_code_is_the_culprits(tmp_path, lines):
+    result = launch(tmp_path, lines, ["sleep", "exit7"])
+    assert result.returncode == 7
+    assert last_line(result) == "launch_byteps: rank 1 exited with 7; ended the run"
+    assert result.seconds < 15
+
+
+def test_a_rank_that_does_not_listen_is_killed(tmp_path):
+    with start(tmp_path, ["localhost slots=2"], ["stubborn"]) as run:
+        os.kill(pid_of(tmp_path, 1), signal.SIGSEGV)
+        result = run.wait()
+    assert result.returncode == 128 + signal.SIGSEGV, result.describe()
+    assert not alive(pid_of(tmp_path, 0))
+
+
+@pytest.mark.parametrize("victim", ["rank 1", "server 0", "scheduler"])
+def test_a_part_that_is_killed_ends_the_run(tmp_path, victim):
+    with start(tmp_path, ["localhost slots=1"] * 2, ["sleep"]) as run:
+        role = victim.split()[0]
+        wait_until(lambda: role == "rank" or run.find_role(role))
+        pid = pid_of(tmp_path, 1) if role == "rank" else run.find_role(role)[0]
+        os.kill(pid, signal.SIGKILL)
+        result = run.wait()
+    assert result.returncode == 128 + signal.SIGKILL, result.describe()
+    assert last_line(result) == f"launch_byteps: {victim} was killed by SIGKILL; ended the run"
+
+
+@pytest.mark.parametrize("victim", ["rank 0", "server 0"])
+def test_a_part_that_is_stopped_counts_as_dead(tmp_path, victim):
+    options = ["--stopped_timeout", "1"]
+    with start(tmp_path, ["localhost slots=1"] * 2, ["sleep"], *options) as run:
+        wait_until(lambda: run.find_role("server"))
+        pid = pid_of(tmp_path, 0) if victim == "rank 0" else run.find_role("server")[0]
+        os.kill(pid, signal.SIGSTOP)
+        result = run.wait()
+    assert result.returncode == 128 + signal.SIGSTOP, result.describe()
+    said = rf"launch_byteps: {victim} had been stopped for \d+ s by a signal and was killed; ended the run"
+    assert re.fullmatch(said, last_line(result))
+    assert not alive(pid)
+
+
+def test_a_part_that_is_stopped_for_a_moment_only(tmp_path):
+    with start(tmp_path, ["localhost slots=1"], ["obey"], "--stopped_timeout", "2.5", ranks=1) as run:
+        for _ in range(3):  # more in all than the limit, never as long on end
+            os.kill(pid_of(tmp_path, 0), signal.SIGSTOP)
+            time.sleep(1)
+            os.kill(pid_of(tmp_path, 0), signal.SIGCONT)
+            time.sleep(0.5)
+        assert run.poll() is None
+        run.signal(signal.SIGTERM)
+        assert run.wait().returncode == 143
+
+
+def test_who_was_stopped_is_to_blame_for_those_who_gave_up(tmp_path):
+    """Ranks give up by themselves when one is missing for long; the stopped one is the cause."""
+    with start(tmp_path, ["localhost slots=2"], ["sleep"]) as run:
+        os.kill(pid_of(tmp_path, 1), signal.SIGSTOP)
+        os.kill(pid_of(tmp_path, 0), signal.SIGABRT)
+        result = run.wait()
+    assert result.returncode == 128 + signal.SIGSTOP
+    assert "launch_byteps: rank 1 had been stopped for" in last_line(result)
+
+
+def test_a_program_that_cannot_be_started(tmp_path):
+    (tmp_path / "program").write_text("no program\n")
+    (tmp_path / "program").chmod(0o755)
+    (tmp_path / "hosts").write_text("localhost slots=2\n")
+    result = run_command([*LAUNCHER, "--hostfile", tmp_path / "hosts", "--", tmp_path / "program"])
+    assert result.returncode == 127
+    assert re.search(
+        r"rank \d could not be started: Exec format error: .*/program; ended the run", last_line(result)
+    )
+
+
+# ---------------------------------------------------------------------------------------------- signals
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [("SIGTERM", 143), ("SIGUSR1", 143), ("SIGINT", 130), ("SIGHUP", 143)]
+)
+def test_signals_reach_the_ranks(tmp_path, number, code):
+    with start(tmp_path, ["localhost slots=3"], ["obey"], ranks=3) as run:
+        run.signal(signal.Signals[number])
+        result = run.wait()
+    assert result.returncode == code, result.describe()
+    assert last_line(result) == f"launch_byteps: stopped by {number}"
+    arrived = {"SIGHUP": "SIGTERM"}.get(number, number)
+    for rank in range(3):  # the first that ends does not take the others down
+        assert (tmp_path / f"rank.{rank}.saved").read_text() == arrived
+
+
+def test_servers_end_after_a_signal_too(tmp_path):
+    options = ["--server_timeout", "0.5"]
+    with start(tmp_path, ["localhost slots=1"] * 2, ["obey"], *options) as run:
+        run.signal(signal.SIGTERM)
+        result = run.wait()
+    assert result.returncode == 143, result.describe()
+
+
+def test_ranks_that_do_not_stop_in_time_are_killed(tmp_path):
+    with start(tmp_path, ["localhost slots=2"], ["stubborn"], "--grace", "0.5") as run:
+        run.signal(signal.SIGTERM)
+        result = run.wait()
+    assert result.returncode == 143
+    assert "rank 0, rank 1 had not ended 0.5 s after SIGTERM; killed" in result.stderr
+
+
+def test_a_second_interrupt_kills_at_once(tmp_path):
+    with start(tmp_path, ["localhost slots=2"], ["stubborn"]) as run:
+        run.signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert run.poll() is None
+        run.signal(signal.SIGINT)
+        result = run.wait()
+    assert result.returncode == 130
+    assert "launch_byteps: interrupted; killed rank 0, rank 1" in result.stderr
+
+
+def test_a_rank_that_does_not_handle_signals_yet(tmp_path):
+    with start(tmp_path, ["localhost slots=2"], ["sleep", "stubborn"]) as run:
+        run.signal(signal.SIGTERM)
+        result = run.wait()
+    assert result.returncode == 143 and not result.timed_out
+    assert last_line(result) == "launch_byteps: stopped by SIGTERM"
+
+
+def test_a_failure_while_stopping_is_a_failure(tmp_path):
+    with start(tmp_path, ["localhost slots=2"], ["stubborn", "obey"]) as run:
+        run.signal(signal.SIGUSR1)
+        wait_for_file(tmp_path / "rank.1.saved")
+        os.kill(pid_of(tmp_path, 0), signal.SIGKILL)
+        result = run.wait()
+    assert result.returncode == 137
+    assert last_line(result) == "launch_byteps: rank 0 was killed by SIGKILL; ended the run"
+
+
+# ------------------------------------------------------------------------------------- nothing outlives
+
+
+@pytest.mark.parametrize("action", ["sleep", "stubborn"])
+def test_a_launcher_that_is_killed_leaves_nothing(tmp_path, action):
+    with start(tmp_path, ["localhost slots=1"] * 2, [action], grace=12) as run:
+        wait_until(lambda: run.find_role("server") and run.find_role("scheduler"))
+        run.signal(signal.SIGKILL)
+        result = run.wait()  # raises LeftoverProcesses after 12 seconds
+    assert result.returncode == -signal.SIGKILL
+
+
+def test_a_supervisor_that_is_killed_takes_its_part_along(tmp_path):
+    with start(tmp_path, ["localhost slots=2"], ["stubborn"]) as run:
+        part = pid_of(tmp_path, 1)
+        with open(f"/proc/{part}/stat", encoding="ascii") as file:
+            supervisor = int(file.read().split()[3])
+        os.kill(supervisor, signal.SIGKILL)
+        result = run.wait()
+    assert not alive(part)
+    assert result.returncode == 137
+    assert (
+        last_line(result) == "launch_byteps: rank 1 was lost: its supervisor ended by SIGKILL; ended the run"
+    )
+
+
+def test_what_a_part_has_started_ends_with_it(tmp_path):
+    launch(tmp_path, ["localhost slots=1"], ["daemon"]).check()
+    assert not alive(int((tmp_path / "daemon.pid").read_text()))
+
+
+def test_parts_do_not_hear_the_terminal(tmp_path):
+    with start(tmp_path, ["localhost slots=2"], ["obey"]) as run:
+        sessions = {facts(tmp_path, rank)["session"] for rank in range(2)}
+        assert len(sessions | {os.getsid(run.pid), os.getsid(0)}) == 4
+        run.signal(signal.SIGTERM)
+        run.wait()
+
+
+# ---------------------------------------------------------------------------------------------- bad input
+
+WORKERS = ["localhost slots=1"] * 2
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "named"),
+    [
+        (["localhost slots=2", "localhost slots=1"], [], "localhost has 2 slots and localhost has 1"),
+        (["localhost"], [], "slots are missing"),
+        (WORKERS, ["--num_servers", "0"], "--num_servers 0"),
+        (WORKERS, ["--num_servers", "-1"], "--num_servers -1"),
+        (WORKERS, ["--num_servers", "two"], "--num_servers"),
+        (WORKERS[:1], ["--num_servers", "1"], "--num_servers 1"),
+        (WORKERS[:1], ["--scheduler", "localhost"], "--scheduler localhost"),
+        (WORKERS, ["--scheduler", "localhost:0"], "--scheduler localhost:0"),
+        (WORKERS, ["--scheduler", "localhost:http"], "--scheduler localhost:http"),
+        (WORKERS, ["--env", "NOT_SET_ANYWHERE"], "--env NOT_SET_ANYWHERE"),
+        (WORKERS, ["--env", "=x"], "--env =x"),
+        (WORKERS, ["--env", "DMLC_ROLE=worker"], "--env DMLC_ROLE=worker"),
+        (WORKERS, ["--grace", "0"], "--grace"),
+        (WORKERS, ["--stopped_timeout", "nan"], "--stopped_timeout"),
+        (WORKERS, ["--quiet"], "--log_dir"),
+        (WORKERS, ["--log_dir", str(PART)], "--log_dir"),
+        (WORKERS, ["--hostfile", "hosts/none"], "hosts/none"),
+        (WORKERS, ["--num_server", "1"], "--num_server"),
+        (["localhost slots=1", "192.0.2.1 slots=1"], [], "localhost means another machine on each host"),
+        (["192.0.2.1 slots=1", "name.invalid slots=1"], [], "name.invalid has no IPv4 address"),
+        (["192.0.2.1 slots=1"] * 2, ["--ssh", ""], "--ssh"),
+        (["192.0.2.1 slots=1"] * 2, ["--ssh", "no-such-shell -p 1"], "no-such-shell"),
+        (["192.0.2.1 slots=1"] * 2, ["--ssh", "ssh 'a"], "--ssh"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_starts_nothing(tmp_path, lines, options, named):
+    result = launch(tmp_path, lines, ["exit0"], *options)
+    assert (result.returncode, result.stdout) == (2, ""), result.describe()
+    assert result.stderr.count("\n") == 1 and named in result.stderr
+    assert not (tmp_path / "rank.0.json").exists() and not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ([], "the command of the ranks is missing"),
+        (["--"], "the command of the ranks is missing"),
+        (["--", "no-such-program"], "no-such-program"),
+        (["--", sys.executable, "no_such_script.py"], "no_such_script.py"),
+    ],
+)
+def test_a_command_that_is_not_there(tmp_path, command, named):
+    (tmp_path / "hosts").write_text("localhost slots=1\n")
+    result = run_command([*LAUNCHER, "--hostfile", tmp_path / "hosts", *command])
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1 and named in result.stderr
+
+
+def test_a_host_that_cannot_be_reached(tmp_path):
+    shell = write_shell(tmp_path, "echo $host: no route >&2; exit 255")
+    result = launch(tmp_path, ["192.0.2.1 slots=1"], ["exit0"], "--ssh", shell)
+    assert result.returncode == 255
+    assert "[rank 0] 192.0.2.1: no route" in result.stderr
+    said = "rank 0 on 192.0.2.1 could not be reached: the remote shell exited with 255; ended the run"
+    assert last_line(result) == f"launch_byteps: {said}"
+
+
+# ------------------------------------------------------------------------------------- other hosts
+#
+# The remote shells here run what they are told on this machine; test_byteps_on_two_hosts.py has real hosts.
+
+
+def write_shell(tmp_path, text):
+    shell = tmp_path / "shell"
+    shell.write_text(f"#!/bin/sh\nhost=$1; shift\n{text}\n")
+    shell.chmod(0o755)
+    return shell
+
+
+def test_no_host_gets_many_new_connections_at_once(tmp_path):
+    (tmp_path / "new").mkdir()
+    text = f"""cd {tmp_path}
+touch new/$$; sleep 0.2; ls new | wc -l >>seen; rm new/$$; sleep 0.1
+exec sh -c "$*" """
+    launch(tmp_path, ["192.0.2.1 slots=10"], ["exit0"], "--ssh", write_shell(tmp_path, text)).check()
+    seen = [int(line) for line in (tmp_path / "seen").read_text().split()]
+    assert len(seen) == 10 and 2 <= max(seen) <= 4
+
+
+def test_a_lost_connection(tmp_path):
+    """The shell's death leaves a part that nobody waits for any more, as a broken network does."""
+    shell = write_shell(tmp_path, f'echo $$ >{tmp_path}/$$.shell\ncat | sh -c "$*"')
+    options = ["--ssh", shell]
+    with start(tmp_path, ["192.0.2.1 slots=1"], ["sleep"], *options, ranks=1, grace=12) as run:
+        (pid,) = (int(path.stem) for path in tmp_path.glob("*.shell"))
+        os.kill(pid, signal.SIGKILL)
+        result = run.wait()
+    assert result.returncode == 137
+    said = "rank 0 on 192.0.2.1 was lost: its remote shell ended by SIGKILL; ended the run"
+    assert last_line(result) == f"launch_byteps: {said}"
+    assert not alive(pid_of(tmp_path, 0))
+
+
+# ---------------------------------------------------------------------------------------------- --dry_run
+
+
+def test_dry_run_prints_a_command_for_each_part(tmp_path):
+    result = launch(tmp_path, WORKERS, ["exit0", "exit0", "it's", "*"], "--dry_run", "--env", "OWN=a b")
+    assert (result.returncode, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert lines[::2] == [f"# {name} on localhost" for name in ("scheduler", "server 0", "rank 0", "rank 1")]
+    assert not (tmp_path / "rank.0.json").exists()
+    # The printed line of a rank does what the launcher would have done.
+    run_command(["sh", "-c", lines[7]], cwd=tmp_path).check()
+    found = facts(tmp_path, 1)
+    assert found["argv"][2:] == ["exit0", "exit0", "it's", "*"]
+    assert found["environ"]["OWN"] == "a b" and found["environ"]["DMLC_WORKER_ID"] == "1"
+
+
+def test_dry_run_with_names_that_have_no_address(tmp_path):
+    lines = ["a.invalid slots=1", "b.invalid slots=1"]
+    result = launch(tmp_path, lines, ["exit0"], "--dry_run").check()
+    assert "DMLC_PS_ROOT_URI=a.invalid" in result.stdout and "DMLC_NODE_HOST=b.invalid" in result.stdout
+    assert result.stderr.splitlines() == [
+        f"launch_byteps: {name} has no address here; its name is printed, a run would stop here"
+        for name in ("a.invalid", "b.invalid")
+    ]
+    result = launch(tmp_path, lines, ["exit0"], "--interface", "ens5")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "a.invalid has no address here for the others; write it: --scheduler ADDRESS" in result.stderr
+
+
+@pytest.mark.parametrize(("name", "workers"), [("1x_p3dn", 1), ("4x_p3dn", 4), ("32x_p3dn", 32)])
+def test_dry_run_of_the_experiments(name, workers):
+    command = [
+        "--hostfile",
+        f"hosts/{name}",
+        "--ssh",
+        "ssh -p 2222",
+        "--dry_run",
+        "--",
+        "python",
+        "hparams.py",
+    ]
+    lines = run_command([*LAUNCHER, *command], env={"NCCL_DEBUG": "WARN"}).check().stdout.splitlines()
+    names = [line[2:].partition(" on ") for line in lines[::2]]
+    servers = workers if workers > 1 else 0
+    expected = [("scheduler", "p3dn-01")] * (workers > 1)
+    expected += [(f"server {n}", f"p3dn-{n + 1:02d}") for n in range(servers)]
+    expected += [(f"rank {n}", f"p3dn-{n // 8 + 1:02d}") for n in range(8 * workers)]
+    assert [(part, host) for part, _, host in names] == expected
+    for line, (_, host) in zip(lines[1::2], expected):
+        assert line.startswith("ssh -o BatchMode=yes ") and f" -p 2222 {host} " in line
+        assert "NCCL_DEBUG=WARN" in line and "PATH=" in line

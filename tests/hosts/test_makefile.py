@@ -1,0 +1,48 @@
+"""`make pretrain` by backend: what would be run, from `make -n`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.processes import run_command
+
+# What a `make test` hands on to its commands is not for this make.
+ENV = {"MAKEFLAGS": None, "MAKEOVERRIDES": None, "MFLAGS": None, "BACKEND": None, "NP": None, "RUN_DIR": None}
+
+
+def dry_make(*words):
+    return run_command(["make", "-n", "pretrain", *words], env=ENV, timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("words", "launcher", "script", "directory"),
+    [
+        ([], "mpirun -np 2 ", "run_pretraining_hvd.py", "runs/embedded/"),
+        (["NP=3"], "mpirun -np 3 ", "run_pretraining_hvd.py", "runs/embedded/"),
+        (["BACKEND=hvd"], "mpirun -np 2 ", "run_pretraining_hvd.py", "runs/embedded/"),
+        (
+            ["BACKEND=byteps"],
+            ".venv/bin/python hosts/launch_byteps.py --hostfile hosts/2x_local -- ",
+            "run_pretraining_byteps.py",
+            "runs/embedded_byteps/",
+        ),
+    ],
+)
+def test_backends(words, launcher, script, directory):
+    command = dry_make(*words).check().stdout.splitlines()[-1]
+    assert f"{launcher}" in command and f"--ckpt_dir {directory}ckpt" in command
+    assert f".venv/bin/python {script} --resume" in command
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["BACKEND=nccl"], "BACKEND=nccl: choose hvd (Horovod) or byteps (BytePS)"),
+        (["BACKEND="], "BACKEND=: choose"),
+        (["BACKEND=byteps", "NP=4"], "NP=4: is for BACKEND=hvd"),
+    ],
+)
+def test_bad_input_is_one_line(words, named):
+    result = dry_make(*words)
+    assert result.returncode == 2 and result.stdout == ""
+    assert result.stderr.count("\n") == 1 and named in result.stderr

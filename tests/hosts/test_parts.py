@@ -1,0 +1,113 @@
+"""Which processes a host file becomes, and where hosts/addresses.py finds them."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import pytest
+
+from hosts.addresses import addresses, free_port, is_here
+from hosts.hostfile import HostsError
+from hosts.parts import Rendezvous, check_workers, choose_num_servers, plan_parts, python_of
+
+P3DN = [(f"10.0.0.{n}", 8) for n in range(1, 5)]
+
+
+def plan(workers, num_servers, command=("python", "x.py")):
+    place = Rendezvous("10.0.0.1", "10.0.0.1", 9091)
+    return plan_parts(workers, num_servers, place, {host: host for host, _ in workers}, command, "this-run")
+
+
+def test_four_hosts_of_eight():
+    parts = plan(P3DN, 4)
+    assert [part.name for part in parts[:5]] == ["scheduler", *(f"server {n}" for n in range(4))]
+    assert [part.host for part in parts[1:5]] == [host for host, _ in P3DN]
+    ranks = parts[5:]
+    assert len(ranks) == 32
+    for number, part in enumerate(ranks):
+        variables = part.environment
+        assert (part.role, part.index, part.host) == ("rank", number, f"10.0.0.{number // 8 + 1}")
+        # BytePS's own rule for a rank.
+        worker, local = int(variables["DMLC_WORKER_ID"]), int(variables["BYTEPS_LOCAL_RANK"])
+        assert worker * int(variables["BYTEPS_LOCAL_SIZE"]) + local == number
+        assert variables["BYTEPS_GLOBAL_RANK"] == str(number)
+        assert variables["DMLC_NODE_HOST"] == part.host and variables["RANKS_ON_HOST"] == "8"
+    for part in parts:
+        shared = [part.environment[f"DMLC_{name}"] for name in ("NUM_WORKER", "NUM_SERVER", "PS_ROOT_URI")]
+        assert shared == ["4", "4", "10.0.0.1"]
+
+
+def test_a_host_that_is_listed_twice():
+    parts = plan([("a", 2), ("b", 2), ("a", 2)], 5)
+    assert [part.host for part in parts if part.role == "server"] == ["a", "b", "a", "b", "a"]
+    ranks = [part for part in parts if part.role == "rank"]
+    assert [part.host for part in ranks] == ["a", "a", "b", "b", "a", "a"]
+    assert [part.environment["DMLC_WORKER_ID"] for part in ranks] == ["0", "0", "1", "1", "2", "2"]
+    assert [part.environment["RANKS_ON_HOST"] for part in ranks] == ["4", "4", "2", "2", "4", "4"]
+    assert [part.directory for part in ranks] == [f"rank.{n}" for n in range(6)]
+
+
+def test_number_of_servers():
+    assert choose_num_servers(None, P3DN, True) == 4
+    assert choose_num_servers(None, [("a", 1), ("a", 1), ("b", 1)], True) == 2
+    assert choose_num_servers(7, P3DN, True) == 7
+    assert choose_num_servers(None, [("a", 8)], False) == 0
+    for given, distributed in ((0, True), (-1, True), (1, False)):
+        with pytest.raises(HostsError, match=f"--num_servers {given}"):
+            choose_num_servers(given, P3DN, distributed)
+
+
+def test_workers_have_equal_slots():
+    check_workers(P3DN, "file")
+    with pytest.raises(HostsError, match="file: a has 8 slots and c has 4"):
+        check_workers([("a", 8), ("b", 8), ("c", 4)], "file")
+
+
+@pytest.mark.parametrize(
+    ("command", "python"),
+    [
+        (["python", "x.py"], "python"),
+        (["/opt/bin/python3.10", "x.py"], "/opt/bin/python3.10"),
+        (["./train", "python"], sys.executable),
+        (["pythonic"], sys.executable),
+    ],
+)
+def test_servers_run_under_the_ranks_interpreter(command, python):
+    assert python_of(command) == python
+    assert plan(P3DN, 1, command)[1].command == (python, "-c", "import byteps.server")
+
+
+def test_this_machine():
+    own = socket.gethostname()
+    for host in ("localhost", "127.0.0.1", "127.1.2.3", "::1", own):
+        assert is_here(host), host
+    for host in ("192.0.2.1", "node-2", f"user@{own}", "user@localhost"):
+        assert not is_here(host), host
+
+
+def test_addresses_of_this_machine_alone():
+    assert addresses(["localhost", socket.gethostname()], "file") == {
+        "localhost": "127.0.0.1",
+        socket.gethostname(): "127.0.0.1",
+    }
+
+
+def test_addresses_of_several_machines():
+    found = addresses(["192.0.2.1", "someone@192.0.2.2"], "file")
+    assert found == {"192.0.2.1": "192.0.2.1", "someone@192.0.2.2": "192.0.2.2"}
+    with pytest.raises(HostsError, match="name.invalid has no IPv4 address"):
+        addresses(["192.0.2.1", "name.invalid"], "file")
+    assert addresses(["192.0.2.1", "name.invalid"], "file", lenient=True)["name.invalid"] == "name.invalid"
+    for loopback in ("localhost", "127.0.0.1", "user@localhost"):
+        with pytest.raises(HostsError, match=f"{loopback} means another machine on each host"):
+            addresses([loopback, "192.0.2.1"], "file")
+
+
+def test_a_free_port():
+    port = free_port("127.0.0.1")
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", port))
+        assert free_port("127.0.0.1") != port
+    with pytest.raises(OSError):
+        free_port("192.0.2.1")
