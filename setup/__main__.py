@@ -18,8 +18,8 @@ from setup.errors import SetupError
 from setup.progress import Progress, stop_on_signals
 
 ROOT = Path(__file__).resolve().parent.parent
-STAGES = 7
-CHECK_LIMIT = 180.0  # seconds for two ranks to start and add up a vector
+STAGES = 8
+CHECK_LIMIT = 180.0  # seconds for a few processes to start and add up a vector
 IMPORTS = "import mxnet, gluonnlp, tokenizers, sentencepiece, matplotlib, tensorboardX, tqdm, psutil, pytest"
 
 
@@ -96,7 +96,7 @@ def set_up(environment: Environment, cuda: str, progress: Progress) -> None:
         built.append(wheels.build(folder, source, environment.python, progress, tools))
     environment.install_wheels(built, progress)
 
-    progress.stage("checking that it works: imports, Horovod over MPI, Horovod over Gloo")
+    progress.stage("checking that it works: imports, Horovod over MPI and Gloo, BytePS")
     check(environment, cuda, progress)
     environment.finish(cuda, open_mpi)
     took = time.monotonic() - began
@@ -104,7 +104,7 @@ def set_up(environment: Environment, cuda: str, progress: Progress) -> None:
 
 
 def check(environment: Environment, cuda: str, progress: Progress) -> None:
-    """Imports what the scripts import and lets two ranks add up a vector, over MPI and over Gloo.
+    """Imports what the scripts import and lets two ranks add up a vector, over MPI, Gloo and BytePS.
 
     Raises:
         SetupError: something does not work or does not end.
@@ -123,6 +123,10 @@ def check(environment: Environment, cuda: str, progress: Progress) -> None:
     progress.run(
         [*gloo, *script, "gloo", *built_with], "Horovod over Gloo on two processes", env, CHECK_LIMIT
     )
+    bps = [python, str(ROOT / "setup/check_byteps.py")]
+    progress.run([*bps, "2", "1"], "BytePS with two workers", env, CHECK_LIMIT)
+    if cuda == "cpu":  # each local rank wants a GPU of its own elsewhere
+        progress.run([*bps, "1", "2"], "BytePS with two local ranks", env, CHECK_LIMIT)
 
 
 if __name__ == "__main__":

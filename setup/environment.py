@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, Sequence
 
+from setup.byteps_build import byteps, host_runtime_files
 from setup.errors import SetupError
 from setup.progress import Progress
 from setup.wheels import Wanted, gluonnlp, horovod, mxnet_requirement
@@ -71,7 +72,7 @@ class Environment:
         if cpu not in pins:
             raise SetupError(f"requirements.txt must pin {cpu}, the version that setup/wheels.py builds for.")
         requirements = [mxnet_requirement(cuda) if pin == cpu else pin for pin in pins]
-        sources = [gluonnlp(), horovod(cuda, self.venv)]
+        sources = [gluonnlp(), horovod(cuda, self.venv), byteps(cuda, self.root)]
         return Wanted(requirements, _pins(self.root / "constraints.txt"), sources)
 
     def install_requirements(self, wanted: Wanted, folder: Path, progress: Progress) -> None:
@@ -120,6 +121,7 @@ class Environment:
         for part in [str(self.venv), sys.base_prefix, _version(), cuda, open_mpi]:
             digest.update(part.encode() + b"\0")
         sources = [*self.root.glob("requirements*.txt"), self.root / "constraints.txt"]
+        sources += host_runtime_files(self.root / "native")
         for source in sorted([*sources, *(self.root / "setup").glob("*.py")]):
             digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
         return digest.hexdigest()

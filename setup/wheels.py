@@ -1,4 +1,4 @@
-"""The wheel cache outside the clone: the pinned packages as downloaded, GluonNLP and Horovod as built here.
+"""The wheel cache outside the clone: the pinned packages as downloaded, the others as built here.
 
 The cache is ``WHEEL_CACHE``, else ``bert-pretraining-mxnet/wheels`` in ``XDG_CACHE_HOME`` or ``~/.cache``,
 with one folder per kind of machine: a Horovod linked to another Open MPI, or compiled for a processor with
@@ -32,12 +32,19 @@ VECTOR_FLAGS = ("avx", "f16c", "fma")  # those that Horovod's CMake files turn o
 
 
 class Source(NamedTuple):
-    """A package to build, what to expect of it, and the environment variables of its build."""
+    """A package to build, what to expect of it, and the environment variables of its build.
+
+    ``variant`` names what its wheel depends on besides the machine's key, as a folder in the cache; asked
+    only when the compiler is there. ``arrange`` makes in an empty folder what the build needs besides the
+    archive, and gives further environment variables.
+    """
 
     name: str
     version: str
     duration: str
     env: Mapping[str, str]
+    variant: Callable[[], str] = str
+    arrange: Callable[[Path, Progress], Mapping[str, str]] = lambda scratch, progress: {}
 
 
 class Wanted(NamedTuple):
@@ -109,7 +116,11 @@ def _first_flags_line() -> str:
 
 
 def cached(folder: Path, source: Source) -> Path | None:
-    """The complete wheel of ``source`` in ``folder``, if there is one; a damaged file is none."""
+    """The complete wheel of ``source`` in the cache ``folder``, if there is one; a damaged file is none."""
+    return _complete(folder / source.variant(), source)
+
+
+def _complete(folder: Path, source: Source) -> Path | None:
     wheels = sorted(folder.glob(f"{source.name}-{source.version}-*.whl"))
     return next((wheel for wheel in wheels if zipfile.is_zipfile(wheel)), None)
 
@@ -197,18 +208,20 @@ def build(
         (scratch / "tmp").mkdir()
         # Neither pip's own cache nor a folder of wheels may answer: they know nothing of Open MPI.
         options = ["--no-build-isolation", "--no-deps", "--no-cache-dir", "--no-binary", source.name]
+        arranged = source.arrange(scratch, progress)
         progress.run(
             [str(python), "-m", "pip", "wheel", "-v", *options]
             + ["--wheel-dir", str(scratch / "out"), f"{source.name}=={source.version}"],
             f"building {source.name} ({source.duration})",
-            env=_build_env(source, scratch / "tmp"),
+            env={**_build_env(source, scratch / "tmp"), **arranged},
         )
-        made = cached(scratch / "out", source)
+        made = _complete(scratch / "out", source)
         if made is None:
             raise SetupError(f"building {source.name} left no wheel of version {source.version}.")
         with open(made, "rb") as content:
             os.fsync(content.fileno())
-        wheel = folder / made.name
+        wheel = folder / source.variant() / made.name
+        wheel.parent.mkdir(exist_ok=True)
         os.replace(made, wheel)
     progress.note(f"kept as {wheel}")
     return wheel

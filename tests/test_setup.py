@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from setup import machine, packages, wheels
+from setup import byteps_build, machine, packages, wheels
 from setup.environment import Environment
 from setup.errors import SetupError
 from setup.progress import Progress
@@ -28,6 +28,7 @@ PARTS = [
     "requirements-build.txt",
     "constraints.txt",
     "setup",
+    "native",
 ]
 BASE_PYTHON = os.path.realpath(sys.executable)
 
@@ -376,6 +377,48 @@ def test_a_full_cache_needs_no_index(tmp_path):
 def test_wheels_for_different_machines_are_kept_apart():
     keys = {wheels.machine_key(cuda, mpi) for cuda in ("cpu", "110") for mpi in ("4.1.4", "4.1.2")}
     assert len(keys) == 4
+
+
+def test_a_wheel_of_byteps_belongs_to_its_host_runtime_and_compiler(clone, tmp_path):
+    sources = clone / "native/byteps_host"
+    names = [byteps_build.variant(sources), byteps_build.variant(None)]
+    assert byteps_build.variant(sources) == names[0]
+    fingerprint = Environment(clone)._fingerprint("cpu", "4.1.4")
+    with open(sources / "reduce.cc", "a") as source:
+        source.write("// changed\n")
+    names.append(byteps_build.variant(sources))
+    assert Environment(clone)._fingerprint("cpu", "4.1.4") != fingerprint
+    assert len(set(names)) == 3
+    source = byteps_build.byteps("cpu", clone)
+    wheel = tmp_path / "cache" / names[2] / f"byteps-{source.version}-cp311-cp311-linux_x86_64.whl"
+    wheel.parent.mkdir(parents=True)
+    zipfile.ZipFile(wheel, "w").close()
+    assert wheels.cached(tmp_path / "cache", source) == wheel
+    (sources / "reduce.cc").write_text("")
+    assert wheels.cached(tmp_path / "cache", source) is None
+
+
+def test_byteps_for_cuda_has_nothing_of_the_host_runtime(clone, tmp_path):
+    source = byteps_build.byteps("110", clone)
+    assert source.arrange(tmp_path, Progress(1, tmp_path / "log", StringIO())) == {}
+    assert "LDSHARED" not in source.env and "BYTEPS_NCCL_HOME" not in source.env
+    shutil.rmtree(clone / "native")
+    assert source.variant() == byteps_build.variant(None)
+
+
+def test_the_host_runtime_compiles_into_what_byteps_links(clone, tmp_path):
+    progress = Progress(1, tmp_path / "setup.log", StringIO())
+    env = byteps_build.compile_host_runtime(clone / "native/byteps_host", tmp_path, progress)
+    home = Path(env["BYTEPS_NCCL_HOME"])
+    assert (home / "include/nccl.h").exists() and (home / "lib/libnccl_static.a").exists()
+    for name in ("shm_open", "bind", "sendto", "nanosleep", "zmq_msg_recv", "pthread_mutex_unlock"):
+        assert f"--wrap={name}," in env["LDSHARED"]
+
+
+def test_a_path_that_the_linker_cannot_take_is_refused(clone, tmp_path):
+    progress = Progress(1, tmp_path / "setup.log", StringIO())
+    with pytest.raises(SetupError, match="WHEEL_CACHE"):
+        byteps_build.compile_host_runtime(clone / "native/byteps_host", tmp_path / "a b", progress)
 
 
 def test_a_command_that_fails_names_the_log_and_shows_its_end(tmp_path):

@@ -1,0 +1,123 @@
+"""How BytePS is built: unmodified, from its source archive.
+
+On machines without CUDA it is compiled against the host runtime in ``native/byteps_host``, which offers
+the CUDA and NCCL calls of its workers on host memory, keeps the runs of one host apart and lets its threads
+sleep. On CUDA machines nothing of that is involved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Mapping
+
+from setup.errors import SetupError
+from setup.progress import Progress
+from setup.wheels import Source
+
+VERSION = "0.2.5.post15"
+COMPILE = ["g++", "-std=c++14", "-O2", "-fPIC", "-Wall", "-Wextra", "-fvisibility=hidden"]
+
+# What BytePS's workers link as NCCL, and what takes the place of functions in both of its libraries.
+NCCL = ("cuda.cc", "collectives.cc", "reduce.cc", "shared.cc")
+WRAPPERS = ("engine.cc", "isolation.cc", "pipeline.cc", "receiving.cc")
+WRAPPER = re.compile(r" T __wrap_(\w+)$", re.MULTILINE)  # as nm lists it
+
+RDMA_HEADER = Path("/usr/include/rdma/rdma_cma.h")  # where it is, BytePS links to RDMA's libraries
+
+COMMON = {
+    "BYTEPS_WITH_MXNET": "1",
+    "BYTEPS_WITHOUT_MXNET": "0",
+    "BYTEPS_WITHOUT_TENSORFLOW": "1",
+    "BYTEPS_WITHOUT_PYTORCH": "1",
+    "BYTEPS_WITH_UCX": "0",
+    "BYTEPS_USE_MPI": "0",
+    # Two headers that BytePS's sources use and do not include. The rest is for ReadyTable::SetReadyCount,
+    # which has no return statement: GCC would let it run on into whatever code comes next.
+    "CFLAGS": "-include memory -include cstring -fsanitize=unreachable -fsanitize-undefined-trap-on-error",
+    # The archive brings its own ZeroMQ: "downloaded" from two folders up.
+    "WGET": "cp -t .",
+    "ZMQ_URL": "../../zeromq-4.1.4.tar.gz",
+    # Any other value makes BytePS start as many compilers as there are files.
+    "CI": "true",
+}
+
+
+def byteps(cuda: str, root: Path) -> Source:
+    """BytePS for MXNet; ``root`` is the clone with ``native/byteps_host``."""
+    if cuda != "cpu":
+        home = os.environ.get("HOROVOD_CUDA_HOME", "/usr/local/cuda")
+        home = os.environ.get("BYTEPS_CUDA_HOME", home)
+        link = os.environ.get("BYTEPS_NCCL_LINK", "SHARED")
+        env = {**COMMON, "BYTEPS_CUDA_HOME": home, "BYTEPS_NCCL_LINK": link}
+        return Source("byteps", VERSION, "2 to 6 minutes", env, variant=lambda: variant(None))
+    sources = root / "native" / "byteps_host"
+
+    def arrange(scratch: Path, progress: Progress) -> Mapping[str, str]:
+        return compile_host_runtime(sources, scratch, progress)
+
+    return Source("byteps", VERSION, "2 to 6 minutes", COMMON, lambda: variant(sources), arrange)
+
+
+def variant(sources: Path | None) -> str:
+    """A name for all that a wheel depends on besides the machine's key: BytePS is compiled for exactly this
+    processor, and contains the host runtime in ``sources``.
+
+    Raises:
+        SetupError: the compiler does not answer.
+    """
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    digest.update(str(RDMA_HEADER.exists()).encode())
+    for options in (["--version"], ["-march=native", "-Q", "--help=target"]):
+        answer = subprocess.run(["g++", *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        if answer.returncode != 0:
+            raise SetupError(f"g++ {' '.join(options)} fails; put a working g++ first on PATH.")
+        digest.update(answer.stdout)
+    if sources is not None:
+        for file in host_runtime_files(sources):
+            digest.update(str(file.relative_to(sources)).encode() + b"\0" + file.read_bytes() + b"\0")
+    return f"byteps-{digest.hexdigest()[:16]}"
+
+
+def host_runtime_files(sources: Path) -> list[Path]:
+    """All files that the host runtime is made of."""
+    return sorted(file for file in sources.rglob("*") if file.suffix in (".cc", ".h"))
+
+
+def compile_host_runtime(sources: Path, folder: Path, progress: Progress) -> dict[str, str]:
+    """Compiles the host runtime into ``folder`` and returns the environment that makes BytePS link to it.
+
+    Raises:
+        SetupError: it does not compile, or the folder's path cannot be given to the linker.
+    """
+    if re.search(r"[\s,'\"]", str(folder)):
+        raise SetupError(
+            f"BytePS cannot be built below {folder}: no blanks, commas or quotes in the path, please; "
+            "name another folder with WHEEL_CACHE=."
+        )
+    home = folder / "host-runtime"
+    (home / "lib").mkdir(parents=True)
+    shutil.copytree(sources / "include", home / "include")
+    for archive, names in (("libnccl_static.a", NCCL), ("libwrappers.a", WRAPPERS)):
+        objects = []
+        for name in names:
+            target = str(home / f"{name}.o")
+            command = [*COMPILE, f"-I{sources}", f"-I{sources / 'include'}", "-c", str(sources / name)]
+            progress.run([*command, "-o", target], f"compiling {name}")
+            objects.append(target)
+        progress.run(["ar", "rcs", str(home / "lib" / archive), *objects], f"making {archive}")
+    # ps-lite's makefile has its own LDFLAGS, so these travel with the command that links Python's extensions.
+    wrappers = home / "lib" / "libwrappers.a"
+    listed = subprocess.run(["nm", str(wrappers)], stdout=subprocess.PIPE, check=True).stdout.decode()
+    wraps = ",".join(f"--wrap={name}" for name in sorted(WRAPPER.findall(listed)))
+    linker = f"g++ -shared -pthread -Wl,{wraps},--whole-archive,{wrappers},--no-whole-archive"
+    return {
+        "LDSHARED": linker,
+        "BYTEPS_NCCL_HOME": str(home),
+        "BYTEPS_NCCL_LINK": "STATIC",
+        "BYTEPS_CUDA_HOME": str(home),
+    }

@@ -1,0 +1,114 @@
+"""One BytePS rank: ``byteps_worker.py TASK``, with BytePS's own variables. Exits with 0 if all was right."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import byteps.mxnet.ops as bps
+import mxnet as mx
+import numpy as np
+
+
+def declare(name: str, **compressor: str) -> None:
+    """Not with bps.byteps_declare_tensor, which checks a return value that does not exist."""
+    function = bps.MXNET_LIB_CTYPES.byteps_mxnet_declare_tensor
+    function.restype = None
+    keys, values = [
+        (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
+        for words in (compressor.keys(), compressor.values())
+    ]
+    function(bps.c_str(name), len(compressor), keys, values)
+
+
+def push_pull(array: Any, name: str) -> None:
+    bps.byteps_push_pull(array, name=name, is_average=False)
+
+
+def contribution(rank: int, step: int, count: int, dtype: str) -> Any:
+    """Whole numbers, whose sums are exact in every type."""
+    return ((np.arange(count) * 7 + rank * 5 + step) % 11 - (5 if dtype[0] != "u" else 0)).astype(dtype)
+
+
+def check(array: Any, step: int, count: int, dtype: str) -> None:
+    expected = sum(contribution(rank, step, count, dtype).astype("int64") for rank in range(bps.size()))
+    wrong = np.flatnonzero(array.asnumpy().astype("int64") != expected)
+    if wrong.size:
+        sys.exit(f"step {step}, {count} of {dtype}: {wrong.size} wrong, the first at {wrong[0]}")
+
+
+def sums() -> None:
+    """Sums of known values, in several types and sizes; each tensor alternates between two names."""
+    cases = [
+        (dtype, count)
+        for dtype in ("float32", "float16", "float64", "int32")
+        for count in (1, 7, 4099, 1200001)
+    ]
+    for index, _ in enumerate(cases):
+        for turn in range(2):
+            declare(f"sum.{index}.{turn}")
+    for step in range(4):
+        arrays = []
+        for index, (dtype, count) in enumerate(cases):
+            arrays.append(mx.nd.array(contribution(bps.rank(), step, count, dtype), dtype=dtype))
+            push_pull(arrays[-1], f"sum.{index}.{step % 2}")
+        for array, (dtype, count) in zip(arrays, cases):
+            check(array, step, count, dtype)
+    named = [line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm/BytePS" in line]
+    if named:
+        sys.exit(f"memory with a name: {named[0]}")
+
+
+def idle() -> None:
+    """Prints what ten seconds without work cost, and the median time of a small exchange."""
+    declare("small")
+    vector = mx.nd.ones((2,))
+    for _ in range(20):
+        push_pull(vector, "small")
+        vector.wait_to_read()
+    times = []
+    for _ in range(100):
+        began = time.perf_counter()
+        push_pull(vector, "small")
+        vector.wait_to_read()
+        times.append(time.perf_counter() - began)
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    time.sleep(10)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    print(f"idle {used:.3f} s of 10 s, median {1000 * np.median(times):.3f} ms")
+
+
+def onebit() -> None:
+    """BytePS's one-bit compressor: the sum of signs times the mean magnitude of each worker's values."""
+    declare("onebit", compressor_type="onebit", compressor_onebit_scaling="true")
+    count = 100000
+    values = np.random.RandomState(bps.rank()).standard_normal(count).astype("float32")
+    for _ in range(3):
+        array = mx.nd.array(values)
+        push_pull(array, "onebit")
+        result = array.asnumpy()
+        if not np.allclose(np.abs(result), np.abs(values).mean(), rtol=1e-4):
+            sys.exit("the magnitudes are not those of the one-bit compressor")
+        if not (np.signbit(result) == np.signbit(values)).all():
+            sys.exit("the signs are wrong")
+
+
+def killed() -> None:
+    """Ends by SIGKILL in the middle of an exchange."""
+    sums()
+    declare("last")
+    push_pull(mx.nd.ones((1000000,)), "last")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    bps.init()
+    {function.__name__: function for function in (sums, idle, onebit, killed)}[sys.argv[1]]()
+    bps.shutdown()
