@@ -18,6 +18,7 @@ import os
 from typing import TYPE_CHECKING, Any, Mapping, MutableMapping, Sequence
 
 from comm.base import AVERAGE_DTYPES, BROADCAST_DTYPES, CommunicationError, check_arrays, check_root
+from comm.bits import Bits
 from comm.buckets import Bucket, make_buckets
 from comm.byteps_channels import Channels, Sum
 from comm.byteps_environment import complete_environment, read_place
@@ -75,18 +76,19 @@ class BytePSCommunicator:
             return
         buckets = self._plan(arrays)
         for start in range(0, len(buckets), BROADCAST_BUCKETS):
-            chosen = range(start, min(start + BROADCAST_BUCKETS, len(buckets)))
-            payloads = [self._bits(arrays, buckets[number], self.rank == root) for number in chosen]
-            sums = [
-                Sum(f"{number}.{buckets[number].nbytes}", payload)
-                for number, payload in zip(chosen, payloads)
-            ]
-            self._channels.add(sums, {})
+            chosen = list(enumerate(buckets))[start : start + BROADCAST_BUCKETS]
+            bits = [Bits([arrays[index] for index in bucket.indices]) for _, bucket in chosen]
+            if self.rank != root:
+                for each in bits:
+                    each.clear()
+            self._channels.add(
+                [Sum(f"{number}.{bucket.nbytes}", each.sum) for (number, bucket), each in zip(chosen, bits)],
+                {},
+            )
             self._wait()
-            for number, payload in zip(chosen, payloads):
-                self._unpack_bits(payload, arrays, buckets[number])
-        for array in arrays:
-            array.wait_to_read()
+            for each in bits:
+                each.write_back()
+        self.barrier()  # the ranks have met: averages of such arrays begin with the same names
 
     def average(self, arrays: Sequence[NDArray]) -> None:
         check_arrays(arrays, AVERAGE_DTYPES)
@@ -155,22 +157,6 @@ class BytePSCommunicator:
             flat = array.reshape((-1,))
             self._mx.nd.slice_axis(payload, axis=0, begin=start, end=start + array.size, out=flat)
             start += array.size
-
-    def _bits(self, arrays: Sequence[NDArray], bucket: Bucket, is_root: bool) -> NDArray:
-        """The root's bytes as integers, zeros elsewhere: the sum is the root's bytes, of NaN and -0.0 too."""
-        data = b"".join(arrays[index].asnumpy().tobytes() for index in bucket.indices)
-        integers = self._np.frombuffer(data, "int32" if len(data) % 4 == 0 else "uint8")
-        if not is_root:
-            integers = self._np.zeros_like(integers)
-        return self._mx.nd.array(integers, ctx=self._mx.cpu(), dtype=integers.dtype)
-
-    def _unpack_bits(self, payload: NDArray, arrays: Sequence[NDArray], bucket: Bucket) -> None:
-        data, start = payload.asnumpy().tobytes(), 0
-        for index in bucket.indices:
-            array = arrays[index]
-            values = self._np.frombuffer(data, array.dtype, array.size, start).reshape(array.shape)
-            array[:] = self._mx.nd.array(values, ctx=array.context, dtype=array.dtype)
-            start += values.nbytes
 
     def _wait(self) -> None:
         try:

@@ -1,0 +1,57 @@
+"""Arrays as whole numbers, so that a sum can carry any bit pattern.
+
+The sum of one rank's bits and the others' zeros is that rank's bits: NaN with its payload and -0.0 included,
+which floating-point sums do not keep.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Sequence
+
+import mxnet as mx
+import numpy as np
+
+
+class Bits:
+    """The bits of arrays of one dtype, as one array of int32 (uint8 where their bytes are no multiple of 4).
+
+    A single array on a CPU is not copied: `sum` is its memory. For others `write_back` is needed.
+    """
+
+    def __init__(self, arrays: Sequence[mx.nd.NDArray]) -> None:
+        self._arrays = list(arrays)
+        self._shared = len(arrays) == 1 and arrays[0].context.device_type == "cpu"
+        if self._shared:
+            self._bits = memory_of(arrays[0])
+        else:
+            self._bits = np.concatenate([array.asnumpy().reshape(-1).view(np.uint8) for array in arrays])
+        if self._bits.nbytes % 4 == 0:
+            self._bits = self._bits.view(np.int32)
+        self.sum = mx.nd.from_numpy(
+            self._bits.view()
+        )  # the same memory; MXNet marks what it is given read-only
+
+    def clear(self) -> None:
+        """Sets all bits to zero."""
+        self._bits[...] = 0
+
+    def write_back(self) -> None:
+        """Gives the arrays the bits that `sum` has now. It must have been waited for."""
+        if self._shared:
+            return
+        start = 0
+        for array in self._arrays:
+            size = array.size * np.dtype(array.dtype).itemsize
+            part = self._bits.view(np.uint8)[start : start + size]
+            array[:] = mx.nd.array(part.view(array.dtype).reshape(array.shape), array.context, array.dtype)
+            start += size
+
+
+def memory_of(array: mx.nd.NDArray) -> Any:
+    """The bytes of a CPU array, once nobody reads or writes it any more; not a copy."""
+    mx.base.check_call(mx.base._LIB.MXNDArrayWaitToWrite(array.handle))
+    address = ctypes.c_void_p()
+    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
+    size = array.size * np.dtype(array.dtype).itemsize
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address.value))
