@@ -27,8 +27,9 @@ def main() -> int:
 
     from bert.train import pretrain
     from comm.byteps import BytePSCommunicator
+    from comm.watchdog import watched
 
-    communicator = BytePSCommunicator()
+    communicator = watched(BytePSCommunicator, options.comm_timeout)
     code = pretrain(options, inputs, communicator)
     communicator.close()
     return code

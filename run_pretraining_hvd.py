@@ -26,8 +26,9 @@ def main() -> int:
 
     from bert.train import pretrain
     from comm.horovod import HorovodCommunicator
+    from comm.watchdog import watched
 
-    communicator = HorovodCommunicator()
+    communicator = watched(HorovodCommunicator, options.comm_timeout)
     code = pretrain(options, inputs, communicator)
     communicator.close()
     return code

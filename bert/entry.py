@@ -10,9 +10,9 @@ from typing import Callable, NoReturn
 
 from bert.errors import TrainingError
 from comm.base import CommunicationError, abort
+from comm.run_processes import launched_rank
 from data.errors import InputError
 
-_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "BYTEPS_GLOBAL_RANK")
 PATIENCE = 2.0  # seconds that other ranks leave to rank 0 to say the same thing first
 
 
@@ -30,13 +30,16 @@ def exit_code(main: Callable[[], int]) -> int:
         _fail(str(error), 1)
     except KeyboardInterrupt:
         abort(130)
-    except Exception:  # a defect of ours or of the libraries: all there is to know about it
+    except Exception as error:  # a defect of ours or of the libraries: all there is to know about it
+        if type(error).__name__ == "MXNetError":
+            # So a lost rank shows where an average is read; comm.watchdog knows which, and speaks first.
+            time.sleep(PATIENCE)
         _fail(traceback.format_exc().rstrip(), 1)
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    rank = next((os.environ[name] for name in _RANKS if name in os.environ), "0")
-    if rank != "0":
+    rank = launched_rank(os.environ)
+    if rank:
         # Most failures are everyone's, and mpirun ends the others when rank 0 leaves.
         time.sleep(PATIENCE)
         message = f"rank {rank}: {message}"

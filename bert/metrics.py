@@ -52,6 +52,7 @@ class Totals:
         exchanged = mx.nd.array(own, ctx=mx.cpu(), dtype="float64")
         communicator.average([exchanged])
         totals = exchanged.asnumpy() * communicator.size
+        communicator.barrier()  # for comm.watchdog: what follows is no longer part of the exchange
         return dict(zip((*SUMS, *COUNTS, "loss_positions", "loss_sequences"), totals.tolist()))
 
 

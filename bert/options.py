@@ -231,6 +231,17 @@ def _parser(description: str) -> argparse.ArgumentParser:
         help="of parameters, data order, masks, dropout (default: the checkpoint's, else 0)",
     )
 
+    group = parser.add_argument_group("communication")
+    add = group.add_argument
+    add(
+        "--comm_timeout",
+        type=_positive,
+        metavar="SECONDS",
+        default=600.0,
+        help="end the run, naming who is missing, when a process gives no sign of life or an exchange makes "
+        "no progress for so long; must be longer than a step takes (default: 600)",
+    )
+
     group = parser.add_argument_group("checkpoints and output")
     add = group.add_argument
     add("--ckpt_dir", default="./ckpt_dir", help="checkpoints, metrics and plots (default: %(default)s)")

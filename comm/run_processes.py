@@ -1,0 +1,178 @@
+"""What one process of a run can see of the others without their help: the variables of its launcher, /proc of
+this host, and whether BytePS's scheduler answers. For error messages; standard library only."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Mapping, NamedTuple
+
+# A launcher's rank variable, and variables that together are one run's alone: Open MPI, horovodrun, MPICH.
+_LAUNCHERS = (
+    ("OMPI_COMM_WORLD_RANK", ("OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri")),
+    ("HOROVOD_RANK", ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")),
+    ("PMI_RANK", ()),
+)
+_LOCAL_SIZES = ("BYTEPS_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "HOROVOD_LOCAL_SIZE")
+_BYTEPS_RUN = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
+# A BytePS run of one worker has nothing that is its own; its ranks are known by their command line as well.
+_BYTEPS_WORKER = ("DMLC_ROLE", "DMLC_NUM_WORKER", "BYTEPS_LOCAL_SIZE")
+
+
+class Part(NamedTuple):
+    """A process of this run on this host. `role`: "rank 3", "a BytePS server" or "the BytePS scheduler"."""
+
+    role: str
+    pid: int
+    stopped: bool
+
+
+def uses_byteps(environ: Mapping[str, str]) -> bool:
+    """Whether this process is a BytePS worker that has servers and a scheduler."""
+    if environ.get("DMLC_ROLE") != "worker" or any(name not in environ for name in _BYTEPS_RUN):
+        return False
+    return environ.get("DMLC_NUM_WORKER") != "1" or environ.get("BYTEPS_FORCE_DISTRIBUTED", "0") != "0"
+
+
+def launched_rank(environ: Mapping[str, str]) -> int:
+    """This process's rank as its launcher announces it, before any library is started; 0 without one."""
+    if environ.get("DMLC_ROLE") == "worker":
+        return (
+            _number(environ, "DMLC_WORKER_ID") * _number(environ, "BYTEPS_LOCAL_SIZE", 1)
+            + _number(environ, "BYTEPS_LOCAL_RANK")
+        )  # fmt: skip
+    return next((_number(environ, name) for name, _ in _LAUNCHERS if name in environ), 0)
+
+
+def parts_on_this_host(environ: Mapping[str, str], proc: Path = Path("/proc")) -> list[Part]:
+    """The run's processes on this host, this one included, by role and process id; empty under a launcher
+    whose runs cannot be told apart."""
+    marks = _marks(environ)
+    if not marks:
+        return []
+    own_command = _words(proc / "self" / "cmdline") if set(marks) == set(_BYTEPS_WORKER) else None
+    found: dict[str, list[tuple[int, int, bool]]] = {}
+    for entry in proc.iterdir():
+        if not entry.name.isdigit():
+            continue
+        variables = dict(word.partition("=")[::2] for word in _words(entry / "environ"))
+        if any(variables.get(name) != value for name, value in marks.items()):
+            continue
+        command = _words(entry / "cmdline")
+        if own_command is not None and command != own_command:
+            continue
+        role = _role(variables, command)
+        status = _stat(entry)
+        if role and status:
+            state, parent = status
+            if state not in "ZX":
+                found.setdefault(role, []).append((int(entry.name), parent, state in "Tt"))
+    parts = []
+    for role, processes in found.items():
+        if role.startswith("rank "):
+            # The rank with what it has started, and what it was started by: a stopped one speaks for all.
+            pid, _, stopped = min(processes, key=lambda each: (not each[2], each[0]))
+            parts.append(Part(role, pid, stopped))
+        else:
+            parents = {parent for _, parent, _ in processes}
+            parts += [Part(role, pid, stopped) for pid, _, stopped in processes if pid not in parents]
+    return sorted(parts)
+
+
+def scheduler_address(environ: Mapping[str, str]) -> str:
+    """Of BytePS's scheduler, host:port; empty where there is none that could be asked."""
+    # Another van than ZeroMQ's would not greet.
+    if not uses_byteps(environ) or environ.get("DMLC_ENABLE_RDMA", "0") not in ("0", "", "zmq"):
+        return ""
+    return f"{environ['DMLC_PS_ROOT_URI']}:{environ['DMLC_PS_ROOT_PORT']}"
+
+
+def scheduler_state(environ: Mapping[str, str], seconds: float = 1.0) -> str:
+    """What becomes of a connection to BytePS's scheduler: "answers" when it greets, else what it does
+    instead. Takes at most about `seconds`."""
+    host, port = environ["DMLC_PS_ROOT_URI"], _number(environ, "DMLC_PS_ROOT_PORT")
+    try:
+        with socket.create_connection((host, port), timeout=seconds) as connection:
+            # ZeroMQ greets whoever connects; the kernel of a stopped process accepts, but nobody greets.
+            return "answers" if connection.recv(1) else "closes connections"
+    except socket.timeout:
+        return "does not answer"
+    except OSError as error:
+        return f"cannot be reached ({error.strerror or error})"
+
+
+def describe_run(environ: Mapping[str, str], ask_scheduler: bool) -> str:
+    """What is seen of the run from here, as one clause for an error line; empty if nothing is. To ask
+    BytePS's scheduler may take a second."""
+    parts = parts_on_this_host(environ)
+    said = []
+    stopped = [part for part in parts if part.stopped]
+    if stopped:
+        names = ", ".join(f"{part.role} (pid {part.pid})" for part in stopped)
+        said.append(f"stopped by a signal on this host: {names}")
+    here = _missing_here(environ, parts)
+    if here:
+        said.append(here)
+    address = scheduler_address(environ)
+    if address and ask_scheduler:
+        said.append(f"the BytePS scheduler at {address} {scheduler_state(environ)}")
+    return "; ".join(said)
+
+
+def _missing_here(environ: Mapping[str, str], parts: list[Part]) -> str:
+    ranks = sum(part.role.startswith("rank ") for part in parts)
+    if uses_byteps(environ):
+        # Which of them belong on other hosts is not known here.
+        servers = sum(part.role == "a BytePS server" for part in parts)
+        workers = _number(environ, "DMLC_NUM_WORKER", 1) * _number(environ, "BYTEPS_LOCAL_SIZE", 1)
+        wanted = _number(environ, "DMLC_NUM_SERVER", 1)
+        if ranks < workers or servers < wanted:
+            return f"on this host run {ranks} of {workers} ranks and {servers} of {wanted} BytePS servers"
+        return ""
+    local = next((_number(environ, name) for name in _LOCAL_SIZES if name in environ), 0)
+    return f"on this host run {ranks} of its {local} ranks" if parts and ranks < local else ""
+
+
+def _marks(environ: Mapping[str, str]) -> dict[str, str]:
+    names: tuple[str, ...]
+    if environ.get("DMLC_ROLE") == "worker":
+        names = _BYTEPS_RUN if uses_byteps(environ) else _BYTEPS_WORKER
+    else:
+        names = next((marks for rank, marks in _LAUNCHERS if rank in environ), ())
+    return {name: environ[name] for name in names} if all(name in environ for name in names) else {}
+
+
+def _role(variables: Mapping[str, str], argv: list[str]) -> str:
+    role = variables.get("DMLC_ROLE")
+    if role == "scheduler" or role == "server":
+        # Launchers and shells around them have the same variables, but not these words for themselves.
+        if "import byteps.server" not in argv:
+            return ""
+        return "the BytePS scheduler" if role == "scheduler" else "a BytePS server"
+    if role == "worker" and "BYTEPS_LOCAL_RANK" not in variables:
+        return ""  # bpslaunch itself
+    if role == "worker" or any(name in variables for name, _ in _LAUNCHERS):
+        return f"rank {launched_rank(variables)}"
+    return ""
+
+
+def _stat(entry: Path) -> tuple[str, int] | None:
+    try:
+        # The command's name is in parentheses and may contain anything.
+        state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+        return state, int(parent)
+    except (OSError, ValueError):
+        return None  # it has ended
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return os.fsdecode(path.read_bytes()).split("\0")
+    except OSError:
+        return []
+
+
+def _number(environ: Mapping[str, str], name: str, default: int = 0) -> int:
+    text = environ.get(name, "")
+    return int(text) if text.isdigit() else default

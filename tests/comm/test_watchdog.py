@@ -1,0 +1,182 @@
+"""The watchdog with real ranks that are stopped or killed: every process ends in time and the line names who
+is missing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from comm.heartbeat import ENDED, LOST, SILENT, STUCK, TOLD
+from comm.heartbeat_wire import Sign
+from comm.local import LocalCommunicator
+from comm.watchdog import WatchedCommunicator, patience
+from tests.processes import run_command, start_ranks, wait_for_file
+
+WORKER = Path(__file__).with_name("watchdog_worker.py")
+ENV = {"OMP_NUM_THREADS": "1"}
+TIMEOUT = 4.0  # of the watchdog
+LIMIT = 30.0  # from the failure to the end of the last process
+
+
+def start(launcher, directory, mode, ranks=2):
+    args = ["byteps" if launcher == "byteps" else "horovod", directory, TIMEOUT, mode]
+    return start_ranks(WORKER, ranks, launcher, timeout=100, env=ENV, args=args, grace=10)
+
+
+def strike(directory, rank, number) -> int:
+    pid = int((directory / f"pid.{rank}").read_text(encoding="ascii"))
+    os.kill(pid, number)
+    return pid
+
+
+def finish(run, since):
+    result = run.wait()  # raises when anything outlives the launcher
+    assert time.monotonic() - since < LIMIT
+    assert not result.timed_out and result.returncode != 0, result.describe()
+    return result
+
+
+@pytest.mark.parametrize(("launcher", "rank"), [("mpirun", 0), ("gloo", 1)])
+def test_a_rank_stopped_before_it_joins(launcher, rank, tmp_path):
+    with start(launcher, tmp_path, "exchange") as run:
+        for each in range(2):
+            wait_for_file(tmp_path / f"pid.{each}")
+        pid = strike(tmp_path, rank, signal.SIGSTOP)
+        since = time.monotonic()
+        (tmp_path / "go").touch()
+        result = finish(run, since)
+    (line,) = [line for line in result.stderr.splitlines() if "error: " in line]
+    assert f"waited {TIMEOUT:g} s (--comm_timeout) for the other ranks to join" in line
+    assert f"stopped by a signal on this host: rank {rank} (pid {pid})" in line
+
+
+@pytest.mark.parametrize(("launcher", "rank"), [("mpirun", 1), ("gloo", 0)])
+def test_a_rank_stopped_between_exchanges(launcher, rank, tmp_path):
+    (tmp_path / "go").touch()
+    with start(launcher, tmp_path, "exchange") as run:
+        for each in range(2):
+            wait_for_file(tmp_path / f"steps.{each}")
+        pid = strike(tmp_path, rank, signal.SIGSTOP)
+        result = finish(run, time.monotonic())
+    (line,) = [line for line in result.stderr.splitlines() if "error: " in line]
+    assert f"rank {rank} (" in line and f"pid {pid}" in line
+    assert f"given no sign of life for {TIMEOUT:g} s (--comm_timeout)" in line
+
+
+@pytest.mark.parametrize(("launcher", "rank"), [("mpirun", 1), ("gloo", 0), ("gloo", 1)])
+def test_a_rank_killed_between_exchanges(launcher, rank, tmp_path):
+    (tmp_path / "go").touch()
+    with start(launcher, tmp_path, "exchange") as run:
+        for each in range(2):
+            wait_for_file(tmp_path / f"steps.{each}")
+        pid = strike(tmp_path, rank, signal.SIGKILL)
+        result = finish(run, time.monotonic())
+    lines = [line for line in result.stderr.splitlines() if "error: " in line]
+    if launcher == "mpirun":  # at once, and mpirun says it
+        assert result.returncode == 128 + signal.SIGKILL
+        assert f"process rank {rank}" in result.stderr
+    else:
+        (line,) = lines
+        assert f"rank {rank} (" in line and f"pid {pid}" in line and "ended without closing the run" in line
+
+
+def test_a_rank_stopped_on_another_host(two_hosts, tmp_path):
+    """Two network namespaces: signs of life cross the wire, and the other host is named."""
+    (tmp_path / "go").touch()
+    args = ["horovod", tmp_path, TIMEOUT, "exchange"]
+    with start_ranks(
+        WORKER, 2, timeout=100, env=ENV, args=args, grace=10, prefix=two_hosts.prefix,
+        launcher_args=two_hosts.mpirun_args,
+    ) as run:  # fmt: skip
+        wait_for_file(tmp_path / "steps.1", timeout=60)
+        pid = strike(tmp_path, 1, signal.SIGSTOP)
+        result = finish(run, time.monotonic())
+    (line,) = [line for line in result.stderr.splitlines() if "error: " in line]
+    assert f"rank 1 (beta, pid {pid}, " in line and "given no sign of life" in line
+
+
+def test_a_rank_that_does_not_close(tmp_path):
+    (tmp_path / "go").touch()
+    with start("mpirun", tmp_path, "close") as run:
+        wait_for_file(tmp_path / "steps.1")
+        time.sleep(1.0)  # rank 0 is inside close
+        strike(tmp_path, 1, signal.SIGSTOP)
+        result = finish(run, time.monotonic())
+    assert "rank 1 (" in result.stderr and "given no sign of life" in result.stderr
+
+
+def test_ranks_that_all_wait(tmp_path):
+    (tmp_path / "go").touch()
+    with start("mpirun", tmp_path, "quarrel") as run:
+        for each in range(2):
+            wait_for_file(tmp_path / f"steps.{each}")
+        result = finish(run, time.monotonic())
+    (line,) = [line for line in result.stderr.splitlines() if "error: " in line]
+    assert f"all 2 ranks have waited in barrier/broadcast for {TIMEOUT:g} s" in line
+
+
+@pytest.mark.parametrize(("launcher", "mode"), [("mpirun", "compute"), ("byteps", "exchange")])
+def test_an_orderly_run_is_left_alone(launcher, mode, tmp_path):
+    """Also one that lasts longer than the timeout, and with a rank that computes for longer than that."""
+    (tmp_path / "go").touch()
+    with start(launcher, tmp_path, mode, ranks=3) as run:
+        wait_for_file(tmp_path / "steps.2")
+        time.sleep(1.5 * TIMEOUT)
+        (tmp_path / "stop").touch()
+        result = run.wait().check()
+    assert [rank.stdout for rank in result.ranks] == [
+        f"rank {rank} of 3 closed, threads left: []\n" for rank in range(3)
+    ]
+    assert "error: " not in result.stderr
+
+
+def test_the_best_informed_speaks_first():
+    for kind in (SILENT, STUCK, LOST, ENDED):
+        assert patience(0, kind) < patience(1, TOLD)  # whom rank 0 tells
+    for kind in (SILENT, ENDED):  # rank 0 is missing: rank 1 speaks, the others only if it does not
+        assert patience(1, kind) < patience(2, kind) == patience(255, kind) <= 5
+    assert patience(0, ENDED) > 0  # a rank that fails says why itself
+
+
+def test_what_a_rank_does():
+    """An average counts until a call that waits has returned."""
+    import mxnet as mx
+
+    comm = WatchedCommunicator(LocalCommunicator(), 60.0, {})
+    sign = comm._activity.sign
+    assert sign() == Sign("", 0.0)
+    comm.average([mx.nd.ones((2,))])
+    time.sleep(0.02)
+    assert sign().doing == "average" and 0.02 <= sign().waiting < 5
+    assert comm.all_agree([True, False]) == [True, False]
+    assert sign() == Sign("", 0.0)
+    comm.close()
+
+
+JOIN = """
+import sys, time
+from comm.watchdog import watched
+watched(lambda: time.sleep(60), 1.0, {"OMPI_COMM_WORLD_RANK": sys.argv[1]})
+"""
+
+
+def test_joining_takes_too_long():
+    result = run_command([sys.executable, "-c", JOIN, "0"], timeout=20)
+    assert result.returncode == 1 and result.seconds < 10
+    assert result.stderr == "error: waited 1 s (--comm_timeout) for the other ranks to join\n"
+
+
+def test_a_standard_error_that_nobody_reads_does_not_hold_it_up():
+    fill = "import os\nos.set_blocking(2, False)\ntry:\n    while True: os.write(2, b'x' * 4096)\n"
+    fill += "except BlockingIOError: os.set_blocking(2, True)\n"
+    began = time.monotonic()
+    command = [sys.executable, "-c", fill + JOIN, "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        assert process.wait(20) == 1
+    assert time.monotonic() - began < 15
