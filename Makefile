@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -e -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup pretrain test check format clean
+.PHONY: help setup pretrain test bench check format clean
 
 BACKEND ?= hvd
 PYTHON ?=
@@ -15,7 +15,9 @@ ARGS ?=
 PY := .venv/bin/python
 
 # The parts that mypy reads: those without MXNet.
-TYPED := $(wildcard setup hparams.py data hosts comm/__init__.py comm/base.py)
+TYPED := $(wildcard setup hparams.py data hosts bench/exchange.py comm/__init__.py comm/base.py comm/buckets.py \
+	comm/byteps_channels.py comm/byteps_environment.py comm/byteps_library.py comm/compression.py comm/half.py \
+	comm/heartbeat.py comm/heartbeat_wire.py comm/run_processes.py comm/scheduler_watch.py comm/watchdog.py)
 
 # Open MPI refuses to run as root unless told twice.
 MPI_ENV := $(if $(filter 0,$(shell id -u)),OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)
@@ -57,6 +59,9 @@ pretrain: setup ## pretrain a small BERT on embedded English text in 2 processes
 
 test: setup ## run the tests (SLOW=0 leaves out BERT-large, ARGS="-k hparams" goes to pytest)
 	$(PY) -m pytest -q --durations=10 $(if $(filter 0,$(SLOW)),-m "not slow") $(ARGS)
+
+bench: setup ## measure Horovod against BytePS in exchanging gradients (ARGS="--repeats 5" goes to bench.exchange)
+	$(PY) -m bench.exchange $(ARGS)
 
 check: setup ## lint, formatting, types
 	$(PY) -m ruff check .

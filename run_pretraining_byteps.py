@@ -13,10 +13,12 @@ processes one by one.
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 from bert.entry import exit_code
 from bert.inputs import check_inputs
 from bert.options import parse_options
+from comm.compression import byteps_settings, with_compression
 from comm.threads import set_threads
 
 
@@ -29,7 +31,8 @@ def main() -> int:
     from comm.byteps import BytePSCommunicator
     from comm.watchdog import watched
 
-    communicator = watched(BytePSCommunicator, options.comm_timeout)
+    backend = partial(BytePSCommunicator, **byteps_settings(options))
+    communicator = with_compression(watched(backend, options.comm_timeout), options)
     code = pretrain(options, inputs, communicator)
     communicator.close()
     return code

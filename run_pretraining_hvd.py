@@ -12,10 +12,12 @@ without MPI.
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 from bert.entry import exit_code
 from bert.inputs import check_inputs
 from bert.options import parse_options
+from comm.compression import horovod_settings, with_compression
 from comm.threads import set_threads
 
 
@@ -28,7 +30,8 @@ def main() -> int:
     from comm.horovod import HorovodCommunicator
     from comm.watchdog import watched
 
-    communicator = watched(HorovodCommunicator, options.comm_timeout)
+    backend = partial(HorovodCommunicator, **horovod_settings(options))
+    communicator = with_compression(watched(backend, options.comm_timeout), options)
     code = pretrain(options, inputs, communicator)
     communicator.close()
     return code

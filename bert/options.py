@@ -12,6 +12,7 @@ import os
 import re
 from typing import Any, Callable, NoReturn, Sequence
 
+from bert.communication_options import add_communication_options, check_compression
 from data.errors import InputError
 
 PUBLISHED_VOCABULARIES = {  # --dataset_name: number of tokens, of the vocabularies that GluonNLP downloads
@@ -232,15 +233,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     )
 
     group = parser.add_argument_group("communication")
-    add = group.add_argument
-    add(
-        "--comm_timeout",
-        type=_positive,
-        metavar="SECONDS",
-        default=600.0,
-        help="end the run, naming who is missing, when a process gives no sign of life or an exchange makes "
-        "no progress for so long; must be longer than a step takes (default: 600)",
-    )
+    add_communication_options(group.add_argument, _positive)
 
     group = parser.add_argument_group("checkpoints and output")
     add = group.add_argument
@@ -313,6 +306,7 @@ def _check(options: argparse.Namespace) -> None:
         raise InputError(f"--end_lr {options.end_lr} is above --lr {options.lr}")
     if options.num_steps and options.start_step > options.num_steps:
         raise InputError(f"--start_step {options.start_step} is beyond --num_steps {options.num_steps}")
+    check_compression(options)
     if not (options.data or options.data_eval or options.dummy_data_len):
         raise InputError("nothing to do: give --data to train, --data_eval to evaluate, or --dummy_data_len")
     options.ckpt_dir = os.path.expanduser(options.ckpt_dir)

@@ -27,7 +27,7 @@ from comm.byteps_library import BytePSLibrary
 if TYPE_CHECKING:
     from mxnet.nd import NDArray
 
-BUCKET_BYTES = 16 << 20
+BUCKET_BYTES = 1 << 20
 # Tensors are cut into pieces of this size, which the stages of BytePS's pipeline work on at the same time.
 PARTITION_BYTES = 4 << 20
 BROADCAST_BUCKETS = 8  # on their way at the same time: bounds the memory that copies take

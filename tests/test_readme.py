@@ -25,8 +25,9 @@ from tests.processes import ROOT, RunResult, run_command, run_ranks
 
 README = ROOT / "README.md"
 GUIDES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-PACKAGES = ("bert", "comm", "data", "hosts", "setup")
+PACKAGES = ("bench", "bert", "comm", "data", "hosts", "setup")
 SCRIPT = "run_pretraining_hvd.py"
+SCRIPTS = (SCRIPT, "run_pretraining_byteps.py")
 OWN_TEXT = "## Your own text"
 TREE = "## The files"
 # What the own-text example is cut down to, so that it takes seconds; each must occur in it.
@@ -107,7 +108,7 @@ def inline_code(guide: Path) -> list[str]:
 
 ALL = [command for guide in GUIDES for block in blocks(guide) for command in commands(block)]
 HPARAMS = [command for command in ALL if command.words[1:2] == ["hparams.py"]]
-TRAINING = [command for command in ALL if SCRIPT in command.words]
+TRAINING = [command for command in ALL if set(SCRIPTS) & set(command.words)]
 
 
 def test_every_block_says_what_it_is():
@@ -153,10 +154,13 @@ def test_hparams(command):
     if "--launch" in command.words and result.returncode == 0:  # what it prints is a command line of ours
         printed = [line for line in result.stdout.splitlines() if not line.startswith("#")]
         launches = "\n".join(printed).replace("\\\n", " ").strip().split("\n\n")
-        assert launches[0].startswith("mpirun ")
-        for launch in launches:
+        byteps = "byteps" in command.words
+        assert launches[0].startswith("python hosts/launch_byteps.py " if byteps else "mpirun ")
+        for launch in launches[
+            :: 2 if byteps else 1
+        ]:  # for BytePS, every second block is for starting by hand
             words = shlex.split(launch)
-            parse_options(words[words.index(SCRIPT) + 1 :], "")
+            parse_options(words[words.index(SCRIPTS[byteps]) + 1 :], "")
 
 
 def test_the_tests_have_something_to_do():
@@ -169,14 +173,19 @@ def test_command_lines_of_the_script_parse(command):
     before, options = split_at_script(command)
     assert before[-1].endswith("python")
     if len(before) > 1:
-        assert before[0] in ("mpirun", ".venv/bin/horovodrun") and int(before[before.index("-np") + 1]) >= 1
+        if SCRIPTS[1] in command.words:
+            assert before[1:3] == ["hosts/launch_byteps.py", "--hostfile"] and before[-2] == "--"
+            assert (ROOT / before[3]).exists()
+        else:
+            assert before[0] in ("mpirun", ".venv/bin/horovodrun")
+            assert int(before[before.index("-np") + 1]) >= 1
     if "…" in options:
         options = [*filter("…".__ne__, options), "--data", "x.txt"]
     assert parse_options(options, "").ckpt_dir
 
 
 def split_at_script(command: Command) -> tuple[list[str], list[str]]:
-    at = command.words.index(SCRIPT)
+    at = next(index for index, word in enumerate(command.words) if word in SCRIPTS)
     return command.words[:at], command.words[at + 1 :]
 
 
@@ -349,8 +358,7 @@ def test_files_named_in_the_text_exist(guide):
     pattern = re.compile(rf"(?:{'|'.join((*PACKAGES, 'tests', 'docs'))})/[\w./-]*|[\w-]+\.(?:py|md|toml)")
     for code in inline_code(guide):
         if pattern.fullmatch(code) and "<" not in code:
-            planned = code == "run_pretraining_byteps.py"
-            assert (ROOT / code).exists() != planned, f"{guide.name}: {code}"
+            assert (ROOT / code).exists(), f"{guide.name}: {code}"
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)
@@ -365,6 +373,7 @@ def test_options_named_in_the_text_exist(guide, helps):
 def helps() -> str:
     """What all commands say of their options."""
     modules = ["-m data.train_vocab", "-m data.convert_npz", SCRIPT, "hparams.py"]
+    modules.append("hosts/launch_byteps.py")
     return "".join(run_command([sys.executable, *each.split(), "--help"]).check().stdout for each in modules)
 
 

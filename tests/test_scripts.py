@@ -29,4 +29,5 @@ def test_the_scripts_differ_only_in_the_backend():
     assert {(tuple(old), tuple(new)) for old, new in names} == {
         (("horovod",), ("byteps",)),
         (("HorovodCommunicator",), ("BytePSCommunicator",)),
+        (("horovod_settings",), ("byteps_settings",)),
     }

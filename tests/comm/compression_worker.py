@@ -1,0 +1,287 @@
+"""What the compressions promise, checked by the ranks themselves; see contract_worker.py.
+
+    python tests/comm/compression_worker.py horovod|byteps OUTPUT_DIRECTORY OPTIONS check ...
+
+OPTIONS: those of the command line as JSON, {"compression": "topk", "compression_k": 0.1, "error_feedback":
+true}. A check's name may also be one of contract_worker.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+from contract_worker import CHECKS as CONTRACT
+from contract_worker import digest
+
+from comm.compression import byteps_settings, horovod_settings, with_compression
+from comm.half import HalfCommunicator
+from data.errors import InputError
+from tests.comm import compressors
+
+# Together 3 pieces of BytePS's, the last one short and its size no multiple of 32.
+SHAPES = [(1000, 700), (17,), (300001,), (512, 256)]
+SIZE = sum(int(np.prod(shape)) for shape in SHAPES)
+
+
+def make_communicator(name, options):
+    if name == "horovod":
+        from comm.horovod import HorovodCommunicator
+
+        return HorovodCommunicator(**horovod_settings(options))
+    from comm.byteps import BytePSCommunicator
+
+    return BytePSCommunicator(**byteps_settings(options))
+
+
+@functools.lru_cache(maxsize=8)
+def gradient(rank, round, size=SIZE):
+    """What the rank contributes, flat. Its values have different scales and a mean that is not 0."""
+    normal = np.random.RandomState([rank, round]).standard_normal(size)
+    result = (normal * np.abs(normal) + 0.3).astype(np.float32)
+    result.flags.writeable = False
+    return result
+
+
+def mean(comm, round, size=SIZE):
+    return np.mean([gradient(rank, round, size).astype(np.float64) for rank in range(comm.size)], axis=0)
+
+
+class Exchange:
+    """Averages flat gradients the way a training step does: the same arrays every time, then an agreement."""
+
+    def __init__(self, comm, shapes=SHAPES, dtype="float32"):
+        self._comm = comm
+        self.arrays = [mx.nd.empty(shape, dtype=dtype) for shape in shapes]
+
+    def __call__(self, flat):
+        start = 0
+        for array in self.arrays:
+            array[:] = mx.nd.array(flat[start : start + array.size].reshape(array.shape), dtype=array.dtype)
+            start += array.size
+        self._comm.average(self.arrays)
+        self._comm.all_agree([True])
+        return np.concatenate([array.asnumpy().reshape(-1) for array in self.arrays])
+
+
+def check_half(comm, options):
+    """float16's precision, range and least numbers."""
+    exchange = Exchange(comm)
+    for round in range(3):
+        result = exchange(gradient(comm.rank, round))
+        # A cast, a division by size and size - 1 additions, each rounded to 11 bits of numbers up to the
+        # largest of the summands.
+        largest = max(np.abs(gradient(rank, round)).max() for rank in range(comm.size))
+        tolerance = (comm.size + 1) * 2.0**-11 * largest
+        np.testing.assert_allclose(result, mean(comm, round), 0, tolerance)
+        error = np.sqrt(np.mean((result - mean(comm, round)) ** 2) / np.mean(mean(comm, round) ** 2))
+        assert 1e-5 < error < 1e-3, error  # above: nothing was compressed
+    special = np.ones(SIZE, np.float32)
+    special[:4] = [1e-9, 70000, 60000, -70000]
+    result = exchange(special)
+    assert result[0] == 0 and result[1] == np.inf and result[3] == -np.inf
+    np.testing.assert_allclose(result[2], 60000, rtol=2e-3)
+    np.testing.assert_allclose(result[4:], 1, rtol=2e-3)
+    doubles = Exchange(comm, dtype="float64")
+    np.testing.assert_allclose(doubles(gradient(comm.rank, 5)), mean(comm, 5), 0, tolerance)
+    return digest([*exchange.arrays, *doubles.arrays])
+
+
+def check_onebit(comm, options):
+    exchange = Exchange(comm)
+    for round in range(3):
+        result = exchange(gradient(comm.rank, round))
+        gradients = [gradient(rank, round) for rank in range(comm.size)]
+        np.testing.assert_allclose(result, compressors.two_passes(gradients, compressors.onebit), 1e-5)
+    return digest(exchange.arrays)
+
+
+def check_topk(comm, options):
+    exchange = Exchange(comm)
+    share = options.compression_k
+    for round in range(3):
+        result = exchange(gradient(comm.rank, round))
+        gradients = [gradient(rank, round) for rank in range(comm.size)]
+        expected = compressors.two_passes(gradients, lambda x: compressors.topk(x, share))
+        np.testing.assert_array_equal(result, expected)
+        assert 0.9 * share < np.count_nonzero(result) / SIZE <= share
+    return digest(exchange.arrays)
+
+
+def check_randomk(comm, options):
+    """The positions are those of the seed, and what arrives there is the exact mean."""
+    exchange = Exchange(comm)
+    starts = range(0, SIZE, compressors.PIECE)
+    selections = [compressors.RandomK(options.compression_k, 2654435769) for _ in starts]
+    seen = set()
+    for round in range(3):
+        result = exchange(gradient(comm.rank, round))
+        expected = np.zeros(SIZE)
+        for start, select in zip(starts, selections):
+            chosen = start + select(min(compressors.PIECE, SIZE - start))
+            expected[chosen] = mean(comm, round)[chosen]
+            seen.update(chosen.tolist())
+        np.testing.assert_allclose(result, expected, 1e-6, 1e-6)
+    assert len(seen) > 2.8 * options.compression_k * SIZE  # other positions in every round
+    return digest(exchange.arrays)
+
+
+def check_dithering(comm, options):
+    """The error of one average is below a level of the worker's and one of the server's; the mean of many
+    averages comes closer to the true mean as independent errors without a bias do."""
+    size, rounds, levels = 131072, 60, options.compression_k
+    exchange = Exchange(comm, [(size,)])
+    own, true = gradient(comm.rank, 0, size), mean(comm, 0, size)
+    greatest = [np.abs(gradient(rank, 0, size)).max() for rank in range(comm.size)]
+    bound = 2.001 * sum(greatest) / levels / comm.size
+    errors = np.zeros(size)
+    single = 0.0
+    for _ in range(rounds):
+        error = exchange(own) - true
+        assert np.abs(error).max() < bound
+        errors += error
+        single += np.mean(error**2)
+    errors /= rounds
+    ratio = np.sqrt(np.mean(errors**2) / (single / rounds))
+    assert 0.9 < ratio * np.sqrt(rounds) < 1.1, ratio
+    deviation = np.sqrt(single / rounds / rounds / size)
+    assert abs(np.mean(errors)) < 5 * deviation
+    assert abs(np.mean(errors * np.sign(true))) < 5 * deviation  # neither away from 0 nor towards it
+    return {**digest(exchange.arrays), "relative_error": float(np.sqrt(single / rounds / np.mean(true**2)))}
+
+
+def check_nothing_is_lost(comm, options):
+    """With error feedback the averages of 20 steps, and of enough steps without a gradient after them, add up
+    to the sum of the mean gradients; without it they do not. One step is not finite and has no effect."""
+    exchange = Exchange(comm)
+    total, true = np.zeros(SIZE), np.zeros(SIZE)
+    halfway = None
+    for round in range(20):
+        own = gradient(comm.rank, round).copy()
+        if round == 7:
+            own[12345 + comm.rank] = [np.nan, np.inf][comm.rank % 2]
+            assert not np.isfinite(exchange(own)).any()
+            continue
+        total += exchange(own)
+        true += mean(comm, round)
+        if round == 9:
+            halfway = np.abs(total - true).mean()
+    at_the_end = np.abs(total - true).mean()
+    # topk sends a tenth of a piece in each step; randomk leaves a value out 45 times with a chance of 2e-8.
+    for _ in range(45 if options.compression == "randomk" else 15):
+        total += exchange(np.zeros(SIZE, np.float32))
+    lost = np.abs(total - true)
+    record = {"halfway": halfway, "at_the_end": at_the_end, "lost": lost.max(), "mean": lost.mean()}
+    if options.error_feedback:
+        assert at_the_end < 1.3 * halfway, record  # what is kept does not accumulate
+        assert lost.max() < 1e-4, record
+    else:
+        assert lost.mean() > 0.3 * np.abs(true).mean(), record
+    return {**digest(exchange.arrays), **{key: float(value) for key, value in record.items()}}
+
+
+def check_float16_is_refused(comm, options):
+    """What was kept would be in units of another loss scale."""
+    array = mx.nd.full((SIZE,), comm.rank, dtype="float16")
+    try:
+        comm.average([array])
+    except InputError as error:
+        assert "--error_feedback" in str(error)
+    else:
+        raise AssertionError("not refused")
+    assert (array.asnumpy() == comm.rank).all()
+
+
+def check_not_finite(comm, options):
+    """A NaN or inf of one rank reaches all ranks, and the next average is as if it had not been there."""
+    exchange = Exchange(comm)
+    for value in (np.nan, np.inf, -np.inf):
+        own = gradient(comm.rank, 0).copy()
+        if comm.rank == comm.size - 1:
+            own[700003] = value
+        assert not np.isfinite(exchange(own)).any()
+        assert np.isfinite(exchange(gradient(comm.rank, 1))).all()
+
+
+def check_zeros(comm, options):
+    assert not Exchange(comm)(np.zeros(SIZE, np.float32)).any()
+
+
+def check_sums_arrive_as_they_are(comm, options):
+    """The counts and losses of a log interval are no gradients."""
+    for dtype in ("float32", "float64"):
+        sums = mx.nd.array([1e6 + comm.rank, 1 / 3, 1e-12, 70001], dtype=dtype)
+        comm.average([sums])
+        expected = np.array([1e6 + (comm.size - 1) / 2, 1 / 3, 1e-12, 70001])
+        np.testing.assert_allclose(sums.asnumpy(), expected, 4 * np.finfo(dtype).eps)
+
+
+def check_broadcast_of_much(comm, options):
+    own = gradient(comm.rank, 0).copy()
+    own[5] = np.nan
+    array = mx.nd.array(own)
+    comm.broadcast([array])
+    expected = gradient(0, 0).copy()
+    expected[5] = np.nan
+    np.testing.assert_array_equal(array.asnumpy(), expected)
+
+
+def check_traffic(comm, options):
+    """Bytes of a round through the loopback interface, on which all ranks and servers are."""
+    exchange = Exchange(comm)
+    for round in range(2):
+        exchange(gradient(comm.rank, round))
+    comm.barrier()
+    before = _loopback_bytes()
+    for round in range(5):
+        exchange(gradient(comm.rank, round))
+    comm.barrier()
+    return {"bytes": (_loopback_bytes() - before) / 5, "full": 4 * SIZE}
+
+
+def _loopback_bytes():
+    for line in Path("/proc/net/dev").read_text(encoding="ascii").splitlines():
+        name, _, counters = line.partition(":")
+        if name.strip() == "lo":
+            return int(counters.split()[0])
+    raise AssertionError("no loopback interface")
+
+
+CHECKS = {
+    name[len("check_") :]: check for name, check in list(globals().items()) if name.startswith("check_")
+}
+
+
+def main():
+    backend, directory, text, *names = sys.argv[1:]
+    options = argparse.Namespace(bucket_mb=None, **json.loads(text))
+    inner = make_communicator(backend, options)
+    comm = with_compression(inner, options)
+    with open(Path(directory) / f"{comm.rank}.jsonl", "w", encoding="utf-8") as file:
+        for name in names:
+            start = time.monotonic()
+            record = {"check": name, "error": None}
+            try:
+                if name in CHECKS:
+                    record.update(CHECKS[name](comm, options) or {})
+                else:
+                    # The contract's arrays are small: compressed all the same.
+                    everything = HalfCommunicator(inner, 0) if options.compression == "fp16" else comm
+                    record.update(CONTRACT[name](everything) or {})
+            except Exception:
+                record["error"] = traceback.format_exc()
+            record["seconds"] = time.monotonic() - start
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+    comm.close()
+
+
+if __name__ == "__main__":
+    main()
