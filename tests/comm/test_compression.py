@@ -44,7 +44,6 @@ KEPT = ["zeros", "nothing_is_lost", *PIECES[1:], "float16_is_refused"]
 # name: (backend, launcher, ranks, ranks of a worker, compression, k, error feedback, checks)
 RUNS = {
     "fp16-mpi-2": ("horovod", "mpirun", 2, 1, "fp16", None, False, HALF),
-    "fp16-mpi-3": ("horovod", "mpirun", 3, 1, "fp16", None, False, HALF[:-1]),
     "fp16-byteps": ("byteps", "byteps", 2, 1, "fp16", None, False, HALF),
     "none-byteps": ("byteps", "byteps", 2, 1, "none", None, False, ["traffic"]),
     "onebit": ("byteps", "byteps", 2, 1, "onebit", None, False, [*PIECES, "onebit", "nothing_is_lost"]),
@@ -54,7 +53,6 @@ RUNS = {
     "topk-kept": ("byteps", "byteps", 2, 1, "topk", 0.1, True, KEPT),
     "randomk-kept": ("byteps", "byteps", 2, 1, "randomk", 0.4, True, KEPT),
     "topk-kept-local": ("byteps", "byteps", 4, 2, "topk", 0.1, True, ["nothing_is_lost"]),
-    "randomk-kept-local": ("byteps", "byteps", 4, 2, "randomk", 0.4, True, ["nothing_is_lost"]),
 }
 # A round's bytes as a share of those without compression, at most.
 TRAFFIC = {"fp16-byteps": 0.51, "onebit": 1 / 28, "topk": 1 / 40, "randomk": 1 / 40, "dithering": 0.3}
