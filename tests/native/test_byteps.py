@@ -12,8 +12,6 @@ import pytest
 
 from tests.processes import ROOT
 
-pytest.importorskip("byteps", reason="BytePS is not installed", exc_type=ImportError)
-
 WORKER = str(ROOT / "tests/native/byteps_worker.py")
 
 
