@@ -12,6 +12,11 @@ two ranks the order of summation with it; a group is always fused alike, so that
 bits. It costs nothing: 60 arrays of odd sizes took 3 ranks 21 to 24 ms in a group and 26 to 28 ms one by one.
 (Several groups in flight could be fused with each other. HOROVOD_DISABLE_GROUP_FUSION, which forbids that, is
 not used: under it a rank once filled the machine's memory instead of shutting down.)
+
+`hvd.broadcast_` is not used. It hands the tensor to Horovod's background thread and then still reads the
+tensor's name for a log message; if the thread was quicker, MXNet has freed the name by then, and the rank
+crashes (EnqueueTensorBroadcast in horovod/common/operations.cc; it happened on a busy machine). `allreduce_`
+reads names before, and the sum of one rank's bits and the others' zeros is a broadcast (comm.bits).
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ import os
 from typing import TYPE_CHECKING, Any, Sequence
 
 from comm.base import AVERAGE_DTYPES, BROADCAST_DTYPES, CommunicationError, check_arrays, check_root
+from comm.bits import Bits
 from data.errors import InputError
 
 if TYPE_CHECKING:
@@ -59,10 +65,15 @@ class HorovodCommunicator:
         check_arrays(arrays, BROADCAST_DTYPES)
         if self.size == 1:
             return
-        for index, array in enumerate(arrays):
-            self._hvd.broadcast_(array, root, name=_name("broadcast", index, [array]), priority=-index)
-        for array in arrays:
-            self._wait(array)
+        bits = [Bits([array]) for array in arrays]
+        for index, each in enumerate(bits):
+            if self.rank != root:
+                each.clear()
+            name = _name("broadcast", index, [each.sum])
+            self._hvd.allreduce_(each.sum, name=name, op=self._hvd.Sum, priority=-index)
+        for each in bits:
+            self._wait(each.sum)
+            each.write_back()
 
     def average(self, arrays: Sequence[NDArray]) -> None:
         check_arrays(arrays, AVERAGE_DTYPES)

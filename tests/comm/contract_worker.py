@@ -19,6 +19,8 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 
+from comm.bits import memory_of
+
 SHAPES = [(1,), (7,), (3, 5), (2, 3, 4), (1027,), (129, 65), (100003,)]
 
 
@@ -222,6 +224,17 @@ def check_broadcast(comm):
         for index, array in enumerate(arrays):
             expected = (10 * values(root, index, "float64")).astype(array.dtype)
             np.testing.assert_array_equal(array.asnumpy(), expected)
+
+
+def check_broadcast_keeps_every_bit(comm):
+    """Bit patterns that a floating-point sum would change, or two summands carry over."""
+    patterns = [0, 1 << 31, 0x7FC12345, 0xFFC00001, 0x7F800000, 1, 0xFFFFFFFF, 0x80000001] * 5
+    sent = np.array(patterns, "uint32").view("float32")
+    array = mx.nd.zeros((len(sent),)) - 1
+    if comm.rank == 0:  # as bytes: even a copy through floats may change them
+        memory_of(array)[...] = sent.view("uint8")
+    comm.broadcast([array])
+    np.testing.assert_array_equal(memory_of(array), sent.view("uint8"))
 
 
 def check_broadcast_many(comm):

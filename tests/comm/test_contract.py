@@ -11,7 +11,7 @@ import pytest
 from tests.processes import run_ranks
 
 WORKER = Path(__file__).with_name("contract_worker.py")
-SOME = ["average_float32", "average_float16", "all_agree", "broadcast"]
+SOME = ["average_float32", "average_float16", "all_agree", "broadcast", "broadcast_keeps_every_bit"]
 
 
 class Run(NamedTuple):
@@ -54,6 +54,7 @@ CHECKS = [
     "average_right_after_backward",
     "average_does_not_wait",
     "broadcast",
+    "broadcast_keeps_every_bit",
     "broadcast_many",
     "all_agree",
     "barrier",

@@ -7,7 +7,10 @@ import pytest
 from tests.processes import run_command
 
 # What a `make test` hands on to its commands is not for this make.
-ENV = {"MAKEFLAGS": None, "MAKEOVERRIDES": None, "MFLAGS": None, "BACKEND": None, "NP": None, "RUN_DIR": None}
+ENV = {
+    **{"MAKEFLAGS": None, "MAKEOVERRIDES": None, "MFLAGS": None, "MAKELEVEL": None},
+    **{"BACKEND": None, "NP": None, "RUN_DIR": None},
+}
 
 
 def dry_make(*words):
