@@ -16,12 +16,13 @@ import numpy as np
 class Bits:
     """The bits of arrays of one dtype, as one array of int32 (uint8 where their bytes are no multiple of 4).
 
-    A single array on a CPU is not copied: `sum` is its memory. For others `write_back` is needed.
+    shared: `sum` is the memory of the only array, which is on a CPU. Otherwise it is a copy, and the arrays
+    have the result after `write_back`.
     """
 
-    def __init__(self, arrays: Sequence[mx.nd.NDArray]) -> None:
+    def __init__(self, arrays: Sequence[mx.nd.NDArray], shared: bool) -> None:
         self._arrays = list(arrays)
-        self._shared = len(arrays) == 1 and arrays[0].context.device_type == "cpu"
+        self._shared = shared
         if self._shared:
             self._bits = memory_of(arrays[0])
         else:
@@ -46,6 +47,25 @@ class Bits:
             part = self._bits.view(np.uint8)[start : start + size]
             array[:] = mx.nd.array(part.view(array.dtype).reshape(array.shape), array.context, array.dtype)
             start += size
+
+
+def bits_of(groups: Sequence[Sequence[mx.nd.NDArray]]) -> list[Bits]:
+    """The bits of each group of arrays, without copies where possible.
+
+    Memory that occurs twice, as that of tied parameters does, is shared once and copied for the others: two
+    sums must not work on it at the same time.
+    """
+    taken: list[tuple[int, int]] = []
+    result = []
+    for group in groups:
+        shared = len(group) == 1 and group[0].context.device_type == "cpu"
+        if shared:
+            memory = memory_of(group[0])
+            begin, end = memory.ctypes.data, memory.ctypes.data + memory.nbytes
+            shared = all(end <= other_begin or other_end <= begin for other_begin, other_end in taken)
+            taken.append((begin, end))
+        result.append(Bits(group, shared))
+    return result
 
 
 def memory_of(array: mx.nd.NDArray) -> Any:

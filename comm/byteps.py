@@ -18,7 +18,7 @@ import os
 from typing import TYPE_CHECKING, Any, Mapping, MutableMapping, Sequence
 
 from comm.base import AVERAGE_DTYPES, BROADCAST_DTYPES, CommunicationError, check_arrays, check_root
-from comm.bits import Bits
+from comm.bits import bits_of
 from comm.buckets import Bucket, make_buckets
 from comm.byteps_channels import Channels, Sum
 from comm.byteps_environment import complete_environment, read_place
@@ -77,7 +77,7 @@ class BytePSCommunicator:
         buckets = self._plan(arrays)
         for start in range(0, len(buckets), BROADCAST_BUCKETS):
             chosen = list(enumerate(buckets))[start : start + BROADCAST_BUCKETS]
-            bits = [Bits([arrays[index] for index in bucket.indices]) for _, bucket in chosen]
+            bits = bits_of([[arrays[index] for index in bucket.indices] for _, bucket in chosen])
             if self.rank != root:
                 for each in bits:
                     each.clear()

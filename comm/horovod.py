@@ -26,7 +26,7 @@ import os
 from typing import TYPE_CHECKING, Any, Sequence
 
 from comm.base import AVERAGE_DTYPES, BROADCAST_DTYPES, CommunicationError, check_arrays, check_root
-from comm.bits import Bits
+from comm.bits import bits_of
 from data.errors import InputError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class HorovodCommunicator:
         check_arrays(arrays, BROADCAST_DTYPES)
         if self.size == 1:
             return
-        bits = [Bits([array]) for array in arrays]
+        bits = bits_of([[array] for array in arrays])
         for index, each in enumerate(bits):
             if self.rank != root:
                 each.clear()

@@ -237,6 +237,16 @@ def check_broadcast_keeps_every_bit(comm):
     np.testing.assert_array_equal(memory_of(array), sent.view("uint8"))
 
 
+def check_broadcast_of_shared_memory(comm):
+    """Tied parameters come twice, and views overlap; large enough for buckets of their own."""
+    for _ in range(5):
+        whole = mx.nd.array(np.random.RandomState(comm.rank).normal(size=(3, 400_000)))
+        views = [whole, whole[1], whole, whole.reshape((-1,)), whole[0:2], whole[2]]
+        comm.broadcast(views)
+        expected = np.random.RandomState(0).normal(size=(3, 400_000)).astype("float32")
+        np.testing.assert_array_equal(whole.asnumpy(), expected)
+
+
 def check_broadcast_many(comm):
     arrays = [mx.nd.array(values(comm.rank, index, "float32")) for index in range(100)]
     comm.broadcast(arrays)

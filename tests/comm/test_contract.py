@@ -55,6 +55,7 @@ CHECKS = [
     "average_does_not_wait",
     "broadcast",
     "broadcast_keeps_every_bit",
+    "broadcast_of_shared_memory",
     "broadcast_many",
     "all_agree",
     "barrier",
