@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import namespaces
+
 
 @dataclass(frozen=True)
 class Corpus:
@@ -23,3 +25,14 @@ def corpus(tmp_path_factory) -> Corpus:
     build(str(directory), vocab_size=1024)
     texts = Path(directory) / "corpus"
     return Corpus(str(texts / "train-*.txt"), str(texts / "eval.txt"), str(directory / "vocab.txt"))
+
+
+@pytest.fixture
+def two_hosts(request, tmp_path):
+    """Two network namespaces as two hosts (`tests.namespaces.TwoHosts`) with one slot each, or as many as an
+    indirect parameter says. Skips where namespaces cannot be made."""
+    try:
+        with namespaces.two_hosts(tmp_path, slots=getattr(request, "param", 1)) as hosts:
+            yield hosts
+    except namespaces.Unavailable as reason:
+        pytest.skip(str(reason))
