@@ -27,7 +27,7 @@ from data.batches import (
     write_evaluation_set,
 )
 from data.files import sha256_of
-from data.sources import epoch_stores
+from data.raw_source import epoch_stores
 from data.statistics import unigram_entropy
 from data.tokenizer import SentencePieceTokenizer, Tokenizer, WordPieceTokenizer
 from data.tokens import TokenStore

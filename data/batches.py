@@ -10,9 +10,11 @@ from typing import Callable, Iterator
 import numpy as np
 
 from data.buckets import EpochOrder, bucket_bounds, epoch_order, padded_to, rows_per_batch
-from data.npz import PretrainingArrays, write_npz
+from data.npz import write_npz
 from data.prefetch import Prefetcher
-from data.sources import Batch, NpzSource, RawSource, Source, dummy_batch
+from data.raw_source import RawSource
+from data.records import PretrainingArrays
+from data.sources import Batch, NpzSource, Source, dummy_batch
 from data.streams import epoch_generator
 
 __all__ = [

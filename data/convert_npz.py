@@ -19,7 +19,8 @@ from typing import IO, Any, Sequence
 import numpy as np
 
 from data.errors import InputError
-from data.npz import PretrainingArrays, write_npz
+from data.npz import write_npz
+from data.records import PretrainingArrays
 from data.text import expand_globs
 
 _NUMBER_TYPES = {"i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8"}

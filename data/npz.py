@@ -9,28 +9,16 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from typing import NamedTuple
 
 import numpy as np
 
 from data.errors import InputError
 from data.files import replacing
+from data.records import PretrainingArrays
 
 TOKEN_ARRAYS = ("input_ids", "segment_ids")
 PREDICTION_ARRAYS = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
 ROW_ARRAYS = ("next_sentence_labels", "valid_lengths")
-
-
-class PretrainingArrays(NamedTuple):
-    """N instances, padded to L tokens and P predictions."""
-
-    input_ids: np.ndarray  # (N, L) uint16 or int32
-    segment_ids: np.ndarray  # (N, L) uint8
-    masked_lm_positions: np.ndarray  # (N, P) uint16
-    masked_lm_ids: np.ndarray  # (N, P) uint16 or int32
-    masked_lm_weights: np.ndarray  # (N, P) float32, 0 for padding
-    next_sentence_labels: np.ndarray  # (N,) uint8, 1 for a random next sentence
-    valid_lengths: np.ndarray  # (N,) int32
 
 
 def read_npz(path: str, vocab_size: int) -> PretrainingArrays:

@@ -15,7 +15,7 @@ from data.batches import (
     write_evaluation_set,
 )
 from data.errors import InputError
-from data.sources import epoch_stores
+from data.raw_source import epoch_stores
 from data.tokenizer import SentencePieceTokenizer, WordPieceTokenizer, load_sentencepiece
 
 

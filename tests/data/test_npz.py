@@ -11,7 +11,8 @@ import pytest
 from data.convert_npz import convert
 from data.convert_npz import main as convert_main
 from data.errors import InputError
-from data.npz import PretrainingArrays, read_npz, write_npz
+from data.npz import read_npz, write_npz
+from data.records import PretrainingArrays
 from data.sources import NpzSource
 
 VOCAB_SIZE = 50
