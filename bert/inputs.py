@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Sequence
 
 from bert.checkpoint import list_steps, read_manifest
-from bert.options import MAX_POSITIONS, PUBLISHED_VOCABULARIES, parse_model
+from bert.data_options import MAX_POSITIONS
+from bert.options import PUBLISHED_VOCABULARIES, parse_model
 from bert.params_file import read_index
 from data.errors import InputError
 from data.sources import NpzSource

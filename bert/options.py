@@ -7,12 +7,13 @@ command line runs unchanged. Where a default had to change, the help text says s
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
-from typing import Any, Callable, NoReturn, Sequence
+from typing import NoReturn, Sequence
 
 from bert.communication_options import add_communication_options, check_compression
+from bert.data_options import add_data_options, check_data_options
+from bert.option_types import count, not_negative, positive, positive_int, probability, rate
 from data.errors import InputError
 
 PUBLISHED_VOCABULARIES = {  # --dataset_name: number of tokens, of the vocabularies that GluonNLP downloads
@@ -22,7 +23,6 @@ PUBLISHED_VOCABULARIES = {  # --dataset_name: number of tokens, of the vocabular
     "wiki_multilingual_cased": 119547,
     "wiki_cn_cased": 21128,
 }
-MAX_POSITIONS = 512  # rows of BERT's position embedding
 _MODEL = re.compile(r"bert_([1-9]\d*)_([1-9]\d*)_([1-9]\d*)")
 
 
@@ -61,28 +61,6 @@ def parse_model(name: str) -> tuple[int, int, int]:
     return layers, units, heads
 
 
-def _number(kind: type, accepts: Callable[[Any], bool], wanted: str) -> Callable[[str], Any]:
-    def convert(text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = None
-        if value is None or not accepts(value):
-            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
-        return value
-
-    return convert
-
-
-_positive_int = _number(int, lambda value: value > 0, "a whole number above zero")
-_count = _number(int, lambda value: value >= 0, "a whole number, zero or more")
-_positive = _number(float, lambda value: 0 < value < math.inf, "a number above zero")
-_not_negative = _number(float, lambda value: 0 <= value < math.inf, "a number, zero or more")
-_probability = _number(float, lambda value: 0 <= value <= 1, "a number from 0 to 1")
-_rate = _number(float, lambda value: 0 <= value < 1, "a number from 0 to below 1")
-_share = _number(float, lambda value: 0 < value <= 1, "a number above 0 and at most 1")
-
-
 def _parser(description: str) -> argparse.ArgumentParser:
     parser = _Parser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -112,56 +90,13 @@ def _parser(description: str) -> argparse.ArgumentParser:
     )
 
     group = parser.add_argument_group("data")
-    add = group.add_argument
-    add("--data", help="training files: globs, separated by commas; no training when left out")
-    add("--data_eval", help="evaluation files: globs, separated by commas; no evaluation when left out")
-    add(
-        "--raw",
-        action="store_true",
-        help="the files are text, one sentence a line, blank line between documents",
-    )
-    add("--eval_use_npz", action="store_true", help="with --raw: --data_eval names npz files all the same")
-    add(
-        "--max_seq_length",
-        type=_positive_int,
-        help="tokens a sequence, at most 512; 128 in stage 1 (default: 512, or what the npz files hold)",
-    )
-    add(
-        "--max_predictions_per_seq",
-        type=_positive_int,
-        help="masked positions a sequence (default: 20 at 128 tokens, 80 at 512, else 15%% rounded up)",
-    )
-    add(
-        "--short_seq_prob", type=_probability, default=0.1, help="share of shortened sequences (default: 0.1)"
-    )
-    add("--masked_lm_prob", type=_share, default=0.15, help="share of masked tokens (default: 0.15)")
-    add("--whole_word_mask", action="store_true", help="mask whole words rather than single pieces")
-    add("--cased", action="store_true", help="keep upper case and accents")
-    add("--sp_nbest", type=int, default=0, help="SentencePiece candidates to sample from; 0 does not sample")
-    add("--sp_alpha", type=_positive, default=1.0, help="SentencePiece sampling temperature (default: 1.0)")
-    add(
-        "--num_buckets",
-        type=_positive_int,
-        default=10,
-        help="length buckets; more means less padding (default: 10)",
-    )
-    add(
-        "--num_data_workers",
-        type=_count,
-        default=8,
-        help="batches made ahead of the step in the background; 0 makes them in the step (default: 8)",
-    )
-    add(
-        "--dummy_data_len",
-        type=_positive_int,
-        help="train on random tokens of this length; for measuring speed and memory only",
-    )
+    add_data_options(group.add_argument)
 
     group = parser.add_argument_group("batch")
     add = group.add_argument
     add(
         "--batch_size",
-        type=_positive_int,
+        type=positive_int,
         default=8,
         help="sequences per process and micro-batch; with --use_avg_len tokens. A V100 with 16 GB takes 8192 "
         "tokens of BERT-large in float16 at 128 (default: 8)",
@@ -173,13 +108,13 @@ def _parser(description: str) -> argparse.ArgumentParser:
     )
     add(
         "--accumulate",
-        type=_positive_int,
+        type=positive_int,
         default=1,
         help="micro-batches per step; a step sees batch_size x processes x accumulate (default: 1)",
     )
     add(
         "--batch_size_eval",
-        type=_positive_int,
+        type=positive_int,
         default=8,
         help="sequences per process in evaluation (default: 8)",
     )
@@ -190,25 +125,25 @@ def _parser(description: str) -> argparse.ArgumentParser:
     add = group.add_argument
     add(
         "--num_steps",
-        type=_positive_int,
+        type=positive_int,
         help="optimizer steps (default: the LAMB paper's for this batch size)",
     )
-    add("--lr", type=_positive, help="peak learning rate (default: the LAMB paper's for this batch size)")
+    add("--lr", type=positive, help="peak learning rate (default: the LAMB paper's for this batch size)")
     add(
         "--warmup_ratio",
-        type=_probability,
+        type=probability,
         help="share of the steps that warm up (default: the LAMB paper's)",
     )
-    add("--end_lr", type=_not_negative, default=0.0, help="learning rate at the last step (default: 0)")
+    add("--end_lr", type=not_negative, default=0.0, help="learning rate at the last step (default: 0)")
     add(
         "--decay_power",
-        type=_positive,
+        type=positive,
         default=1.0,
         help="power of the polynomial decay; 1 is linear (default: 1)",
     )
     add(
         "--dropout",
-        type=_rate,
+        type=rate,
         default=0.1,
         help="of activations and attention, below 1 (default: 0.1, as BERT)",
     )
@@ -218,35 +153,35 @@ def _parser(description: str) -> argparse.ArgumentParser:
         action="store_true",
         help="LAMB with Adam's bias correction (the authors' code has none)",
     )
-    add("--lower_bound", type=_positive, help="LAMB: least weight norm in the trust ratio")
-    add("--upper_bound", type=_positive, help="LAMB: greatest weight norm in the trust ratio")
+    add("--lower_bound", type=positive, help="LAMB: least weight norm in the trust ratio")
+    add("--upper_bound", type=positive, help="LAMB: greatest weight norm in the trust ratio")
     add(
         "--clip_norm",
-        type=_not_negative,
+        type=not_negative,
         default=1.0,
         help="global norm of the averaged gradient; 0: off (default: 1)",
     )
     add(
         "--seed",
-        type=_count,
+        type=count,
         help="of parameters, data order, masks, dropout (default: the checkpoint's, else 0)",
     )
 
     group = parser.add_argument_group("communication")
-    add_communication_options(group.add_argument, _positive)
+    add_communication_options(group.add_argument, positive)
 
     group = parser.add_argument_group("checkpoints and output")
     add = group.add_argument
     add("--ckpt_dir", default="./ckpt_dir", help="checkpoints, metrics and plots (default: %(default)s)")
     add(
         "--ckpt_interval",
-        type=_positive_int,
+        type=positive_int,
         default=25000,
         help="steps between checkpoints (default: 25000)",
     )
     add(
         "--keep_checkpoints",
-        type=_count,
+        type=count,
         default=0,
         help="keep only the newest so many; 0 keeps all (default: 0)",
     )
@@ -255,10 +190,10 @@ def _parser(description: str) -> argparse.ArgumentParser:
         action="store_true",
         help="continue from the newest complete checkpoint in ckpt_dir, if any",
     )
-    add("--start_step", type=_count, default=0, help="continue from the checkpoint of this step")
+    add("--start_step", type=count, default=0, help="continue from the checkpoint of this step")
     add(
         "--log_interval",
-        type=_positive_int,
+        type=positive_int,
         default=250,
         help="steps between lines of metrics (default: 250)",
     )
@@ -281,18 +216,6 @@ def _check(options: argparse.Namespace) -> None:
         raise InputError(
             f"--pretrained: no parameters are published for {options.model} ({layers_units_heads[0]} layers)"
         )
-    for flag in ("max_seq_length", "dummy_data_len"):
-        value = getattr(options, flag)
-        if value is not None and not 8 <= value <= MAX_POSITIONS:
-            raise InputError(
-                f"--{flag} {value}: use 8 to {MAX_POSITIONS}, BERT has {MAX_POSITIONS} positions"
-            )
-    if options.vocab and options.sentencepiece:
-        raise InputError("--vocab and --sentencepiece exclude each other: each brings its own vocabulary")
-    if options.sentencepiece and options.whole_word_mask and not options.raw:
-        raise InputError("--whole_word_mask needs --raw: npz files hold their masks")
-    if options.sp_nbest and not options.sentencepiece:
-        raise InputError("--sp_nbest needs --sentencepiece")
     if options.resume and options.start_step:
         raise InputError(
             "--resume and --start_step exclude each other: the one finds the step, the other names it"
@@ -307,6 +230,5 @@ def _check(options: argparse.Namespace) -> None:
     if options.num_steps and options.start_step > options.num_steps:
         raise InputError(f"--start_step {options.start_step} is beyond --num_steps {options.num_steps}")
     check_compression(options)
-    if not (options.data or options.data_eval or options.dummy_data_len):
-        raise InputError("nothing to do: give --data to train, --data_eval to evaluate, or --dummy_data_len")
+    check_data_options(options)
     options.ckpt_dir = os.path.expanduser(options.ckpt_dir)

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from bert.options import MAX_POSITIONS, PUBLISHED_VOCABULARIES, parse_model, parse_options
+from bert.data_options import MAX_POSITIONS
+from bert.options import PUBLISHED_VOCABULARIES, parse_model, parse_options
 from data.errors import InputError
 from tests.processes import ROOT
 
