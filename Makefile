@@ -11,11 +11,12 @@ BACKEND ?= hvd
 PYTHON ?=
 CUDA ?=
 SLOW ?= 1
+BENCH ?= exchange loader tokenize_text
 ARGS ?=
 PY := .venv/bin/python
 
 # The parts that mypy reads: those without MXNet.
-TYPED := $(wildcard setup hparams.py data hosts bench/exchange.py comm/__init__.py comm/base.py comm/buckets.py \
+TYPED := $(wildcard setup hparams.py data hosts bench/exchange.py bench/loader.py bench/raw_path.py comm/__init__.py comm/base.py comm/buckets.py \
 	comm/byteps_channels.py comm/byteps_environment.py comm/byteps_library.py comm/compression.py comm/half.py \
 	comm/heartbeat.py comm/heartbeat_wire.py comm/run_processes.py comm/scheduler_watch.py comm/watchdog.py)
 
@@ -60,8 +61,8 @@ pretrain: setup ## pretrain a small BERT on embedded English text in 2 processes
 test: setup ## run the tests (SLOW=0 leaves out BERT-large, ARGS="-k hparams" goes to pytest)
 	$(PY) -m pytest -q --durations=10 $(if $(filter 0,$(SLOW)),-m "not slow") $(ARGS)
 
-bench: setup ## measure Horovod against BytePS in exchanging gradients (ARGS="--repeats 5" goes to bench.exchange)
-	$(PY) -m bench.exchange $(ARGS)
+bench: setup ## measure against peers: exchange of gradients, loader, tokenizers (BENCH=loader ARGS="--repeats 9")
+	for each in $(BENCH); do $(PY) -m bench.$$each $(ARGS); done
 
 check: setup ## lint, formatting, types
 	$(PY) -m ruff check .

@@ -3,100 +3,125 @@
 from __future__ import annotations
 
 import argparse
-import codecs
 import glob
 import os
 import re
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Any, NamedTuple, Sequence
 
 from bert.checkpoint import list_steps, read_manifest
 from bert.data_options import MAX_POSITIONS
 from bert.options import PUBLISHED_VOCABULARIES, parse_model
 from bert.params_file import read_index
 from data.errors import InputError
-from data.sources import NpzSource
-from data.text import expand_globs, sentences
+from data.formats.find import expand_instances
+from data.formats.identify import identify
+from data.formats.read import peek
 from data.tokenizer import load_sentencepiece
+from data.tokens import TokenStore, is_store
 from data.vocab import Vocabulary, load_vocab
 
-BLOCK = 1 << 22
 _LAYER = re.compile(r"encoder\.transformer_cells\.(\d+)\.")
+
+
+class DataFiles(NamedTuple):
+    """What --data or --data_eval names."""
+
+    kind: str  # "text", "store" (a token store), "instances" (sequences with their masks), or "" for nothing
+    paths: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Inputs:
     """What the run reads, known to exist and to be of the right form."""
 
-    train_files: Sequence[str]
-    eval_files: Sequence[str]
+    train: DataFiles
+    evaluation: DataFiles
     vocabulary: Vocabulary | None  # None: the one of --dataset_name, to be downloaded, or none needed
     vocab_size: int
     max_seq_length: int
 
 
 def check_inputs(options: argparse.Namespace) -> Inputs:
-    """Opens what the options name.
+    """Opens what the options name. All of the data is checked later, while it is tokenized or converted.
 
     Raises:
         InputError: a file that is missing, empty or of the wrong form; a checkpoint of another model; a new
             run in a directory that already holds one.
     """
-    vocabulary = _vocabulary(options)
+    train = _find_data("--data", options.data, options.raw)
+    evaluation = _find_data("--data_eval", options.data_eval, options.raw and not options.eval_use_npz)
+    vocabulary = _vocabulary(options, train, evaluation)
     vocab_size = len(vocabulary) if vocabulary else PUBLISHED_VOCABULARIES[options.dataset_name]
-    train_files = expand_globs(options.data, "--data") if options.data else ()
-    eval_files = expand_globs(options.data_eval, "--data_eval") if options.data_eval else ()
-    npz_lengths = []
-    for flag, files, is_text in (
-        # Of --data only the names count when --dummy_data_len takes its place.
-        ("--data", () if options.dummy_data_len else train_files, options.raw),
-        ("--data_eval", eval_files, options.raw and not options.eval_use_npz),
-    ):
-        if files and is_text:
-            _check_text(flag, files)
-        elif files:
-            npz_lengths.append(NpzSource(files, vocab_size).max_length)
-    if options.max_seq_length and max(npz_lengths, default=0) > options.max_seq_length:
+    widths = []
+    # Of --data only the names count when --dummy_data_len takes its place.
+    for data in (DataFiles("") if options.dummy_data_len else train, evaluation):
+        if data.kind == "instances":
+            widths += [peek(path).width for path in data.paths]
+        elif data.kind == "text":
+            _check_text(data.paths)
+    if options.max_seq_length and max(widths, default=0) > options.max_seq_length:
         raise InputError(
             f"--max_seq_length {options.max_seq_length}: "
-            f"the npz files hold up to {max(npz_lengths)} tokens a sequence"
+            f"the files hold sequences of up to {max(widths)} tokens"
         )
-    # The longest sequence of a sample may just miss what its file was made for: 126 tokens mean 128.
-    longest = max(npz_lengths, default=MAX_POSITIONS)
+    # What is not padded may just miss the length that it was made for: 126 tokens mean 128.
+    longest = max(widths, default=MAX_POSITIONS)
     max_seq_length = options.dummy_data_len or options.max_seq_length or -(-longest // 8) * 8
     _check_checkpoints(options, vocab_size, vocabulary)
-    return Inputs(train_files, eval_files, vocabulary, vocab_size, max_seq_length)
+    return Inputs(train, evaluation, vocabulary, vocab_size, max_seq_length)
 
 
-def _vocabulary(options: argparse.Namespace) -> Vocabulary | None:
-    if options.vocab:
-        return load_vocab(os.path.expanduser(options.vocab))
-    if options.sentencepiece:
-        return load_sentencepiece(os.path.expanduser(options.sentencepiece))
-    return None
-
-
-def _check_text(flag: str, files: Sequence[str]) -> None:
-    """All of it must be UTF-8. Tokenizing would find that out too, perhaps after hours; decoding a GB takes 1
-    to 6 seconds, a hundredth of its tokenization."""
-    for path in files:
-        if path.endswith(".npz"):
+def _find_data(flag: str, patterns: str | None, text: bool) -> DataFiles:
+    if not patterns:
+        return DataFiles("")
+    folder = os.path.expanduser(patterns.strip())
+    if is_store(folder):
+        return DataFiles("store", (folder,))
+    paths = expand_instances(patterns, flag)
+    for path in paths:
+        if is_store(os.path.dirname(path)):
             raise InputError(
-                f"{flag}: npz files with --raw; leave out --raw, or for --data_eval add --eval_use_npz"
+                f"{flag}: {path} is a part of a token store; name the folder {os.path.dirname(path)}, and "
+                "nothing beside it"
             )
-        decoder = codecs.getincrementaldecoder("utf-8")()
+    return DataFiles("text" if text else "instances", paths)
+
+
+def _vocabulary(options: argparse.Namespace, *data: DataFiles) -> Vocabulary | None:
+    """The vocabulary that the options name; without, that of a token store. They must not differ."""
+    chosen: Vocabulary | None = None
+    source = "--vocab" if options.vocab else "--sentencepiece"
+    if options.vocab:
+        chosen = load_vocab(os.path.expanduser(options.vocab))
+    elif options.sentencepiece:
+        chosen = load_sentencepiece(os.path.expanduser(options.sentencepiece))
+    for each in data:
+        if each.kind == "store":
+            stored = TokenStore.open(each.paths[0], verify=False).vocabulary
+            if chosen is not None and chosen.sha256 != stored.sha256:
+                raise InputError(
+                    f"{each.paths[0]} was tokenized with another vocabulary than that of {source}; leave out "
+                    f"{source}, or prepare the text again"
+                )
+            chosen, source = chosen or stored, source if chosen else each.paths[0]
+    if options.sp_nbest not in (0, 1) and any(each.kind == "store" for each in data):
+        raise InputError("--sp_nbest: a token store is tokenized already; give the text, with --raw")
+    return chosen
+
+
+def _check_text(files: Sequence[str]) -> None:
+    """A look at the beginning of each file. Lines are checked when they are tokenized, at once or, if the
+    run finds its text tokenized already, never again."""
+    for path in files:
         try:
-            with open(path, "rb") as file:
-                while True:
-                    block = file.read(BLOCK)
-                    decoder.decode(block, final=not block)
-                    if not block:
-                        break
-        except OSError as error:
-            raise InputError(f"{flag}: cannot read {path}: {error.strerror}") from error
-        except UnicodeDecodeError:
-            for _ in sentences([path]):  # raises, naming the line
-                pass
+            kind = identify(path)
+        except InputError:
+            continue
+        raise InputError(
+            f"{path} is not text but {kind.format}, which is read without --raw "
+            "(as --data_eval beside text: with --eval_use_npz)"
+        )
 
 
 def _check_checkpoints(options: argparse.Namespace, vocab_size: int, vocabulary: Vocabulary | None) -> None:

@@ -13,7 +13,7 @@ from bert.report import finite_or_none
 from comm.base import Communicator
 from data.batches import Batch
 
-COUNTS = ("masked_positions", "sequences", "tokens", "padded_tokens")
+COUNTS = ("masked_positions", "sequences", "tokens", "padded_tokens", "waited_s")
 
 
 class Totals:
@@ -29,13 +29,16 @@ class Totals:
         self._loss_positions = 0.0  # of the batches whose sums were kept
         self._loss_sequences = 0.0
 
-    def add(self, batches: Sequence[Batch], sums: mx.nd.NDArray, finite: bool = True) -> None:
-        """Adds a step's batches; where the step was not finite, its tokens count but its sums do not."""
+    def add(
+        self, batches: Sequence[Batch], sums: mx.nd.NDArray, finite: bool = True, waited: float = 0.0
+    ) -> None:
+        """Adds a step's batches, for which it waited `waited` seconds; where the step was not finite, its
+        tokens count but its sums do not."""
         masked = sum(float(batch.masked_weights.sum()) for batch in batches)
         sequences = sum(len(batch.input_ids) for batch in batches)
         tokens = sum(int(batch.valid_lengths.sum()) for batch in batches)
         padded = sum(batch.input_ids.size for batch in batches)
-        self._counts += (masked, sequences, tokens, padded)
+        self._counts += (masked, sequences, tokens, padded, waited)
         if finite:
             self._sums += sums
             self._loss_positions += masked

@@ -25,7 +25,17 @@ from data.batches import EPOCH_SHIFT
 from data.errors import InputError
 
 # Those that a data position depends on.
-DATA_OPTIONS = ("data", "raw", "batch_size", "use_avg_len", "num_buckets", "max_seq_length", "short_seq_prob")
+DATA_OPTIONS = (
+    "data",
+    "raw",
+    "text_format",
+    "split_sentences",
+    "batch_size",
+    "use_avg_len",
+    "num_buckets",
+    "max_seq_length",
+    "short_seq_prob",
+)
 
 
 @dataclass
@@ -100,19 +110,20 @@ def position_to_continue(found: Found, options: argparse.Namespace, world_size: 
     exact."""
     if not found.step:
         return 0, []
-    if "position" not in found.facts:
-        return found.step * options.accumulate, []
-    position, saved_size = found.facts["position"], found.facts["world_size"]
     messages = []
-    if saved_size != world_size:
-        epoch, batches = divmod(position, 1 << EPOCH_SHIFT)
-        position = (epoch << EPOCH_SHIFT) + batches * saved_size // world_size
+    if "blocks" in found.facts:
+        position = found.facts["blocks"]
+    elif "position" in found.facts:  # of a version that counted each process's own batches
+        epoch, batches = divmod(found.facts["position"], 1 << EPOCH_SHIFT)
+        position = (epoch << EPOCH_SHIFT) + batches * found.facts["world_size"]
         messages.append(
-            f"the checkpoint was made by {saved_size} processes, this run has {world_size}: "
-            "it goes on at the nearest place in the data"
+            "the checkpoint is of an earlier version, which dealt sequences in another order: some of this "
+            "epoch may be seen twice or not at all"
         )
+    else:
+        return found.step * options.accumulate * world_size, []
     saved = found.facts["options"]
-    changed = [name for name in DATA_OPTIONS if saved.get(name) != getattr(options, name)]
+    changed = [name for name in DATA_OPTIONS if name in saved and saved[name] != getattr(options, name)]
     if changed:
         messages.append(
             f"--{', --'.join(changed)} differ from the checkpoint's run: some sequences of this epoch may be "
@@ -170,7 +181,7 @@ def save_checkpoint(
         "scaler": scaler.state(),
         "skips": skips.state(),
         "seed": seed,
-        "position": position,
+        "blocks": position,
     }
     return save(options.ckpt_dir, step, arrays, optimizer.state_views(), facts, keep=options.keep_checkpoints)
 

@@ -54,7 +54,7 @@ def pretrain(options: argparse.Namespace, inputs: Inputs, communicator: Communic
     dtype = _dtype(options, device)
     plan = make_plan(options, communicator.size, inputs.max_seq_length)
     os.makedirs(options.ckpt_dir, exist_ok=True)
-    if options.raw and inputs.vocabulary is None and not options.dummy_data_len:
+    if inputs.vocabulary is None and "text" in (inputs.train.kind, inputs.evaluation.kind):
         inputs = replace(inputs, vocabulary=_downloaded_vocabulary(options, communicator))
 
     found = find_checkpoint(options, communicator)
@@ -69,7 +69,7 @@ def pretrain(options: argparse.Namespace, inputs: Inputs, communicator: Communic
     feed = None
     try:
         feed = training_feed(options, inputs, plan, seed, communicator, reporter)
-        eval_feed = evaluation_feed(options, inputs, plan, communicator, reporter)
+        eval_feed = evaluation_feed(options, inputs, plan, communicator)
 
         bert = build_model(options.model, inputs.vocab_size, options.dropout)
         initialize(bert, device, dtype, seed)
@@ -183,13 +183,15 @@ def run_steps(
     while step < plan.num_steps and keep_going:
         step += 1
         trace.before_step()
+        waited = feed.waited
         micro_batches: list[Batch] = [next(feed) for _ in range(options.accumulate)]
+        waited = feed.waited - waited
         lr = plan.schedule(step)
         result = take_step(step, micro_batches, lr, keep_going=stop.exit_code is None)
         trace.after_step()
         keep_going = result.keep_going
         skips.update(result.applied, step, last_saved)
-        totals.add(micro_batches, result.sums, result.applied)
+        totals.add(micro_batches, result.sums, result.applied, waited)
         steps_in_interval += 1
         reporter.advance(step)
         reporter.debug(
@@ -212,6 +214,7 @@ def run_steps(
                     "padded_tokens_per_s": gathered["padded_tokens"] / seconds,
                     "sequences_per_s": gathered["sequences"] / seconds,
                     "step_s": seconds / steps_in_interval,
+                    "data_wait": gathered["waited_s"] / communicator.size / seconds,
                     "skipped_steps": skips.total,
                 }
             )

@@ -2,49 +2,49 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 from types import TracebackType
 from typing import Callable, Iterator
 
-import numpy as np
-
 from data.buckets import EpochOrder, bucket_bounds, epoch_order, padded_to, rows_per_batch
-from data.npz import write_npz
+from data.epochs import EpochCache
 from data.prefetch import Prefetcher
-from data.raw_source import RawSource
-from data.records import PretrainingArrays
-from data.sources import Batch, NpzSource, Source, dummy_batch
-from data.streams import epoch_generator
+from data.sources import Batch, Source, dummy_batch
+from data.streams import epoch_key
 
 __all__ = [
+    "EPOCH_SHIFT",
     "Batch",
-    "NpzSource",
     "PretrainingBatches",
-    "RawSource",
     "Source",
     "dummy_batch",
     "evaluation_batches",
     "prefetched",
-    "write_evaluation_set",
 ]
 
 _ORDER_PURPOSE = 2
 EPOCH_SHIFT = 32
+_BATCHES_MASK = (1 << EPOCH_SHIFT) - 1
+_AHEAD_AFTER = 4  # the next epoch is prepared once a quarter of this one is consumed
 _EVALUATION_SEED = 0
 _EVALUATION_BUCKETS = 4
-_WRITE_ROWS = 1024
 
 
 class PretrainingBatches:
     """Batches of one rank, epoch after epoch without end.
 
-    All ranks take one step's batches from the same length bucket and have the same number of batches, so
-    they must be given the same source content, options and seed. Every sample comes once an epoch. Batches of
-    a bucket have one shape, except that an epoch's last incomplete global batch is split over the ranks as
-    evenly as it goes (and takes from the batch before it if it has fewer samples than ranks). The bucket
-    bounds come from the lengths of epoch 0. `batch_size` counts sequences of a rank, or with `use_avg_len`
-    its tokens (see `data.buckets.rows_per_batch`).
+    An epoch is a sequence of blocks (see `data.buckets.epoch_order`), and a block is one rank's batch. Epochs
+    follow each other without a gap, and with W ranks a step takes the next W blocks, rank r the r-th of them.
+    So every sample comes exactly once an epoch, every rank has the same number of batches, and the order of
+    samples is the same for any number of ranks: a run that goes on with another number continues exactly
+    where the first one stopped. A step that ends an epoch takes its other blocks from the next one; with
+    fewer blocks than ranks it takes from several.
+
+    In one step the ranks may have blocks of different buckets. With `use_avg_len` all hold about the same
+    number of tokens, so that the ranks still take about the same time. All ranks must be given the same
+    source content, options and seed. Batches of a bucket have one shape, except the one block of an epoch
+    that is smaller. The bucket bounds come from the lengths of epoch 0. `batch_size` counts sequences of a
+    rank, or with `use_avg_len` its tokens (see `data.buckets.rows_per_batch`).
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class PretrainingBatches:
         self._rank, self._world_size = rank, world_size
         self._batch_size, self._use_avg_len = batch_size, use_avg_len
         self._bounds = bucket_bounds(source.lengths(seed, 0), num_buckets, source.max_length)
-        self._order: tuple[int, EpochOrder] = (0, self._make_order(0))
+        self._orders: EpochCache[int, EpochOrder] = EpochCache(self._make_order, lambda order: order.nbytes)
         self._position = 0
 
     @property
@@ -73,22 +73,27 @@ class PretrainingBatches:
 
     @property
     def position(self) -> int:
-        """Where the next batch is, for a checkpoint; it rises, and is the same on every rank.
+        """Where the next step is, for a checkpoint; it rises, is the same on every rank, and means the same
+        for any number of ranks.
 
-        It is epoch * 2**32 + batches consumed in that epoch: batches before it need not be counted to find
-        it.
+        It is epoch * 2**32 + blocks of that epoch that all ranks together have consumed: batches before it
+        need not be counted to find it.
         """
         return self._position
 
     def seek(self, position: int) -> None:
-        """Continue at a `position`; a plain number of batches from the start is understood too."""
+        """Continue at a `position`; a plain number of blocks from the start is understood too."""
         if position < 0:
             raise ValueError(f"position {position} is negative")
         self._position = position
 
-    def batches_per_epoch(self, epoch: int) -> int:
-        """Batches of this, and of every, rank in an epoch."""
-        return len(self._epoch_order(epoch))
+    def blocks_in_epoch(self, epoch: int) -> int:
+        """Blocks, each a batch of one of the ranks, in an epoch."""
+        return len(self._orders.get(epoch))
+
+    def order(self, epoch: int) -> EpochOrder:
+        """The order of an epoch's blocks: its `shapes()` say what padding costs."""
+        return self._orders.get(epoch)
 
     def __iter__(self) -> Iterator[Batch]:
         for position, make in self.tasks():
@@ -99,22 +104,24 @@ class PretrainingBatches:
 
     def tasks(self) -> Iterator[tuple[int, Callable[[], Batch]]]:
         """From the present position for ever: the position after a batch, and the function making it."""
-        epoch, batch = self._position >> EPOCH_SHIFT, self._position & ((1 << EPOCH_SHIFT) - 1)
+        epoch, consumed = self._place(self._position >> EPOCH_SHIFT, self._position & _BATCHES_MASK)
         while True:
-            order = self._epoch_order(epoch)
-            while batch < len(order):
-                samples = order.share(batch, self._rank, self._world_size)
-                make = partial(self._source.collate, self._seed, epoch, samples, int(order.padded[batch]))
-                batch += 1
-                yield (epoch << EPOCH_SHIFT) + batch, make
-            epoch, batch = epoch + 1, batch - len(order)
+            own_epoch, block = self._place(epoch, consumed + self._rank)
+            samples, padded = self._orders.get(own_epoch).block(block)
+            make = partial(self._source.collate, self._seed, own_epoch, samples, padded)
+            # Not before: what belongs to the epoch before is given up for it, and must be out of use.
+            if consumed >= self.blocks_in_epoch(epoch) // _AHEAD_AFTER:
+                self._orders.prepare(epoch + 1)
+            epoch, consumed = self._place(epoch, consumed + self._world_size)
+            yield (epoch << EPOCH_SHIFT) + consumed, make
 
-    def _epoch_order(self, epoch: int) -> EpochOrder:
-        cached_epoch, order = self._order
-        if cached_epoch != epoch:
-            order = self._make_order(epoch)
-            self._order = (epoch, order)
-        return order
+    def _place(self, epoch: int, blocks: int) -> tuple[int, int]:
+        """The epoch and the place in it of the block that many after the first of `epoch`."""
+        # The first block of an epoch is there without asking how many there are.
+        while blocks and blocks >= self.blocks_in_epoch(epoch):
+            blocks -= self.blocks_in_epoch(epoch)
+            epoch += 1
+        return epoch, blocks
 
     def _make_order(self, epoch: int) -> EpochOrder:
         lengths = self._source.lengths(self._seed, epoch)
@@ -122,17 +129,8 @@ class PretrainingBatches:
         longest = max(self._bounds[-1], padded_to(int(lengths.max()), self._source.max_length))
         bounds = [*self._bounds[:-1], longest]
         rows = [rows_per_batch(bound, self._batch_size, self._use_avg_len) for bound in bounds]
-        rng = epoch_generator(self._seed, epoch, _ORDER_PURPOSE) if self._shuffle else None
-        order = epoch_order(lengths, bounds, rows, self._world_size, rng)
-        repeated = len(order.samples) - len(lengths)
-        if repeated and self._rank == 0:
-            warnings.warn(
-                f"epoch {epoch}: {repeated} of {len(lengths)} samples come twice, so that each of "
-                f"{self._world_size} ranks has one in the last batch",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        return order
+        key = epoch_key(self._seed, epoch, _ORDER_PURPOSE) if self._shuffle else None
+        return epoch_order(lengths, bounds, rows, key)
 
 
 class _PrefetchedBatches:
@@ -185,31 +183,10 @@ def evaluation_batches(source: Source, batch_size: int, rank: int, world_size: i
     """
     lengths = source.lengths(_EVALUATION_SEED, 0)
     bounds = bucket_bounds(lengths, _EVALUATION_BUCKETS, source.max_length)
-    order = epoch_order(lengths, bounds, [batch_size] * len(bounds), 1, None)
-    for batch in range(rank, len(order), world_size):
-        yield source.collate(_EVALUATION_SEED, 0, order.share(batch, 0, 1), int(order.padded[batch]))
-
-
-def write_evaluation_set(source: Source, path: str) -> None:
-    """Write the samples of `evaluation_batches` to an npz file: one rank builds it, all read it."""
-    count = len(source.lengths(_EVALUATION_SEED, 0))
-    parts = [
-        source.collate(
-            _EVALUATION_SEED, 0, np.arange(start, min(start + _WRITE_ROWS, count)), source.max_length
-        )
-        for start in range(0, count, _WRITE_ROWS)
-    ]
-    whole = Batch(*(np.concatenate(column) for column in zip(*parts)))
-    arrays = PretrainingArrays(
-        input_ids=whole.input_ids,
-        segment_ids=whole.segment_ids,
-        masked_lm_positions=whole.masked_positions,
-        masked_lm_ids=whole.masked_ids,
-        masked_lm_weights=whole.masked_weights,
-        next_sentence_labels=whole.next_sentence_labels,
-        valid_lengths=whole.valid_lengths,
-    )
-    write_npz(path, arrays)
+    order = epoch_order(lengths, bounds, [batch_size] * len(bounds), None)
+    for place in range(rank, len(order), world_size):
+        samples, padded = order.block(place)
+        yield source.collate(_EVALUATION_SEED, 0, samples, padded)
 
 
 def _run(position: int, make: Callable[[], Batch]) -> tuple[int, Batch]:

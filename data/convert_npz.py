@@ -14,44 +14,48 @@ import pickle
 import sys
 import zipfile
 import zlib
-from typing import IO, Any, Sequence
+from typing import IO, Any, Iterator, Sequence
 
 import numpy as np
 
 from data.errors import InputError
-from data.npz import write_npz
-from data.records import PretrainingArrays
+from data.formats.blocks import RawBlock, check_expansion, check_shapes, check_type, checked
+from data.formats.npz import BoundedFile
+from data.formats.write import write_instances
+from data.records import BLOCK_INSTANCES, MAX_LENGTH, PretrainingArrays
 from data.text import expand_globs
 
 _NUMBER_TYPES = {"i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8"}
+_ANY_VOCABULARY = 1 << 31  # ids are checked against the vocabulary where the file is used
 
 
 def convert(source: str, target: str) -> int:
     """Write the instances of `source` to `target` as padded arrays; returns their number.
 
-    Raises InputError for a file that is not of GluonNLP's form, or whose pickles hold anything but arrays of
-    numbers.
+    Memory: all of `source`, since a pickle holds a whole array. Raises InputError for a file that is not of
+    GluonNLP's form, whose pickles hold anything but arrays of numbers, or whose instances are not sound (ids
+    may be of any vocabulary).
     """
-    columns = []
+    columns = {}
     try:
-        with zipfile.ZipFile(source) as archive:
+        with BoundedFile(source) as handle, zipfile.ZipFile(handle) as archive:
+            handle.limit = stored = os.fstat(handle.fileno()).st_size
+            check_expansion(source, sum(info.file_size for info in archive.infolist()), stored)
             for name in PretrainingArrays._fields:
                 try:
                     member = archive.open(name + ".npy")
                 except KeyError as error:
                     raise InputError(f"{source} lacks the array {name}") from error
                 with member:
-                    columns.append(_read_column(member, source, name))
+                    columns[name] = _read_column(member, source, name)
     except OSError as error:
         raise InputError(f"cannot read {source}: {error.strerror or error}") from error
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
         raise InputError(f"{source} is not an npz file, or is damaged") from error
-    arrays = PretrainingArrays(*columns)
-    rows = {len(column) for column in arrays}
-    if len(rows) != 1:
-        raise InputError(f"{source}: the arrays have different numbers of instances: {sorted(rows)}")
-    write_npz(target, arrays)
-    return len(arrays.valid_lengths)
+    check_shapes(source, {name: column.shape for name, column in columns.items()})
+    for name, column in columns.items():
+        check_type(source, name, column.dtype)
+    return write_instances(target, "npz", _checked_blocks(source, columns))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,6 +81,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _checked_blocks(source: str, columns: dict[str, np.ndarray]) -> Iterator[PretrainingArrays]:
+    def refuse(message: str, _: int) -> None:
+        raise InputError(message)
+
+    for first in range(0, len(columns["valid_lengths"]), BLOCK_INSTANCES):
+        block = {name: column[first : first + BLOCK_INSTANCES] for name, column in columns.items()}
+        indices = np.arange(first, first + len(block["valid_lengths"]))
+        yield checked(source, RawBlock(indices, block), _ANY_VOCABULARY, refuse)
 
 
 class _StandInDtype:
@@ -156,7 +170,10 @@ def _rows(loaded: Any) -> np.ndarray:
             raise ValueError("not numbers")
         return np.array(numbers).reshape(shape)
     rows = [_numbers(row) for row in loaded.content]
-    padded = np.zeros((len(rows), max(len(row) for row in rows)), dtype=rows[0].dtype)
+    widest = max(len(row) for row in rows)
+    if widest > MAX_LENGTH:
+        raise InputError(f"a row has {widest} numbers, above {MAX_LENGTH}")
+    padded = np.zeros((len(rows), widest), dtype=rows[0].dtype)
     for index, row in enumerate(rows):
         padded[index, : len(row)] = row
     return padded

@@ -25,7 +25,7 @@ from data.files import replacing
 from data.prose import prose_sentences
 from data.statistics import unigram_entropy
 from data.text import expand_globs
-from data.tokenizer import WordPieceTokenizer
+from data.tokenizer import TokenizerSettings
 from data.tokens import TokenStore, build_store
 from data.train_vocab import MIN_VOCAB_SIZE, train_wordpiece
 from data.vocab import load_vocab
@@ -180,14 +180,14 @@ def _statistics(paths: list[str], output: str) -> dict[str, Any]:
     vocab = load_vocab(os.path.join(output, "vocab.txt"))
     scratch = tempfile.mkdtemp(dir=output)
     try:
-        build_store(paths, WordPieceTokenizer(vocab), vocab, os.path.join(scratch, "store"))
+        build_store(paths, TokenizerSettings(vocab), os.path.join(scratch, "store"))
         store = TokenStore.open(os.path.join(scratch, "store"))
         return {
             "documents": store.num_documents,
             "sentences": store.num_sentences,
             "tokens": store.num_tokens,
             "vocab_size": len(vocab),
-            "unigram_entropy": unigram_entropy(store, vocab),
+            "unigram_entropy": unigram_entropy(store),
         }
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import IO, Iterator
+from typing import IO, Iterator, Sequence
 
 _BLOCK = 1 << 20
+_HASH_THREADS = 8
 
 
 @contextmanager
@@ -47,3 +50,17 @@ def sha256_of(path: str) -> str:
         for block in iter(lambda: handle.read(_BLOCK), b""):
             digest.update(block)
     return digest.hexdigest()
+
+
+def sha256_of_all(paths: Sequence[str]) -> Iterator[str]:
+    """SHA-256 of each file, in order, several at a time in threads."""
+    if len(paths) < 2:
+        yield from map(sha256_of, paths)
+        return
+    with ThreadPoolExecutor(min(_HASH_THREADS, os.cpu_count() or 1, len(paths))) as pool:
+        try:
+            yield from pool.map(sha256_of, paths)
+        except BaseException:
+            if sys.version_info >= (3, 9):
+                pool.shutdown(wait=False, cancel_futures=True)
+            raise

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Callable, Sequence
 
 import numpy as np
 
+from data.epochs import EpochCache
 from data.errors import InputError
-from data.instances import MIN_SEQ_LENGTH, Pairs, mask, pair_plan
+from data.instances import MIN_SEQ_LENGTH, Pairs, pair_plan
+from data.masks import mask
 from data.sources import MAX_SEQ_LENGTH, Batch
-from data.streams import epoch_generator, sample_keys
-from data.tokenizer import SentencePieceTokenizer, Tokenizer
+from data.streams import epoch_key, sample_keys
+from data.text import TextSettings
+from data.tokenizer import TokenizerSettings
 from data.tokens import Progress, TokenStore, cached_store
 from data.vocab import Vocabulary
 
 SAMPLED_STORES = 10  # segmentations kept when SentencePiece samples, then they repeat
 _PAIRS_PURPOSE = 1
-_EPOCHS_KEPT = 2  # while one epoch ends, prefetching already makes batches of the next
 
 
 class RawSource:
     """Samples from a token store: a fresh pairing and a fresh mask every epoch.
 
-    `store` may also be a function from the epoch to its store, for tokenizers that sample. An epoch's plan
-    takes 33 bytes a sample; the last two are kept. Raises InputError for options out of range.
+    With `static_masks` pairs and masks are those of epoch 0 in every epoch, as in files of masked instances;
+    only the order of samples is drawn anew. `store` may also be a function from the epoch to its store, for
+    tokenizers that sample. An epoch's plan takes 13 bytes a sample (21 for stores of 2**32 tokens and more);
+    two are kept, for epochs that follow each other. Raises InputError for options out of range.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class RawSource:
         masked_lm_prob: float,
         max_predictions_per_seq: int,
         whole_word_mask: bool = False,
+        static_masks: bool = False,
     ) -> None:
         if not MIN_SEQ_LENGTH <= max_seq_length <= MAX_SEQ_LENGTH:
             raise InputError(
@@ -60,64 +64,77 @@ class RawSource:
         self._short_seq_prob = short_seq_prob
         self._masked_lm_prob = masked_lm_prob
         self._whole_word_mask = whole_word_mask
-        self._plans: dict[tuple[int, int], tuple[TokenStore, Pairs]] = {}
-        self._lock = threading.Lock()
+        self._static_masks = static_masks
+        self._plans: EpochCache[tuple[int, int], tuple[TokenStore, Pairs]] = EpochCache(
+            self._make_plan, lambda plan: plan[1].nbytes
+        )
 
     def lengths(self, seed: int, epoch: int) -> np.ndarray:
         """Length in tokens of each sample of the epoch, int32 of shape (N,)."""
         return self._plan(seed, epoch)[1].lengths()
 
+    def columns(self, padded_length: int) -> int:
+        """Prediction columns P of batches padded to `padded_length`: as many as such a sequence can have.
+
+        The decoder pays for every column, so a batch of short sequences must not have those of a long one.
+        """
+        return min(self.max_predictions, max(1, round(padded_length * self._masked_lm_prob)))
+
     def collate(self, seed: int, epoch: int, indices: np.ndarray, padded_length: int) -> Batch:
         """The samples `indices`, masked, as a batch padded to `padded_length`."""
         store, pairs = self._plan(seed, epoch)
         input_ids, segment_ids, valid_lengths = _assemble(store, pairs, indices, padded_length, self._vocab)
-        keys = sample_keys(seed, epoch, indices)
         corrupted, positions, masked_ids, weights = mask(
             input_ids,
             valid_lengths,
-            keys,
+            sample_keys(seed, self._drawn_in(epoch), indices),
             self._vocab,
             self._masked_lm_prob,
-            self.max_predictions,
+            self.columns(padded_length),
             self._whole_word_mask,
         )
         labels = pairs.is_random[indices].astype(np.int32)
         return Batch(corrupted, segment_ids, valid_lengths, positions, masked_ids, weights, labels)
 
+    def _drawn_in(self, epoch: int) -> int:
+        """The epoch whose pairs and masks an epoch has."""
+        return 0 if self._static_masks else epoch
+
     def _plan(self, seed: int, epoch: int) -> tuple[TokenStore, Pairs]:
-        with self._lock:
-            if (seed, epoch) not in self._plans:
-                store = self._store_of(epoch)
-                if store.vocabulary_sha256 != self._vocab.sha256:
-                    raise InputError(
-                        "the token store was made with another vocabulary; tokenize the text again"
-                    )
-                rng = epoch_generator(seed, epoch, _PAIRS_PURPOSE)
-                pairs = pair_plan(store, self.max_length, self._short_seq_prob, rng)
-                while len(self._plans) >= _EPOCHS_KEPT:
-                    del self._plans[next(iter(self._plans))]
-                self._plans[seed, epoch] = (store, pairs)
-            return self._plans[seed, epoch]
+        return self._plans.get((seed, self._drawn_in(epoch)))
+
+    def _make_plan(self, key: tuple[int, int]) -> tuple[TokenStore, Pairs]:
+        seed, epoch = key
+        store = self._store_of(epoch)
+        if store.vocabulary_sha256 != self._vocab.sha256:
+            raise InputError("the token store was made with another vocabulary; tokenize the text again")
+        pairs_key = epoch_key(seed, epoch, _PAIRS_PURPOSE)
+        return store, pair_plan(store, self.max_length, self._short_seq_prob, pairs_key)
 
 
 def epoch_stores(
     paths: Sequence[str],
-    tokenizer_of: Callable[[int], Tokenizer],
-    vocab: Vocabulary,
+    settings_of: Callable[[int], TokenizerSettings],
     cache_dir: str,
+    num_workers: int = 1,
+    text: TextSettings = TextSettings(),  # noqa: B008 (frozen)
     progress: Progress | None = None,
 ) -> TokenStore | Callable[[int], TokenStore]:
     """What RawSource takes as `store`: one store, or for a tokenizer that samples one for each of ten epochs.
 
-    `tokenizer_of` makes the tokenizer from a seed. Sampling (--sp_nbest other than 0 and 1) costs one
-    tokenization an epoch and the disk of ten stores; from the eleventh epoch on the ten are used again.
+    `settings_of` gives the tokenizer's settings for a seed. Sampling (--sp_nbest other than 0 and 1) costs
+    one tokenization for each of the first ten epochs, in the background while the epoch before it is in use;
+    from the eleventh epoch on the ten stores are used again. Measured on one core: 0.2 million tokens a
+    second with --sp_nbest -1, 0.1 with 64 (without sampling 0.7). Disk: ten times about 2.5 bytes a token,
+    and low --sp_alpha makes more tokens of the same text (0.1: nearly twice as many).
     """
-    first = tokenizer_of(0)
-    if not (isinstance(first, SentencePieceTokenizer) and first.samples):
-        return cached_store(paths, first, vocab, cache_dir, progress)
+    first = settings_of(0)
+    if not first.samples:
+        return cached_store(paths, first, cache_dir, num_workers, text, progress)
 
     def store_of(epoch: int) -> TokenStore:
-        return cached_store(paths, tokenizer_of(epoch % SAMPLED_STORES), vocab, cache_dir, progress)
+        settings = settings_of(epoch % SAMPLED_STORES)
+        return cached_store(paths, settings, cache_dir, num_workers, text, progress)
 
     return store_of
 
@@ -126,8 +143,8 @@ def _assemble(
     store: TokenStore, pairs: Pairs, indices: np.ndarray, padded_length: int, vocab: Vocabulary
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """[CLS] A [SEP] B [SEP] of each pair: ids and segments int32 (B, L), valid lengths int32 (B,)."""
-    a_start, b_start = pairs.a_start[indices], pairs.b_start[indices]
-    a_length, b_length = pairs.a_end[indices] - a_start, pairs.b_end[indices] - b_start
+    a_start, b_start = (column[indices].astype(np.int64) for column in (pairs.a_start, pairs.b_start))
+    a_length, b_length = (column[indices].astype(np.int64) for column in (pairs.a_length, pairs.b_length))
     valid_lengths = (a_length + b_length + 3).astype(np.int32)
     place = np.arange(padded_length)
     after_a = place >= (a_length + 2)[:, None]

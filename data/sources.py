@@ -1,14 +1,10 @@
-"""Where samples come from: a token store, paired and masked anew each epoch, or npz files, masked already."""
+"""What batches are made from: samples by index, whether made from text or read from files."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
-
-from data.errors import InputError
-from data.npz import read_npz
-from data.records import PretrainingArrays
 
 MAX_SEQ_LENGTH = 512  # rows of BERT's position embedding
 
@@ -32,7 +28,7 @@ class Batch(NamedTuple):
 class Source(Protocol):
     """Samples of an epoch by index. Sample i of epoch e is a pure function of (seed, e, i).
 
-    `max_length` bounds every sample's length; `max_predictions` is P of every batch.
+    `max_length` bounds every sample's length, and `max_predictions` P of every batch.
     """
 
     max_length: int
@@ -43,55 +39,11 @@ class Source(Protocol):
         ...
 
     def collate(self, seed: int, epoch: int, indices: np.ndarray, padded_length: int) -> Batch:
-        """The samples `indices` as a batch padded to `padded_length`, no less than any of their lengths."""
+        """The samples `indices` as a batch padded to `padded_length`, no less than any of their lengths.
+
+        P depends on `padded_length` alone, so that the batches of a bucket have one shape.
+        """
         ...
-
-
-class NpzSource:
-    """Samples from GluonNLP's npz files, with the pairs and masks stored in them: the same every epoch.
-
-    All files are held in memory. `vocab_size` bounds the token ids and `pad_id` fills short sequences.
-    Raises InputError as `data.npz.read_npz`, and for sequences longer than 512.
-    """
-
-    def __init__(self, paths: Sequence[str], vocab_size: int, pad_id: int = 0) -> None:
-        parts = [read_npz(path, vocab_size) for path in paths]
-        for path, part in zip(paths, parts):
-            if part.valid_lengths.max() > MAX_SEQ_LENGTH:
-                raise InputError(
-                    f"{path}: valid_lengths holds {part.valid_lengths.max()}, above {MAX_SEQ_LENGTH}"
-                )
-        self._arrays = PretrainingArrays(*(_stack(column) for column in zip(*parts)))
-        self._pad_id = pad_id
-        self.max_length = int(self._arrays.valid_lengths.max())
-        self.max_predictions = self._arrays.masked_lm_positions.shape[1]
-
-    def lengths(self, seed: int, epoch: int) -> np.ndarray:
-        """Length in tokens of each sample, int32 of shape (N,)."""
-        return self._arrays.valid_lengths
-
-    def collate(self, seed: int, epoch: int, indices: np.ndarray, padded_length: int) -> Batch:
-        """The samples `indices` as a batch padded to `padded_length`."""
-        arrays = PretrainingArrays(*(column[indices] for column in self._arrays))
-        outside = np.arange(padded_length) >= arrays.valid_lengths[:, None]
-        input_ids = _fit_width(arrays.input_ids, padded_length)
-        segment_ids = _fit_width(arrays.segment_ids, padded_length)
-        input_ids[outside] = self._pad_id
-        segment_ids[outside] = 0
-        unused = arrays.masked_lm_weights == 0
-        positions = arrays.masked_lm_positions.astype(np.int32)
-        masked_ids = arrays.masked_lm_ids.astype(np.int32)
-        positions[unused] = 0
-        masked_ids[unused] = 0
-        return Batch(
-            input_ids,
-            segment_ids,
-            arrays.valid_lengths.astype(np.int32),
-            positions,
-            masked_ids,
-            arrays.masked_lm_weights.astype(np.float32),
-            arrays.next_sentence_labels.astype(np.int32),
-        )
 
 
 def dummy_batch(
@@ -119,16 +71,3 @@ def _fit_width(array: np.ndarray, width: int) -> np.ndarray:
     shared = min(width, array.shape[1])
     fitted[:, :shared] = array[:, :shared]
     return fitted
-
-
-def _stack(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Concatenate rows of arrays of one or two dimensions, padding narrower ones with 0."""
-    if arrays[0].ndim == 1:
-        return np.concatenate(arrays)
-    shape = (sum(len(array) for array in arrays), max(array.shape[1] for array in arrays))
-    stacked = np.zeros(shape, dtype=arrays[0].dtype)
-    row = 0
-    for array in arrays:
-        stacked[row : row + len(array), : array.shape[1]] = array
-        row += len(array)
-    return stacked

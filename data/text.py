@@ -1,13 +1,88 @@
-"""Raw text: one sentence a line, a blank line between documents, UTF-8."""
+"""Raw text, UTF-8: the files, the parts they are read in, and their sentences and documents."""
 
 from __future__ import annotations
 
-import codecs
 import glob
 import os
-from typing import Iterator, Sequence
+import stat
+from dataclasses import dataclass
+from typing import Callable, Iterator, Sequence
 
 from data.errors import InputError
+from data.text_formats import (
+    BOOKS,
+    DOC,
+    JSON,
+    LINES,
+    WIKITEXT,
+    border,
+    detect_format,
+    doc_paragraphs,
+    json_paragraphs,
+    wikitext_paragraphs,
+)
+from data.text_lines import Problems, line_blocks, open_text
+from data.text_sentences import UNKNOWN, split_sentences
+
+__all__ = [
+    "TEXT_FORMATS",
+    "UNKNOWN",
+    "TextSettings",
+    "TextUnit",
+    "documents",
+    "expand_globs",
+    "expand_inputs",
+    "read_unit",
+    "sentences",
+    "text_units",
+]
+
+TEXT_FORMATS = ("auto", "lines", "books", "wikiextractor", "wikitext")
+MAX_SENTENCE_BYTES = 1 << 20  # of a line that is one sentence
+MAX_PARAGRAPH_BYTES = 1 << 24  # of a line that is a paragraph, or a whole document in JSON
+UNIT_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """How text files are read.
+
+    text_format: one of TEXT_FORMATS. "lines": a blank line ends a document. "books": every file is one
+        document, blank lines are nothing. "wikiextractor": <doc> elements or JSON lines with a "text".
+        "wikitext": " = Title = " begins a document. "auto": whichever of them, except "books", each file's
+        content shows.
+    split_sentences: for "lines" and "books": a line is a paragraph, to be split into sentences; otherwise it
+        is one sentence. Wikipedia's text is always split.
+    skip_bad_records: leave out bad lines or documents instead of raising InputError.
+    """
+
+    text_format: str = "auto"
+    split_sentences: bool = False
+    skip_bad_records: bool = False
+
+    def __post_init__(self) -> None:
+        if self.text_format not in TEXT_FORMATS:
+            raise InputError(f"--text_format {self.text_format}: must be one of {', '.join(TEXT_FORMATS)}")
+
+
+@dataclass(frozen=True)
+class TextUnit:
+    """Whole lines of a text file, bytes [start, end), to be read on their own by `read_unit`.
+
+    name: for messages. format: what the file is, as `data.text_formats` calls it. last: it ends the file.
+    """
+
+    name: str
+    path: str
+    start: int
+    end: int
+    format: str
+    last: bool
+
+    @property
+    def size(self) -> int:
+        """Length in bytes."""
+        return self.end - self.start
 
 
 def expand_globs(patterns: str, flag: str) -> list[str]:
@@ -17,70 +92,191 @@ def expand_globs(patterns: str, flag: str) -> list[str]:
     source.
     Raises InputError when a pattern matches no file, or when a file is empty or cannot be read.
     """
+    return _expand(patterns, flag, directories=False)
+
+
+def expand_inputs(patterns: str, flag: str) -> list[str]:
+    """As `expand_globs`, and a directory stands for all files below it.
+
+    Of those, empty and hidden ones and those in hidden directories are left out; links to directories are not
+    followed. Raises InputError also when none remains.
+    """
+    return _expand(patterns, flag, directories=True)
+
+
+def text_units(
+    paths: Sequence[str], settings: TextSettings = TextSettings(), unit_bytes: int = UNIT_BYTES
+) -> list[TextUnit]:
+    """The files in parts of about `unit_bytes` bytes, in order; every file has one at least.
+
+    A part begins where a line does, in Wikipedia's forms where a document does, and therefore may be longer.
+    The parts depend only on the arguments and the files' content.
+    Raises InputError for a file that cannot be read, is compressed or no regular file.
+    """
+    return [unit for path in paths for unit in _file_units(path, settings, max(1, unit_bytes))]
+
+
+def read_unit(
+    unit: TextUnit, settings: TextSettings = TextSettings(), on_bad: Callable[[str], None] | None = None
+) -> Iterator[str | None]:
+    """The sentences of one part of a file, and None where a document ends.
+
+    Over all parts in order, these are the same sentences in the same documents for any `unit_bytes`, if the
+    reader ignores a None that follows no sentence (at the very beginning, or after another None, also one of
+    the part before). Such a None comes at the borders of parts only. A document may begin in one part and end
+    in another; the end of a file always ends it. Sentences have no newline, no white space around them, and
+    are never empty. Memory is bounded by the longest line that is allowed (16 MiB).
+    Where `settings.skip_bad_records`, bad lines are left out and `on_bad`, if given, gets one line for each
+    naming file and line. Otherwise raises InputError with that.
+    """
+    problems = Problems(unit.path, unit.start, settings.skip_bad_records, on_bad)
+    one_sentence = unit.format in (LINES, BOOKS) and not settings.split_sentences
+    limit = MAX_SENTENCE_BYTES if one_sentence else MAX_PARAGRAPH_BYTES
+    blocks = line_blocks(unit.path, unit.start, unit.end, limit, problems)
+    if unit.format == WIKITEXT:
+        return _split(wikitext_paragraphs(blocks))
+    if unit.format == DOC:
+        return _split(doc_paragraphs(blocks, problems))
+    if unit.format == JSON:
+        return _split(json_paragraphs(blocks, problems))
+    paragraphs = _book(blocks, unit) if unit.format == BOOKS else _plain(blocks, unit)
+    return _split(paragraphs) if settings.split_sentences else paragraphs
+
+
+def sentences(
+    paths: Sequence[str],
+    settings: TextSettings = TextSettings(),
+    on_bad: Callable[[str], None] | None = None,
+) -> Iterator[str | None]:
+    """The sentences of the files in order, with one None after each document, which is never empty.
+
+    As `read_unit` over whole files. By default a line is a sentence and a blank line ends a document, unless
+    a file is seen to be Wikipedia's. A byte order mark and CRLF line ends are accepted.
+    """
+    for path in paths:
+        inside_document = False
+        for unit in _file_units(path, settings, 1 << 62):
+            for sentence in read_unit(unit, settings, on_bad):
+                if sentence is not None or inside_document:
+                    yield sentence
+                inside_document = sentence is not None
+
+
+def documents(
+    paths: Sequence[str],
+    settings: TextSettings = TextSettings(),
+    on_bad: Callable[[str], None] | None = None,
+) -> Iterator[list[str]]:
+    """The documents of the files, each a non-empty list of sentences. Otherwise as `sentences`."""
+    document: list[str] = []
+    for sentence in sentences(paths, settings, on_bad):
+        if sentence is None:
+            yield document
+            document = []
+        else:
+            document.append(sentence)
+
+
+def _expand(patterns: str, flag: str, directories: bool) -> list[str]:
     pieces = [piece.strip() for piece in patterns.split(",") if piece.strip()]
     if not pieces:
         raise InputError(f"{flag}: no file given")
     found = set()
     for piece in pieces:
-        matches = [
-            path for path in glob.glob(os.path.expanduser(piece), recursive=True) if not os.path.isdir(path)
-        ]
+        matches: list[str] = []
+        named = os.path.expanduser(piece)
+        # A name with brackets in it is a pattern that does not match itself.
+        for path in [named] if os.path.exists(named) else glob.glob(named, recursive=True):
+            if not os.path.isdir(path):
+                _check_file(path, flag)
+                matches.append(path)
+            elif directories:
+                matches.extend(_files_below(path, flag))
         if not matches:
             raise InputError(f"{flag}: no file matches {piece!r}")
         found.update(matches)
-    for path in found:
-        try:
-            with open(path, "rb") as handle:
-                if not handle.read(1):
-                    raise InputError(f"{flag}: {path} is empty")
-        except OSError as error:
-            raise InputError(f"{flag}: cannot read {path}: {error.strerror}") from error
     return sorted(found)
 
 
-def sentences(paths: Sequence[str]) -> Iterator[str | None]:
-    """The sentences of the files in order, with None after each document.
+def _files_below(directory: str, flag: str) -> Iterator[str]:
+    def fail(error: OSError) -> None:
+        raise InputError(f"{flag}: cannot read {error.filename}: {error.strerror}") from error
 
-    Surrounding white space is removed; a line of white space, or the end of a file, ends a document. A byte
-    order mark and CRLF line ends are accepted. Memory is bounded by the longest line.
-    Raises InputError naming the file and the line for bytes that are not UTF-8.
-    """
-    for path in paths:
-        inside_document = False
-        try:
-            with open(path, "rb") as handle:
-                for number, raw in enumerate(handle, 1):
-                    line = _decode(raw, path, number).strip()
-                    if line:
-                        inside_document = True
-                        yield line
-                    elif inside_document:
-                        inside_document = False
-                        yield None
-        except OSError as error:
-            raise InputError(f"cannot read {path}: {error.strerror}") from error
-        if inside_document:
-            yield None
+    for place, subdirectories, names in os.walk(directory, onerror=fail):
+        subdirectories[:] = [name for name in subdirectories if not name.startswith(".")]
+        for name in names:
+            path = os.path.join(place, name)
+            # A file below may be empty (WikiExtractor leaves such), a file that was named may not.
+            if not name.startswith(".") and os.path.isfile(path) and os.path.getsize(path):
+                yield path
 
 
-def documents(paths: Sequence[str]) -> Iterator[list[str]]:
-    """The documents of the files, each a non-empty list of sentences. Errors as in `sentences`."""
-    document: list[str] = []
-    for line in sentences(paths):
-        if line is None:
-            yield document
-            document = []
-        else:
-            document.append(line)
-
-
-def _decode(raw: bytes, path: str, number: int) -> str:
-    if number == 1 and raw.startswith(codecs.BOM_UTF8):
-        raw = raw[len(codecs.BOM_UTF8) :]
+def _check_file(path: str, flag: str) -> None:
     try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path}, line {number}: byte {error.start + 1} is not valid UTF-8; convert the file, "
-            f"for example with iconv -t UTF-8"
-        ) from error
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as handle:
+            if not stat.S_ISREG(os.fstat(handle.fileno()).st_mode):
+                raise InputError(f"{flag}: {path} is not a regular file; write what it gives to a file first")
+            if not handle.read(1):
+                raise InputError(f"{flag}: {path} is empty")
+    except OSError as error:
+        raise InputError(f"{flag}: cannot read {path}: {error.strerror}") from error
+
+
+def _file_units(path: str, settings: TextSettings, unit_bytes: int) -> list[TextUnit]:
+    text_format = _format_of(path, settings.text_format)
+    with open_text(path) as handle:
+        size = os.fstat(handle.fileno()).st_size
+        borders = [0]
+        while size - borders[-1] > unit_bytes:
+            borders.append(border(handle, text_format, borders[-1] + unit_bytes, size))
+        if borders[-1] < size or size == 0:
+            borders.append(size)
+    return [
+        TextUnit(f"{path}, bytes {start} to {end}", path, start, end, text_format, end == size)
+        for start, end in zip(borders, borders[1:])
+    ]
+
+
+def _format_of(path: str, wanted: str) -> str:
+    found = detect_format(path)
+    if wanted == "auto":
+        return found
+    if wanted == "wikiextractor":
+        # Whatever else it is, reading it as elements names the line at fault.
+        return JSON if found == JSON else DOC
+    return wanted
+
+
+def _plain(blocks: Iterator[tuple[int, list[str | None]]], unit: TextUnit) -> Iterator[str | None]:
+    inside = unit.start > 0  # a document may come from the part before
+    for _, lines in blocks:
+        for line in lines:
+            if line is None:
+                continue
+            line = line.strip()
+            if line:
+                inside = True
+                yield line
+            elif inside:
+                inside = False
+                yield None
+    if inside and unit.last:
+        yield None
+
+
+def _book(blocks: Iterator[tuple[int, list[str | None]]], unit: TextUnit) -> Iterator[str | None]:
+    for _, lines in blocks:
+        for line in lines:
+            line = line and line.strip()
+            if line:
+                yield line
+    if unit.last:
+        yield None
+
+
+def _split(paragraphs: Iterator[str | None]) -> Iterator[str | None]:
+    for paragraph in paragraphs:
+        if paragraph is None:
+            yield None
+        else:
+            yield from split_sentences(paragraph)

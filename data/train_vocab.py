@@ -1,6 +1,7 @@
-"""Train a WordPiece vocabulary on raw text.
+"""Train a vocabulary on raw text: WordPiece's vocab.txt or a SentencePiece model.
 
 python -m data.train_vocab --input 'corpus/*.txt' --output vocab.txt --vocab_size 30522 [--cased]
+python -m data.train_vocab --type sentencepiece --input corpus/ --output m.model --vocab_size 30000
 """
 
 from __future__ import annotations
@@ -8,105 +9,119 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import unicodedata
-from collections import Counter
-from typing import Iterator, Sequence
-
-from tokenizers import Tokenizer
-from tokenizers.models import WordPiece
-from tokenizers.pre_tokenizers import BertPreTokenizer
-from tokenizers.trainers import WordPieceTrainer
+from typing import Sequence
 
 from data.errors import InputError
 from data.files import replacing
-from data.text import expand_globs, sentences
-from data.tokenizer import bert_normalizer
-from data.vocab import SPECIAL_TOKENS, load_vocab
+from data.progress import Printed
+from data.text import TEXT_FORMATS, TextSettings, expand_inputs
+from data.tokenizer import load_sentencepiece
+from data.train_sentencepiece import MODEL_TYPES, sentencepiece_model
+from data.train_wordpiece import MIN_VOCAB_SIZE, wordpiece_tokens
+from data.training_text import TrainingText
+from data.vocab import KINDS, SENTENCEPIECE, WORDPIECE, load_vocab
 
-MIN_VOCAB_SIZE = 100
-ALPHABET_LIMIT = (
-    1000  # rarer characters become [UNK]; Hugging Face's BertWordPieceTokenizer has the same limit
-)
+__all__ = ["MIN_VOCAB_SIZE", "train_sentencepiece", "train_wordpiece"]
 
 
-def train_wordpiece(paths: Sequence[str], output: str, vocab_size: int, cased: bool = False) -> int:
-    """Train on the files and write `output`, a vocab.txt with the special tokens first. Returns its size.
+def train_wordpiece(
+    paths: Sequence[str], output: str, vocab_size: int, cased: bool = False, text: TrainingText | None = None
+) -> int:
+    """Train and write `output`, a vocab.txt with the special tokens first. Returns its number of tokens.
 
-    The same text gives the same vocabulary. Raises InputError for bad text or a text too small to give any
-    pieces.
+    The text is that of the files at `paths`, or `text` if given. The same text gives the same file. Errors as
+    in `wordpiece_tokens`.
     """
-    if vocab_size < MIN_VOCAB_SIZE:
-        raise InputError(f"--vocab_size {vocab_size}: must be at least {MIN_VOCAB_SIZE}")
-    alphabet = _alphabet(paths, cased, min(ALPHABET_LIMIT, vocab_size // 8))
-    if not alphabet:
-        raise InputError(f"no text to train a vocabulary on in {', '.join(paths)}")
-    tokenizer = Tokenizer(WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = bert_normalizer(cased)
-    tokenizer.pre_tokenizer = BertPreTokenizer()
-    # Left alone, the trainer numbers characters in the order of a randomized hash table, and its merges break
-    # ties by these numbers. Naming all characters beforehand, the continuing ones as if special, makes it
-    # repeatable.
-    continuing = ["##" + character for character in alphabet if _joins_words(character)]
-    trainer = WordPieceTrainer(
-        vocab_size=vocab_size,
-        min_frequency=2,
-        show_progress=False,
-        special_tokens=[*SPECIAL_TOKENS, *continuing],
-        initial_alphabet=alphabet,
-        limit_alphabet=len(alphabet),
-        continuing_subword_prefix="##",
-    )
-    tokenizer.train_from_iterator(_lines(paths), trainer)
-    ids = tokenizer.get_vocab()
-    tokens = sorted(ids, key=ids.__getitem__)
+    tokens = wordpiece_tokens(text if text is not None else TrainingText(paths), vocab_size, cased)
     with replacing(output) as handle:
         handle.write("".join(token + "\n" for token in tokens).encode("utf-8"))
     return len(load_vocab(output))
 
 
-def _alphabet(paths: Sequence[str], cased: bool, limit: int) -> list[str]:
-    """The `limit` most frequent characters of the cleaned text, in code point order."""
-    normalizer = bert_normalizer(cased)
-    counts: Counter[str] = Counter()
-    for line in _lines(paths):
-        counts.update(normalizer.normalize_str(line))
-    frequent = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))
-    return sorted(frequent[:limit])
+def train_sentencepiece(
+    text: TrainingText, output: str, vocab_size: int, cased: bool = False, model_type: str = "unigram"
+) -> int:
+    """Train and write `output`, a SentencePiece model. Returns its number of pieces.
+
+    Errors as in `sentencepiece_model`.
+    """
+    content = sentencepiece_model(text, vocab_size, cased, model_type)
+    with replacing(output) as handle:
+        handle.write(content)
+    return len(load_sentencepiece(output))
 
 
-def _lines(paths: Sequence[str]) -> Iterator[str]:
-    return (line for line in sentences(paths) if line is not None)
-
-
-def _joins_words(character: str) -> bool:
-    """Whether basic tokenization leaves the character in words; punctuation and ideographs it isolates."""
-    ascii_punctuation = character.isascii() and not character.isalnum()
-    ideograph = "CJK" in unicodedata.name(character, "")
-    return not (ascii_punctuation or ideograph or unicodedata.category(character).startswith("P"))
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    arguments = argparse.ArgumentParser(
+        prog="python -m data.train_vocab",
+        description="Train a WordPiece vocabulary or a SentencePiece model on raw text.",
+        epilog="Memory: about 1 KB for each distinct word of the sentences trained on, such as 1 GB for 10 "
+        "million sentences with a million distinct words; SentencePiece holds the sentences as well.",
+    )
+    add = arguments.add_argument
+    add("--input", required=True, help="text: files, globs and directories, comma-separated")
+    add("--output", required=True, help="the vocab.txt or .model file to write; must not exist")
+    add("--type", choices=KINDS, default=WORDPIECE, help="default: %(default)s")
+    add("--vocab_size", type=int, default=30522, help="tokens at most (default: %(default)s)")
+    add("--cased", action="store_true", help="keep case and accents")
+    add("--sp_model_type", choices=MODEL_TYPES, default="unigram", help="of SentencePiece")
+    add("--text_format", choices=TEXT_FORMATS, default="auto", help="default: what the files' content shows")
+    add("--split_sentences", action="store_true", help="lines are paragraphs of running text")
+    add("--skip_bad_records", action="store_true", help="leave out bad lines instead of stopping")
+    add(
+        "--max_sentences",
+        type=int,
+        default=10_000_000,
+        help="train on so many sentences drawn from a larger text, 0 for all (default: %(default)s)",
+    )
+    add("--seed", type=int, default=0, help="of the draw of --max_sentences")
+    return arguments
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(description="Train a WordPiece vocabulary on raw text.")
-    parser.add_argument(
-        "--input", required=True, help="text files: globs, comma-separated; one sentence a line"
-    )
-    parser.add_argument("--output", required=True, help="the vocab.txt to write")
-    parser.add_argument("--vocab_size", type=int, default=30522)
-    parser.add_argument("--cased", action="store_true", help="keep case and accents")
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
-        directory = os.path.dirname(os.path.abspath(options.output))
-        if not os.path.isdir(directory):
-            raise InputError(f"--output: no such directory: {directory}")
-        size = train_wordpiece(
-            expand_globs(options.input, "--input"), options.output, options.vocab_size, options.cased
-        )
+        _train(options)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"wrote {options.output}: {size} tokens")
+    except OSError as error:  # such as a full disk; the output is not there then
+        print(f"error: --output: cannot write {options.output}: {error.strerror}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; nothing was written", file=sys.stderr)
+        return 130
     return 0
+
+
+def _train(options: argparse.Namespace) -> None:
+    output: str = options.output
+    directory = os.path.dirname(os.path.abspath(output))
+    if not os.path.isdir(directory):
+        raise InputError(f"--output: no such directory: {directory}")
+    if os.path.lexists(output):
+        raise InputError(f"--output: {output} is there already; name another file or remove it")
+    if options.max_sentences < 0:
+        raise InputError(f"--max_sentences {options.max_sentences}: must be 0 (all) or more")
+    progress = Printed()
+    paths = expand_inputs(options.input, "--input")
+    settings = TextSettings(options.text_format, options.split_sentences, options.skip_bad_records)
+    text = TrainingText(paths, settings, options.max_sentences, options.seed, progress)
+    if 0 < options.max_sentences < text.sentences:
+        progress.note(f"training on {text.drawn} of {text.sentences} sentences (--max_sentences)")
+    if options.type == SENTENCEPIECE:
+        size = train_sentencepiece(text, output, options.vocab_size, options.cased, options.sp_model_type)
+    else:
+        size = train_wordpiece(paths, output, options.vocab_size, options.cased, text)
+    for message in text.messages:
+        print(f"skipped: {message}", file=sys.stderr)
+    if text.skipped:
+        print(f"skipped {text.skipped} bad records in all", file=sys.stderr)
+    fewer = size < options.vocab_size
+    reason = f", fewer than --vocab_size {options.vocab_size}: the text has no more" if fewer else ""
+    print(f"wrote {output}: {size} tokens{reason}")
 
 
 if __name__ == "__main__":

@@ -5,13 +5,15 @@ from __future__ import annotations
 import codecs
 import hashlib
 from dataclasses import dataclass, field
-from typing import Sequence
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
 from data.errors import InputError
 
+WORDPIECE, SENTENCEPIECE = KINDS = ("wordpiece", "sentencepiece")
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+MAX_VOCAB_BYTES = 64 << 20  # ten times the largest vocabulary in use
 WORD_START = "\u2581"  # SentencePiece writes the space before a word as this character
 
 
@@ -20,7 +22,8 @@ class Vocabulary:
     """An immutable vocabulary; token i is `tokens[i]`.
 
     `is_continuation` is a bool array of shape (len(tokens),): True where a token continues the word before
-    it. `sha256` identifies the tokens and their order.
+    it. `sha256` identifies the tokens and their order. `kind` is WORDPIECE ("##" starts a continuation) or
+    SENTENCEPIECE (WORD_START starts a word).
     """
 
     tokens: tuple[str, ...]
@@ -31,6 +34,7 @@ class Vocabulary:
     mask_id: int
     is_continuation: np.ndarray = field(repr=False)
     sha256: str
+    kind: str = WORDPIECE
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -48,14 +52,16 @@ class Vocabulary:
 def load_vocab(path: str) -> Vocabulary:
     """Read a BERT `vocab.txt`: one token a line, the id being the line's place from 0.
 
-    Raises InputError for a file that cannot be read, is not UTF-8, is empty, holds an empty line or a token
-    twice, or lacks a special token.
+    Raises InputError for a file that cannot be read, is larger than any vocabulary, is not UTF-8, is empty,
+    holds an empty line, a NUL or a token twice, or lacks a special token.
     """
     try:
         with open(path, "rb") as handle:
-            content = handle.read()
+            content = handle.read(MAX_VOCAB_BYTES + 1)
     except OSError as error:
         raise InputError(f"cannot read the vocabulary {path}: {error.strerror}") from error
+    if len(content) > MAX_VOCAB_BYTES:
+        raise InputError(f"{path} has over {MAX_VOCAB_BYTES >> 20} MiB; is this a BERT vocab.txt?")
     if content.startswith(codecs.BOM_UTF8):
         content = content[len(codecs.BOM_UTF8) :]
     tokens: list[str] = []
@@ -67,6 +73,8 @@ def load_vocab(path: str) -> Vocabulary:
             token = raw.decode("utf-8").rstrip("\r")
         except UnicodeDecodeError as error:
             raise InputError(f"{path}, line {number}: not valid UTF-8; is this a BERT vocab.txt?") from error
+        if "\0" in token:
+            raise InputError(f"{path}, line {number}: a NUL character; is this a BERT vocab.txt in UTF-8?")
         if not token.strip():
             raise InputError(f"{path}, line {number}: an empty line; a vocab.txt has one token on each line")
         tokens.append(token)
@@ -83,8 +91,7 @@ def vocabulary_from_tokens(tokens: Sequence[str], source: str = "the vocabulary"
     missing = [token for token in SPECIAL_TOKENS if token not in ids]
     if missing:
         raise InputError(f"{source} lacks {', '.join(missing)}; BERT needs {', '.join(SPECIAL_TOKENS)}")
-    continuation = np.array([token.startswith("##") for token in tokens], dtype=bool)
-    return _build(tokens, [ids[token] for token in SPECIAL_TOKENS], continuation)
+    return _build(tokens, [ids[token] for token in SPECIAL_TOKENS], WORDPIECE)
 
 
 def vocabulary_from_pieces(pieces: Sequence[str], unk_id: int, pad_id: int, source: str) -> Vocabulary:
@@ -105,8 +112,48 @@ def vocabulary_from_pieces(pieces: Sequence[str], unk_id: int, pad_id: int, sour
             "--user_defined_symbols=[CLS],[SEP],[MASK] --pad_id=3"
         )
     special = [pad_id, unk_id, ids["[CLS]"], ids["[SEP]"], ids["[MASK]"]]
-    continuation = np.array([not piece.startswith(WORD_START) for piece in pieces], dtype=bool)
-    return _build(pieces, special, continuation)
+    return _build(pieces, special, SENTENCEPIECE)
+
+
+def save_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
+    """The vocabulary as a dictionary for JSON: kind, tokens, special ids and sha256."""
+    return {
+        "kind": vocabulary.kind,
+        "tokens": list(vocabulary.tokens),
+        "special_ids": list(vocabulary.special_ids),
+        "sha256": vocabulary.sha256,
+    }
+
+
+def vocabulary_from_saved(saved: Mapping[str, Any], source: str) -> Vocabulary:
+    """The vocabulary that `save_vocabulary` wrote; `source` names where it was read from in messages.
+
+    Raises InputError for anything else: other types, ids beyond the tokens, another checksum.
+    """
+    if not isinstance(saved, Mapping):
+        raise InputError(f"{source}: the saved vocabulary is damaged (no dictionary); write it again")
+    kind, tokens, special = saved.get("kind"), saved.get("tokens"), saved.get("special_ids")
+    if kind not in KINDS:
+        raise InputError(f"{source}: the saved vocabulary is damaged (unknown kind); write it again")
+    if not isinstance(tokens, list) or not all(type(token) is str for token in tokens):
+        raise InputError(f"{source}: the saved vocabulary is damaged (tokens are no strings); write it again")
+    if (
+        not isinstance(special, list)
+        or len(special) != len(SPECIAL_TOKENS)
+        or not all(type(index) is int and 0 <= index < len(tokens) for index in special)
+        or len(set(special)) != len(special)
+    ):
+        raise InputError(f"{source}: the saved vocabulary is damaged (ids of special tokens); write it again")
+    _unique_ids(tokens, source)
+    try:
+        vocabulary = _build(tokens, special, kind)
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{source}: the saved vocabulary holds halves of characters; write it again"
+        ) from error
+    if vocabulary.sha256 != saved.get("sha256"):
+        raise InputError(f"{source}: the saved vocabulary does not fit its checksum; write it again")
+    return vocabulary
 
 
 def _unique_ids(tokens: Sequence[str], source: str) -> dict[str, int]:
@@ -120,12 +167,16 @@ def _unique_ids(tokens: Sequence[str], source: str) -> dict[str, int]:
     return ids
 
 
-def _build(tokens: Sequence[str], special: Sequence[int], continuation: np.ndarray) -> Vocabulary:
+def _build(tokens: Sequence[str], special: Sequence[int], kind: str) -> Vocabulary:
+    if kind == WORDPIECE:
+        continuation = np.array([token.startswith("##") for token in tokens], dtype=bool)
+    else:
+        continuation = np.array([not token.startswith(WORD_START) for token in tokens], dtype=bool)
     continuation[list(special)] = False
     continuation.setflags(write=False)
     digest = hashlib.sha256("\n".join(tokens).encode("utf-8"))
     digest.update(repr(tuple(special)).encode("ascii"))
     pad_id, unk_id, cls_id, sep_id, mask_id = special
     return Vocabulary(
-        tuple(tokens), pad_id, unk_id, cls_id, sep_id, mask_id, continuation, digest.hexdigest()
+        tuple(tokens), pad_id, unk_id, cls_id, sep_id, mask_id, continuation, digest.hexdigest(), kind
     )

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "run_pretraining_hvd.py"
 METRICS = {
     "step", "mlm_loss", "nsp_loss", "mlm_acc", "nsp_acc", "lr", "grad_norm", "loss_scale",
-    "tokens_per_s", "padded_tokens_per_s", "sequences_per_s", "step_s",
+    "tokens_per_s", "padded_tokens_per_s", "sequences_per_s", "step_s", "data_wait",
 }  # fmt: skip
 STEPS = 12
 
@@ -94,6 +94,7 @@ def test_metrics(two_ranks):
         assert each["lr"] == pytest.approx(schedule(each["step"]))
         assert 0 < each["tokens_per_s"] <= each["padded_tokens_per_s"]
         assert each["padded_tokens_per_s"] * each["step_s"] <= 2 * 2 * 256 * 1.001
+        assert 0 <= each["data_wait"] < 1
         assert 0 <= each["mlm_acc"] <= 1 and 0 <= each["nsp_acc"] <= 1
     assert training[0]["mlm_loss"] == pytest.approx(math.log(1024), abs=0.5)  # starts by guessing
     assert training[-1]["mlm_loss"] < training[0]["mlm_loss"]
@@ -203,27 +204,29 @@ def test_gloo_trains_like_mpi(corpus, tmp_path):
     same_checkpoint(directories["mpirun"], directories["gloo"], 6)
 
 
-def test_npz_files_train_and_evaluate(corpus, tmp_path):
-    from data.batches import RawSource, write_evaluation_set
-    from data.text import expand_globs
-    from data.tokenizer import WordPieceTokenizer
-    from data.tokens import cached_store
-    from data.vocab import load_vocab
-
-    vocab = load_vocab(corpus.vocab)
-    paths = expand_globs(corpus.held_out, "--data")
-    store = cached_store(paths, WordPieceTokenizer(vocab), vocab, str(tmp_path / "cache"))
-    write_evaluation_set(RawSource(store, vocab, 32, 0.1, 0.15, 5), str(tmp_path / "part-0.npz"))
-    # One file, two ranks.
+def test_files_with_masks_train_and_evaluate(corpus, tmp_path):
+    """What data.prepare writes, in three formats under names that say nothing."""
+    for name in ("npz", "hdf5", "tfrecord"):
+        run_command(
+            [
+                *(sys.executable, "-m", "data.prepare", "--input", corpus.held_out, "--vocab", corpus.vocab),
+                *("--format", name, "--max_seq_length", "32", "--dupe_factor", "1"),
+                *("--output", str(tmp_path / name)),
+            ],
+            cwd=ROOT,
+        ).check()
+        (written,) = [path for path in (tmp_path / name).iterdir() if path.suffix != ".json"]
+        written.rename(tmp_path / f"{name}.bin")
+    # Three files, two ranks.
     args = options(
-        corpus, tmp_path / "run", raw=None, data=tmp_path / "*.npz", data_eval=tmp_path / "*.npz",
+        corpus, tmp_path / "run", raw=None, data=tmp_path / "*.bin", data_eval=tmp_path / "hdf5.bin",
         max_seq_length=None, num_steps=6,
     )  # fmt: skip
     train(args, 2, "mpirun").check()
     assert [each["step"] for each in metrics_of(tmp_path / "run")] == [4, 6, 6]
-    # And evaluation alone, of the checkpoint just made: the same figures.
+    # And evaluation alone, of the checkpoint just made: the same figures from the same sequences elsewhere.
     args = options(
-        corpus, tmp_path / "run", raw=None, data=None, data_eval=tmp_path / "*.npz", max_seq_length=None,
+        corpus, tmp_path / "run", raw=None, data=None, data_eval=tmp_path / "npz.bin", max_seq_length=None,
         num_steps=6, resume=True,
     )  # fmt: skip
     train(args).check()

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from bert.options import parse_options
-from data.npz import read_npz
+from data.formats.read import read_instances
 from tests.processes import ROOT, RunResult, run_command, run_ranks
 
 README = ROOT / "README.md"
@@ -28,7 +28,9 @@ GUIDES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")
 PACKAGES = ("bench", "bert", "comm", "data", "hosts", "setup")
 SCRIPT = "run_pretraining_hvd.py"
 SCRIPTS = (SCRIPT, "run_pretraining_byteps.py")
+DATA_COMMANDS = ("data.prepare", "data.inspect", "data.train_vocab", "data.convert_npz")
 OWN_TEXT = "## Your own text"
+LARGE_CORPUS = "### A large corpus"
 TREE = "## The files"
 # What the own-text example is cut down to, so that it takes seconds; each must occur in it.
 SMALLER = {
@@ -134,8 +136,7 @@ def test_every_command_is_of_a_tested_kind():
         raise AssertionError(f"{command.guide}: nothing here tests: {command.text}")
 
     kinds = {kind(command) for command in ALL}
-    assert {"make", "hparams", "training", "data.train_vocab", "data.convert_npz"} <= kinds
-    assert kinds - {"make", "hparams", "training", "pytest"} <= {"data.train_vocab", "data.convert_npz"}
+    assert kinds - {"pytest"} == {"make", "hparams", "training", *DATA_COMMANDS}
     for command in ALL:  # only hparams.py prints the same everywhere; a run is shown as an example
         assert command.shown is None or command in HPARAMS or command.text == "make pretrain"
 
@@ -275,6 +276,30 @@ def code_in(text: str) -> list[str]:
     return re.findall(r"`([^`]+)`", text)
 
 
+def test_a_large_corpus(own_text):
+    """The three commands in their order, on the text of the own-text example; the run is cut down."""
+    (block,) = blocks_of(LARGE_CORPUS)
+    prepare, inspect, training = commands(block)
+    prepared = run_command([sys.executable, *prepare.words[1:]], cwd=own_text.directory).check()
+    assert "tokens" in prepared.stdout
+    run_command([sys.executable, *inspect.words[1:]], cwd=own_text.directory).check()
+    assert (own_text.directory / "lengths.png").read_bytes().startswith(b"\x89PNG")
+    before, given = split_at_script(training)
+    cut_down = ["--model", "bert_1_32_2", "--num_steps", "2", "--log_interval", "1"]
+    ranks = int(before[before.index("-np") + 1])
+    run_ranks(ROOT / SCRIPT, ranks, timeout=120, args=[*given, *cut_down], cwd=own_text.directory).check()
+    assert (own_text.directory / "runs" / "store" / "0000002.params").exists()
+
+
+def test_options_of_the_data_commands_exist(helps_of):
+    mine = [command for command in ALL if command.words[1:2] == ["-m"] and command.words[2] in DATA_COMMANDS]
+    assert len(mine) >= len(DATA_COMMANDS)
+    for command in mine:
+        for word in command.words[3:]:
+            if word.startswith("--"):
+                assert re.search(rf"{word}\b(?!-)", helps_of[f"-m {command.words[2]}"]), command.text
+
+
 def test_conversion_of_gluonnlps_files(tmp_path):
     """The README's command on a file as GluonNLP writes it; the result is what the training script reads."""
     (tmp_path / "pretrain").mkdir()
@@ -293,7 +318,7 @@ def test_conversion_of_gluonnlps_files(tmp_path):
     np.savez_compressed(tmp_path / "pretrain" / "part-000.npz", **pickled)
     (command,) = [each for each in ALL if "data.convert_npz" in each.words]
     run_command([sys.executable, *command.words[1:]], cwd=tmp_path).check()
-    arrays = read_npz(str(tmp_path / "padded" / "part-000.npz"), 100)
+    (arrays,) = read_instances(str(tmp_path / "padded" / "part-000.npz"), 100)
     assert arrays.valid_lengths.tolist() == [9, 12]
     assert arrays.masked_lm_ids.tolist() == [[7, 0], [7, 9]]
 
@@ -320,8 +345,8 @@ def test_the_file_tree_is_the_real_one():
         path = ROOT / entry
         assert path.is_dir() if entry.endswith("/") else path.is_file(), entry
     for package in PACKAGES:
-        modules = {f"{package}/{path.name}" for path in (ROOT / package).glob("*.py")}
-        assert modules - {f"{package}/__init__.py"} <= set(entries)
+        modules = {str(path.relative_to(ROOT)) for path in (ROOT / package).rglob("*.py")}
+        assert {name for name in modules if not name.endswith("/__init__.py")} <= set(entries)
 
 
 def test_everything_at_the_top_is_in_the_file_tree():
@@ -370,11 +395,17 @@ def test_options_named_in_the_text_exist(guide, helps):
 
 
 @pytest.fixture(scope="module")
-def helps() -> str:
+def helps_of() -> dict[str, str]:
+    """What each command says of its options."""
+    modules = [f"-m {name}" for name in DATA_COMMANDS]
+    modules += [SCRIPT, "hparams.py", "hosts/launch_byteps.py"]
+    return {each: run_command([sys.executable, *each.split(), "--help"]).check().stdout for each in modules}
+
+
+@pytest.fixture(scope="module")
+def helps(helps_of) -> str:
     """What all commands say of their options."""
-    modules = ["-m data.train_vocab", "-m data.convert_npz", SCRIPT, "hparams.py"]
-    modules.append("hosts/launch_byteps.py")
-    return "".join(run_command([sys.executable, *each.split(), "--help"]).check().stdout for each in modules)
+    return "".join(helps_of.values())
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)

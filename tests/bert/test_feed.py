@@ -19,6 +19,9 @@ from bert.report import SilentReporter
 from comm.local import LocalCommunicator
 from data.batches import Batch
 from data.errors import InputError
+from data.tokenizer import TokenizerSettings
+from data.tokens import build_store
+from data.vocab import load_vocab
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS]
@@ -78,7 +81,7 @@ class Prepared:
 
     def evaluation(self, rank: int = 0) -> Any:
         self.communicator = Rank(rank, self.world_size)
-        return evaluation_feed(self.options, self.inputs, self.plan, self.communicator, self.notes)
+        return evaluation_feed(self.options, self.inputs, self.plan, self.communicator)
 
 
 def take(feed: Any, count: int, position: int = 0) -> list[Batch]:
@@ -91,6 +94,25 @@ def take(feed: Any, count: int, position: int = 0) -> list[Batch]:
 
 def same(first: Any, second: Any) -> bool:
     return all((a == b).all() for one, other in zip(first, second) for a, b in zip(one, other))
+
+
+def instances(rows: int) -> dict[str, np.ndarray]:
+    """Sequences with masks; the second token tells them apart."""
+    ids = np.full((rows, 12), 7)
+    ids[:, 1] = 5 + np.arange(rows)
+    return {
+        "input_ids": ids,
+        "segment_ids": np.zeros((rows, 12), int),
+        "masked_lm_positions": np.full((rows, 2), 3),
+        "masked_lm_ids": np.full((rows, 2), 8),
+        "masked_lm_weights": np.ones((rows, 2), np.float32),
+        "next_sentence_labels": np.zeros(rows, int),
+        "valid_lengths": np.full(rows, 12),
+    }
+
+
+def save(path: str, arrays: dict[str, np.ndarray]) -> None:
+    np.savez(path, **arrays)
 
 
 def files(place: Path, pattern: str) -> dict[str, tuple[int, int]]:
@@ -107,7 +129,7 @@ class TestText:
         batches = take(Prepared("--data train.txt").training(), 20)
         for batch in batches:
             rows, length = batch.input_ids.shape
-            assert length <= 32 and batch.masked_positions.shape == (rows, 5)  # 15% of 32, rounded up
+            assert length <= 32 and batch.masked_positions.shape == (rows, round(0.15 * length))
             assert (batch.input_ids[:, 0] == CLS).all()
             inside = np.arange(length) < batch.valid_lengths[:, None]
             assert (batch.input_ids[~inside] == PAD).all()
@@ -178,6 +200,34 @@ class TestText:
         with pytest.raises(InputError, match="single document"):
             Prepared("--data one.txt").training()
 
+    def test_bytes_that_are_not_utf8(self):
+        Path("bad.txt").write_bytes(b"a b\nc d\n\ncaf\xe9 e\nf g\n")
+        with pytest.raises(InputError, match=r"bad\.txt.*line 4.*UTF-8"):
+            Prepared("--data train.txt,bad.txt").training()
+        feed = Prepared("--data train.txt,bad.txt --skip_bad_records").training()
+        assert take(feed, 1)
+
+    def test_a_prepared_store_gives_the_same_batches(self):
+        vocabulary = load_vocab("vocab.txt")
+        build_store(["train.txt"], TokenizerSettings(vocabulary), "store")
+        prepared = Prepared("--data store")
+        assert prepared.inputs.train.kind == "store"
+        assert same(take(prepared.training(), 5), take(Prepared("--data train.txt").training(), 5))
+
+    def test_static_masks(self):
+        batches = []
+        for flag in ("", "--static_masks"):
+            feed = Prepared(f"--data train.txt --num_buckets 1 --batch_size 512 {flag}").training()
+            batches.append(take(feed, 2))  # an epoch each
+        rows = [[{row.tobytes() for row in batch.input_ids} for batch in epochs] for epochs in batches]
+        assert rows[0][0] != rows[0][1] and rows[1][0] == rows[1][1]
+
+    def test_the_time_spent_waiting_is_counted(self):
+        feed = Prepared("--data train.txt").training()
+        assert feed.waited == 0
+        take(feed, 3)
+        assert feed.waited > 0
+
     def test_closing_before_the_first_batch(self):
         Prepared("--data train.txt").training().close()
 
@@ -224,29 +274,16 @@ class TestEvaluation:
         assert len(first) > 1 and same(first, list(begin()))
         assert {len(batch.input_ids) for batch in first[:-1]} == {4}
 
-    def test_it_is_written_once_and_read_from_then_on(self, place):
+    def test_it_does_not_depend_on_the_seed(self):
         first = list(Prepared(self.ARGUMENTS).evaluation()())
-        cache = files(place, "ckpt/data_eval_cache/*")
-        assert len(cache) == 1 and next(iter(cache)).endswith(".npz")
-        again = list(Prepared(self.ARGUMENTS + " --lr 0.1 --seed 8").evaluation()())
-        assert files(place, "ckpt/data_eval_cache/*") == cache and same(first, again)
+        assert same(first, list(Prepared(self.ARGUMENTS + " --lr 0.1 --seed 8").evaluation()()))
 
-    @pytest.mark.parametrize(
-        "change",
-        ["--max_seq_length 16", "--masked_lm_prob 0.3", "--max_predictions_per_seq 2", "--whole_word_mask"],
-    )
-    def test_other_options_have_a_set_of_their_own(self, place, change):
+    def test_it_is_tokenized_once(self, place):
         Prepared(self.ARGUMENTS).evaluation()
-        first = files(place, "ckpt/data_eval_cache/*")
-        Prepared(f"{self.ARGUMENTS} {change}").evaluation()
-        both = files(place, "ckpt/data_eval_cache/*")
-        assert len(both) == 2 and set(first.items()) <= set(both.items())
-
-    def test_other_text_has_a_set_of_its_own(self, place):
-        Prepared(self.ARGUMENTS).evaluation()
-        Path("eval.txt").write_text(Path("train.txt").read_text(encoding="utf-8"), encoding="utf-8")
-        Prepared(self.ARGUMENTS).evaluation()
-        assert len(files(place, "ckpt/data_eval_cache/*")) == 2
+        stores = files(place, "ckpt/tokens/*/*")
+        assert stores
+        Prepared(self.ARGUMENTS + " --resume").evaluation()
+        assert files(place, "ckpt/tokens/*/*") == stores
 
     def test_ranks_divide_it(self):
         whole = list(Prepared(self.ARGUMENTS).evaluation()())
@@ -255,39 +292,26 @@ class TestEvaluation:
         order = [shares[index % 3][index // 3] for index in range(len(whole))]
         assert sum(len(share) for share in shares) == len(whole) and same(order, whole)
 
-    def test_one_rank_of_a_host_writes_and_the_others_wait_for_it(self, place):
-        """A second rank that comes without the first having written finds nothing: it never writes itself."""
-        prepared = Prepared(self.ARGUMENTS, world_size=2)
-        prepared.evaluation(0)
-        assert prepared.communicator.barriers == 2, "one for the tokens, one for the set"
-        (cache,) = place.glob("ckpt/data_eval_cache/*.npz")
-        cache.unlink()
-        with pytest.raises(InputError, match="cannot read"):
-            prepared.evaluation(1)
-        assert not list(place.glob("ckpt/data_eval_cache/*"))
+    def test_files_with_masks_are_taken_as_they_are(self):
+        save("eval.npz", instances(20))
+        found = list(Prepared("--data_eval eval.npz --eval_use_npz --batch_size_eval 4").evaluation()())
+        seen = np.concatenate([batch.input_ids[:, 1] for batch in found])
+        assert sorted(seen) == sorted(instances(20)["input_ids"][:, 1])
 
-    def test_npz_files_are_taken_as_they_are(self, place):
-        list(Prepared(self.ARGUMENTS).evaluation()())
-        (cache,) = place.glob("ckpt/data_eval_cache/*.npz")
-        os.rename(cache, "eval.npz")
-        found = Prepared("--data_eval eval.npz --eval_use_npz --batch_size_eval 4").evaluation()
-        assert same(list(found()), list(Prepared(self.ARGUMENTS).evaluation()()))
+
+def test_a_bad_value_is_one_line_naming_file_and_instance():
+    arrays = instances(4)
+    arrays["input_ids"][2, 3] = len(WORDS)
+    save("eval.npz", arrays)
+    with pytest.raises(InputError, match=r"eval\.npz.*2"):
+        Prepared("--data_eval eval.npz --eval_use_npz").evaluation()
+    found = Prepared("--data_eval eval.npz --eval_use_npz --skip_bad_records").evaluation()
+    assert sum(len(batch.input_ids) for batch in found()) == 3
 
 
 def test_npz_files_for_training_are_divided_too():
     rows = 16
-    ids = np.full((rows, 12), 7)
-    ids[:, 1] = 5 + np.arange(rows)  # tells the rows apart
-    np.savez(
-        "train.npz",
-        input_ids=ids,
-        segment_ids=np.zeros((rows, 12), int),
-        masked_lm_positions=np.full((rows, 2), 3),
-        masked_lm_ids=np.full((rows, 2), 8),
-        masked_lm_weights=np.ones((rows, 2), np.float32),
-        next_sentence_labels=np.zeros(rows, int),
-        valid_lengths=np.full(rows, 12),
-    )
+    save("train.npz", instances(rows))
     argv = ["--data", "train.npz", "--vocab", "vocab.txt", "--batch_size", "4", "--num_data_workers", "0"]
     options = parse_options(argv, "description")
     inputs = check_inputs(options)

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from data.embedded import build
-from data.tokenizer import WordPieceTokenizer
+from data.tokenizer import TokenizerSettings
 from data.tokens import TokenStore, build_store
 from data.vocab import load_vocab
 
@@ -34,7 +34,7 @@ def vocab(embedded):
 def store(embedded, vocab, tmp_path_factory):
     """The token store of one training file: 50 documents or more."""
     directory = tmp_path_factory.mktemp("store") / "store"
-    build_store([str(embedded / "corpus" / "train-0.txt")], WordPieceTokenizer(vocab), vocab, str(directory))
+    build_store([str(embedded / "corpus" / "train-0.txt")], TokenizerSettings(vocab), str(directory))
     return TokenStore.open(str(directory))
 
 

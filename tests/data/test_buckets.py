@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from data.buckets import bucket_bounds, epoch_order, padded_to, rows_per_batch
+from data.buckets import bucket_bounds, epoch_order, length_counts, padded_to, rows_per_batch
+from tests.data.chance import UNLIKELY, chi_square_p
 
 
 def test_padded_lengths_are_multiples_of_8_within_the_maximum():
@@ -41,55 +42,75 @@ def test_rows_by_tokens_never_pad_beyond_the_tokens_allowed():
     assert rows_per_batch(512, 100, False) == 100
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-@pytest.mark.parametrize("count", [5, 64, 97, 1000])
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_an_epoch_has_every_sample_once_in_batches_of_one_bucket(world_size, count, shuffle):
+def blocks_of(order):
+    return [order.block(place) for place in range(len(order))]
+
+
+@pytest.mark.parametrize("count", [1, 5, 64, 97, 1000])
+@pytest.mark.parametrize("key", [None, 0, 0xFEDCBA9876543210])
+def test_an_epoch_has_every_sample_once_in_blocks_of_one_bucket(count, key):
     lengths = np.random.default_rng(count).integers(5, 65, count)
     bounds, rows = (16, 40, 64), (8, 5, 3)
-    rng = np.random.default_rng(0) if shuffle else None
-    order = epoch_order(lengths, bounds, rows, world_size, rng)
-    assert sorted(order.samples.tolist()) == list(range(count))
-    seen, uneven = [], 0
-    for batch in range(len(order)):
-        shares = [order.share(batch, rank, world_size) for rank in range(world_size)]
-        sizes = [len(share) for share in shares]
-        padded = int(order.padded[batch])
-        assert min(sizes) >= 1 and max(sizes) - min(sizes) <= 1
-        assert max(lengths[np.concatenate(shares)]) <= padded
-        uneven += sizes != [rows[bounds.index(padded)]] * world_size
-        seen += np.concatenate(shares).tolist()
-    assert sorted(seen) == list(range(count))
-    assert uneven <= 2
-    if shuffle and count == 1000:
-        assert (np.diff(order.padded) < 0).sum() > 10, "batches of the buckets alternate"
-
-
-@pytest.mark.parametrize("left", [1, 2, 3, 4])
-def test_a_last_batch_too_small_for_the_ranks_takes_from_the_one_before(left):
-    order = epoch_order(np.full(20 + left, 8), (8,), (2,), 5, None)
-    assert np.diff(order.starts).tolist() == [10, 5 + left, 5]
-    assert sorted(order.samples.tolist()) == list(range(20 + left))
-
-
-def test_rows_cannot_be_split_so_samples_are_repeated():
-    order = epoch_order(np.full(12, 8), (8,), (1,), 5, None)
-    assert np.diff(order.starts).tolist() == [5, 5, 5]
-    assert sorted(order.samples.tolist()) == sorted([*range(12), 10, 11, 10])
-
-
-def test_fewer_samples_than_ranks_are_repeated():
-    order = epoch_order(np.array([8, 8]), (8,), (4,), 5, None)
-    assert [len(order.share(0, rank, 5)) for rank in range(5)] == [1] * 5
-    assert set(order.samples.tolist()) == {0, 1}
+    order = epoch_order(lengths, bounds, rows, key)
+    blocks = blocks_of(order)
+    assert sorted(np.concatenate([samples for samples, _ in blocks]).tolist()) == list(range(count))
+    for samples, padded in blocks:
+        assert samples.dtype == np.int64 and lengths[samples].max() <= padded
+    smaller = [padded for samples, padded in blocks if len(samples) != rows[bounds.index(padded)]]
+    assert smaller in ([], [64])
+    sizes, padded = order.shapes()
+    assert sizes.tolist() == [len(samples) for samples, _ in blocks]
+    assert padded.tolist() == [padded for _, padded in blocks]
 
 
 def test_only_what_is_left_over_moves_to_a_longer_bucket():
-    lengths = np.repeat([8, 16], [21, 20])
-    order = epoch_order(lengths, (8, 16), (4, 4), 2, np.random.default_rng(1))
-    moved = sum(
-        int((lengths[order.samples[order.starts[b] : order.starts[b + 1]]] == 8).sum())
-        for b in range(len(order))
-        if order.padded[b] == 16
-    )
-    assert moved == 21 % 8
+    lengths = np.repeat([8, 16, 24], [21, 20, 3])
+    for key in (None, 1, 2):
+        moved = {16: 0, 24: 0}
+        for samples, padded in blocks_of(epoch_order(lengths, (8, 16, 24), (4, 4, 4), key)):
+            if padded > 8:
+                moved[padded] += int((lengths[samples] < padded).sum())
+        assert moved == {16: 1, 24: 1}
+
+
+def test_without_a_key_samples_and_blocks_are_in_order():
+    lengths = np.array([16, 8, 8, 16, 8, 16, 8, 8])
+    blocks = blocks_of(epoch_order(lengths, (8, 16), (2, 2), None))
+    assert [samples.tolist() for samples, _ in blocks] == [[1, 2], [4, 6], [7, 0], [3, 5]]
+
+
+def test_a_key_shuffles_samples_over_blocks_and_blocks_over_the_epoch():
+    """Where a sample comes in the epoch, and with whom, is uniform: over 3000 keys, at a tiny size."""
+    lengths = np.full(6, 8)
+    place, partner = np.zeros((6, 3)), np.zeros((6, 6))
+    for key in range(3000):
+        for at, (samples, _) in enumerate(blocks_of(epoch_order(lengths, (8,), (2,), 7919 * key))):
+            place[samples, at] += 1
+            partner[samples[0], samples[1]] += 1
+            partner[samples[1], samples[0]] += 1
+    # Columns of a row are a uniform choice; rows are tested one by one, as they depend on each other.
+    for row in range(6):
+        assert chi_square_p(place[row], np.ones(3)) > UNLIKELY
+        assert chi_square_p(np.delete(partner[row], row), np.ones(5)) > UNLIKELY
+    lengths = np.repeat([8, 16, 24], 400)
+    _, padded = epoch_order(lengths, (8, 16, 24), (4, 4, 4), 5).shapes()
+    alike = int((padded[1:] == padded[:-1]).sum())
+    assert 70 < alike < 130, "blocks of the buckets alternate: a third of 299 follow one of their own"
+
+
+def test_keys_give_different_orders_and_the_same_key_the_same():
+    lengths = np.random.default_rng(0).integers(5, 65, 5000)
+    one, two, three = (epoch_order(lengths, (32, 64), (4, 4), key) for key in (11, 11, 12))
+    assert np.array_equal(one.samples, two.samples) and np.array_equal(one.blocks, two.blocks)
+    assert (one.samples == three.samples).mean() < 0.01
+    assert (one.blocks == three.blocks).mean() < 0.05
+
+
+def test_memory_is_four_bytes_a_sample_and_a_block():
+    order = epoch_order(np.full(10_000, 8, dtype=np.uint16), (8,), (10,), 3)
+    assert order.nbytes == 4 * 10_000 + 4 * 1000
+
+
+def test_counts_of_lengths_are_right_across_chunks():
+    lengths = np.random.default_rng(2).integers(5, 129, (1 << 20) + 17).astype(np.uint16)
+    assert length_counts(lengths).tolist() == np.bincount(lengths).tolist()

@@ -7,9 +7,12 @@ import random
 import numpy as np
 import pytest
 
+import data.instances
 from data.errors import InputError
 from data.instances import pair_plan
+from data.streams import draw, ones_among
 from data.tokens import TokenStore
+from tests.data.chance import UNLIKELY, chi_square_p, permutation_p
 
 
 def make_store(documents):
@@ -20,100 +23,209 @@ def make_store(documents):
     return TokenStore(np.arange(sentences[-1], dtype=np.uint32), sentences, ends, "")
 
 
-def reference_pairs(documents, max_seq_length, short_seq_prob, generator):
-    """Google's algorithm on lists; yields (A, B, is random, was it cut)."""
+def as_lists(store):
+    """The documents of a store as lists of sentences, which are lists of token positions."""
+    sentences = [list(range(*ends)) for ends in zip(store.sentences.tolist(), store.sentences[1:].tolist())]
+    return [sentences[first:last] for first, last in zip(store.documents, store.documents[1:])]
+
+
+class OneDocumentsWords:
+    """The random words of one document, drawn one by one: words 0 and 1 for its target length, then eight
+    for each chunk, of which the last ones used are keys of the bits for cutting."""
+
+    def __init__(self, key, document):
+        self.key = word(key, document)
+
+    def uniform(self, chunk, place):
+        return (word(self.key, 8 * (chunk + 1) + place) >> 11) / 2**53
+
+    def bits(self, chunk, place):
+        key, at = word(self.key, 8 * (chunk + 1) + place), 0
+        while True:
+            yield word(key, at // 64) >> at % 64 & 1
+            at += 1
+
+
+def word(key, place):
+    return int(draw(np.array([key], dtype=np.uint64), np.array([place], dtype=np.uint64))[0])
+
+
+class PythonsRandom:
+    """The same questions, answered by Python's generator."""
+
+    def __init__(self, generator):
+        self.generator = generator
+
+    def uniform(self, chunk, place):
+        return self.generator.random()
+
+    def bits(self, chunk, place):
+        while True:
+            yield self.generator.getrandbits(1)
+
+
+def reference_pairs(documents, max_seq_length, short_seq_prob, words_of):
+    """Google's algorithm on lists; yields (A, B, is random)."""
     limit = max_seq_length - 3
     for number, document in enumerate(documents):
+        words = words_of(number)
         target = limit
-        if generator.random() < short_seq_prob:
-            target = generator.randint(2, limit)
-        chunk, size, at = [], 0, 0
+        if words.uniform(-1, 0) < short_seq_prob:
+            target = 2 + int(words.uniform(-1, 1) * (limit - 1))
+        chunk, size, at, chunks = [], 0, 0, 0
         while at < len(document):
             chunk.append(document[at])
             size += len(document[at])
             if at == len(document) - 1 or size >= target:
-                split = generator.randint(1, len(chunk) - 1) if len(chunk) > 1 else 1
+                split = 1 + int(words.uniform(chunks, 0) * (len(chunk) - 1))
                 a = [token for sentence in chunk[:split] for token in sentence]
-                is_random = len(chunk) == 1 or generator.random() < 0.5
+                is_random = len(chunk) == 1 or words.uniform(chunks, 1) < 0.5
                 if is_random:
-                    other = generator.choice([index for index in range(len(documents)) if index != number])
+                    others = [index for index in range(len(documents)) if index != number]
+                    other = documents[others[int(words.uniform(chunks, 2) * len(others))]]
                     b = []
-                    for sentence in documents[other][generator.randrange(len(documents[other])) :]:
+                    for sentence in other[int(words.uniform(chunks, 3) * len(other)) :]:
                         b += sentence
                         if len(b) >= target - len(a):
                             break
                     at -= len(chunk) - split
                 else:
                     b = [token for sentence in chunk[split:] for token in sentence]
+                a_bits, b_bits = words.bits(chunks, 4), words.bits(chunks, 5)
                 while len(a) + len(b) > limit:
-                    longer = a if len(a) > len(b) else b
-                    longer.pop(0 if generator.random() < 0.5 else -1)
+                    longer, bits = (a, a_bits) if len(a) > len(b) else (b, b_bits)
+                    longer.pop(0 if next(bits) else -1)
                 yield a, b, is_random
                 chunk, size = [], 0
+                chunks += 1
             at += 1
+
+
+def random_documents(seed, count, most_sentences=25, most_tokens=30):
+    generator = random.Random(seed)
+    return [
+        [generator.randint(1, most_tokens) for _ in range(generator.randint(1, most_sentences))]
+        for _ in range(count)
+    ]
+
+
+def rows(pairs):
+    """Each pair as (first token of A, tokens of A, first of B, tokens of B, is random)."""
+    return list(zip(*(column.tolist() for column in pairs)))
+
+
+@pytest.mark.parametrize(
+    "lanes, few, documents_at_once, chunks_at_once",
+    [
+        (4096, 12, 1 << 16, 1 << 20),  # as it is: all documents in lock step, the last ones alone
+        (7, 1, 1 << 16, 1 << 20),  # lanes are given new documents; none goes alone
+        (4, 5, 1 << 16, 1 << 20),  # lock step and alone
+        (1, 2, 1 << 16, 1 << 20),  # as soon as the last has begun, alone
+        (16, 3, 10, 1 << 20),  # several windows
+        (16, 3, 1 << 16, 3),  # windows that end with a number of tokens
+    ],
+)
+@pytest.mark.parametrize("length, short", [(5, 0.3), (24, 0.5), (128, 0.1), (512, 1.0)])
+def test_pairs_are_those_of_a_plain_loop_with_the_same_random_words(
+    monkeypatch, lanes, few, documents_at_once, chunks_at_once, length, short
+):
+    monkeypatch.setattr(data.instances, "_LANES", lanes)
+    monkeypatch.setattr(data.instances, "_FEW_LANES", few)
+    monkeypatch.setattr(data.instances, "_WINDOW_DOCUMENTS", documents_at_once)
+    monkeypatch.setattr(data.instances, "_WINDOW_CHUNKS", chunks_at_once)
+    documents = random_documents(length, 25)
+    documents[3] = [700, 2, 900, 1]  # sentences longer than any pair
+    documents[11] = [3] * 150  # a long document
+    store = make_store(documents)
+    key = 0x1234_5678_9ABC_DEF0 + length
+    pairs = pair_plan(store, length, short, key)
+    reference = reference_pairs(as_lists(store), length, short, lambda d: OneDocumentsWords(key, d))
+    expected = [(a[0], len(a), b[0], len(b), is_random) for a, b, is_random in reference]
+    assert rows(pairs) == expected
+    assert pairs.lengths().tolist() == [len_a + len_b + 3 for _, len_a, _, len_b, _ in expected]
+
+
+def test_a_huge_document_among_small_ones():
+    """1000 chunks of random words are drawn ahead when a document goes alone; this one needs more."""
+    documents = [[2, 3], [4] * 7000, [1, 5, 2]]
+    store = make_store(documents)
+    pairs = pair_plan(store, 16, 0.0, 99)
+    reference = reference_pairs(as_lists(store), 16, 0.0, lambda d: OneDocumentsWords(99, d))
+    assert rows(pairs) == [(a[0], len(a), b[0], len(b), r) for a, b, r in reference]
+    assert len(pairs.a_start) > 2048
+
+
+def test_bits_for_cutting_are_counted_over_any_number_of_words():
+    keys = draw(np.array([5], dtype=np.uint64), np.arange(9, dtype=np.uint64))
+    counts = np.array([0, 1, 63, 64, 65, 128, 1000, 0, 5])
+    expected = []
+    for key, count in zip(keys, counts):
+        bits = [word(key, at // 64) >> at % 64 & 1 for at in range(count)]
+        expected.append(sum(bits))
+    assert ones_among(keys, counts).tolist() == expected
+    assert ones_among(keys[:4], counts[:4]).tolist() == expected[:4]
 
 
 @pytest.fixture(params=[(5, 0.1), (16, 0.5), (64, 0.1), (128, 0.0), (512, 1.0)], ids=str)
 def case(request, store):
     length, short = request.param
-    return store, length, short, pair_plan(store, length, short, np.random.default_rng(3))
+    return store, length, short, pair_plan(store, length, short, 3)
 
 
 def test_no_pair_is_too_long_or_lacks_a_half(case):
     _, length, _, pairs = case
     assert pairs.lengths().max() <= length and pairs.lengths().dtype == np.int32
-    assert (pairs.a_end > pairs.a_start).all() and (pairs.b_end > pairs.b_start).all()
+    assert (pairs.a_length > 0).all() and (pairs.b_length > 0).all()
 
 
 def test_a_random_half_is_from_another_document_and_a_true_one_follows(case):
     store, _, _, pairs = case
     first_tokens = store.sentences[store.documents]
-    a_document = np.searchsorted(first_tokens, pairs.a_start, side="right")
-    b_document = np.searchsorted(first_tokens, pairs.b_start, side="right")
+    a_start, b_start = pairs.a_start.astype(np.int64), pairs.b_start.astype(np.int64)
+    a_end, b_end = a_start + pairs.a_length, b_start + pairs.b_length
+    a_document = np.searchsorted(first_tokens, a_start, side="right")
+    b_document = np.searchsorted(first_tokens, b_start, side="right")
     assert ((a_document == b_document) == ~pairs.is_random).all()
-    assert (np.searchsorted(first_tokens, pairs.a_end - 1, side="right") == a_document).all()
-    assert (np.searchsorted(first_tokens, pairs.b_end - 1, side="right") == b_document).all()
-    assert (pairs.b_start >= pairs.a_end)[~pairs.is_random].all()
+    assert (np.searchsorted(first_tokens, a_end - 1, side="right") == a_document).all()
+    assert (np.searchsorted(first_tokens, b_end - 1, side="right") == b_document).all()
+    assert (b_start >= a_end)[~pairs.is_random].all()
+    assert (np.diff(a_document) >= 0).all(), "samples come by document"
 
 
 def test_without_cuts_every_token_is_used_once_as_a_or_as_its_true_next():
     store = make_store([[3, 2, 4], [5], [1, 1, 1, 1, 6], [2, 2]])
-    for seed in range(200):
-        pairs = pair_plan(store, 512, 0.0, np.random.default_rng(seed))
-        used = [np.arange(start, end) for start, end in zip(pairs.a_start, pairs.a_end)]
-        used += [np.arange(s, e) for s, e, r in zip(pairs.b_start, pairs.b_end, pairs.is_random) if not r]
+    for key in range(200):
+        pairs = pair_plan(store, 512, 0.0, key)
+        used = [np.arange(row[0], row[0] + row[1]) for row in rows(pairs)]
+        used += [np.arange(row[2], row[2] + row[3]) for row in rows(pairs) if not row[4]]
         assert np.sort(np.concatenate(used)).tolist() == list(range(store.num_tokens))
 
 
 def test_lengths_and_labels_are_distributed_as_in_googles_algorithm():
-    generator = random.Random(0)
-    shape = [[generator.randint(1, 30) for _ in range(generator.randint(1, 25))] for _ in range(120)]
-    store = make_store(shape)
-    lists = [
-        [list(range(store.sentences[index], store.sentences[index + 1])) for index in range(first, last)]
-        for first, last in zip(store.documents, store.documents[1:])
-    ]
+    store = make_store(random_documents(0, 120))
+    lists = as_lists(store)
     for length, short in ((64, 0.1), (128, 0.5)):
         ours, theirs = [], []
         for seed in range(12):
-            pairs = pair_plan(store, length, short, np.random.default_rng(seed))
-            columns = (
-                pairs.a_end - pairs.a_start,
-                pairs.b_end - pairs.b_start,
-                pairs.is_random,
-                pairs.a_start,
-            )
+            pairs = pair_plan(store, length, short, seed)
+            columns = (pairs.a_length, pairs.b_length, pairs.is_random, pairs.a_start)
             ours.append(np.stack([np.asarray(column, dtype=float) for column in columns], axis=1))
-            reference = reference_pairs(lists, length, short, random.Random(seed))
+            words = PythonsRandom(random.Random(seed))
+            reference = reference_pairs(lists, length, short, lambda d, words=words: words)
             theirs.append(np.array([[len(a), len(b), r, a[0]] for a, b, r in reference], dtype=float))
         # The samples of an epoch depend on each other; the means of whole epochs do not.
         assert_same_mean([len(epoch) for epoch in ours], [len(epoch) for epoch in theirs])
         for column in range(4):
             assert_same_mean([e[:, column].mean() for e in ours], [e[:, column].mean() for e in theirs])
             assert_same_mean([e[:, column].std() for e in ours], [e[:, column].std() for e in theirs])
-        pooled, expected = np.concatenate(ours), np.concatenate(theirs)
         for column in range(3):
-            assert kolmogorov(pooled[:, column], expected[:, column]) < 0.035
+            counts = (
+                np.array(
+                    [np.bincount(e[:, column].astype(int) // 6, minlength=length // 6 + 1) for e in side]
+                )
+                for side in (ours, theirs)
+            )
+            assert permutation_p(*counts) > 1e-3
 
 
 def assert_same_mean(left, right):
@@ -123,45 +235,78 @@ def assert_same_mean(left, right):
     assert abs(left.mean() - right.mean()) <= 4.5 * error + 1e-9
 
 
-def kolmogorov(left, right):
-    values = np.union1d(left, right)
-    left, right = np.sort(left), np.sort(right)
-    return np.abs(
-        np.searchsorted(left, values, side="right") / len(left)
-        - np.searchsorted(right, values, side="right") / len(right)
-    ).max()
-
-
 def test_cuts_take_from_front_and_back_alike():
-    store = make_store([[40, 40]] * 300)
-    pairs = pair_plan(store, 23, 0.0, np.random.default_rng(0))
-    front = pairs.a_start % 40
-    lost = 40 - (pairs.a_end - pairs.a_start)
-    assert lost.min() == lost.max() == 30
-    # Binomial(30, 1/2): mean 15, variance 7.5
-    assert abs(front.mean() - 15) < 5 * np.sqrt(7.5 / len(front))
-    assert 5.5 < front.var() < 9.5
+    store = make_store([[40, 40]] * 3000)
+    pairs = pair_plan(store, 23, 0.0, 0)
+    pairs = type(pairs)(*(column[pairs.a_length == 10] for column in pairs))
+    assert len(pairs.a_start) > 5000
+    # A loses 30 of 40 tokens, Binomial(30, 1/2) of them from its front.
+    front = np.bincount(pairs.a_start % 40, minlength=31)
+    shares = np.array([1.0])
+    for _ in range(30):
+        shares = np.convolve(shares, [0.5, 0.5])
+    tails = slice(9, 22)
+    counts = np.array([front[:9].sum(), *front[tails], front[22:].sum()])
+    assert chi_square_p(counts, [shares[:9].sum(), *shares[tails], shares[22:].sum()]) > UNLIKELY
 
 
-def test_about_half_of_the_pairs_that_could_be_true_are_random():
-    store = make_store([[10] * 12] * 400)
-    pairs = pair_plan(store, 63, 0.0, np.random.default_rng(1))
-    several = pairs.is_random[(pairs.a_end % 120) != 0]  # not those whose chunk was one last sentence
-    assert abs(several.mean() - 0.5) < 5 * 0.5 / np.sqrt(len(several))
+def test_half_of_the_pairs_that_could_be_true_are_random():
+    store = make_store([[10] * 12] * 4000)
+    pairs = pair_plan(store, 63, 0.0, 1)
+    several = pairs.is_random[(pairs.a_start % 120) != 110]  # not those whose chunk was one last sentence
+    assert chi_square_p([several.sum(), (~several).sum()], [1, 1]) > UNLIKELY
+    assert pairs.is_random[(pairs.a_start % 120) == 110].all()
 
 
-def test_the_same_generator_gives_the_same_plan(store):
-    one, two, three = (pair_plan(store, 64, 0.1, np.random.default_rng(seed)) for seed in (7, 7, 8))
+def test_random_halves_come_from_all_other_documents_and_all_their_sentences_alike():
+    store = make_store([[20] * 6 for _ in range(40)])
+    counts, sentences = np.zeros((40, 40)), np.zeros(6)
+    for key in range(60):
+        pairs = pair_plan(store, 19, 0.0, key)  # every chunk is one sentence, so every B is random
+        assert pairs.is_random.all()
+        np.add.at(counts, (pairs.a_start // 120, pairs.b_start // 120), 1)
+        sentences += np.bincount(pairs.b_start % 120 // 20, minlength=6)
+    assert (np.diag(counts) == 0).all()
+    assert chi_square_p(counts[~np.eye(40, dtype=bool)], np.ones(40 * 39)) > UNLIKELY
+    assert chi_square_p(sentences, np.ones(6)) > UNLIKELY
+
+
+def test_short_targets_have_their_share_and_are_uniform():
+    # Documents of 60 sentences of one token: the first chunk of a document is as long as its target.
+    store = make_store([[1] * 60 for _ in range(40_000)])
+    pairs = pair_plan(store, 33, 0.25, 4)
+    is_first = pairs.a_start % 60 == 0
+    true_next = is_first & ~pairs.is_random  # otherwise B may be cut by the end of its document
+    assert 19_000 < true_next.sum() < 21_000
+    targets = np.bincount((pairs.a_length + pairs.b_length)[true_next], minlength=31)
+    assert targets[:2].sum() == 0
+    # A share of 0.25 is uniform on 2 to 30, and the rest is 30.
+    assert chi_square_p([targets[2:30].sum(), targets[30]], [0.25 * 28 / 29, 0.75 + 0.25 / 29]) > UNLIKELY
+    assert chi_square_p(targets[2:30], np.ones(28)) > UNLIKELY
+
+
+def test_the_same_key_gives_the_same_plan_and_another_an_independent_one(store):
+    one, two, three = (pair_plan(store, 64, 0.1, key) for key in (7, 7, 8))
     assert all(np.array_equal(left, right) for left, right in zip(one, two))
-    assert not np.array_equal(one.a_end, three.a_end[: len(one.a_end)])
+    assert len(set(rows(one)) & set(rows(three))) < 0.1 * len(one.a_start)
+
+
+def test_a_documents_pairs_do_not_depend_on_the_others_lengths():
+    """Only which random halves they offer; the places of A are its own."""
+    one = pair_plan(make_store([[5] * 30, [7] * 9, [2] * 40]), 32, 0.3, 6)
+    two = pair_plan(make_store([[5] * 30, [9] * 900, [4] * 4]), 32, 0.3, 6)
+    count = int((one.a_start < 150).sum())
+    assert count == (two.a_start < 150).sum() > 3
+    assert np.array_equal(one.a_start[:count] // 5, two.a_start[:count] // 5)
+    assert np.array_equal(one.is_random[:count], two.is_random[:count])
 
 
 def test_one_document_is_an_input_error():
     with pytest.raises(InputError, match="single document.*blank lines"):
-        pair_plan(make_store([[3, 4, 5]]), 64, 0.1, np.random.default_rng(0))
+        pair_plan(make_store([[3, 4, 5]]), 64, 0.1, 0)
 
 
 def test_two_documents_of_one_token_each_make_pairs():
-    pairs = pair_plan(make_store([[1], [1]]), 5, 0.5, np.random.default_rng(0))
+    pairs = pair_plan(make_store([[1], [1]]), 5, 0.5, 0)
     assert pairs.is_random.all() and pairs.lengths().tolist() == [5, 5]
     assert pairs.a_start.tolist() == [0, 1] and pairs.b_start.tolist() == [1, 0]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
-from data.instances import mask
+from data.masks import mask
 from data.streams import draw, sample_keys
 from data.vocab import vocabulary_from_tokens
+from tests.data.chance import UNLIKELY, chi_square_p, same_distribution_p
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 VOCAB = vocabulary_from_tokens([*SPECIAL, *(f"w{i}" for i in range(60)), *(f"##c{i}" for i in range(35))])
@@ -59,24 +62,34 @@ def test_80_10_10(masked):
     row, column = np.nonzero(weights)
     original, now = labels[row, column], corrupted[row, positions[row, column]]
     # A random token is the original or [MASK] once in 100 times each.
-    share = np.array([0.8 + 0.1 / 100, 0.1 + 0.1 / 100, 0.1 * 98 / 100])
+    shares = np.array([0.8 + 0.1 / 100, 0.1 + 0.1 / 100, 0.1 * 98 / 100])
     counts = np.array([(now == VOCAB.mask_id).sum(), (now == original).sum(), 0])
     counts[2] = len(now) - counts.sum()
     assert len(now) > 25_000
-    assert chi_square(counts, share) < 18.4  # 2 degrees of freedom, one in 10,000
+    assert chi_square_p(counts, shares) > UNLIKELY
 
 
-def test_random_tokens_are_uniform_over_the_vocabulary(masked):
-    _, _, _, (corrupted, positions, labels, weights) = masked
-    row, column = np.nonzero(weights)
-    now = corrupted[row, positions[row, column]]
-    now = now[(now != VOCAB.mask_id) & (now != labels[row, column])]
-    never_original = np.bincount(now, minlength=100)[[0, 1, 2, 3]]
-    rate = never_original / len(now)
-    assert (np.abs(rate - 1 / 98) < 5 * np.sqrt(1 / 98 / len(now))).all()
+def test_random_tokens_are_uniform_over_the_whole_vocabulary():
+    count = 100_000
+    ids = np.tile(np.array([[2, 5, 3, 6, 3]], dtype=np.int32), (count, 1))
+    lengths = np.full(count, 5)
+    corrupted, _, _, _ = mask(ids, lengths, sample_keys(8, 0, np.arange(count)), VOCAB, 1.0, 5)
+    for place, original in ((1, 5), (3, 6)):
+        # Special tokens are among the 100; the original and [MASK] cannot be told from the other fates.
+        counts = np.bincount(corrupted[:, place], minlength=100)
+        others = np.delete(np.arange(100), [original, VOCAB.mask_id])
+        assert counts[others].sum() > 9000
+        assert chi_square_p(counts[others], np.ones(98)) > UNLIKELY
+    # The two places of a row have independent fates.
+    table = np.array([(corrupted[:, place] == VOCAB.mask_id) for place in (1, 3)])
+    both = np.bincount(2 * table[0] + table[1], minlength=4)
+    share = 0.8 + 0.1 / 100
+    assert (
+        chi_square_p(both, [(1 - share) ** 2, share * (1 - share), share * (1 - share), share**2]) > UNLIKELY
+    )
 
 
-def test_every_candidate_is_equally_likely():
+def test_every_candidate_and_every_set_of_candidates_is_equally_likely():
     ids = make_rows([20], 24, np.random.default_rng(1))
     count = 40_000
     keys = sample_keys(5, 0, np.arange(count))
@@ -84,11 +97,15 @@ def test_every_candidate_is_equally_likely():
     assert weights.sum() == 3 * count
     chosen = np.bincount(positions[weights > 0], minlength=24)
     candidates = np.flatnonzero(~np.isin(ids[0], (VOCAB.cls_id, VOCAB.sep_id, VOCAB.pad_id)))
-    assert chosen.sum() == chosen[candidates].sum()
-    assert chi_square(chosen[candidates], np.full(17, 1 / 17)) < 46  # 16 degrees of freedom, one in 10,000
-    pairs = np.bincount(positions[:, 0] * 24 + positions[:, 1], minlength=576)
-    triple_start = candidates[0] * 24 + candidates[1]  # in 15 of the 680 subsets of three
-    assert abs(pairs[triple_start] / count - 15 / 680) < 5 * np.sqrt(15 / 680 / count)
+    assert len(candidates) == 17 and chosen.sum() == chosen[candidates].sum()
+    # A row's three positions exclude each other, which makes the statistic smaller by this factor.
+    counts = chosen[candidates]
+    statistic_scale = (17 - 1) / (17 - 3)
+    spread = counts.mean() + (counts - counts.mean()) * math.sqrt(statistic_scale)
+    assert chi_square_p(spread, np.ones(17)) > UNLIKELY
+    sets = np.bincount(positions[:, :3] @ np.array([576, 24, 1]))
+    sets = sets[sets > 0]
+    assert len(sets) == math.comb(17, 3) and chi_square_p(sets, np.ones(len(sets))) > UNLIKELY
 
 
 def test_whole_words_are_masked_whole_and_stop_at_the_separator():
@@ -113,29 +130,68 @@ def test_whole_words_are_masked_whole_and_stop_at_the_separator():
     assert split_words > 1000
 
 
-def test_whole_words_reach_the_number_of_predictions_that_googles_loop_reaches():
-    """Google's loop takes words in random order and skips those that do not fit; run it as it stands."""
+def words_of(row, length):
+    """The words of a sequence, each a list of places: Google's rule that a piece with ## joins the last."""
+    words = []
+    for place, token in enumerate(row[:length].tolist()):
+        if token in (VOCAB.cls_id, VOCAB.sep_id, VOCAB.pad_id):
+            continue
+        if VOCAB.is_continuation[token] and words and words[-1][-1] == place - 1:
+            words[-1].append(place)
+        else:
+            words.append([place])
+    return words
+
+
+def check_googles_loop(ids, lengths, keys, most):
+    """Compare with Google's loop over the words in the same random order; returns the words passed over."""
+    _, positions, _, weights = mask(ids, lengths, keys, VOCAB, 0.15, most, True)
+    passed_over = 0
+    for row, length in enumerate(lengths.tolist()):
+        words = words_of(ids[row], length)
+        # The order is that of the random words of the first places, without their top and lowest bits.
+        drawn = draw(keys[row], np.array([word[0] for word in words], dtype=np.uint64))
+        left = min(most, max(1, int(round(length * 0.15))))
+        expected = []
+        for index in np.argsort((drawn >> np.uint64(16)) & np.uint64((1 << 47) - 1), kind="stable"):
+            if len(words[index]) <= left:
+                expected += words[index]
+                left -= len(words[index])
+            else:
+                passed_over += left > 0
+        assert sorted(expected) == positions[row, weights[row] > 0].tolist()
+    return passed_over
+
+
+@pytest.mark.parametrize("continuing", [0.05, 0.4, 0.9])
+def test_whole_words_are_those_of_googles_loop(continuing):
+    generator = np.random.default_rng(3)
+    lengths = generator.integers(6, 65, 600).astype(np.int32)
+    ids, keys = make_rows(lengths, 64, generator, continuing), sample_keys(1, 0, np.arange(600))
+    assert check_googles_loop(ids, lengths, keys, 8) > 20
+
+
+def test_a_word_that_fits_is_found_behind_many_that_do_not():
+    """One word of a single token among 60 of two, and room for three tokens."""
+    row = [2, *([5, 65] * 30), 7, 3, *([6, 66] * 30), 3]
+    ids = np.tile(np.array([row], dtype=np.int32), (300, 1))
+    keys = sample_keys(2, 0, np.arange(300))
+    assert check_googles_loop(ids, np.full(300, len(row), dtype=np.int32), keys, 3) > 300 * 20
+
+
+def test_whole_words_reach_the_number_of_predictions_that_shuffled_words_reach():
     generator = np.random.default_rng(3)
     ids = make_rows(np.full(4000, 40), 40, generator)
     _, _, _, weights = mask(ids, np.full(4000, 40), sample_keys(1, 0, np.arange(4000)), VOCAB, 0.15, 20, True)
     expected = []
     for row in ids:
-        words = []
-        for place, token in enumerate(row):
-            if token in (VOCAB.cls_id, VOCAB.sep_id):
-                continue
-            if VOCAB.is_continuation[token] and words and words[-1][-1] == place - 1:
-                words[-1].append(place)
-            else:
-                words.append([place])
-        taken = 0
+        words, taken = words_of(row, 40), 0
         for index in generator.permutation(len(words)):
             if taken + len(words[index]) <= 6:
                 taken += len(words[index])
         expected.append(taken)
     ours = np.bincount(weights.sum(axis=1).astype(int), minlength=7)
-    theirs = np.bincount(expected, minlength=7)
-    assert np.abs(ours - theirs).max() < 5 * np.sqrt(2 * 4000 * 0.25)
+    assert same_distribution_p(ours, np.bincount(expected, minlength=7)) > UNLIKELY
 
 
 @pytest.mark.parametrize("whole_words", [False, True])
@@ -148,19 +204,21 @@ def test_more_predictions_than_candidates_mask_all_of_them(whole_words):
     assert labels[0].tolist() == [7, 8, 9, 0, 0, 0, 0, 0]
 
 
-def test_a_sequence_of_special_tokens_only_has_no_predictions():
-    ids = np.array([[2, 3, 3, 0]], dtype=np.int32)
-    corrupted, _, _, weights = mask(ids, np.array([3]), np.array([1], dtype=np.uint64), VOCAB, 0.15, 2)
+@pytest.mark.parametrize("whole_words", [False, True])
+def test_a_sequence_of_special_tokens_only_has_no_predictions(whole_words):
+    ids, key = np.array([[2, 3, 3, 0]], dtype=np.int32), np.array([1], dtype=np.uint64)
+    corrupted, _, _, weights = mask(ids, np.array([3]), key, VOCAB, 0.15, 2, whole_words)
     assert weights.sum() == 0 and (corrupted == ids).all()
 
 
-def test_a_row_does_not_depend_on_its_batch():
+@pytest.mark.parametrize("whole_words", [False, True])
+def test_a_row_does_not_depend_on_its_batch(whole_words):
     generator = np.random.default_rng(4)
     lengths = generator.integers(6, 60, 50)
     ids, keys = make_rows(lengths, 64, generator), sample_keys(1, 2, np.arange(50))
-    whole = mask(ids, lengths, keys, VOCAB, 0.15, 10)
+    whole = mask(ids, lengths, keys, VOCAB, 0.15, 10, whole_words)
     for row in range(50):
-        alone = mask(ids[[row], :60], lengths[[row]], keys[[row]], VOCAB, 0.15, 10)
+        alone = mask(ids[[row], :60], lengths[[row]], keys[[row]], VOCAB, 0.15, 10, whole_words)
         assert (alone[0][0] == whole[0][row, :60]).all()
         assert all((one[0] == all_rows[row]).all() for one, all_rows in zip(alone[1:], whole[1:]))
 
@@ -179,8 +237,3 @@ def test_draw_is_splitmix64():
     """The first outputs of the reference generator (Vigna's splitmix64.c) seeded with 1234567."""
     words = draw(np.array([1234567], dtype=np.uint64), np.arange(3, dtype=np.uint64))
     assert words.tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423]
-
-
-def chi_square(counts, share):
-    expected = counts.sum() * np.asarray(share) / np.sum(share)
-    return float(((counts - expected) ** 2 / expected).sum())

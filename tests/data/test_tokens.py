@@ -1,18 +1,24 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
+import shutil
 
 import numpy as np
 import pytest
+import sentencepiece
 
 from data.errors import InputError
+from data.progress import Silent
 from data.statistics import token_counts, unigram_entropy
-from data.text import documents
-from data.tokenizer import WordPieceTokenizer
-from data.tokens import TokenStore, build_store, cached_store
+from data.text import TextSettings, documents, text_units
+from data.tokenize_work import TokenizeUnit
+from data.tokenizer import TokenizerSettings, WordPieceTokenizer, load_sentencepiece
+from data.tokens import TokenStore, build_store, cached_store, is_store
 from data.vocab import vocabulary_from_tokens
+from tests.data.token_stores import stored_documents, stores_in
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 @pytest.fixture
@@ -22,155 +28,241 @@ def text(tmp_path):
     return str(path)
 
 
-def stored_documents(store):
-    return [
-        [
-            store.ids[store.sentences[index] : store.sentences[index + 1]].tolist()
-            for index in range(store.documents[document], store.documents[document + 1])
-        ]
-        for document in range(store.num_documents)
-    ]
+@pytest.fixture
+def settings(vocab):
+    return TokenizerSettings(vocab)
 
 
-def test_a_store_holds_what_the_tokenizer_says_of_each_sentence(embedded, vocab, tmp_path):
+def test_a_store_holds_what_the_tokenizer_says_of_each_sentence(embedded, vocab, settings, tmp_path):
     paths = [str(embedded / "corpus" / name) for name in ("train-2.txt", "train-3.txt", "eval.txt")]
-    tokenizer = WordPieceTokenizer(vocab)
-    build_store(paths, tokenizer, vocab, str(tmp_path / "store"))
+    build_store(paths, settings, str(tmp_path / "store"))
     store = TokenStore.open(str(tmp_path / "store"))
-    expected = [tokenizer.encode_batch(document) for document in documents(paths)]
+    expected = [WordPieceTokenizer(vocab).encode_batch(document) for document in documents(paths)]
     assert store.num_sentences > 4096, "fewer lines than one batch"
     assert store.ids.dtype == np.uint16
     assert stored_documents(store) == expected
+    assert store.manifest["counts"] == {
+        "documents": len(expected),
+        "sentences": sum(map(len, expected)),
+        "lines": sum(map(len, expected)),
+        "tokens": sum(len(ids) for document in expected for ids in document),
+        "skipped": 0,
+    }
+    saved = store.vocabulary
+    assert saved.tokens == vocab.tokens and saved.special_ids == vocab.special_ids
+    assert saved.sha256 == store.vocabulary_sha256 == vocab.sha256
 
 
-def test_sentences_and_documents_without_tokens_are_left_out(text, vocab, tmp_path):
-    store = cached_store([text], WordPieceTokenizer(vocab), vocab, str(tmp_path))
+@pytest.mark.parametrize("lines", [1, 2, 3, 7])
+def test_where_batches_end_makes_no_difference(settings, tmp_path, lines, monkeypatch):
+    """Documents that end within, at and after the last line of a batch, and lines without tokens anywhere."""
+    generator = np.random.default_rng(3)
+    pieces = ["One two three.\n", "Four.\n", "\u200b\n", "\n", "\n\n"]
+    path = tmp_path / "text.txt"
+    path.write_text("".join(generator.choice(pieces, 300)), encoding="utf-8")
+    build_store([str(path)], settings, str(tmp_path / "large"))
+    monkeypatch.setattr("data.tokenize_work.LINES_PER_BATCH", lines)
+    build_store([str(path)], settings, str(tmp_path / "small"))
+    large, small = (TokenStore.open(str(tmp_path / name)) for name in ("large", "small"))
+    assert stored_documents(large) == stored_documents(small) and large.num_documents > 20
+
+
+def test_sentences_and_documents_without_tokens_are_left_out(text, settings, tmp_path):
+    store = cached_store([text], settings, str(tmp_path / "cache"))
     assert (store.num_documents, store.num_sentences) == (2, 4)
 
 
 def test_large_vocabularies_take_four_bytes(text, tmp_path):
-    tokens = (
-        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] + [f"x{index}" for index in range(1 << 16)] + ["one"]
-    )
-    vocab = vocabulary_from_tokens(tokens)
-    store = cached_store([text], WordPieceTokenizer(vocab), vocab, str(tmp_path))
+    tokens = [*SPECIAL, *(f"x{index}" for index in range(1 << 16)), "one"]
+    store = cached_store([text], TokenizerSettings(vocabulary_from_tokens(tokens)), str(tmp_path))
     assert store.ids.dtype == np.uint32 and store.ids[0] == len(tokens) - 1
 
 
-def test_the_cache_is_found_again_by_content_and_not_by_name(text, vocab, tmp_path):
-    cache = str(tmp_path / "cache")
-    tokenizer = WordPieceTokenizer(vocab)
-    cached_store([text], tokenizer, vocab, cache)
-    (name,) = os.listdir(cache)
-    built = os.stat(os.path.join(cache, name, "manifest.json")).st_mtime_ns
-    os.rename(text, text + ".moved")
-    cached_store([text + ".moved"], tokenizer, vocab, cache)
-    assert os.listdir(cache) == [name]
-    assert os.stat(os.path.join(cache, name, "manifest.json")).st_mtime_ns == built
-    cached_store([text + ".moved"], WordPieceTokenizer(vocab, cased=True), vocab, cache)
-    with open(text + ".moved", "a", encoding="utf-8") as handle:
-        handle.write("More.\n")
-    cached_store([text + ".moved"], tokenizer, vocab, cache)
-    assert len(os.listdir(cache)) == 3
-
-
-@pytest.mark.parametrize("name", ["ids.bin", "sentences.bin", "documents.bin", "manifest.json"])
-@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "empty"])
-def test_damage_is_named_and_the_cache_rebuilds(text, vocab, tmp_path, name, damage):
-    cache = str(tmp_path / "cache")
-    tokenizer = WordPieceTokenizer(vocab)
-    intact = stored_documents(cached_store([text], tokenizer, vocab, cache))
-    (key,) = os.listdir(cache)
-    directory = os.path.join(cache, key)
-    path = os.path.join(directory, name)
-    with open(path, "rb") as handle:
-        content = bytearray(handle.read())
-    content[len(content) // 2] ^= 1
-    os.unlink(path)
-    if damage != "remove":
-        with open(path, "wb") as handle:
-            handle.write({"flip": content, "cut": content[:-9], "empty": b""}[damage])
-    if not (name == "manifest.json" and damage == "flip"):  # a digit of a source's hash may be what flipped
-        with pytest.raises(InputError, match="token store") as caught:
-            TokenStore.open(directory)
-        assert directory in str(caught.value) and "\n" not in str(caught.value)
-    assert stored_documents(cached_store([text], tokenizer, vocab, cache)) == intact
-    assert os.listdir(cache) == [key]
-
-
-def test_a_manifest_that_lies_is_found_out(text, vocab, tmp_path):
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"vocabulary": {}},
+        {"vocabulary": None},
+        {"vocabulary_sha256": "x"},
+        {"columns": {}},
+        {"columns": []},
+        {"columns": None},
+        {"format": "x"},
+        {"format": "token-store-1"},
+        {"format": 3},
+    ],
+)
+def test_a_manifest_that_lies_is_found_out(text, settings, tmp_path, change):
     directory = str(tmp_path / "store")
-    build_store([text], WordPieceTokenizer(vocab), vocab, directory)
+    build_store([text], settings, directory)
     path = os.path.join(directory, "manifest.json")
     with open(path, encoding="utf-8") as handle:
         honest = json.load(handle)
-    swapped = dict(honest["files"])
-    swapped["documents.bin"], swapped["sentences.bin"] = swapped["sentences.bin"], swapped["documents.bin"]
-    for change in (
-        {"vocabulary_size": 7},
-        {"vocabulary_size": "x"},
-        {"files": {}},
-        {"files": swapped},
-        {"format": "x"},
-    ):
-        with open(path, "w", encoding="utf-8") as handle:
-            json.dump({**honest, **change}, handle)
-        with pytest.raises(InputError, match="token store"):
-            TokenStore.open(directory)
+    with open(path, "w", encoding="utf-8") as handle:
+        json.dump({**honest, **change}, handle)
+    with pytest.raises(InputError) as caught:
+        TokenStore.open(directory)
+    assert directory in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_bad_text_leaves_nothing_behind(tmp_path, vocab):
+@pytest.mark.parametrize(
+    "column, field, value",
+    [
+        ("ids", "dtype", "O"),
+        ("ids", "dtype", "<f8"),
+        ("ids", "dtype", "<u4"),
+        ("sentences", "dtype", "<i4"),
+        ("ids", "dtype", 7),
+        ("ids", "shards", 7),
+        ("ids", "shards", []),
+        ("sentences", "shards", []),
+        ("documents", "shards", "swapped"),
+    ],
+)
+def test_columns_that_lie_are_found_out(text, settings, tmp_path, column, field, value):
+    directory = str(tmp_path / "store")
+    build_store([text], settings, directory)
+    path = os.path.join(directory, "manifest.json")
+    with open(path, encoding="utf-8") as handle:
+        manifest = json.load(handle)
+    if value == "swapped":
+        value = manifest["columns"]["sentences"]["shards"]
+    manifest["columns"][column][field] = value
+    with open(path, "w", encoding="utf-8") as handle:
+        json.dump(manifest, handle)
+    with pytest.raises(InputError, match="damaged") as caught:
+        TokenStore.open(directory)
+    assert directory in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_stores_are_told_from_other_directories(text, settings, tmp_path):
+    build_store([text], settings, str(tmp_path / "store"))
+    assert is_store(str(tmp_path / "store"))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "manifest.json").write_text('{"format": "instance-store-1"}')
+    for path in ("other", "none", "text.txt"):
+        assert not is_store(str(tmp_path / path))
+        with pytest.raises(InputError, match="not a token store"):
+            TokenStore.open(str(tmp_path / path))
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_bad_text_is_named_or_skipped_and_counted(tmp_path, settings, skip):
     path = tmp_path / "bad.txt"
-    path.write_bytes(b"good\n" * 10_000 + b"\xff\n")
-    with pytest.raises(InputError, match=r"bad\.txt, line 10001"):
-        cached_store([str(path)], WordPieceTokenizer(vocab), vocab, str(tmp_path / "cache"))
-    assert os.listdir(tmp_path / "cache") == []
+    path.write_bytes(b"good\n" * 10_000 + b"\xff\n" + b"\n\nanother\nno\0t text\n")
+    cache = str(tmp_path / "cache")
+    if skip:
+        store = cached_store([str(path)], settings, cache, text=TextSettings(skip_bad_records=True))
+        assert store.num_sentences == 10_001 and store.manifest["counts"]["skipped"] == 2
+        first, second = store.manifest["messages"]
+        assert "bad.txt, line 10001" in first and "bad.txt, line 10005" in second
+    else:
+        with pytest.raises(InputError, match=r"bad\.txt, line 10001"):
+            cached_store([str(path)], settings, cache)
+        assert stores_in(cache) == []
 
 
-def test_text_without_a_sentence_is_an_input_error(tmp_path, vocab):
+@pytest.mark.parametrize("change", ["append", "replace", "remove"])
+def test_text_that_changes_while_it_is_read_is_refused(text, settings, tmp_path, change):
+    """The store would be taken for that of the text as it was when its checksum was computed."""
+
+    class Change(Silent):
+        def update(self, done, counts):
+            if done and change == "append":
+                with open(text, "a", encoding="utf-8") as handle:
+                    handle.write("More.\n")
+            elif done and change == "replace":
+                shutil.copy(text, text + ".new")
+                os.replace(text + ".new", text)
+            elif done:
+                os.unlink(text)
+
+    with pytest.raises(InputError, match=r"text\.txt"):
+        build_store([text], settings, str(tmp_path / "store"), progress=Change())
+    assert not [name for name in os.listdir(tmp_path) if name.startswith("store")]
+
+
+def test_only_the_first_messages_are_kept(tmp_path, settings):
+    path = tmp_path / "bad.txt"
+    path.write_bytes(b"a\n\nb\n" + b"\xff\n" * 1000)
+    store = cached_store([str(path)], settings, str(tmp_path), text=TextSettings(skip_bad_records=True))
+    assert store.manifest["counts"]["skipped"] == 1000 and len(store.manifest["messages"]) == 20
+
+
+@pytest.mark.parametrize(
+    "content, message", [(b"\n \n", "no sentence in"), (b"a\nb\n", "a single document in")]
+)
+def test_text_that_cannot_be_trained_on_is_an_input_error(tmp_path, settings, content, message):
     path = tmp_path / "blank.txt"
-    path.write_bytes(b"\n \n")
-    with pytest.raises(InputError, match=r"no sentence in .*blank\.txt"):
-        cached_store([str(path)], WordPieceTokenizer(vocab), vocab, str(tmp_path / "cache"))
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=rf"{message} .*blank\.txt"):
+        cached_store([str(path)], settings, str(tmp_path / "cache"))
+    assert stores_in(tmp_path / "cache") == []
 
 
-class TooLarge:
-    fingerprint = "too large"
+def test_ids_outside_the_vocabulary_are_refused(text, vocab):
+    class TooLarge:
+        def encode_flat(self, lines, stream):
+            return np.full(len(lines), 1_000_000, dtype=np.int32), np.arange(1, len(lines) + 1)
 
-    def encode_batch(self, lines):
-        return [[1_000_000] for _ in lines]
+    class Settings:
+        vocabulary = vocab
 
+        def build(self):
+            return TooLarge()
 
-def test_ids_outside_the_vocabulary_are_refused(text, vocab, tmp_path):
+    class Part:
+        number = 0
+
     with pytest.raises(InputError, match="outside the vocabulary of 2000"):
-        build_store([text], TooLarge(), vocab, str(tmp_path / "store"))
+        TokenizeUnit(Settings(), TextSettings())(text_units([text])[0], Part())
 
 
-def _build_one(arguments):
-    paths, vocab_tokens, cache = arguments
-    vocab = vocabulary_from_tokens(vocab_tokens)
-    return cached_store(paths, WordPieceTokenizer(vocab), vocab, cache).num_tokens
+def test_what_is_sampled_depends_on_seed_and_place_alone(embedded, tmp_path):
+    """SentencePiece with --sp_nbest: not on the number of workers, nor on who works on what."""
+    model = train_sentencepiece(embedded, tmp_path)
+    paths = [str(embedded / "corpus" / f"train-{number}.txt") for number in range(3)]
+    ids = []
+    for seed, workers in ((0, 1), (0, 2), (1, 2)):
+        directory = str(tmp_path / f"store-{seed}-{workers}")
+        settings = TokenizerSettings(load_sentencepiece(model), model, nbest=-1, alpha=0.3, seed=seed)
+        build_store(paths, settings, directory, workers)
+        ids.append(TokenStore.open(directory).ids)
+    assert np.array_equal(ids[0], ids[1])
+    assert not np.array_equal(ids[0], ids[2])
 
 
-def test_processes_that_build_at_once_end_with_one_store(embedded, vocab, tmp_path):
-    paths = [str(embedded / "corpus" / "eval.txt")]
-    with multiprocessing.get_context("spawn").Pool(3) as pool:
-        counts = pool.map_async(_build_one, [(paths, vocab.tokens, str(tmp_path))] * 3).get(timeout=60)
-    assert len(set(counts)) == 1 and len(os.listdir(tmp_path)) == 1
-
-
-def test_progress_reports_all_lines(text, vocab, tmp_path):
-    reports = []
-    tokenizer = WordPieceTokenizer(vocab)
-    build_store(
-        [text], tokenizer, vocab, str(tmp_path / "s"), progress=lambda *report: reports.append(report)
+def train_sentencepiece(embedded, tmp_path):
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(embedded / "corpus" / "eval.txt"),
+        model_prefix=str(tmp_path / "sp"),
+        vocab_size=400,
+        user_defined_symbols="[CLS],[SEP],[MASK]",
+        pad_id=3,
+        minloglevel=2,
     )
-    assert reports[-1] == (6, TokenStore.open(str(tmp_path / "s")).num_tokens)
+    return str(tmp_path / "sp.model")
 
 
 def test_unigram_entropy_by_hand(text, tmp_path):
-    vocab = vocabulary_from_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "."])
-    store = cached_store([text], WordPieceTokenizer(vocab), vocab, str(tmp_path))
-    counts = token_counts(store, vocab)  # seven words and "!" are unknown, and there are three full stops
+    vocab = vocabulary_from_tokens([*SPECIAL, "."])
+    store = cached_store([text], TokenizerSettings(vocab), str(tmp_path))
+    counts = token_counts(store)  # seven words and "!" are unknown, and there are three full stops
     assert counts.tolist() == [0, 8, 0, 0, 0, 3]
-    assert unigram_entropy(store, vocab) == pytest.approx(8 / 11 * np.log(11 / 8) + 3 / 11 * np.log(11 / 3))
+    assert unigram_entropy(store) == pytest.approx(8 / 11 * np.log(11 / 8) + 3 / 11 * np.log(11 / 3))
+
+
+def test_the_entropy_is_counted_once_and_again_for_other_ids(text, tmp_path):
+    vocab = vocabulary_from_tokens([*SPECIAL, "."])
+    store = cached_store([text], TokenizerSettings(vocab), str(tmp_path))
+    path = os.path.join(store.directory, "statistics.json")
+    entropy = unigram_entropy(store)
+    with open(path, encoding="utf-8") as handle:
+        remembered = json.load(handle)
+    with open(path, "w", encoding="utf-8") as handle:
+        json.dump({**remembered, "unigram_entropy": 1.25}, handle)
+    assert unigram_entropy(store) == 1.25, "it is read"
+    for damaged in ({**remembered, "ids": [], "unigram_entropy": 1.25}, {}, {"ids": remembered["ids"]}):
+        with open(path, "w", encoding="utf-8") as handle:
+            json.dump(damaged, handle)
+        assert unigram_entropy(store) == entropy, "it is counted"

@@ -1,10 +1,18 @@
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 from data.errors import InputError
-from data.vocab import load_vocab, vocabulary_from_pieces, vocabulary_from_tokens
+from data.vocab import (
+    load_vocab,
+    save_vocabulary,
+    vocabulary_from_pieces,
+    vocabulary_from_saved,
+    vocabulary_from_tokens,
+)
 
 TOKENS = ["[PAD]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "##s", "##"]
 
@@ -53,6 +61,9 @@ def test_a_missing_special_token_is_named(tmp_path, special):
         (b"[PAD]\n\n[UNK]\n", "line 2: an empty line"),
         (b"[PAD]\n\xff\n", "line 2: not valid UTF-8"),
         (b"[PAD]\nthe\nthe\n", "'the' twice, as ids 1 and 2"),
+        (b"[PAD]\nt\0he\n", "line 2: a NUL"),
+        ("[PAD]\n[UNK]\n".encode("utf-16"), "line 1: not valid UTF-8"),
+        ("[PAD]\n[UNK]\n".encode("utf-16-le"), "line 1: a NUL"),
     ],
 )
 def test_bad_files_are_named_with_their_line(tmp_path, content, message):
@@ -77,3 +88,63 @@ def test_pieces_continue_a_word_unless_they_start_with_the_space_mark():
 def test_pieces_without_padding_or_mask_are_refused_with_the_remedy():
     with pytest.raises(InputError, match=r"m\.model lacks \[MASK\], a padding piece; .*user_defined_symbols"):
         vocabulary_from_pieces(["<unk>", "[CLS]", "[SEP]"], unk_id=0, pad_id=-1, source="m.model")
+
+
+def test_a_saved_vocabulary_comes_back_the_same():
+    pieces = ["<unk>", "<pad>", "[CLS]", "[SEP]", "[MASK]", "\u2581the", "s", "\u2581", "a\nb"]
+    for vocab in (
+        vocabulary_from_tokens(TOKENS),
+        vocabulary_from_pieces(pieces, unk_id=0, pad_id=1, source="m.model"),
+    ):
+        back = vocabulary_from_saved(json.loads(json.dumps(save_vocabulary(vocab))), "store")
+        assert (back.tokens, back.special_ids, back.kind, back.sha256) == (
+            vocab.tokens,
+            vocab.special_ids,
+            vocab.kind,
+            vocab.sha256,
+        )
+        assert np.array_equal(back.is_continuation, vocab.is_continuation)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "other"},
+        {"kind": ["wordpiece"]},
+        {"tokens": None},
+        {"tokens": []},
+        {"tokens": [1, 2]},
+        {"tokens": TOKENS[:-1]},
+        {"tokens": [*TOKENS[:-1], "the"]},
+        {"tokens": [*TOKENS[:-1], "\ud800"]},
+        {"special_ids": None},
+        {"special_ids": [0, 2, 3, 4]},
+        {"special_ids": [0, 2, 3, 4, 9]},
+        {"special_ids": [0, 2, 3, 4, -1]},
+        {"special_ids": [0, 2, 3, 4, True]},
+        {"special_ids": [0, 2, 3, 4, 4]},
+        {"special_ids": [0, 2, 3, 5, 4]},
+        {"sha256": None},
+        {"sha256": "0" * 64},
+    ],
+    ids=str,
+)
+def test_a_saved_vocabulary_that_was_changed_is_refused(change):
+    saved = json.loads(json.dumps({**save_vocabulary(vocabulary_from_tokens(TOKENS)), **change}))
+    with pytest.raises(InputError, match="^store/manifest.json") as caught:
+        vocabulary_from_saved(saved, "store/manifest.json")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("saved", [None, [], "text", 3, {}])
+def test_what_is_no_saved_vocabulary_is_refused(saved):
+    with pytest.raises(InputError, match=r"^m\.json: the saved vocabulary is damaged"):
+        vocabulary_from_saved(saved, "m.json")
+
+
+def test_a_file_of_100_mb_is_refused_without_reading_it_all(tmp_path):
+    path = tmp_path / "vocab.txt"
+    with open(path, "wb") as handle:
+        handle.truncate(100 << 20)
+    with pytest.raises(InputError, match=r"vocab\.txt has over 64 MiB"):
+        load_vocab(str(path))

@@ -1,0 +1,243 @@
+"""How fast batches are made from text: this project's loader against GluonNLP's raw path, in one run.
+
+    python -m bench.loader [--input 'corpus/*.txt' --vocab vocab.txt] [--repeats 5] [--json loader.json]
+
+"tokens" are real ones, without padding; speeds are per second of CPU time of one process on one core, so
+that a busy machine does no great harm. Each repeat measures every row once, one after the other, and ratios
+are taken within a repeat; the table shows medians. What an epoch costs before its first batch (pairs,
+lengths, order) is measured apart, on the text repeated to at least 4 million tokens because a real corpus is
+no smaller, and is included in "in all". GluonNLP's path tokenizes in every epoch, and that is part of its
+cost; ours tokenizes once, which is not (see `python -m data.prepare`). Stored masks are the same pairs'
+instances, written once.
+
+"waiting" is the part of a run's time in which a step stood still for its batch: steps of 20 ms that hold
+neither core nor GIL, as on a GPU, fed by prefetching threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import itertools
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from typing import Any, Callable, Iterator, Sequence
+
+import numpy as np
+
+from bench.raw_path import batches as raw_batches
+from bench.raw_path import create_instances, gluonnlp_tokenizer, read_documents
+from data.batches import PretrainingBatches, prefetched
+from data.embedded import build as build_embedded
+from data.errors import InputError
+from data.instance_store import InstanceStore
+from data.masked import MaskSettings, build_masked
+from data.raw_source import RawSource
+from data.sources import Source
+from data.stored_source import StoredSource
+from data.text import expand_inputs
+from data.tokenizer import TokenizerSettings
+from data.tokens import TokenStore, build_store
+from data.vocab import load_vocab
+
+TOKENS_PER_BATCH = 8192
+NUM_BUCKETS = 10
+SHORT_SEQ_PROB, MASKED_LM_PROB = 0.1, 0.15
+PREDICTIONS = {128: 20, 512: 80}
+LEAST_TOKENS = 4_000_000
+RAW_LINES = 3000  # of the text for GluonNLP's path: its cost per token does not depend on how many
+STEP_SECONDS, STEPS = 0.02, 50
+
+
+def repeated(store: TokenStore, least_tokens: int) -> TokenStore:
+    """The store's documents again and again, in memory, until there are `least_tokens`."""
+    times = -(-least_tokens // store.num_tokens)
+
+    def offsets(once: np.ndarray) -> np.ndarray:
+        each = [once[:-1] + number * once[-1] for number in range(times)]
+        return np.concatenate([*each, [times * once[-1]]])
+
+    return TokenStore(
+        np.tile(store.ids, times), offsets(store.sentences), offsets(store.documents), store.vocabulary_sha256
+    )
+
+
+def measure_loader(source: Source, num_batches: int, seed: int) -> dict[str, float]:
+    """Real tokens per CPU second of batches made one after the other; "in all" with the epoch's plan."""
+    begun = time.process_time()
+    lengths = source.lengths(seed, 1)
+    batches = PretrainingBatches(source, TOKENS_PER_BATCH, True, NUM_BUCKETS, seed, 0, 1)
+    # Lengths and order of epoch 0 are made for the bounds and the first batch.
+    # In the last three quarters of an epoch the next one is prepared in the background, on the same clock.
+    num_batches = max(1, min(num_batches, batches.blocks_in_epoch(0) // 4))
+    plans = time.process_time() - begun
+    epoch_tokens = int(source.lengths(seed, 0).sum()) + int(lengths.sum())
+    tasks = itertools.islice(batches.tasks(), num_batches)
+    made = [make for _, make in tasks]
+    begun = time.process_time()
+    tokens = sum(int(make().valid_lengths.sum()) for make in made)
+    seconds = time.process_time() - begun
+    per_token = seconds / tokens + plans / epoch_tokens
+    return {"tokens/s": tokens / seconds, "plan": plans / epoch_tokens / per_token, "in all": 1 / per_token}
+
+
+def measure_raw_path(
+    lines: Sequence[str],
+    vocabulary: Sequence[str],
+    tokenize: Callable[[str], list[str]],
+    length: int,
+    seed: int,
+) -> dict[str, float]:
+    """The same for GluonNLP's path, which goes from text to batches in every epoch."""
+    ids = {token: index for index, token in enumerate(vocabulary)}
+    generator = random.Random(seed)
+    begun = time.process_time()
+    documents = read_documents(lines, tokenize)
+    if len(documents) < 2:
+        raise InputError(
+            f"--input: the first {len(lines)} lines are one document, but a random next sentence comes from "
+            "another; separate documents by blank lines"
+        )
+    instances = create_instances(
+        documents, vocabulary, length, SHORT_SEQ_PROB, MASKED_LM_PROB, PREDICTIONS[length], False, generator
+    )
+    tokens = 0
+    for batch in raw_batches(instances, ids, TOKENS_PER_BATCH, PREDICTIONS[length], generator):
+        tokens += int(batch[2].sum())
+    return {"in all": tokens / (time.process_time() - begun)}
+
+
+def measure_waiting(source: Source, num_workers: int) -> float:
+    """The share of time that steps of 20 ms wait for their batches."""
+    batches = PretrainingBatches(source, TOKENS_PER_BATCH, True, NUM_BUCKETS, 0, 0, 1)
+    waited = 0.0
+    with prefetched(batches, 8, num_workers) as ahead:
+        next(ahead)
+        begun = time.perf_counter()
+        for _ in range(STEPS):
+            time.sleep(STEP_SECONDS)
+            asked = time.perf_counter()
+            next(ahead)
+            waited += time.perf_counter() - asked
+    return waited / (time.perf_counter() - begun)
+
+
+def prepare(paths: Sequence[str], vocab_path: str, folder: str) -> dict[str, Source]:
+    """The sources to measure, by the name of their row."""
+    vocab = load_vocab(vocab_path)
+    directory = os.path.join(folder, "store")
+    build_store(paths, TokenizerSettings(vocab), directory)
+    store = repeated(TokenStore.open(directory), LEAST_TOKENS)
+    sources: dict[str, Source] = {}
+    for length, predictions in PREDICTIONS.items():
+        for words in (False, True):
+            source = RawSource(store, vocab, length, SHORT_SEQ_PROB, MASKED_LM_PROB, predictions, words)
+            sources[f"ours, {length}{', whole words' if words else ''}"] = source
+        stored = os.path.join(folder, f"stored-{length}")
+        masks = MaskSettings(length, SHORT_SEQ_PROB, MASKED_LM_PROB, predictions)
+        build_masked([directory], masks, stored, {"length": length})
+        sources[f"ours, {length}, stored masks"] = StoredSource(InstanceStore.open(stored), vocab.pad_id)
+    return sources
+
+
+def measure(
+    sources: dict[str, Source],
+    lines: Sequence[str],
+    vocabulary: Sequence[str],
+    repeats: int,
+    num_batches: int,
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """Every row's figures, `repeats` times, each repeat with all rows."""
+    tokenize = gluonnlp_tokenizer(vocabulary)
+    for repeat in range(repeats):
+        for length in PREDICTIONS:
+            yield f"GluonNLP, {length}", measure_raw_path(lines, vocabulary, tokenize, length, repeat)
+            for name, source in sources.items():
+                if name.startswith(f"ours, {length}"):
+                    yield name, measure_loader(source, num_batches, repeat)
+
+
+def summarize(figures: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
+    """Rows of the table: medians, and the ratio to GluonNLP's path within a repeat."""
+    rows = []
+    for name, repeats in figures.items():
+        peer = figures[f"GluonNLP, {name.split(', ')[1]}"]
+        ratios = [mine["in all"] / theirs["in all"] for mine, theirs in zip(repeats, peer)]
+        row: dict[str, Any] = {"name": name}
+        for column in ("tokens/s", "plan", "in all"):
+            values = [repeat[column] for repeat in repeats if column in repeat]
+            row[column] = statistics.median(values) if values else None
+        rows.append(
+            {**row, "ratio": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)}
+        )
+    return rows
+
+
+def table(rows: Sequence[dict[str, Any]], waiting: dict[str, float]) -> str:
+    lines = [f"{'M tokens per CPU second':30} {'batches':>8} {'plan':>6} {'in all':>8}   against GluonNLP"]
+    for row in rows:
+        batches = f"{row['tokens/s'] / 1e6:.2f}" if row["tokens/s"] else ""
+        plan = f"{row['plan']:.0%}" if row["plan"] is not None else ""
+        ratio = f"{row['ratio']:.1f} ({row['lowest']:.1f} to {row['highest']:.1f})"
+        lines.append(f"{row['name']:30} {batches:>8} {plan:>6} {row['in all'] / 1e6:>8.2f}   {ratio}")
+    lines += [f"waiting for {name}: {share:.2%} of the time" for name, share in waiting.items()]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.loader",
+        description="Measure the loader against GluonNLP's raw path.",
+        epilog="Without --input it measures on the default corpus, which `make pretrain` trains on too.",
+    )
+    parser.add_argument("--input", metavar="GLOB", help="text files, a sentence a line")
+    parser.add_argument("--vocab", metavar="FILE", help="BERT vocab.txt, needed with --input")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N")
+    parser.add_argument("--batches", type=int, default=100, metavar="N", help="a measurement (default: 100)")
+    parser.add_argument("--json", metavar="FILE", help="write all figures there")
+    options = parser.parse_args(arguments)
+    if bool(options.input) != bool(options.vocab):
+        parser.error("--input and --vocab belong together")
+    if options.repeats < 1 or options.batches < 1:
+        parser.error("--repeats and --batches must be at least 1")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            if options.input:
+                paths, vocab_path = expand_inputs(options.input, "--input"), options.vocab
+            else:
+                build_embedded(folder, vocab_size=4000)
+                paths = sorted(glob.glob(os.path.join(folder, "corpus", "train-*.txt")))
+                vocab_path = os.path.join(folder, "vocab.txt")
+            sources = prepare(paths, vocab_path, folder)
+            with open(paths[0], encoding="utf-8") as handle:
+                lines = list(itertools.islice(handle, RAW_LINES))
+            vocabulary = load_vocab(vocab_path).tokens
+            figures: dict[str, list[dict[str, float]]] = {}
+            for name, result in measure(sources, lines, vocabulary, options.repeats, options.batches):
+                figures.setdefault(name, []).append(result)
+            waiting = {
+                f"{name}, {count} prefetching thread{'s' if count > 1 else ''}": measure_waiting(
+                    source, count
+                )
+                for name, source in sources.items()
+                if name == "ours, 128"
+                for count in (1, 2, 8)
+            }
+    except InputError as error:
+        print(f"bench.loader: {error}", file=sys.stderr)
+        return 2
+    rows = summarize(figures)
+    print(table(rows, waiting))
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as handle:
+            json.dump({"rows": rows, "repeats": figures, "waiting": waiting}, handle, indent=1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Tokens a second of WordPiece tokenizers on the same text, taken in turns, in CPU time.
+
+python -m bench.tokenize_text --vocab vocab.txt --input 'text/*.txt' [--json]
+
+CPU time is that of all threads of this process: a tokenizer that runs on two cores has it counted twice.
+"First" is the first round, in which the table of words is empty; the other rounds' best is "best".
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import Callable, Sequence
+
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+from tokenizers.models import WordPiece
+from tokenizers.pre_tokenizers import BertPreTokenizer
+
+from data.errors import InputError
+from data.text import expand_inputs, sentences
+from data.vocab import Vocabulary, load_vocab
+from data.wordpiece import MAX_CHARS_PER_WORD, WordPieceTokenizer, bert_normalizer
+
+LINES_PER_CALL = 1000
+
+
+def hugging_face(vocab: Vocabulary, cased: bool) -> Callable[[list[str]], int]:
+    """Hugging Face `tokenizers`, whole lines in batches; returns a counter of tokens."""
+    model = WordPiece(vocab.ids(), unk_token="[UNK]", max_input_chars_per_word=MAX_CHARS_PER_WORD)
+    tokenizer = HuggingFaceTokenizer(model)
+    tokenizer.normalizer = bert_normalizer(cased)
+    tokenizer.pre_tokenizer = BertPreTokenizer()
+    encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
+    return lambda lines: sum(len(encoding.ids) for encoding in encode(lines, add_special_tokens=False))
+
+
+def gluonnlp(vocab: Vocabulary, cased: bool) -> Callable[[list[str]], int] | None:
+    """GluonNLP's BERTTokenizer, or None where it is not installed."""
+    try:
+        import gluonnlp as nlp
+    except ImportError:
+        return None
+    ids = vocab.ids()
+    theirs = nlp.vocab.BERTVocab(nlp.data.count_tokens(vocab.tokens), token_to_idx=ids)
+    tokenize = nlp.data.BERTTokenizer(theirs, lower=not cased)
+    return lambda lines: sum(len([ids[token] for token in tokenize(line)]) for line in lines)
+
+
+def measure(lines: Sequence[str], vocab: Vocabulary, cased: bool, rounds: int) -> list[dict[str, object]]:
+    """One row for each tokenizer: tokens, and millions of tokens a CPU second first and at best.
+
+    Raises RuntimeError when the tokenizers do not agree in the number of tokens.
+    """
+    flat = WordPieceTokenizer(vocab, cased)
+    lists = WordPieceTokenizer(vocab, cased)
+    tokenizers: dict[str, Callable[[list[str]], int] | None] = {
+        "gluonnlp BERTTokenizer": gluonnlp(vocab, cased),
+        "Hugging Face tokenizers": hugging_face(vocab, cased),
+        "ours, encode_batch": lambda block: sum(map(len, lists.encode_batch(block))),
+        "ours, encode_flat": lambda block: len(flat.encode_flat(block)[0]),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name, count in tokenizers.items() if count is not None}
+    tokens = dict.fromkeys(seconds, 0)
+    for _ in range(rounds):
+        for name, count in tokenizers.items():
+            if count is None:
+                continue
+            started, total = time.process_time(), 0
+            for start in range(0, len(lines), LINES_PER_CALL):
+                total += count(list(lines[start : start + LINES_PER_CALL]))
+            seconds[name].append(time.process_time() - started)
+            tokens[name] = total
+    if not cased and len(set(tokens.values())) != 1:
+        raise RuntimeError(f"the tokenizers disagree: {tokens}")
+    return [
+        {
+            "tokenizer": name,
+            "tokens": tokens[name],
+            "first": tokens[name] / took[0] / 1e6,
+            "best": tokens[name] / min(took[1:]) / 1e6,
+        }
+        for name, took in seconds.items()
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        description="Tokens a CPU second of WordPiece tokenizers on the same text."
+    )
+    parser.add_argument("--vocab", required=True, help="a BERT vocab.txt")
+    parser.add_argument("--input", required=True, help="text: files, globs and directories, comma-separated")
+    parser.add_argument("--cased", action="store_true")
+    parser.add_argument("--rounds", type=int, default=5, help="at least 2 (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options = parser.parse_args(arguments)
+    try:
+        if options.rounds < 2:
+            raise InputError(f"--rounds {options.rounds}: must be at least 2")
+        lines = [line for line in sentences(expand_inputs(options.input, "--input")) if line is not None]
+        if not lines:
+            raise InputError(f"--input: no text in {options.input}")
+        rows = measure(lines, load_vocab(options.vocab), options.cased, options.rounds)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        print(json.dumps({"lines": len(lines), "rows": rows}, indent=1))
+        return 0
+    print(f"{len(lines)} sentences; millions of tokens a CPU second")
+    print(f"{'':26}{'tokens':>10}{'first':>8}{'best':>8}")
+    for row in rows:
+        print(f"{row['tokenizer']:26}{row['tokens']:>10}{row['first']:>8.2f}{row['best']:>8.2f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""Columns of numbers on disk: each one array, cut into shard files, appended once and then memory-mapped.
+
+A column `ids` lies in `ids-00000.bin`, `ids-00001.bin`, ...: little-endian numbers without a header, all
+files but the last one of exactly `shard_bytes`. Readers see one flat array, whatever the number of files.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import mmap
+import os
+import weakref
+from typing import Any, Mapping, Sequence
+
+import numpy as np
+
+from data.errors import InputError
+from data.files import sha256_of, sha256_of_all, sync_directory
+
+SHARD_BYTES = 1 << 30
+_BLOCK = 1 << 20
+# Linux' values, the same on every processor that Python's wheels exist for.
+_PROT_NONE, _PROT_READ = 0, 1
+_MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 1, 2, 0x10, 0x20, 0x4000
+
+
+class ColumnWriter:
+    """Appends to the column `name` in `directory`, an existing directory.
+
+    `dtype` is what is stored; `shard_bytes` a multiple of the page size. `resume` is the number of elements
+    to keep from an earlier writer of the same column: files are cut back to them. `finished` are the shards
+    that the earlier writer had filled, as `shards` gave them; without it they are read again for their
+    checksums.
+    Raises ValueError if what should be kept is not there; OSError as the file system does.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        name: str,
+        dtype: np.dtype | str,
+        shard_bytes: int = SHARD_BYTES,
+        resume: int = 0,
+        finished: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        self.dtype = np.dtype(dtype)
+        if shard_bytes <= 0 or shard_bytes % mmap.PAGESIZE or shard_bytes % self.dtype.itemsize:
+            raise ValueError(f"shard_bytes {shard_bytes} is no multiple of the page size {mmap.PAGESIZE}")
+        self._directory, self._name, self._shard_bytes = directory, name, shard_bytes
+        self._bytes = resume * self.dtype.itemsize
+        self._shards = [dict(shard) for shard in finished]
+        self._file = -1
+        self._digest = hashlib.sha256()
+        full, rest = divmod(self._bytes, shard_bytes)
+        if len(self._shards) > full or any(_size(self._path(n)) != shard_bytes for n in range(full)):
+            raise ValueError(f"the column {name} in {directory} does not hold {resume} elements")
+        for number in range(len(self._shards), full):
+            self._shards.append(self._describe(number, sha256_of(self._path(number))))
+        if rest:
+            self._reopen(full, rest)
+        self._remove_after(full if rest else full - 1)
+
+    @property
+    def length(self) -> int:
+        """Elements written so far."""
+        return self._bytes // self.dtype.itemsize
+
+    @property
+    def shards(self) -> list[dict[str, Any]]:
+        """The files that are full: name, size in bytes and SHA-256 of each."""
+        return [dict(shard) for shard in self._shards]
+
+    def append(self, values: np.ndarray) -> None:
+        """Append a one-dimensional array, converted to the column's dtype."""
+        content = (
+            np.ascontiguousarray(values, dtype=self.dtype).data.cast("B") if len(values) else memoryview(b"")
+        )
+        while content:
+            if self._file < 0:
+                path = self._path(len(self._shards))
+                self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+                self._digest = hashlib.sha256()
+            room = self._shard_bytes - self._bytes % self._shard_bytes
+            written = os.write(self._file, content[: min(room, 1 << 30)])
+            self._digest.update(content[:written])
+            self._bytes += written
+            content = content[written:]
+            if self._bytes % self._shard_bytes == 0:
+                self._end_shard()
+
+    def sync(self) -> None:
+        """Wait until all that was appended is on the disk."""
+        if self._file >= 0:
+            os.fsync(self._file)
+
+    def close(self) -> list[dict[str, Any]]:
+        """Sync and close; returns `{"file", "size", "sha256"}` of each file in order, none if it is empty."""
+        if self._file >= 0:
+            self._end_shard()
+        sync_directory(self._directory)
+        return self.shards
+
+    def abandon(self) -> None:
+        """Close the file as it is, without syncing it."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _path(self, number: int) -> str:
+        return os.path.join(self._directory, _shard_name(self._name, number))
+
+    def _describe(self, number: int, checksum: str) -> dict[str, Any]:
+        path = self._path(number)
+        return {"file": os.path.basename(path), "size": os.path.getsize(path), "sha256": checksum}
+
+    def _end_shard(self) -> None:
+        os.fsync(self._file)
+        os.close(self._file)
+        self._file = -1
+        self._shards.append(self._describe(len(self._shards), self._digest.hexdigest()))
+
+    def _reopen(self, number: int, size: int) -> None:
+        path = self._path(number)
+        if _size(path) < size:
+            raise ValueError(f"{path} is shorter than {size} bytes")
+        os.truncate(path, size)
+        self._digest = hashlib.sha256()
+        with open(path, "rb") as handle:
+            for block in iter(lambda: handle.read(_BLOCK), b""):
+                self._digest.update(block)
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
+
+    def _remove_after(self, last: int) -> None:
+        number = last + 1
+        while os.path.exists(self._path(number)):
+            os.unlink(self._path(number))
+            number += 1
+
+
+def map_column(
+    directory: str, shards: Sequence[Mapping[str, Any]], dtype: np.dtype | str, verify: bool
+) -> np.ndarray:
+    """The column as one read-only array over all its files, mapped side by side in the address space.
+
+    `shards` is what `ColumnWriter.close` returned; it may come from a damaged or hostile manifest. With
+    `verify` every checksum is computed. The files stay mapped as long as the array or a view of it lives.
+    Raises InputError for a file that is missing or has the wrong size or checksum.
+    """
+    kind = np.dtype(dtype)
+    described = [_described(directory, shard) for shard in shards]
+    for index, (path, size, _) in enumerate(described):
+        last = index == len(described) - 1
+        if size <= 0 or size % (kind.itemsize if last else mmap.PAGESIZE):
+            raise InputError(f"{path}: {size} bytes, which no shard can have; the manifest is damaged")
+        if _size(path) != size:
+            raise InputError(f"{path} is missing or does not have its {size} bytes")
+    if verify:
+        for (path, _, checksum), found in zip(described, sha256_of_all([path for path, _, _ in described])):
+            if found != checksum:
+                raise InputError(f"{path} does not have its checksum")
+    if not described:
+        return np.empty(0, dtype=kind)
+    if len(described) == 1:
+        with open(described[0][0], "rb") as handle:
+            return np.frombuffer(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ), dtype=kind)
+    return np.frombuffer(_map_side_by_side([(path, size) for path, size, _ in described]), dtype=kind)
+
+
+def _map_side_by_side(files: Sequence[tuple[str, int]]) -> memoryview:
+    """Map the files one after the other into one range of addresses.
+
+    The range is reserved first, so that MAP_FIXED replaces nothing but our own reservation.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    failed = ctypes.c_void_p(-1).value
+
+    def mapped(address: int | None, size: int, protection: int, flags: int, descriptor: int) -> int:
+        result = libc.mmap(address, size, protection, flags, descriptor, 0)
+        if result is None or result == failed:
+            code = ctypes.get_errno()
+            raise OSError(code, f"cannot map {size} bytes: {os.strerror(code)}")
+        return int(result)
+
+    total = sum(size for _, size in files)
+    start = mapped(None, total, _PROT_NONE, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1)
+    try:
+        place = start
+        for path, size in files:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                mapped(place, size, _PROT_READ, _MAP_SHARED | _MAP_FIXED, descriptor)
+            finally:
+                os.close(descriptor)
+            place += size
+        region = (ctypes.c_ubyte * total).from_address(start)
+    except BaseException:
+        libc.munmap(start, total)
+        raise
+    # Views keep `region` alive, and with it the mapping. Not at exit: other threads may still read then.
+    weakref.finalize(region, libc.munmap, start, total).atexit = False
+    return memoryview(region).toreadonly()
+
+
+def _described(directory: str, shard: Mapping[str, Any]) -> tuple[str, int, str]:
+    try:
+        name, size, checksum = shard["file"], shard["size"], shard["sha256"]
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{directory}: its manifest describes a shard file wrongly") from error
+    if not (isinstance(name, str) and isinstance(size, int) and os.path.basename(name) == name):
+        raise InputError(f"{directory}: its manifest describes a shard file wrongly")
+    return os.path.join(directory, name), size, str(checksum)
+
+
+def _shard_name(column: str, number: int) -> str:
+    return f"{column}-{number:05d}.bin"
+
+
+def _size(path: str) -> int:
+    """Size of a regular file, -1 where there is none."""
+    return os.path.getsize(path) if os.path.isfile(path) else -1

@@ -1,0 +1,90 @@
+"""What belongs to an epoch: made once, kept while it is of use, and made ahead in the background."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Callable, Generic, Hashable, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Result = TypeVar("Result")
+
+_KEPT = 2  # one epoch in use, and the next
+_SPARE_BYTES = (
+    64 << 20
+)  # small data: a step of many ranks can span many epochs, and they cost nothing to keep
+_OVERHEAD_BYTES = 4096  # of Python objects, so that tiny results do not pile up without end
+
+
+class EpochCache(Generic[Key, Result]):
+    """The results of `make(key)`, each made by one thread while the others that want it wait.
+
+    The two keys asked for last are kept, and more as long as all of them together hold less than 64 MiB by
+    `size_of`. An older one is given up before a new one is made, so that memory never holds a third. A result
+    asked for again after that is made again: `make` must be a pure function.
+    """
+
+    def __init__(self, make: Callable[[Key], Result], size_of: Callable[[Result], int]) -> None:
+        self._make = make
+        self._size_of = size_of
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[Key, _Entry[Result]] = OrderedDict()
+        self._held = 0  # bytes of all entries
+
+    def get(self, key: Key) -> Result:
+        """The result for `key`. What `make` raises is raised by every `get` that waits for it."""
+        entry, is_new = self._entry(key)
+        if is_new:
+            self._fill(key, entry)
+        entry.done.wait()
+        if entry.error is not None:
+            # The next `get` tries again: the reason may be gone (a full disk).
+            with self._lock:
+                if self._entries.get(key) is entry:
+                    del self._entries[key]  # its size is 0
+            raise entry.error
+        assert entry.result is not None
+        return entry.result
+
+    def prepare(self, key: Key) -> None:
+        """Start to make the result for `key` in a background thread, unless it is there or being made.
+
+        An exception waits for the `get` that asks for the result. The thread is a daemon: it does not keep
+        a process alive that wants to end.
+        """
+        entry, is_new = self._entry(key)
+        if is_new:
+            threading.Thread(target=self._fill, args=(key, entry), name=f"prepare-{key}", daemon=True).start()
+
+    def _entry(self, key: Key) -> tuple[_Entry[Result], bool]:
+        with self._lock:
+            found = self._entries.get(key)
+            if found is not None:
+                self._entries.move_to_end(key)
+                return found, False
+            while len(self._entries) >= _KEPT and self._held > _SPARE_BYTES:
+                self._held -= self._entries.popitem(last=False)[1].size
+            entry = self._entries[key] = _Entry[Result]()
+            return entry, True
+
+    def _fill(self, key: Key, entry: _Entry[Result]) -> None:
+        try:
+            entry.result = self._make(key)
+            with self._lock:
+                if self._entries.get(key) is entry:
+                    entry.size = self._size_of(entry.result) + _OVERHEAD_BYTES
+                    self._held += entry.size
+        except BaseException as error:  # handed to whoever asks for the result
+            entry.error = error
+        finally:
+            entry.done.set()
+
+
+class _Entry(Generic[Result]):
+    """A result, or the error in its place, once `done` is set. `size` in bytes, 0 until then."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.result: Result | None = None
+        self.error: BaseException | None = None
+        self.size = 0

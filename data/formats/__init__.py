@@ -1,0 +1,1 @@
+"""Files of pretraining instances in everyone's formats: npz, HDF5, TFRecord, OFRecord."""

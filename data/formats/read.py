@@ -1,0 +1,63 @@
+"""One reader for files of pretraining instances, whatever their format."""
+
+from __future__ import annotations
+
+from typing import Callable, Iterator
+
+from data.errors import InputError
+from data.formats import hdf5, npz, record_files
+from data.formats.blocks import Damage, FileFacts, RawBlock, checked
+from data.formats.identify import identify
+from data.records import PretrainingArrays
+
+__all__ = ["FileFacts", "peek", "read_instances"]
+
+
+def peek(path: str) -> FileFacts:
+    """Format, number of instances and widths, from headers or the first record alone.
+
+    Raises InputError for a file of no known format, or damaged there.
+    """
+    kind = identify(path)
+    if kind.format == "npz":
+        return npz.peek(path)
+    if kind.format == "hdf5":
+        return hdf5.peek(path)
+    return record_files.peek(path, kind.format, kind.packed)
+
+
+def read_instances(
+    path: str, vocab_size: int, on_bad: Callable[[str, int], None] | None = None
+) -> Iterator[PretrainingArrays]:
+    """The file's instances in its order, checked, in blocks of 1 to BLOCK_INSTANCES.
+
+    A block is as wide as the file's rows (TFRecord and OFRecord: as the block's widest record). Memory does
+    not depend on the file's size. Instances count from 0 in messages.
+
+    Raises InputError naming the file and the instance for whatever is wrong. With `on_bad`, an instance that
+    is bad is left out instead, and `on_bad(message, number of instances)` called: in the order of the file,
+    where the format tells how far the damage reaches. Damage to the file as a whole (a missing array, a
+    compressed npz array) is an InputError all the same.
+    """
+
+    def report(message: str, count: int) -> None:
+        if on_bad is None:
+            raise InputError(message)
+        on_bad(message, count)
+
+    for item in _items(path):
+        if isinstance(item, Damage):
+            report(f"{path}: {item.message}", item.lost)
+            continue
+        arrays = checked(path, item, vocab_size, report)
+        if len(arrays.valid_lengths):
+            yield arrays
+
+
+def _items(path: str) -> Iterator[RawBlock | Damage]:
+    kind = identify(path)
+    if kind.format == "npz":
+        return npz.blocks(path)
+    if kind.format == "hdf5":
+        return hdf5.blocks(path)
+    return record_files.blocks(path, kind.format, kind.packed)

@@ -1,0 +1,183 @@
+"""Histograms: bars in a terminal, and a picture as PNG."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any, Iterator, NamedTuple, Sequence
+
+import numpy as np
+
+from data.files import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"
+_FULL = "\u2588"
+_MOST_BINS = 16
+_BLUE, _GREY, _RED = "#3b6ea5", "#555555", "#c44e52"
+
+
+class Bin(NamedTuple):
+    """The number of values in first..last, both included; `last` None stands for all above."""
+
+    first: int
+    last: int | None
+    number: int
+
+    @property
+    def name(self) -> str:
+        """The range in words."""
+        if self.last is None:
+            return f"{self.first}+"
+        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+
+
+def bins(
+    counts: Sequence[Sequence[int]], multiple: int = 1, most: int = _MOST_BINS, tail: float = 0.0
+) -> list[Bin]:
+    """About `most` bins of one width, a multiple of `multiple`, that hold all (value, number) pairs.
+
+    `counts` is sorted by value, whole numbers from 0; a value of 0 gets a bin of its own. Bins end at
+    multiples of their width. Empty ones before the first value are left out. With `tail`, a share, so many of
+    the largest values may share one last bin: single ones would stretch the axis.
+    """
+    found = [Bin(0, 0, number) for value, number in counts if value == 0]
+    values = np.array([pair for pair in counts if pair[0] > 0], dtype=np.int64).reshape(-1, 2)
+    if not len(values):
+        return found
+    below = np.cumsum(values[:, 1])
+    end = int(values[np.searchsorted(below, (1 - tail) * below[-1]), 0])
+    low = int(values[0, 0]) - 1
+    width = next(step for step in _steps(multiple) if (end - 1) // step - low // step < most)
+    first, last = low // width, (end - 1) // width
+    place = np.minimum((values[:, 0] - 1) // width - first, last - first + 1)
+    totals = np.bincount(place, values[:, 1], minlength=last - first + 1).astype(np.int64).tolist()
+    for number, total in enumerate(totals):
+        start = (first + number) * width
+        found.append(Bin(start + 1, start + width if number <= last - first else None, total))
+    return found
+
+
+def _steps(multiple: int) -> Iterator[int]:
+    """Rising widths: 1, 2, 5, 10, 20, 50, ... or the multiple doubled again and again."""
+    if multiple > 1:
+        yield from (multiple << exponent for exponent in itertools.count())
+    yield from (step * 10**exponent for exponent in itertools.count() for step in (1, 2, 5))
+
+
+def bars(found: Sequence[Bin], width: int, unicode: bool = True) -> list[str]:
+    """A line for each bin, of at most `width` columns: its range, a bar, its count and its share."""
+    total = sum(each.number for each in found) or 1
+    most = max((each.number for each in found), default=0) or 1
+    names = [each.name for each in found]
+    counts = [f"{each.number:,}" for each in found]
+    name_width, count_width = max(map(len, names)), max(map(len, counts))
+    room = max(10, width - name_width - count_width - 12)
+    return [
+        f"  {name:>{name_width}} {bar(each.number / most, room, unicode):<{room}} "
+        f"{count:>{count_width}} {each.number / total:6.1%}"
+        for name, count, each in zip(names, counts, found)
+    ]
+
+
+def bar(share: float, room: int, unicode: bool) -> str:
+    """A bar of `share` (0 to 1) of `room` columns; anything above 0 is seen."""
+    eighths = round(share * room * 8)
+    if share > 0:
+        eighths = max(eighths, 1)
+    if not unicode:
+        return "#" * max(eighths // 8, int(share > 0))
+    return (_FULL * (eighths // 8) + _EIGHTHS[eighths % 8]).strip()
+
+
+def draw_lengths(path: str, title: str, facts: dict[str, Any]) -> None:
+    """Write a PNG of what `data.inspect` counted: lengths of sequences with the bounds of their buckets, and
+    lengths of sentences (for text) or predictions a sequence (for ready instances).
+
+    The file is written whole or not at all. Raises OSError when it cannot be.
+    """
+    # Without pyplot, which keeps figures and picks a display for the whole process.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 4.8), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": [3, 2]})
+    figure.suptitle(title)
+    _draw_sequences(left, facts)
+    if "text" in facts:
+        _draw_sentences(right, facts["text"]["sentence_lengths"])
+    else:
+        _draw_predictions(right, facts["masks"]["predictions_per_sequence"])
+    with replacing(path) as handle:
+        figure.savefig(handle, format="png", metadata={"Software": None})
+
+
+def _draw_sequences(axes: Axes, facts: dict[str, Any]) -> None:
+    batches, lengths = facts["batches"], facts["lengths"]
+    longest = batches["buckets"][-1]["padded_to"]
+    _draw_bars(axes, lengths["counts"], 0, longest, 64)
+    for number, bucket in enumerate(batches["buckets"]):
+        axes.axvline(
+            bucket["padded_to"] + 0.5,
+            color=_RED,
+            linestyle="--",
+            linewidth=1,
+            label="a bucket ends here" if number == 0 else None,
+        )
+    # Nearly all sequences are of full length; on a linear axis the others would not be seen.
+    log = max(count for _, count in lengths["counts"]) > 0.2 * lengths["number"]
+    if log:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else "")
+    buckets = len(batches["buckets"])
+    axes.set(
+        title=f"{lengths['number']:,} sequences; {batches['padding_share']:.1%} of positions are padding "
+        f"({buckets} bucket{'s' * (buckets != 1)})",
+        xlabel="tokens, with [CLS] and [SEP]",
+        ylabel="sequences" + " (log scale)" * log,
+        xlim=(0, longest * 1.02),
+    )
+    axes.legend(loc="upper left", framealpha=0.9)
+
+
+def _draw_sentences(axes: Axes, facts: dict[str, Any]) -> None:
+    counts = facts["counts"]
+    # The longest one in a hundred would squeeze all others into a corner.
+    below = np.cumsum([count for _, count in counts])
+    end = counts[int(np.searchsorted(below, 0.99 * below[-1]))][0]
+    _draw_bars(axes, counts, 0, end, 50)
+    axes.axvline(facts["mean"], color=_GREY, linestyle=":", label=f"mean {facts['mean']:.1f}")
+    axes.set(
+        title=f"{facts['number']:,} sentences (shortest 99%)",
+        xlabel="tokens",
+        ylabel="sentences",
+        xlim=(0, end * 1.02),
+    )
+    axes.legend(loc="upper right")
+
+
+def _draw_predictions(axes: Axes, facts: dict[str, Any]) -> None:
+    _draw_bars(axes, facts["counts"], -1, facts["largest"], 80)
+    axes.axvline(facts["mean"], color=_GREY, linestyle=":", label=f"mean {facts['mean']:.1f}")
+    axes.set(
+        title=f"predictions of {facts['number']:,} sequences", xlabel="masked tokens", ylabel="sequences"
+    )
+    axes.legend(loc="upper left")
+
+
+def _draw_bars(axes: Axes, counts: Sequence[Sequence[int]], low: int, high: int, most: int) -> None:
+    """Bars for values from low + 1 to high, of one width."""
+    width = -(-(high - low) // most)
+    inside = [(value, count) for value, count in counts if value <= high]
+    edges = np.arange(low + 0.5, high + width + 0.5, width)
+    axes.hist(
+        [value for value, _ in inside],
+        edges,
+        weights=[count for _, count in inside],
+        color=_BLUE,
+        rwidth=0.92,
+    )
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)

@@ -1,0 +1,189 @@
+"""What data.inspect prints on a terminal, from the facts that --json gives as they are."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Sequence
+
+from data.histogram import bars, bins
+from data.inspect_instances import MASKED, Instance, Style, Words, columns, fate, printable
+from data.vocab import Vocabulary
+
+
+def report(
+    facts: dict[str, Any], instances: Sequence[Instance], vocab: Vocabulary | None, style: Style
+) -> list[str]:
+    """The whole report as lines."""
+    lines = [*_what(facts, style), ""]
+    if instances:
+        lines += [*_instances(facts, instances, vocab, style), ""]
+    lines += [*_lengths(facts, style), "", *_batches(facts), "", *_masks(facts)]
+    lines += ["", *_tokens(facts, style), ""]
+    if facts["warnings"]:
+        lines += [_coloured(f"warning: {warning}", "1;33", style) for warning in facts["warnings"]]
+    else:
+        lines.append("nothing looks wrong")
+    return lines
+
+
+def _what(facts: dict[str, Any], style: Style) -> list[str]:
+    counts = facts["counts"]
+    lines = [_heading(f"{printable(facts['path'])}: {facts['kind']}", style)]
+    lines.append("  " + ", ".join(f"{value:,} {name}" for name, value in counts.items()))
+    if "text" in facts:
+        sentences, documents = facts["text"]["sentence_lengths"], facts["text"]["document_lengths"]
+        lines.append(
+            f"  a sentence has {sentences['mean']:.1f} tokens in the mean (median {sentences['median']}), "
+            f"a document {documents['mean']:.1f} sentences"
+        )
+    vocabulary = facts["vocabulary"]
+    if vocabulary is None:
+        lines.append("  vocabulary: not given, so token ids are shown as they are (--vocab names one)")
+    else:
+        lines.append(
+            f"  vocabulary: {vocabulary['size']:,} tokens, {vocabulary['kind']}, "
+            f"sha256 {vocabulary['sha256'][:12]}"
+        )
+    for name, value in facts["settings"].items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{option.replace('_', ' ')} {setting}" for option, setting in value.items())
+        # Of checksums the beginning is enough to tell them apart.
+        value = re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1", str(value))
+        lines.append(f"  {name}: {printable(value)}")
+    sources = facts["sources"]
+    shown = ", ".join(f"{printable(str(each['name']))} ({_size(each['size'])})" for each in sources[:3])
+    lines.append(f"  made from {shown}" + (f" and {len(sources) - 3} more" if len(sources) > 3 else ""))
+    if facts["skipped"]:
+        plural = "s were" if facts["skipped"] > 1 else " was"
+        lines.append(f"  {facts['skipped']:,} bad record{plural} left out:")
+        lines += [f"    {printable(message)}" for message in facts["skipped_messages"]]
+    stored = facts["kind"].endswith("store")
+    lines.append(
+        "  its checksums have been verified" if stored else "  every record has been read and checked"
+    )
+    return lines
+
+
+def _instances(
+    facts: dict[str, Any], instances: Sequence[Instance], vocab: Vocabulary | None, style: Style
+) -> list[str]:
+    lines = []
+    words = Words(vocab, style)
+    of = facts["shown"]
+    for instance, described in zip(instances, facts["instances"]):
+        fates = [fate(token, vocab) for token in instance.tokens if token.predicted]
+        masked = fates.count(MASKED)
+        predicted = f"{len(fates)} to predict"
+        if vocab is not None:
+            predicted += f" ({masked} masked)"
+        follows = "B is from another document" if instance.is_random else "B follows A"
+        if facts["kind"] not in ("token store", "text"):
+            follows = "B is a random sentence" if instance.is_random else "B follows A"
+        where = f" of {printable(described['file'])}" if described.get("file") else ""
+        lines.append(
+            _heading(
+                f"instance {instance.index}{where} (seed {of['seed']}, epoch {of['epoch']}): "
+                f"{described['length']} tokens, {predicted}; {follows}",
+                style,
+            )
+        )
+        for name, part in (("A", instance.segment_a), ("B", instance.segment_b)):
+            if part:
+                lines += words.lines(part, f"  {name} ")
+    arrow = style.arrow
+    kinds = f"[MASK{arrow}word] hidden, [other{arrow}word] replaced by a random token" if vocab else ""
+    kinds = kinds or f"[other{arrow}id] hidden or replaced"
+    lines.append(f"  {kinds}, [=word] left as it is but to be predicted")
+    return lines
+
+
+def _lengths(facts: dict[str, Any], style: Style) -> list[str]:
+    lengths = facts["lengths"]
+    lines = [
+        _heading(
+            f"length of {lengths['number']:,} sequences in tokens: {lengths['smallest']} to "
+            f"{lengths['largest']}, mean {lengths['mean']:.1f}, median {lengths['median']}",
+            style,
+        )
+    ]
+    lines += bars(bins(lengths["counts"], multiple=8), style.width, style.unicode)
+    if "text" in facts:
+        sentences = facts["text"]["sentence_lengths"]
+        lines += ["", _heading(f"length of {sentences['number']:,} sentences in tokens", style)]
+        lines += bars(bins(sentences["counts"], most=12, tail=0.005), style.width, style.unicode)
+    return lines
+
+
+def _batches(facts: dict[str, Any]) -> list[str]:
+    batches = facts["batches"]
+    unit = "tokens" if batches["use_avg_len"] else "sequences"
+    lines = [
+        f"batches of {batches['batch_size']:,} {unit}, {batches['num_buckets']} buckets at most: "
+        f"{batches['padding_share']:.2%} of the positions are padding",
+        f"  {'tokens':>9} {'sequences a batch':>18} {'batches':>9} {'sequences':>11}",
+    ]
+    for bucket in batches["buckets"]:
+        span = f"{bucket['shortest']}-{bucket['padded_to']}"
+        lines.append(
+            f"  {span:>9} {bucket['sequences_per_batch']:>18,} {bucket['batches']:>9,} "
+            f"{bucket['sequences']:>11,}"
+        )
+    lines.append(
+        f"  {batches['batches_per_epoch']:,} batches an epoch over all ranks, {batches['tokens']:,} tokens "
+        f"in {batches['positions']:,} positions, {batches['tokens_per_batch']:,.0f} tokens a batch"
+    )
+    return lines
+
+
+def _masks(facts: dict[str, Any]) -> list[str]:
+    masks = facts["masks"]
+    sampled = "" if masks["sequences"] == masks["of"] else f" (counted in {masks['sequences']:,} sequences)"
+    per_sequence = masks["predictions_per_sequence"]
+    lines = [
+        f"{masks['predicted_share']:.1%} of the tokens are to be predicted{sampled}, "
+        f"{per_sequence['mean']:.1f} a sequence, {per_sequence['largest']} at most"
+    ]
+    if facts["vocabulary"] is not None:
+        lines.append(
+            f"  of those {masks['masked_share']:.1%} are [MASK], {masks['replaced_share']:.1%} a random "
+            f"token, {masks['kept_share']:.1%} left as they are"
+        )
+    else:
+        lines.append(f"  of those {masks['kept_share']:.1%} are left as they are")
+    lines.append(f"  B is a random sentence in {masks['random_next_share']:.1%} of the sequences")
+    return lines
+
+
+def _tokens(facts: dict[str, Any], style: Style) -> list[str]:
+    tokens = facts["tokens"]
+    line = f"of {tokens['tokens']:,} tokens counted"
+    if "unknown_share" in tokens:
+        line += (
+            f", {tokens['unknown_share']:.2%} are [UNK]; {tokens['different']:,} different ones occur, "
+            f"{tokens['vocabulary_used_share']:.0%} of the vocabulary"
+        )
+    else:
+        line += f", {tokens['different']:,} are different"
+    lines, row = [line], "  most frequent:"
+    for name, share in tokens["most_frequent"]:
+        item = f" {printable(str(name))} {share:.1%}"
+        if columns(row + item) > style.width:
+            lines.append(row)
+            row = "   "
+        row += item + " "
+    return [*lines, row.rstrip()]
+
+
+def _heading(text: str, style: Style) -> str:
+    return _coloured(text, "1", style)
+
+
+def _coloured(text: str, colour: str, style: Style) -> str:
+    return f"\033[{colour}m{text}\033[0m" if style.colour else text
+
+
+def _size(size: int) -> str:
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size} bytes"

@@ -1,0 +1,69 @@
+"""One process at a time: a lock that ends with the process that holds it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from contextlib import contextmanager, suppress
+from typing import Callable, Iterator
+
+SECONDS_BEFORE_NOTE = 10.0
+_POLL_SECONDS = 0.1
+_NO_LOCKS_HERE = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+@contextmanager
+def locked(path: str, waiting: Callable[[], None]) -> Iterator[bool]:
+    """Hold an exclusive lock named by the file `path`, waiting for it without limit.
+
+    `waiting` is called once after ten seconds of it. The file is removed at the end. Yields False, and holds
+    nothing, where the file system has no locks (some network file systems).
+    """
+    descriptor = _acquire(path, waiting)
+    if descriptor is None:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        try:
+            with suppress(FileNotFoundError):
+                os.unlink(path)  # while it is held: who waits sees that the name has gone, and starts again
+        finally:
+            os.close(descriptor)
+
+
+def _acquire(path: str, waiting: Callable[[], None]) -> int | None:
+    started = time.monotonic()
+    told = False
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in _NO_LOCKS_HERE:
+                return None
+            if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EINTR):
+                raise
+        else:
+            if _is_named(descriptor, path):
+                return descriptor
+            os.close(descriptor)
+            continue
+        if not told and time.monotonic() - started > SECONDS_BEFORE_NOTE:
+            told = True
+            waiting()
+        time.sleep(_POLL_SECONDS)
+
+
+def _is_named(descriptor: int, path: str) -> bool:
+    """Whether `path` is still the name of the open file."""
+    try:
+        named = os.stat(path)
+    except FileNotFoundError:
+        return False
+    opened = os.fstat(descriptor)
+    return (opened.st_dev, opened.st_ino) == (named.st_dev, named.st_ino)

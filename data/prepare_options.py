@@ -1,0 +1,187 @@
+"""The command line of data.prepare: its options, and which of them fit together."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from typing import Any, Sequence
+
+from data.errors import InputError
+from data.export import INSTANCES_PER_FILE, FileSettings, MaskSettings
+from data.formats.write import FORMATS
+from data.text import TEXT_FORMATS, TextSettings
+from data.tokenizer import TokenizerSettings, load_sentencepiece
+from data.vocab import Vocabulary, load_vocab
+
+STORE = "store"
+_PREDICTIONS = {128: 20, 512: 80}  # as Google's and GluonNLP's scripts have it
+_DESCRIPTION = """Prepare data for pretraining: tokenize text once into a token store, or write files of
+masked instances for this and other projects (--format)."""
+_EPILOG = """A build that was stopped or whose disk was full goes on where it stopped when the same command is
+given again. Rules of thumb: one core tokenizes 2 to 4 million tokens a second, about a GB of English text in
+one to two minutes; a token store takes 2.3 bytes a token (4.3 for vocabularies above 65,536), half the size
+of the text; memory is about 100 MB a worker, whatever the size of the text. Files of instances take as
+much again for every copy (--dupe_factor), and twice that while they are made."""
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options, checked as far as they can be without reading files. Raises InputError."""
+    parser = argparse.ArgumentParser(
+        prog="python -m data.prepare", description=_DESCRIPTION, epilog=_EPILOG, allow_abbrev=False
+    )
+    _add_common(parser)
+    _add_text(parser.add_argument_group("text"))
+    _add_files(parser.add_argument_group("files of instances (--format other than store)"))
+    options = parser.parse_args(arguments)
+    _check(options)
+    return options
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--input",
+        required=True,
+        help="text: files, folders and globs, separated by commas; with --format also a token store, or "
+        "files of instances (npz, HDF5, TFRecord, OFRecord)",
+    )
+    add("--output", required=True, help="the directory to make")
+    add("--vocab", help="vocab.txt of WordPiece tokens, one a line (data.train_vocab makes one)")
+    add("--sentencepiece", help="a SentencePiece model instead of --vocab")
+    add(
+        "--num_workers",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="processes; the result does not depend on it (default: the cores, here %(default)s)",
+    )
+    add(
+        "--skip_bad_records",
+        action="store_true",
+        help="leave out, count and name damaged lines, documents and instances; without it they are errors",
+    )
+
+
+def _add_text(group: Any) -> None:
+    add = group.add_argument
+    add("--cased", action="store_true", help="keep case and accents, for cased vocabularies")
+    add(
+        "--text_format",
+        choices=TEXT_FORMATS,
+        default="auto",
+        help="lines: a sentence a line, a blank line between documents; books: every file is one document; "
+        "wikiextractor, wikitext: Wikipedia; auto: by each file's content, but never books (default: auto)",
+    )
+    add("--split_sentences", action="store_true", help="lines are running text, to be split into sentences")
+    add(
+        "--sp_nbest",
+        type=int,
+        default=0,
+        help="sample SentencePiece segmentations from this many, below 0 from all (default: 0, the best one)",
+    )
+    add("--sp_alpha", type=float, default=1.0, help="inverse temperature of that sampling (default: 1.0)")
+    add("--sp_seed", type=int, default=0, help="seed of that sampling (default: 0)")
+
+
+def _add_files(group: Any) -> None:
+    add = group.add_argument
+    add(
+        "--format",
+        choices=[STORE, *FORMATS],
+        default=STORE,
+        help="store: a token store, from which training draws new pairs and masks each epoch; the others: "
+        "instances with their masks, for this and other projects (default: store)",
+    )
+    add("--max_seq_length", type=int, default=128, help="tokens of an instance (default: 128)")
+    add(
+        "--max_predictions_per_seq",
+        type=int,
+        help="masked tokens of an instance (default: 20 at 128 tokens, 80 at 512, else 15%% rounded up)",
+    )
+    add("--short_seq_prob", type=float, default=0.1, help="share of shortened instances (default: 0.1)")
+    add("--masked_lm_prob", type=float, default=0.15, help="share of masked tokens (default: 0.15)")
+    add("--whole_word_mask", action="store_true", help="mask all pieces of a word together")
+    add(
+        "--dupe_factor",
+        type=int,
+        default=5,
+        help="copies of the text, each with other pairs and masks (default: 5)",
+    )
+    add("--seed", type=int, default=0, help="seed of pairs, masks and order (default: 0)")
+    add("--gzip", action="store_true", help="compress TFRecord and OFRecord (npz and HDF5 always are)")
+    add(
+        "--instances_per_file",
+        type=int,
+        default=INSTANCES_PER_FILE,
+        help=f"(default: {INSTANCES_PER_FILE:,})",
+    )
+
+
+def _check(options: argparse.Namespace) -> None:
+    def demand(flag: str, right: bool, wanted: str) -> None:
+        if not right:
+            raise InputError(f"--{flag} {getattr(options, flag)}: must be {wanted}")
+
+    if options.vocab and options.sentencepiece:
+        raise InputError("--vocab and --sentencepiece exclude each other: each brings its own vocabulary")
+    demand("num_workers", options.num_workers >= 1, "at least 1")
+    demand("sp_alpha", 0 < options.sp_alpha < math.inf, "above 0")
+    demand("sp_seed", options.sp_seed >= 0, "0 or more")
+    demand("seed", options.seed >= 0, "0 or more")
+    demand("short_seq_prob", 0 <= options.short_seq_prob <= 1, "from 0 to 1")
+    demand("masked_lm_prob", 0 < options.masked_lm_prob <= 1, "above 0 and at most 1")
+    demand("dupe_factor", options.dupe_factor >= 1, "at least 1")
+    demand("instances_per_file", options.instances_per_file >= 1, "at least 1")
+    if options.sp_nbest not in (0, 1) and not options.sentencepiece:
+        raise InputError("--sp_nbest needs --sentencepiece: WordPiece has nothing to sample")
+    if options.max_predictions_per_seq is None:
+        length = options.max_seq_length
+        options.max_predictions_per_seq = _PREDICTIONS.get(length, max(1, math.ceil(length * 0.15)))
+    demand("max_predictions_per_seq", options.max_predictions_per_seq >= 1, "at least 1")
+
+
+def vocabulary(options: argparse.Namespace) -> Vocabulary:
+    """The vocabulary that --vocab or --sentencepiece names. Raises InputError if neither is given, or bad."""
+    if options.vocab:
+        return load_vocab(os.path.expanduser(options.vocab))
+    if options.sentencepiece:
+        return load_sentencepiece(os.path.expanduser(options.sentencepiece))
+    raise InputError(
+        "give --vocab (WordPiece; data.train_vocab makes one from a text) or --sentencepiece for the tokens"
+    )
+
+
+def tokenizer_settings(options: argparse.Namespace, copy: int = 0) -> TokenizerSettings:
+    """How to tokenize; `copy` gives a tokenizer that samples another seed."""
+    model = os.path.abspath(os.path.expanduser(options.sentencepiece)) if options.sentencepiece else None
+    return TokenizerSettings(
+        vocabulary(options),
+        model,
+        options.cased,
+        options.sp_nbest,
+        options.sp_alpha,
+        options.sp_seed + copy,
+    )
+
+
+def text_settings(options: argparse.Namespace) -> TextSettings:
+    """How to read text."""
+    return TextSettings(options.text_format, options.split_sentences, options.skip_bad_records)
+
+
+def mask_settings(options: argparse.Namespace) -> MaskSettings:
+    """How to make instances."""
+    return MaskSettings(
+        options.max_seq_length,
+        options.short_seq_prob,
+        options.masked_lm_prob,
+        options.max_predictions_per_seq,
+        options.whole_word_mask,
+        options.dupe_factor,
+        options.seed,
+    )
+
+
+def file_settings(options: argparse.Namespace) -> FileSettings:
+    """Which files to write."""
+    return FileSettings(options.format, options.gzip, options.instances_per_file)

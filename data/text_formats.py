@@ -1,0 +1,292 @@
+"""The forms in which corpora come: which one a file has, where documents begin, the text without mark-up."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from typing import IO, Any, Iterable, Iterator, List, Optional, Tuple
+
+from data.errors import InputError
+from data.text_lines import Problems, open_text
+from data.text_sentences import UNKNOWN
+
+# What `detect_format` can answer. WikiExtractor writes two forms: <doc> elements and JSON lines.
+LINES, BOOKS, WIKITEXT, DOC, JSON = "lines", "books", "wikitext", "wikiextractor-doc", "wikiextractor-json"
+
+PROBE_BYTES = 1 << 16
+_BLANK_BLOCK = 1 << 20
+_MAX_HEADING = 1000  # characters; the pattern takes quadratic time
+
+Blocks = Iterable[Tuple[int, List[Optional[str]]]]
+
+_COMPRESSED = {
+    b"\x1f\x8b": "gunzip",
+    b"BZh": "bunzip2",
+    b"\xfd7zXZ\0": "unxz",
+    b"\x28\xb5\x2f\xfd": "unzstd",
+    b"PK\x03\x04": "unzip",
+}
+_DOC_BEGIN = re.compile(r"<doc(?:\s[^\n]*)?>\s*\Z")
+_TITLE = re.compile(r'\stitle="(.*)"[^"]*>\s*\Z', re.DOTALL)
+_JSON_KEYS = re.compile(rb'\{\s*"(?:id|revid|url|title|text)"\s*:')
+_SPLIT_SIGN = re.compile(r" ?@([-,.])@ ?")
+# " = Title = ", " = = Section = = ": as many signs on both sides. Spaces around it may have been stripped.
+_HEADING = re.compile(r"\s?((?:= )+)(?!=)(\S.*?) ((?:= ?)+)\s*\Z", re.DOTALL)
+
+
+def detect_format(path: str) -> str:
+    """The form of the file, from its first 64 KiB of text: WIKITEXT, DOC, JSON or LINES.
+
+    Raises InputError for a file that cannot be read or is compressed.
+    """
+    probe = _probe(path)
+    for magic, tool in _COMPRESSED.items():
+        if probe.startswith(magic) and (magic != b"BZh" or probe[4:7] == b"1AY"):
+            raise InputError(f"{path} is compressed: unpack it first, for example with {tool}")
+    lines = probe.split(b"\n")
+    if _DOC_BEGIN.match(_decoded(lines[0])):
+        return DOC
+    if lines[0].startswith(b"{") and _is_json_object(lines[0], whole=len(lines) > 1):
+        return JSON
+    texts = [_decoded(line) for line in lines]
+    for index, text in enumerate(texts[:-1] if len(probe) >= PROBE_BYTES else texts):
+        blank_before = index == 0 or not texts[index - 1].strip()
+        blank_after = index + 1 >= len(texts) or not texts[index + 1].strip()
+        if blank_before and blank_after and heading_level(text):
+            return WIKITEXT
+    return LINES
+
+
+def border(handle: IO[bytes], text_format: str, nominal: int, end: int) -> int:
+    """The first byte from `nominal` on at which a part of the file may begin, `end` if there is none.
+
+    That is a line's beginning, and for DOC and WIKITEXT also a document's, so that a part needs to know
+    nothing of the part before it. Reads forward only, in bounded memory.
+    """
+    position = _next_line(handle, nominal, end)
+    if text_format not in (DOC, WIKITEXT):
+        return position
+    handle.seek(position)
+    blank_before = False  # not known; at worst the next document is taken
+    while position < end:
+        line = handle.readline(PROBE_BYTES)
+        if not line:
+            return end
+        # A line that the reader would leave out as bad begins nothing, hence the strict decoding.
+        if text_format == DOC:
+            found = line.startswith(b"<doc") and _DOC_BEGIN.match(_decoded(line)) is not None
+        else:
+            found = blank_before and b"=" in line[:4] and heading_level(_decoded(line)) == 1
+        if found:
+            return position
+        blank_before = not line.strip()
+        position += len(line)
+        if not line.endswith(b"\n") and position < end:
+            position = _next_line(handle, position, end)
+            handle.seek(position)
+            blank_before = False
+    return end
+
+
+def heading_level(line: str) -> int:
+    """1 for WikiText's " = Title = ", 2 for " = = Section = = " and so on, 0 for other lines."""
+    if "=" not in line[:4] or len(line) > _MAX_HEADING:
+        return 0
+    match = _HEADING.match(line)
+    if not match:
+        return 0
+    left, right = match.group(1).count("="), match.group(3).count("=")
+    return left if left == right else 0
+
+
+def wikitext_paragraphs(blocks: Blocks) -> Iterator[str | None]:
+    """Paragraphs of WikiText, None after each article.
+
+    A title after a blank line begins an article. Headings are dropped. "@-@", "@,@" and "@.@" are put back
+    together, because they would otherwise become tokens that no other text has; "<unk>" becomes UNKNOWN. The
+    spaces around punctuation stay: BERT's tokenizers separate punctuation anyway, so that removing them would
+    change no token.
+    """
+    inside = False
+    blank_before = True
+    for _, lines in blocks:
+        for line in lines:
+            if line is None:
+                blank_before = False
+                continue
+            level = heading_level(line)
+            if level:
+                if level == 1 and blank_before and inside:
+                    inside = False
+                    yield None
+                if level > 1 or blank_before:
+                    blank_before = False
+                    continue
+            line = line.strip()
+            blank_before = not line
+            if line:
+                inside = True
+                yield _readable(line)
+    if inside:
+        yield None
+
+
+def doc_paragraphs(blocks: Blocks, problems: Problems) -> Iterator[str | None]:
+    """Paragraphs of WikiExtractor's <doc> elements, None after each; the title line on top is dropped.
+
+    Reported: text outside of elements, which is left out, and elements without an end, whose text is kept.
+    """
+    opened: tuple[int, int] | None = None  # where the element begins that is being read
+    stray = False  # text outside of elements was already reported here
+    title: str | None = None  # to be dropped if it is the next line
+    where = (0, 0)
+    for offset, lines in blocks:
+        for index, line in enumerate(lines):
+            where = (offset, index)
+            if line is None or not line.strip():
+                continue
+            if line.startswith("<doc") and _DOC_BEGIN.match(line):
+                if opened is not None:
+                    _not_closed(problems, opened)
+                    yield None
+                opened, stray = where, False
+                match = _TITLE.search(line)
+                title = match.group(1).strip() if match else None
+                continue
+            text = line.strip()
+            if opened is None:
+                if not stray:
+                    stray = True
+                    what = "text outside of <doc ...> and </doc>"
+                    problems.report(
+                        *where, what, "is the file whole? Give --text_format lines if it is plain text"
+                    )
+                continue
+            if text.endswith("</doc>"):
+                text = text[: -len("</doc>")].strip()
+                closed = True
+            else:
+                closed = False
+            if text and not (title is not None and text in (title, html.unescape(title))):
+                yield text
+            if text:
+                title = None
+            if closed:
+                opened = None
+                yield None
+    if opened is not None:
+        _not_closed(problems, opened)
+        yield None
+
+
+def json_paragraphs(blocks: Blocks, problems: Problems) -> Iterator[str | None]:
+    """Paragraphs of the "text" of JSON lines, which are its lines; None after each record that has some.
+
+    Reported and left out: lines that are no JSON object with a string "text".
+    """
+    for offset, lines in blocks:
+        for index, line in enumerate(lines):
+            if line is None or not line.strip():
+                continue
+            text = _json_text(line)
+            if text is None:
+                what = 'the line is no JSON object with a string "text"'
+                problems.report(offset, index, what, "give --text_format lines if this is plain text")
+                continue
+            inside = False
+            for paragraph in text.split("\n"):
+                paragraph = paragraph.strip()
+                if paragraph:
+                    inside = True
+                    yield paragraph
+            if inside:
+                yield None
+
+
+def _json_text(line: str) -> str | None:
+    record = _json_value(line)
+    text = record.get("text") if isinstance(record, dict) else None
+    if not isinstance(text, str):
+        return None
+    if "\0" in text:
+        return None
+    try:
+        text.encode("utf-8")  # "\ud800" is valid JSON, but no character
+    except UnicodeEncodeError:
+        return None
+    return text
+
+
+def _json_value(line: str | bytes) -> Any:
+    """What the line stands for, with all numbers as None, or None if it is no JSON."""
+    try:
+        # Numbers are not wanted, and some releases of Python take quadratic time for long ones.
+        return json.loads(line, parse_int=_ignored, parse_float=_ignored)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _ignored(_: str) -> None:
+    return None
+
+
+def _readable(line: str) -> str:
+    if "@" in line:
+        line = _SPLIT_SIGN.sub(r"\1", line)
+    return line.replace("<unk>", UNKNOWN)
+
+
+def _not_closed(problems: Problems, opened: tuple[int, int]) -> None:
+    what = "the document that begins here has no </doc>"
+    problems.report(*opened, what, "is the file whole? Extract it again")
+
+
+def _decoded(line: bytes) -> str:
+    """The line, or nothing if it is no text."""
+    try:
+        return "" if b"\0" in line else line.decode("utf-8")
+    except UnicodeDecodeError:
+        return ""
+
+
+def _is_json_object(line: bytes, whole: bool) -> bool:
+    if _JSON_KEYS.match(line):
+        return True
+    record = _json_value(line) if whole else None
+    return isinstance(record, dict) and bool(record)
+
+
+def _probe(path: str) -> bytes:
+    """The first 64 KiB of the file from its first line with text, without a byte order mark."""
+    with open_text(path) as handle:
+        text = handle.read(PROBE_BYTES)
+        if text.startswith(b"\xef\xbb\xbf"):
+            text = text[3:]
+        while text and not text.strip():
+            text = text[-1:] + handle.read(_BLANK_BLOCK) if len(text) > 1 else handle.read(_BLANK_BLOCK)
+        blank = len(text) - len(text.lstrip())
+        begin = text.rfind(b"\n", 0, blank) + 1
+        text = text[begin:]
+        if len(text) < PROBE_BYTES:
+            text += handle.read(PROBE_BYTES - len(text))
+        return text[:PROBE_BYTES]
+
+
+def _next_line(handle: IO[bytes], position: int, end: int) -> int:
+    """Where the first line begins that begins at `position` or later."""
+    if position <= 0:
+        return 0
+    position -= 1  # a newline just before `position` makes it a beginning
+    handle.seek(position)
+    size = 4096
+    while position < end:
+        block = handle.read(size)
+        if not block:
+            return end
+        found = block.find(b"\n")
+        if found >= 0:
+            return min(position + found + 1, end)
+        position += len(block)
+        size = _BLANK_BLOCK
+    return end

@@ -1,0 +1,201 @@
+"""Checked lines of a byte range of a text file: UTF-8, no NULs, no line too long to hold.
+
+Whole blocks are decoded and split at once, which is many times faster than line by line; only a block with
+something wrong in it is looked at line by line.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import stat
+from contextlib import contextmanager
+from typing import IO, Callable, Iterator
+
+from data.errors import InputError
+
+BLOCK_BYTES = 1 << 20
+# Finding a line's number means reading the file up to it. When records are skipped by the thousand in parts
+# far into a huge file, messages give the byte instead.
+COUNTED_BYTES = 1 << 28
+
+
+class Problems:
+    """What is wrong in a file: raised as InputError, or counted where bad records are skipped.
+
+    With `skip`, `report` returns and `on_bad`, if given, gets the message; otherwise it raises.
+    """
+
+    def __init__(
+        self, path: str, start: int = 0, skip: bool = False, on_bad: Callable[[str], None] | None = None
+    ) -> None:
+        self.path = path
+        self._skip = skip
+        self._on_bad = on_bad
+        self._near_start = start <= COUNTED_BYTES
+        self._counted = (0, 0)  # a byte offset, and the newlines before it
+
+    def report(self, offset: int, index: int, what: str, advice: str) -> None:
+        """Something is wrong in the line that is `index` lines after the one that begins at byte `offset`.
+
+        Raises InputError unless records are skipped.
+        """
+        if not self._skip:
+            raise InputError(f"{self._place(offset, index)}: {what}; {advice}, or give --skip_bad_records")
+        if self._on_bad is not None:
+            self._on_bad(f"{self._place(offset, index)}: {what}")
+
+    def _place(self, offset: int, index: int) -> str:
+        if self._skip and not self._near_start:
+            return f"{self.path}, near byte {offset}"
+        return f"{self.path}, line {self._newlines_before(offset) + index + 1}"
+
+    def _newlines_before(self, offset: int) -> int:
+        """Counted from the place of the last report, so that the reports of a part read it once or twice."""
+        position, count = self._counted
+        if offset < position:  # the beginning of a document that turned out to be wrong
+            return count - self._newlines_between(offset, position)
+        count += self._newlines_between(position, offset)
+        self._counted = (offset, count)
+        return count
+
+    def _newlines_between(self, start: int, end: int) -> int:
+        count = 0
+        with open_text(self.path) as handle:
+            handle.seek(start)
+            while start < end:
+                block = handle.read(min(BLOCK_BYTES, end - start))
+                if not block:
+                    break
+                start += len(block)
+                count += block.count(b"\n")
+        return count
+
+
+@contextmanager
+def open_text(path: str) -> Iterator[IO[bytes]]:
+    """The file, open for reading bytes.
+
+    Raises InputError when it is no regular file, and for what goes wrong while it is open.
+    """
+    try:
+        # Without O_NONBLOCK, opening a named pipe nobody writes to would wait for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as handle:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise InputError(
+                    f"{path} is not a regular file: text is read in parts, so write it to a file first"
+                )
+            yield handle
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+
+
+def line_blocks(
+    path: str, start: int, end: int, max_line_bytes: int, problems: Problems
+) -> Iterator[tuple[int, list[str | None]]]:
+    """Blocks of consecutive lines that begin in bytes [start, end) of the file, which are whole lines.
+
+    Yields (byte offset of the block's first line, its lines without newline characters). A line that is left
+    out as bad is None in the list, so that positions in it still count lines. "\\n" alone ends a line: other
+    line separators of Unicode stay inside, and a "\\r" before it stays at the line's end. The file's byte
+    order mark is dropped. Memory is bounded by `max_line_bytes` and a block of 1 MiB.
+    Raises InputError for a file that cannot be read or is shorter than `end`. Reports to `problems` bytes
+    that are not UTF-8, NULs, and lines of more than `max_line_bytes`.
+    """
+    for offset, raw in _raw_blocks(path, start, end, max_line_bytes):
+        if raw is None:
+            what = f"the line is longer than {_size(max_line_bytes)}"
+            problems.report(offset, 0, what, "break it into lines")
+            yield offset, [None]
+            continue
+        mark = len(codecs.BOM_UTF8) if offset == 0 and raw.startswith(codecs.BOM_UTF8) else 0
+        try:
+            if b"\0" in raw:
+                raise ValueError
+            lines: list[str | None] = list(raw[mark:].decode("utf-8").split("\n"))
+        except ValueError:  # UnicodeDecodeError is one
+            yield from _one_by_one(raw, offset, mark, problems)
+            continue
+        if raw.endswith(b"\n"):
+            lines.pop()
+        yield offset, lines
+
+
+def _one_by_one(
+    raw: bytes, offset: int, mark: int, problems: Problems
+) -> Iterator[tuple[int, list[str | None]]]:
+    """The lines of a block with something wrong in it, as blocks of one, so that reports come in order."""
+    position = mark
+    while position < len(raw):
+        found = raw.find(b"\n", position)
+        end = found if found >= 0 else len(raw)
+        begin = offset + (position if position > mark else 0)
+        yield begin, [_decoded(raw[position:end], begin, problems)]
+        position = end + 1
+
+
+def _raw_blocks(path: str, start: int, end: int, limit: int) -> Iterator[tuple[int, bytes | None]]:
+    """(byte offset, whole lines) of the range; None stands for one line of more than `limit` bytes.
+
+    Where the lines of a block end does not decide whether a line is too long: only the first line of a block
+    can be, since what is read at once is never more than the limit.
+    """
+    step = max(1, min(BLOCK_BYTES, limit))
+    with open_text(path) as handle:
+        handle.seek(start)
+        position = start
+        pending = bytearray()  # the beginning of a line whose end is not read yet
+        begin = start  # where it begins
+        too_long = False  # it is, and what was read of it is dropped
+        while position < end:
+            block = handle.read(min(step, end - position))
+            if not block:
+                raise InputError(
+                    f"{path} became shorter while it was read (it ends at byte {position}, expected {end}); "
+                    "give the command again when nobody writes to it"
+                )
+            position += len(block)
+            first = block.find(b"\n")
+            if first < 0 and position < end:
+                if not too_long:
+                    pending += block
+                    too_long = len(pending) > limit
+                if too_long:
+                    pending.clear()
+                continue
+            # Whole lines at last: the pending one, then the others.
+            after_first = first + 1 if first >= 0 else len(block)
+            length = len(pending) + (first if first >= 0 else len(block))
+            if too_long or length > limit:
+                yield begin, None
+                pending.clear()
+                too_long = False
+                block = block[after_first:]
+                begin = position - len(block)
+            whole = block.rfind(b"\n") + 1 if position < end else len(block)
+            if whole:
+                pending += block[:whole]
+                yield begin, bytes(pending)
+                begin = position - (len(block) - whole)
+                pending.clear()
+            pending += block[whole:]
+        # A range ends with a line's end or with the file's, so nothing is pending here.
+
+
+def _decoded(line: bytes, offset: int, problems: Problems) -> str | None:
+    null = line.find(b"\0")
+    if null >= 0:
+        what = f"byte {null + 1} is a NUL, so this is no UTF-8 text"
+        problems.report(offset, 0, what, "convert UTF-16 with iconv -f UTF-16 -t UTF-8")
+        return None
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        what = f"byte {error.start + 1} is not valid UTF-8"
+        problems.report(offset, 0, what, "convert the file, for example with iconv -t UTF-8")
+        return None
+
+
+def _size(length: int) -> str:
+    return f"{length >> 20} MiB" if length >= 1 << 20 else f"{length} bytes"

@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import gzip
+import os
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from tensorboardX.record_writer import RecordWriter
+
+from data.errors import InputError
+from data.formats.blocks import FileFacts
+from data.formats.framing import tfrecord_framed
+from data.formats.read import peek, read_instances
+from data.formats.write import FORMATS, write_instances
+from data.records import PretrainingArrays
+from tests.data.formats.samples import (
+    VOCAB_SIZE,
+    arrays,
+    assert_same,
+    columns,
+    entries,
+    example,
+    field,
+    integer_list,
+    joined,
+    ofrecord,
+    ofrecord_frame,
+    padded,
+    ragged,
+    save_hdf5,
+    save_npz,
+    tfrecord_frame,
+)
+
+
+def read(path, vocab_size=VOCAB_SIZE):
+    return joined(list(read_instances(str(path), vocab_size)))
+
+
+def parts(whole, sizes):
+    """The instances in blocks, each cut to the width that it needs, as a streaming caller may have them."""
+    first = 0
+    for size in sizes:
+        block = PretrainingArrays(*(column[first : first + size] for column in whole))
+        width = block.valid_lengths.max()
+        predictions = int((block.masked_lm_weights > 0).sum(axis=1).max())
+        yield PretrainingArrays(
+            block.input_ids[:, :width],
+            block.segment_ids[:, :width],
+            *(column[:, :predictions] for column in block[2:5]),
+            *block[5:],
+        )
+        first += size
+
+
+@pytest.mark.parametrize("compress", [True, False], ids=["compressed", "plain"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format_round_trips_and_is_the_same_bytes_each_time(tmp_path, format, compress):
+    expected = arrays(ragged(2500, width=40))
+    sizes = [1, 1023, 1024, 300, 152]
+    contents = []
+    for name in ("first", "second.npz"):  # the name says nothing
+        path = str(tmp_path / name)
+        assert write_instances(path, format, parts(expected, sizes), compress) == 2500
+        blocks = list(read_instances(path, VOCAB_SIZE))
+        assert max(len(block.valid_lengths) for block in blocks) <= 1024
+        assert_same(joined(blocks), expected)
+        facts = peek(path)
+        assert (facts.format, facts.width, facts.num_predictions) == (format, 40, 4)
+        assert facts.num_instances == (2500 if format in ("npz", "hdf5") else None)
+        with open(path, "rb") as handle:
+            contents.append(handle.read())
+    assert contents[0] == contents[1]
+    assert sorted(os.listdir(tmp_path)) == ["first", "second.npz"]
+
+
+def test_gluonnlps_npz(tmp_path):
+    instances = ragged(1500)
+    for compressed in (True, False):
+        path = tmp_path / f"{compressed}.npz"
+        save_npz(path, instances, compressed)
+        assert_same(read(path), arrays(instances))
+        assert peek(str(path)) == FileFacts("npz", 1500, 24, 4)
+
+
+def test_npz_of_other_number_types(tmp_path):
+    instances, path = ragged(9), tmp_path / "x.npz"
+    wide = columns(instances)
+    save_npz(
+        path,
+        instances,
+        input_ids=wide["input_ids"].astype(">u2"),
+        segment_ids=wide["segment_ids"].astype("i1"),
+        masked_lm_positions=wide["masked_lm_positions"].astype(np.uint64),
+        masked_lm_weights=wide["masked_lm_weights"].astype(np.float16),
+        valid_lengths=wide["valid_lengths"].astype(np.int64),
+    )
+    assert_same(read(path), arrays(instances))
+
+
+@pytest.mark.parametrize("compression", ["gzip", "lzf", None])
+def test_nvidias_hdf5(tmp_path, compression):
+    instances = ragged(1500)
+    save_hdf5(tmp_path / "x", instances, compression)
+    assert_same(read(tmp_path / "x"), arrays(instances))
+    assert peek(str(tmp_path / "x")) == FileFacts("hdf5", 1500, 24, 4)
+
+
+def test_hdf5_predictions_end_at_the_first_position_0(tmp_path):
+    """As NVIDIA's reader has it: what follows is padding, whatever it holds."""
+    instances, path = ragged(3), tmp_path / "x"
+    wide = columns(instances)
+    positions, ids = wide["masked_lm_positions"], wide["masked_lm_ids"]
+    positions[1] = [3, 0, 4, 1]
+    ids[1] = [11, 12, 13, 14]
+    positions[2] = 0
+    save_hdf5(path, instances, masked_lm_positions=positions, masked_lm_ids=ids)
+    found = read(path)
+    assert found.masked_lm_positions[1].tolist() == [3, 0, 0, 0]
+    assert found.masked_lm_ids[1].tolist() == [11, 0, 0, 0]
+    assert found.masked_lm_weights[1].tolist() == [1, 0, 0, 0]
+    assert not found.masked_lm_weights[2].any()
+
+
+def test_hdf5_refuses_what_it_cannot_express(tmp_path):
+    whole = arrays(ragged(4))
+    whole.masked_lm_weights[3, 0] = 0.5
+    with pytest.raises(InputError, match="x: instance 3 does not fit HDF5"):
+        write_instances(str(tmp_path / "x"), "hdf5", [whole])
+    whole = arrays(ragged(4))
+    whole.masked_lm_positions[2, 0] = 0
+    with pytest.raises(InputError, match="x: instance 2 does not fit HDF5"):
+        write_instances(str(tmp_path / "x"), "hdf5", [whole])
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("pad", [True, False], ids=["padded", "ragged"])
+def test_tfrecord_by_tensorboardx_and_by_hand(tmp_path, pad):
+    instances = ragged(1100)
+    rows = [padded(row, 24, 4) for row in instances] if pad else instances
+    writer = RecordWriter(str(tmp_path / "x"))
+    for index, row in enumerate(rows):
+        writer.write(example(row, packed=index % 3 > 0))
+    writer.close()
+    assert_same(read(tmp_path / "x"), arrays(instances))
+    assert peek(str(tmp_path / "x")) == FileFacts("tfrecord", None, 24, 4)
+
+
+def test_packed_tfrecords(tmp_path):
+    instances = ragged(60)
+    content = b"".join(tfrecord_frame(example(row)) for row in instances)
+    half = content.index(tfrecord_frame(example(instances[30])))
+    (tmp_path / "gzip").write_bytes(gzip.compress(content))
+    (tmp_path / "zlib").write_bytes(zlib.compress(content))
+    (tmp_path / "members").write_bytes(gzip.compress(content[:half]) + gzip.compress(content[half:]))
+    for path in tmp_path.iterdir():
+        assert_same(read(path), arrays(instances))
+        assert peek(str(path)).format == "tfrecord"
+
+
+def test_a_length_that_looks_like_another_format_is_still_a_tfrecord(tmp_path):
+    """0x789c begins zlib, 0x1f8b gzip, "PK\\3\\4" zip: the length's checksum decides."""
+    row = padded(ragged(1)[0], 24, 4)
+    for magic in (b"\x78\x9c", b"\x1f\x8b"):
+        size = int.from_bytes(magic, "little")
+        filler = {**row, "filler": [1] * (size - len(example(row)) - 30)}
+        while len(example(filler)) < size:
+            filler["filler"].append(1)
+        assert len(example(filler)) == size
+        (tmp_path / "x").write_bytes(tfrecord_frame(example(filler)))
+        assert_same(read(tmp_path / "x"), arrays(ragged(1)))
+
+
+@pytest.mark.parametrize("kinds", [(4, 2), (5, 2), (5, 3)], ids=["int32", "int64", "int64 and double"])
+def test_ofrecord_by_hand(tmp_path, kinds):
+    instances = ragged(1100)
+    content = [
+        ofrecord_frame(ofrecord(padded(row, 24, 4), index % 3 > 0, *kinds))
+        for index, row in enumerate(instances)
+    ]
+    (tmp_path / "part-00000").write_bytes(b"".join(content))
+    assert_same(read(tmp_path / "part-00000"), arrays(instances))
+    assert peek(str(tmp_path / "part-00000")) == FileFacts("ofrecord", None, 24, 4)
+
+
+def test_a_list_in_several_pieces_is_one_list(tmp_path):
+    """Protobuf allows a packed list to be split; a later key replaces an earlier one."""
+    row = ragged(1)[0]
+    ids = row["input_ids"]
+    pieces = {name: values for name, values in row.items() if name != "input_ids"}
+    split = integer_list(ids[:7]) + integer_list(ids[7:9], packed=False) + integer_list(ids[9:])
+    entry = field(1, field(1, b"input_ids") + field(2, field(3, split)))
+    old = field(1, field(1, b"input_ids") + field(2, field(3, integer_list([1, 2, 3]))))
+    (tmp_path / "x").write_bytes(tfrecord_frame(field(1, old + entries(pieces, 3) + entry)))
+    assert_same(read(tmp_path / "x"), arrays([row]))
+
+
+def test_weights_are_kept_and_padding_moves_behind_the_predictions(tmp_path):
+    row = ragged(1, predictions=4)[0]
+    row["masked_lm_weights"] = [0.25, 0.0, 3.0, 0.0]
+    row["masked_lm_positions"][3] = 9999  # padding may hold anything
+    save_npz(tmp_path / "npz", [row])
+    (tmp_path / "tfrecord").write_bytes(tfrecord_frame(example(row)))
+    for path in tmp_path.iterdir():
+        found = read(path)
+        assert found.masked_lm_weights.tolist() == [[0.25, 3, 0, 0]]
+        positions, ids = row["masked_lm_positions"], row["masked_lm_ids"]
+        assert found.masked_lm_positions.tolist() == [[positions[0], positions[2], 0, 0]]
+        assert found.masked_lm_ids.tolist() == [[ids[0], ids[2], 0, 0]]
+
+
+def test_vocabularies_above_16_bits(tmp_path):
+    instances = ragged(5, vocab_size=120_000)
+    save_npz(tmp_path / "x", instances)
+    found = read(tmp_path / "x.npz", 120_000)
+    assert found.input_ids.dtype == found.masked_lm_ids.dtype == np.int32
+    assert (found.input_ids == columns(instances)["input_ids"]).all()
+
+
+def test_nothing_is_written_when_the_instances_fail(tmp_path):
+    def failing():
+        yield arrays(ragged(5))
+        raise OSError(28, "No space left on device")
+
+    for format in FORMATS:
+        with pytest.raises(OSError, match="No space"):
+            write_instances(str(tmp_path / "x"), format, failing())
+        with pytest.raises(InputError, match="no instances"):
+            write_instances(str(tmp_path / "x"), format, [])
+    with pytest.raises(ValueError, match="unknown format"):
+        write_instances(str(tmp_path / "x"), "csv", [arrays(ragged(5))])
+    assert not os.listdir(tmp_path)
+
+
+def test_the_masked_checksum_is_tensorflows():
+    framed = tfrecord_framed(b"123456789")
+    # CRC-32C's check value is 0xE3069283 (RFC 3720); masked by hand: rotate right 15, add 0xa282ead8.
+    rotated = (0xE3069283 >> 15 | 0xE3069283 << 17) & 0xFFFFFFFF
+    assert framed[-4:] == struct.pack("<I", (rotated + 0xA282EAD8) & 0xFFFFFFFF)
+    assert framed == tfrecord_frame(b"123456789")

@@ -1,0 +1,83 @@
+"""A stand-in for a training run: consumes batches, logs what they were, saves its position now and then.
+
+    python -m tests.data.resume_worker '{"store": ..., "vocab": ..., "ranks": [0, 1], "world_size": 2, ...}'
+
+Takes the batches of the `ranks` given, one each a step, from the position in the file `position` (0 without
+it) until `blocks` have been consumed. Every batch makes a line in the file `log`: position before the step,
+rank, epoch, samples, and SHA-256 of the batch. `pause` seconds pass in every step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+
+from data.batches import PretrainingBatches, prefetched
+from data.files import replacing
+from data.raw_source import RawSource
+from data.tokens import TokenStore
+from data.vocab import load_vocab
+
+OPTIONS = {"batch_size": 700, "use_avg_len": True, "num_buckets": 4, "seed": 12}
+STEPS_PER_SAVE = 3
+
+
+class LoggedSource(RawSource):
+    """Remembers what each batch was made from."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.made = {}
+
+    def collate(self, seed, epoch, indices, padded_length):
+        batch = super().collate(seed, epoch, indices, padded_length)
+        self.made[digest(batch)] = (epoch, indices.tolist())
+        return batch
+
+
+def digest(batch):
+    text = hashlib.sha256()
+    for array in batch:
+        text.update(repr((array.shape, array.dtype.str)).encode())
+        text.update(array.tobytes())
+    return text.hexdigest()
+
+
+def main(settings):
+    source = LoggedSource(
+        TokenStore.open(settings["store"]), load_vocab(settings["vocab"]), 64, 0.3, 0.15, 10
+    )
+    position = 0
+    if os.path.exists(settings["position"]):
+        with open(settings["position"], encoding="utf-8") as handle:
+            position = int(handle.read())
+    ranks, feeds = [], []
+    for rank in settings["ranks"]:
+        batches = PretrainingBatches(source, rank=rank, world_size=settings["world_size"], **OPTIONS)
+        batches.seek(position)
+        ranks.append(batches)
+        feeds.append(prefetched(batches, 6, settings["workers"]))
+    consumed = steps = 0
+    with open(settings["log"], "a", encoding="utf-8") as log:
+        while consumed < settings["blocks"]:
+            for rank, feed in zip(settings["ranks"], feeds):
+                key = digest(next(feed))
+                log.write(json.dumps([position, rank, *source.made.pop(key), key]) + "\n")
+                log.flush()
+            position = ranks[0].position
+            assert {batches.position for batches in ranks} == {position}
+            consumed += settings["world_size"]
+            steps += 1
+            time.sleep(settings["pause"])
+            if steps % STEPS_PER_SAVE == 0:
+                with replacing(settings["position"]) as handle:
+                    handle.write(str(position).encode())
+    for feed in feeds:
+        feed.close()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

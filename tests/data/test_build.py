@@ -1,0 +1,348 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from data.build import build_columns
+from data.columns import map_column
+from data.errors import InputError
+from data.locks import locked
+from data.workers import WorkerCrash
+from tests.data.building import CODE, COLUMNS, Numbers, NumberUnit, build, expected
+from tests.processes import run_command, start_command
+
+UNITS = 40
+
+
+def content(directory):
+    return {name: (directory / name).read_bytes() for name in sorted(os.listdir(directory))}
+
+
+def command(directory, workers, units=UNITS, **settings):
+    pairs = [f"{name}={value}" for name, value in settings.items()]
+    return [sys.executable, "-c", CODE, str(directory), str(units), str(workers), *pairs]
+
+
+def kill(pid):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def stopped(tmp_path, stopped_once):
+    """A directory whose build stopped after some 30 of its units: `out` is not there, `out.partial` is."""
+    shutil.copytree(stopped_once, tmp_path / "out.partial")
+    return tmp_path / "out"
+
+
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory):
+    out = tmp_path_factory.mktemp("stopped") / "out"
+    with pytest.raises(WorkerCrash):
+        build(out, UNITS, 1, Numbers("kill", 30), journal_seconds=0)
+    return f"{out}.partial"
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """The files of a build in one process without interruption."""
+    directory = tmp_path_factory.mktemp("reference") / "out"
+    build(directory, UNITS, 1, size=1)
+    return content(directory)
+
+
+def test_the_columns_are_the_parts_one_after_the_other(tmp_path):
+    build(tmp_path / "out", UNITS, 2)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text("utf-8"))
+    wanted = expected(UNITS)
+    for column in COLUMNS:
+        described = manifest["columns"][column.name]
+        values = map_column(str(tmp_path / "out"), described["shards"], described["dtype"], verify=True)
+        assert values.tolist() == wanted[column.name]
+        assert values.dtype == column.dtype and len(values) == described["length"]
+    assert len(manifest["columns"]["ids"]["shards"]) > 2, "too little for several shards"
+    assert manifest["counts"] == {"ids": len(wanted["ids"]), "ones": UNITS}
+    assert manifest["messages"] == [f"message {number}" for number in range(0, UNITS, 3)]
+    assert manifest["format"] == "numbers"
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_any_number_of_workers_writes_the_same_bytes(tmp_path, reference, workers):
+    build(tmp_path / "out", UNITS, workers)
+    assert content(tmp_path / "out") == reference
+    assert os.listdir(tmp_path) == ["out"], "something was left behind"
+
+
+@pytest.mark.parametrize("victim", ["parent", "worker", "all"])
+def test_killed_builds_go_on_to_the_same_bytes(tmp_path, reference, victim):
+    """Real SIGKILLs at random moments, of whichever process; the journal is written after every unit."""
+    generator = random.Random(victim)
+    out = tmp_path / "out"
+    stopped = 0
+    for attempt in range(4):
+        with start_command(command(out, attempt % 2 + 1, seconds=0.04), timeout=60) as run:
+            while run.poll() is None and len(run.pids()) < 2:
+                time.sleep(0.02)
+            limit = time.monotonic() + generator.random()  # while the workers start, or work
+            while time.monotonic() < limit and run.poll() is None:
+                time.sleep(0.005)
+            pids = run.pids()
+            others = [pid for pid in pids if pid != run.pid]
+            for pid in {"parent": [run.pid], "worker": others[:1], "all": pids}[victim]:
+                kill(pid)
+            result = run.wait()  # LeftoverProcesses if a worker outlives its parent
+            stopped += result.returncode != 0
+            if victim == "worker" and result.returncode:
+                assert result.returncode == 2 and "SIGKILL" in result.stderr and "unit " in result.stderr
+                assert len(result.stderr.splitlines()) == 1, result.stderr
+        if out.exists():
+            break
+    assert stopped >= 2, "hardly anything was killed"
+    result = run_command(command(out, 2), timeout=60).check()
+    assert content(out) == reference
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_resumed_build_does_not_start_again(stopped):
+    progress = Recorded()
+    build(stopped, UNITS, 1, Numbers("input", 29), progress=progress)  # unit 29 is not read again
+    assert progress.updates[0][0] == 30 * 100_000
+    assert progress.updates[-1] == (UNITS * 100_000, {"ids": len(expected(UNITS)["ids"]), "ones": UNITS})
+    assert len(progress.notes) == 1 and "going on" in progress.notes[0]
+
+
+class Recorded:
+    """A progress that keeps what it is told."""
+
+    def __init__(self):
+        self.updates, self.notes, self.ended = [], [], 0
+
+    def begin(self, what, total):
+        self.total = total
+
+    def update(self, done, counts):
+        self.updates.append((done, dict(counts)))
+
+    def note(self, line):
+        self.notes.append(line)
+
+    def end(self):
+        self.ended += 1
+
+
+@pytest.mark.parametrize("change", [{"key": "other"}, {"units": 39}])
+def test_a_partial_build_of_something_else_is_thrown_away(tmp_path, stopped, change):
+    change = {"units": UNITS, **change}
+    units = change.pop("units")
+    build(stopped, units, 1, size=1, **change)
+    build(tmp_path / "fresh", units, 1, size=1, **change)
+    assert content(stopped) == content(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("damage", ["journal", "column", "missing"])
+def test_a_damaged_partial_build_starts_again(tmp_path, stopped, reference, damage):
+    partial = tmp_path / "out.partial"
+    if damage == "journal":
+        (partial / "journal.json").write_bytes(b'{"version": 1, "key"')
+    elif damage == "column":
+        os.truncate(partial / "weights-00000.bin", 100)
+    else:
+        os.unlink(partial / "ids-00000.bin")
+    build(stopped, UNITS, 1, size=1)
+    assert content(stopped) == reference
+
+
+def test_killed_before_the_last_rename_is_complete(tmp_path, reference):
+    (tmp_path / "out.partial").mkdir()
+    for name, data in reference.items():
+        (tmp_path / "out.partial" / name).write_bytes(data)
+    build(tmp_path / "out", UNITS, 1, Numbers("input", 0))  # which would fail if it were called
+    assert content(tmp_path / "out") == reference
+
+
+@pytest.mark.parametrize(
+    "fault, message",
+    [
+        ("segfault", "unit 4: its worker process ended by SIGSEGV"),
+        ("kill", "unit 4: its worker process ended by SIGKILL"),
+        ("exit", "unit 4: its worker process ended with exit code 3"),
+        ("memory", "unit 4: its worker needs more memory"),
+    ],
+)
+def test_a_crash_is_an_error_that_names_the_unit_and_keeps_the_build(tmp_path, fault, message):
+    with pytest.raises(WorkerCrash, match=message) as caught:
+        build(tmp_path / "out", 8, 2, Numbers(fault, 4), isolate=True, memory_limit=2 << 30)
+    assert isinstance(caught.value, InputError) and "\n" not in str(caught.value)
+    assert sorted(os.listdir(tmp_path)) == ["out.partial"]
+    assert not (tmp_path / "out.partial" / "parts").exists()
+    build(tmp_path / "out", 8, 2, size=1)
+    build(tmp_path / "fresh", 8, 1, size=1)
+    assert content(tmp_path / "out") == content(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("size", [1, 1_000_000])
+def test_bad_input_is_an_input_error_and_leaves_nothing(tmp_path, size):
+    with pytest.raises(InputError, match=r"^unit 4, record 7: not good$"):
+        build(tmp_path / "out", 8, 2, Numbers("input", 4), size=size)
+    assert os.listdir(tmp_path) == []
+
+
+def test_ctrl_c_is_quiet_and_keeps_what_was_done(tmp_path, reference):
+    with start_command(command(tmp_path / "out", 2, seconds=0.1), timeout=60) as run:
+        journal = tmp_path / "out.partial" / "journal.json"
+        while not journal.exists() and run.poll() is None:
+            time.sleep(0.01)
+        for pid in run.pids():  # as a terminal does: the whole foreground group; workers are not in it
+            if os.getpgid(pid) == os.getpgid(run.pid):
+                os.kill(pid, signal.SIGINT)
+        result = run.wait()
+    assert result.returncode == 130 and result.stderr == "interrupted\n"
+    assert 0 < json.loads(journal.read_text("utf-8"))["next"] < UNITS
+    build(tmp_path / "out", UNITS, 2)
+    assert content(tmp_path / "out") == reference
+
+
+@pytest.mark.parametrize(
+    "place", ["data.build_state.os.unlink", "data.columns.os.write", "data.columns.os.fsync"]
+)
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_a_part_that_is_half_appended_does_not_count(tmp_path, reference, monkeypatch, place, error):
+    """Stopped between any two columns of a unit, or with some of its numbers written."""
+    honest = getattr(os, place.rsplit(".", 1)[1])
+    for calls in (12, 30, 55):
+        left = iter(range(calls))
+
+        def failing(*words, left=left, **options):
+            if next(left, None) is None:
+                raise error
+            return honest(*words, **options)
+
+        with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt, InputError):
+            patched.setattr(place, failing)
+            build(tmp_path / "out", UNITS, 1, size=1, journal_seconds=0.002)
+    build(tmp_path / "out", UNITS, 1, size=1)
+    assert content(tmp_path / "out") == reference
+
+
+def test_a_file_that_may_not_grow_leaves_a_build_that_goes_on(tmp_path, reference):
+    """RLIMIT_FSIZE stands for the full disk where namespaces are not to be had; journals stay below it."""
+    limited = run_command(command(tmp_path / "out", 2, file_limit=40_000), timeout=60)
+    assert limited.returncode == 2, limited.describe()
+    (line,) = limited.stderr.splitlines()
+    assert "out.partial" in line and "give the same command again" in line and "MB free" in line
+    run_command(command(tmp_path / "out", 2), timeout=60).check()
+    assert content(tmp_path / "out") == reference
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Words that run a command with file systems of their own at `tmp_path / "disk"`."""
+    if os.geteuid() != 0 or not shutil.which("unshare"):
+        pytest.skip("a mount namespace needs root and unshare")
+    (tmp_path / "disk").mkdir()
+    prefix = ["unshare", "--mount", "--propagation", "private", "sh", "-c"]
+    if run_command([*prefix, f"mount -t tmpfs -o size=300k none {tmp_path / 'disk'}"]).returncode:
+        pytest.skip("this machine does not let tests mount a tmpfs")
+    return prefix
+
+
+def test_a_full_disk_leaves_a_build_that_goes_on(tmp_path, small_disk, reference):
+    """On a real file system that is full; it grows between the two commands."""
+    disk = tmp_path / "disk"
+    script = (
+        f"mount -t tmpfs -o size=200k none {disk} && cd {disk} || exit 9; "
+        '"$@"; echo "first $?"; ls; mount -o remount,size=2m . ; "$@"; echo "second $?"; '
+        f"rm -rf {tmp_path}/kept; cp -r {disk}/out {tmp_path}/kept"
+    )
+    result = run_command([*small_disk, script, "sh", *command(disk / "out", 2)], timeout=60)
+    assert result.stdout.split() == ["first", "2", "out.partial", "second", "0"], result.describe()
+    (line,) = result.stderr.splitlines()
+    assert "No space left on device" in line and str(disk) in line and "same command again" in line
+    assert content(tmp_path / "kept") == reference
+
+
+def test_what_is_there_is_kept_or_refused(tmp_path, reference):
+    out = tmp_path / "out"
+    out.mkdir()  # an empty directory is as good as none
+    build(out, UNITS, 1)
+    stamp = os.stat(out / "ids-00000.bin").st_mtime_ns
+    build(out, UNITS, 2, Numbers("input", 0))
+    assert os.stat(out / "ids-00000.bin").st_mtime_ns == stamp and content(out) == reference
+    with pytest.raises(InputError, match="out is there already"):
+        build(out, UNITS, 1, key="other")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("mine")
+    for name in ("file", "full"):
+        with pytest.raises(InputError, match=name):
+            build(tmp_path / name, UNITS, 1)
+    assert (tmp_path / "file").read_text() == "mine" and os.listdir(tmp_path / "full") == ["mine"]
+
+
+def test_processes_that_build_at_once_share_one_build(tmp_path, reference):
+    """Only one works: at most one unit at a time is written, and all three end well."""
+    runs = [start_command(command(tmp_path / "out", 1, seconds=0.01), timeout=60) for _ in range(3)]
+    for run in runs:
+        with run:
+            run.wait().check()
+    assert content(tmp_path / "out") == reference
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_who_waits_for_the_lock_is_told(tmp_path, monkeypatch):
+    """By the progress, once; and Ctrl-C ends the waiting."""
+    monkeypatch.setattr("data.locks.SECONDS_BEFORE_NOTE", 0.15)
+    progress = Recorded()
+    with locked(f"{tmp_path}/out.lock", lambda: None), pytest.raises(KeyboardInterrupt):
+        timer = threading.Timer(0.6, signal.raise_signal, [signal.SIGINT])
+        timer.start()
+        build(tmp_path / "out", 3, 1, size=1, progress=progress)
+    assert progress.notes == [f"waiting for another process to build {tmp_path}/out"]
+    assert os.listdir(tmp_path) == []
+
+
+def test_identities_are_compared_as_json_has_them(tmp_path):
+    for _ in range(2):
+        build_columns(str(tmp_path / "out"), COLUMNS, [NumberUnit(0, 1)], nothing, {"a": (1, 2.5)}, {}, 1)
+
+
+def test_without_locks_each_builds_its_own_and_one_wins(tmp_path, reference, monkeypatch):
+    """A file system that has no flock; two processes that build there at once do not meet."""
+
+    def no_lock(descriptor, operation):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", no_lock)
+    first = tmp_path / "out"
+
+    def second_comes_first(counts, lengths):
+        if not first.exists():
+            build(first, UNITS, 1, size=1)
+
+    build(first, UNITS, 1, size=1, check=second_comes_first)
+    assert content(first) == reference
+    assert [name for name in os.listdir(tmp_path) if "partial" in name] == []
+
+
+def test_an_empty_build_has_empty_columns(tmp_path):
+    build_columns(str(tmp_path / "out"), COLUMNS, [NumberUnit(0, 1)], nothing, {}, {}, 1)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text("utf-8"))
+    assert {name: column["length"] for name, column in manifest["columns"].items()} == {
+        "ids": 0,
+        "ends": 1,
+        "groups": 1,
+        "weights": 0,
+    }
+
+
+def nothing(unit, part):
+    return {}

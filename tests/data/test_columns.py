@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import gc
+import json
+import mmap
+import os
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data.columns import ColumnWriter, map_column
+from data.errors import InputError
+
+PAGE = mmap.PAGESIZE
+
+
+def write(directory, values, dtype="<i8", shard_bytes=PAGE, chunk=700):
+    writer = ColumnWriter(str(directory), "x", dtype, shard_bytes)
+    for start in range(0, len(values), chunk):
+        writer.append(values[start : start + chunk])
+    return writer.close()
+
+
+def content(directory):
+    return {name: (directory / name).read_bytes() for name in sorted(os.listdir(directory))}
+
+
+def mapped_files():
+    with open("/proc/self/maps", encoding="utf-8") as handle:
+        return [line for line in handle if "/x-000" in line]
+
+
+@pytest.mark.parametrize("dtype", ["<u2", "<u4", "<i8", "|u1", "<f4"])
+@pytest.mark.parametrize("pages", [0.01, 1, 1.5, 3, 3.25])
+def test_shards_read_as_the_one_array_that_was_written(tmp_path, dtype, pages):
+    values = (np.arange(int(pages * PAGE) // np.dtype(dtype).itemsize) % 251).astype(dtype)
+    shards = write(tmp_path, values, dtype)
+    assert [shard["size"] for shard in shards[:-1]] == [PAGE] * (len(shards) - 1)
+    assert sum(shard["size"] for shard in shards) == values.nbytes and len(shards) == np.ceil(pages)
+    column = map_column(str(tmp_path), json.loads(json.dumps(shards)), dtype, verify=True)
+    assert column.dtype == dtype and (column == values).all()
+    with pytest.raises(ValueError, match="read-only"):
+        column[0] = 1
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        column.flags.writeable = True
+
+
+def test_an_empty_column_has_no_file(tmp_path):
+    shards = write(tmp_path, np.arange(0))
+    assert shards == [] and os.listdir(tmp_path) == []
+    assert map_column(str(tmp_path), shards, "<i8", verify=True).shape == (0,)
+
+
+def test_files_stay_mapped_as_long_as_a_view_lives_and_no_longer(tmp_path):
+    shards = write(tmp_path, np.arange(3 * PAGE // 8 + 5))
+    gc.collect()
+    before = len(mapped_files())
+    column = map_column(str(tmp_path), shards, "<i8", verify=False)
+    view = column[PAGE // 8 - 2 : PAGE // 8 + 2]
+    assert len(mapped_files()) == before + 4
+    del column
+    gc.collect()
+    for name in os.listdir(tmp_path):
+        os.unlink(tmp_path / name)
+    assert view.tolist() == list(range(PAGE // 8 - 2, PAGE // 8 + 2))
+    del view
+    gc.collect()
+    assert len(mapped_files()) == before
+
+
+def test_threads_may_map_at_once(tmp_path):
+    """MAP_FIXED replaces whatever is at its address: it must never be another thread's memory."""
+    values = np.arange(4 * PAGE // 8)
+    shards = write(tmp_path, values)
+    wrong = []
+
+    def use():
+        for _ in range(60):
+            column = map_column(str(tmp_path), shards, "<i8", verify=False)
+            noise = np.ones(200_000)
+            if not (column == values).all() or noise.sum() != 200_000:
+                wrong.append(1)
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    total=st.integers(0, 2500), kept=st.integers(0, 2500), written=st.integers(0, 2500), known=st.booleans()
+)
+def test_a_writer_goes_on_from_any_element_with_the_same_files(tmp_path_factory, total, kept, written, known):
+    """2500 elements are five shards. What an earlier writer wrote beyond `kept` must not show."""
+    kept = min(kept, total, written)
+    values = np.arange(total)
+    expected_in, resumed_in = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
+    expected = write(expected_in, values)
+    earlier = ColumnWriter(str(resumed_in), "x", "<i8", PAGE)
+    earlier.append(values[:kept])
+    finished = earlier.shards if known else []
+    earlier.append(np.full(written - kept, -1))
+    earlier.abandon()
+    writer = ColumnWriter(str(resumed_in), "x", "<i8", PAGE, kept, finished)
+    assert writer.length == kept
+    writer.append(values[kept:])
+    assert writer.close() == expected
+    assert content(resumed_in) == content(expected_in)
+
+
+def test_what_should_be_kept_must_be_there(tmp_path):
+    write(tmp_path, np.arange(1000))
+    with pytest.raises(ValueError, match="shorter"):
+        ColumnWriter(str(tmp_path), "x", "<i8", PAGE, 1001)
+    os.unlink(tmp_path / "x-00000.bin")
+    with pytest.raises(ValueError, match="does not hold 600"):
+        ColumnWriter(str(tmp_path), "x", "<i8", PAGE, 600)
+
+
+def test_shards_must_be_whole_pages(tmp_path):
+    with pytest.raises(ValueError, match="page size"):
+        ColumnWriter(str(tmp_path), "x", "<i8", PAGE + 8)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("damage", ["flip", "cut", "grow", "remove", "directory"])
+def test_damage_is_an_input_error_naming_the_file(tmp_path, place, damage):
+    shards = write(tmp_path, np.arange(3 * PAGE // 8 - 3))
+    path = tmp_path / shards[place]["file"]
+    data = bytearray(path.read_bytes())
+    path.unlink()
+    if damage == "flip":
+        data[len(data) // 2] ^= 4
+        path.write_bytes(data)
+    elif damage == "directory":
+        path.mkdir()
+    elif damage != "remove":
+        path.write_bytes(data[:-8] if damage == "cut" else data + b"12345678")
+    with pytest.raises(InputError) as caught:
+        map_column(str(tmp_path), shards, "<i8", verify=True)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"file": "../x-00000.bin"},
+        {"file": "/etc/passwd"},
+        {"file": 7},
+        {"size": "8"},
+        {"size": 0},
+        {"size": -PAGE},
+        {"size": PAGE - 8},
+        {"size": 2 * PAGE},
+        {"sha256": None},
+    ],
+)
+def test_a_manifest_that_lies_is_an_input_error(tmp_path, lie):
+    shards = write(tmp_path, np.arange(2 * PAGE // 8))
+    with pytest.raises(InputError):
+        map_column(str(tmp_path), [{**shards[0], **lie}, shards[1]], "<i8", verify=True)
+    for bad in ("text", [1], [None], [{}]):
+        with pytest.raises(InputError):
+            map_column(str(tmp_path), bad, "<i8", verify=True)

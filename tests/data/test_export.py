@@ -1,0 +1,309 @@
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from data.errors import InputError
+from data.export import FileSettings, MaskSettings, export_instances, export_text
+from data.files import sha256_of
+from data.formats.read import peek
+from data.records import PretrainingArrays
+from data.stored import cached_instances
+from data.stored_source import StoredSource
+from data.tokenizer import TokenizerSettings
+from data.tokens import TokenStore, build_store
+from tests.data.formats.samples import arrays, joined, ragged
+from tests.data.instance_files import FILE_FORMATS, content, files_of, save
+
+ROOT = os.path.join(os.path.dirname(__file__), "..", "..")
+MASKS = MaskSettings(max_seq_length=48, max_predictions_per_seq=8, dupe_factor=3, seed=21)
+
+
+@pytest.fixture(scope="module")
+def text_store(embedded, vocab, tmp_path_factory):
+    directory = str(tmp_path_factory.mktemp("text") / "store")
+    build_store([str(embedded / "corpus" / "eval.txt")], TokenizerSettings(vocab), directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def exported(text_store, tmp_path_factory):
+    """The text's instances in each format: a directory for each."""
+    parent = tmp_path_factory.mktemp("exported")
+    for kind in FILE_FORMATS:
+        export_text([text_store], str(parent / kind), MASKS, FileSettings(kind, instances_per_file=100))
+    return parent
+
+
+def data_files(directory):
+    names = sorted(name for name in os.listdir(str(directory)) if name != "manifest.json")
+    return [os.path.join(str(directory), name) for name in names]
+
+
+def wanted(text_store, masks=MASKS):
+    """RawSource's own batches of all copies, instance by instance in the order of the export."""
+    source = masks.source([TokenStore.open(text_store)])
+    copies = []
+    for epoch in range(masks.dupe_factor):
+        count = len(source.lengths(masks.seed, epoch))
+        copies.append(source.collate(masks.seed, epoch, np.arange(count), masks.max_seq_length))
+    whole = [np.concatenate(columns) for columns in zip(*copies)]
+    return whole
+
+
+def sorted_rows(columns):
+    """Rows of a batch as bytes, sorted."""
+    return sorted(b"|".join(column[row].tobytes() for column in columns) for row in range(len(columns[0])))
+
+
+@pytest.mark.parametrize("kind", FILE_FORMATS)
+def test_text_through_files_gives_the_batches_of_the_text_itself(text_store, exported, tmp_path, vocab, kind):
+    expected = wanted(text_store)
+    paths = data_files(exported / kind)
+    source = StoredSource(cached_instances(paths, len(vocab), str(tmp_path)), vocab.pad_id)
+    count = len(source.lengths(0, 0))
+    assert count == len(expected[0]) > 300 and len(paths) == -(-count // 100)
+    found = source.collate(0, 0, np.arange(count), MASKS.max_seq_length)
+    assert found.masked_ids.shape == expected[4].shape and found.masked_weights.dtype == np.float32
+    assert sorted_rows(found) == sorted_rows(expected)
+
+
+@pytest.mark.parametrize("kind", FILE_FORMATS)
+def test_all_formats_hold_the_same_in_the_same_order(exported, tmp_path, vocab, kind):
+    first, other = (
+        cached_instances(data_files(exported / name), len(vocab), str(tmp_path)) for name in ("npz", kind)
+    )
+    assert (first.ids == other.ids).all() and (first.token_ends == other.token_ends).all()
+    assert (first.positions == other.positions).all() and (first.weights == other.weights).all()
+    assert other.width == 48 and other.prediction_width == 8
+    for path, source in zip(data_files(exported / kind), other.sources):
+        facts = peek(path)
+        assert (facts.format, facts.width, facts.num_predictions) == (kind, 48, 8)
+        assert abs(source["instances"] - other.num_instances / len(other.sources)) < 1
+
+
+def test_npz_read_with_numpy_alone(text_store, exported):
+    """Copies, padding and shuffling, told without any of our readers."""
+    columns = {name: [] for name in ("input_ids", "valid_lengths", "masked_lm_positions", "masked_lm_ids")}
+    for path in data_files(exported / "npz"):
+        with np.load(path, allow_pickle=False) as file:
+            assert sorted(file.files) == sorted(PretrainingArrays._fields)
+            for name, parts in columns.items():
+                parts.append(file[name])
+    found = {name: np.concatenate(parts) for name, parts in columns.items()}
+    expected = wanted(text_store)
+    assert found["input_ids"].shape == (len(expected[0]), 48)
+    order = permuted_by_content(expected[0], found["input_ids"])
+    assert (found["valid_lengths"] == expected[2][order]).all()
+    # 48 tokens can have 7 predictions at most; the files have --max_predictions_per_seq columns.
+    assert found["masked_lm_positions"].shape == (len(order), 8) and expected[3].shape[1] == 7
+    assert (found["masked_lm_positions"][:, :7] == expected[3][order]).all()
+    assert (found["masked_lm_ids"][:, :7] == expected[4][order]).all()
+    assert not found["masked_lm_positions"][:, 7].any()
+    # Every copy is spread over the whole: the mean place of its instances is the middle, give or take 5
+    # standard errors.
+    count = len(order)
+    for copy in range(3):
+        places = np.flatnonzero(order * 3 // count == copy)
+        assert abs(places.mean() / count - 0.5) < 5 * 0.29 / np.sqrt(len(places))
+
+
+def permuted_by_content(rows, shuffled):
+    """For each row of `shuffled` its number in `rows`, all rows being different."""
+    number_of = {row.tobytes(): number for number, row in enumerate(rows.astype(np.int32))}
+    assert len(number_of) == len(rows)
+    return np.array([number_of[row.tobytes()] for row in shuffled.astype(np.int32)])
+
+
+def test_the_seed_decides_on_masks_and_order(text_store, exported, tmp_path):
+    files = FileSettings("npz", instances_per_file=100)
+    export_text([text_store], str(tmp_path / "same"), MASKS, files)
+    assert content(tmp_path / "same") == content(exported / "npz")
+    other = MaskSettings(**{**vars(MASKS), "seed": 22})
+    export_text([text_store], str(tmp_path / "other"), other, files)
+    assert (
+        content(tmp_path / "other")["pretrain-00000.npz"] != content(exported / "npz")["pretrain-00000.npz"]
+    )
+
+
+def test_a_store_for_each_copy(text_store, embedded, vocab, tmp_path):
+    """As for a tokenizer that samples: copies 0 and 2 are of the first store, copy 1 of the second."""
+    second = str(tmp_path / "second")
+    build_store([str(embedded / "corpus" / "train-0.txt")], TokenizerSettings(vocab), second)
+    export_text([text_store, second], str(tmp_path / "out"), MASKS, FileSettings("npz"))
+    with np.load(tmp_path / "out" / "pretrain-00000.npz") as file:
+        found = file["input_ids"]
+    expected = []
+    for epoch, store in enumerate([text_store, second, text_store]):
+        source = MASKS.source([TokenStore.open(store)])
+        count = len(source.lengths(MASKS.seed, epoch))
+        expected.append(source.collate(MASKS.seed, epoch, np.arange(count), 48).input_ids)
+    assert sorted_rows([found.astype(np.int32)]) == sorted_rows([np.concatenate(expected)])
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_the_files_are_the_same_for_any_number_of_workers(text_store, exported, tmp_path, num_workers):
+    files = FileSettings("tfrecord", instances_per_file=100)
+    result = export_text([text_store], str(tmp_path / "out"), MASKS, files, num_workers)
+    assert content(tmp_path / "out") == content(exported / "tfrecord")
+    paths = data_files(tmp_path / "out")
+    assert result.num_files == len(paths)
+    assert result.num_bytes == sum(map(os.path.getsize, paths))
+    with open(tmp_path / "out" / "manifest.json") as handle:
+        manifest = json.load(handle)
+    assert [file["sha256"] for file in manifest["files"]] == [sha256_of(path) for path in paths]
+    assert sum(file["instances"] for file in manifest["files"]) == result.counts["instances"]
+    assert sorted(os.listdir(tmp_path)) == ["out"]
+
+
+def test_conversion_through_all_formats_and_back_changes_nothing(tmp_path):
+    paths, instances = files_of(tmp_path, [40, 55, 30], ("npz",))
+    chain = [("npz", False), ("hdf5", False), ("tfrecord", True), ("ofrecord", False), ("npz", False)]
+    directories = []
+    for number, (kind, gzip) in enumerate(chain):
+        output = str(tmp_path / f"{number}-{kind}")
+        result = export_instances(paths, 30000, output, FileSettings(kind, gzip, 50), num_workers=1)
+        assert result.counts["instances"] == 125 and result.counts["skipped"] == 0
+        directories.append(output)
+        paths = data_files(output)
+        for path in paths:
+            with open(path, "rb") as handle:
+                assert (handle.read(2) == b"\x1f\x8b") == gzip
+    first, last = content(directories[0]), content(directories[-1])
+    for name in ("pretrain-00000.npz", "pretrain-00001.npz", "pretrain-00002.npz"):
+        assert first[name] == last[name]
+    expected = arrays(instances)
+    parts = [np.load(path) for path in paths]
+    for name, column in expected._asdict().items():
+        assert (np.concatenate([part[name] for part in parts]) == column).all(), name
+
+
+def test_names_are_those_that_each_formats_users_know(exported):
+    assert data_files(exported / "ofrecord")[0].endswith("/part-00000")
+    assert data_files(exported / "hdf5")[0].endswith("/training-00000.hdf5")
+    assert FileSettings("tfrecord", gzip=True).file_name(3) == "pretrain-00003.tfrecord.gz"
+    assert FileSettings("hdf5", gzip=True).file_name(3) == "training-00003.hdf5"
+
+
+def test_what_a_format_cannot_hold_is_said(tmp_path):
+    rows = ragged(9)
+    rows[4]["masked_lm_weights"] = [0.5] * len(rows[4]["masked_lm_ids"])
+    save(str(tmp_path / "a"), rows, "tfrecord")
+    with pytest.raises(InputError, match="weight"):
+        export_instances([str(tmp_path / "a")], 30000, str(tmp_path / "out"), FileSettings("hdf5"))
+    assert os.listdir(tmp_path) == ["a"]
+    export_instances([str(tmp_path / "a")], 30000, str(tmp_path / "out"), FileSettings("npz"))
+    with np.load(tmp_path / "out" / "pretrain-00000.npz") as file:
+        assert (file["masked_lm_weights"] == arrays(rows).masked_lm_weights).all()
+
+
+def test_bad_instances_are_skipped_on_request_or_stop_it(tmp_path):
+    paths, instances = files_of(tmp_path, [20, 20], ("npz", "tfrecord"))
+    with open(paths[1], "r+b") as handle:
+        handle.truncate(os.path.getsize(paths[1]) - 3)
+    with pytest.raises(InputError, match="file-1.tfrecord: instance 19"):
+        export_instances(paths, 30000, str(tmp_path / "out"), FileSettings("npz"))
+    assert len(os.listdir(tmp_path)) == 2
+    result = export_instances(paths, 30000, str(tmp_path / "out"), FileSettings("npz"), skip_bad_records=True)
+    assert (result.counts["instances"], result.counts["skipped"]) == (39, 1)
+    assert "file-1.tfrecord: instance 19" in result.messages[0]
+    with np.load(tmp_path / "out" / "pretrain-00000.npz") as file:
+        assert (file["input_ids"] == joined([arrays(instances[:39])]).input_ids).all()
+
+
+@pytest.mark.parametrize(
+    "files, masks, message",
+    [
+        (FileSettings("csv"), MASKS, "--format csv: choose one of npz, hdf5, tfrecord, ofrecord"),
+        (FileSettings("npz", instances_per_file=0), MASKS, "--instances_per_file 0"),
+        (FileSettings("ofrecord", gzip=True), MASKS, "--gzip: OneFlow"),
+        (FileSettings("npz"), MaskSettings(dupe_factor=0), "--dupe_factor 0"),
+        (FileSettings("npz"), MaskSettings(max_seq_length=4), "--max_seq_length 4"),
+        (FileSettings("npz"), MaskSettings(masked_lm_prob=0), "--masked_lm_prob 0"),
+    ],
+)
+def test_bad_options_are_named_and_nothing_is_written(text_store, tmp_path, files, masks, message):
+    with pytest.raises(InputError, match=message):
+        export_text([text_store], str(tmp_path / "out"), masks, files)
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_is_there_is_kept(text_store, tmp_path):
+    output = str(tmp_path / "out")
+    result = export_text([text_store], output, MASKS, FileSettings("npz"))
+    before = {name: os.stat(os.path.join(output, name)).st_mtime_ns for name in os.listdir(output)}
+    assert export_text([text_store], output, MASKS, FileSettings("npz")) == result
+    with pytest.raises(InputError, match="is there already.*another name"):
+        export_text([text_store], output, MASKS, FileSettings("hdf5"))
+    assert before == {name: os.stat(os.path.join(output, name)).st_mtime_ns for name in os.listdir(output)}
+
+
+CHILD = """
+import sys
+from data.export import FileSettings, MaskSettings, export_text
+masks = MaskSettings(max_seq_length=48, max_predictions_per_seq=8, dupe_factor=3, seed=21)
+export_text([sys.argv[1]], sys.argv[2], masks, FileSettings("hdf5", instances_per_file=10), num_workers=2)
+"""
+
+
+def test_an_export_killed_at_any_moment_goes_on_and_keeps_finished_files(text_store, tmp_path):
+    files = FileSettings("hdf5", instances_per_file=10)
+    export_text([text_store], str(tmp_path / "whole"), MASKS, files)
+    output = str(tmp_path / "out")
+    command = [sys.executable, "-c", CHILD, text_store, output]
+
+    def journaled():
+        try:
+            with open(f"{output}.partial/files.json") as handle:
+                return [file["file"] for file in json.load(handle)["files"]]
+        except (OSError, ValueError):
+            return []
+
+    kept = {}
+    for moment in (1, 8, 20):
+        with subprocess.Popen(command, cwd=ROOT) as child:
+            end = time.monotonic() + 30
+            while len(journaled()) < moment and child.poll() is None and time.monotonic() < end:
+                time.sleep(0.001)
+            child.send_signal(signal.SIGKILL)
+        assert child.returncode == -signal.SIGKILL, "it was over before it could be killed"
+        names = journaled()
+        assert len(names) >= moment and not os.path.exists(output)
+        inodes = {name: os.stat(f"{output}.partial/{name}").st_ino for name in names}
+        assert kept.items() <= inodes.items()
+        kept = inodes
+    subprocess.run(command, cwd=ROOT, check=True)
+    assert kept.items() <= {name: os.stat(f"{output}/{name}").st_ino for name in os.listdir(output)}.items()
+    assert content(output) == content(tmp_path / "whole")
+    assert sorted(os.listdir(tmp_path)) == ["out", "whole"]
+
+
+def limit_file_size(number):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (number, resource.RLIM_INFINITY))
+
+
+@pytest.mark.parametrize("limit", [10_000, 200_000])
+def test_a_full_disk_is_one_line_and_the_same_command_goes_on(text_store, exported, tmp_path, limit):
+    """A limit on the size of a file fails like a full disk: first in the store, then in a file."""
+    files = FileSettings("tfrecord", instances_per_file=1000)
+    output = str(tmp_path / "out")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit_file_size(limit)
+    try:
+        with pytest.raises(InputError, match="free some space and give the same command again") as caught:
+            export_text([text_store], output, MASKS, files)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "\n" not in str(caught.value) and not os.path.exists(output)
+    assert os.path.exists(f"{output}.partial/instances") == (limit == 200_000)
+    export_text([text_store], output, MASKS, files)
+    export_text([text_store], str(tmp_path / "whole"), MASKS, files)
+    assert content(output) == content(tmp_path / "whole")

@@ -1,0 +1,132 @@
+"""Our instances and those of Google's algorithm (bench/raw_path.py) have the same distributions."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from bench.raw_path import create_instances, gluonnlp_tokenizer, pairs_of_document, read_documents
+from data.raw_source import RawSource
+from tests.data.chance import UNLIKELY, chi_square_p, kolmogorov_p, permutation_p, same_distribution_p
+
+EPOCHS = 10
+
+
+def as_documents(store, vocab):
+    """A store's documents as lists of sentences, which are lists of tokens."""
+    sentences = [
+        [vocab.tokens[token] for token in store.ids[start:end].tolist()]
+        for start, end in zip(store.sentences.tolist(), store.sentences[1:].tolist())
+    ]
+    return [sentences[first:last] for first, last in zip(store.documents, store.documents[1:])]
+
+
+@pytest.fixture(scope="module", params=[(64, 0.1, False), (128, 0.5, False), (128, 0.1, True)], ids=str)
+def both(request, store, vocab):
+    """Several epochs of each, as rows of numbers: one row an instance."""
+    length, short, whole_words = request.param
+    source = RawSource(store, vocab, length, short, 0.15, 12, whole_words)
+    ours = []
+    for epoch in range(EPOCHS):
+        batch = source.collate(5, epoch, np.arange(len(source.lengths(5, epoch))), length)
+        b_lengths = batch.segment_ids.sum(axis=1)
+        masked_now = np.take_along_axis(batch.input_ids, batch.masked_positions, axis=1)
+        columns = (
+            batch.valid_lengths,
+            b_lengths,
+            batch.next_sentence_labels,
+            batch.masked_weights.sum(axis=1),
+            ((masked_now == vocab.mask_id) & (batch.masked_weights > 0)).sum(axis=1),
+            ((masked_now == batch.masked_ids) & (batch.masked_weights > 0)).sum(axis=1),
+            batch.masked_positions[:, 0],
+        )
+        ours.append(np.stack([np.asarray(column, dtype=np.int64) for column in columns], axis=1))
+    theirs = []
+    documents = as_documents(store, vocab)
+    for epoch in range(EPOCHS):
+        generator = random.Random(epoch)
+        made = create_instances(documents, vocab.tokens, length, short, 0.15, 12, whole_words, generator)
+        rows = [
+            (
+                len(instance.tokens),
+                len(instance.tokens) - instance.b_begins,
+                instance.is_random,
+                len(instance.positions),
+                sum(instance.tokens[place] == "[MASK]" for place in instance.positions),
+                sum(instance.tokens[p] == label for p, label in zip(instance.positions, instance.labels)),
+                instance.positions[0],
+            )
+            for instance in made
+        ]
+        theirs.append(np.array(rows, dtype=np.int64))
+    return ours, theirs
+
+
+def test_an_epoch_has_as_many_instances(both):
+    ours, theirs = ([len(epoch) for epoch in side] for side in both)
+    error = np.sqrt((np.var(ours, ddof=1) + np.var(theirs, ddof=1)) / EPOCHS)
+    assert abs(np.mean(ours) - np.mean(theirs)) < 4.5 * error
+
+
+@pytest.mark.parametrize(
+    "column, name",
+    [(0, "length"), (1, "length of B"), (2, "next sentence"), (3, "predictions"), (6, "first position")],
+)
+def test_distributions_are_the_same(both, column, name):
+    """By epochs, which are independent: the pairs of one document share its target length."""
+    size = max(int(epoch[:, column].max()) for side in both for epoch in side) + 1
+    width = max(1, size // 16)
+    ours, theirs = (
+        np.array([np.bincount(epoch[:, column] // width, minlength=-(-size // width)) for epoch in side])
+        for side in both
+    )
+    assert permutation_p(ours, theirs) > 1e-3, name
+
+
+@pytest.mark.parametrize("length", [64, 128])
+def test_without_short_targets_every_length_is_as_frequent(store, vocab, length):
+    """Then pairs hardly depend on each other, and the sharper tests over single pairs apply."""
+    source = RawSource(store, vocab, length, 0.0, 0.15, 12)
+    documents = as_documents(store, vocab)
+    ours = np.concatenate([source.lengths(2, epoch) for epoch in range(EPOCHS)])
+    theirs = np.array(
+        [
+            len(a) + len(b) + 3
+            for epoch in range(EPOCHS)
+            for number in range(len(documents))
+            for a, b, _ in pairs_of_document(
+                documents, number, length, 0.0, random.Random(f"{epoch} {number}")
+            )
+        ]
+    )
+    assert abs(len(ours) / len(theirs) - 1) < 0.02
+    assert (
+        same_distribution_p(np.bincount(ours, minlength=129), np.bincount(theirs, minlength=129)) > UNLIKELY
+    )
+    assert kolmogorov_p(ours, theirs) > UNLIKELY
+
+
+def test_rates_of_masks_and_of_random_next_sentences_are_the_same(both):
+    ours, theirs = (np.concatenate(side) for side in both)
+    for column, of in (
+        (3, 0),
+        (4, 3),
+        (5, 3),
+    ):  # predictions of tokens, [MASK] and kept tokens of predictions
+        one, other = ours[:, column].sum() / ours[:, of].sum(), theirs[:, column].sum() / theirs[:, of].sum()
+        assert abs(one - other) < 0.012, (column, one, other)
+    random_share, their_share = ours[:, 2].mean(), theirs[:, 2].mean()
+    assert abs(random_share - their_share) < 4.5 * np.sqrt(0.25 / len(ours) + 0.25 / len(theirs))
+    masked, kept, predictions = ours[:, 4].sum(), ours[:, 5].sum(), ours[:, 3].sum()
+    size = 2000  # of the vocabulary: random tokens are now and then [MASK] or the original
+    shares = [0.8 + 0.1 / size, 0.1 + 0.1 / size, 0.1 * (size - 2) / size]
+    assert chi_square_p([masked, kept, predictions - masked - kept], shares) > UNLIKELY
+
+
+def test_gluonnlps_tokenizer_gives_the_documents_of_the_store(embedded, store, vocab):
+    """So that both sides of a comparison start from the same tokens."""
+    pytest.importorskip("gluonnlp")
+    lines = (embedded / "corpus" / "train-0.txt").read_text("utf-8").splitlines()
+    assert read_documents(lines, gluonnlp_tokenizer(vocab.tokens)) == as_documents(store, vocab)

@@ -1,0 +1,512 @@
+"""What data.inspect shows is what a training gets, counted again from the batches themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data.batches import PretrainingBatches
+from data.formats.write import write_instances
+from data.inspect import main
+from data.inspect_statistics import mask_facts, store_occurrences
+from data.raw_source import RawSource
+from data.records import PretrainingArrays
+from data.tokenizer import TokenizerSettings, bert_normalizer
+from data.tokens import TokenStore, build_store
+from tests.processes import ROOT, run_command
+
+SETTINGS = ["--max_seq_length", "64", "--batch_size", "1024", "--use_avg_len", "--num_buckets", "5"]
+MARKER = re.compile(r"\[(?:=|[^\[\]\s→]+→)([^\[\]\s]+)\]")  # ordinary tokens, but brackets themselves
+
+
+@pytest.fixture(scope="module")
+def directory(embedded, vocab, tmp_path_factory):
+    """A token store of one training file, with what a first opening writes."""
+    path = tmp_path_factory.mktemp("inspected") / "store"
+    build_store([str(embedded / "corpus" / "train-0.txt")], TokenizerSettings(vocab), str(path))
+    TokenStore.open(str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def source(directory, vocab):
+    return RawSource(TokenStore.open(str(directory)), vocab, 64, 0.1, 0.15, 10)
+
+
+@pytest.fixture(scope="module")
+def facts(directory, tmp_path_factory):
+    """What --json says of it."""
+    result = run_inspect(directory, *SETTINGS, "--json", "--num", "40", cwd=tmp_path_factory.mktemp("json"))
+    return json.loads(result.check().stdout)
+
+
+@pytest.fixture(scope="module")
+def blocks(source):
+    """Every batch of the epoch."""
+    batches = PretrainingBatches(source, 1024, True, 5, seed=0, rank=0, world_size=1)
+    iterator = iter(batches)
+    return [next(iterator) for _ in range(batches.blocks_in_epoch(0))]
+
+
+@pytest.fixture(scope="module")
+def npz(source, tmp_path_factory):
+    """A file with the masks of the first 300 instances."""
+    path = tmp_path_factory.mktemp("files") / "pretrain.npz"
+    write_instances(str(path), "npz", iter([as_arrays(source.collate(0, 0, np.arange(300), 64))]), True)
+    return path
+
+
+def as_arrays(batch):
+    return PretrainingArrays(
+        batch.input_ids.astype(np.uint16),
+        batch.segment_ids.astype(np.uint8),
+        batch.masked_positions.astype(np.uint16),
+        batch.masked_ids.astype(np.uint16),
+        batch.masked_weights,
+        batch.next_sentence_labels.astype(np.uint8),
+        batch.valid_lengths,
+    )
+
+
+def run_inspect(*arguments, cwd, timeout=60, env=None):
+    """The command as users give it, in `cwd`."""
+    path = {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
+    command = [sys.executable, "-m", "data.inspect", *map(str, arguments)]
+    return run_command(command, cwd=str(cwd), env={**os.environ, **path, **(env or {})}, timeout=timeout)
+
+
+def shown(capsys, *arguments):
+    """Standard output of the command, run here."""
+    assert main([*map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_report_of_a_store(directory, facts, tmp_path):
+    result = run_inspect(directory, *SETTINGS, "--num", "2", cwd=tmp_path).check()
+    lines = result.stdout.splitlines()
+    assert result.stderr == ""
+    assert lines[0] == f"{directory}: token store"
+    for name in ("sentences", "documents", "tokens"):
+        assert f"{facts['counts'][name]:,} {name}" in lines[1]
+    assert (
+        len(re.findall(r"^instance \d+ \(seed 0, epoch 0\): \d+ tokens, ", result.stdout, re.MULTILINE)) == 2
+    )
+    heads = [index for index, line in enumerate(lines) if line.startswith("length of")]
+    for head, total in zip(heads, (facts["batches"]["sequences"], facts["counts"]["sentences"])):
+        assert f" {total:,} " in lines[head]
+        rows = lines[head + 1 : lines.index("", head)]
+        assert sum(int(row.split()[-2].replace(",", "")) for row in rows) == total
+    assert f"{facts['batches']['padding_share']:.2%} of the positions are padding" in result.stdout
+    assert "its checksums have been verified" in result.stdout
+    assert max(map(len, lines)) <= 140
+    # The picture stands where the command was given, not beside the data.
+    assert lines[-1] == "picture of the lengths: store.lengths.png"
+    assert os.listdir(tmp_path) == ["store.lengths.png"]
+    check_picture(tmp_path / "store.lengths.png")
+
+
+def check_picture(path):
+    with Image.open(path) as image:
+        image.load()
+        assert image.format == "PNG"
+        assert image.width >= 1000 and image.height >= 400
+        colours = image.convert("RGB").getcolors(1 << 24)
+    blue = sum(count for count, (red, _, blue) in colours if blue > red + 60)
+    assert blue > 0.02 * image.width * image.height  # bars, not empty axes
+
+
+def test_numbers_of_batches(facts, blocks):
+    found = facts["batches"]
+    tokens = sum(int(batch.valid_lengths.sum()) for batch in blocks)
+    positions = sum(batch.input_ids.size for batch in blocks)
+    assert (found["tokens"], found["positions"]) == (tokens, positions)
+    assert found["padding_share"] == pytest.approx(1 - tokens / positions)
+    assert found["batches_per_epoch"] == len(blocks)
+    shapes = Counter(batch.input_ids.shape[1] for batch in blocks)
+    rows = Counter()
+    for batch in blocks:
+        rows[batch.input_ids.shape[1]] += len(batch.input_ids)
+    for bucket in found["buckets"]:
+        length = bucket["padded_to"]
+        assert (bucket["batches"], bucket["sequences"]) == (shapes[length], rows[length])
+        assert bucket["sequences_per_batch"] == 1024 // length
+    lengths = Counter(np.concatenate([batch.valid_lengths for batch in blocks]).tolist())
+    assert dict(map(tuple, facts["lengths"]["counts"])) == lengths
+    every = sorted(lengths.elements())
+    assert facts["lengths"]["mean"] == pytest.approx(np.mean(every))
+    assert facts["lengths"]["median"] == every[(len(every) - 1) // 2]
+    assert (facts["lengths"]["smallest"], facts["lengths"]["largest"]) == (every[0], every[-1])
+
+
+def test_numbers_of_masks(facts, blocks, vocab):
+    found = facts["masks"]
+    predictions = masked = kept = random_next = sequences = 0
+    for batch in blocks:
+        for row in range(len(batch.input_ids)):
+            sequences += 1
+            random_next += int(batch.next_sentence_labels[row])
+            for position, original, weight in zip(
+                batch.masked_positions[row], batch.masked_ids[row], batch.masked_weights[row]
+            ):
+                if weight:
+                    predictions += 1
+                    kept += int(batch.input_ids[row, position] == original)
+                    masked += int(batch.input_ids[row, position] == vocab.mask_id)
+    assert found["sequences"] == found["of"] == sequences
+    assert found["predictions"] == predictions
+    assert found["predicted_share"] == pytest.approx(predictions / facts["batches"]["tokens"])
+    assert found["masked_share"] == pytest.approx(masked / predictions)
+    assert found["kept_share"] == pytest.approx(kept / predictions)
+    assert found["replaced_share"] == pytest.approx(1 - (masked + kept) / predictions)
+    assert found["random_next_share"] == pytest.approx(random_next / sequences)
+    assert found["predictions_per_sequence"]["mean"] == pytest.approx(predictions / sequences)
+
+
+def test_numbers_of_the_text(facts, directory, vocab):
+    store = TokenStore.open(str(directory))
+    counts = Counter(store.ids.tolist())
+    found = facts["tokens"]
+    assert found["tokens"] == len(store.ids)
+    assert found["unknown_share"] == pytest.approx(counts[vocab.unk_id] / len(store.ids))
+    assert found["different"] == len(counts)
+    for (name, share), (_, number) in zip(found["most_frequent"], counts.most_common()):
+        assert counts[vocab.tokens.index(name)] == number and share == pytest.approx(number / len(store.ids))
+    lengths = Counter(np.diff(store.sentences).tolist())
+    assert dict(map(tuple, facts["text"]["sentence_lengths"]["counts"])) == lengths
+    assert facts["text"]["sentence_lengths"]["mean"] == pytest.approx(np.diff(store.sentences).mean())
+    assert facts["text"]["document_lengths"]["mean"] == pytest.approx(np.diff(store.documents).mean())
+
+
+def test_instances_are_those_of_the_training(facts, source, vocab):
+    assert len(facts["instances"]) == len({each["index"] for each in facts["instances"]}) == 40
+    kinds = Counter()
+    for each in facts["instances"]:
+        batch = source.collate(0, 0, np.array([each["index"]]), 64)
+        length = int(batch.valid_lengths[0])
+        used = batch.masked_weights[0] > 0
+        ids = batch.input_ids[0, :length].copy()
+        ids[batch.masked_positions[0, used]] = batch.masked_ids[0, used]
+        assert each["tokens"] == [vocab.tokens[token] for token in ids]
+        assert each["next_sentence"] == ("random" if batch.next_sentence_labels[0] else "follows")
+        assert each["length_b"] == batch.segment_ids[0].sum()
+        assert [prediction["position"] for prediction in each["predictions"]] == batch.masked_positions[
+            0, used
+        ].tolist()
+        for prediction in each["predictions"]:
+            token = vocab.tokens[batch.input_ids[0, prediction["position"]]]
+            kinds[prediction["kind"]] += 1
+            assert prediction["shown"] == token
+            assert (prediction["kind"] == "masked") == (token == "[MASK]")
+            assert (prediction["kind"] == "kept") == (token == prediction["token"])
+    assert set(kinds) == {"masked", "kept", "replaced"}
+
+
+def test_text_of_instances_is_the_corpus(facts, embedded):
+    """With each marker replaced by what it hides, B stands in the corpus; a marker for each prediction."""
+    corpus = (embedded / "corpus" / "train-0.txt").read_text("utf-8")
+    corpus = "".join(bert_normalizer(False).normalize_str(corpus).split())
+    seen = 0
+    for each in facts["instances"]:
+        ordinary = [token for token in each["tokens"] if token not in ("[CLS]", "[SEP]")]
+        if any("[" in token or "]" in token for token in ordinary):  # [UNK], and brackets as such
+            continue
+        seen += 1
+        for name in ("text_a", "text_b"):
+            words = MARKER.sub(lambda match: match[1], each[name])
+            words = words.replace("[CLS]", "").replace("[SEP]", "").split()
+            # The first word may have lost its beginning, and then shows the mark of a continuation.
+            words[0] = words[0][2:] if words[0].startswith("##") else words[0]
+            assert "".join(words) in corpus
+        markers = MARKER.findall(each["text_a"] + " " + each["text_b"])
+        assert len(markers) == len(each["predictions"])
+    assert seen >= 20
+
+
+def test_options_reach_the_training_s_source(directory, vocab, capsys):
+    options = ["--max_seq_length", "128", "--short_seq_prob", "0.5", "--masked_lm_prob", "0.3"]
+    options += ["--max_predictions_per_seq", "30", "--whole_word_mask", "--seed", "7", "--epoch", "3"]
+    found = json.loads(shown(capsys, directory, *options, "--json", "--start", "5", "--num", "2"))
+    other = RawSource(TokenStore.open(str(directory)), vocab, 128, 0.5, 0.3, 30, True)
+    assert [each["index"] for each in found["instances"]] == [5, 6]
+    for each in found["instances"]:
+        batch = other.collate(7, 3, np.array([each["index"]]), 128)
+        places = batch.masked_positions[0][batch.masked_weights[0] > 0].tolist()
+        assert [prediction["position"] for prediction in each["predictions"]] == places
+        assert each["length"] == batch.valid_lengths[0]
+    # Other instances for another seed, the same ones for the same.
+    runs = [
+        [
+            each["index"]
+            for each in json.loads(shown(capsys, directory, "--json", "--seed", seed))["instances"]
+        ]
+        for seed in (1, 1, 2)
+    ]
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_default_is_the_training_s(directory, vocab, capsys):
+    found = json.loads(shown(capsys, directory, "--json", "--num", "1"))
+    batch = RawSource(TokenStore.open(str(directory)), vocab, 512, 0.1, 0.15, 80).collate(
+        0, 0, np.array([found["instances"][0]["index"]]), 512
+    )
+    assert len(found["instances"][0]["predictions"]) == int(batch.masked_weights.sum())
+    assert found["batches"]["batch_size"] == 8 and not found["batches"]["use_avg_len"]
+
+
+def test_files_with_masks(npz, vocab, embedded, source, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    second = tmp_path / "more"
+    shutil.copy(npz, second)
+    arguments = [npz, second, "--vocab", embedded / "vocab.txt", "--json", "--start", "299", "--num", "2"]
+    found = json.loads(shown(capsys, *arguments))
+    assert found["kind"] == "files with masks" and found["counts"]["instances"] == 600
+    last, first = found["instances"]
+    assert {last["file"], first["file"]} == {"more", "pretrain.npz"}
+    batch = source.collate(0, 0, np.array([299]), 64)
+    assert last["length"] == batch.valid_lengths[0]
+    assert len(last["predictions"]) == int(batch.masked_weights[0].sum())
+    assert "text" not in found and 0.13 < found["masks"]["predicted_share"] < 0.18
+    assert 0.7 < found["masks"]["masked_share"] < 0.9
+    # What was converted on the way is gone.
+    assert sorted(os.listdir(tmp_path)) == ["more"]
+
+
+def test_files_without_a_vocabulary_show_ids(npz, source, capsys):
+    out = shown(capsys, npz, "--num", "1", "--start", "0", "--no_plot")
+    batch = source.collate(0, 0, np.array([0]), 64)
+    position = int(np.flatnonzero(batch.input_ids[0, batch.masked_positions[0]] != batch.masked_ids[0])[0])
+    place = batch.masked_positions[0, position]
+    assert f"[{batch.input_ids[0, place]}→{batch.masked_ids[0, position]}]" in " ".join(out.split())
+    assert "every record has been read and checked" in out
+
+
+def test_kept_conversion_is_found_again(npz, embedded, tmp_path, capsys):
+    arguments = [npz, "--vocab", embedded / "vocab.txt", "--num", "1", "--json", "--cache_dir", tmp_path]
+    first = json.loads(shown(capsys, *arguments))
+    made = [path for path in tmp_path.iterdir() if path.is_dir()]
+    assert len(made) == 1
+    direct = json.loads(shown(capsys, made[0], "--vocab", embedded / "vocab.txt", "--num", "1", "--json"))
+    assert direct["kind"] == "instance store"
+    assert direct["masks"] == first["masks"] and direct["instances"] == first["instances"]
+
+
+def test_raw_text(embedded, facts, directory, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    text = embedded / "corpus" / "train-0.txt"
+    found = json.loads(
+        shown(capsys, text, "--raw", "--vocab", embedded / "vocab.txt", *SETTINGS, "--json", "--num", "40")
+    )
+    assert found["kind"] == "text"
+    same = ("counts", "text", "lengths", "batches", "masks", "tokens", "instances")
+    assert {name: found[name] for name in same} == {name: facts[name] for name in same}
+    assert os.listdir(tmp_path) == []
+
+
+def test_pieces_are_shown_as_they_are(directory, facts, capsys):
+    index = facts["instances"][0]["index"]
+    out = shown(capsys, directory, *SETTINGS, "--num", 1, "--start", index, "--pieces", "--no_plot")
+    body = re.search(r"^  A (.*?)^  \[MASK", out, re.MULTILINE | re.DOTALL)[1]
+    body = re.sub(r"^  B ", " ", body, flags=re.MULTILINE)
+    tokens = [MARKER.sub(lambda match: match[1], word) for word in body.split()]
+    assert tokens == facts["instances"][0]["tokens"]
+
+
+def test_picture_where_it_is_asked_for(directory, npz, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown(capsys, directory, "--json", "--num", 0)
+    shown(capsys, directory, "--no_plot", "--num", 0)
+    assert os.listdir(tmp_path) == []
+    shown(capsys, npz, "--plot", "seen.png", "--json", "--num", 0)
+    assert os.listdir(tmp_path) == ["seen.png"]
+    check_picture(tmp_path / "seen.png")
+
+
+def test_a_directory_that_takes_no_picture_is_no_error(directory, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkdir("store.lengths.png")  # root may write anywhere, but not over a directory
+    assert main([str(directory), "--num", "0"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.startswith("no picture: cannot write store.lengths.png")
+    assert "padding" in captured.out and os.listdir(tmp_path) == ["store.lengths.png"]
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["{missing}"], ["no file matches"]),
+        (["{store}", "--start", "100000"], ["--start 100000", "instances"]),
+        (["{store}", "--num", "-1"], ["--num", "-1"]),
+        (["{store}", "--max_seq_length", "4"], ["--max_seq_length 4"]),
+        (["{store}", "--masked_lm_prob", "0"], ["--masked_lm_prob 0"]),
+        (["{store}", "--batch_size", "none"], ["--batch_size", "'none'"]),
+        (["{store}", "--cased"], ["--cased", "nothing"]),
+        (["{store}", "--vocab", "{other}"], ["another vocabulary"]),
+        (["{store}", "--plot", "{missing}/a.png"], ["--plot", "No such file"]),
+        (["{text}"], ["--raw", "text"]),
+        (["{text}", "--raw"], ["--vocab"]),
+        (["{npz}", "--max_seq_length", "64"], ["--max_seq_length", "nothing"]),
+        (["{npz}", "--vocab", "{other}"], ["pretrain.npz", "instance"]),
+        (["{npz}", "--raw", "--vocab", "{vocab}"], ["pretrain.npz"]),
+        (["{cut}"], ["cut.npz"]),
+        (["{broken}"], ["broken", "damaged"]),
+        (["{store}", "{npz}"], ["store", "alone"]),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments, words, directory, embedded, npz, vocab, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    places = {name: str(tmp_path / name) for name in ("missing", "other", "broken", "cut")}
+    places["cut"] += ".npz"
+    Path(places["cut"]).write_bytes(npz.read_bytes()[:5000])
+    Path(places["other"]).write_text("".join(f"{token}\n" for token in vocab.tokens[:1000]), "utf-8")
+    shutil.copytree(directory, places["broken"])
+    os.unlink(os.path.join(places["broken"], "verified.json"))
+    with open(os.path.join(places["broken"], "ids-00000.bin"), "r+b") as handle:
+        handle.seek(1000)
+        handle.write(b"\xff\x00")
+    places.update(store=str(directory), npz=str(npz), vocab=str(embedded / "vocab.txt"))
+    places["text"] = str(embedded / "corpus" / "train-0.txt")
+    before = sorted(os.listdir(tmp_path))
+    assert main([argument.format(**places) for argument in arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
+    for word in words:
+        assert word in captured.err
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_bad_records_are_counted(npz, vocab, embedded, tmp_path, capsys):
+    with np.load(npz) as arrays:
+        columns = dict(arrays)
+    columns["input_ids"][17, 3] = len(vocab)
+    bad = tmp_path / "bad.npz"
+    np.savez(bad, **columns)
+    arguments = [bad, "--vocab", embedded / "vocab.txt", "--no_plot", "--num", "0"]
+    assert main([*map(str, arguments)]) == 2
+    error = capsys.readouterr().err
+    assert "bad.npz" in error and "17" in error
+    out = shown(capsys, *arguments, "--skip_bad_records")
+    assert "299 instances" in out and "1 bad record was left out" in out and "instance 17" in out
+
+
+def test_a_closed_pipe_is_quiet(directory, tmp_path):
+    command = f"{sys.executable} -m data.inspect {directory} --num 50 --no_plot | head -1"
+    result = run_command(["bash", "-c", command], cwd=str(ROOT), timeout=60)
+    assert result.stdout == f"{directory}: token store\n" and result.stderr == ""
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_colour_is_for_terminals(directory, no_color, tmp_path):
+    control, terminal = pty.openpty()
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "PYTHONIOENCODING": "utf-8"}
+    env.pop("NO_COLOR", None)
+    if no_color:
+        env["NO_COLOR"] = "1"
+    command = [sys.executable, "-m", "data.inspect", str(directory), "--num", "2", "--no_plot"]
+    with subprocess.Popen(command, stdout=terminal, stderr=terminal, env=env, cwd=tmp_path) as process:
+        os.close(terminal)
+        out = b""
+        while True:
+            try:
+                part = os.read(control, 1 << 16)
+            except OSError:  # the other side is closed
+                break
+            if not part:
+                break
+            out += part
+        assert process.wait(60) == 0
+    os.close(control)
+    assert (b"\x1b[1;33m[MASK" in out) is not no_color
+    assert (b"\x1b" in out) is not no_color
+    assert b"nothing looks wrong" in out or b"warning" in out
+
+
+def test_the_standard_library_s_inspect_is_not_hidden(tmp_path):
+    code = "import data.inspect, inspect; assert inspect.signature(data.inspect.main).parameters"
+    run_command([sys.executable, "-c", code], cwd=str(ROOT), timeout=60).check()
+    run_inspect("--help", cwd=tmp_path).check()
+
+
+def test_samples_are_spread_evenly(source, directory, vocab):
+    whole, _ = mask_facts(source, 0, 0, vocab)
+    part, occurrences = mask_facts(source, 0, 0, vocab, limit=400)
+    assert part["sequences"] == 400 < part["of"] == whole["sequences"]
+    assert part["predicted_share"] == pytest.approx(whole["predicted_share"], rel=0.02)
+    assert part["random_next_share"] == pytest.approx(whole["random_next_share"], abs=0.1)
+    assert (
+        len(occurrences) == len(vocab) and not occurrences[[vocab.cls_id, vocab.sep_id, vocab.pad_id]].any()
+    )
+    assert occurrences.sum() == part["tokens"] - 3 * 400
+    store = TokenStore.open(str(directory))
+    every = store_occurrences(store, vocab)
+    np.testing.assert_array_equal(every, np.bincount(store.ids, minlength=len(vocab)))
+
+
+def test_a_large_store_is_sampled(vocab):
+    """With ids that say which block they are in: the blocks counted are spread from end to end."""
+    blocks = 40
+    ids = np.repeat(np.arange(blocks, dtype=np.uint16), 1 << 16)
+    store = TokenStore(ids, np.array([0, len(ids)]), np.array([0, 1]), vocab.sha256)
+    counts = store_occurrences(store, vocab, limit=10 << 16)
+    assert np.flatnonzero(counts).tolist() == list(range(0, blocks, 4))
+    assert counts.sum() == 10 << 16
+
+
+# What each rule of thumb looks for, in a text that has it; the text without has none of these warnings.
+GOOD = "\n\n".join(
+    "\n".join(f"this is a good sentence about the number {i} of {d} ." for i in range(20)) for d in range(60)
+)
+TEXTS = {
+    "[UNK]": GOOD.replace("number 3 ", "\u0f00 \u0f01 \u0f02 \u0f03 "),
+    "single sentence": "\n\n".join(line for line in GOOD.splitlines() if line),
+    "fewer than 5 tokens": "\n\n".join("\n".join("i am ." for _ in range(20)) for _ in range(60)),
+    "paragraphs": "\n\n".join(
+        part.replace("\n", " ") + "\n" + part.replace("\n", " ") for part in GOOD.split("\n\n")
+    ),
+    None: GOOD,
+}
+
+
+@pytest.mark.parametrize("words", TEXTS)
+def test_warnings(words, embedded, tmp_path, capsys):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXTS[words], "utf-8")
+    arguments = [
+        "--raw",
+        path,
+        "--vocab",
+        embedded / "vocab.txt",
+        "--max_seq_length",
+        "64",
+        "--json",
+        "--num",
+        0,
+    ]
+    found = json.loads(shown(capsys, *arguments))["warnings"]
+    texts = [word for word in TEXTS if word]
+    if words is None:
+        assert not [warning for warning in found if any(word in warning for word in texts)]
+    else:
+        assert [warning for warning in found if words in warning]
+
+
+def test_padding_is_warned_of(directory, capsys):
+    one = json.loads(shown(capsys, directory, "--num_buckets", 1, "--json", "--num", 0))
+    assert one["batches"]["padding_share"] > 0.05
+    assert [warning for warning in one["warnings"] if "--num_buckets" in warning]
+    ten = json.loads(shown(capsys, directory, "--num_buckets", 10, "--batch_size", 2, "--json", "--num", 0))
+    assert ten["batches"]["padding_share"] < 0.05
+    assert not [warning for warning in ten["warnings"] if "--num_buckets" in warning]

@@ -1,0 +1,109 @@
+"""Tokens written as words: joined pieces, markers, line breaks, and nothing that a terminal could act on."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from data.inspect_instances import KEPT, MASKED, REPLACED, Style, Token, Words, columns, fate, printable
+from data.vocab import vocabulary_from_pieces, vocabulary_from_tokens
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+PLAIN = Style()
+
+
+def wordpiece(*tokens):
+    return vocabulary_from_tokens([*SPECIAL, *tokens])
+
+
+def kept(vocab, *names):
+    """Tokens that are not predicted."""
+    ids = vocab.ids()
+    return [Token(ids[name], ids[name], False) for name in names]
+
+
+def hidden(vocab, name, shown="[MASK]"):
+    return Token(vocab.ids()[shown], vocab.ids()[name], True)
+
+
+def test_pieces_join_to_words():
+    vocab = wordpiece("un", "##believ", "##able", "news", "##")
+    text = Words(vocab, PLAIN).text(kept(vocab, "[CLS]", "un", "##believ", "##able", "news", "[SEP]"))
+    assert text == "[CLS] unbelievable news [SEP]"
+    raw = Words(vocab, Style(pieces=True)).text(kept(vocab, "[CLS]", "un", "##believ", "##able", "[SEP]"))
+    assert raw == "[CLS] un ##believ ##able [SEP]"
+
+
+def test_a_piece_whose_word_was_cut_off_keeps_its_mark():
+    vocab = wordpiece("good", "##able")
+    assert Words(vocab, PLAIN).text(kept(vocab, "[CLS]", "##able", "good")) == "[CLS] ##able good"
+    assert Words(vocab, PLAIN).text(kept(vocab, "##able", "good")) == "##able good"
+
+
+def test_markers():
+    vocab = wordpiece("un", "##believ", "##able", "news", "##xy")
+    words = Words(vocab, PLAIN)
+    tokens = [
+        *kept(vocab, "[CLS]", "un"),
+        hidden(vocab, "##believ"),
+        hidden(vocab, "##able", "##xy"),
+        hidden(vocab, "news", "news"),
+        hidden(vocab, "un", "news"),
+    ]
+    assert words.text(tokens) == "[CLS] un[MASK\u2192believ][##xy\u2192able] [=news] [news\u2192un]"
+    assert [fate(token, vocab) for token in tokens[2:]] == [MASKED, REPLACED, KEPT, REPLACED]
+    ascii_only = Words(vocab, Style(unicode=False)).text(tokens)
+    assert ascii_only == "[CLS] un[MASK->believ][##xy->able] [=news] [news->un]"
+
+
+def test_sentencepiece():
+    pieces = ["<unk>", "[CLS]", "[SEP]", "[MASK]", "[PAD]", "\u2581un", "able", "\u2581news", "\u2581"]
+    vocab = vocabulary_from_pieces(pieces, 0, 4, "test")
+    words = Words(vocab, PLAIN)
+    assert (
+        words.text(kept(vocab, "[CLS]", "\u2581un", "able", "\u2581news", "[SEP]"))
+        == "[CLS] unable news [SEP]"
+    )
+    assert words.text([*kept(vocab, "\u2581un"), hidden(vocab, "able")]) == "un[MASK\u2192able]"
+    # A space on its own begins the next word; where none follows it is shown.
+    assert (
+        words.text(kept(vocab, "\u2581", "able", "\u2581news", "\u2581", "\u2581un")) == "able news \u2581 un"
+    )
+    assert words.text([hidden(vocab, "\u2581"), *kept(vocab, "able")]) == "[MASK\u2192\u2581]able"
+
+
+def test_ids_without_a_vocabulary():
+    words = Words(None, PLAIN)
+    assert words.text([Token(7, 7, False), Token(103, 9, True), Token(5, 5, True)]) == "7 [103\u21929] [=5]"
+    assert fate(Token(103, 9, True), None) == REPLACED
+
+
+@pytest.mark.parametrize("colour", [False, True])
+def test_lines_are_no_wider_than_asked(colour):
+    vocab = wordpiece("un", "##believ", "##able", "news", "\u4e2d")
+    tokens = [*kept(vocab, "un", "##believ", "##able", "\u4e2d"), hidden(vocab, "news")] * 50
+    lines = Words(vocab, Style(width=60, colour=colour)).lines(tokens, "  A ")
+    plain = [re.sub("\033\\[[0-9;]*m", "", line) for line in lines]
+    assert len(lines) > 10 and max(map(columns, plain)) <= 60
+    assert (
+        min(map(columns, plain[:-1])) > 60 - columns("unbelievable") - 1
+    )  # and no shorter than they must be
+    assert plain[0].startswith("  A un") and all(line.startswith("    ") for line in plain[1:])
+    assert " ".join(" ".join(plain).split()) == "A " + Words(vocab, PLAIN).text(tokens)
+    assert any("\033[" in line for line in lines) is colour
+
+
+def test_a_word_wider_than_the_line_stands_alone():
+    vocab = wordpiece("a" * 100, "b")
+    lines = Words(vocab, Style(width=60)).lines(kept(vocab, "b", "a" * 100, "b"), "  A ")
+    assert lines == ["  A b", "    " + "a" * 100, "    b"]
+
+
+def test_what_a_terminal_acts_on_is_escaped():
+    evil = "x\033[2Jy\r\x9b\u202e"
+    assert printable(evil) == "x\\x1b[2Jy\\r\\x9b\\u202e"
+    vocab = wordpiece(evil)
+    text = Words(vocab, PLAIN).text([*kept(vocab, evil), hidden(vocab, evil)])
+    assert text == "x\\x1b[2Jy\\r\\x9b\\u202e [MASK\u2192x\\x1b[2Jy\\r\\x9b\\u202e]"
+    assert printable("na\u00efve \u4e2d") == "na\u00efve \u4e2d"

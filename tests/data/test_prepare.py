@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+import contextlib
+import filecmp
+import io
+import json
+import os
+import random
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.formats.read import peek, read_instances
+from data.prepare import main
+from data.progress import Printed
+from data.tokens import TokenStore
+from tests.processes import run_command, start_command
+
+PREPARE = [sys.executable, "-m", "data.prepare"]
+
+
+@pytest.fixture(scope="module")
+def corpus(embedded, tmp_path_factory):
+    """Eight files, some 2.5 MB of real text: enough that workers are started, a unit or more each."""
+    directory = tmp_path_factory.mktemp("corpus")
+    for number in range(8):
+        text = (embedded / "corpus" / f"train-{number % 4}.txt").read_bytes()
+        (directory / f"part-{number}.txt").write_bytes(text[number * 1000 :].split(b"\n", 1)[1])
+    return directory
+
+
+@pytest.fixture(scope="module")
+def words(corpus, embedded):
+    return ["--input", f"{corpus}/*.txt", "--vocab", str(embedded / "vocab.txt")]
+
+
+@pytest.fixture(scope="module")
+def reference(words, tmp_path_factory):
+    """The store that an uninterrupted run with one worker makes."""
+    output = tmp_path_factory.mktemp("reference") / "store"
+    run_command([*PREPARE, *words, "--output", output, "--num_workers", "1"]).check()
+    return output
+
+
+def same_directories(one, other):
+    assert sorted(os.listdir(one)) == sorted(os.listdir(other))
+    for name in os.listdir(one):
+        assert filecmp.cmp(one / name, other / name, shallow=False), name
+    return True
+
+
+def error_line(capsys, arguments):
+    """The one line on standard error of a command that ends with code 2."""
+    assert main([str(word) for word in arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1, err
+    return err
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_the_whole_directory_is_the_same_for_any_number_of_workers(words, reference, tmp_path, workers):
+    output = tmp_path / "store"
+    result = run_command([*PREPARE, *words, "--output", output, "--num_workers", str(workers)]).check()
+    assert same_directories(output, reference)
+    assert os.listdir(tmp_path) == ["store"]
+    store = TokenStore.open(str(output))
+    assert (
+        f"{store.num_documents:,} documents, {store.num_sentences:,} sentences, {store.num_tokens:,} tokens"
+        in result.stdout
+    )
+    assert len(result.stdout.splitlines()) == 1 and "M tokens/s" in result.stdout and result.stderr == ""
+    assert len(store.manifest["sources"]) == 8
+
+
+def test_a_killed_command_given_again_makes_the_same_store(words, reference, tmp_path):
+    generator = random.Random(1)
+    output = tmp_path / "store"
+    command = [*PREPARE, *words, "--output", output, "--num_workers", "2"]
+    killed = 0
+    for _ in range(3):
+        with start_command(command) as run:
+            while run.poll() is None and not list(tmp_path.glob("store.partial/parts/*")):
+                time.sleep(0.01)
+            time.sleep(generator.random() * 0.3)
+            run.signal(signal.SIGKILL)
+            killed += run.wait().returncode == -signal.SIGKILL
+        if output.exists():
+            break
+    assert killed
+    run_command(command).check()
+    assert same_directories(output, reference)
+    assert os.listdir(tmp_path) == ["store"]
+
+
+def test_ctrl_c_is_one_line_and_the_command_goes_on(words, reference, tmp_path):
+    command = [*PREPARE, *words, "--output", tmp_path / "store", "--num_workers", "2"]
+    with start_command(command) as run:
+        while run.poll() is None and not list(tmp_path.glob("store.partial/parts/*")):
+            time.sleep(0.01)
+        run.signal(signal.SIGINT)
+        result = run.wait()
+    assert result.returncode == 130 and result.stdout == ""
+    assert result.stderr == "interrupted; give the same command again, and it goes on where it stopped\n"
+    run_command(command).check()
+    assert same_directories(tmp_path / "store", reference)
+
+
+def test_what_is_done_is_not_done_again_and_nothing_is_overwritten(words, reference, capsys, embedded):
+    assert main([*words, "--output", str(reference)]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+    before = {name: os.stat(reference / name).st_mtime_ns for name in os.listdir(reference)}
+    line = error_line(capsys, [*words, "--output", reference, "--cased"])
+    assert str(reference) in line and "another name" in line
+    assert {name: os.stat(reference / name).st_mtime_ns for name in os.listdir(reference)} == before
+
+
+def peak_megabytes(run):
+    """The most memory that the command's own process and that any of its workers had, looked at as they run.
+
+    (getrusage would count what a new process shares with this one before it becomes a program of its own.)
+    """
+    peaks = {True: 0.0, False: 0.0}
+    while run.poll() is None:
+        for pid in run.pids():
+            with contextlib.suppress(OSError):
+                status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+                found = re.search(r"VmHWM:\s+(\d+) kB", status)
+                if found and "python" in status.split("\n", 1)[0]:
+                    peaks[pid == run.pid] = max(peaks[pid == run.pid], int(found[1]) / 1024)
+        time.sleep(0.05)
+    return peaks[True], peaks[False]
+
+
+def test_memory_does_not_depend_on_the_size_of_the_text(embedded, tmp_path):
+    """2.3 MB and 23 MB of text in one file."""
+    text = b"".join((embedded / "corpus" / f"train-{number}.txt").read_bytes() + b"\n" for number in range(4))
+    peaks = []
+    for times in (3, 30):
+        path = tmp_path / f"{times}.txt"
+        path.write_bytes(text * times)
+        words = ["--input", path, "--vocab", embedded / "vocab.txt", "--output", tmp_path / f"store{times}"]
+        with start_command([*PREPARE, *words, "--num_workers", "2"]) as run:
+            peaks.append(peak_megabytes(run))
+            run.wait().check()
+        assert os.path.getsize(tmp_path / f"store{times}" / "ids-00000.bin") > 100_000 * times
+    for small, large in zip(*peaks):
+        assert small > 20 and large < small + 10, f"MB of the parent and of a worker at 1x and 10x: {peaks}"
+        assert large < 120, peaks
+
+
+@pytest.mark.parametrize("format", ["npz", "hdf5", "tfrecord", "ofrecord"])
+def test_text_becomes_files_of_instances_by_way_of_a_store(embedded, tmp_path, capsys, format):
+    """From text in one command, and from a store in two: the same files."""
+    text = ["--input", str(embedded / "corpus" / "eval.txt"), "--vocab", str(embedded / "vocab.txt")]
+    masks = ["--format", format, "--dupe_factor", "2", "--max_seq_length", "64", "--seed", "3"]
+    masks += ["--num_workers", "1", "--instances_per_file", "300"]
+    assert main([*text, *masks, "--output", str(tmp_path / "one")]) == 0
+    assert main([*text, "--output", str(tmp_path / "store")]) == 0
+    assert main(["--input", str(tmp_path / "store"), *masks, "--output", str(tmp_path / "two")]) == 0
+    out, err = capsys.readouterr()
+    assert err == "" and out.splitlines()[0].split(": ")[1] == out.splitlines()[2].split(": ")[1]
+    assert sorted(os.listdir(tmp_path)) == ["one", "store", "two"]
+    names = [name for name in sorted(os.listdir(tmp_path / "one")) if name != "manifest.json"]
+    assert len(names) > 1
+    for name in names:
+        facts = peek(str(tmp_path / "one" / name))
+        assert facts.format == format and facts.width == 64
+        one, two = (list(read_instances(str(tmp_path / which / name), 2000)) for which in ("one", "two"))
+        for first, second in zip(one, two):
+            assert all(np.array_equal(a, b) for a, b in zip(first, second))
+        assert len(one) == len(two) > 0
+
+
+def test_instances_are_converted_and_text_is_not_taken_for_them(embedded, tmp_path, capsys):
+    text = str(embedded / "corpus" / "eval.txt")
+    vocab = ["--vocab", str(embedded / "vocab.txt")]
+    assert main(["--input", text, *vocab, "--format", "npz", "--output", str(tmp_path / "npz")]) == 0
+    files = str(tmp_path / "npz" / "*.npz")
+    assert (
+        main(["--input", files, *vocab, "--format", "tfrecord", "--gzip", "--output", str(tmp_path / "t")])
+        == 0
+    )
+    read = [
+        list(read_instances(str(path), 2000))
+        for path in (tmp_path / "npz" / "pretrain-00000.npz", tmp_path / "t" / "pretrain-00000.tfrecord.gz")
+    ]
+    assert all(np.array_equal(a, b) for a, b in zip(read[0][0], read[1][0]))
+    capsys.readouterr()
+    line = error_line(capsys, ["--input", files, *vocab, "--output", tmp_path / "store"])
+    assert "masked instances" in line and "--format" in line
+    line = error_line(
+        capsys, ["--input", f"{files},{text}", *vocab, "--format", "npz", "--output", tmp_path / "x"]
+    )
+    assert "separately" in line and text in line
+
+
+def test_skipped_records_are_counted_and_named(tmp_path, embedded, capsys):
+    path = tmp_path / "bad.txt"
+    path.write_bytes(b"one\n\xff\n\ntwo\n")
+    words = [
+        "--input",
+        str(path),
+        "--vocab",
+        str(embedded / "vocab.txt"),
+        "--output",
+        str(tmp_path / "store"),
+    ]
+    assert "bad.txt, line 2" in error_line(capsys, words)
+    assert sorted(os.listdir(tmp_path)) == ["bad.txt"]
+    assert main([*words, "--skip_bad_records"]) == 0
+    err = capsys.readouterr().err.splitlines()
+    assert err[0] == "skipped 1 bad records:" and "bad.txt, line 2" in err[1]
+    assert json.loads((tmp_path / "store" / "manifest.json").read_text("utf-8"))["counts"]["skipped"] == 1
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--num_workers", "0"], "--num_workers 0"),
+        (["--sp_nbest", "5"], "--sp_nbest needs --sentencepiece"),
+        (["--sentencepiece", "x.model"], "--vocab and --sentencepiece"),
+        (["--masked_lm_prob", "0"], "--masked_lm_prob 0"),
+        (["--masked_lm_prob", "nan"], "--masked_lm_prob nan"),
+        (["--short_seq_prob", "1.5"], "--short_seq_prob 1.5"),
+        (["--dupe_factor", "0"], "--dupe_factor 0"),
+        (["--instances_per_file", "0"], "--instances_per_file 0"),
+        (["--max_predictions_per_seq", "0"], "--max_predictions_per_seq 0"),
+        (["--seed", "-1"], "--seed -1"),
+        (["--format", "npz", "--max_seq_length", "4"], "--max_seq_length 4"),
+        (["--format", "npz", "--max_seq_length", "1024"], "--max_seq_length 1024"),
+    ],
+)
+def test_options_out_of_range_are_one_line(embedded, tmp_path, capsys, words, message):
+    text = ["--input", embedded / "corpus" / "eval.txt", "--vocab", embedded / "vocab.txt"]
+    assert message in error_line(capsys, [*text, "--output", tmp_path / "out", *words])
+    assert not (tmp_path / "out").exists()
+
+
+def test_input_that_cannot_be_is_one_line(embedded, tmp_path, capsys):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a.txt").write_text("one\n\ntwo\n")
+    (tmp_path / "file").write_text("mine")
+    vocab = ["--vocab", embedded / "vocab.txt"]
+    folder = ["--input", tmp_path / "folder"]
+    output = ["--output", tmp_path / "out"]
+    for words, message in (
+        (["--input", tmp_path / "none", *vocab, *output], "--input: no file matches"),
+        (["--input", "", *vocab, *output], "--input"),
+        ([*folder, *output], "give --vocab"),
+        ([*folder, "--vocab", tmp_path / "none", *output], "none"),
+        ([*folder, "--vocab", tmp_path / "file", *output], "file lacks [PAD]"),
+        ([*folder, "--sentencepiece", tmp_path / "file", *output], "--sentencepiece"),
+        ([*folder, *vocab, "--output", tmp_path / "folder" / "out"], "keep them apart"),
+        (
+            ["--input", tmp_path / "folder" / "a.txt", *vocab, "--output", tmp_path / "folder"],
+            "keep them apart",
+        ),
+        ([*folder, *vocab, "--output", tmp_path / "file"], "file is a file"),
+        ([*folder, *vocab, "--output", tmp_path / "file" / "out"], "file/out: File exists"),
+        ([*folder, *vocab, "--output", "/proc/out"], "cannot build /proc/out"),
+        (["--input", "/dev/zero", *vocab, *output], "/dev/zero"),
+        (["--input", sys.executable, *vocab, *output], "line 1"),
+    ):
+        assert message in error_line(capsys, words)
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
+    assert (tmp_path / "file").read_text() == "mine"
+    build = [*folder, *vocab, *output]
+    assert main([str(word) for word in build]) == 0
+    capsys.readouterr()
+    assert "already" in error_line(capsys, ["--input", tmp_path / "out", *vocab, "--output", tmp_path / "x"])
+
+
+def test_progress_is_a_line_now_and_then(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    stream = io.StringIO()
+    progress = Printed(stream)
+    progress.begin("tokenizing", 50_000_000)
+    progress.update(10_000_000, {"tokens": 1_000_000})  # resumed: no tokens of this run yet
+    for second in range(40):
+        clock[0] += 1
+        progress.update(10_000_000 + 1_000_000 * (second + 1), {"tokens": 1_000_000 + 200_000 * (second + 1)})
+    progress.end()
+    lines = stream.getvalue().splitlines()
+    assert lines == [f"tokenizing: {done} of 50 MB, 0.20 M tokens/s" for done in (20, 30, 40, 50)]
+
+
+def test_progress_is_a_bar_on_a_terminal():
+    pty, terminal = os.openpty()
+    with os.fdopen(terminal, "w") as stream:
+        progress = Printed(stream)
+        progress.begin("tokenizing", 4_000_000)
+        progress.update(1_000_000, {"tokens": 100})
+        progress.note("a line of its own")
+        time.sleep(0.15)
+        progress.update(4_000_000, {"tokens": 1_000_000})
+        progress.end()
+        shown = ""
+        while "tokenizing: 100%" not in shown:
+            shown += os.read(pty, 1 << 16).decode()
+    os.close(pty)
+    assert "a line of its own\r\n" in shown and "M tokens/s" in shown
+    assert re.search(r"tokenizing: 100%\|.*4.00M/4.00M", shown)
+
+
+def test_help_says_what_it_costs(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert caught.value.code == 0 and "bytes a token" in shown and "goes on where it stopped" in shown

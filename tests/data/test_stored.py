@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import glob
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+
+from data.errors import InputError
+from data.files import sha256_of
+from data.formats.write import write_instances
+from data.instance_store import InstanceStore, is_instance_store
+from data.records import PretrainingArrays
+from data.stored import build_instances, cached_instances
+from tests.data.formats.samples import ragged
+from tests.data.instance_files import VOCAB_SIZE, assert_holds, content, files_of, flip, save
+
+ROOT = os.path.join(os.path.dirname(__file__), "..", "..")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Files of all formats, their instances, and the store of them."""
+    directory = tmp_path_factory.mktemp("built")
+    paths, instances = files_of(directory, [1100, 40, 7, 60])
+    build_instances(paths, VOCAB_SIZE, str(directory / "store"), num_workers=2)
+    return paths, instances, str(directory / "store")
+
+
+def test_files_of_all_formats_become_one_store_without_padding(built):
+    paths, instances, directory = built
+    store = InstanceStore.open(directory)
+    assert_holds(store, instances)
+    assert (store.width, store.prediction_width, store.vocab_size) == (24, 4, VOCAB_SIZE)
+    assert store.ids.dtype == np.uint16 and not store.ids.flags.writeable
+    assert [(source["name"], source["instances"]) for source in store.sources] == [
+        (os.path.basename(path), count) for path, count in zip(paths, [1100, 40, 7, 60])
+    ]
+    assert [source["sha256"] for source in store.sources] == [sha256_of(path) for path in paths]
+    assert store.source_of(1099).endswith("0.npz") and store.source_of(1100).endswith("1.hdf5")
+    assert is_instance_store(directory) and not is_instance_store(os.path.dirname(directory))
+
+
+def test_ids_of_a_large_vocabulary_and_weights_are_kept(tmp_path):
+    rows = ragged(20, vocab_size=100_000)
+    rows[3]["masked_lm_weights"] = [0.5] * len(rows[3]["masked_lm_ids"])
+    save(str(tmp_path / "a"), rows, "tfrecord")
+    build_instances([str(tmp_path / "a")], 100_000, str(tmp_path / "store"))
+    store = InstanceStore.open(str(tmp_path / "store"))
+    assert store.ids.dtype == np.uint32 and store.ids.max() > 1 << 16
+    assert_holds(store, rows)
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_the_store_is_the_same_for_any_number_of_workers(built, tmp_path, num_workers):
+    paths, _, directory = built
+    build_instances(paths, VOCAB_SIZE, str(tmp_path / "other"), num_workers)
+    assert content(tmp_path / "other") == content(directory)
+
+
+def damaged(paths, tmp_path):
+    """The files, with one more as the third whose instance 10 of 20 has a wrong byte."""
+    bad = str(tmp_path / "bad.tfrecord")
+    save(bad, ragged(11, seed=9), "tfrecord")
+    place = os.path.getsize(bad) - 50
+    save(bad, ragged(20, seed=9), "tfrecord")
+    flip(bad, place)
+    return [*paths[:2], bad, *paths[2:]]
+
+
+def test_a_damaged_file_is_named_and_nothing_is_left(built, tmp_path):
+    paths = damaged(built[0], tmp_path)
+    with pytest.raises(InputError, match=r"bad\.tfrecord: instance 10") as caught:
+        build_instances(paths, VOCAB_SIZE, str(tmp_path / "out" / "store"), num_workers=2)
+    assert "\n" not in str(caught.value)
+    assert os.listdir(tmp_path / "out") == []
+
+
+def test_bad_instances_are_skipped_and_counted_on_request(built, tmp_path):
+    _, instances, _ = built
+    paths = damaged(built[0], tmp_path)
+    build_instances(paths, VOCAB_SIZE, str(tmp_path / "store"), num_workers=2, skip_bad_records=True)
+    store = InstanceStore.open(str(tmp_path / "store"))
+    rest = ragged(20, seed=9)
+    assert_holds(store, [*instances[:1140], *rest[:10], *rest[11:], *instances[1140:]])
+    assert store.manifest["counts"]["skipped"] == 1
+    assert "bad.tfrecord: instance 10" in store.manifest["messages"][0]
+
+
+def test_files_with_bad_instances_only_are_refused(tmp_path):
+    rows = ragged(5)
+    save(str(tmp_path / "a.npz"), rows, "npz")
+    with pytest.raises(InputError, match=r"a\.npz: no instance is good; 5 bad ones were skipped"):
+        build_instances([str(tmp_path / "a.npz")], 3, str(tmp_path / "store"), skip_bad_records=True)
+    assert os.listdir(tmp_path) == ["a.npz"]
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(InputError, match="cannot read .*nowhere.npz"):
+        cached_instances([str(tmp_path / "nowhere.npz")], VOCAB_SIZE, str(tmp_path / "cache"))
+
+
+CHILD = """
+import sys
+import data.build
+from data.progress import Printed
+from data.stored import build_instances
+data.build.SECONDS_PER_JOURNAL = 0.0
+build_instances(sys.argv[3:], 30000, sys.argv[2], int(sys.argv[1]), progress=Printed())
+"""
+
+
+def save_large(path, count):
+    """An npz file of `count` * 1024 instances of 512 tokens; about 4 MB of arrays for each `count`."""
+    generator = np.random.default_rng(0)
+    block = PretrainingArrays(
+        generator.integers(0, 30000, (1024, 512)).astype(np.int32),
+        np.zeros((1024, 512), np.uint8),
+        np.tile(np.arange(1, 3, dtype=np.uint16), (1024, 1)),
+        np.ones((1024, 2), np.int32),
+        np.ones((1024, 2), np.float32),
+        np.zeros(1024, np.uint8),
+        np.full(1024, 512, np.int32),
+    )
+    write_instances(path, "npz", (block for _ in range(count)), compress=False)
+    assert os.path.getsize(path) > count << 22
+
+
+def children_of(pid):
+    found = []
+    for path in glob.glob("/proc/[0-9]*/stat"):
+        try:
+            with open(path) as handle:
+                fields = handle.read().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid:
+            found.append(int(path.split("/")[2]))
+    return found
+
+
+def all_gone(pids):
+    return not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+def wait_until(condition, seconds=30.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.002)
+
+
+def test_a_conversion_killed_at_any_moment_goes_on_to_the_same_store(tmp_path):
+    paths, instances = files_of(tmp_path, [50, 60, 900, 70, 80, 30, 90, 100])
+    paths.append(str(tmp_path / "large"))  # the last, so that it is not over too soon
+    save_large(paths[-1], 8)
+    build_instances(paths, VOCAB_SIZE, str(tmp_path / "whole"), num_workers=1)
+    target = str(tmp_path / "store")
+    journal = f"{target}.partial/journal.json"
+
+    def files_done():
+        try:
+            with open(journal) as handle:
+                return json.load(handle)["next"]
+        except (OSError, ValueError):
+            return 0
+
+    def has_reached(moment, child):
+        return files_done() >= moment or child.poll() is not None
+
+    for moment in (1, 3, 6):
+        # One worker, so that the large file is still to come at each of these moments.
+        command = [sys.executable, "-c", CHILD, "1", target, *paths]
+        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as child:
+            wait_until(partial(has_reached, moment, child))
+            workers = children_of(child.pid)
+            child.send_signal(signal.SIGKILL)
+        assert child.returncode == -signal.SIGKILL, "it was over before it could be killed"
+        wait_until(partial(all_gone, workers))
+        assert files_done() >= moment and not os.path.exists(target)
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, "2", target, *paths],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "going on with the unfinished" in done.stderr
+    found = {name: value for name, value in content(target).items() if ".tmp-" not in name}
+    assert found == content(tmp_path / "whole")
+    store = InstanceStore.open(target)
+    assert store.num_instances == len(instances) + 8 * 1024
+    assert store.ids[: store.token_ends[len(instances)]].tolist() == [
+        number for instance in instances for number in instance["input_ids"]
+    ]
+    assert not [name for name in os.listdir(tmp_path) if "partial" in name or "lock" in name]
+
+
+def test_a_worker_that_dies_is_an_error_naming_the_file_and_the_rest_is_kept(tmp_path):
+    paths, _ = files_of(tmp_path, [30])
+    large, target = str(tmp_path / "large"), str(tmp_path / "store")
+    save_large(large, 8)
+    command = [sys.executable, "-c", CHILD, "1", target, *paths, large]
+
+    def has_begun():
+        return os.path.exists(f"{target}.partial/parts/1-ids.bin")
+
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as child:
+        wait_until(has_begun)
+        (worker,) = children_of(child.pid)
+        os.kill(worker, signal.SIGKILL)
+        error = child.stderr.read()
+    assert f"{large}: its worker process ended by SIGKILL" in error
+    assert child.returncode == 1 and not os.path.exists(target)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "going on with the unfinished" in done.stderr
+    assert InstanceStore.open(target).num_instances == 30 + 8 * 1024
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    """Peak memory of the converting processes, for 8 MB and 64 MB of arrays."""
+    # This process' own ru_maxrss would begin with what the process that started it had.
+    script = CHILD + (
+        "from resource import RUSAGE_CHILDREN, getrusage\n"
+        "own = next(line for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
+        "print(max(int(own.split()[1]), getrusage(RUSAGE_CHILDREN).ru_maxrss))"
+    )
+    peaks = []
+    for name, count in (("small", 2), ("large", 16)):
+        path = str(tmp_path / name)
+        save_large(path, count)
+        done = subprocess.run(
+            [sys.executable, "-c", script, "1", f"{path}.store", path],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        peaks.append(int(done.stdout) << 10)
+    assert peaks[1] - peaks[0] < 8 << 20, peaks
+
+
+def test_the_cache_goes_by_content(built, tmp_path):
+    paths, instances, _ = built
+    cache = str(tmp_path / "cache")
+    store = cached_instances(paths, VOCAB_SIZE, cache)
+    assert_holds(store, instances)
+    moved = [shutil.copy(path, tmp_path / f"moved-{number}") for number, path in enumerate(paths)]
+    assert cached_instances(moved, VOCAB_SIZE, cache).directory == store.directory
+    others = [
+        cached_instances(moved[::-1], VOCAB_SIZE, cache).directory,
+        cached_instances(moved, VOCAB_SIZE + 1, cache).directory,
+        cached_instances(moved, VOCAB_SIZE, cache, skip_bad_records=True).directory,
+    ]
+    save(str(tmp_path / "other.npz"), ragged(3, seed=77), "npz")
+    os.replace(tmp_path / "other.npz", moved[0])
+    others.append(cached_instances(moved, VOCAB_SIZE, cache).directory)
+    assert len({store.directory, *others}) == 5
+
+
+def test_a_damaged_store_in_the_cache_is_built_again(built, tmp_path):
+    paths, instances, _ = built
+    cache = str(tmp_path / "cache")
+    directory = cached_instances(paths, VOCAB_SIZE, cache).directory
+    flip(os.path.join(directory, "segments-00000.bin"), 5)
+    assert_holds(cached_instances(paths, VOCAB_SIZE, cache), instances)
+    os.unlink(os.path.join(directory, "manifest.json"))
+    assert_holds(cached_instances(paths, VOCAB_SIZE, cache), instances)
+    assert [name for name in os.listdir(cache) if not name.endswith(".json")] == [os.path.basename(directory)]
+
+
+def test_of_many_processes_one_converts(built, tmp_path):
+    paths = built[0]
+    script = (
+        "import sys; from data.progress import Printed; from data.stored import cached_instances\n"
+        "class Told(Printed):\n"
+        "    def begin(self, what, total): print(what)\n"
+        f"print(cached_instances(sys.argv[2:], {VOCAB_SIZE}, sys.argv[1], 2, progress=Told()).num_instances)"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "cache"), *paths]
+    children = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    outputs = [child.communicate(timeout=60)[0].split("\n") for child in children]
+    assert all("1207" in output for output in outputs)
+    assert sum("converting" in output for output in outputs) == 1

@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+
+from data.errors import InputError
+from data.text import UNKNOWN, TextSettings, documents, sentences, text_units
+from data.text_formats import BOOKS, DOC, JSON, LINES, WIKITEXT, detect_format, heading_level
+
+SHARED_TEXT = os.path.join(
+    os.path.dirname(__file__), "..", "..", "..", "shared", "data", "wikitext2-valid.txt"
+)
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(content):
+        path = tmp_path / "text"
+        path.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+        return str(path)
+
+    return write
+
+
+def skipping(path, text_format="auto"):
+    messages = []
+    text_settings = TextSettings(text_format, skip_bad_records=True)
+    return list(documents([path], text_settings, messages.append)), messages
+
+
+def error(path, text_format="auto"):
+    with pytest.raises(InputError) as caught:
+        list(sentences([path], TextSettings(text_format)))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+WIKIEXTRACTOR = """<doc id="12" url="https://en.wikipedia.org/wiki?curid=12" title="A &quot;B&quot;">
+A "B"
+
+A "B" is a thing. It is old.
+
+See also: C. F. Gauss.
+</doc>
+<doc id="13" url="https://en.wikipedia.org/wiki?curid=13" title="Nothing">
+Nothing
+
+</doc>
+
+<doc id="14" revid="9" url="u" title="Say "when" again">
+
+Say "when" again
+
+When. Now.</doc>
+<doc id="15">
+No title here. Two.
+</doc>
+"""
+
+
+def test_wikiextractor_elements(file):
+    path = file(WIKIEXTRACTOR)
+    assert detect_format(path) == DOC
+    expected = [
+        ['A "B" is a thing.', "It is old.", "See also: C. F. Gauss."],
+        ["When.", "Now."],
+        ["No title here.", "Two."],
+    ]
+    assert list(documents([path])) == expected
+    assert list(documents([path], TextSettings("wikiextractor"))) == expected
+
+
+def test_wikiextractor_with_crlf_and_byte_order_mark(file):
+    path = file(b"\xef\xbb\xbf" + WIKIEXTRACTOR.replace("\n", "\r\n").encode())
+    assert detect_format(path) == DOC
+    assert len(list(documents([path]))) == 3
+
+
+def test_only_the_first_line_can_be_the_title(file):
+    path = file('<doc id="1" title="Go">\nIt is a game.\nGo\nGo is old.\n</doc>\n')
+    assert list(documents([path])) == [["It is a game.", "Go", "Go is old."]]
+
+
+def test_json_lines(file):
+    records = [
+        {"id": "1", "url": "u", "title": "T", "text": "One. Two.\n\nThree\u2028still."},
+        {"id": "2", "text": ""},
+        {"text": "\n \n"},
+        {"text": "Four."},
+    ]
+    path = file("\n".join(json.dumps(record) for record in records))
+    assert detect_format(path) == JSON
+    expected = [["One.", "Two.", "Three\u2028still."], ["Four."]]
+    assert list(documents([path])) == expected
+    assert list(documents([path], TextSettings("wikiextractor"))) == expected
+
+
+def test_a_long_first_record_is_still_seen_as_json(file):
+    path = file(json.dumps({"id": "1", "text": "Word. " * 50_000}) + "\n")
+    assert detect_format(path) == JSON
+    assert sum(len(document) for document in documents([path])) == 50_000
+
+
+def test_wikitext(file):
+    path = file(
+        " \n = The <unk> = \n \n A state @-@ owned ship of 3 @,@ 200 t ( 1 @.@ 5 @-@ inch ) . It sank . \n"
+        " \n = = Life = = \n \n Then <unk> left . \n = = = 1990 = = = \n x = y = z \n"
+        " \n = 2 + 2 = 4 = \n \n Sum . \n"
+    )
+    assert detect_format(path) == WIKITEXT
+    expected = [
+        [
+            "A state-owned ship of 3,200 t ( 1.5-inch ) .",
+            "It sank .",
+            f"Then {UNKNOWN} left .",
+            "x = y = z",
+        ],
+        ["Sum ."],
+    ]
+    assert list(documents([path])) == expected
+
+
+def test_a_title_without_a_blank_line_before_it_is_text(file):
+    path = file(" = A = \n \n One . \n = 5 = \n Two . \n")
+    assert list(documents([path])) == [["One .", "= 5 =", "Two ."]]
+
+
+@pytest.mark.parametrize(
+    "line, level",
+    [
+        (" = A = ", 1),
+        ("= A =", 1),
+        (" = = A b = = \r", 2),
+        (" = = = A = = = ", 3),
+        (" = A", 0),
+        ("A = B", 0),
+        (" = = A = ", 0),
+        (" = = ", 0),
+        ("", 0),
+        (" == A == ", 0),
+        (" = A = B = ", 1),
+        (" = " + "A" * 2000 + " = ", 0),
+    ],
+)
+def test_headings(line, level):
+    assert heading_level(line) == level
+
+
+def test_a_hostile_heading_takes_no_long_time(file):
+    path = file(" = A = \n \n = a" + " =" * 4_000_000 + " b = \n")
+    start = time.process_time()
+    list(documents([path]))
+    assert time.process_time() - start < 10
+
+
+def test_books_are_one_document_each(tmp_path):
+    for name in "ab":
+        (tmp_path / name).write_text(f"Chapter {name}\n\n\nIt began. It went on.\n\n   \nThe end", "utf-8")
+    paths = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert [unit.format for unit in text_units(paths, TextSettings("books"))] == [BOOKS, BOOKS]
+    lines = ["Chapter a", "It began. It went on.", "The end"]
+    assert next(documents(paths, TextSettings("books"))) == lines
+    split = list(documents(paths, TextSettings("books", split_sentences=True)))
+    assert split[0] == ["Chapter a", "It began.", "It went on.", "The end"] and len(split) == 2
+
+
+def test_running_text_is_split_on_request_only(file):
+    path = file("One. Two.\n\nThree.\n")
+    assert list(documents([path])) == [["One. Two."], ["Three."]]
+    assert list(documents([path], TextSettings(split_sentences=True))) == [["One.", "Two."], ["Three."]]
+
+
+@pytest.mark.parametrize(
+    "content, expected",
+    [
+        ("Plain text.\n\nMore.\n", LINES),
+        ("", LINES),
+        ("\n \n", LINES),
+        ("<document>\n", LINES),
+        ("<doc> is a word\n", LINES),
+        ("{braces} in text\n", LINES),
+        ("{}\n", LINES),
+        ('"a": 1\n', LINES),
+        ("a = b\n", LINES),
+        ("Text.\n = not a heading = \nText.\n", LINES),
+        ('{"other": 1}\n', JSON),
+        ("\n" * 3_000_000 + " = T = \n \nText\n", WIKITEXT),
+        ("\n" * 100_000 + '<doc id="1">\n', DOC),
+        # Cut out of the middle of a larger file.
+        ("The rest of a text . \n \n = = Next = = \n \n More . \n", WIKITEXT),
+    ],
+    ids=range(14),
+)
+def test_formats_are_seen_in_the_content(file, content, expected):
+    assert detect_format(file(content)) == expected
+
+
+def test_every_file_has_its_own_format(tmp_path):
+    (tmp_path / "a").write_text("One. Two.\n", "utf-8")
+    (tmp_path / "b").write_text(" = T = \n \n One . Two . \n", "utf-8")
+    paths = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert list(documents(paths)) == [["One. Two."], ["One .", "Two ."]]
+    assert list(documents(paths, TextSettings("lines"))) == [["One. Two."], ["= T ="], ["One . Two ."]]
+
+
+def test_text_outside_of_elements(file):
+    path = file('stray\nmore\n<doc id="1">\nOne.\n</doc>\nafter\n\nand\n<doc id="2">\nTwo.\n</doc>\n')
+    assert "text, line 1: text outside of <doc" in error(path, "wikiextractor")
+    found, messages = skipping(path, "wikiextractor")
+    assert found == [["One."], ["Two."]]
+    assert [message.split("text, ")[1].split(":")[0] for message in messages] == ["line 1", "line 6"]
+
+
+def test_elements_without_an_end(file):
+    path = file('<doc id="1">\nOne.\n<doc id="2">\nTwo.\n</doc>\n\n<doc id="3">\nThree.\n')
+    assert "text, line 1: the document that begins here has no </doc>" in error(path)
+    found, messages = skipping(path)
+    assert found == [["One."], ["Two."], ["Three."]]
+    assert [message.split("text, ")[1].split(":")[0] for message in messages] == ["line 1", "line 7"]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "[1, 2]",
+        '"text"',
+        '{"title": "T"}',
+        '{"text": 3}',
+        '{"text": null}',
+        '{"text": "cut off',
+        "not JSON",
+        '{"text": "a\\u0000b"}',
+        '{"text": "\\ud800"}',
+        "[" * 100_000,
+        '{"text": ' + "9" * 1_000_000 + "}",
+    ],
+    ids=range(11),
+)
+def test_bad_json_lines(file, bad):
+    path = file('{"text": "One."}\n' + bad + '\n\n{"text": "Two."}\n')
+    start = time.process_time()
+    assert 'text, line 2: the line is no JSON object with a string "text"' in error(path)
+    found, messages = skipping(path)
+    assert found == [["One."], ["Two."]] and len(messages) == 1
+    assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize(
+    "magic, tool",
+    [
+        (b"\x1f\x8b\x08\x00", "gunzip"),
+        (b"BZh91AY&SY", "bunzip2"),
+        (b"\xfd7zXZ\x00", "unxz"),
+        (b"\x28\xb5\x2f\xfd", "unzstd"),
+        (b"PK\x03\x04", "unzip"),
+    ],
+)
+def test_compressed_files_are_refused_by_name(file, magic, tool):
+    assert f"is compressed: unpack it first, for example with {tool}" in error(file(magic + b"rest\n"))
+
+
+def test_text_that_begins_like_a_compressed_file(file):
+    assert list(documents([file("BZh is a name\n")])) == [["BZh is a name"]]
+
+
+@pytest.mark.skipif(not os.path.exists(SHARED_TEXT), reason="the shared WikiText is not here")
+def test_real_wikitext():
+    assert detect_format(SHARED_TEXT) == WIKITEXT
+    found = list(documents([SHARED_TEXT]))
+    assert len(found) == 60
+    text = "\n".join(sentence for document in found for sentence in document)
+    assert "@-@" not in text and "@.@" not in text and "<unk>" not in text and "= =" not in text
+    with open(SHARED_TEXT, encoding="utf-8") as handle:
+        body = [line for line in handle if not line.startswith(" =")]
+    assert text.count(UNKNOWN) == sum(line.count("<unk>") for line in body)
+    joined = "".join(body).replace(" @-@ ", "-").replace(" @,@ ", ",").replace(" @.@ ", ".")
+    # One line ends in " @,@ ", so compare without white space.
+    assert "".join(text.replace(UNKNOWN, "<unk>").split()) == "".join(joined.split())
+    assert 15 < len(text.split()) / sum(len(document) for document in found) < 35

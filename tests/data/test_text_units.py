@@ -1,0 +1,217 @@
+"""Parts of text files read one after the other give what the whole files give."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import tempfile
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data.errors import InputError
+from data.text import TextSettings, documents, expand_inputs, read_unit, sentences, text_units
+
+SHARED_TEXT = os.path.join(
+    os.path.dirname(__file__), "..", "..", "..", "shared", "data", "wikitext2-valid.txt"
+)
+LINES = b"\xef\xbb\xbf\r\n one\r\ntwo \xe2\x80\xa8 still\n\n\n \t\nthree. Four! five\n\nsix"
+DOCS = (
+    b'<doc id="1" url="u" title="A">\nA\n\nFirst here. Second here.\n\nThird.\n</doc>\n\n'
+    b'<doc id="2" url="u" title="B">\nB\n</doc>\n<doc id="3" url="u" title="C">\nC\n\nLast.\n</doc>\n'
+)
+WIKITEXT = (
+    b" \n = A = \n \n First . Second . \n \n = = S = = \n \n Third . \n \n = B = \n \n = C = \n \n Last . \n"
+)
+JSON = b"".join(
+    json.dumps({"id": str(i), "title": "T", "text": text}).encode() + b"\n"
+    for i, text in enumerate(["One. Two.\nThree.", "", "Four."])
+)
+MANY = TextSettings(skip_bad_records=True)
+
+
+def write(path, content):
+    path.write_bytes(content)
+    return str(path)
+
+
+def in_units(paths, text_settings, unit_bytes):
+    """Sentences and ends of documents as a builder sees them, and the messages about bad lines."""
+    result, messages = [], []
+    units = text_units(paths, text_settings, unit_bytes)
+    for unit in units:
+        for sentence in read_unit(unit, text_settings, messages.append):
+            if sentence is not None or (result and result[-1] is not None):
+                result.append(sentence)
+    assert_tiled(paths, units)
+    return result, messages
+
+
+def in_one(paths, text_settings):
+    messages = []
+    return list(sentences(paths, text_settings, messages.append)), messages
+
+
+def assert_tiled(paths, units):
+    """The parts cover every file without gap or overlap, in order."""
+    position = dict.fromkeys(paths, 0)
+    for unit in units:
+        assert unit.start == position[unit.path] and unit.end >= unit.start
+        assert unit.size == unit.end - unit.start
+        assert unit.last == (unit.end == os.path.getsize(unit.path))
+        position[unit.path] = unit.end
+    assert position == {path: os.path.getsize(path) for path in paths}
+
+
+@pytest.mark.parametrize(
+    "content", [LINES, DOCS, WIKITEXT, JSON, b"\n", b"x", b"a\n\0b\n\nc\n"], ids=range(7)
+)
+@pytest.mark.parametrize(
+    "text_settings", [MANY, TextSettings("books", True, True), TextSettings("lines", True, True)]
+)
+def test_parts_of_every_size_give_the_whole(tmp_path, content, text_settings):
+    paths = [write(tmp_path / "a", content), write(tmp_path / "b", content)]
+    whole = in_one(paths, text_settings)
+    for unit_bytes in range(1, len(content) + 2):
+        assert in_units(paths, text_settings, unit_bytes) == whole
+
+
+lines_of_text = st.lists(
+    st.sampled_from(
+        [
+            b"",
+            b" \t ",
+            b"\r",
+            b"Word. Next",
+            "é\u2028x\u0085y\x0cz\x1cw".encode(),
+            b"long " * 40,
+            b"\xff bad",
+            b"a\0b",
+            b"\xef\xbb\xbf",
+            b"\xe2\x80\xa8",
+            b'<doc id="1" title="T">',
+            b'<doc id="2" title="">\xff',
+            b"T",
+            b"end.</doc>",
+            b"</doc>",
+            b" = T = ",
+            b" = T\xff = ",
+            b" = = S = = ",
+            b" = \xe3\x80\x80 = ",
+            b'{"id": "1", "text": "One. Two.\\nThree"}',
+            b'{"text": 1}',
+            b"[1]",
+        ]
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    lines_of_text,
+    st.booleans(),
+    st.sampled_from([b"\n", b"\r\n"]),
+    st.integers(1, 200),
+    st.sampled_from(["auto", "lines", "books", "wikiextractor", "wikitext"]),
+    st.booleans(),
+)
+def test_parts_of_generated_files_give_the_whole(lines, closed, newline, unit_bytes, text_format, split):
+    content = newline.join(lines) + (newline if closed else b"")
+    text_settings = TextSettings(text_format, split, True)
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "text")
+        with open(path, "wb") as handle:
+            handle.write(content)
+        whole, messages = in_one([path], text_settings)
+        assert in_units([path], text_settings, unit_bytes) == (whole, messages)
+        assert not whole or whole[-1] is None
+        for first, second in zip([None, *whole], whole):
+            assert second is not None or first is not None
+        for sentence in filter(None, whole):
+            assert sentence == sentence.strip() and "\n" not in sentence
+        for message in messages:
+            assert message.startswith(f"{path}, line ") and "\n" not in message
+        if messages:
+            strict = TextSettings(text_format, split, False)
+            with pytest.raises(InputError) as caught:
+                list(sentences([path], strict))
+            # The first that the skipping reader counted is the one that the strict one stops at.
+            assert str(caught.value).startswith(messages[0])
+
+
+def test_lines_longer_than_the_blocks_that_are_read(tmp_path):
+    long = ("word " * 150_000).encode() + b"end."  # 0.75 MB, below the limit of 1 MiB
+    content = b"".join(b"%d\n" % i * 1000 + long + b"\n\n" for i in range(4)) + long
+    path = write(tmp_path / "a", content)
+    whole = in_one([path], TextSettings())
+    assert whole[1] == [] and sum(sentence is not None for sentence in whole[0]) == 4005
+    for unit_bytes in (1000, 1 << 18, 1 << 20, 3_000_000):
+        assert in_units([path], TextSettings(), unit_bytes) == whole
+
+
+def test_parts_are_about_as_large_as_asked_and_can_be_sent_to_a_worker(tmp_path):
+    path = write(tmp_path / "a", b"a line of text\n" * 100_000)
+    units = text_units([path], unit_bytes=1 << 17)
+    assert all((1 << 17) <= unit.size < (1 << 17) + 15 for unit in units[:-1])
+    assert len({unit.name for unit in units}) == len(units)
+    assert pickle.loads(pickle.dumps(units)) == units
+
+
+def test_a_file_cut_short_while_it_is_read(tmp_path):
+    path = write(tmp_path / "a", b"line\n" * 1000)
+    last = text_units([path], unit_bytes=100)[-1]
+    os.truncate(path, 2000)
+    with pytest.raises(InputError, match="became shorter"):
+        list(read_unit(last))
+
+
+@pytest.mark.skipif(not os.path.exists(SHARED_TEXT), reason="the shared WikiText is not here")
+def test_real_wikitext_in_parts():
+    whole = in_one([SHARED_TEXT], TextSettings())
+    assert whole[1] == []
+    for unit_bytes in (5_000, 100_000):
+        assert in_units([SHARED_TEXT], TextSettings(), unit_bytes) == whole
+    lines = in_one([SHARED_TEXT], TextSettings("lines"))
+    for unit_bytes in (999, 1 << 20):
+        assert in_units([SHARED_TEXT], TextSettings("lines"), unit_bytes) == lines
+    assert len(list(documents([SHARED_TEXT]))) == 60
+
+
+def test_directories_stand_for_the_files_below_them(tmp_path):
+    for name in ("b/wiki_01", "b/wiki_00", "a/wiki_00", "b/.hidden", ".git/x"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write(tmp_path / name, b"x")
+    write(tmp_path / "a" / "empty", b"")
+    write(tmp_path / "c", b"x")
+    found = expand_inputs(f"{tmp_path}/*,{tmp_path}/a/wiki_00", "--input")
+    expected = ["a/wiki_00", "b/wiki_00", "b/wiki_01", "c"]
+    assert [os.path.relpath(path, tmp_path) for path in found] == expected
+
+
+def test_a_name_with_brackets_is_not_only_a_pattern(tmp_path):
+    path = write(tmp_path / "a[1].txt", b"x")
+    assert expand_inputs(path, "--input") == [path]
+    other = write(tmp_path / "b1.txt", b"x")
+    assert expand_inputs(f"{tmp_path}/b[1].txt", "--input") == [other]
+
+
+def test_a_directory_without_files_is_an_error(tmp_path):
+    (tmp_path / "a").mkdir()
+    with pytest.raises(InputError, match="--input: no file matches"):
+        expand_inputs(f"{tmp_path}/a", "--input")
+
+
+def test_a_named_pipe_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match=r"--input: .*pipe is not a regular file"):
+        expand_inputs(str(tmp_path / "pipe"), "--input")
+    with pytest.raises(InputError, match="pipe is not a regular file"):
+        text_units([str(tmp_path / "pipe")])
+
+
+def test_an_unknown_format_names_the_flag():
+    with pytest.raises(InputError, match="--text_format html: must be one of auto, lines"):
+        TextSettings("html")

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+
+import pytest
+
+from data.errors import InputError
+from data.text import UNKNOWN, TextSettings
+from data.tokenizer import SentencePieceTokenizer, WordPieceTokenizer, load_sentencepiece
+from data.train_sentencepiece import MODEL_TYPES, sentencepiece_model
+from data.train_vocab import main, train_sentencepiece, train_wordpiece
+from data.train_wordpiece import wordpiece_tokens
+from data.training_text import TrainingText
+from data.vocab import SPECIAL_TOKENS, load_vocab
+
+SYLLABLES = ["ka", "lo", "mi", "ter", "son", "ra", "\u00e9l", "bu"]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """Two files of 400 sentences in all, of 200 distinct words that are made of few syllables."""
+    directory = tmp_path_factory.mktemp("corpus")
+    generator = random.Random(7)
+    words = ["".join(generator.choices(SYLLABLES, k=generator.randrange(1, 5))) for _ in range(200)]
+    for name in ("a.txt", "b.txt"):
+        lines = [" ".join(generator.choices(words, k=9)).capitalize() + "." for _ in range(200)]
+        text = "\n".join(line + ("\n" if index % 10 == 9 else "") for index, line in enumerate(lines))
+        (directory / name).write_text(text + "\n", "utf-8")
+    return directory
+
+
+def text_of(corpus, **options):
+    return TrainingText([str(corpus / "a.txt"), str(corpus / "b.txt")], **options)
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_all_sentences_come_at_every_pass(corpus):
+    text = text_of(corpus)
+    first = list(text.passes("one"))
+    assert len(first) == text.sentences == text.drawn == 400 and list(text.passes("two")) == first
+
+
+def test_drawn_sentences_are_the_same_at_every_pass_and_in_order(corpus):
+    everything = list(text_of(corpus).passes("all"))
+    text = text_of(corpus, max_sentences=37, seed=1)
+    drawn = list(text.passes("one"))
+    assert len(drawn) == text.drawn == 37 and text.sentences == 400
+    assert drawn == list(text.passes("two")) == list(text_of(corpus, max_sentences=37, seed=1).passes("x"))
+    assert drawn != list(text_of(corpus, max_sentences=37, seed=2).passes("x"))
+    places = [everything.index(sentence) for sentence in drawn]
+    assert places == sorted(places)
+    assert list(text_of(corpus, max_sentences=400).passes("x")) == everything
+
+
+def test_every_sentence_is_drawn_equally_often(tmp_path):
+    path = tmp_path / "ten.txt"
+    path.write_text("\n".join("abcdefghij"), "utf-8")
+    counts = dict.fromkeys("abcdefghij", 0)
+    for seed in range(500):
+        for sentence in TrainingText([str(path)], max_sentences=3, seed=seed).passes("x"):
+            counts[sentence] += 1
+    # 150 each on average; chi-square with 9 degrees of freedom stays below 27.9 in 999 of 1000 cases
+    assert sum((count - 150) ** 2 / 150 for count in counts.values()) < 27.9
+
+
+def test_words_that_were_taken_out_are_not_learned(tmp_path):
+    path = tmp_path / "wiki.txt"
+    path.write_text(" = Title = \n\n <unk> walks to the <unk> and walks on . \n" * 40, "utf-8")
+    text = TrainingText([str(path)], TextSettings("wikitext"))
+    assert not any(UNKNOWN in line for line in text.passes("x"))
+    tokens = wordpiece_tokens(text, 120)
+    assert "walks" in tokens and not any("unk" in token or UNKNOWN in token for token in tokens[5:])
+
+
+def test_wordpiece_training_is_repeatable_and_its_vocabulary_covers_the_text(corpus, tmp_path):
+    paths = [str(corpus / "a.txt"), str(corpus / "b.txt")]
+    for name in ("one", "two"):
+        size = train_wordpiece(paths, str(tmp_path / name), 300)
+    vocab = load_vocab(str(tmp_path / "one"))
+    assert digest(tmp_path / "one") == digest(tmp_path / "two")
+    assert 100 < size == len(vocab) <= 300 and vocab.tokens[:5] == SPECIAL_TOKENS
+    encoded = WordPieceTokenizer(vocab).encode_batch(list(text_of(corpus).passes("x")))
+    assert not any(vocab.unk_id in ids for ids in encoded)
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("cased", [False, True])
+def test_sentencepiece_training_is_repeatable_and_its_model_spells_the_text(
+    corpus, tmp_path, model_type, cased
+):
+    pytest.importorskip("sentencepiece")
+    for name in ("one.model", "two.model"):
+        size = train_sentencepiece(text_of(corpus), str(tmp_path / name), 110, cased, model_type)
+    assert digest(tmp_path / "one.model") == digest(tmp_path / "two.model")
+    vocab = load_sentencepiece(str(tmp_path / "one.model"))
+    assert size == len(vocab) == 110
+    assert vocab.tokens[:5] == SPECIAL_TOKENS and vocab.special_ids == (0, 1, 2, 3, 4)
+    tokenizer = SentencePieceTokenizer(str(tmp_path / "one.model"), vocab, cased)
+    lines = list(text_of(corpus).passes("x"))
+    encoded = tokenizer.encode_batch(lines)
+    assert not any(vocab.unk_id in ids for ids in encoded)
+    spelled = "".join(vocab.tokens[index] for index in encoded[0]).replace("\u2581", " ").strip()
+    assert spelled.replace(" .", ".") == (lines[0] if cased else lines[0].lower().replace("\u00e9", "e"))
+
+
+def test_gluonnlp_takes_a_trained_model(corpus, tmp_path):
+    gluonnlp = pytest.importorskip("gluonnlp")
+    pytest.importorskip("sentencepiece")
+    path = str(tmp_path / "m.model")
+    train_sentencepiece(text_of(corpus), path, 110)
+    theirs = gluonnlp.vocab.BERTVocab.from_sentencepiece(path)
+    assert theirs.idx_to_token == list(load_sentencepiece(path).tokens)
+    assert (theirs.padding_token, theirs.unknown_token, theirs.mask_token) == ("[PAD]", "[UNK]", "[MASK]")
+
+
+@pytest.mark.parametrize(
+    "vocab_size, message",
+    [
+        (5000, r"--vocab_size 5000: too large .* at most \d+ pieces"),
+        (8, "--vocab_size 8: too small .* alone are"),
+    ],
+)
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_a_vocabulary_size_that_does_not_fit_the_text(corpus, vocab_size, message, model_type):
+    pytest.importorskip("sentencepiece")
+    with pytest.raises(InputError, match=message) as caught:
+        sentencepiece_model(text_of(corpus), vocab_size, model_type=model_type)
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_text_is_the_same_error_for_both_kinds(tmp_path):
+    pytest.importorskip("sentencepiece")
+    (tmp_path / "bad.txt").write_bytes(b"good line\n" * 50 + b"bad \xff line\n")
+    for make in (wordpiece_tokens, sentencepiece_model):
+        with pytest.raises(InputError, match=r"bad\.txt.*line 51"):
+            make(TrainingText([str(tmp_path / "bad.txt")]), 150)
+    (tmp_path / "blank.txt").write_bytes(b" \n\n")
+    for make in (wordpiece_tokens, sentencepiece_model):
+        with pytest.raises(InputError, match="--input: no text to train"):
+            make(TrainingText([str(tmp_path / "blank.txt")]), 150)
+
+
+def test_the_command_writes_either_kind(corpus, tmp_path, capsys):
+    pytest.importorskip("sentencepiece")
+    output = tmp_path / "vocab.txt"
+    assert main(["--input", str(corpus), "--output", str(output), "--vocab_size", "3000"]) == 0
+    said = capsys.readouterr().out
+    assert f"wrote {output}: {len(load_vocab(str(output)))} tokens, fewer than --vocab_size 3000" in said
+    model = tmp_path / "m.model"
+    arguments = ["--type", "sentencepiece", "--sp_model_type", "bpe", "--input", str(corpus / "*.txt")]
+    arguments += ["--output", str(model), "--vocab_size", "140", "--max_sentences", "100", "--cased"]
+    assert main(arguments) == 0
+    said = capsys.readouterr()
+    assert "training on 100 of 400 sentences" in said.err and f"wrote {model}: 140 tokens\n" == said.out
+    assert len(load_sentencepiece(str(model))) == 140
+
+
+def test_the_command_counts_bad_records_that_it_was_told_to_skip(tmp_path, capsys):
+    (tmp_path / "t.txt").write_bytes(b"some good words here\n" * 50 + b"bad \xff line\n")
+    arguments = ["--input", str(tmp_path / "t.txt"), "--output", str(tmp_path / "v"), "--vocab_size", "100"]
+    assert main(arguments) == 2
+    assert main([*arguments, "--skip_bad_records"]) == 0
+    said = capsys.readouterr().err
+    assert "t.txt" in said and "line 51" in said and "skipped 1 bad record" in said
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (["--vocab_size", "99"], "--vocab_size 99: must be at least 100"),
+        (["--max_sentences", "-1"], "--max_sentences -1"),
+        (["--output", "no/such/v.txt"], "--output: no such directory"),
+        (["--input", "none*.txt"], "--input"),
+    ],
+)
+def test_bad_options_are_one_line(corpus, tmp_path, capsys, monkeypatch, change, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(["--input", str(corpus), "--output", "v.txt", *change]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert message in line and os.listdir(tmp_path) == []
+
+
+def test_a_file_that_is_there_is_not_written_over(corpus, tmp_path, capsys):
+    output = tmp_path / "vocab.txt"
+    output.write_text("precious")
+    assert main(["--input", str(corpus), "--output", str(output), "--vocab_size", "200"]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert output.read_text() == "precious" and os.listdir(tmp_path) == ["vocab.txt"]
