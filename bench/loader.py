@@ -40,10 +40,10 @@ from data.masked import MaskSettings, build_masked
 from data.raw_source import RawSource
 from data.sources import Source
 from data.stored_source import StoredSource
-from data.text import expand_inputs
-from data.tokenizer import TokenizerSettings
+from data.text.corpus import expand_inputs
+from data.tokenizing.tokenizer import TokenizerSettings
+from data.tokenizing.vocab import load_vocab
 from data.tokens import TokenStore, build_store
-from data.vocab import load_vocab
 
 TOKENS_PER_BATCH = 8192
 NUM_BUCKETS = 10

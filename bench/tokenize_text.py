@@ -19,9 +19,9 @@ from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from data.errors import InputError
-from data.text import expand_inputs, sentences
-from data.vocab import Vocabulary, load_vocab
-from data.wordpiece import MAX_CHARS_PER_WORD, WordPieceTokenizer, bert_normalizer
+from data.text.corpus import expand_inputs, sentences
+from data.tokenizing.vocab import Vocabulary, load_vocab
+from data.tokenizing.wordpiece import MAX_CHARS_PER_WORD, WordPieceTokenizer, bert_normalizer
 
 LINES_PER_CALL = 1000
 

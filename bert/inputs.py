@@ -17,9 +17,9 @@ from data.errors import InputError
 from data.formats.find import expand_instances
 from data.formats.identify import identify
 from data.formats.read import peek
-from data.tokenizer import load_sentencepiece
+from data.tokenizing.tokenizer import load_sentencepiece
+from data.tokenizing.vocab import Vocabulary, load_vocab
 from data.tokens import TokenStore, is_store
-from data.vocab import Vocabulary, load_vocab
 
 _LAYER = re.compile(r"encoder\.transformer_cells\.(\d+)\.")
 

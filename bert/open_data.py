@@ -8,13 +8,13 @@ import os
 from bert.inputs import DataFiles, Inputs
 from bert.plan import RunPlan
 from comm.base import Communicator
-from data.progress import Printed
+from data.building.progress import Printed
 from data.raw_source import RawSource, epoch_stores
 from data.sources import Source
 from data.stored import cached_instances
 from data.stored_source import StoredSource
-from data.text import TextSettings
-from data.tokenizer import TokenizerSettings
+from data.text.corpus import TextSettings
+from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokens import TokenStore
 
 

@@ -12,7 +12,7 @@ import mxnet as mx
 from gluonnlp.model.bert import BERTModel
 
 from data.errors import InputError
-from data.vocab import Vocabulary, vocabulary_from_tokens
+from data.tokenizing.vocab import Vocabulary, vocabulary_from_tokens
 
 # What the zoo's downloader and loaders raise: no network, a full disk, a file of another content.
 _FAILURES = (OSError, RuntimeError, ValueError, zipfile.BadZipFile)

@@ -37,7 +37,7 @@ from bert.summary import summarize
 from comm.base import Communicator
 from data.batches import Batch
 from data.errors import InputError
-from data.vocab import Vocabulary
+from data.tokenizing.vocab import Vocabulary
 
 
 def pretrain(options: argparse.Namespace, inputs: Inputs, communicator: Communicator) -> int:

@@ -23,7 +23,7 @@ from data.formats.blocks import RawBlock, check_expansion, check_shapes, check_t
 from data.formats.npz import BoundedFile
 from data.formats.write import write_instances
 from data.records import BLOCK_INSTANCES, MAX_LENGTH, PretrainingArrays
-from data.text import expand_globs
+from data.text.corpus import expand_globs
 
 _NUMBER_TYPES = {"i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8"}
 _ANY_VOCABULARY = 1 << 31  # ids are checked against the vocabulary where the file is used

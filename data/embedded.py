@@ -24,11 +24,11 @@ from data.errors import InputError
 from data.files import replacing
 from data.prose import prose_sentences
 from data.statistics import unigram_entropy
-from data.text import expand_globs
-from data.tokenizer import TokenizerSettings
+from data.text.corpus import expand_globs
+from data.tokenizing.tokenizer import TokenizerSettings
+from data.tokenizing.vocab import load_vocab
 from data.tokens import TokenStore, build_store
 from data.train_vocab import MIN_VOCAB_SIZE, train_wordpiece
-from data.vocab import load_vocab
 
 VERSION = 1  # raise when the same Python would give other files
 TRAIN_FILES = 8

@@ -21,20 +21,21 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
-from data.build import is_built
-from data.build_state import MANIFEST, read_json, write_json
-from data.cache import describe_sources
+from data.building.build import is_built
+from data.building.cache import describe_sources
+from data.building.locks import locked
+from data.building.progress import Progress, Silent
+from data.building.state import MANIFEST, read_json, write_json
+from data.building.workers import WorkerCrash, in_order
 from data.errors import InputError
 from data.export_files import INSTANCES_PER_FILE, FileJob, FileSettings, WriteFile
 from data.files import sha256_of, sync_directory
+from data.formats.find import EXPORT_FORMAT
 from data.instance_store import InstanceStore
-from data.locks import locked
 from data.masked import MaskSettings, build_masked
-from data.progress import Progress, Silent
 from data.stored import build_instances
 from data.streams import epoch_key
 from data.tokens import TokenStore
-from data.workers import WorkerCrash, in_order
 
 __all__ = [
     "INSTANCES_PER_FILE",
@@ -45,7 +46,6 @@ __all__ = [
     "export_text",
 ]
 
-FORMAT = "instance-files-1"
 _JOURNAL = "files.json"
 _STORE = "instances"
 _SHUFFLE_PURPOSE = 64
@@ -132,7 +132,7 @@ def _export(
     files.check()
     output = os.path.abspath(output)
     told = progress if progress is not None else Silent()
-    identity = {"format": FORMAT, **source, "files": asdict(files)}
+    identity = {"format": EXPORT_FORMAT, **source, "files": asdict(files)}
     os.makedirs(os.path.dirname(output), exist_ok=True)
     with locked(
         f"{output}.lock", lambda: told.note(f"waiting for another process to write {output}")
@@ -221,7 +221,7 @@ def _finish(
 ) -> None:
     """Leave only the files and the manifest."""
     manifest = {
-        "format": FORMAT,
+        "format": EXPORT_FORMAT,
         "identity": identity,
         "counts": store.manifest["counts"],
         "messages": store.manifest["messages"],

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import IO, Iterator, Sequence
 
 _BLOCK = 1 << 20
+_TEMPORARY = ".tmp-"
 _HASH_THREADS = 8
 
 
@@ -20,7 +21,7 @@ def replacing(path: str) -> Iterator[IO[bytes]]:
 
     The content goes to a temporary name in the same directory, is synced, and is then renamed over `path`.
     """
-    temporary = f"{path}.tmp-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    temporary = f"{path}{_TEMPORARY}{os.getpid()}-{uuid.uuid4().hex[:8]}"
     try:
         with open(temporary, "wb") as handle:
             yield handle
@@ -32,6 +33,11 @@ def replacing(path: str) -> Iterator[IO[bytes]]:
             os.unlink(temporary)
         raise
     sync_directory(os.path.dirname(path) or ".")
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file of this name is what `replacing` leaves behind when its process is killed."""
+    return _TEMPORARY in os.path.basename(name)
 
 
 def sync_directory(path: str) -> None:

@@ -17,11 +17,11 @@ from typing import Any, Callable, NoReturn, Sequence
 import numpy as np
 
 from data.errors import InputError
-from data.histogram import draw_lengths
-from data.inspect_input import Opened, opened
-from data.inspect_instances import Instance, Style, Words, decode, describe
-from data.inspect_report import report
-from data.inspect_statistics import (
+from data.inspection.decoding import Instance, Style, Words, decode, describe
+from data.inspection.histogram import draw_lengths
+from data.inspection.opened import Opened, opened
+from data.inspection.report import report
+from data.inspection.statistics import (
     BatchSettings,
     batch_facts,
     length_facts,
@@ -31,7 +31,7 @@ from data.inspect_statistics import (
     token_facts,
     warnings,
 )
-from data.text import TEXT_FORMATS
+from data.text.corpus import TEXT_FORMATS
 
 _HELP = """\
 Shows what a training would see: decoded instances with their masks, how long sentences and sequences are,

@@ -14,10 +14,10 @@ from typing import Any, Mapping, Sequence
 
 import numpy as np
 
-from data.build import Column, Part
-from data.build_state import MANIFEST, read_json
-from data.cache import is_verified, remember_verified
-from data.columns import map_column
+from data.building.build import Column, Part
+from data.building.cache import is_verified, remember_verified
+from data.building.columns import map_column
+from data.building.state import MANIFEST, read_json
 from data.errors import InputError
 from data.records import MAX_LENGTH, PretrainingArrays
 
@@ -126,12 +126,12 @@ def is_instance_store(directory: str) -> bool:
 
 
 def store_manifest(vocab_size: int, sources: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What data.build writes into the manifest of a store of these sources."""
+    """What data.building.build writes into the manifest of a store of these sources."""
     return {"format": FORMAT, "vocab_size": vocab_size, "sources": [dict(source) for source in sources]}
 
 
 def instance_columns(vocab_size: int) -> list[Column]:
-    """The columns of a store, for data.build; the names are the fields of InstanceStore."""
+    """The columns of a store, for data.building.build; the names are the fields of InstanceStore."""
     id_type = "<u2" if vocab_size <= 1 << 16 else "<u4"
     return [
         Column("ids", id_type),

@@ -7,10 +7,10 @@ from typing import Any, Mapping, Sequence
 
 import numpy as np
 
-from data.build import Part, build_columns
+from data.building.build import Part, build_columns
+from data.building.progress import Progress
 from data.errors import InputError
 from data.instance_store import FORMAT, RowWriter, instance_columns, store_manifest
-from data.progress import Progress
 from data.raw_source import RawSource
 from data.records import BLOCK_INSTANCES, PretrainingArrays
 from data.sources import Batch
@@ -91,7 +91,7 @@ def build_masked(
 
     `stores` are directories of token stores: one, or for a tokenizer that samples one for each copy, which
     repeat if they are fewer. Memory: a worker holds the plans of two epochs (see RawSource).
-    Raises InputError for options out of range and as data.build.build_columns.
+    Raises InputError for options out of range and as data.building.build.build_columns.
     """
     opened = [TokenStore.open(store) for store in stores]
     settings.source(opened)  # so that bad options are named before anything is written

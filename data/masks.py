@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from data.streams import draw
-from data.vocab import Vocabulary
+from data.tokenizing.vocab import Vocabulary
 
 _CORRUPTION_PLACE = 1 << 32  # the places in a sample's stream past those that choose positions
 _LOW_16_CLEARED = np.uint64(0x7FFFFFFFFFFF0000)

@@ -14,11 +14,13 @@ import sys
 import time
 from typing import Any, Mapping, Sequence
 
-from data.build import is_built
-from data.build_state import MANIFEST, read_json
-from data.cache import describe_sources
+from data.building.build import is_built
+from data.building.cache import describe_sources
+from data.building.progress import Printed
+from data.building.state import MANIFEST, read_json
 from data.errors import InputError
 from data.export import Exported, export_instances, export_text
+from data.formats.find import expand_instances
 from data.formats.identify import identify
 from data.prepare_options import (
     STORE,
@@ -29,8 +31,6 @@ from data.prepare_options import (
     tokenizer_settings,
     vocabulary,
 )
-from data.progress import Printed
-from data.text import expand_inputs
 from data.tokens import build_store, cached_store, is_store, store_identity
 
 _MESSAGES_SHOWN = 5
@@ -56,7 +56,7 @@ def prepare(options: argparse.Namespace) -> None:
             ),
         )
         return
-    paths = expand_inputs(options.input, "--input")
+    paths = expand_instances(options.input, "--input")
     _check_apart(options.input, paths, output)
     kind = _kind_of(paths)
     if options.format == STORE:

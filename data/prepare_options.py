@@ -10,9 +10,9 @@ from typing import Any, Sequence
 from data.errors import InputError
 from data.export import INSTANCES_PER_FILE, FileSettings, MaskSettings
 from data.formats.write import FORMATS
-from data.text import TEXT_FORMATS, TextSettings
-from data.tokenizer import TokenizerSettings, load_sentencepiece
-from data.vocab import Vocabulary, load_vocab
+from data.text.corpus import TEXT_FORMATS, TextSettings
+from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
+from data.tokenizing.vocab import Vocabulary, load_vocab
 
 STORE = "store"
 _PREDICTIONS = {128: 20, 512: 80}  # as Google's and GluonNLP's scripts have it

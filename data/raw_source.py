@@ -12,10 +12,10 @@ from data.instances import MIN_SEQ_LENGTH, Pairs, pair_plan
 from data.masks import mask
 from data.sources import MAX_SEQ_LENGTH, Batch
 from data.streams import epoch_key, sample_keys
-from data.text import TextSettings
-from data.tokenizer import TokenizerSettings
+from data.text.corpus import TextSettings
+from data.tokenizing.tokenizer import TokenizerSettings
+from data.tokenizing.vocab import Vocabulary
 from data.tokens import Progress, TokenStore, cached_store
-from data.vocab import Vocabulary
 
 SAMPLED_STORES = 10  # segmentations kept when SentencePiece samples, then they repeat
 _PAIRS_PURPOSE = 1

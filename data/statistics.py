@@ -7,7 +7,7 @@ import os
 
 import numpy as np
 
-from data.build_state import read_json, write_json
+from data.building.state import read_json, write_json
 from data.tokens import TokenStore
 
 _BLOCK = 1 << 22

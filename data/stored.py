@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
-from data.build import Part, build_columns
-from data.build_state import MESSAGES_KEPT
-from data.cache import cached_directory, describe_sources, open_or_build
+from data.building.build import Part, build_columns
+from data.building.cache import cached_directory, describe_sources, open_or_build
+from data.building.progress import Progress
+from data.building.state import MESSAGES_KEPT
 from data.errors import InputError
 from data.formats.read import read_instances
 from data.instance_store import FORMAT, InstanceStore, RowWriter, instance_columns, store_manifest
-from data.progress import Progress
 
 __all__ = ["InstanceFile", "InstanceStore", "build_instances", "cached_instances"]
 
 # Address space of a worker, against what a damaged file may ask for. Good files need 0.2 GiB (measured).
 WORKER_BYTES = 2 << 30
+SECONDS_PER_BLOCK = 300.0  # for up to 1024 instances: even a slow disk needs a hundredth of it
 
 
 @dataclass(frozen=True)
 class InstanceFile:
-    """One source file as a unit of data.build."""
+    """One source file as a unit of data.building.build."""
 
     name: str
     path: str
@@ -47,8 +49,18 @@ class ConvertFile:
                 messages.append(message)
 
         rows = RowWriter(part)
-        for block in read_instances(unit.path, self.vocab_size, on_bad if self.skip_bad_records else None):
-            rows.write(block)
+        blocks = read_instances(unit.path, self.vocab_size, on_bad if self.skip_bad_records else None)
+        with open(os.devnull, "w") as nowhere:
+            try:
+                while True:
+                    # On a damaged file the HDF5 library can loop for ever, where no exception reaches it.
+                    faulthandler.dump_traceback_later(SECONDS_PER_BLOCK, exit=True, file=nowhere)
+                    block = next(blocks, None)
+                    if block is None:
+                        break
+                    rows.write(block)
+            finally:
+                faulthandler.cancel_dump_traceback_later()
         counts = rows.finish()
         return {"counts": {**counts, "skipped": skipped}, "messages": messages}
 
@@ -67,7 +79,7 @@ def build_instances(
     Every value is checked once, here. The files are read in worker processes, one file each at a time, in
     bounded memory; a library that crashes on a damaged file takes only its worker along. `sources` is
     `describe_sources(paths)` if it is known. With `skip_bad_records` bad instances are counted and left out.
-    Raises InputError naming the file and the instance, or as data.build.build_columns.
+    Raises InputError naming the file and the instance, or as data.building.build.build_columns.
     """
     if sources is None:
         sources = describe_sources(paths, progress=progress)

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from data.build import Column, Part
-from data.build_state import MESSAGES_KEPT
+from data.building.build import Column, Part
+from data.building.state import MESSAGES_KEPT
 from data.errors import InputError
-from data.text import TextSettings, TextUnit, read_unit
-from data.tokenizer import Tokenizer, TokenizerSettings
+from data.text.corpus import TextSettings, TextUnit, read_unit
+from data.tokenizing.tokenizer import Tokenizer, TokenizerSettings
 
 LINES_PER_BATCH = 4096
 CHARACTERS_PER_BATCH = 1 << 20

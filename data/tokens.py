@@ -1,9 +1,9 @@
 """The token store: text tokenized once, then memory-mapped by every process that trains on it.
 
-A store is a directory with the columns (see `data.columns`) `ids` (uint16 if the vocabulary fits, else
-uint32), `sentences` and `documents` (int64: sentence i is ids[sentences[i]:sentences[i+1]], document d is
-sentences documents[d] to documents[d+1]), and `manifest.json` with checksums, counts, the vocabulary and how
-the text was read. It is built beside its final name and renamed, so a directory of that name is complete.
+A store is a directory with the columns (see `data.building.columns`) `ids` (uint16 if the vocabulary fits,
+else uint32), `sentences` and `documents` (int64: sentence i is ids[sentences[i]:sentences[i+1]], document d
+is sentences documents[d] to documents[d+1]), and `manifest.json` with checksums, counts, the vocabulary and
+how the text was read. It is built beside its final name and renamed, so a directory of that name is complete.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from typing import Any, Mapping, Sequence
 
 import numpy as np
 
-from data.build import build_columns
-from data.build_state import MANIFEST, read_json
-from data.cache import (
+from data.building.build import build_columns
+from data.building.cache import (
     cached_directory,
     describe_sources,
     file_facts,
@@ -25,13 +24,14 @@ from data.cache import (
     open_or_build,
     remember_verified,
 )
-from data.columns import map_column
+from data.building.columns import map_column
+from data.building.progress import Progress
+from data.building.state import MANIFEST, read_json
 from data.errors import InputError
-from data.progress import Progress
-from data.text import TextSettings, text_units
+from data.text.corpus import TextSettings, text_units
 from data.tokenize_work import TokenizeUnit, token_columns
-from data.tokenizer import TokenizerSettings
-from data.vocab import Vocabulary, save_vocabulary, vocabulary_from_saved
+from data.tokenizing.tokenizer import TokenizerSettings
+from data.tokenizing.vocab import Vocabulary, save_vocabulary, vocabulary_from_saved
 
 __all__ = ["FORMAT", "Progress", "TokenStore", "build_store", "cached_store", "is_store", "store_identity"]
 
@@ -126,8 +126,8 @@ def build_store(
     Neither memory nor the result depend on their number; memory not on the size of the text either. An
     unfinished build of the same texts and settings is continued; a finished one is left as it is. `sources`
     is `describe_sources(paths)` if already known.
-    Raises InputError for bad text (see `data.text.read_unit`), for text without two documents, for a full
-    disk, for text that changes meanwhile, and when `directory` holds something else.
+    Raises InputError for bad text (see `data.text.corpus.read_unit`), for text without two documents, for a
+    full disk, for text that changes meanwhile, and when `directory` holds something else.
     """
     if sources is None:
         sources = describe_sources(paths, progress=progress)

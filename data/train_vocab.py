@@ -11,15 +11,15 @@ import os
 import sys
 from typing import Sequence
 
+from data.building.progress import Printed
 from data.errors import InputError
 from data.files import replacing
-from data.progress import Printed
-from data.text import TEXT_FORMATS, TextSettings, expand_inputs
-from data.tokenizer import load_sentencepiece
-from data.train_sentencepiece import MODEL_TYPES, sentencepiece_model
-from data.train_wordpiece import MIN_VOCAB_SIZE, wordpiece_tokens
-from data.training_text import TrainingText
-from data.vocab import KINDS, SENTENCEPIECE, WORDPIECE, load_vocab
+from data.text.corpus import TEXT_FORMATS, TextSettings, expand_inputs
+from data.tokenizing.tokenizer import load_sentencepiece
+from data.tokenizing.train_sentencepiece import MODEL_TYPES, sentencepiece_model
+from data.tokenizing.train_wordpiece import MIN_VOCAB_SIZE, wordpiece_tokens
+from data.tokenizing.training_text import TrainingText
+from data.tokenizing.vocab import KINDS, SENTENCEPIECE, WORDPIECE, load_vocab
 
 __all__ = ["MIN_VOCAB_SIZE", "train_sentencepiece", "train_wordpiece"]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 
-from data.build_state import MANIFEST, read_json
-from data.text import expand_inputs
+from data.building.state import MANIFEST, read_json
+from data.text.corpus import expand_inputs
 
 EXPORT_FORMAT = "instance-files-1"  # of the manifest that data.export writes beside the files
 
 
 def expand_instances(patterns: str, flag: str) -> list[str]:
-    """As data.text.expand_inputs, without the manifest that data.prepare writes beside its files.
+    """As data.text.corpus.expand_inputs, without the manifest that data.prepare writes beside its files.
 
     Raises InputError as expand_inputs.
     """

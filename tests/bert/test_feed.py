@@ -19,9 +19,9 @@ from bert.report import SilentReporter
 from comm.local import LocalCommunicator
 from data.batches import Batch
 from data.errors import InputError
-from data.tokenizer import TokenizerSettings
+from data.tokenizing.tokenizer import TokenizerSettings
+from data.tokenizing.vocab import load_vocab
 from data.tokens import build_store
-from data.vocab import load_vocab
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS]

@@ -13,9 +13,9 @@ from bert.inputs import check_inputs
 from bert.options import parse_options
 from bert.params_file import write_params
 from data.errors import InputError
-from data.tokenizer import TokenizerSettings
+from data.tokenizing.tokenizer import TokenizerSettings
+from data.tokenizing.vocab import load_vocab, vocabulary_from_tokens
 from data.tokens import build_store
-from data.vocab import load_vocab, vocabulary_from_tokens
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmno"]  # 20 tokens
 MODEL = "bert_2_16_2"

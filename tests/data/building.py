@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data.build import Column, build_columns
+from data.building.build import Column, build_columns
 from data.errors import InputError
 
 CODE = "import sys; from tests.data.building import main; sys.exit(main())"

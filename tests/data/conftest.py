@@ -8,9 +8,9 @@ import random
 import pytest
 
 from data.embedded import build
-from data.tokenizer import TokenizerSettings
+from data.tokenizing.tokenizer import TokenizerSettings
+from data.tokenizing.vocab import load_vocab
 from data.tokens import TokenStore, build_store
-from data.vocab import load_vocab
 
 SHARED_TEXT = os.path.join(
     os.path.dirname(__file__), "..", "..", "..", "shared", "data", "wikitext2-valid.txt"

@@ -18,8 +18,8 @@ import time
 from data.batches import PretrainingBatches, prefetched
 from data.files import replacing
 from data.raw_source import RawSource
+from data.tokenizing.vocab import load_vocab
 from data.tokens import TokenStore
-from data.vocab import load_vocab
 
 OPTIONS = {"batch_size": 700, "use_avg_len": True, "num_buckets": 4, "seed": 12}
 STEPS_PER_SAVE = 3

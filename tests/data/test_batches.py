@@ -20,7 +20,7 @@ from data.batches import (
 )
 from data.errors import InputError
 from data.raw_source import RawSource, epoch_stores
-from data.tokenizer import TokenizerSettings, load_sentencepiece
+from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
 from data.tokens import TokenStore, build_store
 
 SHARED_TEXT = os.path.join(
@@ -334,7 +334,7 @@ def test_options_out_of_range_name_their_flag(store, vocab, changes, message):
 
 
 def test_a_store_of_another_vocabulary_is_refused(store):
-    from data.vocab import vocabulary_from_tokens
+    from data.tokenizing.vocab import vocabulary_from_tokens
 
     other = vocabulary_from_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
     with pytest.raises(InputError, match="another vocabulary"):

@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from data.cache import describe_sources
+from data.building.cache import describe_sources
 from data.errors import InputError
 from data.files import sha256_of
-from data.text import TextSettings
-from data.tokenizer import TokenizerSettings
+from data.text.corpus import TextSettings
+from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokens import TokenStore, build_store, cached_store
 from tests.data.token_stores import stored_documents, stores_in
 from tests.processes import start_command
@@ -92,9 +92,9 @@ def test_a_check_is_not_repeated_while_the_files_are_the_same(text, settings, tm
 
 RANK = """
 import sys, json
-from data.tokenizer import TokenizerSettings
+from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokens import cached_store
-from data.vocab import load_vocab
+from data.tokenizing.vocab import load_vocab
 
 class Notes:
     def begin(self, what, total): print(what)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data.columns import ColumnWriter, map_column
+from data.building.columns import ColumnWriter, map_column
 from data.errors import InputError
 
 PAGE = mmap.PAGESIZE

@@ -12,8 +12,8 @@ from data import train_vocab
 from data.embedded import build, main
 from data.errors import InputError
 from data.prose import prose_sentences
-from data.text import documents
-from data.vocab import SPECIAL_TOKENS, load_vocab
+from data.text.corpus import documents
+from data.tokenizing.vocab import SPECIAL_TOKENS, load_vocab
 
 PROSE = """Return the answer, e.g. a number. It may be negative!
 

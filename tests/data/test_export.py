@@ -18,7 +18,7 @@ from data.formats.read import peek
 from data.records import PretrainingArrays
 from data.stored import cached_instances
 from data.stored_source import StoredSource
-from data.tokenizer import TokenizerSettings
+from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokens import TokenStore, build_store
 from tests.data.formats.samples import arrays, joined, ragged
 from tests.data.instance_files import FILE_FORMATS, content, files_of, save

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from data.histogram import bar, bars, bins
+from data.inspection.histogram import bar, bars, bins
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -19,10 +19,10 @@ from PIL import Image
 from data.batches import PretrainingBatches
 from data.formats.write import write_instances
 from data.inspect import main
-from data.inspect_statistics import mask_facts, store_occurrences
+from data.inspection.statistics import mask_facts, store_occurrences
 from data.raw_source import RawSource
 from data.records import PretrainingArrays
-from data.tokenizer import TokenizerSettings, bert_normalizer
+from data.tokenizing.tokenizer import TokenizerSettings, bert_normalizer
 from data.tokens import TokenStore, build_store
 from tests.processes import ROOT, run_command
 

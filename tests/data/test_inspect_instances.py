@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from data.inspect_instances import KEPT, MASKED, REPLACED, Style, Token, Words, columns, fate, printable
-from data.vocab import vocabulary_from_pieces, vocabulary_from_tokens
+from data.inspection.decoding import KEPT, MASKED, REPLACED, Style, Token, Words, columns, fate, printable
+from data.tokenizing.vocab import vocabulary_from_pieces, vocabulary_from_tokens
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PLAIN = Style()

@@ -9,7 +9,7 @@ import pytest
 
 from data.masks import mask
 from data.streams import draw, sample_keys
-from data.vocab import vocabulary_from_tokens
+from data.tokenizing.vocab import vocabulary_from_tokens
 from tests.data.chance import UNLIKELY, chi_square_p, same_distribution_p
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data.building.progress import Printed
 from data.formats.read import peek, read_instances
 from data.prepare import main
-from data.progress import Printed
 from data.tokens import TokenStore
 from tests.processes import run_command, start_command
 

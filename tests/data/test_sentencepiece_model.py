@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from data.errors import InputError
-from data.sentencepiece_model import check_model, load_processor
+from data.tokenizing.sentencepiece_model import check_model, load_processor
 
 pytest.importorskip("sentencepiece")
 
@@ -18,7 +18,7 @@ pytest.importorskip("sentencepiece")
 WORKER = """
 import random, sys
 from data.errors import InputError
-from data.sentencepiece_tokenizer import SentencePieceTokenizer, load_sentencepiece
+from data.tokenizing.sentencepiece_tokenizer import SentencePieceTokenizer, load_sentencepiece
 model, copy, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 good = open(model, "rb").read()
 table = good.rfind(b"nmt_nfkc") + 20  # most of a small model is the table of its normalization

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from data.errors import InputError
-from data.text import documents, expand_globs, sentences
+from data.text.corpus import documents, expand_globs, sentences
 
 
 def write(path, content):

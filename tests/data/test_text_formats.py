@@ -7,8 +7,8 @@ import time
 import pytest
 
 from data.errors import InputError
-from data.text import UNKNOWN, TextSettings, documents, sentences, text_units
-from data.text_formats import BOOKS, DOC, JSON, LINES, WIKITEXT, detect_format, heading_level
+from data.text.corpus import UNKNOWN, TextSettings, documents, sentences, text_units
+from data.text.formats import BOOKS, DOC, JSON, LINES, WIKITEXT, detect_format, heading_level
 
 SHARED_TEXT = os.path.join(
     os.path.dirname(__file__), "..", "..", "..", "shared", "data", "wikitext2-valid.txt"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from data.errors import InputError
-from data.text import TextSettings, read_unit, sentences, text_units
-from data.text_lines import Problems, line_blocks
+from data.text.corpus import TextSettings, read_unit, sentences, text_units
+from data.text.lines import Problems, line_blocks
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
@@ -159,7 +159,7 @@ PARAGRAPH = "It was \u4e2d " + "and " * 100 + "it was not. "
 MEMORY = """
 import sys
 import time
-from data.text import TextSettings, read_unit, text_units
+from data.text.corpus import TextSettings, read_unit, text_units
 
 def peak():
     with open("/proc/self/status") as handle:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.text_sentences import MAX_SENTENCE_CHARS, UNKNOWN, split_sentences
+from data.text.sentences import MAX_SENTENCE_CHARS, UNKNOWN, split_sentences
 
 CASES = [
     case.split("\n")

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data.errors import InputError
-from data.text import TextSettings, documents, expand_inputs, read_unit, sentences, text_units
+from data.text.corpus import TextSettings, documents, expand_inputs, read_unit, sentences, text_units
 
 SHARED_TEXT = os.path.join(
     os.path.dirname(__file__), "..", "..", "..", "shared", "data", "wikitext2-valid.txt"

@@ -19,17 +19,17 @@ from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from data.errors import InputError
-from data.text import UNKNOWN
-from data.tokenizer import (
+from data.text.corpus import UNKNOWN
+from data.tokenizing.tokenizer import (
     SentencePieceTokenizer,
     TokenizerSettings,
     WordPieceTokenizer,
     bert_normalizer,
     load_sentencepiece,
 )
+from data.tokenizing.vocab import SPECIAL_TOKENS, load_vocab, vocabulary_from_tokens
+from data.tokenizing.words import NOT_BETWEEN_WORDS
 from data.train_vocab import train_wordpiece
-from data.vocab import SPECIAL_TOKENS, load_vocab, vocabulary_from_tokens
-from data.words import NOT_BETWEEN_WORDS
 
 SHARED = os.path.join(os.path.dirname(__file__), "..", "..", "..", "shared", "data")
 SQUAD = os.path.join(SHARED, "squad-v2.0-dev-3articles.json")
@@ -129,7 +129,7 @@ def test_the_flat_form_has_the_same_ids(vocab, real_lines):
 
 
 def test_where_hugging_face_and_gluonnlp_differ():
-    """What data.tokenizer's docstring says of it. GluonNLP agrees with Google's code in all of these."""
+    """What data/tokenizing/tokenizer.py says of it. GluonNLP agrees with Google's code in all of these."""
     vocab = vocabulary_from_tokens([*SPECIAL_TOKENS, "\u03bf", "##\u03c2", "##\u03c3", "x", "\U0002b820"])
     theirs = gluonnlp.data.BERTTokenizer(gluonnlp_vocab(vocab), lower=True)
     texts = ["\u039f\u03a3", "x\ue000", "x\U0002b820"]

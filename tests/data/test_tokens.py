@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import sentencepiece
 
+from data.building.progress import Silent
 from data.errors import InputError
-from data.progress import Silent
 from data.statistics import token_counts, unigram_entropy
-from data.text import TextSettings, documents, text_units
+from data.text.corpus import TextSettings, documents, text_units
 from data.tokenize_work import TokenizeUnit
-from data.tokenizer import TokenizerSettings, WordPieceTokenizer, load_sentencepiece
+from data.tokenizing.tokenizer import TokenizerSettings, WordPieceTokenizer, load_sentencepiece
+from data.tokenizing.vocab import vocabulary_from_tokens
 from data.tokens import TokenStore, build_store, cached_store, is_store
-from data.vocab import vocabulary_from_tokens
 from tests.data.token_stores import stored_documents, stores_in
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -7,13 +7,13 @@ import random
 import pytest
 
 from data.errors import InputError
-from data.text import UNKNOWN, TextSettings
-from data.tokenizer import SentencePieceTokenizer, WordPieceTokenizer, load_sentencepiece
-from data.train_sentencepiece import MODEL_TYPES, sentencepiece_model
+from data.text.corpus import UNKNOWN, TextSettings
+from data.tokenizing.tokenizer import SentencePieceTokenizer, WordPieceTokenizer, load_sentencepiece
+from data.tokenizing.train_sentencepiece import MODEL_TYPES, sentencepiece_model
+from data.tokenizing.train_wordpiece import wordpiece_tokens
+from data.tokenizing.training_text import TrainingText
+from data.tokenizing.vocab import SPECIAL_TOKENS, load_vocab
 from data.train_vocab import main, train_sentencepiece, train_wordpiece
-from data.train_wordpiece import wordpiece_tokens
-from data.training_text import TrainingText
-from data.vocab import SPECIAL_TOKENS, load_vocab
 
 SYLLABLES = ["ka", "lo", "mi", "ter", "son", "ra", "\u00e9l", "bu"]
 

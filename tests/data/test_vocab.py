@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data.errors import InputError
-from data.vocab import (
+from data.tokenizing.vocab import (
     load_vocab,
     save_vocabulary,
     vocabulary_from_pieces,

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from data.words import MAX_KEPT_CHARS, WordTable, lists_of
+from data.tokenizing.words import MAX_KEPT_CHARS, WordTable, lists_of
 
 
 class Spelling:

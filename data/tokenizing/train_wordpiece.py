@@ -11,9 +11,9 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.trainers import WordPieceTrainer
 
 from data.errors import InputError
-from data.training_text import TrainingText
-from data.vocab import SPECIAL_TOKENS
-from data.wordpiece import bert_normalizer
+from data.tokenizing.training_text import TrainingText
+from data.tokenizing.vocab import SPECIAL_TOKENS
+from data.tokenizing.wordpiece import bert_normalizer
 
 MIN_VOCAB_SIZE = 100
 ALPHABET_LIMIT = (

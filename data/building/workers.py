@@ -24,7 +24,7 @@ from data.errors import InputError
 JOBS_AHEAD = 2  # jobs a worker that are under way or done and not yet taken
 _PR_SET_PDEATHSIG = 1
 _BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from data.workers import serve; "
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from data.building.workers import serve; "
     "serve(*json.loads(sys.argv[2]))"
 )
 # One thread a worker: there is one worker a core.

@@ -22,14 +22,14 @@ from typing import Protocol, Sequence
 import numpy as np
 
 from data.errors import InputError
-from data.sentencepiece_tokenizer import (
+from data.tokenizing.sentencepiece_tokenizer import (
     SentencePieceTokenizer,
     load_sentencepiece,
     samples,
     sentencepiece_fingerprint,
 )
-from data.vocab import Vocabulary
-from data.wordpiece import WordPieceTokenizer, bert_normalizer, wordpiece_fingerprint
+from data.tokenizing.vocab import Vocabulary
+from data.tokenizing.wordpiece import WordPieceTokenizer, bert_normalizer, wordpiece_fingerprint
 
 __all__ = [
     "SentencePieceTokenizer",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Callable, Iterator, Sequence
 
 from data.errors import InputError
-from data.text_formats import (
+from data.text.formats import (
     BOOKS,
     DOC,
     JSON,
@@ -21,8 +21,8 @@ from data.text_formats import (
     json_paragraphs,
     wikitext_paragraphs,
 )
-from data.text_lines import Problems, line_blocks, open_text
-from data.text_sentences import UNKNOWN, split_sentences
+from data.text.lines import Problems, line_blocks, open_text
+from data.text.sentences import UNKNOWN, split_sentences
 
 __all__ = [
     "TEXT_FORMATS",
@@ -69,7 +69,7 @@ class TextSettings:
 class TextUnit:
     """Whole lines of a text file, bytes [start, end), to be read on their own by `read_unit`.
 
-    name: for messages. format: what the file is, as `data.text_formats` calls it. last: it ends the file.
+    name: for messages. format: what the file is, as `data.text.formats` calls it. last: it ends the file.
     """
 
     name: str

@@ -11,9 +11,9 @@ from typing import Any, Mapping, Sequence
 
 import numpy as np
 
-from data.build_parts import Column, PartResult
-from data.columns import ColumnWriter
-from data.files import replacing
+from data.building.columns import ColumnWriter
+from data.building.parts import Column, PartResult
+from data.files import is_temporary, replacing
 
 MANIFEST = "manifest.json"
 _JOURNAL = "journal.json"
@@ -40,6 +40,9 @@ class BuildState:
         """The state of the partial build of the same key, else a fresh one in an empty directory."""
         journal = read_json(os.path.join(partial, _JOURNAL))
         if journal.get("version") == _VERSION and journal.get("key") == key:
+            for name in os.listdir(partial):  # of a process that was killed while it wrote the journal
+                if is_temporary(name):
+                    os.unlink(os.path.join(partial, name))
             return BuildState(
                 key, journal["next"], journal["counts"], journal["messages"], journal["columns"]
             )

@@ -11,9 +11,9 @@ from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from data.text import UNKNOWN
-from data.vocab import Vocabulary
-from data.words import WordTable
+from data.text.corpus import UNKNOWN
+from data.tokenizing.vocab import Vocabulary
+from data.tokenizing.words import WordTable
 
 MAX_CHARS_PER_WORD = 200  # longer words become [UNK], as in Google's code
 # Encoding a string has a price of its own, so new words are encoded many at a time, with this Unicode

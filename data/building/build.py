@@ -16,8 +16,11 @@ import time
 import uuid
 from typing import Any, Callable, Generator, Mapping, Optional, Protocol, Sequence
 
-from data.build_parts import Column, Part, PartFiles, PartJob, remove_parts
-from data.build_state import (
+from data.building.columns import SHARD_BYTES
+from data.building.locks import locked
+from data.building.parts import Column, Part, PartFiles, PartJob, remove_parts
+from data.building.progress import Progress, Silent
+from data.building.state import (
     MANIFEST,
     BuildState,
     Table,
@@ -28,12 +31,9 @@ from data.build_state import (
     units_done,
     write_json,
 )
-from data.columns import SHARD_BYTES
+from data.building.workers import WorkerCrash, in_order
 from data.errors import InputError
 from data.files import sync_directory
-from data.locks import locked
-from data.progress import Progress, Silent
-from data.workers import WorkerCrash, in_order
 
 __all__ = ["Column", "Part", "Unit", "build_columns", "is_built"]
 

@@ -11,11 +11,11 @@ import time
 import uuid
 from typing import Any, Callable, Mapping, Sequence, TypeVar
 
-from data.build_state import read_json, write_json
+from data.building.locks import locked
+from data.building.progress import Progress, Silent
+from data.building.state import read_json, write_json
 from data.errors import InputError
 from data.files import sha256_of_all
-from data.locks import locked
-from data.progress import Progress, Silent
 
 _HASHES = "hashes.json"
 _VERIFIED = "verified.json"

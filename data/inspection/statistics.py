@@ -8,10 +8,10 @@ import numpy as np
 
 from data.batches import PretrainingBatches
 from data.buckets import length_counts, padded_to
-from data.inspect_instances import KEPT, MASKED, REPLACED
+from data.inspection.decoding import KEPT, MASKED, REPLACED
 from data.sources import Source
+from data.tokenizing.vocab import Vocabulary
 from data.tokens import TokenStore
-from data.vocab import Vocabulary
 
 SAMPLED_SEQUENCES = (
     20_000  # of which masks and labels are counted: shares are then good to 0.4 percent points

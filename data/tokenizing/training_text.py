@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from typing import Iterator, Sequence
 
+from data.building.progress import Progress, Silent
 from data.errors import InputError
-from data.progress import Progress, Silent
-from data.text import UNKNOWN, TextSettings, read_unit, text_units
-from data.wordpiece import without_surrogates
+from data.text.corpus import UNKNOWN, TextSettings, read_unit, text_units
+from data.tokenizing.wordpiece import without_surrogates
 
 MESSAGES_KEPT = 5
 

@@ -9,19 +9,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Iterator, Mapping, Sequence
 
+from data.building.progress import Printed
 from data.errors import InputError
 from data.formats.find import expand_instances
 from data.formats.identify import identify
 from data.instance_store import InstanceStore, is_instance_store
-from data.progress import Printed
 from data.raw_source import RawSource
 from data.sources import Source
 from data.stored import cached_instances
 from data.stored_source import StoredSource
-from data.text import TextSettings
-from data.tokenizer import TokenizerSettings, load_sentencepiece
+from data.text.corpus import TextSettings
+from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
+from data.tokenizing.vocab import Vocabulary, load_vocab
 from data.tokens import TokenStore, cached_store, is_store
-from data.vocab import Vocabulary, load_vocab
 
 TOKEN_STORE, INSTANCE_STORE, INSTANCES, TEXT = "token store", "instance store", "files with masks", "text"
 # Ids of files that come without a vocabulary must be below some bound; no vocabulary is larger.

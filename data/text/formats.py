@@ -8,8 +8,8 @@ import re
 from typing import IO, Any, Iterable, Iterator, List, Optional, Tuple
 
 from data.errors import InputError
-from data.text_lines import Problems, open_text
-from data.text_sentences import UNKNOWN
+from data.text.lines import Problems, open_text
+from data.text.sentences import UNKNOWN
 
 # What `detect_format` can answer. WikiExtractor writes two forms: <doc> elements and JSON lines.
 LINES, BOOKS, WIKITEXT, DOC, JSON = "lines", "books", "wikitext", "wikiextractor-doc", "wikiextractor-json"

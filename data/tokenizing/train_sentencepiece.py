@@ -9,9 +9,9 @@ from typing import Iterator
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from data.errors import InputError
-from data.training_text import TrainingText
-from data.vocab import WORD_START
-from data.wordpiece import MAX_CHARS_PER_WORD, bert_normalizer
+from data.tokenizing.training_text import TrainingText
+from data.tokenizing.vocab import WORD_START
+from data.tokenizing.wordpiece import MAX_CHARS_PER_WORD, bert_normalizer
 
 MODEL_TYPES = ("unigram", "bpe")
 _MAX_SENTENCE_BYTES = 1 << 24  # the trainer leaves out longer ones; sentences here have 1 MiB at most

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any, Sequence
 
-from data.histogram import bars, bins
-from data.inspect_instances import MASKED, Instance, Style, Words, columns, fate, printable
-from data.vocab import Vocabulary
+from data.inspection.decoding import MASKED, Instance, Style, Words, columns, fate, printable
+from data.inspection.histogram import bars, bins
+from data.tokenizing.vocab import Vocabulary
 
 
 def report(

@@ -12,11 +12,11 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from data.errors import InputError
 from data.files import sha256_of
-from data.sentencepiece_model import load_processor, sentencepiece_release
-from data.text import UNKNOWN
-from data.vocab import Vocabulary, vocabulary_from_pieces
-from data.wordpiece import bert_normalizer, without_surrogates
-from data.words import WordTable, lists_of
+from data.text.corpus import UNKNOWN
+from data.tokenizing.sentencepiece_model import load_processor, sentencepiece_release
+from data.tokenizing.vocab import Vocabulary, vocabulary_from_pieces
+from data.tokenizing.wordpiece import bert_normalizer, without_surrogates
+from data.tokenizing.words import WordTable, lists_of
 
 
 class SentencePieceTokenizer:
@@ -24,7 +24,7 @@ class SentencePieceTokenizer:
 
     `nbest` 0 or 1 takes the best segmentation. Above 1 it samples from the `nbest` best, below 0 from all,
     with inverse temperature `alpha`. What is sampled depends on `seed`, the `stream` of the call and its
-    lines only. A basic token that has data.text.UNKNOWN becomes the unknown piece, as WordPiece makes it.
+    lines only. A basic token that has data.text.corpus.UNKNOWN becomes the unknown piece, as in WordPiece.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ import numpy as np
 
 from data.buckets import padded_to
 from data.sources import Source
-from data.vocab import WORD_START, WORDPIECE, Vocabulary
+from data.tokenizing.vocab import WORD_START, WORDPIECE, Vocabulary
 
 MASKED, KEPT, REPLACED = "masked", "kept", "replaced"  # what became of a token that is to be predicted
 _SPECIAL = "special"

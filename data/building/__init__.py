@@ -1,0 +1,1 @@
+"""Directories of columns: built by many processes, resumable, memory-mapped, cached by content."""

@@ -1,0 +1,1 @@
+"""Text files: where they are, in which form, and their sentences."""
