@@ -109,10 +109,10 @@ def test_a_missing_file_is_named(tmp_path):
 
 CHILD = """
 import sys
-import data.building.build
+from data.building.build import build_columns
 from data.building.progress import Printed
 from data.stored import build_instances
-data.building.build.SECONDS_PER_JOURNAL = 0.0
+build_columns.__kwdefaults__["journal_seconds"] = 0.0  # after every file
 build_instances(sys.argv[3:], 30000, sys.argv[2], int(sys.argv[1]), progress=Printed())
 """
 
