@@ -19,8 +19,9 @@ _PREDICTIONS = {128: 20, 512: 80}  # as Google's and GluonNLP's scripts have it
 _DESCRIPTION = """Prepare data for pretraining: tokenize text once into a token store, or write files of
 masked instances for this and other projects (--format)."""
 _EPILOG = """A build that was stopped or whose disk was full goes on where it stopped when the same command is
-given again. Rules of thumb: one core tokenizes 2 to 4 million tokens a second, about a GB of English text in
-one to two minutes; a token store takes 2.3 bytes a token (4.3 for vocabularies above 65,536), half the size
+given again. Rules of thumb: one core tokenizes 4 million tokens a second of
+text with a sentence a line, 1.5 million of text that has to be split into sentences: a GB of English in one
+to two minutes; a token store takes 2.3 bytes a token (4.3 for vocabularies above 65,536), half the size
 of the text; memory is about 100 MB a worker, whatever the size of the text. Files of instances take as
 much again for every copy (--dupe_factor), and twice that while they are made."""
 
