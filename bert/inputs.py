@@ -33,13 +33,19 @@ class DataFiles(NamedTuple):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the run reads, known to exist and to be of the right form."""
+    """What the run reads, known to exist and to be of the right form. `train` is nothing when random tokens
+    (--dummy_data_len) take its place."""
 
     train: DataFiles
     evaluation: DataFiles
     vocabulary: Vocabulary | None  # None: the one of --dataset_name, to be downloaded, or none needed
     vocab_size: int
     max_seq_length: int
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether something has to be tokenized, for which there must be a vocabulary."""
+        return "text" in (self.train.kind, self.evaluation.kind)
 
 
 def check_inputs(options: argparse.Namespace) -> Inputs:
@@ -53,9 +59,10 @@ def check_inputs(options: argparse.Namespace) -> Inputs:
     evaluation = _find_data("--data_eval", options.data_eval, options.raw and not options.eval_use_npz)
     vocabulary = _vocabulary(options, train, evaluation)
     vocab_size = len(vocabulary) if vocabulary else PUBLISHED_VOCABULARIES[options.dataset_name]
+    if options.dummy_data_len:  # of --data only the names count
+        train = DataFiles("")
     widths = []
-    # Of --data only the names count when --dummy_data_len takes its place.
-    for data in (DataFiles("") if options.dummy_data_len else train, evaluation):
+    for data in (train, evaluation):
         if data.kind == "instances":
             widths += [peek(path).width for path in data.paths]
         elif data.kind == "text":
@@ -68,6 +75,8 @@ def check_inputs(options: argparse.Namespace) -> Inputs:
     # What is not padded may just miss the length that it was made for: 126 tokens mean 128.
     longest = max(widths, default=MAX_POSITIONS)
     max_seq_length = options.dummy_data_len or options.max_seq_length or -(-longest // 8) * 8
+    if options.whole_word_mask and {train.kind, evaluation.kind} - {""} == {"instances"}:
+        raise InputError("--whole_word_mask: files with masks hold theirs already; it needs text or a store")
     _check_checkpoints(options, vocab_size, vocabulary)
     return Inputs(train, evaluation, vocabulary, vocab_size, max_seq_length)
 

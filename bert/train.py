@@ -54,7 +54,7 @@ def pretrain(options: argparse.Namespace, inputs: Inputs, communicator: Communic
     dtype = _dtype(options, device)
     plan = make_plan(options, communicator.size, inputs.max_seq_length)
     os.makedirs(options.ckpt_dir, exist_ok=True)
-    if inputs.vocabulary is None and "text" in (inputs.train.kind, inputs.evaluation.kind):
+    if inputs.vocabulary is None and inputs.reads_text:
         inputs = replace(inputs, vocabulary=_downloaded_vocabulary(options, communicator))
 
     found = find_checkpoint(options, communicator)

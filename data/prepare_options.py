@@ -10,12 +10,14 @@ from typing import Any, Sequence
 from data.errors import InputError
 from data.export import INSTANCES_PER_FILE, FileSettings, MaskSettings
 from data.formats.write import FORMATS
+from data.instances import MIN_SEQ_LENGTH
+from data.sources import MAX_SEQ_LENGTH
 from data.text.corpus import TEXT_FORMATS, TextSettings
 from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
 from data.tokenizing.vocab import Vocabulary, load_vocab
+from hparams import default_max_predictions
 
 STORE = "store"
-_PREDICTIONS = {128: 20, 512: 80}  # as Google's and GluonNLP's scripts have it
 _DESCRIPTION = """Prepare data for pretraining: tokenize text once into a token store, or write files of
 masked instances for this and other projects (--format)."""
 _EPILOG = """A build that was stopped or whose disk was full goes on where it stopped when the same command is
@@ -135,9 +137,10 @@ def _check(options: argparse.Namespace) -> None:
     demand("instances_per_file", options.instances_per_file >= 1, "at least 1")
     if options.sp_nbest not in (0, 1) and not options.sentencepiece:
         raise InputError("--sp_nbest needs --sentencepiece: WordPiece has nothing to sample")
+    lengths = f"from {MIN_SEQ_LENGTH} to {MAX_SEQ_LENGTH}, the positions that BERT has"
+    demand("max_seq_length", MIN_SEQ_LENGTH <= options.max_seq_length <= MAX_SEQ_LENGTH, lengths)
     if options.max_predictions_per_seq is None:
-        length = options.max_seq_length
-        options.max_predictions_per_seq = _PREDICTIONS.get(length, max(1, math.ceil(length * 0.15)))
+        options.max_predictions_per_seq = default_max_predictions(options.max_seq_length)
     demand("max_predictions_per_seq", options.max_predictions_per_seq >= 1, "at least 1")
 
 

@@ -22,6 +22,7 @@ from data.text.corpus import TextSettings
 from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
 from data.tokenizing.vocab import Vocabulary, load_vocab
 from data.tokens import TokenStore, cached_store, is_store
+from hparams import default_max_predictions
 
 TOKEN_STORE, INSTANCE_STORE, INSTANCES, TEXT = "token store", "instance store", "files with masks", "text"
 # Ids of files that come without a vocabulary must be below some bound; no vocabulary is larger.
@@ -104,11 +105,6 @@ def opened(options: argparse.Namespace) -> Iterator[Opened]:
             yield _of_instances(INSTANCES, paths[0], converted, vocab)
 
 
-def default_predictions(max_seq_length: int) -> int:
-    """Masked positions of a sequence: the LAMB paper's for its two lengths, else 15% rounded up."""
-    return {128: 20, 512: 80}.get(max_seq_length, -(-max_seq_length * 15 // 100))
-
-
 def _of_tokens(kind: str, path: str, store: TokenStore, options: argparse.Namespace) -> Opened:
     length = 512 if options.max_seq_length is None else options.max_seq_length
     predictions = options.max_predictions_per_seq
@@ -118,7 +114,7 @@ def _of_tokens(kind: str, path: str, store: TokenStore, options: argparse.Namesp
         length,
         0.1 if options.short_seq_prob is None else options.short_seq_prob,
         0.15 if options.masked_lm_prob is None else options.masked_lm_prob,
-        default_predictions(length) if predictions is None else predictions,
+        default_max_predictions(length) if predictions is None else predictions,
         options.whole_word_mask,
         options.static_masks,
     )

@@ -100,7 +100,9 @@ class TestGoodInput:
 
     def test_random_tokens_take_the_place_of_data(self, place):
         """In GluonNLP --dummy_data_len is given beside --data; longer samples in it do not matter."""
-        assert check("--dummy_data_len", "8", raw=False, data=npz()).max_seq_length == 8
+        found = check("--dummy_data_len", "8", raw=False, data=npz())
+        assert found.max_seq_length == 8 and not found.train.kind
+        assert not check("--dummy_data_len", "8", vocab="").reads_text, "no vocabulary is downloaded for it"
 
 
 class TestText:
@@ -216,6 +218,11 @@ class TestFilesWithMasks:
         whole = Path(npz()).read_bytes()
         Path("train.npz").write_bytes(whole[: len(whole) // 2])
         assert "train.npz" in refused(raw=False, data="train.npz")
+
+    def test_masks_that_are_there_already(self, place):
+        message = refused("--whole_word_mask", raw=False, data=npz())
+        assert message.startswith("--whole_word_mask: files with masks hold theirs")
+        check("--whole_word_mask", "--data_eval", npz(), "--eval_use_npz")
 
     def test_sequences_longer_than_asked_for(self, place):
         message = refused("--max_seq_length", "8", raw=False, data=npz())
