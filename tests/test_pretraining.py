@@ -140,6 +140,19 @@ def test_resume_is_bit_identical_on_two_ranks(two_ranks, corpus, tmp_path):
     assert first[-1]["eval_mlm_loss"] == second[-1]["eval_mlm_loss"]
 
 
+def test_another_number_of_ranks_goes_on_at_the_same_place(two_ranks, corpus, tmp_path):
+    """Which sequences come then is tested in tests/data/test_resume.py."""
+    complete, _ = two_ranks
+    for name in complete.glob("0000006.*"):
+        shutil.copy(name, tmp_path)
+    args = options(corpus, tmp_path, accumulate=2, resume=True, num_steps=8)
+    result = train(args).check()
+    assert "continuing after step 6" in result.ranks[0].stdout
+    assert "seen twice" not in result.ranks[0].stderr
+    blocks = [json.loads((tmp_path / f"{step:07d}.json").read_text())["blocks"] for step in (6, 8)]
+    assert blocks == [6 * 2 * 2, 6 * 2 * 2 + 2 * 2 * 1], "steps x accumulated batches x ranks"
+
+
 def test_a_damaged_checkpoint_is_named_and_passed_over(alone, corpus, tmp_path):
     complete, _ = alone
     for name in [*complete.glob("0000006.*"), *complete.glob("0000012.*")]:

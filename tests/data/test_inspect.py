@@ -27,7 +27,7 @@ from data.tokens import TokenStore, build_store
 from tests.processes import ROOT, run_command
 
 SETTINGS = ["--max_seq_length", "64", "--batch_size", "1024", "--use_avg_len", "--num_buckets", "5"]
-MARKER = re.compile(r"\[(?:=|[^\[\]\s→]+→)([^\[\]\s]+)\]")  # ordinary tokens, but brackets themselves
+MARKER = re.compile(r"\[(?:=|[^\s→]+?→)([^\[\]\s]+)\]")  # hidden: ordinary tokens, but brackets themselves
 
 
 @pytest.fixture(scope="module")
