@@ -147,8 +147,8 @@ def test_another_number_of_ranks_goes_on_at_the_same_place(two_ranks, corpus, tm
         shutil.copy(name, tmp_path)
     args = options(corpus, tmp_path, accumulate=2, resume=True, num_steps=8)
     result = train(args).check()
-    assert "continuing after step 6" in result.ranks[0].stdout
-    assert "seen twice" not in result.ranks[0].stderr
+    assert "continuing after step 6" in result.stdout
+    assert "seen twice" not in result.stderr
     blocks = [json.loads((tmp_path / f"{step:07d}.json").read_text())["blocks"] for step in (6, 8)]
     assert blocks == [6 * 2 * 2, 6 * 2 * 2 + 2 * 2 * 1], "steps x accumulated batches x ranks"
 
