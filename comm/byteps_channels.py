@@ -83,9 +83,14 @@ class Channels:
 
     def _next_name(self, item: Sum, meeting: bool) -> str:
         channel = self._channels.setdefault(item.key, _Channel())
-        if channel.array is not None and channel.array is not item.array:
-            channel.array.wait_to_read()  # MXNet's engine keeps the order of one array's uses, not of two's
-        channel.array = item.array
+        if channel.array is not item.array:
+            if channel.array is not None:
+                # MXNet's engine keeps the order of one array's uses, not of two's.
+                channel.array.wait_to_read()
+            # BytePS asks at once where the array lies. Where the engine is just giving it memory, both do so,
+            # and what is computed goes to one place while BytePS reads another.
+            item.array.wait_to_read()
+            channel.array = item.array
         fresh = channel.era < self._era and not meeting
         channel.turn = 0 if fresh else 1 - channel.turn
         channel.era = self._era

@@ -339,7 +339,7 @@ def test_a_directory_in_use_is_not_overwritten(alone, corpus):
 
 @pytest.mark.slow
 def test_bert_large_takes_a_step(tmp_path):
-    args = ["--model", "bert_24_1024_16", "--dummy_data_len", "128", "--batch_size", "8", "--num_steps", "1"]
+    args = ["--model", "bert_24_1024_16", "--dummy_data_len", "128", "--batch_size", "2", "--num_steps", "1"]
     args += ["--log_interval", "1", "--ckpt_dir", tmp_path]
     result = run_ranks(SCRIPT, 1, "none", timeout=900, args=args).check()
     assert "bert_24_1024_16, 336." in result.stdout or "bert_24_1024_16, 335." in result.stdout
