@@ -67,7 +67,8 @@ class Communicator(Protocol):
 
         Asynchronous, like an MXNet operator: the call returns after queueing, the exchange of an array starts
         when the operators queued before it have written it, and whoever reads it afterwards waits for the
-        mean. Queued right after `backward()` it overlaps the backward pass. List first what is needed first;
+        mean. Only for an array that it has not been given before may it wait. Queued right after `backward()`
+        it overlaps the backward pass. List first what is needed first;
         arrays that become ready together are sent in that order.
 
         dtypes: float16, float32, float64. The sum is formed in the array's own dtype, in float16 from values

@@ -199,11 +199,15 @@ def check_average_right_after_backward(comm):
 
 def check_average_does_not_wait(comm):
     matrix = mx.nd.ones((768, 768)) / 768
-    array = mx.nd.full((768, 768), comm.rank)
+    product = mx.nd.full((768, 768), comm.rank)
+    array = mx.nd.zeros((768, 768))
+    comm.average([array])  # it may wait for an array that is new to it, as gradients are once
+    comm.barrier()  # as a step does
     mx.nd.waitall()
     start = time.monotonic()
     for _ in range(40):
-        array = mx.nd.dot(array, matrix)
+        product = mx.nd.dot(product, matrix)
+    product.copyto(array)
     comm.average([array])
     returned = time.monotonic() - start
     np.testing.assert_allclose(array.asnumpy(), (comm.size - 1) / 2, rtol=1e-3)
