@@ -373,7 +373,7 @@ def python_3_8() -> str | None:
     return str(installed[0]) if installed else None
 
 
-def wait_for_file(path: str | Path, timeout: float = 30.0, text: str = "") -> None:
+def wait_for_file(path: str | Path, timeout: float = 90.0, text: str = "") -> None:
     """Wait until `path` exists and contains `text`; AssertionError at the time limit."""
     deadline = time.monotonic() + timeout
     while not (os.path.isfile(path) and text in _read_text(Path(path))):
