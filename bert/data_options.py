@@ -84,8 +84,8 @@ def add_data_options(add: Callable[..., Any]) -> None:
     add(
         "--num_buckets",
         type=positive_int,
-        default=16,
-        help="length buckets; more means less padding (default: 16)",
+        default=32,
+        help="length buckets; more means less padding (default: 32)",
     )
     add(
         "--num_data_workers",

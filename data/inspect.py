@@ -269,7 +269,7 @@ def _parser() -> argparse.ArgumentParser:
         "--batch_size", type=_whole(1), default=8, help="sequences, or with --use_avg_len tokens (default: 8)"
     )
     add("--use_avg_len", action="store_true", help="batch_size counts tokens")
-    add("--num_buckets", type=_whole(1), default=16, help="length buckets (default: 16)")
+    add("--num_buckets", type=_whole(1), default=32, help="length buckets (default: 32)")
     return parser
 
 
