@@ -11,12 +11,14 @@ BACKEND ?= hvd
 PYTHON ?=
 CUDA ?=
 SLOW ?= 1
-BENCH ?= exchange loader tokenize_text
+BENCH ?= step exchange loader tokenize_text
 ARGS ?=
 PY := .venv/bin/python
 
 # The parts that mypy reads: those without MXNet.
-TYPED := $(wildcard setup hparams.py data hosts bench/exchange.py bench/loader.py bench/raw_path.py comm/__init__.py comm/base.py comm/buckets.py \
+TYPED := $(wildcard setup hparams.py data hosts bench/contestants.py bench/exchange.py bench/loader.py \
+	bench/machine.py bench/raw_path.py bench/rounds.py bench/serve.py bench/step.py bench/threads.py \
+	bench/work.py bench/workers.py comm/__init__.py comm/base.py comm/buckets.py \
 	comm/byteps_channels.py comm/byteps_environment.py comm/byteps_library.py comm/compression.py comm/half.py \
 	comm/heartbeat.py comm/heartbeat_wire.py comm/run_processes.py comm/scheduler_watch.py comm/watchdog.py)
 
@@ -68,7 +70,7 @@ test: setup ## run the tests (SLOW=0 leaves out BERT-large, ARGS="-k hparams" go
 	ranks=0; $(PYTEST) $(addprefix --ignore=,$(WITHOUT_RANKS)) || ranks=$$?; \
 	case $$alone,$$ranks in 0,0|0,5|5,0) ;; *) exit 1;; esac
 
-bench: setup ## measure against peers: exchange of gradients, loader, tokenizers (BENCH=loader ARGS="--repeats 9")
+bench: setup ## measure against peers: training step, exchange, loader, tokenizers (BENCH=step ARGS=--quick)
 	for each in $(BENCH); do $(PY) -m bench.$$each $(ARGS); done
 
 check: setup ## lint, formatting, types

@@ -17,6 +17,7 @@ from functools import partial
 from bert.entry import exit_code
 from bert.inputs import check_inputs
 from bert.options import parse_options
+from bert.profiler import separate_operators
 from comm.compression import horovod_settings, with_compression
 from comm.threads import set_threads
 
@@ -25,6 +26,8 @@ def main() -> int:
     options = parse_options(None, __doc__)
     inputs = check_inputs(options)
     set_threads()  # before mxnet is imported below
+    if options.profile:
+        separate_operators()
 
     from bert.train import pretrain
     from comm.horovod import HorovodCommunicator

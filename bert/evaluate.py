@@ -7,6 +7,7 @@ from typing import Any, Iterable
 
 import mxnet as mx
 
+from bert.fused import FusedPretrainingLoss
 from bert.loss import PretrainingLoss
 from bert.metrics import Totals, losses_and_accuracies
 from bert.step import device_inputs
@@ -15,7 +16,10 @@ from data.batches import Batch
 
 
 def evaluate(
-    network: PretrainingLoss, batches: Iterable[Batch], communicator: Communicator, device: mx.Context
+    network: PretrainingLoss | FusedPretrainingLoss,
+    batches: Iterable[Batch],
+    communicator: Communicator,
+    device: mx.Context,
 ) -> dict[str, Any]:
     """Means over the whole set, whatever share of it this rank has (also none). Every rank calls it.
 
@@ -24,6 +28,7 @@ def evaluate(
     """
     begun = time.monotonic()
     totals = Totals(device)
+    network.pack_weights()
     unscaled = mx.nd.ones((1,), ctx=device)
     for batch in batches:
         _, sums = network(*device_inputs(batch, device), unscaled, unscaled)  # outside record: no dropout

@@ -24,10 +24,15 @@ class PretrainingLoss(mx.gluon.HybridBlock):
         sums (4,): as named by SUMS, without the factors, float32, no gradient.
     """
 
+    adds_in_backward = True  # whether grad_req "add" is heeded
+
     def __init__(self, bert: BERTModel, dtype: str):
         super().__init__(prefix="")
         self._dtype = dtype
         self.bert = bert
+
+    def pack_weights(self) -> None:
+        """Nothing to do: MXNet's operators take the weights as they are."""
 
     def hybrid_forward(
         self,

@@ -1,4 +1,4 @@
-"""LAMB, and the two Adam variants it is compared with, on MXNet's own operators.
+"""LAMB, and the two Adam variants it is compared with.
 
 One step of LAMB (You et al., arXiv:1904.00962, Algorithm 2, with the choices of the authors' code), for each
 tensor:
@@ -13,52 +13,30 @@ With bias correction m / (1 - beta1^t) and v / (1 - beta2^t) take the place of m
 LayerNorm's gain and offset get neither decay nor the ratio. Adam with decoupled decay is the same with ratio
 1 everywhere.
 
-MXNet has these as lamb_update_phase1 (up to u) and lamb_update_phase2 (the last line). Three things are not
-left to it:
-
-- The norms. On CPU, MXNet's `norm` and `multi_sum_sq` add in one float32 running sum: over the 23 million
-  elements of the word embedding the result is 2.5% too small for random values and up to 15% for equal ones,
-  and so is the ratio that `multi_lamb_update` applies. `dot` over pieces of 2^18 elements is right to 1e-6
-  for the former, 2e-5 for the latter, and twenty times as fast.
-- The memory of u. One buffer of the largest tensor's size serves all tensors in turn. Fresh memory for each u
-  costs time on CPU (page faults), and as much of it as the model is large when many updates are queued.
-- Float16. MXNet 1.9.1's mp_lamb_update_phase1 multiplies the gradient by `rescale` in float16, where what the
-  loss scale has saved is lost again, and mp_lamb_update_phase2 leaves the float32 master as it was, so that
-  no update is remembered. Here the gradient is cast to float32, and the updated master to float16.
+Weights may be float16: their float32 masters, from which they are set after each update, are kept here.
+The arithmetic is done by bert/native_update.py where that is possible and wanted, else by
+bert/mxnet_update.py; results agree within the rounding of float32.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
 
+from bert import mxnet_update, native_update
+from bert.update_rule import Rule, Tensor
 from data.errors import InputError
 
 KINDS = ("lamb", "bertadam", "adamw")
-PIECE = 1 << 18  # elements in one dot product: long enough to be fast, short enough for float32 sums
 T = "t"  # name of the count of updates in a state
 
 
 def is_excluded(name: str) -> bool:
     """Whether neither weight decay nor layer adaptation applies: biases, LayerNorm's gains and offsets."""
     return name.endswith(("bias", "beta", "gamma"))
-
-
-class _Tensor(NamedTuple):
-    """One parameter with what its update needs. `master` is `weight` itself where that is float32."""
-
-    weight: mx.nd.NDArray
-    master: mx.nd.NDArray
-    mean: mx.nd.NDArray
-    var: mx.nd.NDArray
-    update: mx.nd.NDArray
-    master_pieces: list[mx.nd.NDArray]
-    update_pieces: list[mx.nd.NDArray]
-    decay: float
-    adapt: bool
 
 
 class Optimizer:
@@ -72,6 +50,7 @@ class Optimizer:
         weight_decay, beta1, beta2, epsilon: as in the formulas above (epsilon is outside the root).
         bias_correction: for LAMB only, off by default.
         lower_bound, upper_bound: for LAMB only, limits of ||w|| in the ratio (the paper's phi).
+        native: use the fused operators for float32 weights on the CPU; `load_operators` has returned True.
 
     Raises:
         ValueError: an argument outside its range.
@@ -89,6 +68,7 @@ class Optimizer:
         bias_correction: bool = False,
         lower_bound: float | None = None,
         upper_bound: float | None = None,
+        native: bool = False,
     ):
         if kind not in KINDS:
             raise ValueError(f"unknown optimizer {kind!r}, choose one of {', '.join(KINDS)}")
@@ -114,37 +94,31 @@ class Optimizer:
         self.kind = kind
         self.t = 0  # updates made; skipped steps do not count
         self._names = list(names)
-        self._phase1 = {
-            "beta1": beta1,
-            "beta2": beta2,
-            "epsilon": epsilon,
-            "bias_correction": bias_correction or kind == "adamw",
-        }
-        self._bounds = {"lower_bound": lower_bound, "upper_bound": upper_bound}
-        self._bounds = {name: bound for name, bound in self._bounds.items() if bound is not None}
-        context = weights[0].context
-        self._zero = mx.nd.zeros((1,), context)
-        scratch = mx.nd.zeros((max(weight.size for weight in weights),), context)
-        self._tensors = [
-            self._tensor(name, weight, scratch, weight_decay) for name, weight in zip(names, weights)
-        ]
+        self._tensors = [self._tensor(name, weight) for name, weight in zip(names, weights)]
+        rule = Rule(
+            beta1=beta1,
+            beta2=beta2,
+            epsilon=epsilon,
+            bias_correction=bias_correction or kind == "adamw",
+            weight_decay=weight_decay,
+            lower_bound=lower_bound,
+            upper_bound=upper_bound,
+        )
+        self.native = native and native_update.applies_to(weights)
+        if self.native:
+            self._update = native_update.NativeUpdate(rule, self._tensors)
+        else:
+            self._update = mxnet_update.MXNetUpdate(rule, self._tensors)
 
-    def _tensor(
-        self, name: str, weight: mx.nd.NDArray, scratch: mx.nd.NDArray, weight_decay: float
-    ) -> _Tensor:
-        master = weight if weight.dtype == np.float32 else weight.astype(np.float32)
-        flat_update = scratch[: weight.size]
+    def _tensor(self, name: str, weight: mx.nd.NDArray) -> Tensor:
         excluded = is_excluded(name)
-        return _Tensor(
+        return Tensor(
             weight=weight,
-            master=master,
+            master=weight if weight.dtype == np.float32 else weight.astype(np.float32),
             mean=mx.nd.zeros(weight.shape, weight.context),
             var=mx.nd.zeros(weight.shape, weight.context),
-            update=flat_update.reshape(weight.shape),
-            master_pieces=_pieces(master),
-            update_pieces=_pieces(flat_update),
-            decay=0.0 if excluded else weight_decay,
-            adapt=self.kind == "lamb" and not excluded,
+            decayed=not excluded,
+            adapted=self.kind == "lamb" and not excluded,
         )
 
     def step(self, gradients: Sequence[mx.nd.NDArray], lr: float, rescale: float = 1.0) -> None:
@@ -160,32 +134,7 @@ class Optimizer:
             if gradient.shape != tensor.weight.shape or gradient.dtype != tensor.weight.dtype:
                 raise ValueError(f"the gradient of {name} does not have the weight's shape and dtype")
         self.t += 1
-        for tensor, gradient in zip(self._tensors, gradients):
-            self._update(tensor, gradient, lr, rescale)
-
-    def _update(self, tensor: _Tensor, gradient: mx.nd.NDArray, lr: float, rescale: float) -> None:
-        multi_precision = tensor.master is not tensor.weight
-        if multi_precision:
-            gradient = mx.nd.cast(gradient, dtype="float32", out=tensor.update)
-        mx.nd.lamb_update_phase1(
-            tensor.master,
-            gradient,
-            tensor.mean,
-            tensor.var,
-            t=self.t,
-            wd=tensor.decay,
-            rescale_grad=rescale,
-            out=tensor.update,
-            **self._phase1,
-        )
-        # Phase 2 takes ratio 1 where a norm is zero.
-        norms, bounds = (self._zero, self._zero), {}
-        if tensor.adapt:
-            norms = (_norm(tensor.master_pieces), _norm(tensor.update_pieces))
-            bounds = self._bounds
-        mx.nd.lamb_update_phase2(tensor.master, tensor.update, *norms, lr=lr, out=tensor.master, **bounds)
-        if multi_precision:
-            mx.nd.cast(tensor.master, dtype="float16", out=tensor.weight)
+        self._update.update(gradients, self.t, lr, rescale)
 
     def state_arrays(self) -> dict[str, mx.nd.NDArray]:
         """The live arrays by name: `<param>.mean`, `<param>.var` and, for float16, `<param>.master`."""
@@ -233,16 +182,14 @@ class Optimizer:
         self.t = int(t)
 
 
-def global_norm(gradients: Sequence[mx.nd.NDArray]) -> float:
+def global_norm(gradients: Sequence[mx.nd.NDArray], native: bool = False) -> float:
     """L2 norm over all elements of all gradients; reading it waits for the device, once.
 
-    Sums are float32 whatever the gradients' dtype. A NaN or an infinity in any gradient gives a non-finite
-    norm.
+    Sums are at least float32 whatever the gradients' dtype. A NaN or an infinity in any gradient gives a
+    non-finite norm. `native`: as for `Optimizer`.
     """
-    pieces: list[mx.nd.NDArray] = []
-    for gradient in gradients:
-        pieces += _pieces(gradient if gradient.dtype == np.float32 else gradient.astype(np.float32))
-    return float(_norm(pieces).asscalar())
+    path = native_update if native and native_update.applies_to(gradients) else mxnet_update
+    return float(path.norm(gradients).asscalar())
 
 
 def clip_factor(norm: float, clip_norm: float, scale: float = 1.0) -> float:
@@ -262,19 +209,6 @@ def clip_factor(norm: float, clip_norm: float, scale: float = 1.0) -> float:
     if not math.isfinite(norm) or norm < 0 or not 0 < scale < math.inf or not clip_norm >= 0:
         raise ValueError(f"no rescaling for norm {norm}, clip_norm {clip_norm}, scale {scale}")
     return 1.0 / scale if clip_norm == 0 else 1.0 / max(scale, norm / clip_norm)
-
-
-def _pieces(array: mx.nd.NDArray) -> list[mx.nd.NDArray]:
-    """Views of the array's elements in one dimension, at most PIECE in each."""
-    flat = array.reshape((-1,))
-    if flat.size <= PIECE:
-        return [flat]
-    return [flat[start : start + PIECE] for start in range(0, flat.size, PIECE)]
-
-
-def _norm(pieces: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
-    squares = [mx.nd.dot(piece, piece) for piece in pieces]
-    return mx.nd.sqrt(squares[0] if len(squares) == 1 else mx.nd.add_n(*squares))
 
 
 def _check_names(expected: set, found: set) -> None:

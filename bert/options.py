@@ -84,9 +84,17 @@ def _parser(description: str) -> argparse.ArgumentParser:
     add("--sentencepiece", help="a SentencePiece .model file, used as tokenizer and vocabulary")
     add(
         "--dtype",
-        choices=["float32", "float16"],
-        help="float16 keeps float32 master weights and scales the loss; for GPUs "
+        choices=["float32", "float16", "bfloat16"],
+        help="float16 keeps float32 master weights and scales the loss; for GPUs. bfloat16 rounds the "
+        "factors of matrix products; for CPUs, faster on those that multiply it (AVX-512 BF16, AMX) "
         "(default: float16 on GPUs, float32 without)",
+    )
+    add(
+        "--operators",
+        choices=["auto", "fused", "mxnet"],
+        default="auto",
+        help="fused: this project's operators, for CPUs; mxnet: MXNet's own (default: fused where they can "
+        "be used and have been built)",
     )
 
     group = parser.add_argument_group("data")
@@ -205,7 +213,10 @@ def _parser(description: str) -> argparse.ArgumentParser:
     )
     add("--verbose", action="store_true", help="print all options, and a line for every step")
     add(
-        "--profile", metavar="FILE", help="write an MXNet trace of steps 10 to 14 (rank 1 writes FILE.1, ...)"
+        "--profile",
+        metavar="FILE",
+        help="write a trace of steps 10 to 14 for python -m bert.profile and Chrome's viewers (rank 1 writes "
+        "FILE.1, ...)",
     )
     return parser
 

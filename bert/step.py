@@ -9,6 +9,8 @@ from typing import Callable, Sequence
 
 import mxnet as mx
 
+from bert.accumulation import Accumulation
+from bert.fused import FusedPretrainingLoss
 from bert.loss import SUMS, PretrainingLoss
 from bert.optimizer import Optimizer, clip_factor, global_norm
 from bert.scaler import DynamicScaler, StaticScaler
@@ -31,50 +33,45 @@ class TrainStep:
 
     Args:
         network: hybridized, on `device`.
-        parameters: those to train, in the order of the forward pass: it is the order in which the next step
-            needs them.
+        accumulation: of the parameters to train, in the order of the forward pass: it is the order in which
+            the next step needs them.
         clip_norm: greatest global norm of the averaged gradient; 0 turns clipping off.
-        accumulate: micro-batches per step.
         random_seed_of: step number -> seed of the dropout masks of this rank. MXNet's generators cannot be
             saved, so each step starts from a seed of its own; a resumed run then draws the same.
     """
 
     def __init__(
         self,
-        network: PretrainingLoss,
-        parameters: Sequence[mx.gluon.Parameter],
+        network: PretrainingLoss | FusedPretrainingLoss,
+        accumulation: Accumulation,
         optimizer: Optimizer,
         scaler: StaticScaler | DynamicScaler,
         communicator: Communicator,
         device: mx.Context,
         clip_norm: float,
-        accumulate: int,
         random_seed_of: Callable[[int], int],
     ):
         self._network = network
-        self._parameters = list(parameters)
+        self._accumulation = accumulation
         self._optimizer = optimizer
         self._scaler = scaler
         self._communicator = communicator
         self._device = device
         self._clip_norm = clip_norm
         self._random_seed_of = random_seed_of
-        self._accumulates = accumulate > 1
-        for parameter in self._parameters:
-            parameter.grad_req = "add" if self._accumulates else "write"
-        self._gradients = [parameter.grad(device) for parameter in self._parameters]
 
     def __call__(self, step: int, batches: Sequence[Batch], lr: float, keep_going: bool = True) -> StepResult:
         """Takes step number `step` on this rank's micro-batches. Every rank calls it alike."""
         mx.random.seed(self._random_seed_of(step))
         sums = self._forward_and_backward(batches)
-        self._communicator.average(self._gradients)
-        norm = global_norm(self._gradients)  # the one wait for the device
+        gradients = self._accumulation.arrays
+        self._communicator.average(gradients)
+        norm = global_norm(gradients, self._optimizer.native)  # the one wait for the device
         finite, keep_going = self._communicator.all_agree([math.isfinite(norm), keep_going])
         scale = self._scaler.scale
         if finite:
             rescale = clip_factor(norm, self._clip_norm, scale)
-            self._optimizer.step(self._gradients, lr=lr, rescale=rescale)
+            self._optimizer.step(gradients, lr=lr, rescale=rescale)
         self._scaler.update(finite)
         return StepResult(finite, keep_going, norm / scale, sums)
 
@@ -84,9 +81,8 @@ class TrainStep:
             scale / max(1.0, sum(float(batch.masked_weights.sum()) for batch in batches)),
             scale / sum(len(batch.input_ids) for batch in batches),
         )
-        if self._accumulates:
-            for parameter in self._parameters:
-                parameter.zero_grad()
+        self._network.pack_weights()
+        self._accumulation.begin()
         total = mx.nd.zeros((len(SUMS),), ctx=self._device)
         for batch in batches:
             with mx.autograd.record():
@@ -94,6 +90,7 @@ class TrainStep:
                     *device_inputs(batch, self._device), *_scalars(factors, self._device)
                 )
             loss.backward()
+            self._accumulation.after_backward()
             total += sums
         return total
 

@@ -12,12 +12,13 @@ from typing import Callable
 import mxnet as mx
 import numpy as np
 
+from bert.accumulation import make_accumulation
 from bert.evaluate import evaluate
 from bert.feed import Feed, evaluation_feed, training_feed
 from bert.inputs import Inputs
-from bert.loss import PretrainingLoss
 from bert.metrics import Stopwatch, Totals, losses_and_accuracies
 from bert.model import build_model, initialize, trainable
+from bert.network import choose_operators, make_network
 from bert.optimizer import Optimizer
 from bert.plan import RunPlan, make_plan
 from bert.profiler import TraceOfSteps
@@ -52,6 +53,7 @@ def pretrain(options: argparse.Namespace, inputs: Inputs, communicator: Communic
     """
     device = mx.gpu(communicator.local_rank) if mx.context.num_gpus() else mx.cpu()
     dtype = _dtype(options, device)
+    operators = choose_operators(options.operators, dtype, device)
     plan = make_plan(options, communicator.size, inputs.max_seq_length)
     os.makedirs(options.ckpt_dir, exist_ok=True)
     if inputs.vocabulary is None and inputs.reads_text:
@@ -72,7 +74,7 @@ def pretrain(options: argparse.Namespace, inputs: Inputs, communicator: Communic
         eval_feed = evaluation_feed(options, inputs, plan, communicator)
 
         bert = build_model(options.model, inputs.vocab_size, options.dropout)
-        initialize(bert, device, dtype, seed)
+        initialize(bert, device, "float16" if dtype == "float16" else "float32", seed)
         if options.pretrained and not found.step and communicator.rank == 0:  # the others get rank 0's
             load_published(bert, options.model, options.dataset_name, device)
         restore_parameters(found, bert, communicator, device)
@@ -84,19 +86,20 @@ def pretrain(options: argparse.Namespace, inputs: Inputs, communicator: Communic
             bias_correction=options.bias_correction,
             lower_bound=options.lower_bound,
             upper_bound=options.upper_bound,
+            native=operators == "fused",
         )
         scaler = DynamicScaler() if dtype == "float16" else StaticScaler()
         skips = SkipCounter()
         restore_states(found, optimizer, scaler, skips, communicator)
-        network = PretrainingLoss(bert, dtype)
-        network.hybridize(static_alloc=True, static_shape=True)
+        network = make_network(bert, options.model, dtype, options.dropout, operators)
 
         position, messages = position_to_continue(found, options, communicator.size)
         for message in [*found.messages, *changed_options(found, options), *messages, *plan.warnings]:
             reporter.warn(message)
         count = sum(int(np.prod(parameter.shape)) for parameter in parameters.values())
         reporter.note(
-            f"{options.model}, {count / 1e6:,.1f} M parameters, vocabulary {inputs.vocab_size:,}, {dtype},"
+            f"{options.model}, {count / 1e6:,.1f} M parameters, vocabulary {inputs.vocab_size:,}, {dtype} on"
+            f" {operators} operators,"
             f" {communicator.size} process{'es' if communicator.size > 1 else ''} on"
             f" {device.device_type}, OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS')}, seed {seed}"
         )
@@ -128,19 +131,22 @@ def pretrain(options: argparse.Namespace, inputs: Inputs, communicator: Communic
         feed.seek(position)
         take_step = TrainStep(
             network,
-            list(parameters.values()),
+            make_accumulation(
+                list(parameters.values()), device, options.accumulate, network.adds_in_backward
+            ),
             optimizer,
             scaler,
             communicator,
             device,
             options.clip_norm,
-            options.accumulate,
             lambda step: dropout_seed(seed, step, communicator.rank),
         )
+        facts = {"model": options.model, "vocab_size": inputs.vocab_size, "dtype": dtype}
+        trace = TraceOfSteps(options.profile, communicator.rank, facts)
         stop = StopRequest()
         last_step, keep_going = run_steps(
-            options, plan, found.step, feed, take_step, scaler, skips, communicator, device, reporter, stop,
-            save, evaluate_at,
+            options, plan, found.step, feed, take_step, scaler, skips, communicator, device, reporter, trace,
+            stop, save, evaluate_at,
         )  # fmt: skip
         communicator.barrier()  # no rank ends while rank 0 still writes
         if not keep_going:
@@ -166,6 +172,7 @@ def run_steps(
     communicator: Communicator,
     device: mx.Context,
     reporter: Reporter,
+    trace: TraceOfSteps,
     stop: StopRequest,
     save: Callable[[int], None],
     evaluate_at: Callable[[int], None],
@@ -176,7 +183,6 @@ def run_steps(
         The last step taken, and whether the run came to its end (False: some rank was asked to stop).
     """
     totals, clock = Totals(device), Stopwatch()
-    trace = TraceOfSteps(options.profile, communicator.rank)
     steps_in_interval = 0
     last_saved = os.path.join(options.ckpt_dir, f"{step:07d}.params") if step else None
     keep_going = True
@@ -188,7 +194,7 @@ def run_steps(
         waited = feed.waited - waited
         lr = plan.schedule(step)
         result = take_step(step, micro_batches, lr, keep_going=stop.exit_code is None)
-        trace.after_step()
+        trace.after_step(micro_batches)
         keep_going = result.keep_going
         skips.update(result.applied, step, last_saved)
         totals.add(micro_batches, result.sums, result.applied, waited)

@@ -12,15 +12,16 @@ import sys
 import time
 from pathlib import Path
 
-from setup import machine, packages, wheels
+from setup import machine, operators_build, packages, wheels
 from setup.environment import Environment
 from setup.errors import SetupError
 from setup.progress import Progress, stop_on_signals
 
 ROOT = Path(__file__).resolve().parent.parent
-STAGES = 8
+STAGES = 9
 CHECK_LIMIT = 180.0  # seconds for a few processes to start and add up a vector
 IMPORTS = "import mxnet, gluonnlp, tokenizers, sentencepiece, matplotlib, tensorboardX, tqdm, psutil, pytest"
+OPERATORS = "from bert.native_operators import load_operators; assert load_operators(), 'no library'"
 
 
 def main() -> int:
@@ -96,7 +97,10 @@ def set_up(environment: Environment, cuda: str, progress: Progress) -> None:
         built.append(wheels.build(folder, source, environment.python, progress, tools))
     environment.install_wheels(built, progress)
 
-    progress.stage("checking that it works: imports, Horovod over MPI and Gloo, BytePS")
+    progress.stage("fused CPU operators (1 minute unless compiled before)")
+    operators_build.build(ROOT / "native" / "operators", environment.venv)
+
+    progress.stage("checking that it works: imports, Horovod over MPI and Gloo, BytePS, fused operators")
     check(environment, cuda, progress)
     environment.finish(cuda, open_mpi)
     took = time.monotonic() - began
@@ -119,6 +123,8 @@ def check(environment: Environment, cuda: str, progress: Progress) -> None:
     mpi = ["mpirun", "-np", "2", "--oversubscribe"]
     progress.run([python, "-m", "pip", "check"], "pip check", env, CHECK_LIMIT)
     progress.run([python, "-c", IMPORTS], "imports", env, CHECK_LIMIT)
+    operators = {**env, "PYTHONPATH": str(ROOT)}
+    progress.run([python, "-c", OPERATORS], "loading the fused operators", operators, CHECK_LIMIT)
     progress.run([*mpi, *script, "mpi", *built_with], "Horovod over MPI on two processes", env, CHECK_LIMIT)
     progress.run(
         [*gloo, *script, "gloo", *built_with], "Horovod over Gloo on two processes", env, CHECK_LIMIT

@@ -398,7 +398,7 @@ def test_options_named_in_the_text_exist(guide, helps):
 def helps_of() -> dict[str, str]:
     """What each command says of its options."""
     modules = [f"-m {name}" for name in DATA_COMMANDS]
-    modules += [SCRIPT, "hparams.py", "hosts/launch_byteps.py"]
+    modules += [SCRIPT, "hparams.py", "hosts/launch_byteps.py", "-m bench.step", "-m bench.threads"]
     return {each: run_command([sys.executable, *each.split(), "--help"]).check().stdout for each in modules}
 
 

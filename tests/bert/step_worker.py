@@ -16,6 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import mxnet as mx  # noqa: E402
 import numpy as np  # noqa: E402
 
+from bert.accumulation import make_accumulation  # noqa: E402
 from bert.errors import TrainingError  # noqa: E402
 from bert.loss import PretrainingLoss  # noqa: E402
 from bert.model import build_model, initialize, trainable  # noqa: E402
@@ -50,8 +51,9 @@ def main(directory: str) -> None:
     shares = [communicator.rank] if communicator.size > 1 else [0, 1]
     accumulate = len(shares)
     take_step = TrainStep(
-        network, list(parameters.values()), optimizer, StaticScaler(), communicator, device, 1.0, accumulate,
-        lambda step: step,
+        network,
+        make_accumulation(list(parameters.values()), device, accumulate, network.adds_in_backward),
+        optimizer, StaticScaler(), communicator, device, 1.0, lambda step: step,
     )  # fmt: skip
     skips = SkipCounter()
     seen = {"applied": [], "grad_norm": [], "unchanged": None, "keep_going": []}

@@ -8,7 +8,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from bert.optimizer import PIECE, Optimizer, clip_factor, global_norm, is_excluded
+from bert.mxnet_update import PIECE
+from bert.native_operators import load_operators
+from bert.optimizer import Optimizer, clip_factor, global_norm, is_excluded
 from data.errors import InputError
 
 SHAPES = {
@@ -21,6 +23,14 @@ SHAPES = {
 }
 NAMES = list(SHAPES)
 STEPS = 25
+
+
+@pytest.fixture(params=[False, True], ids=["mxnet", "native"])
+def native(request: pytest.FixtureRequest) -> bool:
+    """Whether to ask for the fused operators; a test that takes this runs with both."""
+    if request.param and not load_operators():
+        pytest.skip("the fused operators have not been built")
+    return request.param
 
 
 class Reference:
@@ -113,10 +123,11 @@ def assert_close(
         ("adamw", {"weight_decay": 0.1}),
     ],
 )
-def test_float32_follows_the_reference(kind: str, options: dict) -> None:
+def test_float32_follows_the_reference(native: bool, kind: str, options: dict) -> None:
     values = random_weights()
     weights = on_device(values)
-    optimizer, reference = Optimizer(kind, NAMES, weights, **options), Reference(kind, values, **options)
+    optimizer = Optimizer(kind, NAMES, weights, native=native, **options)
+    reference = Reference(kind, values, **options)
     for step in range(1, STEPS + 1):
         gradients = random_gradients(step)
         lr, rescale = 0.01 * step / STEPS, 0.1 * step
@@ -169,11 +180,11 @@ def test_float16_gradients_are_unscaled_in_float32() -> None:
     assert optimizer.state()["layer_norm.gamma.mean"][0] == pytest.approx(2e-9, rel=1e-3)
 
 
-def test_the_default_lamb_is_the_kind_without_bias_correction() -> None:
+def test_the_default_lamb_is_the_kind_without_bias_correction(native: bool) -> None:
     results = []
     for options in ({}, {"bias_correction": True}):
         weights = on_device(random_weights())
-        optimizer = Optimizer("lamb", NAMES, weights, **options)
+        optimizer = Optimizer("lamb", NAMES, weights, native=native, **options)
         for step in range(3):
             optimizer.step(on_device(random_gradients(step)), 0.01)
         results.append(weights[3].asnumpy())
@@ -188,10 +199,10 @@ def test_excluded_parameters() -> None:
 
 
 @pytest.mark.parametrize("kind", ["lamb", "bertadam", "adamw"])
-def test_excluded_parameters_do_not_move_without_a_gradient(kind: str) -> None:
+def test_excluded_parameters_do_not_move_without_a_gradient(native: bool, kind: str) -> None:
     values = random_weights()
     weights = on_device(values)
-    optimizer, reference = Optimizer(kind, NAMES, weights), Reference(kind, values)
+    optimizer, reference = Optimizer(kind, NAMES, weights, native=native), Reference(kind, values)
     zeros = [np.zeros_like(value) for value in values]
     for _ in range(20):
         optimizer.step(on_device(zeros), 0.01)
@@ -203,10 +214,10 @@ def test_excluded_parameters_do_not_move_without_a_gradient(kind: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_zero_weights_take_the_plain_update(dtype: str) -> None:
+def test_zero_weights_take_the_plain_update(native: bool, dtype: str) -> None:
     values = [np.zeros(shape, dtype) for shape in SHAPES.values()]
     weights = on_device(values)
-    optimizer, reference = Optimizer("lamb", NAMES, weights), Reference("lamb", values)
+    optimizer, reference = Optimizer("lamb", NAMES, weights, native=native), Reference("lamb", values)
     for step in range(20):
         gradients = random_gradients(step, dtype)
         optimizer.step(on_device(gradients), 0.01)
@@ -218,20 +229,20 @@ def test_zero_weights_take_the_plain_update(dtype: str) -> None:
     assert all(np.abs(weight.asnumpy()).max() > 0 for weight in weights)
 
 
-def test_zero_weights_and_zero_gradients_stay_zero() -> None:
+def test_zero_weights_and_zero_gradients_stay_zero(native: bool) -> None:
     weights = on_device([np.zeros(shape, np.float32) for shape in SHAPES.values()])
-    optimizer = Optimizer("lamb", NAMES, weights)
+    optimizer = Optimizer("lamb", NAMES, weights, native=native)
     for _ in range(3):
         optimizer.step(on_device([np.zeros(shape, np.float32) for shape in SHAPES.values()]), 0.01)
     for weight in weights:
         np.testing.assert_array_equal(weight.asnumpy(), 0.0)
 
 
-def test_norms_of_a_tensor_of_several_pieces() -> None:
+def test_norms_of_a_tensor_of_several_pieces(native: bool) -> None:
     shape = (3, PIECE)  # 786,432 elements; one running float32 sum of them is 1e-3 off
     value = np.full(shape, 0.02, np.float32)
     weights = [mx.nd.array(value)]
-    optimizer, reference = Optimizer("lamb", NAMES[:1], weights), Reference("lamb", [value])
+    optimizer, reference = Optimizer("lamb", NAMES[:1], weights, native=native), Reference("lamb", [value])
     gradient = np.random.default_rng(0).normal(0, 1, shape).astype(np.float32)
     for _ in range(2):
         optimizer.step([mx.nd.array(gradient)], 0.1)
@@ -242,12 +253,12 @@ def test_norms_of_a_tensor_of_several_pieces() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_global_norm(dtype: str) -> None:
+def test_global_norm(native: bool, dtype: str) -> None:
     generator = np.random.default_rng(3)
     arrays = [generator.normal(0, 0.5, shape).astype(dtype) for shape in [(PIECE * 2 + 17,), (300, 7), (1,)]]
     arrays.append(np.full((1000, 1000), 0.25, dtype))
     expected = np.sqrt(sum(np.sum(array.astype(np.float64) ** 2) for array in arrays))
-    assert global_norm(on_device(arrays)) == pytest.approx(expected, rel=1e-5)
+    assert global_norm(on_device(arrays), native=native) == pytest.approx(expected, rel=1e-5)
 
 
 def test_global_norm_of_float16_beyond_its_range() -> None:
@@ -257,11 +268,11 @@ def test_global_norm_of_float16_beyond_its_range() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_one_bad_element_makes_the_norm_non_finite(bad: float, dtype: str) -> None:
+def test_one_bad_element_makes_the_norm_non_finite(native: bool, bad: float, dtype: str) -> None:
     for position in (0, PIECE, PIECE + 9):
         array = np.zeros(PIECE + 10, dtype)
         array[position] = bad
-        assert not np.isfinite(global_norm(on_device([np.ones(3, dtype), array])))
+        assert not np.isfinite(global_norm(on_device([np.ones(3, dtype), array]), native=native))
 
 
 @pytest.mark.parametrize(
@@ -288,14 +299,14 @@ def test_clip_factor_refuses_what_must_be_skipped() -> None:
             clip_factor(*arguments)
 
 
-def test_clipped_gradients_have_the_clip_norm() -> None:
+def test_clipped_gradients_have_the_clip_norm(native: bool) -> None:
     values = random_weights()
     weights = on_device(values)
-    optimizer, reference = Optimizer("lamb", NAMES, weights), Reference("lamb", values)
+    optimizer, reference = Optimizer("lamb", NAMES, weights, native=native), Reference("lamb", values)
     for step in range(20):
         gradients = random_gradients(step)
         device_gradients = on_device(gradients)
-        optimizer.step(device_gradients, 0.01, clip_factor(global_norm(device_gradients), 0.1))
+        optimizer.step(device_gradients, 0.01, clip_factor(global_norm(device_gradients, native=native), 0.1))
         total = np.sqrt(sum(np.sum(g.astype(np.float64) ** 2) for g in gradients))
         assert total > 0.1
         reference.step([g * (0.1 / total) for g in gradients], 0.01)
@@ -304,14 +315,14 @@ def test_clipped_gradients_have_the_clip_norm() -> None:
 
 @pytest.mark.parametrize("kind", ["lamb", "bertadam", "adamw"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_restored_state_continues_bit_for_bit(kind: str, dtype: str) -> None:
+def test_restored_state_continues_bit_for_bit(native: bool, kind: str, dtype: str) -> None:
     weights = on_device([value.astype(dtype) for value in random_weights()])
-    first = Optimizer(kind, NAMES, weights)
+    first = Optimizer(kind, NAMES, weights, native=native)
     for step in range(5):
         first.step(on_device(random_gradients(step, dtype)), 0.01)
     saved_state = first.state()
     resumed_weights = on_device([weight.asnumpy() for weight in weights])
-    second = Optimizer(kind, NAMES, resumed_weights)
+    second = Optimizer(kind, NAMES, resumed_weights, native=native)
     second.restore(saved_state)
     for step in range(5, 12):
         for optimizer in (first, second):
@@ -365,16 +376,16 @@ def test_wrong_states_are_refused_and_change_nothing(change: str) -> None:
         np.testing.assert_array_equal(array.asnumpy(), 0.0)
 
 
-def test_gradients_are_left_as_they_are() -> None:
+def test_gradients_are_left_as_they_are(native: bool) -> None:
     gradients = on_device(random_gradients(0))
     before = [gradient.asnumpy() for gradient in gradients]
-    Optimizer("lamb", NAMES, on_device(random_weights())).step(gradients, 0.01, 0.5)
+    Optimizer("lamb", NAMES, on_device(random_weights()), native=native).step(gradients, 0.01, 0.5)
     for gradient, value in zip(gradients, before):
         np.testing.assert_array_equal(gradient.asnumpy(), value)
 
 
-def test_gradients_that_do_not_fit() -> None:
-    optimizer = Optimizer("lamb", NAMES, on_device(random_weights()))
+def test_gradients_that_do_not_fit(native: bool) -> None:
+    optimizer = Optimizer("lamb", NAMES, on_device(random_weights()), native=native)
     gradients = random_gradients(0)
     for wrong in (
         gradients[:-1],

@@ -7,6 +7,7 @@ from typing import Any, Sequence
 import mxnet as mx
 import numpy as np
 
+from bert.accumulation import make_accumulation
 from bert.loss import PretrainingLoss
 from bert.model import build_model, initialize, trainable
 from bert.optimizer import Optimizer
@@ -87,13 +88,12 @@ def make_step(
     optimizer = Optimizer(names=list(parameters), weights=weights, **options)
     step = TrainStep(
         network,
-        list(parameters.values()),
+        make_accumulation(list(parameters.values()), mx.cpu(), accumulate, network.adds_in_backward),
         optimizer,
         scaler or StaticScaler(),
         communicator or LocalCommunicator(),
         mx.cpu(),
         clip_norm,
-        accumulate,
         random_seed_of,
     )
     return step, optimizer

@@ -1,0 +1,100 @@
+"""Which machine a measurement was made on, and how much of it others used meanwhile. Linux only."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+ISA_FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
+BF16_FLAGS = ("avx512_bf16", "amx_bf16")
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def describe(root: Path, cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
+    """Facts about this machine and this checkout, for JSON."""
+    fields = _cpu_fields(cpuinfo)
+    flags = set(fields.get("flags", "").split())
+    return {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": _commit(root),
+        "cpu": fields.get("model name", platform.processor() or platform.machine()),
+        "cores": len(os.sched_getaffinity(0)),
+        "isa": [flag for flag in ISA_FLAGS if flag in flags],
+        "native_bf16": any(flag in flags for flag in BF16_FLAGS),
+        "cache": fields.get("cache size", ""),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "load_before": round(os.getloadavg()[0], 2),
+    }
+
+
+def line(machine: dict[str, Any]) -> str:
+    """The same for people, in two lines."""
+    commit = f", commit {machine['commit']}" if machine["commit"] else ""
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {' '.join(machine['isa']) or 'no AVX2'},"
+        f" {machine['memory_gib']:.0f} GiB\n"
+        f"{machine['system']}, Python {machine['python']}, {machine['date']}{commit}"
+    )
+
+
+def available_bytes() -> float:
+    """Memory that processes can still take without swapping."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        fields = next(row for row in file if row.startswith("MemAvailable:")).split()
+    return int(fields[1]) * 1024
+
+
+class Others:
+    """What the rest of the machine does while something is measured."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+        self._busy, self._stolen = _busy_and_stolen()
+
+    def shares(self, own_seconds: float) -> dict[str, float]:
+        """Shares of all cores' time since the beginning: "others" is what neither this program nor idling
+        took, `own_seconds` of CPU time being this program's; "stolen" what the host gave to other guests."""
+        busy, stolen = _busy_and_stolen()
+        total = (time.monotonic() - self._begun) * (os.cpu_count() or 1)
+        return {
+            "others": max(0.0, busy - self._busy - own_seconds) / total,
+            "stolen": max(0.0, stolen - self._stolen) / total,
+        }
+
+
+def _busy_and_stolen() -> tuple[float, float]:
+    with open("/proc/stat", encoding="ascii") as file:
+        user, nice, system, _, _, irq, softirq, steal = map(int, file.readline().split()[1:9])
+    return (user + nice + system + irq + softirq) / TICKS, steal / TICKS
+
+
+def _cpu_fields(cpuinfo: Path) -> dict[str, str]:
+    """Of the first processor."""
+    try:
+        first = cpuinfo.read_text(encoding="utf-8").split("\n\n")[0]
+    except OSError:
+        return {}
+    pairs = (row.partition(":") for row in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _commit(root: Path) -> str:
+    """Short hash, with "+" where files differ from it; "" outside a checkout."""
+    git = ["git", "-C", str(root)]
+    try:
+        commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+        changes = subprocess.run(
+            [*git, "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True
+        )
+    except OSError:
+        return ""
+    if commit.returncode:
+        return ""
+    return commit.stdout.strip() + ("+" if changes.stdout.strip() else "")

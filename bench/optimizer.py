@@ -1,0 +1,177 @@
+"""How long an update of all weights takes: the fused operators against MXNet's own and PyTorch's fused AdamW.
+
+    python -m bench.optimizer [--model bert_12_768_12] [--repeats 9] [--torch_python PATH] [--json FILE]
+
+Each repeat measures every row once, one after the other; "of MXNet" are ratios within a repeat to MXNet's
+operators doing the same (the update by LAMB, or the norm). The table shows medians, and the smallest and
+largest of all repeats: on a machine with other work only the smallest says what the memory allows. GB/s
+counts the bytes that must pass between memory and processor if no cache keeps anything: 28 for an element
+with AdamW (weight, gradient, mean and var in, all but the gradient out), 40 with LAMB, which has to read
+weight, mean and var again, and 4 for the norm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any, Callable, Sequence
+
+os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+
+import mxnet as mx  # noqa: E402
+
+from bert.model import build_model, initialize, trainable  # noqa: E402
+from bert.native_operators import load_operators  # noqa: E402
+from bert.optimizer import Optimizer, global_norm  # noqa: E402
+
+VOCABULARY = 30522
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+LAMB, NORM = "MXNet, LAMB", "MXNet, norm"
+# row -> bytes an element, the row it is compared with
+ROWS = {
+    LAMB: (40, LAMB),
+    "fused, LAMB": (40, LAMB),
+    "fused, AdamW": (28, LAMB),
+    "PyTorch, AdamW": (28, LAMB),
+    NORM: (4, NORM),
+    "fused, norm": (4, NORM),
+}
+
+
+class TorchWorker:
+    """PyTorch's updates, in a process of its own that sleeps between them."""
+
+    def __init__(self, python: str, shapes: Sequence[Sequence[int]]):
+        self._process = subprocess.Popen(
+            [python, "-m", "bench.optimizer_torch"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._ask(json.dumps(shapes))
+
+    def _ask(self, line: str) -> None:
+        assert self._process.stdin
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def seconds(self) -> float:
+        """One more update's. RuntimeError where the worker has died."""
+        assert self._process.stdout
+        self._ask("")
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"the worker ended with {self._process.wait()}")
+        return float(answer)
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+def timed(work: Callable[[], Any]) -> Callable[[], float]:
+    def seconds() -> float:
+        mx.nd.waitall()
+        begun = time.perf_counter()
+        work()
+        mx.nd.waitall()
+        return time.perf_counter() - begun
+
+    return seconds
+
+
+def contestants(weights: dict[str, mx.nd.NDArray]) -> dict[str, Callable[[], float]]:
+    """Rows of this process. All update the same weights, each with moments of its own."""
+    gradients = [mx.nd.random.normal(0, 1e-3, weight.shape) for weight in weights.values()]
+
+    def update(kind: str, native: bool) -> Callable[[], float]:
+        optimizer = Optimizer(kind, list(weights), list(weights.values()), native=native)
+        return timed(lambda: optimizer.step(gradients, 1e-4))
+
+    rows = {LAMB: update("lamb", False), NORM: timed(lambda: global_norm(gradients))}
+    if load_operators():
+        rows["fused, LAMB"] = update("lamb", True)
+        rows["fused, AdamW"] = update("adamw", True)
+        rows["fused, norm"] = timed(lambda: global_norm(gradients, native=True))
+    return rows
+
+
+def summarize(repeats: Sequence[dict[str, float]], elements: int) -> list[dict[str, Any]]:
+    found = []
+    for name, (bytes_each, base) in ROWS.items():
+        seconds = [repeat[name] for repeat in repeats if name in repeat]
+        if not seconds:
+            continue
+        found.append(
+            {
+                "name": name,
+                "seconds": statistics.median(seconds),
+                "least": min(seconds),
+                "most": max(seconds),
+                "GB/s": bytes_each * elements / min(seconds) / 1e9,
+                "of MXNet": statistics.median(repeat[name] / repeat[base] for repeat in repeats),
+            }
+        )
+    return found
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    lines = [f"{'':16} {'ms':>6}  {'least to most':>15}  {'GB/s at best':>12}  of MXNet"]
+    for row in rows:
+        spread = f"{1e3 * row['least']:.0f} to {1e3 * row['most']:.0f}"
+        lines.append(
+            f"{row['name']:16} {1e3 * row['seconds']:>6.0f}  {spread:>15}  {row['GB/s']:>12.1f}"
+            f"  {row['of MXNet']:.2f}"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.optimizer", description="Measure the update of all weights on the CPU."
+    )
+    parser.add_argument("--model", default="bert_12_768_12", help="default: %(default)s")
+    parser.add_argument("--repeats", type=int, default=9, metavar="N")
+    parser.add_argument("--torch_python", metavar="PATH", help="a Python with PyTorch, to compare with")
+    parser.add_argument("--json", metavar="FILE", help="write all figures there")
+    options = parser.parse_args(arguments)
+    if options.repeats < 1:
+        parser.error("--repeats must be at least 1")
+    model = build_model(options.model, VOCABULARY)
+    initialize(model, mx.cpu(), "float32", seed=0)
+    weights = {name: parameter.data() for name, parameter in trainable(model).items()}
+    rows = contestants(weights)
+    shapes = [weight.shape for weight in weights.values()]
+    torch = TorchWorker(options.torch_python, shapes) if options.torch_python else None
+    if torch:
+        rows["PyTorch, AdamW"] = torch.seconds
+    try:
+        for seconds in rows.values():  # memory is first touched, threads start
+            seconds()
+        repeats = [{name: seconds() for name, seconds in rows.items()} for _ in range(options.repeats)]
+    except RuntimeError as error:
+        print(f"bench.optimizer: {options.torch_python}: {error}", file=sys.stderr)
+        return 2
+    finally:
+        if torch:
+            torch.close()
+    elements = sum(weight.size for weight in weights.values())
+    found = summarize(repeats, elements)
+    print(
+        f"{options.model}: {len(shapes)} tensors, {elements / 1e6:.1f} M elements,"
+        f" {os.environ['OMP_NUM_THREADS']} threads"
+    )
+    print(table(found))
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as handle:
+            json.dump({"rows": found, "repeats": repeats}, handle, indent=1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Worker: GluonNLP's BERT with MXNet's LAMB, as GluonNLP's own pretraining scripts drive them.
+
+    python -m bench.peer_gluonnlp gluonnlp MODEL float32
+
+See bench/serve.py for what it reads and writes. One thing is not as it comes: all cores compute (the parent
+sets OMP_NUM_THREADS), where MXNet by itself takes half of them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import gluonnlp
+import mxnet as mx
+import numpy as np
+from gluonnlp.model.bert import BERTEncoder, BERTModel
+
+from bench.serve import Unsupported, serve
+from bench.work import DROPOUT, LENGTH, MASKED, SEQUENCES, VOCABULARY, gflop, products, size_of
+
+
+def set_up(model_name, dtype):
+    if dtype != "float32":
+        raise Unsupported("GluonNLP's BERT trains in float32 on CPUs")
+    size = size_of(model_name)
+    encoder = BERTEncoder(
+        num_layers=size.layers,
+        units=size.units,
+        hidden_size=4 * size.units,
+        max_length=512,
+        num_heads=size.heads,
+        dropout=DROPOUT,
+    )
+    model = BERTModel(
+        encoder, vocab_size=VOCABULARY, token_type_vocab_size=2, units=size.units, embed_size=size.units
+    )
+    model.initialize(mx.init.Normal(0.02))
+    mlm_loss, nsp_loss = mx.gluon.loss.SoftmaxCELoss(), mx.gluon.loss.SoftmaxCELoss()
+    for block in (model, mlm_loss, nsp_loss):
+        block.hybridize(static_alloc=True, static_shape=True)
+    options = {"learning_rate": 1e-4, "wd": 0.01, "bias_correction": False}
+    trainer = mx.gluon.Trainer(model.collect_params(), "lamb", options, update_on_kvstore=False)
+
+    rng = np.random.default_rng(0)
+
+    def tokens(*shape):
+        return mx.nd.array(rng.integers(5, VOCABULARY, shape), dtype="float32")
+
+    ids, labels = tokens(SEQUENCES, LENGTH), tokens(SEQUENCES * MASKED)
+    segments = mx.nd.array(np.tile(np.arange(LENGTH) >= LENGTH // 2, (SEQUENCES, 1)), dtype="float32")
+    chosen = [np.sort(rng.permutation(LENGTH)[:MASKED]) for _ in range(SEQUENCES)]
+    positions = mx.nd.array(np.stack(chosen), dtype="float32")
+    lengths, is_next = mx.nd.full((SEQUENCES,), LENGTH), mx.nd.zeros((SEQUENCES,))
+
+    def take_step():
+        with mx.autograd.record():
+            _, _, next_sentence, scores = model(ids, segments, lengths, positions)
+            mlm = mlm_loss(scores.reshape((-1, VOCABULARY)), labels).mean()
+            loss = mlm + nsp_loss(next_sentence, is_next).mean()
+        loss.backward()
+        trainer.step(1)
+        mx.nd.waitall()
+        return lambda: float(loss.asscalar())
+
+    facts = {
+        "MXNet": mx.__version__,
+        "GluonNLP": gluonnlp.__version__,
+        "threads": int(os.environ["OMP_NUM_THREADS"]),
+        "gflop": gflop(products(size)),
+    }
+    return take_step, facts
+
+
+def main():
+    _, model_name, dtype = sys.argv[1:]
+    serve(lambda: set_up(model_name, dtype))
+
+
+if __name__ == "__main__":
+    main()

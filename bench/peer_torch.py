@@ -1,0 +1,124 @@
+"""Worker: BERT of Hugging Face's transformers on PyTorch, and PyTorch's matrix products alone.
+
+    python -m bench.peer_torch torch|torch_masked|products_torch MODEL float32|bfloat16
+
+Runs in an environment of its own that has torch and transformers; see bench/serve.py for what it reads and
+writes. BertForPreTraining as it comes scores the vocabulary for all 128 positions ("torch"). The same layers
+applied to the masked positions only, as a user could write it, are "torch_masked". bfloat16 is
+torch.autocast. The update is AdamW, fused; there is no gradient clipping and no attention mask, because all
+sequences are full.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from bench.serve import Unsupported, best_gflops, serve
+from bench.work import DROPOUT, LENGTH, MASKED, SEQUENCES, TOKENS, VOCABULARY, gflop, products, size_of
+
+SQUARE = 2048  # rows and columns of the product that gives the machine's peak
+
+
+def set_up_model(kind, model_name, dtype):
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    size = size_of(model_name)
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=size.units,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        intermediate_size=4 * size.units,
+        hidden_dropout_prob=DROPOUT,
+        attention_probs_dropout_prob=DROPOUT,
+    )
+    model = transformers.BertForPreTraining(config).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
+    ids = torch.randint(5, VOCABULARY, (SEQUENCES, LENGTH))
+    segments = torch.zeros_like(ids)
+    segments[:, LENGTH // 2 :] = 1
+    masked = torch.zeros(SEQUENCES, LENGTH, dtype=torch.bool)
+    masked[:, torch.randperm(LENGTH)[:MASKED]] = True
+    labels = torch.where(masked, torch.randint(5, VOCABULARY, ids.shape), -100)
+    masked_labels, rows = labels[masked], masked.reshape(-1).nonzero().reshape(-1)
+    is_next = torch.zeros(SEQUENCES, dtype=torch.long)
+
+    def all_positions():
+        return model(input_ids=ids, token_type_ids=segments, labels=labels, next_sentence_label=is_next).loss
+
+    def masked_positions():
+        encoded = model.bert(input_ids=ids, token_type_ids=segments)
+        chosen = encoded.last_hidden_state.reshape(-1, size.units)[rows]
+        scores, next_sentence = model.cls(chosen, encoded.pooler_output)
+        cross_entropy = torch.nn.functional.cross_entropy
+        return cross_entropy(scores, masked_labels) + cross_entropy(next_sentence, is_next)
+
+    compute_loss = all_positions if kind == "torch" else masked_positions
+
+    def take_step():
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16"):
+            loss = compute_loss()
+        loss.backward()
+        optimizer.step()
+        return loss.item
+
+    facts = {
+        "transformers": transformers.__version__,
+        "attention": config._attn_implementation,
+        "gflop": gflop(products(size, decoded=TOKENS) if kind == "torch" else products(size)),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
+    return take_step, facts
+
+
+def set_up_products(model_name, dtype):
+    """The products of one step and nothing else, each layer with weights of its own."""
+    number = getattr(torch, dtype)
+
+    def array(*shape):
+        return torch.randn(*shape).to(number)
+
+    chosen = products(size_of(model_name))
+    jobs = []
+    for product in chosen:
+        batch = (product.batch,) if product.batch > 1 else ()
+        left = array(*batch, product.rows, product.inner)
+        gradient = array(*batch, product.rows, product.columns)
+        for _ in range(product.times):
+            jobs.append((left, array(*batch, product.columns, product.inner), gradient))
+
+    def take_step():
+        for left, right, _ in jobs:
+            left @ right.mT
+        for left, right, gradient in jobs:
+            gradient @ right
+            gradient.mT @ left
+        return lambda: None
+
+    square, other = array(SQUARE, SQUARE), array(SQUARE, SQUARE)
+    rate = best_gflops(lambda: torch.mm(square, other), 2 * SQUARE**3 / 1e9)
+    return take_step, {"gflop": gflop(chosen), "square_gflops": rate}
+
+
+def main():
+    kind, model_name, dtype = sys.argv[1:]
+
+    def set_up():
+        if not hasattr(torch, dtype):
+            raise Unsupported(f"PyTorch has no {dtype}")
+        if kind == "products_torch":
+            take_step, facts = set_up_products(model_name, dtype)
+        else:
+            take_step, facts = set_up_model(kind, model_name, dtype)
+        return take_step, {"PyTorch": torch.__version__, "threads": torch.get_num_threads(), **facts}
+
+    serve(set_up)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""One training step of BERT on this machine's CPU: ours against its peers, in one interleaved run.
+
+    python -m bench.step [--models base large] [--dtypes float32 bfloat16] [--rounds 7] [--json step.json]
+
+Work: 8 sequences of 128 tokens, 20 masked positions each, dropout 0.1, both losses, update included. Every
+contestant is a process that waits until it is told to take a step, so that only one computes at a time; a
+round is one step of each. Ratios are taken within a round, and the table shows medians and quartiles: a slow
+minute of the machine then meets all of them. Where memory does not hold all workers, they meet ours in turn.
+
+"to ours" is how many times as long as ours the contestant's step takes. Hugging Face scores the vocabulary
+for all 128 positions, ours and GluonNLP's for the 20 masked ones, and on the fused operators the top layer
+ends with the positions that are looked at: GFLOP counts the matrix products that a step has, and "per FLOP"
+compares the time per operation. The share of the step outside products is measured against a contestant that
+does our products by weights and nothing else.
+
+The peers on PyTorch need an environment of their own with torch and transformers; without one they are left
+out. Without --dtypes, bfloat16 is measured where the processor multiplies it (AVX-512 BF16, AMX). On two
+cores at 2.8 GHz all of it takes about 8 minutes for a dtype, --models base alone 4, --quick 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import resource
+import signal
+import sys
+import time
+from types import FrameType
+from typing import Any, NoReturn, Sequence
+
+from bench import contestants, machine
+from bench.contestants import CONTESTANTS, ROOT
+from bench.rounds import plan_sessions, summarize, table
+from bench.work import DTYPES, MODELS, parameters, size_of
+from bench.workers import Unsupported, Worker, WorkerError
+from comm.threads import set_threads
+from data.errors import InputError
+
+LARGE = 2e8  # parameters from which on half of the rounds and one warm-up must do
+WARM_UPS = 2  # steps: the first plans memory, the second finds it planned
+QUICK_MODEL = "bert_2_128_2"
+
+
+class Session:
+    """Workers that live at the same time, and what came of them."""
+
+    def __init__(self, model: str, dtype: str, torch_python: str | None):
+        self._model, self._dtype, self._torch_python = model, dtype, torch_python
+        self.rounds: list[dict[str, float]] = []
+        self.facts: dict[str, dict[str, Any]] = {}
+        self.left_out: dict[str, str] = {}
+        self.failed = False
+        self.cpu_seconds = 0.0  # of all workers
+        self.idle_cpu, self.idle_wall = 0.0, 0.0  # of workers that wait, while another computes
+
+    def run(self, keys: Sequence[str], rounds: int, warm_ups: int) -> None:
+        """Starts the contestants one after the other, warms each up, takes the rounds, ends them."""
+        with contextlib.ExitStack() as stack:
+            workers: dict[str, Worker] = {}
+            for key in keys:
+                self._guarded(key, workers, lambda key=key: self._start(key, stack, workers, warm_ups))
+            for number in range(rounds):
+                self.rounds.append({})
+                # Nobody is always the next after the same one.
+                order = list(workers)[number % max(1, len(workers)) :] + list(workers)
+                for key in list(dict.fromkeys(order)):
+                    self._guarded(key, workers, lambda key=key: self._take_step(key, workers))
+            for key, worker in list(workers.items()):
+                self.cpu_seconds += worker.cpu_seconds()
+                self._guarded(key, workers, lambda key=key: self.facts[key].update(workers[key].end()))
+
+    def _start(
+        self, key: str, stack: contextlib.ExitStack, workers: dict[str, Worker], warm_ups: int
+    ) -> None:
+        words = contestants.command(key, self._model, self._dtype, self._torch_python)
+        name = f"{CONTESTANTS[key].title} ({self._model}, {self._dtype})"
+        worker = stack.enter_context(Worker(name, words, str(ROOT), os.environ))
+        self.facts[key] = worker.wait_until_ready()
+        workers[key] = worker
+        warm = [worker.step()["seconds"] for _ in range(warm_ups)]
+        self.facts[key]["warm_up_s"] = warm
+        note(f"  {name}: ready, warm-up {' '.join(f'{each:.2f}' for each in warm)} s")
+
+    def _take_step(self, key: str, workers: dict[str, Worker]) -> None:
+        waiting = [worker for other, worker in workers.items() if other != key]
+        before, begun = sum(worker.cpu_seconds() for worker in waiting), time.monotonic()
+        answer = workers[key].step()
+        self.idle_cpu += sum(worker.cpu_seconds() for worker in waiting) - before
+        self.idle_wall += (time.monotonic() - begun) * len(waiting)
+        if answer["loss"] is not None and not math.isfinite(answer["loss"]):
+            raise WorkerError(f"{workers[key].name}: the loss is {answer['loss']}")
+        self.rounds[-1][key] = answer["seconds"]
+        self.facts[key].setdefault("losses", []).append(answer["loss"])
+
+    def _guarded(self, key: str, workers: dict[str, Worker], action: Any) -> None:
+        """A contestant that fails is left out from then on, and named."""
+        try:
+            action()
+        except (Unsupported, WorkerError) as error:
+            self.failed |= isinstance(error, WorkerError)
+            self.left_out[key] = str(error)
+            note(f"  {CONTESTANTS[key].title}: {error}")
+            worker = workers.pop(key, None)
+            if worker is not None:
+                worker.__exit__(None, None, None)
+
+
+def measure(
+    model: str, dtype: str, keys: Sequence[str], rounds: int, torch_python: str | None
+) -> tuple[dict[str, Any], bool]:
+    """The figures of one model and dtype, and whether every contestant that began came through."""
+    size = size_of(model)
+    rounds, warm_ups = (math.ceil(rounds / 2), 1) if parameters(size) > LARGE else (rounds, WARM_UPS)
+    plan = plan_sessions(keys, size, machine.available_bytes())
+    note(f"{model}, {dtype}: " + "; ".join(", ".join(CONTESTANTS[k].title for k in s) for s in plan.sessions))
+    others, own = machine.Others(), _own_cpu_seconds()
+    sessions: list[Session] = []
+    merged: list[dict[str, float]] = []
+    for _ in range(plan.repeats):
+        in_repeat: list[list[dict[str, float]]] = []
+        for chosen in plan.sessions:
+            session = Session(model, dtype, torch_python)
+            session.run(chosen, math.ceil(rounds / plan.repeats), warm_ups)
+            sessions.append(session)
+            in_repeat.append(session.rounds)
+        if plan.repeats > 1:  # each alone: its first step is set against the others' first
+            merged += [{key: s for each in row for key, s in each.items()} for row in zip(*in_repeat)]
+        else:
+            merged += [row for each in in_repeat for row in each]
+    # Children count when they have ended and been waited for, which all of them have.
+    shares = others.shares(_own_cpu_seconds() - own)
+    facts = {key: value for session in sessions for key, value in session.facts.items()}
+    peak = max((each["square_gflops"] for each in facts.values() if "square_gflops" in each), default=None)
+    result = {
+        "model": model,
+        "dtype": dtype,
+        "rounds": rounds,
+        "together": plan.sessions if plan.repeats == 1 else None,
+        "peak_gflops": peak,
+        "idle": sum(s.idle_cpu for s in sessions) / max(1e-9, sum(s.idle_wall for s in sessions)),
+        **shares,
+        **summarize(merged, {key: facts[key]["gflop"] for key in keys if key in facts}, peak),
+        "seconds": merged,
+        "left_out": {key: why for session in sessions for key, why in session.left_out.items()},
+    }
+    for key, figures in result["contestants"].items():
+        figures.update(title=CONTESTANTS[key].title, **facts[key])
+    return result, not any(session.failed for session in sessions)
+
+
+def _own_cpu_seconds() -> float:
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.step",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    names = ", ".join(CONTESTANTS)
+    parser.add_argument("--models", nargs="+", metavar="MODEL", help="base, large, bert_LAYERS_UNITS_HEADS")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, help="default: what the CPU multiplies")
+    parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, metavar="NAME", help=f"of {names}")
+    parser.add_argument("--rounds", type=int, metavar="N", help="steps of each (default 7; of large, half)")
+    parser.add_argument("--torch_python", metavar="PATH", help="interpreter with torch and transformers")
+    parser.add_argument("--json", metavar="FILE", help="write all figures there")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_MODEL}, 3 rounds: does everything run?")
+    options = parser.parse_args(arguments)
+    options.models = options.models or ([QUICK_MODEL] if options.quick else list(MODELS))
+    options.rounds = options.rounds if options.rounds is not None else 3 if options.quick else 7
+    if options.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    try:
+        for model in options.models:
+            size_of(model)
+        options.torch_python = contestants.find_torch_python(options.torch_python, os.environ)
+        options.threads = set_threads()
+    except (ValueError, InputError) as error:
+        parser.error(str(error))
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    signal.signal(signal.SIGTERM, _leave)  # so that workers are ended
+    here = machine.describe(ROOT)
+    dtypes = options.dtypes or [dtype for dtype in DTYPES if dtype == "float32" or here["native_bf16"]]
+    heading = f"{machine.line(here)}\nevery contestant has {options.threads} threads"
+    print(heading + f"; load before the start {here['load_before']}\n", flush=True)
+    results, sound = [], True
+    for model in options.models:
+        for dtype in dtypes:
+            keys = options.contestants or list(contestants.DEFAULTS.get(model, contestants.DEFAULT))
+            if options.torch_python is None:
+                keys = [key for key in keys if not CONTESTANTS[key].needs_torch]
+            if not keys:
+                continue
+            try:
+                result, whole = measure(model, dtype, keys, options.rounds, options.torch_python)
+            except ValueError as error:
+                print(f"{model}, {dtype}: left out: {error}\n", flush=True)
+                continue
+            results.append(result)
+            sound &= whole
+            print(table(result) + "\n", flush=True)
+    if options.torch_python is None:
+        print("PyTorch was left out: there is no environment for it. To make one:")
+        print(f"  {contestants.HOW_TO_GET_TORCH}")
+    if set(DTYPES) - set(dtypes) and not options.dtypes:
+        print(
+            "bfloat16 was left out: this processor does not multiply it; --dtypes bfloat16 measures it anyway"
+        )
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump({"machine": here, "threads": options.threads, "results": results}, file, indent=1)
+    return 0 if sound else 1
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

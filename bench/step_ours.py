@@ -1,0 +1,182 @@
+"""Worker: this project's training step, and its matrix products alone.
+
+    python -m bench.step_ours ours|ours_mxnet|products MODEL float32|bfloat16
+
+See bench/serve.py for what it reads and writes. The step is the one of bert/train.py: forward, backward,
+norm, agreement, clipping, LAMB. "ours" is on the fused operators of native/operators, "ours_mxnet" on MXNet's
+own, as on machines where they are not built.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import gluonnlp
+import mxnet as mx
+import numpy as np
+
+from bench.serve import Unsupported, best_gflops, serve
+from bench.work import (
+    DROPOUT,
+    LENGTH,
+    MASKED,
+    MODELS,
+    NEEDED,
+    SEQUENCES,
+    TOKENS,
+    VOCABULARY,
+    Product,
+    gflop,
+    products,
+    size_of,
+)
+from bert.accumulation import make_accumulation
+from bert.model import build_model, initialize, trainable
+from bert.native_operators import load_operators
+from bert.network import choose_operators, make_network
+from bert.optimizer import Optimizer
+from bert.scaler import StaticScaler
+from bert.step import TrainStep
+from comm.local import LocalCommunicator
+from data.batches import dummy_batch
+from data.errors import InputError
+
+SQUARE = 2048  # rows and columns of the product that gives the machine's peak
+CLIP_NORM = 1.0
+
+
+def make_step(model, dtype, operators):
+    """The step of a run of one process on the CPU, its parameters and whether it is on the fused operators;
+    `operators` as for --operators."""
+    name = MODELS.get(model, model)
+    device = mx.cpu()
+    try:
+        operators = choose_operators(operators, dtype, device)
+    except InputError as reason:
+        raise Unsupported(str(reason)) from None
+    bert = build_model(name, VOCABULARY, DROPOUT)
+    initialize(bert, device, "float32", seed=0)
+    parameters = trainable(bert)
+    weights = [parameter.data(device) for parameter in parameters.values()]
+    optimizer = Optimizer("lamb", list(parameters), weights)
+    network = make_network(bert, name, dtype, DROPOUT, operators)
+    step = TrainStep(
+        network,
+        make_accumulation(list(parameters.values()), device, 1, network.adds_in_backward),
+        optimizer,
+        StaticScaler(),
+        LocalCommunicator(),
+        device,
+        CLIP_NORM,
+        lambda number: number,  # seeds of dropout
+    )
+    return step, parameters, operators == "fused"
+
+
+def set_up_step(model, dtype, operators):
+    step, parameters, fused = make_step(model, dtype, operators)
+    batch = dummy_batch(SEQUENCES, LENGTH, MASKED, VOCABULARY, np.random.default_rng(0))
+    count = 0
+
+    def take_step():
+        nonlocal count
+        count += 1
+        result = step(count, [batch], lr=1e-4)
+        mx.nd.waitall()
+        return lambda: mean_loss(result.sums)
+
+    facts = {
+        "operators": "fused" if fused else "MXNet's",
+        "parameters": sum(int(np.prod(each.shape)) for each in parameters.values()),
+        "gflop": gflop(products(size_of(model), top=NEEDED if fused else TOKENS)),
+    }
+    return take_step, facts
+
+
+def mean_loss(sums):
+    mlm, nsp = (float(value) for value in sums[:2].asnumpy())
+    return mlm / (SEQUENCES * MASKED) + nsp / SEQUENCES
+
+
+class Multiplication:
+    """Products of one shape by weights of their own: forward, then both of the backward pass."""
+
+    def __init__(self, product: Product, dtype: str, fused: bool):
+        self._fused, self._dtype, self._columns = fused, dtype, product.columns
+        self._input = mx.nd.random.normal(shape=(product.rows, product.inner))
+        self._input.attach_grad()
+        self._weights = [
+            mx.nd.random.normal(0, 0.02, (product.columns, product.inner)) for _ in range(product.times)
+        ]
+        self._gradient = mx.nd.random.normal(shape=(product.rows, product.columns))
+        for weight in self._weights:
+            weight.attach_grad()
+        if fused:
+            self._packed = [mx.nd.bert_pack(weight, num_weights=1, dtype=dtype) for weight in self._weights]
+
+    def forward(self):
+        with mx.autograd.record():
+            return [self._product(index) for index in range(len(self._weights))]
+
+    def backward(self, results):
+        for result in results:
+            result.backward(self._gradient)
+
+    def _product(self, index):
+        weight = self._weights[index]
+        if not self._fused:
+            return mx.nd.FullyConnected(
+                self._input, weight, None, num_hidden=self._columns, no_bias=True, flatten=False
+            )
+        return mx.nd.bert_dense(
+            self._input, weight, self._packed[index], num_weights=1, bias=0, dtype=self._dtype
+        )
+
+
+def set_up_products(model, dtype):
+    """The products of one step by weights and nothing else, on the operators that the step takes for them.
+
+    The products inside the attention are left out: they cannot be told apart from the rest of it.
+    """
+    fused = load_operators() and hasattr(mx.nd, "bert_dense")
+    if dtype != "float32" and not fused:
+        raise Unsupported(f"products in {dtype} need the fused operators")
+    everything = products(size_of(model), top=NEEDED if fused else TOKENS)
+    chosen = [product for product in everything if product.weights]
+    jobs = [Multiplication(product, dtype, fused) for product in chosen]
+
+    def take_step():
+        results = [job.forward() for job in jobs]
+        for job, result in zip(jobs, results):
+            job.backward(result)
+        mx.nd.waitall()
+        return lambda: None
+
+    square = Multiplication(Product(1, 1, SQUARE, SQUARE, SQUARE, True), dtype, fused)
+
+    def multiply():
+        square.backward(square.forward())
+        mx.nd.waitall()
+
+    peak = best_gflops(multiply, 3 * 2 * SQUARE**3 / 1e9)
+    return take_step, {"gflop": gflop(chosen), "square_gflops": peak}
+
+
+def main():
+    kind, model, dtype = sys.argv[1:]
+
+    def set_up():
+        if kind == "products":
+            take_step, facts = set_up_products(model, dtype)
+        else:
+            take_step, facts = set_up_step(model, dtype, "auto" if kind == "ours" else "mxnet")
+        mx.nd.waitall()
+        versions = {"MXNet": mx.__version__, "GluonNLP": gluonnlp.__version__}
+        return take_step, {**versions, "threads": int(os.environ["OMP_NUM_THREADS"]), **facts}
+
+    serve(set_up)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""How the cores of this machine are best shared by compute, communication and data, found by trying.
+
+    python -m bench.threads [--ranks 1 2 4] [--settings default one_less] [--repeats 3] [--json threads.json]
+
+Runs run_pretraining_hvd.py under mpirun, as `make pretrain` does, with different numbers of OpenMP threads
+and different bindings, and compares the seconds of a step with those of the default (comm/threads.py: the
+cores divided by the ranks, nothing bound). Every repeat runs each setting once, and ratios are taken within
+a repeat. Random tokens need no data threads; with --with_data the ranks read the embedded English text, as a
+real run would, and the number of data threads is tried as well. One launch takes 10 to 20 s on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import glob
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import FrameType
+from typing import Any, Mapping, NamedTuple, NoReturn, Sequence
+
+from tqdm import tqdm
+
+from bench import machine
+from bench.contestants import ROOT
+from bench.rounds import ratios, spread
+from data.embedded import build as build_embedded
+
+TIME_LIMIT = 300.0  # seconds for one launch
+LENGTH, SEQUENCES = 128, 8
+LOG_INTERVAL = 3
+WARM_UP = 2  # intervals
+DEFAULT = "default"
+
+
+class Setting(NamedTuple):
+    """What differs from the default; `omp` is OMP_NUM_THREADS, None to let the script choose."""
+
+    omp: int | None = None
+    environ: Mapping[str, str] = {}
+    mpirun: Sequence[str] = ("--bind-to", "none", "-mca", "mpi_yield_when_idle", "1")
+    script: Sequence[str] = ()
+
+
+def settings(cores: int, ranks: int, with_data: bool) -> dict[str, Setting]:
+    """The settings worth a try for `ranks` ranks on `cores` cores. Numbers of threads that are tried already,
+    the default's among them, are left out."""
+    share = max(1, cores // ranks)
+    found = {DEFAULT: Setting()}
+    threads = {"one_thread": 1, "one_less": share - 1, "one_more": share + 1, "all_cores": cores}
+    tried = {0, share}
+    for name, count in threads.items():
+        if count not in tried:
+            tried.add(count)
+            found[name] = Setting(count)
+    found["omp_bound"] = Setting(environ={"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"})
+    found["omp_passive"] = Setting(environ={"OMP_WAIT_POLICY": "passive"})
+    found["omp_active"] = Setting(environ={"OMP_WAIT_POLICY": "active"})
+    found["bind_core"] = Setting(
+        mpirun=("--bind-to", "core:overload-allowed", "-mca", "mpi_yield_when_idle", "1")
+    )
+    if ranks > 1:
+        found["mpi_spins"] = Setting(mpirun=("--bind-to", "none", "-mca", "mpi_yield_when_idle", "0"))
+        found["cycle_5ms"] = Setting(environ={"HOROVOD_CYCLE_TIME": "5"})
+        found["engine_2"] = Setting(environ={"MXNET_CPU_WORKER_NTHREADS": "2"})
+    if with_data:
+        found["data_2"] = Setting(script=("--num_data_workers", "2"))
+        found["data_4"] = Setting(script=("--num_data_workers", "4"))
+    return found
+
+
+def command(setting: Setting, ranks: int, script: Sequence[str], folder: str) -> list[str]:
+    words = [sys.executable, str(ROOT / "run_pretraining_hvd.py"), *script, *setting.script]
+    words += ["--ckpt_dir", folder]
+    return ["mpirun", "-np", str(ranks), "--oversubscribe", *setting.mpirun, *words]
+
+
+def environment(setting: Setting, environ: Mapping[str, str], is_root: bool) -> dict[str, str]:
+    """Without the thread settings of the caller: they are what is tried."""
+    kept = {name: value for name, value in environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+    if setting.omp is not None:
+        kept["OMP_NUM_THREADS"] = str(setting.omp)
+    if is_root:
+        kept.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    return {**kept, **setting.environ}
+
+
+def step_seconds(metrics: Path) -> float:
+    """Median over the log intervals of a run, the first ones left out."""
+    lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    seconds = [line["step_s"] for line in lines if "step_s" in line]
+    return statistics.median(seconds[WARM_UP:] or seconds)
+
+
+def launch(setting: Setting, ranks: int, script: Sequence[str]) -> float:
+    """Seconds of a step; SystemExit with the run's last lines if it fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = command(setting, ranks, script, folder)
+        environ = environment(setting, os.environ, os.geteuid() == 0)
+        pipe, into = subprocess.PIPE, subprocess.STDOUT
+        with subprocess.Popen(
+            words, env=environ, stdout=pipe, stderr=into, text=True, start_new_session=True
+        ) as process:
+            try:
+                text, _ = process.communicate(timeout=TIME_LIMIT)
+            except BaseException:
+                # mpirun ends its ranks on SIGTERM; they are not in its process group.
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(10)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                raise
+        if process.returncode:
+            raise SystemExit(f"{' '.join(words)}\nfailed ({process.returncode}):\n{text[-2000:]}")
+        return step_seconds(Path(folder) / "metrics.jsonl")
+
+
+def table(samples: Mapping[int, Sequence[Mapping[str, float]]]) -> str:
+    """By number of ranks and setting: median seconds of a step, tokens a second, and the time against the
+    default's of the same repeat; the fastest first."""
+    lines = [f"{'':14} {'s/step (quartiles)':26} {'tokens/s':>9}   to the default (quartiles)"]
+    for ranks, repeats in samples.items():
+        lines.append(f"{ranks} rank{'s' if ranks > 1 else ''}")
+        names = {name: ratios(repeats, name, DEFAULT) for name in repeats[0]}
+        for name, found in sorted(names.items(), key=lambda item: statistics.median(item[1])):
+            step, ratio = spread([repeat[name] for repeat in repeats]), spread(found)
+            time = f"{step.median:.3f} ({step.low:.3f} to {step.high:.3f})"
+            tokens = ranks * SEQUENCES * LENGTH / step.median
+            against = f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+            lines.append(f"  {name:12} {time:26} {tokens:>9.0f}   {against}")
+    return "\n".join(lines)
+
+
+def script_options(options: argparse.Namespace, folder: str) -> list[str]:
+    """Of the training script, the same for all settings."""
+    words = ["--model", options.model, "--batch_size", str(SEQUENCES), "--num_steps", str(options.steps)]
+    words += [
+        "--log_interval",
+        str(LOG_INTERVAL),
+        "--ckpt_interval",
+        str(options.steps),
+        "--progress",
+        "none",
+    ]
+    if not options.with_data:
+        return [*words, "--dummy_data_len", str(LENGTH)]
+    build_embedded(folder, vocab_size=4000)
+    texts, vocab = os.path.join(folder, "corpus", "train-*.txt"), os.path.join(folder, "vocab.txt")
+    assert glob.glob(texts)
+    words += ["--raw", "--data", texts, "--vocab", vocab, "--max_seq_length", str(LENGTH)]
+    return [*words, "--cache_dir", os.path.join(folder, "tokens")]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.threads",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4], help="(default: 1 2 4)")
+    parser.add_argument("--settings", nargs="+", metavar="NAME", help="beside the default (default: all)")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="launches of each (default: 3)")
+    parser.add_argument("--model", default="bert_4_512_8", help="(default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=24, metavar="N", help="of a launch (default: 24)")
+    parser.add_argument("--with_data", action="store_true", help="read text instead of random tokens")
+    parser.add_argument("--json", metavar="FILE", help="write all figures there")
+    options = parser.parse_args(arguments)
+    if min(options.repeats, *options.ranks) < 1 or options.steps < LOG_INTERVAL:
+        parser.error(f"--repeats and --ranks must be at least 1, --steps at least {LOG_INTERVAL}")
+    here = machine.describe(ROOT)
+    chosen: dict[int, dict[str, Setting]] = {}
+    for ranks in options.ranks:
+        every = settings(here["cores"], ranks, options.with_data)
+        wanted = {DEFAULT, *(options.settings or every)}
+        chosen[ranks] = {name: setting for name, setting in every.items() if name in wanted}
+    unknown = set(options.settings or ()).difference(*chosen.values())
+    if unknown:
+        parser.error(f"no settings here: {', '.join(sorted(unknown))}")
+    signal.signal(signal.SIGTERM, _leave)  # so that a run is ended
+    samples: dict[int, list[dict[str, float]]] = {ranks: [] for ranks in chosen}
+    work = [(ranks, repeat) for ranks in chosen for repeat in range(options.repeats)]
+    with tempfile.TemporaryDirectory() as folder:
+        script = script_options(options, folder)
+        for ranks, _ in tqdm(work, disable=not sys.stderr.isatty()):
+            samples[ranks].append({name: launch(each, ranks, script) for name, each in chosen[ranks].items()})
+    print(f"{machine.line(here)}\n{options.model}, {SEQUENCES} x {LENGTH} tokens a rank\n\n{table(samples)}")
+    if options.json:
+        result: dict[str, Any] = {"machine": here, "model": options.model, "step_s": samples}
+        Path(options.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""The training step that bench/step.py measures: its sizes, its matrix products and its memory.
+
+Standard library only: the workers of all contestants read it, whatever their environment has.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+SEQUENCES, LENGTH, MASKED = 8, 128, 20  # a batch: sequences, tokens of each, masked positions of each
+TOKENS = SEQUENCES * LENGTH
+NEEDED = SEQUENCES * (1 + MASKED)  # positions that the losses look at
+VOCABULARY = 30522  # BERT's uncased one
+DROPOUT = 0.1
+MODELS = {"base": "bert_12_768_12", "large": "bert_24_1024_16"}
+DTYPES = ("float32", "bfloat16")
+
+
+class Size(NamedTuple):
+    layers: int
+    units: int
+    heads: int
+
+
+class Product(NamedTuple):
+    """`times` times `batch` products of (rows, inner) by (inner, columns) in the forward pass. The backward
+    pass has two of the same cost for each: one for the gradient of either factor."""
+
+    times: int
+    batch: int
+    rows: int
+    columns: int
+    inner: int
+    weights: bool  # one factor is a parameter
+
+
+def size_of(model: str) -> Size:
+    """The size of "base", "large" or `bert_LAYERS_UNITS_HEADS`; ValueError for another form."""
+    match = re.fullmatch(r"bert_([1-9]\d*)_([1-9]\d*)_([1-9]\d*)", MODELS.get(model, model))
+    if not match:
+        raise ValueError(f"{model}: use {', '.join(MODELS)} or bert_LAYERS_UNITS_HEADS")
+    size = Size(*map(int, match.groups()))
+    if size.units % size.heads:
+        raise ValueError(f"{model}: {size.heads} heads do not divide {size.units} units")
+    return size
+
+
+def products(size: Size, decoded: int = SEQUENCES * MASKED, top: int = TOKENS) -> list[Product]:
+    """The matrix products of a forward pass.
+
+    Args:
+        decoded: positions for which the vocabulary is scored. Hugging Face's BertForPreTraining does it for
+            all tokens, GluonNLP and ours for the masked ones.
+        top: positions that the top layer goes on with above its attention. The losses look at the masked
+            ones and at each sequence's first; the fused operators compute no others.
+    """
+    units, heads = size.units, size.heads
+    found = []
+    for layers, rows in ((size.layers - 1, TOKENS), (1, top)):
+        attention = layers, SEQUENCES * heads
+        found += [
+            Product(layers, 1, TOKENS, 3 * units, units, True),  # query, key, value
+            Product(*attention, LENGTH, LENGTH, units // heads, False),  # scores
+            Product(*attention, LENGTH, units // heads, LENGTH, False),  # weighted values
+            Product(layers, 1, rows, units, units, True),  # output of the attention
+            Product(layers, 1, rows, 4 * units, units, True),
+            Product(layers, 1, rows, units, 4 * units, True),
+        ]
+    found += [
+        Product(1, 1, SEQUENCES, units, units, True),  # pooler
+        Product(1, 1, SEQUENCES, 2, units, True),  # next sentence
+        Product(1, 1, decoded, units, units, True),  # masked LM: transform
+        Product(1, 1, decoded, VOCABULARY, units, True),  # masked LM: scores of the vocabulary
+    ]
+    return [product for product in found if product.times]
+
+
+def gflop(chosen: list[Product]) -> float:
+    """Floating-point operations of a step's matrix products in 10^9, forward and backward; a multiplication
+    and an addition are two."""
+    return 3 * sum(2 * p.times * p.batch * p.rows * p.columns * p.inner for p in chosen) / 1e9
+
+
+def parameters(size: Size) -> int:
+    """Trainable numbers of the model with both heads."""
+    layers, units, _ = size
+    layer = 12 * units**2 + 13 * units
+    embeddings = (VOCABULARY + 512 + 2 + 2) * units
+    heads = 2 * (units**2 + units) + 2 * units + VOCABULARY + 2 * units + 2
+    return layers * layer + embeddings + heads
+
+
+def memory_estimate(size: Size) -> float:
+    """Bytes that a contestant's process is likely to need at most, to decide how many fit at a time.
+
+    Weights, gradients and two moments; activations by the count of Korthikanti et al., arXiv:2205.05198, with
+    32 bits; scores of the vocabulary for all tokens and their gradients; libraries; and a fifth on top.
+    """
+    activations = size.layers * (68 * TOKENS * size.units + 10 * size.heads * TOKENS * LENGTH)
+    scores = 3 * 4 * TOKENS * VOCABULARY
+    return 1.2 * (16 * parameters(size) + activations + scores + 0.6e9)

@@ -1,0 +1,78 @@
+"""Arithmetic of time intervals: (start, end) pairs in any unit, empty ones (end <= start) allowed."""
+
+from __future__ import annotations
+
+from typing import Hashable, Iterable, Sequence, Tuple, TypeVar
+
+Interval = Tuple[float, float]
+Key = TypeVar("Key", bound=Hashable)
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same points as sorted intervals that neither overlap nor touch."""
+    found: list[Interval] = []
+    for start, end in sorted(each for each in intervals if each[1] > each[0]):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return found
+
+
+def total(intervals: Iterable[Interval]) -> float:
+    """Length of the union."""
+    return sum(end - start for start, end in union(intervals))
+
+
+def subtract(intervals: Iterable[Interval], holes: Iterable[Interval]) -> list[Interval]:
+    """The union of `intervals` without the points in `holes`."""
+    found: list[Interval] = []
+    gaps = union(holes)
+    first = 0
+    for start, end in union(intervals):
+        while first < len(gaps) and gaps[first][1] <= start:
+            first += 1
+        place = start
+        for gap in gaps[first:]:
+            if gap[0] >= end:
+                break
+            if gap[0] > place:
+                found.append((place, gap[0]))
+            place = max(place, gap[1])
+        if place < end:
+            found.append((place, end))
+    return found
+
+
+def intersect(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
+    """The points in both."""
+    inside = union(intervals)
+    return subtract(inside, subtract(inside, others))
+
+
+def clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
+    """Each interval's part in the window, in order; those outside are left out."""
+    low, high = window
+    clipped = ((max(start, low), min(end, high)) for start, end in intervals)
+    return [each for each in clipped if each[1] > each[0]]
+
+
+def shared(intervals: Sequence[tuple[Key, float, float]]) -> dict[Key, float]:
+    """Each key's time, where intervals that overlap share the time equally: the sum is the union's length.
+
+    `intervals`: (key, start, end).
+    """
+    edges = []
+    for index, (_, start, end) in enumerate(intervals):
+        if end > start:
+            edges += [(start, index), (end, ~index)]
+    found: dict[Key, float] = {}
+    running: set[int] = set()
+    before = 0.0
+    for time, index in sorted(edges):
+        for each in running:
+            key = intervals[each][0]
+            found[key] = found.get(key, 0.0) + (time - before) / len(running)
+        running.symmetric_difference_update({index if index >= 0 else ~index})
+        before = time
+    return found

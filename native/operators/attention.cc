@@ -1,0 +1,117 @@
+// bert_attention(qkv (B, L, 3U), lengths (B) int32, mode (1); heads, dropout) -> context (B, L, U), float32;
+// beside it the logarithms of the softmax's denominators (B, heads, L) and dropout's key (2), for the
+// backward pass. qkv holds queries, keys and values, each heads * U / heads columns. Keys from a sequence's
+// length on do not exist. mode is F.Dropout(F.ones((1,)), p=0.5): 1 where MXNet predicts, which turns dropout
+// off.
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "attention_kernels.h"
+#include "operator.h"
+
+namespace operators {
+
+float* thread_scratch(int64_t floats) {
+  struct Memory {
+    float* data = nullptr;
+    int64_t floats = 0;
+    ~Memory() { std::free(data); }
+  };
+  thread_local Memory memory;
+  if (floats > memory.floats) {
+    std::free(memory.data);
+    memory.floats = (floats + 15) / 16 * 16;
+    memory.data = static_cast<float*>(std::aligned_alloc(64, memory.floats * sizeof(float)));
+    if (memory.data == nullptr) std::abort();  // in a parallel region no exception can leave
+  }
+  return memory.data;
+}
+
+namespace {
+
+enum Input { kQkv, kLengths, kMode, kInputs };
+enum Output { kContext, kLogSum, kKey, kOutputs };
+
+MXReturnValue attributes(const Attributes&, int* inputs, int* outputs) {
+  *inputs = kInputs;
+  *outputs = kOutputs;
+  return MX_SUCCESS;
+}
+
+MXReturnValue shapes(const Attributes& attributes, Shapes* in, Shapes* out) {
+  return guarded("bert_attention", [&] {
+    const Shape& qkv = in->at(kQkv);
+    const int heads = integer(attributes, "heads");
+    require(heads > 0, "heads must be positive");
+    dropout_rate(attributes);
+    require(qkv.size() == 3, "qkv must have axes (sequence, position, 3 * units)");
+    require(qkv[2] > 0 && qkv[2] % (3 * heads) == 0, "qkv's last axis must be a multiple of 3 * heads");
+    in->at(kLengths) = {qkv[0]};
+    in->at(kMode) = {1};
+    out->at(kContext) = {qkv[0], qkv[1], qkv[2] / 3};
+    out->at(kLogSum) = {qkv[0], static_cast<unsigned int>(heads), qkv[1]};
+    out->at(kKey) = {2};
+  });
+}
+
+MXReturnValue types(const Attributes&, Types* in, Types* out) {
+  in->assign(kInputs, mxnet::ext::kFloat32);
+  in->at(kLengths) = mxnet::ext::kInt32;
+  out->assign(kOutputs, mxnet::ext::kFloat32);
+  return MX_SUCCESS;
+}
+
+// All but the dropout.
+Attention describe(const Attributes& attributes, const mxnet::ext::MXTensor& qkv,
+                   const mxnet::ext::MXTensor& lengths) {
+  Attention shape{};
+  shape.batch = qkv.shape[0];
+  shape.length = qkv.shape[1];
+  shape.heads = integer(attributes, "heads");
+  shape.size = qkv.shape[2] / (3 * shape.heads);
+  shape.lengths = static_cast<const int32_t*>(lengths.data_ptr);
+  // With four tasks a thread, the last to finish is not late by much; smaller parts repeat more of the
+  // packing.
+  const int64_t heads = shape.batch * shape.heads, wanted = 4 * omp_get_max_threads();
+  const int64_t most = (shape.length + 31) / 32;
+  shape.parts = heads == 0 || heads >= wanted ? 1 : std::min((wanted + heads - 1) / heads, most);
+  return shape;
+}
+
+MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource& resource) {
+  return guarded("bert_attention", [&] {
+    Attention shape = describe(attributes, in->at(kQkv), in->at(kLengths));
+    shape.dropout = choose_dropout(attributes, in->at(kMode), resource, &out->at(kKey));
+    KERNEL(attention)(shape, floats(in->at(kQkv)), floats(out->at(kContext)), floats(out->at(kLogSum)));
+  });
+}
+
+// inputs: gradients of the outputs, the inputs, the outputs; outputs: gradients of the inputs.
+MXReturnValue backward(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource& resource) {
+  return guarded("bert_attention's gradient", [&] {
+    const mxnet::ext::MXTensor* inputs = in->data() + kOutputs;
+    const mxnet::ext::MXTensor* outputs = inputs + kInputs;
+    Attention shape = describe(attributes, inputs[kQkv], inputs[kLengths]);
+    shape.dropout = chosen_dropout(attributes, inputs[kMode], outputs[kKey]);
+    const int64_t partial = KERNEL(attention_partial_size)(shape);
+    float* memory = partial == 0 ? nullptr : static_cast<float*>(resource.alloc_cpu(partial * sizeof(float)));
+    KERNEL(attention_backward)
+    (shape, floats(in->at(kContext)), floats(inputs[kQkv]), floats(outputs[kContext]),
+     floats(outputs[kLogSum]), memory, floats(out->at(kQkv)));
+    std::memset(out->at(kLengths).data_ptr, 0, shape.batch * sizeof(int32_t));
+    std::memset(out->at(kMode).data_ptr, 0, sizeof(float));
+  });
+}
+
+REGISTER_OP(bert_attention)
+    .setParseAttrs(attributes)
+    .setInferType(types)
+    .setInferShape(shapes)
+    .setForward(forward, "cpu")
+    .setBackward(backward, "cpu");
+
+}  // namespace
+}  // namespace operators

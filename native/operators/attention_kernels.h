@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+
+#include "dropout_choice.h"
+#include "isa.h"
+
+namespace operators {
+
+// Self-attention's sizes. A row of qkv has 3 * heads * size columns: all heads' queries, then keys, then
+// values.
+struct Attention {
+  int64_t batch, length, heads, size;
+  // (batch): keys from there on do not exist.
+  const int32_t* lengths;
+  // Of the probabilities; (b, h, i, j) has index ((b * heads + h) * length + i) * length + j. What of it does
+  // not fit in 32 bits is added to the key's upper half.
+  Dropout dropout;
+  // Each head's queries are cut into this many parts, so that all threads have work.
+  int64_t parts;
+};
+
+// 64-byte aligned memory of this thread's own, valid until its next call: heads come one after the other and
+// want the same memory, still in the cache.
+float* thread_scratch(int64_t floats);
+
+}  // namespace operators
+
+DECLARE_KERNELS(
+    // context (batch, length, heads * size) = dropout(softmax(query * key^T / sqrt(size))) * value, and
+    // log_sum (batch, heads, length) = the logarithm of the softmax's denominator. 0 where there are no keys.
+    void attention(const Attention& shape, const float* qkv, float* context, float* log_sum);
+
+    // The gradient of qkv from those of context. `partial` holds attention_partial_size() floats.
+    void attention_backward(const Attention& shape, const float* context_gradient, const float* qkv,
+                            const float* context, const float* log_sum, float* partial, float* qkv_gradient);
+
+    // Floats that the parts' sums take; none if there is only one part.
+    int64_t attention_partial_size(const Attention& shape);)

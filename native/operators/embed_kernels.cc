@@ -1,0 +1,137 @@
+#include "embed_kernels.h"
+
+#include <immintrin.h>
+#include <omp.h>
+
+#include "column_sums.h"
+#include "norm_rows.h"
+
+namespace operators {
+namespace ISA {
+namespace {
+
+// The factors of one token's elements: what dropout multiplies them with.
+inline void dropout_row(const Dropout& dropout, int64_t token, float* factor, int64_t units) {
+  const uint32_t index = static_cast<uint32_t>(token * units);
+#pragma omp simd
+  for (int64_t c = 0; c < units; c++)
+    factor[c] =
+        dropout_factor(dropout.key, index + static_cast<uint32_t>(c), dropout.threshold, dropout.scale);
+}
+
+// z = the sum for one token, which is normalised next; leaves its factors in `factor`, all 1 without dropout.
+inline void sum_row(const Embedding& in, int64_t token, float* factor, float* z) {
+  const float* word = in.word + in.ids[token] * in.units;
+  const float* segment = in.segment + in.segments[token] * in.units;
+  const float* position = in.position + token % in.length * in.units;
+  if (in.dropout.threshold != 0) dropout_row(in.dropout, token, factor, in.units);
+#pragma omp simd
+  for (int64_t c = 0; c < in.units; c++) z[c] = (word[c] + segment[c] + position[c]) * factor[c];
+}
+
+inline void fill(float* to, float value, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; i++) to[i] = value;
+}
+
+inline void add(const float* from, float* to, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; i++) to[i] += from[i];
+}
+
+// Zeros past the cache: they are far more than it holds and nobody reads them soon. Compilers do not do this
+// by themselves. A thread that is done must call _mm_sfence.
+inline void stream_zeros(float* to, int64_t count) {
+  float* const end = to + count;
+  while (to < end && reinterpret_cast<uintptr_t>(to) % sizeof(__m128) != 0) *to++ = 0;
+  for (; to + 4 <= end; to += 4) _mm_stream_ps(to, _mm_setzero_ps());
+  while (to < end) *to++ = 0;
+}
+
+// Each row belongs to one thread, which adds up its tokens in their order: the result does not depend on how
+// many threads there are.
+void store_words(const Embedding& in, const WordTokens& tokens, const float* gradient, float* word) {
+#pragma omp parallel
+  {
+#pragma omp for schedule(dynamic, 128)
+    for (int64_t id = 0; id < in.vocabulary; id++) {
+      float* row = word + id * in.units;
+      int32_t token = tokens.first[id];
+      if (token < 0) {
+        stream_zeros(row, in.units);
+        continue;
+      }
+      fill(row, 0, in.units);
+      for (; token >= 0; token = tokens.next[token]) add(gradient + token * in.units, row, in.units);
+    }
+    _mm_sfence();
+  }
+}
+
+void store_positions(const Embedding& in, const float* gradient, float* position) {
+#pragma omp parallel for schedule(static)
+  for (int64_t p = 0; p < in.positions; p++) {
+    float* row = position + p * in.units;
+    fill(row, 0, in.units);
+    if (p >= in.length) continue;
+    for (int64_t b = 0; b < in.batch; b++) add(gradient + (b * in.length + p) * in.units, row, in.units);
+  }
+}
+
+}  // namespace
+
+void embed(const Embedding& in, const float* beta, float* output) {
+  const int64_t stride = (in.units + 15) / 16 * 16;
+  Scratch factors(stride * omp_get_max_threads());
+#pragma omp parallel
+  {
+    float* factor = factors.data() + stride * omp_get_thread_num();
+    fill(factor, 1, in.units);
+#pragma omp for schedule(static)
+    for (int64_t token = 0; token < in.batch * in.length; token++) {
+      float* y = output + token * in.units;
+      sum_row(in, token, factor, y);
+      normalise_row(row_statistics(y, in.units, in.epsilon), y, in.gamma, beta, y, in.units);
+    }
+  }
+}
+
+void embed_backward(const Embedding& in, const WordTokens& tokens, const float* output_gradient,
+                    const EmbeddingGradients& gradients) {
+  const int64_t units = in.units;
+  const int64_t stride = (units + 15) / 16 * 16;
+  Scratch sum_gradients(in.batch * in.length * units);
+  Scratch buffers(2 * stride * omp_get_max_threads());
+  ColumnSums sums(4, units);
+#pragma omp parallel
+  {
+    float* gamma_sum = sums.mine();
+    float* beta_sum = gamma_sum + units;
+    float* segment_sums = beta_sum + units;
+    float* z = buffers.data() + 2 * stride * omp_get_thread_num();
+    float* factor = z + stride;
+    fill(factor, 1, units);
+#pragma omp for schedule(static)
+    for (int64_t token = 0; token < in.batch * in.length; token++) {
+      float* gradient = sum_gradients.data() + token * units;
+      float* segment_sum = segment_sums + in.segments[token] * units;
+      sum_row(in, token, factor, z);
+      normalise_row_backward(row_statistics(z, units, in.epsilon), z, in.gamma,
+                             output_gradient + token * units, gradient, gamma_sum, beta_sum, units);
+#pragma omp simd
+      for (int64_t c = 0; c < units; c++) {
+        gradient[c] *= factor[c];
+        segment_sum[c] += gradient[c];
+      }
+    }
+    sums.store(0, gradients.gamma);
+    sums.store(1, gradients.beta);
+    sums.store(2, gradients.segment);
+    sums.store(3, gradients.segment + units);
+  }
+  store_positions(in, sum_gradients.data(), gradients.position);
+  store_words(in, tokens, sum_gradients.data(), gradients.word);
+}
+
+}  // namespace ISA
+}  // namespace operators

@@ -1,0 +1,221 @@
+// bert_lamb(weight_1..n, gradient_1..n, mean_1..n, var_1..n) -> ratios (n,): one update of n float32 tensors
+// in place by LAMB or Adam (bert/optimizer.py has the formulas). Weights, means and vars are changed,
+// gradients are not; ratios are what each tensor's update was multiplied with besides lr, 1 where the tensor
+// is not adapted.
+//
+// Attributes: num_tensors; lr, rescale, beta1, beta2, epsilon, weight_decay; t, the number of this update
+// (from 1), and bias_correction (0 or 1); lower_bound and upper_bound for ||weight|| in the ratio (0 and
+// infinity unless given); decayed and adapted: n digits, 1 for the tensors with weight decay and for those
+// with the ratio ||weight|| / ||u||.
+//
+// The ratios are the same for any number of threads: norms are sums in float64 over chunks, added in order.
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <thread>
+
+#include "chunks.h"
+#include "lamb_kernels.h"
+#include "operator.h"
+
+namespace operators {
+namespace {
+
+// Adapted tensors are read twice: the ratio is known when all elements have been seen. Their second pass
+// follows when at least this many elements have had their first, and finds some of them (12 bytes each) in
+// the shared cache. Waiting for a tensor's last chunk costs time: several small ones are waited for together.
+constexpr int64_t kGroupSize = 1 << 19;
+
+struct Settings {
+  AdamRule rule;
+  float lr, weight_decay;
+  double lower_bound, upper_bound;
+  std::string decayed, adapted;
+};
+
+struct Tensor {
+  float* weight;
+  const float* gradient;
+  float* mean;
+  float* var;
+  float decay;
+  bool adapted;
+  size_t first_chunk = 0, num_chunks = 0;
+  std::atomic<size_t> unfinished{0};  // chunks whose norms are to come
+  std::atomic<bool> ready{false};     // the ratio is there
+  float ratio = 1.f;
+};
+
+// One chunk in one of the two passes.
+struct Task {
+  size_t chunk;
+  bool second;
+};
+
+double number_or(const Attributes& attributes, const char* name, double otherwise) {
+  return attributes.count(name) ? number(attributes, name) : otherwise;
+}
+
+const std::string& text(const Attributes& attributes, const char* name) {
+  const auto found = attributes.find(name);
+  if (found == attributes.end()) throw std::runtime_error(std::string("attribute ") + name + " is missing");
+  return found->second;
+}
+
+Settings settings(const Attributes& given) {
+  const float beta1 = number(given, "beta1"), beta2 = number(given, "beta2");
+  const bool correct = integer(given, "bias_correction");
+  const double t = number(given, "t");
+  Settings read;
+  read.rule = {static_cast<float>(number(given, "rescale")),
+               beta1,
+               beta2,
+               static_cast<float>(number(given, "epsilon")),
+               correct ? static_cast<float>(1 / (1 - std::pow(static_cast<double>(beta1), t))) : 1.f,
+               correct ? static_cast<float>(1 / (1 - std::pow(static_cast<double>(beta2), t))) : 1.f};
+  read.lr = number(given, "lr");
+  read.weight_decay = number(given, "weight_decay");
+  read.lower_bound = number_or(given, "lower_bound", 0);
+  read.upper_bound = number_or(given, "upper_bound", std::numeric_limits<double>::infinity());
+  read.decayed = text(given, "decayed");
+  read.adapted = text(given, "adapted");
+  return read;
+}
+
+float ratio(const Settings& settings, const NormSquares& squares) {
+  const double weight =
+      std::min(std::max(std::sqrt(squares.weight), settings.lower_bound), settings.upper_bound);
+  const double update = std::sqrt(squares.update);
+  return weight == 0 || update == 0 ? 1.f : static_cast<float>(weight / update);
+}
+
+// The order in which chunks are taken. In their second pass they come in reverse, the last read first,
+// because those are in the cache most likely.
+std::vector<Task> plan(const std::vector<Chunk>& chunks, const Tensor* tensors) {
+  std::vector<Task> tasks;
+  size_t begin = 0;
+  int64_t elements = 0;
+  for (size_t i = 0; i < chunks.size(); i++) {
+    tasks.push_back({i, false});
+    elements += chunks[i].size;
+    const bool last_of_tensor = i + 1 == chunks.size() || chunks[i + 1].tensor != chunks[i].tensor;
+    if (!last_of_tensor || (elements < kGroupSize && i + 1 < chunks.size())) continue;
+    for (size_t k = i + 1; k-- > begin;)
+      if (tensors[chunks[k].tensor].adapted) tasks.push_back({k, true});
+    begin = i + 1;
+    elements = 0;
+  }
+  return tasks;
+}
+
+// Threads take one task after the other. Nobody waits at the end of a pass for all threads: only a second
+// pass for its own tensor's first, and those tasks were taken by others before, so they do get done.
+void update(const Settings& settings, const std::vector<Chunk>& chunks, Tensor* tensors) {
+  const std::vector<Task> tasks = plan(chunks, tensors);
+  std::vector<NormSquares> squares(chunks.size());
+  std::atomic<size_t> next{0};
+#pragma omp parallel
+  for (size_t number = next++; number < tasks.size(); number = next++) {
+    const Task task = tasks[number];
+    const Chunk& chunk = chunks[task.chunk];
+    Tensor& tensor = tensors[chunk.tensor];
+    float* const weight = tensor.weight + chunk.begin;
+    const float* const gradient = tensor.gradient + chunk.begin;
+    float* const mean = tensor.mean + chunk.begin;
+    float* const var = tensor.var + chunk.begin;
+    if (!tensor.adapted) {
+      KERNEL(update_at_once)
+      (settings.rule, tensor.decay, settings.lr, weight, gradient, mean, var, chunk.size);
+    } else if (!task.second) {
+      squares[task.chunk] =
+          KERNEL(update_moments)(settings.rule, tensor.decay, weight, gradient, mean, var, chunk.size);
+      if (--tensor.unfinished > 0) continue;
+      NormSquares sum{0, 0};
+      for (size_t i = tensor.first_chunk; i < tensor.first_chunk + tensor.num_chunks; i++) {
+        sum.weight += squares[i].weight;
+        sum.update += squares[i].update;
+      }
+      tensor.ratio = ratio(settings, sum);
+      tensor.ready = true;
+    } else {
+      while (!tensor.ready) std::this_thread::yield();
+      KERNEL(update_weights)
+      (settings.rule, tensor.decay, settings.lr * tensor.ratio, weight, mean, var, chunk.size);
+    }
+  }
+}
+
+MXReturnValue attributes(const Attributes& given, int* inputs, int* outputs) {
+  return guarded("bert_lamb", [&] {
+    const int count = integer(given, "num_tensors");
+    require(count > 0, "num_tensors must be at least 1");
+    const Settings read = settings(given);
+    for (const std::string& digits : {read.decayed, read.adapted})
+      require(static_cast<int>(digits.size()) == count && digits.find_first_not_of("01") == std::string::npos,
+              "decayed and adapted need one digit, 0 or 1, for each tensor");
+    *inputs = 4 * count;
+    *outputs = 1;
+  });
+}
+
+MXReturnValue mutated(const Attributes& given, std::vector<int>* indices) {
+  return guarded("bert_lamb", [&] {
+    const int count = integer(given, "num_tensors");
+    for (int i = 0; i < 4 * count; i++)
+      if (i / count != 1) indices->push_back(i);
+  });
+}
+
+MXReturnValue shapes(const Attributes& given, Shapes* in, Shapes* out) {
+  return guarded("bert_lamb", [&] {
+    const size_t count = integer(given, "num_tensors");
+    for (size_t i = count; i < 4 * count; i++)
+      require(in->at(i) == in->at(i % count), "a tensor's weight, gradient, mean and var differ in shape");
+    out->at(0) = {static_cast<unsigned int>(count)};
+  });
+}
+
+MXReturnValue types(const Attributes&, Types* in, Types* out) {
+  return guarded("bert_lamb", [&] {
+    for (const int type : *in) require(type == mxnet::ext::kFloat32, "all inputs must be float32");
+    out->assign(1, mxnet::ext::kFloat32);
+  });
+}
+
+MXReturnValue forward(const Attributes& given, Tensors* in, Tensors* out, const OpResource&) {
+  return guarded("bert_lamb", [&] {
+    const Settings read = settings(given);
+    const size_t count = in->size() / 4;
+    std::vector<int64_t> sizes;
+    for (size_t i = 0; i < count; i++) sizes.push_back(in->at(i).size());
+    const std::vector<Chunk> chunks = split(sizes);
+    const std::unique_ptr<Tensor[]> tensors(new Tensor[count]);
+    for (size_t i = 0; i < count; i++) {
+      Tensor& tensor = tensors[i];
+      tensor.weight = floats(in->at(i));
+      tensor.gradient = floats(in->at(count + i));
+      tensor.mean = floats(in->at(2 * count + i));
+      tensor.var = floats(in->at(3 * count + i));
+      tensor.decay = read.decayed[i] == '1' ? read.weight_decay : 0.f;
+      tensor.adapted = read.adapted[i] == '1';
+    }
+    for (size_t i = chunks.size(); i-- > 0;) {
+      tensors[chunks[i].tensor].first_chunk = i;
+      tensors[chunks[i].tensor].num_chunks++;
+      tensors[chunks[i].tensor].unfinished++;
+    }
+    update(read, chunks, tensors.get());
+    for (size_t i = 0; i < count; i++) floats(out->at(0))[i] = tensors[i].ratio;
+  });
+}
+
+REGISTER_OP(bert_lamb)
+    .setParseAttrs(attributes)
+    .setInferType(types)
+    .setInferShape(shapes)
+    .setMutateInputs(mutated)
+    .setForward(forward, "cpu");
+
+}  // namespace
+}  // namespace operators

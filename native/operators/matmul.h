@@ -1,0 +1,60 @@
+// Products of matrices by oneDNN: primitives made once for each shape, memory layouts, reused scratch memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "operator.h"
+
+namespace operators {
+
+enum class Element : int { float32, bfloat16 };
+
+inline size_t bytes_of(Element element) { return element == Element::float32 ? 4 : 2; }
+
+// Whether the attribute dtype is "bfloat16", not "float32". Throws std::runtime_error for anything else.
+bool low_precision(const Attributes& attributes);
+
+// How a matrix lies in memory.
+struct Layout {
+  enum Order : int {
+    row_major,     // `step` elements from row to row
+    column_major,  // `step` elements from column to column
+    blocked,       // what oneDNN likes best for the right factor of a product; `step` is 0
+  };
+  Element element;
+  Order order;
+  int64_t rows, columns, step;
+
+  size_t bytes() const;
+  Layout transposed() const;  // the same memory, seen as the transposed matrix; not for `blocked`
+};
+
+Layout row_major(int64_t rows, int64_t columns, Element element = Element::float32);
+Layout row_major_step(int64_t rows, int64_t columns, int64_t step, Element element = Element::float32);
+Layout blocked(int64_t rows, int64_t columns, Element element = Element::float32);
+
+// output (M, N) = left (M, K) right (K, N) [+ bias (N)] [+ output], summed in float32. Output and bias are
+// float32, the output is row-major. The factors have the same element type. For bfloat16, and where one
+// factor is `blocked`, rows should have no gaps: for some others oneDNN 3.2 has reference code only, 1000
+// times slower. Throws dnnl::error or std::runtime_error.
+void multiply(const Layout& left, const void* left_data, const Layout& right, const void* right_data,
+              const Layout& output, float* output_data, const float* bias = nullptr, bool accumulate = false);
+
+// Copies a matrix into another layout, and rounds to the nearest (even) where the elements become bfloat16.
+void reorder(const Layout& from, const void* source, const Layout& to, void* target);
+
+// What bfloat16 factors are stored as: bfloat16 where the processor multiplies that, otherwise float32 (the
+// values are rounded all the same; the products of two bfloat16 are exact in float32, so nothing else
+// differs). BERT_OPERATORS_BF16=native or rounded overrides it. Throws std::runtime_error for other values.
+Element bfloat16_storage();
+
+// Rounds float32 to bfloat16 and stores it as bfloat16_storage() says.
+void round_factor(const float* source, int64_t size, void* target);
+
+// Memory of this thread, aligned for vectors and huge pages, that keeps its contents until the next call with
+// the same slot.
+enum Slot : int { kOneDnnSlot, kLeftSlot, kRightSlot, kBlockedSlot, kBiasSlot, kRowsSlot, kSumSlot, kSlots };
+void* scratch(Slot slot, size_t bytes);
+
+}  // namespace operators

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <cstdint>
+
+#include "isa.h"
+
+DECLARE_KERNELS(
+    // Rounds to the nearest bfloat16, ties to even; what is no number stays none.
+    void round_to_bfloat16(const float* source, uint16_t* target, int64_t size);
+    void round_within_float(const float* source, float* target, int64_t size);
+
+    // sums[c] = the sum over rows of matrix[row * columns + c], in an order that depends only on the number
+    // of threads.
+    void column_sums(const float* matrix, int64_t rows, int64_t columns, float* sums);)

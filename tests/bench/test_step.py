@@ -1,0 +1,282 @@
+"""bench/step.py: its counting, its ratios, and workers that fail, hang or go on in the background."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+import pytest
+
+from bench import machine
+from bench.contestants import CONTESTANTS, OURS, PRODUCTS, command, find_torch_python
+from bench.rounds import plan_sessions, ratios, spread, summarize, table
+from bench.work import NEEDED, TOKENS, Product, gflop, memory_estimate, parameters, products, size_of
+from bench.workers import Unsupported, Worker, WorkerError
+from bert.flops import BACKWARD, forward_flops
+from tests.processes import ROOT, run_command
+
+BASE, LARGE = size_of("base"), size_of("large")
+
+
+def worker(code: str, name: str = "w") -> Worker:
+    code = "import json, os, subprocess, sys, time\nfrom bench.serve import serve, Unsupported\n" + code
+    return Worker(name, [sys.executable, "-c", code], str(ROOT), os.environ)
+
+
+# what is counted
+
+
+@pytest.mark.parametrize("name", ["bert_0_32_2", "bert_2_30_4", "tiny", "bert_2_32"])
+def test_models_of_no_size_are_refused(name):
+    with pytest.raises(ValueError, match=name):
+        size_of(name)
+
+
+def test_gflop_of_one_product_is_two_operations_forward_and_four_backward():
+    assert gflop([Product(1, 3, 10, 20, 500_000, True)]) == pytest.approx(6 * 3 * 10 * 20 * 500_000 / 1e9)
+
+
+def test_gflop_of_bert_base():
+    """24 L U^2 for a token in the layers, 4 L N U in the attention, 2 U (U + V) in the masked-LM head."""
+    layers, scores = 24 * 12 * 768**2 * 1024, 4 * 12 * 128 * 768 * 1024
+    head = 2 * 768 * (768 + 30522)
+    small = 8 * (2 * 768**2 + 2 * 2 * 768)
+    for decoded in (160, 1024):
+        expected = 3 * (layers + scores + decoded * head + small) / 1e9
+        assert gflop(products(BASE, decoded)) == pytest.approx(expected, rel=1e-12)
+    # Scoring every position is a fifth more work, the top layer that ends with what is needed 4% less.
+    assert gflop(products(BASE, TOKENS)) / gflop(products(BASE)) == pytest.approx(1.22, abs=0.01)
+    saved = 3 * 2 * 9 * 768**2 * (TOKENS - NEEDED) / 1e9
+    assert gflop(products(BASE)) - gflop(products(BASE, top=NEEDED)) == pytest.approx(saved)
+
+
+def test_gflop_is_what_the_profile_counts():
+    for size, top in ((BASE, None), (LARGE, 21)):
+        counted = forward_flops(size.layers, size.units, 30522, 8, 128, 20, top)
+        mine = gflop(products(size, top=TOKENS if top is None else 8 * top))
+        assert mine == pytest.approx((1 + BACKWARD) * counted.total / 1e9, rel=1e-12)
+
+
+def test_parameters_are_those_of_the_model():
+    import mxnet as mx
+
+    from bert.model import build_model, initialize, trainable
+
+    model = build_model("bert_2_32_4", 30522)
+    initialize(model, mx.cpu(), "float32", 0)
+    found = sum(parameter.data().size for parameter in trainable(model).values())
+    assert parameters(size_of("bert_2_32_4")) == found
+    assert parameters(BASE) == 110_106_428  # as PyTorch counts BertForPreTraining
+
+
+# who runs together
+
+
+def test_all_run_together_where_memory_allows():
+    keys = list(CONTESTANTS)
+    assert plan_sessions(keys, BASE, 1e12).sessions == [keys]
+
+
+def test_where_only_some_fit_each_meets_ours():
+    need = memory_estimate(LARGE)
+    plan = plan_sessions([OURS, "torch", "gluonnlp", PRODUCTS], LARGE, 2.6 * need)
+    assert plan.repeats == 1
+    assert plan.sessions == [[OURS, "torch", PRODUCTS], [OURS, "gluonnlp"]]
+
+
+def test_where_no_two_fit_they_take_turns():
+    plan = plan_sessions([OURS, "torch"], LARGE, 1.2 * memory_estimate(LARGE))
+    assert plan == ([[OURS], ["torch"]], 2)
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="GiB"):
+        plan_sessions([OURS, "torch"], LARGE, 0.9 * memory_estimate(LARGE))
+
+
+def test_one_contestant_alone():
+    assert plan_sessions(["torch"], BASE, 1e12) == ([["torch"]], 1)
+
+
+# numbers
+
+
+def test_spread_is_median_and_quartiles():
+    assert spread([5, 1, 4, 2, 3]) == (3, 2, 4)
+    assert spread([7.0]) == (7, 7, 7)
+
+
+def test_ratios_are_taken_within_a_round():
+    """A machine that is half as fast in the second round changes no ratio."""
+    rounds = [{"a": 2.0, "b": 1.0}, {"a": 4.0, "b": 2.0}, {"a": 3.0}]
+    assert ratios(rounds, "a", "b") == [2, 2]
+
+
+def test_summary_and_table():
+    rounds = [{OURS: 1.0, "torch": 2.0, PRODUCTS: 0.8}, {OURS: 2.0, "torch": 4.0, PRODUCTS: 1.6}]
+    found = summarize(rounds, {OURS: 100.0, "torch": 125.0, PRODUCTS: 90.0, "gluonnlp": 100.0}, 200.0)
+    contestants = found["contestants"]
+    assert set(contestants) == {OURS, "torch", PRODUCTS}
+    assert contestants["torch"]["to_ours"]["median"] == 2
+    assert contestants["torch"]["to_ours_per_flop"] == pytest.approx(1.6)
+    assert contestants[OURS]["tokens_per_s"] == pytest.approx(1024 / 1.5)
+    assert contestants[OURS]["of_peak"] == pytest.approx(100 / 1.5 / 200)
+    assert found["outside_products"]["median"] == pytest.approx(0.2)
+    rest = {"rounds": 2, "others": 0.01, "stolen": 0.0, "idle": 0.0, "peak_gflops": 200.0}
+    text = table(
+        {"model": "base", "dtype": "float32", **rest, **found, "left_out": {"gluonnlp": "ended\nwhy"}}
+    )
+    assert "2.00 (2.00 to 2.00)" in text and "(33%)" in text and "GluonNLP: ended why" in text
+    assert "20% of our step" in text
+
+
+# workers
+
+
+def test_a_worker_takes_steps_and_says_what_it_held():
+    code = """
+def set_up():
+    print("a library talks")
+    def step():
+        time.sleep(0.02)
+        print("and talks")
+        return lambda: 1.5
+    return step, {"gflop": 2}
+serve(set_up)
+"""
+    with worker(code) as one:
+        assert one.wait_until_ready() == {"gflop": 2}
+        answers = [one.step() for _ in range(3)]
+        assert all(0.02 <= answer["seconds"] < 1 and answer["loss"] == 1.5 for answer in answers)
+        before = one.cpu_seconds()
+        time.sleep(0.3)
+        assert one.cpu_seconds() - before <= 0.02  # it does not spin while it waits
+        assert 1e6 < one.end()["peak_bytes"] < 1e9
+
+
+def test_what_a_worker_cannot_do_is_told_apart():
+    code = "def set_up():\n    raise Unsupported('no bfloat16')\nserve(set_up)"
+    with worker(code) as one, pytest.raises(Unsupported, match="no bfloat16"):
+        one.wait_until_ready()
+
+
+@pytest.mark.parametrize(
+    "code, said",
+    [
+        ("raise ValueError('broken')", "(?s)w ended with code 1.*broken"),
+        ("os.kill(os.getpid(), 9)", "w ended by signal 9: is the memory exhausted"),
+        ("time.sleep(60)", "w did not answer within 1 s"),
+    ],
+)
+def test_failures_are_named(code, said):
+    with worker(code) as one, pytest.raises(WorkerError, match=said):
+        one.wait_until_ready(1 if "sleep" in code else 30)
+
+
+def test_a_worker_that_dies_between_steps_is_named():
+    code = "serve(lambda: (lambda: os._exit(3), {}))"
+    with worker(code) as one:
+        one.wait_until_ready()
+        for _ in range(2):  # the second time it is gone already
+            with pytest.raises(WorkerError, match="w ended with code 3"):
+                one.step()
+
+
+def test_nothing_is_left_of_a_worker():
+    code = """
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+serve(lambda: (lambda: time.sleep(60), {"child": child.pid}))
+"""
+    with worker(code) as one:
+        pid = one.wait_until_ready()["child"]
+        assert os.path.exists(f"/proc/{pid}")
+        with pytest.raises(WorkerError, match="did not answer"):
+            one.step(0.2)
+    end = time.monotonic() + 5
+    while _runs(pid) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not _runs(pid)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+# environment
+
+
+def test_the_interpreter_with_torch(tmp_path):
+    assert find_torch_python(None, {}, tmp_path) is None
+    own = tmp_path / ".venv-torch" / "bin" / "python"
+    own.parent.mkdir(parents=True)
+    own.symlink_to(sys.executable)
+    assert find_torch_python(None, {}, tmp_path) == str(own)
+    other = os.path.join(sys.prefix, "bin", "python")
+    assert find_torch_python(None, {"TORCH_PYTHON": other}, tmp_path) == other
+    assert find_torch_python(str(own), {"TORCH_PYTHON": other}, tmp_path) == str(own)
+    with pytest.raises(ValueError, match="--torch_python .*no such program"):
+        find_torch_python("no/python", {}, tmp_path)
+    assert command("torch", "base", "float32", str(own))[0] == str(own)
+    assert command(OURS, "base", "float32", None)[0] == sys.executable
+    with pytest.raises(ValueError):
+        command("torch", "base", "float32", None)
+
+
+def test_the_machine_is_described(tmp_path):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor : 0\nmodel name\t: Chip 9\nflags\t\t: fpu avx2 amx_bf16\n\nprocessor : 1\n")
+    found = machine.describe(tmp_path, cpuinfo)
+    assert found["cpu"] == "Chip 9" and found["isa"] == ["avx2", "amx_bf16"] and found["native_bf16"]
+    assert found["cores"] >= 1 and found["memory_gib"] > 0.5 and found["commit"] == ""
+    assert "Chip 9" in machine.line(found)
+    assert not machine.describe(tmp_path, tmp_path / "none")["native_bf16"]
+
+
+def test_others_are_told_from_us():
+    others = machine.Others()
+    time.sleep(0.2)
+    shares = others.shares(own_seconds=1e6)
+    assert shares["others"] == 0 and 0 <= shares["stolen"] < 1
+
+
+# the whole
+
+
+def test_the_whole_on_a_tiny_model(tmp_path):
+    """Ours on both kinds of operators, with the products, without PyTorch."""
+    output = tmp_path / "step.json"
+    words = ["-m", "bench.step", "--models", "bert_1_32_2", "--rounds", "2", "--json", str(output)]
+    words += ["--contestants", "ours", "ours_mxnet", "products", "torch"]
+    command = [sys.executable, *words]
+    result = run_command(command, timeout=120, cwd=ROOT, env={"TORCH_PYTHON": None}).check()
+    written = json.loads(output.read_text())
+    figures = written["results"][0]["contestants"]
+    present = {"ours", "ours_mxnet", "products"}
+    assert present <= set(figures)
+    for key in present:
+        assert CONTESTANTS[key].title in result.stdout
+        assert figures[key]["step_s"]["median"] > 0 and figures[key]["peak_bytes"] > 1e7
+        assert figures[key]["of_peak"] > 0
+    assert 10 < figures["ours_mxnet"]["losses"][-1] < 12  # ln 30522 + ln 2
+    assert written["results"][0]["idle"] < 0.2
+    assert written["machine"]["cpu"] and written["threads"] >= 1
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--models", "tiny"], "bert_LAYERS_UNITS_HEADS"),
+        (["--rounds", "0"], "--rounds must be at least 1"),
+        (["--torch_python", "no/python"], "there is no such program"),
+        (["--contestants", "me"], "invalid choice"),
+    ],
+)
+def test_bad_options_are_one_line(words, message):
+    result = run_command([sys.executable, "-m", "bench.step", *words], timeout=60, cwd=ROOT)
+    assert result.returncode == 2 and message in result.stderr.splitlines()[-1]

@@ -1,0 +1,70 @@
+"""Comparing an operator and its gradients with a float64 reference in NumPy."""
+
+from __future__ import annotations
+
+from typing import Callable, Sequence
+
+import mxnet as mx
+import numpy as np
+
+
+def run(
+    operator: Callable[..., mx.nd.NDArray | list[mx.nd.NDArray]],
+    arrays: Sequence[np.ndarray],
+    output_gradient: np.ndarray | None = None,
+    differentiable: Sequence[int] = (),
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The operator's (first) output, and the gradients of sum(output * output_gradient) with respect to the
+    arrays whose indices are in `differentiable`. Recorded in training mode."""
+    inputs = [mx.nd.array(array, dtype=array.dtype) for array in arrays]
+    for index in differentiable:
+        inputs[index].attach_grad()
+    with mx.autograd.record():
+        output = operator(*inputs)
+        output = output[0] if isinstance(output, (list, tuple)) else output
+    if output_gradient is not None:
+        output.backward(mx.nd.array(output_gradient, dtype=output.dtype))
+    return output.asnumpy(), [inputs[index].grad.asnumpy() for index in differentiable]
+
+
+def directional_derivative(
+    reference: Callable[..., np.ndarray],
+    arrays: Sequence[np.ndarray],
+    index: int,
+    direction: np.ndarray,
+    output_gradient: np.ndarray,
+    step: float = 1e-5,
+) -> float:
+    """d/dh sum(reference(..., arrays[index] + h * direction, ...) * output_gradient) at 0, in float64."""
+    values = []
+    for sign in (1, -1):
+        moved = [array.astype(np.float64) if array.dtype.kind == "f" else array for array in arrays]
+        moved[index] = moved[index] + sign * step * direction
+        values.append(float((reference(*moved) * output_gradient.astype(np.float64)).sum()))
+    return (values[0] - values[1]) / (2 * step)
+
+
+def assert_gradients_match(
+    reference: Callable[..., np.ndarray],
+    arrays: Sequence[np.ndarray],
+    gradients: Sequence[np.ndarray],
+    differentiable: Sequence[int],
+    output_gradient: np.ndarray,
+    rng: np.random.Generator,
+    tolerance: float = 2e-4,
+    directions: int = 3,
+) -> None:
+    """Each gradient times random directions against finite differences of the reference.
+
+    A random direction sees every element of the gradient: a wrong one changes the product by about its error.
+    The tolerance is relative to the norm of the gradient, which is the size that the product typically has.
+    """
+    for index, gradient in zip(differentiable, gradients):
+        assert gradient.shape == arrays[index].shape
+        assert np.isfinite(gradient).all()
+        for _ in range(directions):
+            direction = rng.standard_normal(gradient.shape)
+            expected = directional_derivative(reference, arrays, index, direction, output_gradient)
+            found = float((gradient.astype(np.float64) * direction).sum())
+            size = max(float(np.linalg.norm(gradient.astype(np.float64))), 1e-6)
+            assert abs(found - expected) < tolerance * size, f"input {index}: {found} instead of {expected}"

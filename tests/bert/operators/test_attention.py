@@ -1,0 +1,295 @@
+"""bert_attention against float64 NumPy, finite differences and GluonNLP's chain of operators."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from bert.native_operators import load_operators
+from tests.bert.operators.checking import assert_gradients_match, run
+
+if not load_operators():
+    pytest.skip("the operators are not built", allow_module_level=True)
+
+PREDICT, TRAIN = 1, 2  # what F.Dropout(F.ones((1,)), p=0.5) can be
+# batch, length, heads, head size: typical ones, sizes of 1, below, between and above the vectors' widths.
+SHAPES = [
+    (2, 128, 2, 64),
+    (1, 1, 1, 1),
+    (3, 7, 2, 5),
+    (2, 33, 3, 8),
+    (2, 50, 1, 32),
+    (1, 130, 2, 80),
+    (1, 70, 1, 17),
+    (1, 65, 1, 130),
+    (1, 600, 1, 16),
+]
+
+
+def split(qkv: np.ndarray, heads: int) -> list[np.ndarray]:
+    """Queries, keys and values, each (batch, heads, length, size)."""
+    batch, length, columns = qkv.shape
+    return list(qkv.reshape(batch, length, 3, heads, columns // 3 // heads).transpose(2, 0, 3, 1, 4))
+
+
+def reference(
+    qkv: np.ndarray, lengths: np.ndarray, heads: int, factors: np.ndarray | float = 1.0
+) -> np.ndarray:
+    """Attention in NumPy; `factors` are dropout's, broadcast to (batch, heads, length, length)."""
+    query, key, value = split(qkv, heads)
+    exists = (np.arange(qkv.shape[1]) < lengths[:, None])[:, None, None, :]
+    scores = np.where(exists, query @ key.swapaxes(2, 3) / np.sqrt(query.shape[-1]), -1e30)
+    numerators = np.exp(scores - scores.max(axis=-1, keepdims=True)) * exists
+    denominators = numerators.sum(axis=-1, keepdims=True)
+    context = (factors * numerators / np.where(denominators == 0, 1, denominators)) @ value
+    return context.transpose(0, 2, 1, 3).reshape(qkv.shape[0], qkv.shape[1], -1)
+
+
+def attend(qkv: mx.nd.NDArray, lengths: mx.nd.NDArray, heads: int, dropout: float = 0.0, mode: int = TRAIN):
+    return mx.nd.bert_attention(qkv, lengths, mx.nd.array([mode]), heads=heads, dropout=dropout)
+
+
+def random_inputs(
+    shape: tuple, rng: np.random.Generator, short: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
+    """(qkv, lengths); the first sequence has full length and, if there are three, the last has none."""
+    batch, length, heads, size = shape
+    lengths = rng.integers(1, length + 1, batch).astype(np.int32)
+    lengths[0] = length
+    if batch > 2:
+        lengths[-1] = 0
+    return rng.standard_normal((batch, length, 3 * heads * size)).astype(np.float32), lengths
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_context_and_gradient_are_those_of_the_float64_reference(shape):
+    rng = np.random.default_rng(1)
+    qkv, lengths = random_inputs(shape, rng)
+    heads = shape[2]
+    output_gradient = rng.standard_normal((*qkv.shape[:2], qkv.shape[2] // 3)).astype(np.float32)
+    context, gradients = run(lambda q, n: attend(q, n, heads), [qkv, lengths], output_gradient, [0])
+    expected = reference(qkv.astype(np.float64), lengths, heads)
+    np.testing.assert_allclose(context, expected, rtol=0, atol=5e-6)
+
+    def function(q: np.ndarray, n: np.ndarray) -> np.ndarray:
+        return reference(q, n, heads)
+
+    assert_gradients_match(function, [qkv, lengths], gradients, [0], output_gradient, rng)
+    for sequence, length in enumerate(lengths):
+        keys_and_values = gradients[0][sequence, length:, qkv.shape[2] // 3 :]
+        assert (keys_and_values == 0).all()
+
+
+def test_sequences_without_keys_have_context_and_gradient_zero():
+    qkv = np.random.default_rng(2).standard_normal((2, 9, 3 * 24)).astype(np.float32)
+    lengths = np.array([0, -1], np.int32)
+    context, gradients = run(
+        lambda q, n: attend(q, n, 2), [qkv, lengths], np.ones((2, 9, 24), np.float32), [0]
+    )
+    assert (context == 0).all()
+    assert (gradients[0] == 0).all()
+
+
+def test_the_whole_gradient_is_written():
+    rng = np.random.default_rng(9)
+    qkv, lengths = (mx.nd.array(array, dtype=array.dtype) for array in random_inputs((4, 70, 1, 12), rng))
+    qkv.attach_grad()
+    qkv.grad[:] = np.nan
+    with mx.autograd.record():
+        context = attend(qkv, lengths, 1)[0]
+    context.backward()
+    assert np.isfinite(qkv.grad.asnumpy()).all()
+
+
+def test_what_stands_behind_the_length_does_not_matter():
+    rng = np.random.default_rng(3)
+    qkv, _ = random_inputs((2, 40, 2, 12), rng)
+    lengths = np.array([17, 40], np.int32)
+    spoiled = qkv.copy()
+    spoiled[0, 17:] = 1e4
+    gradient = rng.standard_normal((2, 40, 24)).astype(np.float32)
+    gradient[0, 17:] = 0
+    one, (one_gradient,) = run(lambda q, n: attend(q, n, 2), [qkv, lengths], gradient, [0])
+    two, (two_gradient,) = run(lambda q, n: attend(q, n, 2), [spoiled, lengths], gradient, [0])
+    np.testing.assert_array_equal(one[0, :17], two[0, :17])
+    np.testing.assert_array_equal(one_gradient[0, :17], two_gradient[0, :17])
+    assert np.isfinite(two).all()
+    assert np.isfinite(two_gradient).all()
+
+
+def test_large_scores_do_not_overflow_and_nan_is_not_hidden():
+    qkv = np.random.default_rng(4).standard_normal((1, 20, 3 * 16)).astype(np.float32) * 100
+    lengths, output_gradient = np.array([20], np.int32), np.ones((1, 20, 16), np.float32)
+    context, (gradient,) = run(lambda q, n: attend(q, n, 1), [qkv, lengths], output_gradient, [0])
+    np.testing.assert_allclose(context, reference(qkv.astype(np.float64), lengths, 1), rtol=0, atol=0.2)
+    assert np.isfinite(gradient).all()
+    for column in (0, 16, 32):
+        broken = qkv.copy()
+        broken[0, 3, column] = np.nan
+        context, (gradient,) = run(lambda q, n: attend(q, n, 1), [broken, lengths], output_gradient, [0])
+        assert np.isnan(context).any()
+        assert np.isnan(gradient).any()
+
+
+def gluonnlp_chain(F, qkv, lengths, heads: int):  # noqa: N803
+    """What GluonNLP's DotProductSelfAttentionCell computes from its interleaved projections (L, B, 3U)."""
+    scores = F.contrib.interleaved_matmul_selfatt_qk(qkv, heads=heads)
+    lengths = F.broadcast_axis(F.expand_dims(lengths, axis=1), axis=1, size=heads)
+    weights = F.softmax(scores, length=lengths.reshape((-1, 0), reverse=True), use_length=True, axis=-1)
+    return F.contrib.interleaved_matmul_selfatt_valatt(qkv, weights, heads=heads)
+
+
+def test_matches_gluonnlp():
+    rng = np.random.default_rng(5)
+    batch, length, heads, size = 3, 48, 4, 16
+    qkv, lengths = random_inputs((batch, length, heads, size), rng)
+    lengths[-1] = 5
+    output_gradient = rng.standard_normal((batch, length, heads * size)).astype(np.float32)
+    context, (gradient,) = run(lambda q, n: attend(q, n, heads), [qkv, lengths], output_gradient, [0])
+
+    def to_chain(array: np.ndarray) -> np.ndarray:
+        parts = array.reshape(batch, length, 3, heads, size)
+        return parts.transpose(1, 0, 3, 2, 4).reshape(length, batch, 3 * heads * size)
+
+    rows = np.repeat(lengths[:, None], length, axis=1)  # the encoder gives each query its sequence's length
+    chain, (chain_gradient,) = run(
+        lambda q, n: gluonnlp_chain(mx.nd, q, n, heads),
+        [to_chain(qkv), rows],
+        output_gradient.transpose(1, 0, 2),
+        [0],
+    )
+    np.testing.assert_allclose(context, chain.transpose(1, 0, 2), rtol=0, atol=5e-6)
+    np.testing.assert_allclose(to_chain(gradient), chain_gradient, rtol=0, atol=2e-5)
+
+
+def unit_values(batch: int, length: int, heads: int, rng: np.random.Generator) -> np.ndarray:
+    """qkv (batch, length, 3 * heads * length) whose values are unit vectors: context = probabilities."""
+    qkv = rng.standard_normal((batch, length, 3, heads, length)).astype(np.float32)
+    qkv[:, :, :2] *= 0.5
+    qkv[:, :, 2] = np.eye(length)[None, :, None]
+    return qkv.reshape(batch, length, -1)
+
+
+def factors_of(qkv: np.ndarray, lengths: np.ndarray, heads: int, context: np.ndarray) -> np.ndarray:
+    """Dropout's factors (batch, heads, length, length), from unit_values() and their context."""
+    batch, length = qkv.shape[:2]
+    kept = context.reshape(batch, length, heads, length)
+    plain = reference(qkv.astype(np.float64), lengths, heads).reshape(kept.shape)
+    return np.divide(kept, plain, out=np.zeros(kept.shape), where=plain > 0).transpose(0, 2, 1, 3)
+
+
+def test_dropout_drops_at_its_rate_and_keeps_the_mean():
+    rng = np.random.default_rng(6)
+    batch, length, heads, rate = 4, 96, 3, 0.1
+    qkv, lengths = unit_values(batch, length, heads, rng), np.full(batch, length, np.int32)
+    inputs = mx.nd.array(qkv), mx.nd.array(lengths, dtype="int32")
+
+    def mask(seed: int | None) -> np.ndarray:
+        if seed is not None:
+            mx.random.seed(seed)
+        return factors_of(qkv, lengths, heads, attend(*inputs, heads, rate)[0].asnumpy())
+
+    one = mask(1)
+    kept = one > 0.5
+    np.testing.assert_allclose(one[kept], 1 / (1 - rate), rtol=2e-5)
+    assert (one[~kept] == 0).all()
+    count = kept.size
+    tolerance = 4.5 * np.sqrt(rate * (1 - rate) / count)
+    assert abs((~kept).mean() - rate) < tolerance
+    # Any two rows, columns, heads, sequences and steps are independent: both dropped at rate^2.
+    second = mask(None) > 0.5
+    for other in (second, *(np.roll(kept, 1, axis=axis) for axis in range(4))):
+        assert abs((~kept & ~other).mean() - rate**2) < 4.5 * rate / np.sqrt(count)
+    np.testing.assert_array_equal(mask(1), one)
+    assert (mask(2) > 0.5).tobytes() not in (kept.tobytes(), second.tobytes())
+    np.testing.assert_allclose(
+        attend(*inputs, heads, rate, PREDICT)[0].asnumpy(),
+        reference(qkv.astype(np.float64), lengths, heads),
+        rtol=0,
+        atol=5e-6,
+    )
+
+
+def test_backward_pass_uses_the_forward_pass_mask():
+    rng = np.random.default_rng(7)
+    batch, length, heads, rate = 2, 45, 2, 0.4
+    qkv, lengths = unit_values(batch, length, heads, rng), np.array([45, 30], np.int32)
+    output_gradient = rng.standard_normal((batch, length, heads * length)).astype(np.float32)
+    context, gradients = run(lambda q, n: attend(q, n, heads, rate), [qkv, lengths], output_gradient, [0])
+    factors = factors_of(qkv, lengths, heads, context)
+    assert 0.3 < (factors[0] < 0.5).mean() < 0.5
+
+    def function(q: np.ndarray, n: np.ndarray) -> np.ndarray:
+        return reference(q, n, heads, np.round(factors * (1 - rate)) / (1 - rate))
+
+    assert_gradients_match(function, [qkv, lengths], gradients, [0], output_gradient, rng)
+
+
+class Cell(mx.gluon.HybridBlock):
+    def hybrid_forward(self, F, qkv, lengths):  # noqa: N803
+        mode = F.Dropout(F.ones((1,)), p=0.5)
+        return F.bert_attention(qkv, lengths, mode, heads=2, dropout=0.3)[0] * 1
+
+
+def test_in_a_hybridized_block():
+    rng = np.random.default_rng(8)
+    cells = [Cell(), Cell()]
+    cells[1].hybridize(static_alloc=True, static_shape=True)
+    results = []
+    for cell in cells:
+        found = []
+        rng = np.random.default_rng(8)
+        for step in range(3):
+            qkv, lengths = random_inputs((2, 20, 2, 8), rng)
+            mx.random.seed(step)
+            output, gradients = run(cell, [qkv, lengths], rng.standard_normal((2, 20, 16)), [0])
+            found += [
+                output,
+                *gradients,
+                cell(mx.nd.array(qkv), mx.nd.array(lengths, dtype="int32")).asnumpy(),
+            ]
+            np.testing.assert_allclose(
+                found[-1], reference(qkv.astype(np.float64), lengths, 2), rtol=0, atol=5e-6
+            )
+            assert abs(found[-1] - output).max() > 0.01
+        results.append(found)
+    for plain, hybrid in zip(*results):
+        np.testing.assert_array_equal(plain, hybrid)
+
+
+@pytest.mark.parametrize(
+    "attributes, shape, message",
+    [
+        ({"heads": 5, "dropout": 0.1}, (1, 4, 48), "multiple of 3"),
+        ({"heads": 0, "dropout": 0.1}, (1, 4, 48), "heads must be positive"),
+        ({"heads": 2, "dropout": 1.0}, (1, 4, 48), "outside [0, 1)"),
+        ({"heads": 2}, (1, 4, 48), "dropout is missing"),
+        ({"heads": 2, "dropout": 0.1}, (4, 48), "axes"),
+    ],
+)
+def test_says_what_is_wrong(attributes, shape, message, capfd):
+    with pytest.raises(mx.MXNetError) as caught:
+        mx.nd.bert_attention(
+            mx.nd.zeros(shape), mx.nd.zeros((1,), dtype="int32"), mx.nd.ones((1,)), **attributes
+        )[0].wait_to_read()
+    assert message in str(caught.value) + "".join(capfd.readouterr())
+
+
+@pytest.mark.skipif("BERT_OPERATORS_ISA" in os.environ, reason="this is such a subprocess")
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512", "one thread"])
+def test_other_instruction_sets_and_thread_counts(isa):
+    environment = {**os.environ, "OMP_NUM_THREADS": "3", "BERT_OPERATORS_ISA": isa}
+    if isa == "one thread":
+        environment.update(OMP_NUM_THREADS="1", BERT_OPERATORS_ISA="baseline")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
+    root = Path(__file__).resolve().parents[3]
+    result = subprocess.run(command, env=environment, cwd=str(root), capture_output=True, text=True)
+    if "this processor has" in result.stdout + result.stderr:
+        pytest.skip(f"this processor has no {isa}")
+    assert result.returncode == 0, result.stdout + result.stderr

@@ -1,0 +1,200 @@
+"""bert_pack and bert_dense against float64 products in NumPy, with factors rounded in the same places."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from bert.native_operators import load_operators
+from tests.bert.operators.checking import assert_gradients_match, run
+
+pytestmark = pytest.mark.skipif(not load_operators(), reason="the operators are not built")
+
+# Shape of x without its last axis, outputs of each weight, inputs, bias.
+SHAPES = [
+    ((5,), [3], 1, 1),
+    ((1,), [7], 5, 0),
+    ((1,), [1], 1, 1),
+    ((2, 3), [8, 5, 1], 17, 1),
+    ((4, 16), [48, 48, 48], 96, 1),
+    ((33,), [130, 2], 100, 0),
+    ((2, 64), [256], 128, 1),
+]
+
+
+def rounded(array: np.ndarray) -> np.ndarray:
+    """The nearest bfloat16 (of equally near ones the even) as float32."""
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).view(np.float32)
+
+
+def factor(array: np.ndarray, dtype: str) -> np.ndarray:
+    return (rounded(array) if dtype == "bfloat16" else array).astype(np.float64)
+
+
+def assert_close(found: np.ndarray, expected: np.ndarray, tolerance: float = 2e-6) -> None:
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= tolerance * np.abs(expected).max()
+
+
+def operator(weights: int, bias: int, dtype: str):
+    """bert_dense as a function of (x, weights, biases): packs the weights without recording it."""
+
+    def apply(*inputs: mx.nd.NDArray) -> mx.nd.NDArray:
+        with mx.autograd.pause():
+            packed = mx.nd.bert_pack(*inputs[1 : 1 + weights], num_weights=weights, dtype=dtype)
+        return mx.nd.bert_dense(*inputs, packed, num_weights=weights, bias=bias, dtype=dtype)
+
+    return apply
+
+
+def arrays(rng: np.random.Generator, leading, outputs, inputs: int, bias: int) -> list[np.ndarray]:
+    shapes = [(*leading, inputs), *((n, inputs) for n in outputs), *((n,) for n in outputs if bias)]
+    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("leading, outputs, inputs, bias", SHAPES)
+def test_products(leading, outputs, inputs, bias, dtype):
+    rng = np.random.default_rng(1)
+    x, *rest = given = arrays(rng, leading, outputs, inputs, bias)
+    dy = rng.standard_normal((*leading, sum(outputs))).astype(np.float32)
+    y, gradients = run(operator(len(outputs), bias, dtype), given, dy, range(len(given)))
+
+    weight = factor(np.concatenate(rest[: len(outputs)]), dtype)
+    rows, columns = factor(x, dtype).reshape(-1, inputs), factor(dy, dtype).reshape(-1, sum(outputs))
+    expected = rows @ weight.T + (np.concatenate(rest[len(outputs) :]) if bias else 0)
+    assert_close(y, expected.reshape(dy.shape))
+    assert_close(gradients[0], (columns @ weight).reshape(x.shape))
+    parts = np.split(columns.T @ rows, np.cumsum(outputs)[:-1])
+    for gradient, part in zip(gradients[1:], parts):
+        assert_close(gradient, part, 5e-6)
+    sums = np.split(dy.reshape(columns.shape).astype(np.float64).sum(0), np.cumsum(outputs)[:-1])
+    for gradient, part in zip(gradients[1 + len(outputs) :], sums):
+        assert_close(gradient, part)
+
+
+def test_gradients_are_those_of_the_output():
+    rng = np.random.default_rng(2)
+    given = arrays(rng, (3, 4), [6, 9], 7, 1)
+    dy = rng.standard_normal((3, 4, 15)).astype(np.float32)
+    _, gradients = run(operator(2, 1, "float32"), given, dy, range(5))
+
+    def reference(x, weight_1, weight_2, bias_1, bias_2):
+        return x @ np.concatenate([weight_1, weight_2]).T + np.concatenate([bias_1, bias_2])
+
+    assert_gradients_match(reference, given, gradients, range(5), dy, rng)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_packing_again_uses_the_same_memory_and_the_new_weights(dtype):
+    rng = np.random.default_rng(3)
+    x, *weights = (mx.nd.array(a) for a in arrays(rng, (8,), [16, 4], 32, 0))
+    attributes = {"num_weights": 2, "dtype": dtype}
+    packed = mx.nd.bert_pack(*weights, **attributes)
+    view = packed.reshape((-1,))  # shares the memory
+    before = view.asnumpy()
+    for weight in weights:
+        weight *= -1
+    x.attach_grad()
+    mx.nd.bert_pack(*weights, out=packed, **attributes)
+    if dtype == "bfloat16":  # in float32 nothing is packed
+        assert (view.asnumpy() != before).any()
+    with mx.autograd.record():
+        y = mx.nd.bert_dense(x, *weights, packed, bias=0, **attributes)
+    dy = rng.standard_normal(y.shape).astype(np.float32)
+    y.backward(mx.nd.array(dy))
+    weight = factor(np.concatenate([w.asnumpy() for w in weights]), dtype)
+    assert_close(y.asnumpy(), factor(x.asnumpy(), dtype) @ weight.T)
+    assert_close(x.grad.asnumpy(), factor(dy, dtype) @ weight)
+
+
+class Layer(mx.gluon.HybridBlock):
+    def __init__(self, outputs: int, inputs: int, dtype: str) -> None:
+        super().__init__()
+        self.dtype = dtype
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=(outputs, inputs))
+            self.bias = self.params.get("bias", shape=(outputs,))
+
+    def hybrid_forward(self, F, x, packed, weight, bias):
+        return F.bert_dense(x, weight, bias, packed, num_weights=1, bias=1, dtype=self.dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_in_a_hybridized_block(dtype):
+    rng = np.random.default_rng(4)
+    layer = Layer(24, 40, dtype)
+    layer.initialize(mx.init.Normal(1))
+    layer.hybridize(static_alloc=True, static_shape=True)
+    weight = layer.weight.data()
+    packed = mx.nd.bert_pack(weight, num_weights=1, dtype=dtype)
+    for _ in range(3):
+        x = mx.nd.array(rng.standard_normal((2, 10, 40)))
+        with mx.autograd.record():
+            y = layer(x, packed)
+        y.backward()
+        product = factor(x.asnumpy(), dtype) @ factor(weight.asnumpy(), dtype).T
+        assert_close(y.asnumpy(), product + layer.bias.data().asnumpy())
+        sums = factor(x.asnumpy(), dtype).sum((0, 1))
+        assert_close(layer.weight.grad().asnumpy(), np.broadcast_to(sums, (24, 40)))
+        assert_close(layer.bias.grad().asnumpy(), np.full(24, 20.0))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_no_number_stays_so(dtype):
+    for value in (np.nan, np.inf):
+        x, weight = np.ones((2, 3), np.float32), np.ones((4, 3), np.float32)
+        weight[1, 2] = value
+        y, gradients = run(operator(1, 0, dtype), [x, weight], np.ones((2, 4), np.float32), [0])
+        assert (np.isfinite(y) == [True, False, True, True]).all()
+        assert (np.isfinite(gradients[0]) == [True, True, False]).all()
+
+
+def test_the_same_result_every_time():
+    rng = np.random.default_rng(5)
+    given = arrays(rng, (100,), [64], 96, 1)
+    dy = rng.standard_normal((100, 64)).astype(np.float32)
+    first, first_gradients = run(operator(1, 1, "float32"), given, dy, range(3))
+    second, second_gradients = run(operator(1, 1, "float32"), given, dy, range(3))
+    assert (first == second).all()
+    assert all((a == b).all() for a, b in zip(first_gradients, second_gradients))
+
+
+def test_wrong_shapes_and_attributes_are_errors():
+    x, weight = mx.nd.ones((2, 3)), mx.nd.ones((4, 3))
+    packed = mx.nd.bert_pack(weight, num_weights=1, dtype="float32")
+    with pytest.raises(mx.MXNetError):
+        mx.nd.bert_dense(
+            mx.nd.ones((2, 5)), weight, packed, num_weights=1, bias=0, dtype="float32"
+        ).wait_to_read()
+    with pytest.raises(mx.MXNetError):
+        mx.nd.bert_pack(weight, mx.nd.ones((4, 2)), num_weights=2, dtype="float32").wait_to_read()
+    with pytest.raises(mx.MXNetError):
+        mx.nd.bert_dense(x, weight, packed, num_weights=1, bias=0, dtype="float16").wait_to_read()
+
+
+VARIANTS = [{"BERT_OPERATORS_ISA": isa} for isa in ("baseline", "avx2", "avx512")]
+VARIANTS += [{"BERT_OPERATORS_BF16": engine} for engine in ("native", "rounded")]
+
+
+@pytest.mark.skipif("OPERATORS_VARIANT" in os.environ, reason="is a variant itself")
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(variant.values()))
+def test_variants(variant):
+    """This file again with other kernels and the other way to multiply bfloat16."""
+    with open("/proc/cpuinfo") as info:
+        flags = info.read().split()
+    needed = {"avx2": "avx2", "avx512": "avx512bw", "native": "avx512bw"}.get(next(iter(variant.values())))
+    if needed and needed not in flags:
+        pytest.skip(f"this processor has no {needed}")
+    environment = {**os.environ, **variant, "OPERATORS_VARIANT": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert done.returncode == 0, done.stdout

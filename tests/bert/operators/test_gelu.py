@@ -1,0 +1,121 @@
+"""bert_bias_gelu against float64 NumPy, finite differences and MXNet's own operators."""
+
+from __future__ import annotations
+
+import math
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from bert.native_operators import load_operators
+from tests.bert.operators.checking import assert_gradients_match, run
+
+if not load_operators():
+    pytest.skip("the operators are not built", allow_module_level=True)
+
+SHAPES = [(1, 1), (5,), (3, 5), (2, 3, 17), (7, 16), (4, 129), (2, 40, 64)]
+
+
+def normal_cdf(x: np.ndarray) -> np.ndarray:
+    return 0.5 * np.vectorize(math.erfc, otypes=[float])(-x / math.sqrt(2))
+
+
+def reference(x: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    h = x + bias
+    return h * normal_cdf(h)
+
+
+def slope(h: np.ndarray) -> np.ndarray:
+    return normal_cdf(h) + h * np.exp(-h * h / 2) / math.sqrt(2 * math.pi)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_forward_and_gradients(shape):
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(s).astype("float32") * 2 for s in (shape, shape[-1:])]
+    output_gradient = rng.standard_normal(shape).astype("float32")
+
+    output, gradients = run(mx.nd.bert_bias_gelu, arrays, output_gradient, (0, 1))
+
+    np.testing.assert_allclose(output, reference(*(a.astype("float64") for a in arrays)), atol=1e-6)
+    assert_gradients_match(reference, arrays, gradients, (0, 1), output_gradient, rng)
+
+
+def test_accuracy_between_minus_10_and_10():
+    x = np.linspace(-10, 10, 100_001, dtype="float32").reshape(-1, 1)
+    ones = np.ones_like(x)
+    output, (gradient,) = run(mx.nd.bert_bias_gelu, [x, np.zeros(1, "float32")], ones, (0,))
+    h = x.astype("float64")
+    # The error of the approximation and of rounding to float32, which is 2.4e-7 near 4 and 4.8e-7 beyond 8.
+    assert np.abs(output - reference(h, 0)).max() < 5e-7
+    assert np.abs(gradient - slope(h)).max() < 4e-7
+    tail = h < -6
+    assert np.abs((output - reference(h, 0))[tail]).max() < 1e-9
+
+
+def test_extremes():
+    x = np.array([1e30, -1e30, 3e38, -3e38, 40, -40, 0, np.nan], "float32").reshape(-1, 1)
+    output, (gradient,) = run(mx.nd.bert_bias_gelu, [x, np.zeros(1, "float32")], np.ones_like(x), (0,))
+    np.testing.assert_array_equal(output[:, 0], [x[0, 0], 0, x[2, 0], 0, 40, 0, 0, np.nan])
+    np.testing.assert_allclose(gradient[:, 0], [1, 0, 1, 0, 1, 0, 0.5, np.nan], atol=1e-7)
+
+
+def test_output_may_be_the_input():
+    rng = np.random.default_rng(1)
+    x, bias = (mx.nd.array(rng.standard_normal(shape)) for shape in ((37, 29), (29,)))
+    expected = mx.nd.bert_bias_gelu(x, bias).asnumpy()
+    mx.nd.bert_bias_gelu(x, bias, out=x)
+    np.testing.assert_array_equal(x.asnumpy(), expected)
+
+
+class Block(mx.gluon.HybridBlock):
+    def __init__(self, fused: bool):
+        super().__init__()
+        self._fused = fused
+        self.bias = self.params.get("bias", shape=(24,), init=mx.init.Normal(1))
+
+    def hybrid_forward(self, F, x, bias):
+        x = F.FullyConnected(x, F.ones((24, 24)) * 0.1, no_bias=True, num_hidden=24, flatten=False)
+        return (
+            F.bert_bias_gelu(x, bias)
+            if self._fused
+            else F.LeakyReLU(F.broadcast_add(x, bias), act_type="gelu")
+        )
+
+
+def test_hybridized_block_gives_what_mxnets_operators_give():
+    x = mx.nd.random.normal(shape=(2, 9, 24))
+    x.attach_grad()
+    results = []
+    bias = None
+    for fused in (True, False):
+        block = Block(fused)
+        block.initialize()
+        if bias is None:
+            bias = block.bias.data()
+        block.bias.set_data(bias)
+        block.hybridize(static_alloc=True, static_shape=True)
+        for _ in range(2):  # the first call traces the block, the second runs in the memory planned for it
+            with mx.autograd.record():
+                output = block(x)
+            output.backward(mx.nd.cos(mx.nd.arange(432)).reshape(output.shape))
+        results.append([array.asnumpy() for array in (output, x.grad, block.bias.grad())])
+    for ours, theirs in zip(*results):
+        np.testing.assert_allclose(ours, theirs, atol=3e-6)
+
+
+def test_the_same_bits_each_time():
+    rng = np.random.default_rng(2)
+    arrays = [rng.standard_normal(s).astype("float32") for s in ((301, 77), (77,))]
+    dy = rng.standard_normal((301, 77)).astype("float32")
+    results = [run(mx.nd.bert_bias_gelu, arrays, dy, (0, 1)) for _ in range(5)]
+    for output, gradients in results[1:]:
+        np.testing.assert_array_equal(output, results[0][0])
+        for gradient, first in zip(gradients, results[0][1]):
+            np.testing.assert_array_equal(gradient, first)
+
+
+def test_shapes_that_do_not_fit_are_errors():
+    with pytest.raises(mx.MXNetError):
+        mx.nd.bert_bias_gelu(mx.nd.ones((2, 3)), mx.nd.ones((4,))).wait_to_read()

@@ -1,0 +1,268 @@
+"""bert_layer_norm and bert_add_norm against float64 NumPy, finite differences and MXNet's own operators."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from bert.native_operators import load_operators
+from tests.bert.operators.checking import assert_gradients_match, run
+
+if not load_operators():
+    pytest.skip("the operators are not built", allow_module_level=True)
+
+EPS = 1e-12
+PREDICT, TRAIN = 1, 2  # what F.Dropout(F.ones((1,)), p=0.5) can be
+# Rows of one, sizes below, between and above the vectors' widths, one axis, three axes.
+SHAPES = [(1, 3), (3, 5), (17,), (2, 3, 16), (5, 31), (1, 129), (2, 33, 64)]
+
+
+def layer_norm(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, eps: float = EPS) -> np.ndarray:
+    x = x.astype("float64")
+    centred = x - x.mean(axis=-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps) * gamma + beta
+
+
+def add_norm(x, bias, residual, gamma, beta, factors=1.0):
+    return layer_norm(residual + (x + bias) * factors, gamma, beta)
+
+
+def fused(*arrays: mx.nd.NDArray, dropout: float = 0.0, mode: int = TRAIN) -> mx.nd.NDArray:
+    return mx.nd.bert_add_norm(*arrays, mx.nd.array([mode]), dropout=dropout, eps=EPS)[0]
+
+
+def random_inputs(shape: tuple, rng: np.random.Generator) -> list[np.ndarray]:
+    """x, bias, residual, gamma, beta."""
+    shapes = (shape, shape[-1:], shape, shape[-1:], shape[-1:])
+    return [rng.standard_normal(s).astype("float32") for s in shapes]
+
+
+def dropout_factors(shape: tuple, rate: float) -> np.ndarray:
+    """What the next call multiplies x + bias with. Seeds the generator.
+
+    A call with the same seed, with x = 1 and the residual = 0, has normalised values above the mean where an
+    element was kept.
+    """
+    mx.random.seed(5)
+    ones, zeros = mx.nd.ones(shape), mx.nd.zeros(shape)
+    gamma, beta = mx.nd.ones(shape[-1:]), mx.nd.zeros(shape[-1:])
+    normalised = fused(ones, beta, zeros, gamma, beta, dropout=rate).asnumpy()
+    assert (normalised != 0).any(axis=-1).all(), "a row was kept or dropped as a whole"
+    mx.random.seed(5)
+    return np.where(normalised > 0, 1 / (1 - rate), 0.0)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_layer_norm(shape):
+    rng = np.random.default_rng(0)
+    x, _, _, gamma, beta = random_inputs(shape, rng)
+    output_gradient = rng.standard_normal(shape).astype("float32")
+    operator = partial(mx.nd.bert_layer_norm, eps=EPS)
+
+    output, gradients = run(operator, [x, gamma, beta], output_gradient, (0, 1, 2))
+
+    np.testing.assert_allclose(output, layer_norm(x, gamma, beta), atol=1e-5)
+    assert_gradients_match(layer_norm, [x, gamma, beta], gradients, (0, 1, 2), output_gradient, rng, 5e-4)
+
+
+@pytest.mark.parametrize("dropout, mode", [(0.0, TRAIN), (0.9, PREDICT)])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_add_norm_without_dropout(shape, dropout, mode):
+    rng = np.random.default_rng(1)
+    arrays = random_inputs(shape, rng)
+    output_gradient = rng.standard_normal(shape).astype("float32")
+
+    operator = partial(fused, dropout=dropout, mode=mode)
+    output, gradients = run(operator, arrays, output_gradient, range(5))
+
+    np.testing.assert_allclose(output, add_norm(*arrays), atol=1e-5)
+    assert_gradients_match(add_norm, arrays, gradients, range(5), output_gradient, rng, 5e-4)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+@pytest.mark.parametrize("shape", [(3, 65), (2, 40, 48)], ids=str)
+def test_add_norm_with_dropout(shape, rate):
+    rng = np.random.default_rng(2)
+    arrays = random_inputs(shape, rng)
+    output_gradient = rng.standard_normal(shape).astype("float32")
+    factors = dropout_factors(shape, rate)
+
+    output, gradients = run(partial(fused, dropout=rate), arrays, output_gradient, range(5))
+
+    reference = partial(add_norm, factors=factors)
+    np.testing.assert_allclose(output, reference(*arrays), atol=1e-5)
+    assert_gradients_match(reference, arrays, gradients, range(5), output_gradient, rng, 5e-4)
+    # What was dropped has no gradient, everything else has one.
+    assert ((gradients[0] != 0) == (factors != 0)).all()
+
+
+@pytest.mark.parametrize("mean, spread", [(1e3, 1.0), (1e3, 1e-2), (-1e4, 0.1), (1e-20, 1e-12), (0.0, 1e4)])
+def test_large_means_and_small_spreads(mean, spread):
+    """The variance does not come from a difference of large numbers."""
+    rng = np.random.default_rng(3)
+    x = (mean + spread * rng.standard_normal((8, 768))).astype("float32")
+    dy = rng.standard_normal(x.shape).astype("float32")
+    gamma, beta = np.ones(768, "float32"), np.zeros(768, "float32")
+    output, (dx,) = run(partial(mx.nd.bert_layer_norm, eps=EPS), [x, gamma, beta], dy, (0,))
+    np.testing.assert_allclose(output, layer_norm(x, gamma, beta), atol=2e-6)
+
+    wide = x.astype("float64")
+    deviation = np.sqrt(wide.var(axis=-1, keepdims=True) + EPS)
+    n = (wide - wide.mean(axis=-1, keepdims=True)) / deviation
+    expected = (dy - dy.mean(axis=-1, keepdims=True) - n * (dy * n).mean(axis=-1, keepdims=True)) / deviation
+    np.testing.assert_allclose(dx * deviation, expected * deviation, atol=5e-6)
+
+
+def test_outliers():
+    x = np.ones((2, 100), "float32")
+    x[0, 0] = 1e6
+    x[1, 1:] += np.arange(99, dtype="float32") / 1e3
+    x[1, 0] = -1e4
+    gamma, beta = np.ones(100, "float32"), np.zeros(100, "float32")
+    output, _ = run(partial(mx.nd.bert_layer_norm, eps=EPS), [x, gamma, beta])
+    np.testing.assert_allclose(output, layer_norm(x, gamma, beta), atol=2e-6, rtol=1e-6)
+
+
+def test_constant_rows_have_no_spread_to_blow_up():
+    x = np.full((3, 77), 1234.567, "float32")
+    gamma, beta = np.ones(77, "float32"), np.full(77, 0.5, "float32")
+    output, (dx,) = run(partial(mx.nd.bert_layer_norm, eps=1e-5), [x, gamma, beta], np.ones_like(x), (0,))
+    np.testing.assert_allclose(output, 0.5, atol=1e-4)
+    assert np.isfinite(dx).all()
+
+
+def test_nan_stays_in_its_row():
+    x = np.random.default_rng(4).standard_normal((3, 40)).astype("float32")
+    x[1, 7] = np.nan
+    output, _ = run(partial(mx.nd.bert_layer_norm, eps=EPS), [x, np.ones(40, "f"), np.zeros(40, "f")])
+    assert np.isnan(output).all(axis=1).tolist() == [False, True, False]
+    assert not np.isnan(output[[0, 2]]).any()
+
+
+class Chain(mx.gluon.HybridBlock):
+    """LayerNorm(residual + Dropout(x + bias)), fused or by MXNet's operators."""
+
+    def __init__(self, fused: bool, dropout: float):
+        super().__init__()
+        self._fused = fused
+        self._dropout = dropout
+        for index, name in enumerate(("bias", "gamma", "beta")):
+            value = np.random.default_rng(index).standard_normal(48)
+            setattr(self, name, self.params.get(name, shape=(48,), init=mx.init.Constant(mx.nd.array(value))))
+
+    def hybrid_forward(self, F, x, residual, bias, gamma, beta):
+        mode = F.Dropout(F.ones((1,)), p=0.5)
+        if self._fused:
+            out = F.bert_add_norm(x, bias, residual, gamma, beta, mode, dropout=self._dropout, eps=EPS)[0]
+        else:
+            x = F.Dropout(F.broadcast_add(x, bias), p=self._dropout)
+            out = F.LayerNorm(residual + x, gamma, beta, eps=EPS)
+        return out * 1
+
+
+def run_block(block: mx.gluon.HybridBlock, *inputs: mx.nd.NDArray) -> list[np.ndarray]:
+    """The output and all gradients, of the second call: the first one traces the block."""
+    for x in inputs:
+        x.attach_grad()
+    for _ in range(2):
+        with mx.autograd.record():
+            output = block(*inputs)
+        output.backward(mx.nd.cos(mx.nd.arange(output.size)).reshape(output.shape))
+    parameters = [parameter.grad() for parameter in block.collect_params().values()]
+    return [array.asnumpy() for array in (output, *(x.grad for x in inputs), *parameters)]
+
+
+def test_hybridized_block_gives_what_mxnets_operators_give():
+    x, residual = mx.nd.random.normal(shape=(2, 9, 48)), mx.nd.random.normal(shape=(2, 9, 48))
+    results = []
+    for fused_ in (True, False):
+        block = Chain(fused_, 0.0)
+        block.initialize()
+        block.hybridize(static_alloc=True, static_shape=True)
+        results.append(run_block(block, x, residual))
+    for ours, theirs in zip(*results):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_hybridized_dropout_in_training_and_prediction():
+    x, residual = mx.nd.random.normal(shape=(4, 48)), mx.nd.random.normal(shape=(4, 48))
+    block = Chain(True, 0.5)
+    block.initialize()
+    block.hybridize(static_alloc=True, static_shape=True)
+    predicted = block(x, residual).asnumpy()
+    trained = []
+    for seed in (1, 1, 2):
+        mx.random.seed(seed)
+        with mx.autograd.record():
+            trained.append([block(x, residual).asnumpy() for _ in range(2)])
+    np.testing.assert_array_equal(block(x, residual).asnumpy(), predicted)
+    np.testing.assert_array_equal(trained[0], trained[1])  # the same seed, the same elements
+    assert np.abs(trained[0][0] - trained[0][1]).max() > 0.1  # other elements in the next step
+    assert np.abs(trained[0][0] - trained[2][0]).max() > 0.1  # and for another seed
+    assert np.abs(trained[0][0] - predicted).max() > 0.1
+
+
+def test_the_same_bits_each_time():
+    rng = np.random.default_rng(6)
+    arrays = random_inputs((301, 77), rng)
+    dy = rng.standard_normal((301, 77)).astype("float32")
+    results = []
+    for _ in range(4):
+        mx.random.seed(9)
+        output, gradients = run(partial(fused, dropout=0.3), arrays, dy, range(5))
+        results.append([output, *gradients])
+    for again in results[1:]:
+        for first, other in zip(results[0], again):
+            np.testing.assert_array_equal(first, other)
+
+
+def test_outputs_may_be_inputs():
+    rng = np.random.default_rng(7)
+    x, bias, residual, gamma, beta = map(mx.nd.array, random_inputs((37, 29), rng))
+    expected = fused(x, bias, residual, gamma, beta).asnumpy()
+    key = mx.nd.zeros((2,))
+    mode = mx.nd.array([TRAIN])
+    mx.nd.bert_add_norm(x, bias, residual, gamma, beta, mode, dropout=0, eps=EPS, out=[residual, key])
+    np.testing.assert_array_equal(residual.asnumpy(), expected)
+    expected = mx.nd.bert_layer_norm(x, gamma, beta, eps=EPS).asnumpy()
+    mx.nd.bert_layer_norm(x, gamma, beta, eps=EPS, out=x)
+    np.testing.assert_array_equal(x.asnumpy(), expected)
+
+
+@pytest.mark.parametrize(
+    "attributes", [{"dropout": 1}, {"dropout": -0.1}, {"dropout": 0.1, "eps": -1}, {}], ids=str
+)
+def test_attributes_outside_their_range_are_errors(attributes):
+    x, row, mode = mx.nd.ones((2, 3)), mx.nd.ones((3,)), mx.nd.ones((1,))
+    with pytest.raises(mx.MXNetError):
+        mx.nd.bert_add_norm(x, row, x, row, row, mode, **{"eps": EPS, **attributes})[0].wait_to_read()
+
+
+def test_shapes_that_do_not_fit_are_errors():
+    x, row, mode = mx.nd.ones((2, 3)), mx.nd.ones((3,)), mx.nd.ones((1,))
+    with pytest.raises(mx.MXNetError):
+        mx.nd.bert_layer_norm(x, mx.nd.ones((2,)), row, eps=EPS).wait_to_read()
+    with pytest.raises(mx.MXNetError):
+        mx.nd.bert_add_norm(x, row, mx.nd.ones((3, 3)), row, row, mode, dropout=0, eps=EPS)[0].wait_to_read()
+
+
+@pytest.mark.skipif("BERT_OPERATORS_ISA" in os.environ, reason="this is such a subprocess")
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
+def test_other_instruction_sets_and_thread_counts(isa):
+    """All elementwise operators' tests once more, with three threads."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "3", "BERT_OPERATORS_ISA": isa}
+    names = ("test_gelu.py", "test_norm.py", "test_embed.py", "test_gather.py", "test_dropout.py")
+    files = [str(Path(__file__).with_name(name)) for name in names]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
+    root = Path(__file__).resolve().parents[3]
+    result = subprocess.run(command, env=environment, cwd=str(root), capture_output=True, text=True)
+    if "this processor has" in result.stdout + result.stderr:
+        pytest.skip(f"this processor has no {isa}")
+    assert result.returncode == 0, result.stdout + result.stderr

@@ -1,0 +1,322 @@
+"""Where a step's time goes: intervals, kinds, parts that add up, the trace's file, and the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import mxnet as mx
+import pytest
+
+from bert.native_operators import load_operators
+from bert.profile import main
+from bert.profiler import separate_operators
+from bert.profiling.breakdown import EXPOSED, IDLE, PARTS, PYTHON, break_down, step_flops
+from bert.profiling.intervals import clip, intersect, shared, subtract, total, union
+from bert.profiling.kinds import (
+    ACTIVATION,
+    ATTENTION,
+    COMMUNICATION,
+    EMBEDDING,
+    HEADS,
+    NORMALISATION,
+    OPTIMIZER,
+    OTHER,
+    PRODUCTS,
+    classify,
+    is_backward,
+    is_bulk,
+)
+from bert.profiling.table import table
+from bert.profiling.trace import (
+    COPYING,
+    DATA_WAIT,
+    WAITING,
+    Operator,
+    Step,
+    Trace,
+    from_mxnet,
+    read_trace,
+    write_trace,
+)
+from data.errors import InputError
+from tests.processes import ROOT
+
+HEAD = b'{"otherData": {"format": "bert.profile 1", "clock": 0, "facts": {}}'
+FACTS = {"rank": 0, "model": "bert_2_32_4", "vocab_size": 50}
+
+
+class TestIntervals:
+    def test_union_joins_what_overlaps_or_touches_and_drops_what_is_empty(self):
+        assert union([(5, 6), (0, 2), (2, 3), (1, 2), (8, 8), (10, 9)]) == [(0, 3), (5, 6)]
+        assert total([(0, 2), (1, 4), (6, 7)]) == 5
+
+    def test_subtract_cuts_holes(self):
+        assert subtract([(0, 10), (20, 30)], [(-1, 1), (3, 4), (9, 22), (30, 31)]) == [
+            (1, 3),
+            (4, 9),
+            (22, 30),
+        ]
+        assert subtract([(0, 10)], []) == [(0, 10)]
+        assert subtract([(0, 10)], [(0, 10)]) == []
+        # One hole may reach into several intervals.
+        assert subtract([(0, 2), (3, 5), (6, 8)], [(1, 7)]) == [(0, 1), (7, 8)]
+
+    def test_intersect_and_clip(self):
+        assert intersect([(0, 5), (7, 9)], [(4, 8)]) == [(4, 5), (7, 8)]
+        assert clip([(0, 5), (7, 9), (9, 12)], (4, 8)) == [(4, 5), (7, 8)]
+
+    def test_time_is_shared_by_what_overlaps(self):
+        found = shared([("a", 0, 10), ("b", 4, 6), ("b", 5, 6), ("c", 20, 20)])
+        assert found == pytest.approx({"a": 4 + 0.5 + 1 / 3 + 4, "b": 0.5 + 2 / 3})
+        assert sum(found.values()) == pytest.approx(10)
+
+
+class TestKinds:
+    @pytest.mark.parametrize(
+        ("kind", "names"),
+        [
+            (PRODUCTS, "FullyConnected _backward_FullyConnected bert_dense _backward_bert_dense batch_dot"),
+            (ATTENTION, "_contrib_interleaved_matmul_selfatt_qk _backward_interleaved_matmul_selfatt_valatt"),
+            (ATTENTION, "softmax _backward_softmax bert_attention _backward_bert_attention stack"),
+            (NORMALISATION, "LayerNorm _backward_LayerNorm bert_add_norm _backward_bert_layer_norm"),
+            (ACTIVATION, "LeakyReLU _backward_LeakyReLU bert_bias_gelu _backward_bert_bias_gelu"),
+            (EMBEDDING, "Embedding _backward_Embedding bert_embed _backward_bert_embed"),
+            (HEADS, "log_softmax pick bert_gather _backward_bert_decode_loss Activation gather_nd"),
+            (OPTIMIZER, "dot lamb_update_phase1 lamb_update_phase2 bert_lamb bert_global_norm bert_pack"),
+            (COMMUNICATION, "horovod_allreduce horovod_grouped_allreduce BytePSPushPull"),
+            (OTHER, "Reshape SequenceMask DeleteVariable unheard_of _backward_unheard_of ImperativeBulk"),
+        ],
+    )
+    def test_each_operator_by_itself(self, kind, names):
+        for name in names.split():
+            assert classify([name]) == [kind], name
+
+    def test_dropout_belongs_to_its_neighbour(self):
+        assert classify(["softmax", "Dropout", "FullyConnected", "Dropout", "LayerNorm"])[1::2] == [
+            ATTENTION,
+            NORMALISATION,
+        ]
+        assert classify(["_backward_Dropout", "_backward_softmax", "_backward_Dropout", "add_n"])[::2] == [
+            ATTENTION,
+            NORMALISATION,
+        ]
+
+    def test_sums_belong_to_the_phase_they_run_in(self):
+        names = ["FullyConnected", "elemwise_add", "sum", "_backward_FullyConnected", "add_n", "elemwise_add"]
+        names += ["dot", "add_n", "sqrt", "lamb_update_phase1", "Cast", "_zeros", "Embedding", "elemwise_add"]
+        assert classify(names) == (
+            [PRODUCTS, NORMALISATION, HEADS, PRODUCTS, NORMALISATION, OPTIMIZER]  # the last adds a gradient
+            + [OPTIMIZER] * 6
+            + [EMBEDDING, NORMALISATION]
+        )
+
+    def test_bulks_are_known_by_their_names(self):
+        assert is_bulk("Cast,log_softmax") and is_bulk("ImperativeBulk") and not is_bulk("FullyConnected")
+        assert classify(["FullyConnected,LeakyReLU"]) == [OTHER]
+        assert is_backward("_backward_LayerNorm") and is_backward("_backward_a,add_n,_backward_b")
+        assert not is_backward("add_n,_backward_sum") and not is_backward("dot")
+
+
+def hand_made():
+    """Two steps of 1 ms. Times in microseconds:
+
+    data 0..100, copying 100..150, product 200..400, its gradient 400..700, communication 500..900, optimizer
+    900..950; data 1000..1300 but product 1000..1200, idle and waiting 1300..1400; the rest is Python's.
+    """
+    operators = [
+        Operator("bert_dense", PRODUCTS, 200, 400, 0),
+        Operator("_backward_bert_dense", PRODUCTS, 400, 700, 0),
+        Operator("horovod_allreduce", COMMUNICATION, 500, 900, 1),
+        Operator("bert_lamb", OPTIMIZER, 900, 950, 0),
+        Operator("bert_dense", PRODUCTS, 1000, 1200, 0),
+    ]
+    python = {
+        DATA_WAIT: [(0.0, 100.0), (1000.0, 1300.0)],
+        COPYING: [(100.0, 150.0)],
+        WAITING: [(1250.0, 1400.0)],
+    }
+    steps = [Step("step 3", 0, 1000), Step("step 4", 1000, 2000)]
+    facts = {**FACTS, "batches": [[(2, 8, 2)], [(2, 8, 2)]]}
+    return Trace(facts, 5e9, steps, operators, python)
+
+
+class TestBreakdown:
+    def test_each_part_and_the_whole(self):
+        found = break_down(hand_made())
+        ms = {part: row["ms"] for part, row in found["parts"].items() if row["ms"]}
+        assert ms == pytest.approx(
+            {
+                PRODUCTS: (200 + 300 + 200) / 2e3,
+                OPTIMIZER: 50 / 2e3,
+                EXPOSED: (900 - 700) / 2e3,
+                DATA_WAIT: (100 + 100) / 2e3,  # the rest of the second wait went on beside a product
+                COPYING: 50 / 2e3,
+                IDLE: 100 / 2e3,
+                PYTHON: (50 + 50 + 600) / 2e3,
+            }
+        )
+        assert found["step_ms"] == 1
+        assert sum(row["share"] for row in found["parts"].values()) == pytest.approx(1)
+        assert found["hidden_ms"] == pytest.approx({EXPOSED: 200 / 2e3, DATA_WAIT: 200 / 2e3})
+        row = found["parts"][PRODUCTS]
+        assert (row["forward_ms"], row["backward_ms"], row["calls"]) == pytest.approx((0.2, 0.15, 1.5))
+
+    def test_rates_come_from_the_work_and_the_peak(self):
+        trace = hand_made()
+        flops = step_flops(trace)
+        row = break_down(trace, peak=2.0)["parts"][PRODUCTS]
+        expected = 3 * (flops.encoder + flops.heads + flops.decoder) / 700e-6 / 1e9
+        assert row["gflops"] == pytest.approx(expected) and row["of_peak"] == pytest.approx(expected / 2)
+        trace.operators.append(Operator("bert_decode_loss", HEADS, 1200, 1210, 0))
+        rows = break_down(trace)["parts"]
+        assert rows[HEADS]["gflops"] == pytest.approx(3 * flops.decoder / 10e-6 / 1e9)
+        assert rows[PRODUCTS]["gflops"] < expected
+        trace.operators.append(Operator("bert_gather", HEADS, 1210, 1220, 0))
+        assert step_flops(trace).encoder < flops.encoder
+        del trace.facts["batches"]
+        assert step_flops(trace) is None and "gflops" not in break_down(trace)["parts"][PRODUCTS]
+
+    def test_the_table_shows_every_part_that_took_time_and_names_the_others(self):
+        trace = hand_made()
+        trace.operators.append(Operator("unheard_of", OTHER, 1900, 1950, 0))
+        text = "\n".join(table(break_down(trace, 100.0)))
+        for part in (PRODUCTS, OPTIMIZER, EXPOSED, DATA_WAIT, COPYING, PYTHON, IDLE, "unheard_of 0.03 ms"):
+            assert part in text, part
+        assert ATTENTION not in text
+        assert "communication: 0.20 ms a step under way, 0.10 ms of it (50%) while operators computed" in text
+        assert "100.0%" in text and "MXNET_EXEC_BULK" not in text
+        trace.operators.append(Operator("ImperativeBulk", OTHER, 1950, 1960, 0))
+        assert "MXNET_EXEC_BULK" in "\n".join(table(break_down(trace)))
+
+
+def mxnet_events():
+    """What MXNet's profiler writes of one step, as far as it is read."""
+
+    def pair(name, category, first, last, start, end, thread):
+        event = {"name": name, "cat": category, "tid": thread, "pid": 0}
+        return [{**event, "ph": first, "ts": start}, {**event, "ph": last, "ts": end}]
+
+    def mark(name, time):
+        return [
+            {"name": name, "cat": "bert,instant_marker", "ph": "n", "ts": time, "s": "p", "pid": 7, "tid": 1}
+        ]
+
+    return [
+        {"ph": "M", "args": {"name": "cpu/0"}, "pid": 0, "name": "process_name"},
+        *pair("FullyConnected", "operator", "B", "E", 1050, 1060, 9),
+        *pair("FullyConnected", "operator", "b", "e", 1050, 1060, 9),  # the same once more
+        *pair("horovod_allreduce", "operator", "B", "E", 1055, 1080, 8),
+        *pair("MXRandomSeed", "MXNET_C_API", "b", "e", 1040, 1041, 1),
+        *pair("MXNDArraySyncCopyFromCPU", "MXNET_C_API", "b", "e", 1042, 1045, 1),
+        *pair("MXNDArraySyncCopyToCPU", "MXNET_C_API", "b", "e", 1070, 1085, 1),
+        *pair("MXNDArraySyncCopyToCPU", "MXNET_C_API", "b", "e", 1000, 1085, 2),  # of another thread
+        *mark("step 10", 1000),
+        *mark("end of steps", 1100),
+    ]
+
+
+class TestTrace:
+    def test_mxnets_events(self):
+        trace = from_mxnet(mxnet_events(), {"rank": 0})
+        assert trace.clock == 1000 and trace.steps == [Step("step 10", 0, 100)]
+        assert trace.operators == [
+            Operator("FullyConnected", PRODUCTS, 50, 60, 0),
+            Operator("horovod_allreduce", COMMUNICATION, 55, 80, 1),
+        ]
+        assert trace.python == {DATA_WAIT: [(0, 40)], COPYING: [(42, 45)], WAITING: [(70, 85)]}
+
+    def test_events_without_marks_are_refused(self):
+        with pytest.raises(InputError, match="no marks of steps"):
+            from_mxnet(mxnet_events()[:-2], {})
+
+    def test_what_is_written_is_read_again_and_is_a_chrome_trace(self, tmp_path):
+        path = str(tmp_path / "trace.json")
+        trace = hand_made()
+        trace.operators.append(Operator("horovod_allreduce", COMMUNICATION, 600, 950, 1))
+        trace.operators.sort(key=lambda each: each.start)
+        write_trace(path, trace)
+        again = read_trace(path)
+        assert break_down(again) == json.loads(json.dumps(break_down(trace)))
+        assert again.clock == trace.clock and again.operators == trace.operators
+        events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+        assert {event["ph"] for event in events} == {"M", "X"}
+        rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+        both = [rows[each["tid"]] for each in events if each["name"] == "horovod_allreduce"]
+        assert both == ["communication 0", "communication 1"]  # they overlap
+        assert os.listdir(tmp_path) == ["trace.json"]
+
+
+class TestCommand:
+    def test_traces_of_two_ranks(self, tmp_path, capsys):
+        first, second = hand_made(), hand_made()
+        second.facts["rank"], second.clock = 1, first.clock + 500
+        write_trace(str(tmp_path / "t.json"), first)
+        write_trace(str(tmp_path / "t.json.1"), second)
+        assert main([str(tmp_path / "t.json"), "--peak", "100"]) == 0
+        shown = capsys.readouterr().out
+        assert "rank 0, bert_2_32_4" in shown and "rank 1, bert_2_32_4" in shown and "of peak" in shown
+        summary = json.loads((tmp_path / "t_summary.json").read_text())
+        assert [each["facts"]["rank"] for each in summary["ranks"]] == [0, 1]
+        assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+        events = json.loads((tmp_path / "t_timeline.json").read_text())["traceEvents"]
+        begins = [event["ts"] for event in events if event["name"] == "step 3"]
+        assert begins == [0, 500]  # on one time axis
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (None, "cannot be read"),
+            (b'{"traceEvents": [{"na', "damaged or no JSON"),
+            (b"\x80\x81", "damaged or no JSON"),
+            (b'{"traceEvents": []}', "no trace of training steps"),
+            (b"[]", "no trace of training steps"),
+            (b'{"otherData": {"format": "bert.profile 1"}, "traceEvents": []}', "is damaged"),
+            (HEAD + b', "traceEvents": [{}]}', "is damaged"),
+            (HEAD + b', "traceEvents": [{"ph": "X", "name": "a", "cat": "b", "ts": 0, "dur": 1}]}', "'b'"),
+            (HEAD + b', "traceEvents": []}', "no steps"),
+        ],
+    )
+    def test_files_that_are_no_traces(self, tmp_path, content, message):
+        path = tmp_path / "trace.json"
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(InputError, match=message) as raised:
+            main([str(path)])
+        assert str(path) in str(raised.value) and "\n" not in str(raised.value)
+
+    def test_a_folder_that_is_not_there(self, tmp_path):
+        write_trace(str(tmp_path / "t.json"), hand_made())
+        with pytest.raises(InputError, match="--out .* cannot be written"):
+            main([str(tmp_path / "t.json"), "--out", str(tmp_path / "none" / "x")])
+
+    def test_operators_cannot_be_separated_after_the_import(self):
+        with pytest.raises(RuntimeError, match="before mxnet"):
+            separate_operators()
+
+    @pytest.mark.parametrize("operators", ["mxnet", "fused"])
+    def test_a_real_run(self, tmp_path, operators):
+        """A few steps of a small model in a process of its own."""
+        if operators == "fused" and not (load_operators() and hasattr(mx.nd, "bert_decode_loss")):
+            pytest.skip("the fused operators have not been built")
+        command = [sys.executable, "-m", "bert.profile", "--model", "bert_2_32_4", "--max_seq_length", "16"]
+        command += ["--batch_size", "4", "--accumulate", "2", "--steps", "2", "--warmup", "2", "--out", "p"]
+        command += ["--operators", operators, *(["--peak", "1000"] if operators == "fused" else [])]
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert "step 3 to 4" in done.stdout and "2 x 4 sequences of 16 tokens, 3 masked" in done.stdout
+        assert sorted(os.listdir(tmp_path)) == ["p.png", "p_summary.json", "p_timeline.json"]
+        (rank,) = json.loads((tmp_path / "p_summary.json").read_text())["ranks"]
+        parts = rank["parts"]
+        assert list(parts) == list(PARTS) and not rank["bulked"]
+        assert sum(row["share"] for row in parts.values()) == pytest.approx(1)
+        assert sum(row["ms"] for row in parts.values()) == pytest.approx(rank["step_ms"])
+        for kind in (PRODUCTS, ATTENTION, NORMALISATION, ACTIVATION, EMBEDDING, HEADS, OPTIMIZER):
+            assert parts[kind]["ms"] > 0 and parts[kind]["calls"] > 0, kind
+        assert parts[PRODUCTS]["backward_ms"] > 0 and 0 < parts[PRODUCTS]["of_peak"] < 1
+        named = sum(row["ms"] for row in rank["operators"].values())
+        assert named == pytest.approx(sum(parts[kind]["ms"] for kind in (*parts,) if parts[kind]["calls"]))
+        assert parts[OTHER]["share"] < 0.5

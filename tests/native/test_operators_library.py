@@ -1,0 +1,36 @@
+"""What the linker made of the fused operators."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+VENV = Path(sys.prefix)
+KERNELS = sorted((VENV / "operators").glob("*_kernels.*.o"))
+
+
+@pytest.mark.parametrize("isa", ["avx2", "avx512", "avx512_bf16"])
+def test_kernels_bring_no_code_that_the_linker_could_share_between_instruction_sets(isa: str) -> None:
+    """A library function that is compiled into several files exists once in the end, perhaps with
+    instructions that an older processor does not have."""
+    objects = [path for path in KERNELS if f".{isa}." in path.name]
+    assert objects, "make setup leaves the objects in .venv/operators"
+    for path in objects:
+        listed = subprocess.run(["nm", "-C", str(path)], stdout=subprocess.PIPE, check=True, text=True).stdout
+        shared = [line for line in listed.splitlines() if " W " in line or " u " in line]
+        assert [line for line in shared if f"operators::{isa}::" not in line] == [], path.name
+
+
+def test_an_instruction_set_beyond_the_processor_or_unknown_is_refused() -> None:
+    code = "from bert.native_operators import load_operators; load_operators()"
+    env = {**os.environ, "BERT_OPERATORS_ISA": "sse9", "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode != 0
+    assert "BERT_OPERATORS_ISA=sse9" in result.stderr
