@@ -59,7 +59,7 @@ def make_step(model, dtype, operators):
     initialize(bert, device, "float32", seed=0)
     parameters = trainable(bert)
     weights = [parameter.data(device) for parameter in parameters.values()]
-    optimizer = Optimizer("lamb", list(parameters), weights)
+    optimizer = Optimizer("lamb", list(parameters), weights, native=operators == "fused")
     network = make_network(bert, name, dtype, DROPOUT, operators)
     step = TrainStep(
         network,

@@ -131,12 +131,14 @@ def test_every_command_is_of_a_tested_kind():
             return "training"
         if words[:2] == [".venv/bin/python", "-m"] and words[2].startswith("data."):
             return words[2]
+        if words[:3] == [".venv/bin/python", "-m", "bert.profile"]:
+            return "profile"  # tests/bert/test_profile.py
         if words[:3] == [".venv/bin/python", "-m", "pytest"]:
             return "pytest"
         raise AssertionError(f"{command.guide}: nothing here tests: {command.text}")
 
     kinds = {kind(command) for command in ALL}
-    assert kinds - {"pytest"} == {"make", "hparams", "training", *DATA_COMMANDS}
+    assert kinds - {"pytest"} == {"make", "hparams", "training", "profile", *DATA_COMMANDS}
     for command in ALL:  # only hparams.py prints the same everywhere; a run is shown as an example
         assert command.shown is None or command in HPARAMS or command.text == "make pretrain"
 
@@ -399,6 +401,7 @@ def helps_of() -> dict[str, str]:
     """What each command says of its options."""
     modules = [f"-m {name}" for name in DATA_COMMANDS]
     modules += [SCRIPT, "hparams.py", "hosts/launch_byteps.py", "-m bench.step", "-m bench.threads"]
+    modules += ["-m bench.optimizer", "-m bench.bfloat16", "-m bert.profile"]
     return {each: run_command([sys.executable, *each.split(), "--help"]).check().stdout for each in modules}
 
 

@@ -160,7 +160,8 @@ def test_numbers_out_of_range(flag, bad):
 @pytest.mark.parametrize(
     "argv, named",
     [
-        (["--dtype", "bfloat16"], "--dtype"),
+        (["--dtype", "int8"], "--dtype"),
+        (["--operators", "cuda"], "--operators"),
         (["--optimizer", "sgd"], "--optimizer"),
         (["--dataset_name", "openwebtext"], "--dataset_name"),
         (["--progress", "loud"], "--progress"),

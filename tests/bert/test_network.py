@@ -1,0 +1,64 @@
+"""Which operators a run gets, and what it is told when it cannot have them."""
+
+from __future__ import annotations
+
+import mxnet as mx
+import pytest
+
+import bert.network
+from bert.fused import FusedPretrainingLoss
+from bert.loss import PretrainingLoss
+from bert.model import build_model, initialize
+from bert.native_operators import load_operators
+from bert.network import choose_operators, make_network
+from data.errors import InputError
+
+
+@pytest.mark.parametrize(
+    "wanted, dtype, device, expected",
+    [
+        ("auto", "float32", mx.cpu(), "fused"),
+        ("fused", "float32", mx.cpu(), "fused"),
+        ("auto", "bfloat16", mx.cpu(), "fused"),
+        ("mxnet", "float32", mx.cpu(), "mxnet"),
+        ("auto", "float16", mx.gpu(0), "mxnet"),
+        ("mxnet", "float32", mx.gpu(0), "mxnet"),
+    ],
+)
+def test_the_fused_operators_are_for_cpus(wanted: str, dtype: str, device: mx.Context, expected: str) -> None:
+    assert choose_operators(wanted, dtype, device) == expected
+
+
+@pytest.mark.parametrize(
+    "wanted, dtype, device, message",
+    [
+        ("fused", "float32", mx.gpu(0), "--operators fused: they are for CPUs"),
+        ("auto", "bfloat16", mx.gpu(0), "--dtype bfloat16 .* on GPUs use float16"),
+        ("mxnet", "bfloat16", mx.cpu(), "--dtype bfloat16 .* without --operators mxnet"),
+    ],
+)
+def test_what_cannot_be_had_is_an_error(wanted: str, dtype: str, device: mx.Context, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        choose_operators(wanted, dtype, device)
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an installation by hand, without make setup."""
+    monkeypatch.setattr(bert.network, "load_operators", lambda: False)
+    assert choose_operators("auto", "float32", mx.cpu()) == "mxnet"
+    for wanted, dtype in (("fused", "float32"), ("auto", "bfloat16")):
+        with pytest.raises(InputError, match="make setup"):
+            choose_operators(wanted, dtype, mx.cpu())
+
+
+def test_a_missing_library_is_not_loaded(tmp_path) -> None:
+    if not hasattr(mx.nd, "bert_dense"):  # else a test before this one has loaded it, which cannot be undone
+        assert load_operators(str(tmp_path / "libbert_operators.so")) is False
+
+
+@pytest.mark.parametrize("operators, expected", [("fused", FusedPretrainingLoss), ("mxnet", PretrainingLoss)])
+def test_the_network_is_the_one_chosen(operators: str, expected: type) -> None:
+    assert load_operators()
+    bert_model = build_model("bert_1_16_2", 30, dropout=0.0)
+    initialize(bert_model, mx.cpu(), "float32", seed=0)
+    assert isinstance(make_network(bert_model, "bert_1_16_2", "float32", 0.0, operators), expected)
