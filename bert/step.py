@@ -60,11 +60,16 @@ class TrainStep:
         self._clip_norm = clip_norm
         self._random_seed_of = random_seed_of
 
+    @property
+    def gradients(self) -> list[mx.nd.NDArray]:
+        """Of the last step, averaged over the ranks, with the loss scale, in the order of the parameters."""
+        return self._accumulation.arrays
+
     def __call__(self, step: int, batches: Sequence[Batch], lr: float, keep_going: bool = True) -> StepResult:
         """Takes step number `step` on this rank's micro-batches. Every rank calls it alike."""
         mx.random.seed(self._random_seed_of(step))
         sums = self._forward_and_backward(batches)
-        gradients = self._accumulation.arrays
+        gradients = self.gradients
         self._communicator.average(gradients)
         norm = global_norm(gradients, self._optimizer.native)  # the one wait for the device
         finite, keep_going = self._communicator.all_agree([math.isfinite(norm), keep_going])

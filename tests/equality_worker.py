@@ -19,11 +19,13 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
+from bert.fused import FusedPretrainingLoss
 from bert.model import trainable
 from bert.scaler import DynamicScaler
+from bert.step import TrainStep
 from comm.base import Communicator
 from data.batches import Batch
-from tests.bert.tiny import gradients, make_step, random_batch, tiny_network, weights
+from tests.bert.tiny import make_step, random_batch, tiny_network, weights
 
 RANKS = 2
 RUNS = {"accumulate-1": 1, "accumulate-3": 3, "accumulate-1-again": 1}  # name: micro-batches of a rank
@@ -76,7 +78,7 @@ def train(communicator: Communicator, accumulate: int, path: Path) -> None:
     """One run; its files' names begin with `path`."""
     shares = range(RANKS) if communicator.size == 1 else [communicator.rank]
     # The ranks begin apart: that they are brought together is part of what must work.
-    network = tiny_network(seed=communicator.rank, spread=0.1)
+    network = tiny_network(seed=communicator.rank, spread=0.1, operators="fused")
     communicator.broadcast([parameter.data() for parameter in trainable(network.bert).values()])
     scaler = DynamicScaler(growth_interval=GROWTH_INTERVAL)
     take_step, _ = make_step(network, accumulate * len(shares), CLIP_NORM, scaler, communicator)
@@ -89,10 +91,15 @@ def train(communicator: Communicator, accumulate: int, path: Path) -> None:
         seen["grad_norm"].append(result.grad_norm)
         seen["applied"].append(result.applied)
         if step == 1:
-            np.savez(f"{path}.gradients.npz", **gradients(network))
+            np.savez(f"{path}.gradients.npz", **gradients_of(take_step, network))
     mx.nd.waitall()
     np.savez(f"{path}.parameters.npz", **weights(network))
     Path(f"{path}.steps.json").write_text(json.dumps(seen), encoding="utf-8")
+
+
+def gradients_of(take_step: TrainStep, network: FusedPretrainingLoss) -> dict[str, np.ndarray]:
+    """What the step has averaged over the ranks, by name."""
+    return {name: array.asnumpy() for name, array in zip(trainable(network.bert), take_step.gradients)}
 
 
 def main(backend: str, directory: Path) -> None:

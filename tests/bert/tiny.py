@@ -8,8 +8,10 @@ import mxnet as mx
 import numpy as np
 
 from bert.accumulation import make_accumulation
+from bert.fused import FusedPretrainingLoss
 from bert.loss import PretrainingLoss
 from bert.model import build_model, initialize, trainable
+from bert.network import choose_operators, make_network
 from bert.optimizer import Optimizer
 from bert.scaler import StaticScaler
 from bert.step import TrainStep
@@ -21,19 +23,21 @@ VOCAB_SIZE = 50
 
 
 def tiny_network(
-    seed: int = 0, dropout: float = 0.0, model: str = MODEL, spread: float = 0.0
-) -> PretrainingLoss:
-    """A hybridized network on the CPU. `spread` is the standard deviation of noise added to every parameter:
-    without it biases are zero and gains one, and much of a gradient is too small to be compared."""
+    seed: int = 0, dropout: float = 0.0, model: str = MODEL, spread: float = 0.0, operators: str = "mxnet"
+) -> PretrainingLoss | FusedPretrainingLoss:
+    """A hybridized network on the CPU, on MXNet's or the fused operators.
+
+    `spread` is the standard deviation of noise added to every parameter: without it biases are zero and gains
+    one, and much of a gradient is too small to be compared.
+    """
     bert = build_model(model, VOCAB_SIZE, dropout=dropout)
     initialize(bert, mx.cpu(), "float32", seed)
     rng = np.random.default_rng(seed)
     for parameter in trainable(bert).values():
         noise = rng.normal(0, spread, parameter.shape)
         parameter.set_data(parameter.data() + mx.nd.array(noise))
-    network = PretrainingLoss(bert, "float32")
-    network.hybridize(static_alloc=True, static_shape=True)
-    return network
+    choose_operators(operators, "float32", mx.cpu())  # loads them
+    return make_network(bert, model, "float32", dropout, operators)
 
 
 def random_batch(
@@ -83,7 +87,8 @@ def make_step(
 ) -> tuple[TrainStep, Optimizer]:
     """A step with a new optimizer over all parameters of the network."""
     parameters = trainable(network.bert)
-    options = {"kind": "lamb", **optimizer_options}
+    native = isinstance(network, FusedPretrainingLoss)
+    options = {"kind": "lamb", "native": native, **optimizer_options}
     weights = [parameter.data() for parameter in parameters.values()]
     optimizer = Optimizer(names=list(parameters), weights=weights, **options)
     step = TrainStep(
