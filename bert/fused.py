@@ -47,7 +47,7 @@ class FusedPretrainingLoss(mx.gluon.HybridBlock):
             self._reg_params[name] = parameter
         # Names of weights that are multiplied together -> their copy in the layout that the products want.
         self._packed: dict[tuple[str, ...], mx.gluon.Parameter] = {}
-        for weights in self._multiplied(parameters):
+        for weights in self._multiplied():
             pack = self._pack([parameters[name].data() for name in weights])
             packed = self.params.get(
                 f"packed{len(self._packed)}", shape=pack.shape, dtype="uint8", grad_req="null", init="zeros"
@@ -56,7 +56,8 @@ class FusedPretrainingLoss(mx.gluon.HybridBlock):
             self._packed[weights] = packed
             self._reg_params["packed " + weights[0]] = packed
 
-    def _multiplied(self, parameters: dict[str, mx.gluon.Parameter]) -> list[tuple[str, ...]]:
+    def _multiplied(self) -> list[tuple[str, ...]]:
+        """Names of the weights of each product that goes through bert_dense."""
         groups = []
         for index in range(self._layers):
             cell = f"encoder.transformer_cells.{index}."
@@ -73,7 +74,8 @@ class FusedPretrainingLoss(mx.gluon.HybridBlock):
     def pack_weights(self) -> None:
         """Casts and rearranges the weights; to be called whenever they have changed, once for each step."""
         for names, packed in self._packed.items():
-            self._pack([self._reg_params[name].data() for name in names], out=packed.data())
+            if self._dtype != "float32" or len(names) > 1:  # else the product takes the weight as it is
+                self._pack([self._reg_params[name].data() for name in names], out=packed.data())
 
     def hybrid_forward(
         self,
