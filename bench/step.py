@@ -15,7 +15,7 @@ does our products by weights and nothing else.
 
 The peers on PyTorch need an environment of their own with torch and transformers; without one they are left
 out. Without --dtypes, bfloat16 is measured where the processor multiplies it (AVX-512 BF16, AMX). On two
-cores at 2.8 GHz all of it takes about 8 minutes for a dtype, --models base alone 4, --quick 1.
+cores at 2.8 GHz all of it takes about 10 minutes for a dtype, --models base alone 5, --quick 1.
 """
 
 from __future__ import annotations
