@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import mxnet as mx
 import numpy as np
 import pytest
 
 from bert.native_operators import load_operators
-from tests.bert.operators.checking import assert_gradients_match, run
+from tests.bert.operators.checking import VARIANTS, assert_gradients_match, run, run_variant
 
 pytestmark = pytest.mark.skipif(not load_operators(), reason="the operators are not built")
 
@@ -181,22 +179,7 @@ def test_wrong_inputs_are_errors():
         exact(hidden, mx.nd.ones((10, 4)), bias, labels, weights)
 
 
-VARIANTS = [{"BERT_OPERATORS_ISA": isa} for isa in ("baseline", "avx2", "avx512")]
-VARIANTS += [{"BERT_OPERATORS_BF16": engine} for engine in ("native", "rounded")]
-
-
 @pytest.mark.skipif("OPERATORS_VARIANT" in os.environ, reason="is a variant itself")
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(variant.values()))
 def test_variants(variant):
-    """This file again with other kernels and the other way to multiply bfloat16."""
-    with open("/proc/cpuinfo") as info:
-        flags = info.read().split()
-    needed = {"avx2": "avx2", "avx512": "avx512bw", "native": "avx512bw"}.get(next(iter(variant.values())))
-    if needed and needed not in flags:
-        pytest.skip(f"this processor has no {needed}")
-    environment = {**os.environ, **variant, "OPERATORS_VARIANT": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert done.returncode == 0, done.stdout
+    run_variant(__file__, variant)
