@@ -6,7 +6,7 @@
     print(result.ranks[1].stdout)
 
     with start_ranks(code, 2, timeout=60) as run:       # to act on a job while it runs
-        wait_for_file(path)
+        wait_for_file(path, run=run)
         os.kill(run.find(argument="worker.py")[0], signal.SIGKILL)
         result = run.wait()
 
@@ -373,12 +373,19 @@ def python_3_8() -> str | None:
     return str(installed[0]) if installed else None
 
 
-def wait_for_file(path: str | Path, timeout: float = 90.0, text: str = "") -> None:
-    """Wait until `path` exists and contains `text`; AssertionError at the time limit."""
+def wait_for_file(path: str | Path, timeout: float = 90.0, text: str = "", run: Run | None = None) -> None:
+    """Wait until `path` exists and contains `text`; AssertionError at the time limit, and as soon as `run`,
+    which should write it, has ended."""
     deadline = time.monotonic() + timeout
-    while not (os.path.isfile(path) and text in _read_text(Path(path))):
+    while True:
+        ended = run is not None and run.poll() is not None  # asked before the last look
+        if os.path.isfile(path) and text in _read_text(Path(path)):
+            return
+        if run is not None and ended:
+            raise AssertionError(f"{path} did not appear with {text!r}: {run.wait().describe()}")
         if time.monotonic() > deadline:
-            raise AssertionError(f"{path} did not appear with {text!r} within {timeout} s")
+            output = f"\n--- stdout\n{run.stdout()}\n--- stderr\n{run.stderr()}" if run else ""
+            raise AssertionError(f"{path} did not appear with {text!r} within {timeout} s{output}")
         time.sleep(0.05)
 
 

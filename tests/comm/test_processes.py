@@ -83,7 +83,7 @@ def test_leaving_the_block_ends_everything(tmp_path):
 def test_acting_on_a_running_rank(tmp_path):
     code = "import sys, time\nprint('up', flush=True)\nopen(sys.argv[1], 'w').close()\ntime.sleep(600)\n"
     with start_ranks(code, 1, "mpirun", timeout=30, args=[tmp_path / "up"]) as run:
-        wait_for_file(tmp_path / "up")
+        wait_for_file(tmp_path / "up", run=run)
         (rank,) = run.find("code.py")
         os.kill(rank, signal.SIGKILL)
         result = run.wait()

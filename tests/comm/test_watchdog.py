@@ -20,13 +20,24 @@ from tests.processes import run_command, start_ranks, wait_for_file
 
 WORKER = Path(__file__).with_name("watchdog_worker.py")
 ENV = {"OMP_NUM_THREADS": "1"}
-TIMEOUT = 4.0  # of the watchdog
+TIMEOUT = 5.0  # of the watchdog, where it has to be waited for
+UNHURRIED = 30.0  # where something else ends the run
 LIMIT = 30.0  # from the failure to the end of the last process
 
 
-def start(launcher, directory, mode, ranks=2):
-    args = ["byteps" if launcher == "byteps" else "horovod", directory, TIMEOUT, mode]
+def start(launcher, directory, mode, ranks=2, timeout=TIMEOUT):
+    args = ["byteps" if launcher == "byteps" else "horovod", directory, timeout, mode]
     return start_ranks(WORKER, ranks, launcher, timeout=100, env=ENV, args=args, grace=10)
+
+
+def let_exchange(run, directory, ranks=2):
+    """Until every rank has exchanged. None sets out before all are ready: on a busy machine one may be
+    seconds ahead of another."""
+    for rank in range(ranks):
+        wait_for_file(directory / f"pid.{rank}", run=run)
+    (directory / "go").touch()
+    for rank in range(ranks):
+        wait_for_file(directory / f"steps.{rank}", run=run)
 
 
 def strike(directory, rank, number) -> int:
@@ -46,7 +57,7 @@ def finish(run, since):
 def test_a_rank_stopped_before_it_joins(launcher, rank, tmp_path):
     with start(launcher, tmp_path, "exchange") as run:
         for each in range(2):
-            wait_for_file(tmp_path / f"pid.{each}")
+            wait_for_file(tmp_path / f"pid.{each}", run=run)
         pid = strike(tmp_path, rank, signal.SIGSTOP)
         since = time.monotonic()
         (tmp_path / "go").touch()
@@ -58,10 +69,8 @@ def test_a_rank_stopped_before_it_joins(launcher, rank, tmp_path):
 
 @pytest.mark.parametrize(("launcher", "rank"), [("mpirun", 1), ("gloo", 0)])
 def test_a_rank_stopped_between_exchanges(launcher, rank, tmp_path):
-    (tmp_path / "go").touch()
     with start(launcher, tmp_path, "exchange") as run:
-        for each in range(2):
-            wait_for_file(tmp_path / f"steps.{each}")
+        let_exchange(run, tmp_path)
         pid = strike(tmp_path, rank, signal.SIGSTOP)
         result = finish(run, time.monotonic())
     (line,) = [line for line in result.stderr.splitlines() if "error: " in line]
@@ -71,10 +80,8 @@ def test_a_rank_stopped_between_exchanges(launcher, rank, tmp_path):
 
 @pytest.mark.parametrize(("launcher", "rank"), [("mpirun", 1), ("gloo", 0)])
 def test_a_rank_killed_between_exchanges(launcher, rank, tmp_path):
-    (tmp_path / "go").touch()
-    with start(launcher, tmp_path, "exchange") as run:
-        for each in range(2):
-            wait_for_file(tmp_path / f"steps.{each}")
+    with start(launcher, tmp_path, "exchange", timeout=UNHURRIED) as run:
+        let_exchange(run, tmp_path)
         pid = strike(tmp_path, rank, signal.SIGKILL)
         result = finish(run, time.monotonic())
     lines = [line for line in result.stderr.splitlines() if "error: " in line]
@@ -88,13 +95,12 @@ def test_a_rank_killed_between_exchanges(launcher, rank, tmp_path):
 
 def test_a_rank_stopped_on_another_host(two_hosts, tmp_path):
     """Two network namespaces: signs of life cross the wire, and the other host is named."""
-    (tmp_path / "go").touch()
     args = ["horovod", tmp_path, TIMEOUT, "exchange"]
     with start_ranks(
         WORKER, 2, timeout=100, env=ENV, args=args, grace=10, prefix=two_hosts.prefix,
         launcher_args=two_hosts.mpirun_args,
     ) as run:  # fmt: skip
-        wait_for_file(tmp_path / "steps.1", timeout=60)
+        let_exchange(run, tmp_path)
         pid = strike(tmp_path, 1, signal.SIGSTOP)
         result = finish(run, time.monotonic())
     (line,) = [line for line in result.stderr.splitlines() if "error: " in line]
@@ -102,9 +108,8 @@ def test_a_rank_stopped_on_another_host(two_hosts, tmp_path):
 
 
 def test_a_rank_that_does_not_close(tmp_path):
-    (tmp_path / "go").touch()
     with start("mpirun", tmp_path, "close") as run:
-        wait_for_file(tmp_path / "steps.1")
+        let_exchange(run, tmp_path)
         time.sleep(1.0)  # rank 0 is inside close
         strike(tmp_path, 1, signal.SIGSTOP)
         result = finish(run, time.monotonic())
@@ -112,10 +117,8 @@ def test_a_rank_that_does_not_close(tmp_path):
 
 
 def test_ranks_that_all_wait(tmp_path):
-    (tmp_path / "go").touch()
     with start("mpirun", tmp_path, "quarrel") as run:
-        for each in range(2):
-            wait_for_file(tmp_path / f"steps.{each}")
+        let_exchange(run, tmp_path)
         result = finish(run, time.monotonic())
     (line,) = [line for line in result.stderr.splitlines() if "error: " in line]
     assert f"all 2 ranks have waited in barrier/broadcast for {TIMEOUT:g} s" in line
@@ -124,9 +127,8 @@ def test_ranks_that_all_wait(tmp_path):
 @pytest.mark.parametrize(("launcher", "mode"), [("mpirun", "compute"), ("byteps", "exchange")])
 def test_an_orderly_run_is_left_alone(launcher, mode, tmp_path):
     """Also one that lasts longer than the timeout, and with a rank that computes for longer than that."""
-    (tmp_path / "go").touch()
     with start(launcher, tmp_path, mode, ranks=3) as run:
-        wait_for_file(tmp_path / "steps.2")
+        let_exchange(run, tmp_path, ranks=3)
         time.sleep(1.5 * TIMEOUT)
         (tmp_path / "stop").touch()
         result = run.wait().check()

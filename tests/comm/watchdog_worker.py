@@ -1,7 +1,7 @@
 """A rank that exchanges under the watchdog: `watchdog_worker.py BACKEND DIRECTORY TIMEOUT MODE`.
 
-It writes its process id to DIRECTORY/pid.RANK before it joins the others, then waits for DIRECTORY/go, and
-writes DIRECTORY/steps.RANK once it has exchanged. MODE:
+It writes its process id to DIRECTORY/pid.RANK when only joining the others is left to do, then waits for
+DIRECTORY/go, and writes DIRECTORY/steps.RANK once it has exchanged. MODE:
 
     exchange    average and agree until DIRECTORY/stop exists, then close; says which threads are left
     compute     rank 1 sleeps for twice the timeout while the others wait for it, then all close
@@ -25,14 +25,16 @@ from comm.run_processes import launched_rank
 from comm.watchdog import watched
 
 
-def make(backend):
+def communicator_class(backend):
     if backend == "horovod":
+        import horovod.mxnet  # noqa: F401  which the class would import when it is made
+
         from comm.horovod import HorovodCommunicator
 
-        return HorovodCommunicator()
+        return HorovodCommunicator
     from comm.byteps import BytePSCommunicator
 
-    return BytePSCommunicator()
+    return BytePSCommunicator
 
 
 def wait_for(path):
@@ -43,12 +45,13 @@ def wait_for(path):
 def main():
     backend, directory, timeout, mode = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
     rank = launched_rank(os.environ)
+    make = communicator_class(backend)
     pid = directory / f"pid.{rank}"
     pid.with_suffix(".new").write_text(str(os.getpid()), encoding="ascii")
     pid.with_suffix(".new").rename(pid)
     wait_for(directory / "go")
     before = set(threading.enumerate())
-    comm = watched(lambda: make(backend), timeout)
+    comm = watched(make, timeout)
     signal.signal(signal.SIGTERM, lambda *_: None)  # as in training, where it means: after this step
     array = mx.nd.ones((1000,))
     for step in range(1_000_000):

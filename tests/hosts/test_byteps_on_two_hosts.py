@@ -54,7 +54,7 @@ def start(two_hosts, tmp_path, action, *options):
     command = [*launcher(two_hosts, *options), HERE / "part.py", tmp_path, action]
     run = start_command(command, timeout=60, grace=12)
     for rank in (0, 1):
-        wait_for_file(tmp_path / f"rank.{rank}.pid")
+        wait_for_file(tmp_path / f"rank.{rank}.pid", run=run)
     return run, int((tmp_path / "rank.1.pid").read_text())
 
 

@@ -36,7 +36,7 @@ def start(tmp_path, lines, actions, *options, ranks=2, **more):
     """Start, and wait until all ranks are ready."""
     run = start_command(words(tmp_path, lines, actions, *options), timeout=40, **more)
     for rank in range(ranks):
-        wait_for_file(tmp_path / f"rank.{rank}.pid")
+        wait_for_file(tmp_path / f"rank.{rank}.pid", run=run)
     return run
 
 
@@ -322,7 +322,7 @@ def test_a_rank_that_does_not_handle_signals_yet(tmp_path):
 def test_a_failure_while_stopping_is_a_failure(tmp_path):
     with start(tmp_path, ["localhost slots=2"], ["stubborn", "obey"]) as run:
         run.signal(signal.SIGUSR1)
-        wait_for_file(tmp_path / "rank.1.saved")
+        wait_for_file(tmp_path / "rank.1.saved", run=run)
         os.kill(pid_of(tmp_path, 0), signal.SIGKILL)
         result = run.wait()
     assert result.returncode == 137

@@ -33,7 +33,7 @@ def test_outputs_of_ranks(size, local_ranks, places):
 
 def test_acting_on_the_parts_of_a_run(tmp_path):
     with start_ranks(SLEEP, 2, "byteps", timeout=30, args=[tmp_path / "up"]) as run:
-        wait_for_file(tmp_path / "up")
+        wait_for_file(tmp_path / "up", run=run)
         deadline = time.monotonic() + 10
         while not (len(run.find("code.py")) == 2 and run.find_role("server") and run.find_role("scheduler")):
             assert time.monotonic() < deadline
