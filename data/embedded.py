@@ -18,6 +18,7 @@ import sys
 import sysconfig
 import tempfile
 import warnings
+from collections import deque
 from typing import Any, Iterator, Sequence
 
 from data.errors import InputError
@@ -137,7 +138,10 @@ def _sources(library: str) -> Iterator[str]:
 def _docstrings(path: str) -> Iterator[str]:
     tree = _parse(path)
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in ast.walk(tree) if tree is not None else []:
+    todo = deque([tree] if tree is not None else [])
+    while todo:  # ast.walk's order, without what holds no statement: most of a tree is expressions
+        node = todo.popleft()
+        todo.extend(child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr))
         if isinstance(node, documented):
             docstring = ast.get_docstring(node)
             if docstring:

@@ -1,11 +1,23 @@
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests import namespaces
+
+
+def pytest_configure() -> None:
+    """What all processes that tests start inherit."""
+    # Started in a shell's background they would ignore the Ctrl-C that some tests send.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # As in the Makefile: where ranks are as many as cores, Open MPI's would spin while they wait, each on the
+    # core that the other's work and Horovod's threads need. It doubles the time that tests with mpirun take.
+    os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,9 @@ def bpslaunch(environment, *words, cwd):
     return start_command([sys.executable, BIN / "bpslaunch", *words], timeout=120, env=own, cwd=cwd, grace=20)
 
 
-@pytest.mark.parametrize(("workers", "local_ranks"), [(1, 1), (1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize(("workers", "local_ranks"), [(1, 2), (2, 1)])
 def test_training(workers, local_ranks, tmp_path):
+    """The two ways in which ranks can be several; both at once in test_contract.py and tests/native."""
     before = traces()
     variables = {"DMLC_NUM_WORKER": str(workers), "OMP_NUM_THREADS": "1"}
     if workers > 1:
@@ -68,7 +69,7 @@ def test_training(workers, local_ranks, tmp_path):
         ]
         results = [run.wait().check() for run in [*ranks, *others]]
     size = workers * local_ranks
-    assert f"{size} process{'es' if size > 1 else ''} on cpu" in results[0].stdout
+    assert f"{size} processes on cpu" in results[0].stdout
     assert "saved ckpt/0000006.params" in results[0].stdout
     assert os.listdir(tmp_path) == ["ckpt"], "a file was written outside ckpt_dir"
     assert traces() == before

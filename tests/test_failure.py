@@ -174,7 +174,7 @@ def test_every_process_ends_and_the_checkpoint_is_good(launcher, who, how, when,
             assert unfinished(tmp_path)  # it really was in the middle
     if when == "save" and how == KILL:
         args = arguments(corpus, tmp_path, num_steps=checkpoint.step + 3)
-        resumed = run_ranks(SCRIPTS[launcher], 2, launcher, timeout=150, args=args).check()
+        resumed = run_ranks(SCRIPTS[launcher], 1, "none", timeout=150, args=args).check()
         assert f"continuing after step {checkpoint.step}" in resumed.stdout
         assert max(list_steps(str(tmp_path))) == checkpoint.step + 3 and not unfinished(tmp_path)
     if launcher == "byteps":

@@ -2,7 +2,8 @@
 
     step_worker.py OUTPUT_DIRECTORY
 
-Run alone it takes the batches of both ranks as two micro-batches, which must give what two ranks give.
+Rank 0 then takes the batches of both ranks by itself, as two micro-batches, which must give what two ranks
+give.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from bert.model import build_model, initialize, trainable  # noqa: E402
 from bert.optimizer import Optimizer  # noqa: E402
 from bert.scaler import SkipCounter, StaticScaler  # noqa: E402
 from bert.step import TrainStep  # noqa: E402
+from comm.base import Communicator  # noqa: E402
 from comm.horovod import HorovodCommunicator  # noqa: E402
+from comm.local import LocalCommunicator  # noqa: E402
 from data.batches import Batch, dummy_batch  # noqa: E402
 
 VOCAB, ROWS, LENGTH, PREDICTIONS = 97, 4, 16, 3
@@ -39,52 +42,64 @@ def poisoned(clean: Batch) -> Batch:
     return clean._replace(masked_weights=weights)
 
 
+class Run:
+    """A network and its optimizer, and five steps with known batches."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self.rank, device = communicator.rank, mx.cpu()
+        bert = build_model("bert_2_16_2", VOCAB, dropout=0.0)
+        initialize(bert, device, "float32", seed=1)
+        network = PretrainingLoss(bert, "float32")
+        network.hybridize(static_alloc=True, static_shape=True)
+        self.parameters = trainable(bert)
+        arrays = [each.data() for each in self.parameters.values()]
+        self.shares = [communicator.rank] if communicator.size > 1 else [0, 1]
+        accumulate = len(self.shares)
+        self.take_step = TrainStep(
+            network,
+            make_accumulation(
+                list(self.parameters.values()), device, accumulate, network.adds_in_backward
+            ),
+            Optimizer("lamb", list(self.parameters), arrays),
+            StaticScaler(), communicator, device, 1.0, lambda step: step,
+        )  # fmt: skip
+        self.seen = {"applied": [], "grad_norm": []}
+        for step in range(1, 6):
+            result = self.take_step(step, [batch(step, share) for share in self.shares], lr=0.01)
+            self.seen["applied"].append(result.applied)
+            self.seen["grad_norm"].append(result.grad_norm)
+
+    def values(self) -> dict[str, np.ndarray]:
+        return {name: each.data().asnumpy() for name, each in self.parameters.items()}
+
+
+def meet_bad_data(run: Run, last: bool) -> None:
+    """Only the last rank does."""
+    values, skips = run.values(), SkipCounter()
+    try:
+        for step in range(6, 40):
+            share = batch(step, run.rank)
+            result = run.take_step(step, [poisoned(share) if last else share], lr=0.01)
+            run.seen["applied"].append(result.applied)
+            skips.update(result.applied, step, "0000005.params")
+    except TrainingError as error:
+        run.seen["message"] = str(error)
+    run.seen["unchanged"] = all(np.array_equal(values[name], found) for name, found in run.values().items())
+
+
 def main(directory: str) -> None:
     communicator = HorovodCommunicator()
-    device = mx.cpu()
-    bert = build_model("bert_2_16_2", VOCAB, dropout=0.0)
-    initialize(bert, device, "float32", seed=1)
-    network = PretrainingLoss(bert, "float32")
-    network.hybridize(static_alloc=True, static_shape=True)
-    parameters = trainable(bert)
-    optimizer = Optimizer("lamb", list(parameters), [each.data() for each in parameters.values()])
-    shares = [communicator.rank] if communicator.size > 1 else [0, 1]
-    accumulate = len(shares)
-    take_step = TrainStep(
-        network,
-        make_accumulation(list(parameters.values()), device, accumulate, network.adds_in_backward),
-        optimizer, StaticScaler(), communicator, device, 1.0, lambda step: step,
-    )  # fmt: skip
-    skips = SkipCounter()
-    seen = {"applied": [], "grad_norm": [], "unchanged": None, "keep_going": []}
-
-    for step in range(1, 6):
-        result = take_step(step, [batch(step, share) for share in shares], lr=0.01)
-        seen["applied"].append(result.applied)
-        seen["grad_norm"].append(result.grad_norm)
-    values = {name: each.data().asnumpy() for name, each in parameters.items()}
-    np.savez(os.path.join(directory, f"after-{communicator.size}-{communicator.rank}.npz"), **values)
-
-    if communicator.size > 1:
-        # Only the last rank meets the bad data.
-        last = communicator.rank == communicator.size - 1
-        message = None
-        try:
-            for step in range(6, 40):
-                share = batch(step, communicator.rank)
-                result = take_step(step, [poisoned(share) if last else share], lr=0.01)
-                seen["applied"].append(result.applied)
-                skips.update(result.applied, step, "0000005.params")
-        except TrainingError as error:
-            message = str(error)
-        seen["message"] = message
-        seen["unchanged"] = all(
-            np.array_equal(values[name], each.data().asnumpy()) for name, each in parameters.items()
-        )
-        # Only rank 0 is asked to stop.
-        result = take_step(40, [batch(40, communicator.rank)], lr=0.01, keep_going=communicator.rank != 0)
-        seen["keep_going"] = result.keep_going
-    print(json.dumps(seen), flush=True)
+    run = Run(communicator)
+    np.savez(os.path.join(directory, f"rank-{run.rank}.npz"), **run.values())
+    meet_bad_data(run, last=run.rank == communicator.size - 1)
+    # Only rank 0 is asked to stop.
+    result = run.take_step(40, [batch(40, run.rank)], lr=0.01, keep_going=run.rank != 0)
+    run.seen["keep_going"] = result.keep_going
+    if run.rank == 0:
+        alone = Run(LocalCommunicator())
+        np.savez(os.path.join(directory, "alone.npz"), **alone.values())
+        run.seen["alone"] = alone.seen
+    print(json.dumps(run.seen), flush=True)
     communicator.close()
 
 

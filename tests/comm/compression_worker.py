@@ -1,9 +1,10 @@
 """What the compressions promise, checked by the ranks themselves; see contract_worker.py.
 
-    python tests/comm/compression_worker.py horovod|byteps OUTPUT_DIRECTORY OPTIONS check ...
+    python tests/comm/compression_worker.py horovod|byteps OUTPUT_DIRECTORY CASES
 
-OPTIONS: those of the command line as JSON, {"compression": "topk", "compression_k": 0.1, "error_feedback":
-true}. A check's name may also be one of contract_worker.py.
+CASES, as JSON: {case: {"options": {"compression": "topk", "compression_k": 0.1, "error_feedback": true},
+"checks": [check, ...]}}, with options as on the command line. A check's name may also be one of
+contract_worker.py. One launch takes all cases, one after the other, each with a communicator of its own.
 """
 
 from __future__ import annotations
@@ -29,16 +30,40 @@ from tests.comm import compressors
 # Together 3 pieces of BytePS's, the last one short and its size no multiple of 32.
 SHAPES = [(1000, 700), (17,), (300001,), (512, 256)]
 SIZE = sum(int(np.prod(shape)) for shape in SHAPES)
+# For checks of many steps: two pieces, and a short one.
+TWO_PIECES = [(1000, 500), (40001,)]
+ONE_PIECE = [(300, 400), (40001,)]
 
 
-def make_communicator(name, options):
-    if name == "horovod":
+def make_communicators(backend, options_of_cases):
+    """One for each case. Only the last one's `close` leaves the run."""
+    if backend == "horovod":
         from comm.horovod import HorovodCommunicator
 
-        return HorovodCommunicator(**horovod_settings(options))
-    from comm.byteps import BytePSCommunicator
+        return [HorovodCommunicator(**horovod_settings(options)) for options in options_of_cases]
+    import comm.byteps
+    from comm.byteps_library import BytePSLibrary
 
-    return BytePSCommunicator(**byteps_settings(options))
+    class Shared(BytePSLibrary):
+        """A process joins its run once, and the name of a sum has the settings with which it was declared:
+        every communicator gets names of its own."""
+
+        joined = 0
+
+        def start(self):
+            self._prefix = f"case {Shared.joined}."
+            if not Shared.joined:
+                super().start()
+            Shared.joined += 1
+
+        def declare(self, name, compressor):
+            super().declare(self._prefix + name, compressor)
+
+        def push_pull(self, array, name, priority):
+            super().push_pull(array, self._prefix + name, priority)
+
+    comm.byteps.BytePSLibrary = Shared
+    return [comm.byteps.BytePSCommunicator(**byteps_settings(options)) for options in options_of_cases]
 
 
 @functools.lru_cache(maxsize=8)
@@ -160,23 +185,26 @@ def check_dithering(comm, options):
 def check_nothing_is_lost(comm, options):
     """With error feedback the averages of 20 steps, and of enough steps without a gradient after them, add up
     to the sum of the mean gradients; without it they do not. One step is not finite and has no effect."""
-    exchange = Exchange(comm)
-    total, true = np.zeros(SIZE), np.zeros(SIZE)
+    # Pieces matter to what is kept of each; local ranks do not.
+    shapes = TWO_PIECES if options.error_feedback and comm.local_size == 1 else ONE_PIECE
+    size = sum(int(np.prod(shape)) for shape in shapes)
+    exchange = Exchange(comm, shapes)
+    total, true = np.zeros(size), np.zeros(size)
     halfway = None
     for round in range(20):
-        own = gradient(comm.rank, round).copy()
+        own = gradient(comm.rank, round, size).copy()
         if round == 7:
             own[12345 + comm.rank] = [np.nan, np.inf][comm.rank % 2]
             assert not np.isfinite(exchange(own)).any()
             continue
         total += exchange(own)
-        true += mean(comm, round)
+        true += mean(comm, round, size)
         if round == 9:
             halfway = np.abs(total - true).mean()
     at_the_end = np.abs(total - true).mean()
     # topk sends a tenth of a piece in each step; randomk leaves a value out 45 times with a chance of 2e-8.
     for _ in range(45 if options.compression == "randomk" else 15):
-        total += exchange(np.zeros(SIZE, np.float32))
+        total += exchange(np.zeros(size, np.float32))
     lost = np.abs(total - true)
     record = {"halfway": halfway, "at_the_end": at_the_end, "lost": lost.max(), "mean": lost.mean()}
     if options.error_feedback:
@@ -240,10 +268,13 @@ def check_traffic(comm, options):
         exchange(gradient(comm.rank, round))
     comm.barrier()
     before = _loopback_bytes()
+    comm.barrier()  # nobody sends before all have read
     for round in range(5):
         exchange(gradient(comm.rank, round))
     comm.barrier()
-    return {"bytes": (_loopback_bytes() - before) / 5, "full": 4 * SIZE}
+    after = _loopback_bytes()
+    comm.barrier()
+    return {"bytes": (after - before) / 5, "full": 4 * SIZE}
 
 
 def _loopback_bytes():
@@ -259,28 +290,39 @@ CHECKS = {
 }
 
 
-def main():
-    backend, directory, text, *names = sys.argv[1:]
-    options = argparse.Namespace(bucket_mb=None, **json.loads(text))
-    inner = make_communicator(backend, options)
+def run_case(name, checks, options, inner, write):
     comm = with_compression(inner, options)
-    with open(Path(directory) / f"{comm.rank}.jsonl", "w", encoding="utf-8") as file:
-        for name in names:
-            start = time.monotonic()
-            record = {"check": name, "error": None}
-            try:
-                if name in CHECKS:
-                    record.update(CHECKS[name](comm, options) or {})
-                else:
-                    # The contract's arrays are small: compressed all the same.
-                    everything = HalfCommunicator(inner, 0) if options.compression == "fp16" else comm
-                    record.update(CONTRACT[name](everything) or {})
-            except Exception:
-                record["error"] = traceback.format_exc()
-            record["seconds"] = time.monotonic() - start
+    for check in checks:
+        write({"case": name, "begins": check})
+        start = time.monotonic()
+        record = {"case": name, "check": check, "error": None}
+        try:
+            if check in CHECKS:
+                record.update(CHECKS[check](comm, options) or {})
+            else:
+                # The contract's arrays are small: compressed all the same.
+                everything = HalfCommunicator(inner, 0) if options.compression == "fp16" else comm
+                record.update(CONTRACT[check](everything) or {})
+        except Exception:
+            record["error"] = traceback.format_exc()
+        record["seconds"] = time.monotonic() - start
+        write(record)
+
+
+def main():
+    backend, directory, text = sys.argv[1:]
+    cases = json.loads(text)
+    options = [argparse.Namespace(bucket_mb=None, **case["options"]) for case in cases.values()]
+    communicators = make_communicators(backend, options)
+    with open(Path(directory) / f"{communicators[0].rank}.jsonl", "w", encoding="utf-8") as file:
+
+        def write(record):
             file.write(json.dumps(record) + "\n")
             file.flush()
-    comm.close()
+
+        for (name, case), mine, inner in zip(cases.items(), options, communicators):
+            run_case(name, case["checks"], mine, inner, write)
+    communicators[-1].close()
 
 
 if __name__ == "__main__":

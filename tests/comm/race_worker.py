@@ -1,10 +1,11 @@
 """Sums of known values through BytePS's servers while one rank is stopped again and again.
 
-    python tests/comm/race_worker.py name|channels|communicator ROUNDS
+    python tests/comm/race_worker.py ROUNDS KIND [KIND ...]
 
-name: every sum of a tensor under one name, as BytePS's own trainer has it. channels: through
-comm.byteps_channels, which takes two names in turn. communicator: as a training step does, `average` and then
-`all_agree`, which makes one name enough. Prints "wrong: N of M" and, for the first few, what came instead.
+Kinds, one after the other: name: every sum of a tensor under one name, as BytePS's own trainer has it.
+channels: through comm.byteps_channels, which takes two names in turn. communicator: as a training step does,
+`average` and then `all_agree`, which makes one name enough. Prints "KIND: no wrong sum of N" for each; a
+rank that has got a wrong one says at once what came instead, and ends the run.
 """
 
 from __future__ import annotations
@@ -50,46 +51,49 @@ def contribution(rank, tensor, step):
     return float(1 + rank + 8 * tensor + 64 * (step % 4096))
 
 
-def main():
-    kind, rounds = sys.argv[1], int(sys.argv[2])
-    comm = BytePSCommunicator()
-    arrays = [mx.nd.zeros((size,)) for size in SIZES]
-    names = [f"race.{index}" for index in range(len(SIZES))]
-    wrong, examples = 0, []
+def sum_up(comm, kind, arrays):
+    """Queues the sums, or means, of a step."""
+    names = [f"race.{index}" for index in range(len(arrays))]
     if kind == "name":
-        for name in names:
-            comm._library.declare(name, {})
+        for name, array in zip(names, arrays):
+            comm._library.push_pull(array, name, 0)
+    elif kind == "channels":
+        comm._channels.add([Sum(name, array) for name, array in zip(names, arrays)], {})
+    else:
+        comm.average(arrays)
+        mx.nd.waitall()
+        comm.all_agree([True])
+
+
+def run(comm, kind, rounds):
+    arrays = [mx.nd.zeros((size,)) for size in SIZES]
+    if kind == "name":
+        for index in range(len(arrays)):
+            comm._library.declare(f"race.{index}", {})
     comm.barrier()
     with slowed(comm.rank) if comm.rank == comm.size - 1 else contextlib.nullcontext():
         for step in range(rounds):
             for index, array in enumerate(arrays):
                 array[:] = contribution(comm.rank, index, step)
-            if kind == "name":
-                for name, array in zip(names, arrays):
-                    comm._library.push_pull(array, name, 0)
-            elif kind == "channels":
-                comm._channels.add(
-                    [Sum(f"{len(names)}.{index}", array) for index, array in enumerate(arrays)], {}
-                )
-            else:
-                comm.average(arrays)
-                mx.nd.waitall()
-                comm.all_agree([True])
+            sum_up(comm, kind, arrays)
             for index, array in enumerate(arrays):
                 expected = sum(contribution(rank, index, step) for rank in range(comm.size))
                 if kind == "communicator":
                     expected /= comm.size
                 found = array.asnumpy()
-                if not (found == np.float32(expected)).all():
-                    wrong += 1
-                    bad = found[found != np.float32(expected)]
-                    if len(examples) < 5:
-                        examples.append(
-                            f"step {step}, {array.size} numbers: {bad[0]:g} in place of {expected:g}"
-                        )
-    print(f"wrong: {wrong} of {rounds * len(arrays)}", *examples, sep="\n", flush=True)
-    if wrong:
-        os._exit(3)  # the ranks no longer agree on anything: no orderly end
+                bad = found[found != np.float32(expected)]
+                if bad.size:
+                    print(f"{kind}: step {step}, {array.size} numbers: {bad[0]:g} in place of {expected:g}")
+                    sys.stdout.flush()
+                    os._exit(3)  # the ranks no longer agree on anything: no orderly end
+    print(f"{kind}: no wrong sum of {rounds * len(arrays)}", flush=True)
+
+
+def main():
+    rounds, kinds = int(sys.argv[1]), sys.argv[2:]
+    comm = BytePSCommunicator()
+    for kind in kinds:
+        run(comm, kind, rounds)
     comm.close()
 
 

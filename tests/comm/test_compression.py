@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Mapping, NamedTuple, Sequence
 
 import pytest
 
@@ -41,19 +42,48 @@ PIECES = ["zeros", "not_finite", "sums_arrive_as_they_are", "broadcast_of_much",
 PIECES += ["average_nothing", "average_of_nan_and_inf", "broadcast_many", "all_agree", "refusals"]
 # What earlier averages left would come out in these, which are therefore first.
 KEPT = ["zeros", "nothing_is_lost", *PIECES[1:], "float16_is_refused"]
-# name: (backend, launcher, ranks, ranks of a worker, compression, k, error feedback, checks)
-RUNS = {
-    "fp16-mpi-2": ("horovod", "mpirun", 2, 1, "fp16", None, False, HALF),
-    "fp16-byteps": ("byteps", "byteps", 2, 1, "fp16", None, False, HALF),
-    "none-byteps": ("byteps", "byteps", 2, 1, "none", None, False, ["traffic"]),
-    "onebit": ("byteps", "byteps", 2, 1, "onebit", None, False, [*PIECES, "onebit", "nothing_is_lost"]),
-    "topk": ("byteps", "byteps", 2, 1, "topk", 0.01, False, [*PIECES, "topk", "nothing_is_lost"]),
-    "randomk": ("byteps", "byteps", 2, 1, "randomk", 0.01, False, ["randomk", *PIECES, "nothing_is_lost"]),
-    "dithering": ("byteps", "byteps", 2, 1, "dithering", 127, False, [*PIECES, "dithering"]),
-    "topk-kept": ("byteps", "byteps", 2, 1, "topk", 0.1, True, KEPT),
-    "randomk-kept": ("byteps", "byteps", 2, 1, "randomk", 0.4, True, KEPT),
-    "topk-kept-local": ("byteps", "byteps", 4, 2, "topk", 0.1, True, ["nothing_is_lost"]),
-}
+
+
+class Case(NamedTuple):
+    """`k`: --compression_k, `kept`: --error_feedback."""
+
+    compression: str
+    k: float | None
+    kept: bool
+    checks: Sequence[str]
+
+
+class Launch(NamedTuple):
+    """One launch takes its cases one after the other. `local_ranks`: ranks of a BytePS worker."""
+
+    backend: str
+    launcher: str
+    ranks: int
+    local_ranks: int
+    cases: Mapping[str, Case]
+
+
+LAUNCHES = [
+    Launch("horovod", "mpirun", 2, 1, {"fp16-mpi-2": Case("fp16", None, False, HALF)}),
+    Launch(
+        "byteps",
+        "byteps",
+        2,
+        1,
+        {
+            "none-byteps": Case("none", None, False, ["traffic"]),
+            "fp16-byteps": Case("fp16", None, False, HALF),
+            "onebit": Case("onebit", None, False, [*PIECES, "onebit", "nothing_is_lost"]),
+            "topk": Case("topk", 0.01, False, [*PIECES, "topk", "nothing_is_lost"]),
+            "randomk": Case("randomk", 0.01, False, ["randomk", *PIECES, "nothing_is_lost"]),
+            "dithering": Case("dithering", 127, False, [*PIECES, "dithering"]),
+            "topk-kept": Case("topk", 0.1, True, KEPT),
+            "randomk-kept": Case("randomk", 0.4, True, KEPT),
+        },
+    ),
+    Launch("byteps", "byteps", 4, 2, {"topk-kept-local": Case("topk", 0.1, True, ["nothing_is_lost"])}),
+]
+LAUNCH_OF = {name: launch for launch in LAUNCHES for name in launch.cases}
 # A round's bytes as a share of those without compression, at most.
 TRAFFIC = {"fp16-byteps": 0.51, "onebit": 1 / 28, "topk": 1 / 40, "randomk": 1 / 40, "dithering": 0.3}
 
@@ -67,67 +97,108 @@ def own_network():
     return ALONE if tried.returncode == 0 else []
 
 
+class Launched(NamedTuple):
+    """The records of each rank, and what was wrong with the launch as a whole."""
+
+    records: list[list[dict]]
+    wrong: str
+
+
 @pytest.fixture(scope="module")
-def launch(tmp_path_factory, own_network):
-    """Function of a run's name: {check: [record of rank 0, ...]}. Each run is launched once."""
-    launched: dict[str, dict[str, list[dict]]] = {}
+def launched(tmp_path_factory, own_network):
+    """Function of a case's name: what its launch has left. Each is started once."""
+    started: dict[int, Launched] = {}
 
     def get(name):
-        if name not in launched:
-            launched[name] = {}  # a launch that fails is not tried again for every check
-            launched[name] = start(name, tmp_path_factory.mktemp("compression"), own_network)
-        return launched[name]
+        number = LAUNCHES.index(LAUNCH_OF[name])
+        if number not in started:
+            started[number] = start(LAUNCHES[number], tmp_path_factory.mktemp("compression"), own_network)
+        return started[number]
 
     return get
 
 
-def start(name, directory, own_network):
-    backend, launcher, size, local, compression, k, feedback, checks = RUNS[name]
-    given = {"compression": compression, "compression_k": k, "error_feedback": feedback}
+@pytest.fixture(scope="module")
+def ranks_of(launched):
+    """Function of a case's name and a check: its record of each rank, rank 0's first."""
+
+    def get(name, check):
+        found = [
+            next((each for each in records if (each["case"], each.get("check")) == (name, check)), None)
+            for records in launched(name).records
+        ]
+        assert None not in found, f"not all ranks came to the end of {check}: {launched(name).wrong}"
+        return found
+
+    return get
+
+
+def start(launch, directory, own_network):
+    cases = {
+        name: {
+            "options": {
+                "compression": case.compression, "compression_k": case.k, "error_feedback": case.kept
+            },
+            "checks": case.checks,
+        }
+        for name, case in launch.cases.items()
+    }  # fmt: skip
     working = directory / "working"
     working.mkdir()
     result = run_ranks(
         WORKER,
-        size,
-        launcher,
-        timeout=200,
+        launch.ranks,
+        launch.launcher,
+        timeout=240,
         env={"OMP_NUM_THREADS": "1"},
-        args=[backend, directory, json.dumps(given), *checks],
+        args=[launch.backend, directory, json.dumps(cases)],
         cwd=working,
         prefix=own_network,
-        **({"local_ranks": local} if launcher == "byteps" else {}),
+        **({"local_ranks": launch.local_ranks} if launch.launcher == "byteps" else {}),
     )
-    result.check()
-    assert list(working.iterdir()) == []  # no lr.s, and nothing else
-    records: dict[str, list[dict]] = {}
-    for rank in range(size):
-        for line in (directory / f"{rank}.jsonl").read_text(encoding="utf-8").splitlines():
-            record = json.loads(line)
-            records.setdefault(record["check"], []).append(record)
-    assert set(records) == set(checks)
-    return records
+    records = [read_records(directory / f"{rank}.jsonl") for rank in range(launch.ranks)]
+    left = [path.name for path in working.iterdir()]  # no lr.s, and nothing else
+    if result.returncode == 0 and not left:
+        return Launched(records, "")
+    last = [{**seen[-1], "error": None} if seen else None for seen in records]
+    return Launched(records, f"files left: {left}\nthe ranks' last records: {last}\n{result.describe()}")
+
+
+def read_records(path):
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.mark.parametrize(
     ("name", "check"),
-    [(name, check) for name, run in RUNS.items() for check in run[-1] if check != "traffic"],
+    [
+        (name, check)
+        for name, launch in LAUNCH_OF.items()
+        for check in launch.cases[name].checks
+        if check != "traffic"
+    ],
 )
-def test_on_ranks(launch, name, check):
-    ranks = launch(name)[check]
-    assert len(ranks) == RUNS[name][2]
+def test_on_ranks(ranks_of, name, check):
+    ranks = ranks_of(name, check)
     for rank, record in enumerate(ranks):
         assert record["error"] is None, f"rank {rank}: {record['error']}"
     assert len({record.get("digest") for record in ranks}) == 1  # bit-identical
 
 
+@pytest.mark.parametrize("name", [next(iter(launch.cases)) for launch in LAUNCHES])
+def test_launches_end_well_and_leave_no_files(launched, name):
+    assert not launched(name).wrong
+
+
 @pytest.mark.parametrize("name", TRAFFIC)
-def test_fewer_bytes_travel(launch, own_network, name):
+def test_fewer_bytes_travel(ranks_of, own_network, name):
     if not own_network:
         pytest.skip("bytes can be counted in a network namespace only, which needs root and iproute2")
-    full = launch("none-byteps")["traffic"][0]
+    full = ranks_of("none-byteps", "traffic")[0]
     # Two workers push to one server and pull from it.
     assert 4 * full["full"] < full["bytes"] < 4.2 * full["full"]
-    assert launch(name)["traffic"][0]["bytes"] < TRAFFIC[name] * full["bytes"]
+    assert ranks_of(name, "traffic")[0]["bytes"] < TRAFFIC[name] * full["bytes"]
 
 
 def options(compression="none", k=None, feedback=False):

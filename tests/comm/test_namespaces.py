@@ -10,7 +10,8 @@ import pytest
 from tests.processes import run_ranks
 
 WORKER = Path(__file__).with_name("contract_worker.py")
-CHECKS = ["average_float32", "average_in_place", "all_agree", "broadcast"]
+CHECKS = ["average_float32", "average_float16", "average_in_place", "all_agree", "broadcast"]
+CHECKS += ["broadcast_keeps_every_bit"]
 
 
 @pytest.mark.parametrize("two_hosts", [1, 2], ids=["2-hosts-1-slot", "2-hosts-2-slots"], indirect=True)

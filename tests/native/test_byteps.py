@@ -60,8 +60,9 @@ def succeed(ended):
     assert not failed, failed
 
 
-@pytest.mark.parametrize(("workers", "local_ranks"), [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2)])
+@pytest.mark.parametrize(("workers", "local_ranks"), [(1, 1), (1, 3), (2, 2)])
 def test_sums_of_known_values(together, workers, local_ranks):
+    """For two local ranks and for two workers the test below takes the same sums."""
     succeed(together(processes(workers, local_ranks, "sums"), limit=120))
 
 
@@ -103,8 +104,8 @@ def test_waiting_costs_little_and_work_wakes_at_once(together):
     ended = together(processes(2, 1, "idle"), limit=90)
     succeed(ended)
     for name in ("rank0", "rank1"):
-        used, median = map(float, re.findall(r"idle (\S+) s of 10 s, median (\S+) ms", ended[name].output)[0])
-        assert used < 1.0
+        used, median = map(float, re.findall(r"idle (\S+) s of 5 s, median (\S+) ms", ended[name].output)[0])
+        assert used < 0.5
         assert median < 40.0
 
 

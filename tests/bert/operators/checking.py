@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import Callable, Sequence
 
 import mxnet as mx
 import numpy as np
 import pytest
 
-# Of kernels, and of the way in which matrix products multiply bfloat16: variables for a process of its own.
-VARIANTS = [{"BERT_OPERATORS_ISA": isa} for isa in ("baseline", "avx2", "avx512")]
-VARIANTS += [{"BERT_OPERATORS_BF16": engine} for engine in ("native", "rounded")]
+IS_VARIANT = "OPERATORS_VARIANT" in os.environ  # in a process that test_variants.py has started
+# For tests of what no instruction set and no number of threads changes, such as the order of MXNet's engine.
+same_in_variants = pytest.mark.skipif(IS_VARIANT, reason="the same in every variant")
 
 
 def run(
@@ -76,18 +74,3 @@ def assert_gradients_match(
             found = float((gradient.astype(np.float64) * direction).sum())
             size = max(float(np.linalg.norm(gradient.astype(np.float64))), 1e-6)
             assert abs(found - expected) < tolerance * size, f"input {index}: {found} instead of {expected}"
-
-
-def run_variant(file: str, variant: dict[str, str]) -> None:
-    """Runs the tests of `file` again under one of VARIANTS; skips where the processor does not have it."""
-    with open("/proc/cpuinfo") as info:
-        flags = info.read().split()
-    needed = {"avx2": "avx2", "avx512": "avx512bw", "native": "avx512bw"}.get(next(iter(variant.values())))
-    if needed and needed not in flags:
-        pytest.skip(f"this processor has no {needed}")
-    environment = {**os.environ, **variant, "OPERATORS_VARIANT": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
-    done = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert done.returncode == 0, done.stdout

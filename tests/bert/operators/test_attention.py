@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import mxnet as mx
 import numpy as np
 import pytest
@@ -279,17 +274,3 @@ def test_says_what_is_wrong(attributes, shape, message, capfd):
             mx.nd.zeros(shape), mx.nd.zeros((1,), dtype="int32"), mx.nd.ones((1,)), **attributes
         )[0].wait_to_read()
     assert message in str(caught.value) + "".join(capfd.readouterr())
-
-
-@pytest.mark.skipif("BERT_OPERATORS_ISA" in os.environ, reason="this is such a subprocess")
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512", "one thread"])
-def test_other_instruction_sets_and_thread_counts(isa):
-    environment = {**os.environ, "OMP_NUM_THREADS": "3", "BERT_OPERATORS_ISA": isa}
-    if isa == "one thread":
-        environment.update(OMP_NUM_THREADS="1", BERT_OPERATORS_ISA="baseline")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
-    root = Path(__file__).resolve().parents[3]
-    result = subprocess.run(command, env=environment, cwd=str(root), capture_output=True, text=True)
-    if "this processor has" in result.stdout + result.stderr:
-        pytest.skip(f"this processor has no {isa}")
-    assert result.returncode == 0, result.stdout + result.stderr

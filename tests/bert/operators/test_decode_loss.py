@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import mxnet as mx
 import numpy as np
 import pytest
 
 from bert.native_operators import load_operators
-from tests.bert.operators.checking import VARIANTS, assert_gradients_match, run, run_variant
+from tests.bert.operators.checking import assert_gradients_match, run
 
 pytestmark = pytest.mark.skipif(not load_operators(), reason="the operators are not built")
 
@@ -177,9 +175,3 @@ def test_wrong_inputs_are_errors():
             exact(hidden, word_weight, bias, labels, weights)[0].wait_to_read()
     with pytest.raises(mx.MXNetError):
         exact(hidden, mx.nd.ones((10, 4)), bias, labels, weights)
-
-
-@pytest.mark.skipif("OPERATORS_VARIANT" in os.environ, reason="is a variant itself")
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(variant.values()))
-def test_variants(variant):
-    run_variant(__file__, variant)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import mxnet as mx
 import numpy as np
 import pytest
 
 from bert.native_operators import load_operators
-from tests.bert.operators.checking import VARIANTS, assert_gradients_match, run, run_variant
+from tests.bert.operators.checking import assert_gradients_match, run
 
 pytestmark = pytest.mark.skipif(not load_operators(), reason="the operators are not built")
 
@@ -175,9 +173,3 @@ def test_wrong_shapes_and_attributes_are_errors():
         mx.nd.bert_pack(weight, mx.nd.ones((4, 2)), num_weights=2, dtype="float32").wait_to_read()
     with pytest.raises(mx.MXNetError):
         mx.nd.bert_dense(x, weight, packed, num_weights=1, bias=0, dtype="float16").wait_to_read()
-
-
-@pytest.mark.skipif("OPERATORS_VARIANT" in os.environ, reason="is a variant itself")
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: "-".join(variant.values()))
-def test_variants(variant):
-    run_variant(__file__, variant)

@@ -17,12 +17,24 @@ import numpy as np
 import pytest
 
 from bert.native_operators import load_operators
+from tests.bert.operators.checking import same_in_variants
 
 if not load_operators():
     pytest.skip("the operators are not built", allow_module_level=True)
 
 CHUNK = 1 << 16  # kChunkSize in native/operators/chunks.h
-SHAPES = [(1,), (7,), (768,), (5, 3277), (CHUNK,), (3 * CHUNK + 5,), (2, 3), (CHUNK + 1,), (16,), (1 << 20,)]
+SHAPES = [
+    (1,),
+    (7,),
+    (768,),
+    (5, 3277),
+    (CHUNK,),
+    (3 * CHUNK + 5,),
+    (2, 3),
+    (CHUNK + 1,),
+    (16,),
+    (5 * CHUNK,),
+]
 HYPERPARAMETERS = {
     "lr": 0.01,
     "rescale": 0.5,
@@ -153,6 +165,7 @@ def test_a_gradient_that_is_not_finite_reaches_its_tensor_only():
         assert np.isfinite(kinds[0][i].asnumpy()).all()
 
 
+@same_in_variants
 def test_the_update_waits_for_the_gradients_and_the_forward_pass_for_the_update():
     """The engine must know what is written. Long chains of queued operators, against the same with waits."""
     rng = np.random.default_rng(1)
@@ -181,6 +194,7 @@ def test_the_update_waits_for_the_gradients_and_the_forward_pass_for_the_update(
     assert np.abs(found[0][-3] - start).max() > 1e-3
 
 
+@same_in_variants
 @pytest.mark.parametrize(
     "rows, columns, units", [(64, 768, 3072), (1024, 768, 768), (256, 256, 512), (1, 96, 32)]
 )
@@ -263,20 +277,10 @@ def in_subprocess(arguments: Sequence[str], **environment: str) -> str:
     ).stdout
 
 
-@pytest.mark.skipif("BERT_OPERATORS_ISA" in os.environ, reason="this is such a subprocess")
+@same_in_variants
 def test_results_do_not_depend_on_the_number_of_threads():
     expected = digest()
     assert digest() == expected
     code = "from tests.bert.operators import test_lamb; print('digest', test_lamb.digest())"
     for threads in "13":
         assert f"digest {expected}" in in_subprocess(["-c", code], OMP_NUM_THREADS=threads)
-
-
-@pytest.mark.skipif("BERT_OPERATORS_ISA" in os.environ, reason="this is such a subprocess")
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
-def test_other_instruction_sets_and_thread_counts(isa):
-    command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
-    output = in_subprocess(command, OMP_NUM_THREADS="3", BERT_OPERATORS_ISA=isa)
-    if "this processor has" in output:
-        pytest.skip(f"this processor has no {isa}")
-    assert " passed" in output and "failed" not in output and "error" not in output.lower(), output

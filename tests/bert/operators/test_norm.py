@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import mxnet as mx
 import numpy as np
@@ -251,18 +247,3 @@ def test_shapes_that_do_not_fit_are_errors():
         mx.nd.bert_layer_norm(x, mx.nd.ones((2,)), row, eps=EPS).wait_to_read()
     with pytest.raises(mx.MXNetError):
         mx.nd.bert_add_norm(x, row, mx.nd.ones((3, 3)), row, row, mode, dropout=0, eps=EPS)[0].wait_to_read()
-
-
-@pytest.mark.skipif("BERT_OPERATORS_ISA" in os.environ, reason="this is such a subprocess")
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
-def test_other_instruction_sets_and_thread_counts(isa):
-    """All elementwise operators' tests once more, with three threads."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "3", "BERT_OPERATORS_ISA": isa}
-    names = ("test_gelu.py", "test_norm.py", "test_embed.py", "test_gather.py", "test_dropout.py")
-    files = [str(Path(__file__).with_name(name)) for name in names]
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
-    root = Path(__file__).resolve().parents[3]
-    result = subprocess.run(command, env=environment, cwd=str(root), capture_output=True, text=True)
-    if "this processor has" in result.stdout + result.stderr:
-        pytest.skip(f"this processor has no {isa}")
-    assert result.returncode == 0, result.stdout + result.stderr

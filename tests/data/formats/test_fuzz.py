@@ -13,7 +13,7 @@ from tests.processes import ROOT
 
 SEED = 2026
 # Files of each format, and how many of them must have been refused, or read with instances left out.
-FILES = {"npz": (900, 600), "tfrecord": (900, 800), "ofrecord": (900, 800), "random": (600, 600)}
+FILES = {"npz": (450, 300), "tfrecord": (450, 400), "ofrecord": (450, 400), "random": (600, 600)}
 
 
 def run_worker(format, first, count, directory):
@@ -44,7 +44,7 @@ def test_broken_hdf5_files_do_no_more_harm_than_ending_their_process(tmp_path):
 
     The store is built in worker processes for that reason. Such files must stay rare.
     """
-    count, first, ended = 1500, 0, []
+    count, first, ended = 750, 0, []
     while first < count:
         result = run_worker("hdf5", first, count - first, tmp_path)
         if result.returncode == 0:
