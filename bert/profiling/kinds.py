@@ -37,6 +37,9 @@ _ALSO_IN_UPDATES = {"sum", "mul_scalar", "negative", "concat", "add_n", "elemwis
                     "copycpu2cpu", "copygpu2gpu", "zeros", "zeros_like", "setvalueop", "square", "plus",
                     "plus_scalar", "broadcast_mul", "broadcast_add", "elemwise_mul", "amp_cast"}  # fmt: skip
 _COMMUNICATION = ("horovod", "byteps", "nccl", "kvstore")
+_HOLD = "hold"  # comm/byteps_library.py: arrays that wait for an exchange
+# comm/byteps.py, between the backward pass and the update: into buckets, the mean, out of them.
+_PACKING = {"concat", "slice_axis", "div_scalar"}
 _GRADIENT = "_backward_"
 
 
@@ -53,7 +56,7 @@ def is_bulk(name: str) -> bool:
 
 def kind_of_communication(name: str) -> bool:
     """Whether the operator hands arrays to Horovod, BytePS or a store of MXNet's own."""
-    return name.lower().startswith(_COMMUNICATION)
+    return name == _HOLD or name.lower().startswith(_COMMUNICATION)
 
 
 def classify(names: Sequence[str]) -> list[str]:
@@ -78,7 +81,9 @@ def classify(names: Sequence[str]) -> list[str]:
             phase = "backward"
         elif kind in (PRODUCTS, ATTENTION, EMBEDDING, NORMALISATION, ACTIVATION) and plain != "concat":
             phase = "forward"
-        if plain in _ALSO_IN_UPDATES and not backward:
+        if plain in _PACKING and not backward and phase == "backward":
+            kind = COMMUNICATION
+        elif plain in _ALSO_IN_UPDATES and not backward:
             kind = _by_phase(plain, kind, phase)
         elif plain == "dropout":
             neighbour = names[index + 1 : index + 2] if backward else names[max(index - 1, 0) : index]

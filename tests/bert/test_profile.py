@@ -86,7 +86,7 @@ class TestKinds:
             (EMBEDDING, "Embedding _backward_Embedding bert_embed _backward_bert_embed"),
             (HEADS, "log_softmax pick bert_gather _backward_bert_decode_loss Activation gather_nd"),
             (OPTIMIZER, "dot lamb_update_phase1 lamb_update_phase2 bert_lamb bert_global_norm bert_pack"),
-            (COMMUNICATION, "horovod_allreduce horovod_grouped_allreduce BytePSPushPull"),
+            (COMMUNICATION, "horovod_allreduce horovod_grouped_allreduce BytePSPushPull hold"),
             (OTHER, "Reshape SequenceMask DeleteVariable unheard_of _backward_unheard_of ImperativeBulk"),
         ],
     )
@@ -112,6 +112,13 @@ class TestKinds:
             + [OPTIMIZER] * 6
             + [EMBEDDING, NORMALISATION]
         )
+
+    def test_buckets_for_byteps_belong_to_communication(self):
+        names = ["bert_dense", "slice_axis", "Concat", "_backward_slice_axis", "_backward_bert_embed"]
+        names += ["Concat", "BytePSPushPull", "_div_scalar", "slice_axis"]
+        names += ["bert_global_norm", "_div_scalar", "bert_embed"]
+        kinds = classify(names)
+        assert [kind == COMMUNICATION for kind in kinds] == [False] * 5 + [True] * 4 + [False] * 3
 
     def test_bulks_are_known_by_their_names(self):
         assert is_bulk("Cast,log_softmax") and is_bulk("ImperativeBulk") and not is_bulk("FullyConnected")
