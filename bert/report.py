@@ -166,7 +166,7 @@ class RunReporter:
         self._metrics.write(json.dumps(metrics, allow_nan=False) + "\n")
         self._metrics.flush()
         for name, value in metrics.items():
-            if name != "step" and isinstance(value, (int, float)):
+            if name not in ("step", "time") and isinstance(value, (int, float)):
                 kind, _, rest = name.partition("_") if name.startswith("eval_") else ("train", "", name)
                 self._events.add_scalar(f"{kind}/{rest}", value, metrics["step"])
 

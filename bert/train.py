@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import time
 from dataclasses import replace
 from types import FrameType
-from typing import Callable
+from typing import Any, Callable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -141,7 +142,8 @@ def pretrain(options: argparse.Namespace, inputs: Inputs, communicator: Communic
             options.clip_norm,
             lambda step: dropout_seed(seed, step, communicator.rank),
         )
-        facts = {"model": options.model, "vocab_size": inputs.vocab_size, "dtype": dtype}
+        facts: dict[str, Any] = {"model": options.model, "vocab_size": inputs.vocab_size, "dtype": dtype}
+        facts["exchanged_bytes"] = exchanged_bytes(take_step.gradients, options.compression)
         trace = TraceOfSteps(options.profile, communicator.rank, facts)
         stop = StopRequest()
         last_step, keep_going = run_steps(
@@ -212,6 +214,7 @@ def run_steps(
             reporter.training(
                 {
                     "step": step,
+                    "time": round(time.time(), 3),
                     **losses_and_accuracies(gathered),
                     "lr": lr,
                     "grad_norm": finite_or_none(result.grad_norm),
@@ -256,6 +259,13 @@ class StopRequest:
 def dropout_seed(seed: int, step: int, rank: int) -> int:
     """The seed of one step's dropout masks on one rank: different for each, the same in a repeated run."""
     return int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0]) >> 1
+
+
+def exchanged_bytes(gradients: Sequence[mx.nd.NDArray], compression: str) -> int:
+    """Bytes of gradients that a rank hands to Horovod or BytePS in a step. BytePS's own compressors make less
+    of them afterwards."""
+    widest = 2 if compression == "fp16" else 8
+    return sum(array.size * min(widest, np.dtype(array.dtype).itemsize) for array in gradients)
 
 
 def _dtype(options: argparse.Namespace, device: mx.Context) -> str:

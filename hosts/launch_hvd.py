@@ -65,15 +65,27 @@ def command(
     ranks = sum(slots for _, slots in hosts)
     lines = [
         f"mpirun -np {ranks} --hostfile {quote(hostfile)}",
-        _mapping(hosts, sockets),
-        "-mca pml ob1 -mca btl ^openib" + _mpi_network(hosts, interface),
-        "-mca odls_base_sigkill_timeout 30",
-        *_environment(hosts, interface),
+        *options_of_mpirun(hosts, sockets, interface),
         "python run_pretraining_hvd.py",
     ]
     lines += [f"    {line}" for line in script_lines(stage, script_args)]
     body = " \\\n    ".join(lines)
     return f"{comment(stage)}\n{body}"
+
+
+def options_of_mpirun(
+    hosts: Sequence[tuple[str, int]], sockets: int | None = None, interface: str | None = None
+) -> list[str]:
+    """What stands between the host file and the ranks' program, a line each, as text for a shell.
+
+    For arguments and errors see `command`.
+    """
+    return [
+        _mapping(hosts, sockets),
+        "-mca pml ob1 -mca btl ^openib" + _mpi_network(hosts, interface),
+        "-mca odls_base_sigkill_timeout 30",
+        *_environment(hosts, interface),
+    ]
 
 
 def _mapping(hosts: Sequence[tuple[str, int]], sockets: int | None) -> str:
