@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -e -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup pretrain test bench check format clean
+.PHONY: help setup pretrain compare test bench check format clean
 
 BACKEND ?= hvd
 PYTHON ?=
@@ -20,7 +20,9 @@ TYPED := $(wildcard setup hparams.py data hosts bench/contestants.py bench/excha
 	bench/machine.py bench/raw_path.py bench/rounds.py bench/serve.py bench/step.py bench/threads.py \
 	bench/work.py bench/workers.py comm/__init__.py comm/base.py comm/buckets.py \
 	comm/byteps_channels.py comm/byteps_environment.py comm/byteps_library.py comm/compression.py comm/half.py \
-	comm/heartbeat.py comm/heartbeat_wire.py comm/run_processes.py comm/scheduler_watch.py comm/watchdog.py)
+	comm/heartbeat.py comm/heartbeat_wire.py comm/run_processes.py comm/scheduler_watch.py comm/watchdog.py \
+	compare.py $(filter-out comparison/messages/worker.py comparison/messages/rank.py,\
+	$(wildcard comparison/*.py comparison/*/*.py)))
 
 # Open MPI refuses to run as root unless told twice.
 MPI_ENV := $(if $(filter 0,$(shell id -u)),OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)
@@ -42,7 +44,8 @@ LAUNCH := $(if $(filter byteps,$(BACKEND)),$(BYTEPS),$(MPIRUN))
 
 # Several processes share the cores: a thread that waits for another process's should not keep a core for long.
 PYTEST = GOMP_SPINCOUNT=1000 $(PY) -m pytest -q --durations=10 $(if $(filter 0,$(SLOW)),-m "not slow") $(ARGS)
-WITHOUT_RANKS := tests/data tests/bert tests/test_hparams.py
+WITHOUT_RANKS := tests/data tests/bert tests/comparison tests/hosts tests/test_hparams.py tests/test_imports.py \
+	tests/test_scripts.py tests/test_setup.py
 
 # The embedded default.
 RUN_DIR ?= runs/embedded$(if $(filter byteps,$(BACKEND)),_byteps)
@@ -64,9 +67,12 @@ pretrain: setup ## pretrain a small BERT on embedded English text in 2 processes
 	$(PY) $(CORPUS)
 	$(LAUNCH) $(PY) $(PRETRAIN)
 
+compare: setup ## compare Horovod with BytePS, about 20 minutes on 2 cores (ARGS="--repeats 2" goes to compare.py)
+	$(PY) compare.py $(ARGS)
+
 test: setup ## run the tests (SLOW=0 leaves out BERT-large, ARGS="-k hparams" goes to pytest)
-	@# Those that start no ranks run in two processes, the others one after the other; pytest ends with 5 where
-	@# nothing was chosen.
+	@# Those that start no ranks, or seldom, run in two processes, the others one after the other; pytest ends
+	@# with 5 where nothing was chosen.
 	@alone=0; $(PYTEST) -n 2 $(WITHOUT_RANKS) || alone=$$?; \
 	ranks=0; $(PYTEST) $(addprefix --ignore=,$(WITHOUT_RANKS)) || ranks=$$?; \
 	case $$alone,$$ranks in 0,0|0,5|5,0) ;; *) exit 1;; esac

@@ -1,0 +1,1 @@
+"""Horovod against BytePS, side by side: the parts of compare.py."""

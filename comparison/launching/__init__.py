@@ -1,0 +1,1 @@
+"""From a setting to the record of its launch."""

@@ -1,0 +1,142 @@
+"""The backends that are compared: which script, and what starts its ranks. Standard library only.
+
+On this machine every backend starts its ranks without binding them, and a rank takes its share of the cores
+(comm/threads.py), so that only the exchange of gradients differs. With a host file mpirun gets the words of
+hosts/launch_hvd.py.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Mapping, NamedTuple, Sequence
+
+from data.files import replacing
+from hosts.hostfile import HostsError, read_host_lines
+from hosts.launch_hvd import options_of_mpirun
+
+ROOT = Path(__file__).resolve().parents[2]
+HVD_SCRIPT, BYTEPS_SCRIPT = ROOT / "run_pretraining_hvd.py", ROOT / "run_pretraining_byteps.py"
+MPIRUN, HOROVODRUN, BYTEPS, BYTEPS_LOCAL = "mpirun", "horovodrun", "byteps", "byteps_local"
+
+Hosts = Sequence["tuple[str, int]"]  # lines of a host file: name and slots
+
+
+@dataclass(frozen=True)
+class Backend:
+    """`key`: as in `Setting.backend`. `title`: for people. `script`: the training script of its ranks.
+    `launcher`: MPIRUN, HOROVODRUN, BYTEPS (every rank is a worker) or BYTEPS_LOCAL (one worker a host, with a
+    rank for each slot). `variables`: what its processes find in their environment beyond the caller's."""
+
+    key: str
+    title: str
+    script: Path
+    launcher: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+BACKENDS: Mapping[str, Backend] = {
+    backend.key: backend
+    for backend in (
+        Backend("hvd_mpi", "Horovod, MPI", HVD_SCRIPT, MPIRUN),
+        Backend("hvd_gloo", "Horovod, Gloo", HVD_SCRIPT, HOROVODRUN),
+        Backend("byteps", "BytePS", BYTEPS_SCRIPT, BYTEPS),
+        Backend("byteps_local", "BytePS, local ranks", BYTEPS_SCRIPT, BYTEPS_LOCAL),
+    )
+}
+
+
+class Cluster(NamedTuple):
+    """What --hostfile says. `lines`: name and slots of each line, as BytePS takes it (a line is a worker)."""
+
+    path: str
+    lines: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def read(cls, path: str) -> Cluster:
+        """Raises HostsError for a file that cannot be used."""
+        return cls(path, tuple(read_host_lines(path)))
+
+    @property
+    def slots(self) -> int:
+        return sum(slots for _, slots in self.lines)
+
+    def first(self, slots: int) -> list[tuple[str, int]]:
+        """The lines cut to the first so many slots."""
+        found, left = [], slots
+        for name, here in self.lines:
+            if left:
+                found.append((name, min(here, left)))
+                left -= found[-1][1]
+        return found
+
+
+def launch_words(backend: Backend, workers: int, cluster: Cluster | None, directory: str | Path) -> list[str]:
+    """The words before `python script.py ...` that start `workers` ranks.
+
+    Args:
+        cluster: the hosts, of which the first `workers` slots are taken; None: this machine.
+        directory: for the host file that the launcher reads; it exists.
+
+    Raises:
+        HostsError: the slots cannot be shared out as the backend needs it.
+    """
+    lines = cluster.first(workers) if cluster else [("localhost", workers)]
+    if sum(slots for _, slots in lines) != workers:
+        raise HostsError(f"{workers} workers are more than the slots of {cluster.path if cluster else 'it'}")
+    hostfile = Path(directory) / "hostfile"
+    if backend.launcher == MPIRUN:
+        words = ["mpirun", "-np", str(workers)]
+        if cluster is None:
+            # Waiting ranks must not keep a core from the others: by default Open MPI spins.
+            return [*words, "--oversubscribe", "--bind-to", "none", "-mca", "mpi_yield_when_idle", "1"]
+        hosts = _merged(lines)
+        _write(hostfile, hosts)
+        return [*words, "--hostfile", str(hostfile), *shlex.split(" ".join(options_of_mpirun(hosts)))]
+    if backend.launcher == HOROVODRUN:
+        named = ",".join(f"{name}:{slots}" for name, slots in _merged(lines))
+        return [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", str(workers), "-H", named]
+    if backend.launcher == BYTEPS_LOCAL:
+        lines = _merged(lines)
+    elif cluster is None:
+        lines = [("localhost", 1)] * workers
+    if len({slots for _, slots in lines}) > 1:
+        raise HostsError(
+            f"{workers} workers: BytePS needs as many ranks of every worker, and these slots give"
+            f" {', '.join(f'{name} {slots}' for name, slots in lines)}"
+        )
+    _write(hostfile, lines)
+    return [sys.executable, str(ROOT / "hosts" / "launch_byteps.py"), "--hostfile", str(hostfile), "--"]
+
+
+def environment(
+    backend: Backend, environ: Mapping[str, str] = os.environ, cluster: Cluster | None = None
+) -> dict[str, str]:
+    """The variables of a launch: `environ`, what Open MPI wants of root, and the backend's own; with a
+    cluster also those that hosts/launch_hvd.py sets, for all backends alike."""
+    found = {**environ, "PYTHONUNBUFFERED": "1"}
+    found["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH", "")]))
+    if os.geteuid() == 0:
+        found.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    if cluster is not None:
+        words = shlex.split(" ".join(options_of_mpirun(_merged(cluster.lines))))
+        exported = [after for word, after in zip(words, words[1:]) if word == "-x" and "=" in after]
+        found.update({name: value for name, _, value in (one.partition("=") for one in exported)})
+    found.update(backend.variables)
+    return found
+
+
+def _merged(lines: Hosts) -> list[tuple[str, int]]:
+    """A host that is listed twice has the sum of its slots."""
+    hosts: dict[str, int] = {}
+    for name, slots in lines:
+        hosts[name] = hosts.get(name, 0) + slots
+    return list(hosts.items())
+
+
+def _write(path: Path, lines: Hosts) -> None:
+    with replacing(str(path)) as file:
+        file.write("".join(f"{name} slots={slots}\n" for name, slots in lines).encode("ascii"))

@@ -1,0 +1,179 @@
+"""Who is faster: paired tests with a bound on false verdicts over a whole report.
+
+The independent unit is the launch. Intervals within one share its place in memory, its port and its minute,
+so they are no samples of their own: a launch gives one value. Contenders of a group run next to each other in
+every repeat, so two of them are compared by the logarithm of their ratio within a repeat; what slows a repeat
+as a whole cancels. `RULE` says the rest.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Hashable, Mapping, NamedTuple, Sequence, TypeVar
+
+FEWEST_REPEATS = 5
+DIFFERENT = "different"
+NOT_SHOWN = "no difference shown"
+TOO_FEW = "too few repeats"
+# A spread of the logarithms below this is rounding of the ratio, not a measurement of how it varies.
+_ROUNDING = 1e-12
+
+G = TypeVar("G", bound=Hashable)
+Samples = Mapping[str, Mapping[int, float]]  # contender -> repeat -> a positive value, smaller is faster
+
+
+class Spread(NamedTuple):
+    """Median, quartiles (linear between the values), least and greatest."""
+
+    median: float
+    low: float
+    high: float
+    least: float
+    most: float
+
+
+class PairedTest(NamedTuple):
+    """Of logarithms of ratios. `low`, `high`: confidence interval of their mean. `p`: two-sided."""
+
+    mean: float
+    low: float
+    high: float
+    p: float
+
+
+class Pair(NamedTuple):
+    """Two contenders of a group.
+
+    `ratio`: geometric mean of second / first over their common repeats, NaN without any; above 1 the first
+    is faster. `low`, `high`: its confidence interval, for this pair alone; None where there are too few
+    repeats. `p`: of the test, `adjusted`: after Holm over all pairs of the report. `verdict`: DIFFERENT,
+    NOT_SHOWN or TOO_FEW.
+    """
+
+    group: Hashable
+    first: str
+    second: str
+    repeats: int
+    ratio: float
+    low: float | None
+    high: float | None
+    p: float | None
+    adjusted: float | None
+    verdict: str
+
+    @property
+    def faster(self) -> str | None:
+        """The faster of the two; None without a verdict."""
+        if self.verdict != DIFFERENT:
+            return None
+        return self.first if self.ratio > 1 else self.second
+
+    @property
+    def slower(self) -> str | None:
+        if self.verdict != DIFFERENT:
+            return None
+        return self.second if self.ratio > 1 else self.first
+
+
+def rule(confidence: float) -> str:
+    """How a verdict is reached, for readers of a report."""
+    error = _plain(1 - confidence)
+    return (
+        "A launch gives one value: the median over its log intervals of the seconds per step, without the"
+        " warm-up. Two backends are compared by the logarithm of the ratio of their values within each"
+        " repeat, with a two-sided paired t-test. One is called faster and the other slower only if the"
+        " p-value, adjusted by Holm's method over all pairs of backends in this report, is at most"
+        f" {error}: where no two backends differ, the probability that a report like this one contains even"
+        f" a single false verdict is at most {error}, as far as the logarithms of the ratios are roughly"
+        ' normal. Otherwise it says "no difference shown", which does not say that there is none. With fewer'
+        f" than {FEWEST_REPEATS} repeats in common there is no verdict. The intervals of the ratios have"
+        f" {_plain(100 * confidence)}% confidence each, without that adjustment: one that leaves out 1 is no"
+        " verdict by itself. The number of repeats has to be fixed beforehand; whoever adds repeats until a"
+        " difference shows will find one."
+    )
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Raises ValueError for no values."""
+    if not values:
+        raise ValueError("no values")
+    if len(values) == 1:
+        return Spread(*(values[0] for _ in Spread._fields))
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Spread(median, low, high, min(values), max(values))
+
+
+def paired_test(logarithms: Sequence[float], confidence: float) -> PairedTest:
+    """Two-sided one-sample t-test that the mean is 0, and the mean's confidence interval.
+
+    Values without any spread, as a coarse clock may give, say nothing about how they vary; a t-test would
+    call the smallest of differences certain. They get the sign test, which needs no spread (n equal signs
+    have p = 2 / 2^n), and the interval is their value.
+
+    Raises:
+        ValueError: fewer than two values, or one that is not finite.
+    """
+    from scipy.special import stdtr, stdtrit  # Student's distribution and its inverse
+
+    count = len(logarithms)
+    if count < 2 or not all(map(math.isfinite, logarithms)):
+        raise ValueError("a paired test needs two finite values or more")
+    mean = math.fsum(logarithms) / count
+    deviation = math.sqrt(math.fsum((each - mean) ** 2 for each in logarithms) / (count - 1))
+    if deviation <= _ROUNDING:
+        p = 1.0 if abs(mean) <= _ROUNDING else min(1.0, 2.0 * 0.5**count)
+        return PairedTest(mean, mean, mean, p)
+    error = deviation / math.sqrt(count)
+    half = float(stdtrit(count - 1, 0.5 + confidence / 2)) * error
+    p = 2.0 * float(stdtr(count - 1, -abs(mean) / error))
+    return PairedTest(mean, mean - half, mean + half, min(1.0, p))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjusted p-values in the order given (S. Holm, 1979): the i-th smallest of n, from 0, times n - i,
+    never below the one before it and at most 1."""
+    adjusted = [0.0] * len(p_values)
+    highest = 0.0
+    for place, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        highest = max(highest, min(1.0, p_values[index] * (len(p_values) - place)))
+        adjusted[index] = highest
+    return adjusted
+
+
+def compare(groups: Mapping[G, Samples], confidence: float) -> list[Pair]:
+    """Every pair of contenders of every group, in the order given; they are one family of tests.
+
+    A pair with fewer than FEWEST_REPEATS common repeats is not tested and does not count in the family.
+
+    Args:
+        groups: what is compared in each; values are positive and finite, smaller is faster.
+        confidence: 1 minus the probability of any false verdict among all pairs.
+    """
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence {confidence}: must be between 0 and 1")
+    pairs = []
+    for group, samples in groups.items():
+        names = [name for name in samples if samples[name]]
+        for place, first in enumerate(names):
+            pairs += [_pair(group, first, second, samples, confidence) for second in names[place + 1 :]]
+    tested = [index for index, pair in enumerate(pairs) if pair.p is not None]
+    for index, adjusted in zip(tested, holm([pairs[index].p or 0.0 for index in tested])):
+        verdict = DIFFERENT if adjusted <= 1 - confidence else NOT_SHOWN
+        pairs[index] = pairs[index]._replace(adjusted=adjusted, verdict=verdict)
+    return pairs
+
+
+def _pair(group: Hashable, first: str, second: str, samples: Samples, confidence: float) -> Pair:
+    common = sorted(samples[first].keys() & samples[second].keys())
+    logarithms = [math.log(samples[second][each] / samples[first][each]) for each in common]
+    if len(common) < FEWEST_REPEATS:
+        ratio = math.exp(math.fsum(logarithms) / len(common)) if common else math.nan
+        return Pair(group, first, second, len(common), ratio, None, None, None, None, TOO_FEW)
+    test = paired_test(logarithms, confidence)
+    ratio, low, high = (math.exp(value) for value in (test.mean, test.low, test.high))
+    return Pair(group, first, second, len(common), ratio, low, high, test.p, None, NOT_SHOWN)
+
+
+def _plain(value: float) -> str:
+    return f"{value:.6g}"
