@@ -1,0 +1,106 @@
+"""What the plots have in common: figures without a display, panels, colours, the legend of the backends.
+
+The colours are those of Okabe and Ito, which colour-blind people tell apart.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
+
+from comparison.reporting.wording import title_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
+ALARM = "#D55E00"
+_COLUMNS = 4
+_DPI = 110
+
+
+def new_figure(size: tuple[float, float]) -> Figure:
+    """Inches."""
+    # Without pyplot, which keeps figures and picks a display for the whole process.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, dpi=_DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def grid(
+    panels: int, high: int, panel_size: tuple[float, float], same_y: bool = False
+) -> tuple[Figure, list[tuple[Axes, ...]]]:
+    """A figure with `panels` panels of `high` axes, one under the other, at most _COLUMNS side by side."""
+    columns = min(panels, _COLUMNS)
+    blocks = math.ceil(panels / columns)
+    width = max(6.0, panel_size[0] * columns)
+    figure = new_figure((width, panel_size[1] * high * blocks + 0.9))
+    axes = figure.subplots(blocks * high, columns, squeeze=False, sharey="all" if same_y else False)
+    places = [divmod(index, columns) for index in range(blocks * columns)]
+    found = [tuple(axes[block * high + row][column] for row in range(high)) for block, column in places]
+    for unused in found[panels:]:
+        for each in unused:
+            each.set_axis_off()
+    return figure, found[:panels]
+
+
+def name_backends(
+    figure: Figure,
+    backends: Sequence[str],
+    facts: Mapping[str, Any],
+    lines: bool = False,
+    ideal: bool = False,
+) -> None:
+    """The legend below a figure, with lines as `line_style` has them or with boxes."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles: list[Any] = []
+    for index, backend in enumerate(backends):
+        label = title_of(backend, facts)
+        if lines:
+            handles.append(Line2D([], [], label=label, **line_style(index, len(backends))))
+        else:
+            handles.append(Patch(color=colour(index), label=label))
+    if ideal:
+        handles.append(Line2D([], [], label="ideal", **ideal_style()))
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=min(5, len(handles)), frameon=False, handlelength=3
+    )
+
+
+def colour(index: int) -> str:
+    return COLOURS[index % len(COLOURS)]
+
+
+def line_style(index: int, count: int) -> dict[str, Any]:
+    """Of one of `count` lines: what is drawn first is wider, so that equal lines are all seen."""
+    return {
+        "color": colour(index),
+        "linewidth": 1.4 + 2.8 * (count - 1 - index),
+        "solid_capstyle": "butt",
+    }
+
+
+def ideal_style() -> dict[str, Any]:
+    return {"color": "#888888", "linestyle": "--", "linewidth": 1.2, "zorder": 1}
+
+
+def plain(axes: Axes, grid: str = "y") -> None:
+    """Two spines, lines behind what is drawn, and the unit only at the left of a row."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis=grid, alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.title.set_fontsize(9.5)
+    place = axes.get_subplotspec()
+    if place is not None and not place.is_first_col():
+        axes.set_ylabel("")
+
+
+def thousands(axes: Axes) -> None:
+    """The y axis in numbers such as 12,500."""
+    axes.yaxis.set_major_formatter("{x:,.0f}")

@@ -1,0 +1,263 @@
+"""The plots of a report, as PNG."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
+
+from bert.profiling.breakdown import EXPOSED, IDLE, PYTHON
+from bert.profiling.kinds import ATTENTION, COMMUNICATION, KINDS, OPTIMIZER, PRODUCTS
+from bert.profiling.trace import COPYING, DATA_WAIT
+from comparison.reporting import losses
+from comparison.reporting.canvas import (
+    ALARM,
+    colour,
+    grid,
+    ideal_style,
+    line_style,
+    name_backends,
+    new_figure,
+    plain,
+    thousands,
+)
+from comparison.reporting.figures import Figures
+from comparison.reporting.results import Results
+from comparison.reporting.sections import short_reason
+from comparison.reporting.wording import batch_unit, group_words, percent, title_of
+from comparison.settings import Setting
+from data.files import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+THROUGHPUT, SCALING, BREAKDOWN, LOSSES = "throughput.png", "scaling.png", "breakdown.png", "losses.png"
+# The parts of a step, fewer than a profile has: the figure is about communication.
+_PARTS = (
+    ("matrix products and attention", (PRODUCTS, ATTENTION), "#0072B2"),
+    ("other operators", (), "#56B4E9"),
+    ("optimizer", (OPTIMIZER,), "#009E73"),
+    ("communication, exposed", (EXPOSED,), ALARM),
+    ("waiting for data, copying inputs", (DATA_WAIT, COPYING), "#F0E442"),
+    ("device idle", (PYTHON, IDLE), "#DDDDDD"),
+)
+
+
+def draw_all(directory: Path, results: Results, facts: Mapping[str, Any]) -> list[str]:
+    """The names of the plots written; one for which there is nothing to show is left out. OSError when a file
+    cannot be written."""
+    drawn = {
+        THROUGHPUT: _throughput(results, facts),
+        SCALING: _scaling(results, facts),
+        BREAKDOWN: _breakdown(results, facts),
+        LOSSES: _losses(results, facts),
+    }
+    for name, figure in drawn.items():
+        if figure is not None:
+            with replacing(str(directory / name)) as handle:
+                figure.savefig(handle, format="png", metadata={"Software": None})
+    return [name for name, figure in drawn.items() if figure is not None]
+
+
+def _throughput(results: Results, facts: Mapping[str, Any]) -> Figure | None:
+    if not any(each.figures for each in results.results):
+        return None
+    panels, workers, backends = _axes_of(results)
+    figure, places = grid(len(panels), 1, (3.4, 3.4), same_y=True)
+    width = 0.8 / len(backends)
+    for (axes,), (dtype, batch_size) in zip(places, panels):
+        for index, backend in enumerate(backends):
+            for place, count in enumerate(workers):
+                found = results.of(Setting(backend, count, dtype, batch_size))
+                at = place + (index - (len(backends) - 1) / 2) * width
+                if found is None:
+                    continue
+                if found.figures is None:
+                    axes.text(
+                        at, 0.02, short_reason(found), rotation=90, ha="center", va="bottom", fontsize=8,
+                        color=ALARM, transform=axes.get_xaxis_transform(),
+                    )  # fmt: skip
+                    continue
+                rate = found.figures.tokens_per_s
+                axes.bar(at, rate.median, width * 0.92, color=colour(index))
+                axes.errorbar(
+                    at, rate.median, [[rate.median - rate.least], [rate.most - rate.median]],
+                    color="black", capsize=2.5, linewidth=1,
+                )  # fmt: skip
+        axes.set(title=_panel_title(dtype, batch_size, facts), xlabel="workers", ylabel="tokens/s")
+        axes.set_xticks(range(len(workers)), [str(count) for count in workers])
+        axes.set_xlim(-0.5, len(workers) - 0.5)
+        thousands(axes)
+        plain(axes)
+    name_backends(figure, backends, facts)
+    figure.suptitle("Throughput: medians; whiskers from the slowest to the fastest launch", fontsize=11)
+    return figure
+
+
+def _scaling(results: Results, facts: Mapping[str, Any]) -> Figure | None:
+    panels, workers, backends = _axes_of(results)
+    if not any(
+        each.figures and each.figures.scaling and each.setting.workers > 1 for each in results.results
+    ):
+        return None
+    figure, places = grid(len(panels), 2, (3.4, 2.7))
+    for (upper, lower), (dtype, batch_size) in zip(places, panels):
+        ones, compared = [], False
+        for index, backend in enumerate(backends):
+            known = _by_workers(results, backend, dtype, batch_size)
+            line = line_style(index, len(backends))
+            counts = list(known)
+            rates = [each.tokens_per_s for each in known.values()]
+            if 1 in known:
+                ones.append(known[1].tokens_per_s.median)
+            if rates:
+                spread = [[r.median - r.least for r in rates], [r.most - r.median for r in rates]]
+                upper.errorbar(
+                    counts, [r.median for r in rates], spread, capsize=3, elinewidth=1.2, marker="o", **line
+                )
+            scaled = {count: each.scaling for count, each in known.items() if each.scaling}
+            if scaled:
+                lower.plot(list(scaled), [each.efficiency for each in scaled.values()], marker="o", **line)
+                compared = True
+        if not compared:
+            lower.text(
+                0.5, 0.5, "no figures to compare", ha="center", va="center", fontsize=9, color=ALARM,
+                transform=lower.transAxes,
+            )  # fmt: skip
+        if ones:
+            # From the fastest single worker: no line lies above it but for noise.
+            upper.plot([1, max(workers)], [max(ones), max(ones) * max(workers)], **ideal_style())
+        lower.plot([1, max(workers)], [1, 1], **ideal_style())
+        upper.set(title=_panel_title(dtype, batch_size, facts), ylabel="tokens/s", xlabel="workers")
+        thousands(upper)
+        lower.set(ylabel="efficiency", xlabel="workers")
+        for axes in (upper, lower):
+            # Labels of small counts would lie on each other beside a large one.
+            axes.set_xticks([each for each in workers if each == 1 or each >= max(workers) / 16])
+            axes.set_xlim(1 - 0.06 * (max(workers) - 1), max(workers) + 0.06 * (max(workers) - 1))
+            axes.set_ylim(bottom=0)
+            plain(axes)
+    name_backends(figure, backends, facts, lines=True, ideal=True)
+    figure.suptitle("Weak scaling: the batch of a worker stays the same", fontsize=11)
+    return figure
+
+
+def _breakdown(results: Results, facts: Mapping[str, Any]) -> Figure | None:
+    known = [
+        (each.setting, each.figures.breakdown)
+        for each in results.results
+        if each.figures and each.figures.breakdown
+    ]
+    if not known:
+        return None
+    figure = new_figure((10, 1.5 + 0.32 * len(known)))
+    axes = figure.subplots()
+    places, place, above = [], 0.0, known[0][0].group
+    for setting, _ in known:
+        place += 0.5 if setting.group != above else 0.0
+        places.append(place)
+        place, above = place + 1, setting.group
+    left = [0.0] * len(known)
+    for label, parts, shade in _PARTS:
+        widths = [_milliseconds(found, parts) for _, found in known]
+        if not any(widths):
+            continue
+        hatch = "///" if EXPOSED in parts else None
+        axes.barh(
+            places,
+            widths,
+            0.8,
+            left,
+            color=shade,
+            label=label,
+            hatch=hatch,
+            edgecolor="white",
+            linewidth=0.5,
+        )
+        left = [before + width for before, width in zip(left, widths)]
+    longest = max(left)
+    for at, end, (_, found) in zip(places, left, known):
+        exposed = found["parts"][EXPOSED]
+        if exposed["ms"] > 0:
+            text = f"{percent(exposed['share'])} exposed"
+            axes.text(end + 0.01 * longest, at, text, va="center", fontsize=8, color="#A04000")
+    names = [f"{group_words(each.group, facts)}: {title_of(each.backend, facts)}" for each, _ in known]
+    axes.set_yticks(places, names, fontsize=8.5)
+    axes.set_ylim(places[-1] + 0.7, places[0] - 0.7)
+    axes.set_xlim(0, 1.14 * longest)
+    axes.set(title="A step of rank 0 in a profiled launch", xlabel="ms a step")
+    plain(axes, "x")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+def _losses(results: Results, facts: Mapping[str, Any]) -> Figure | None:
+    groups = [group for group, members in results.groups().items() if _with_curve(results, members)]
+    if not groups:
+        return None
+    backends = _axes_of(results)[2]
+    figure, places = grid(len(groups), 2, (3.4, 2.3))
+    for pair, group in zip(places, groups):
+        for index, backend in enumerate(backends):
+            curve = results.curves.get(Setting(backend, *group))
+            if not curve:
+                continue
+            line = line_style(index, len(backends))
+            for axes, name in zip(pair, ("mlm_loss", "nsp_loss")):
+                points = [(step, curve[step][name]) for step in sorted(curve)]
+                steps = [step for step, value in points if value is not None]
+                values = [value for _, value in points if value is not None]
+                marker = "o" if len(steps) == 1 else None
+                axes.plot(steps, values, marker=marker, **line)
+        pair[0].set(title=group_words(group, facts), ylabel="masked-LM loss, nats")
+        pair[1].set(ylabel="next-sentence loss, nats", xlabel="step")
+        for axes in pair:
+            plain(axes)
+        wrong = [
+            title_of(each.setting.backend, facts)
+            for each in results.groups()[group]
+            if each.kind in (losses.WRONG, losses.UNDECIDED)
+        ]
+        if wrong:
+            text = f"differ: {', '.join(wrong)}"
+            pair[0].text(0.98, 0.96, text, ha="right", va="top", fontsize=8, color=ALARM,
+                         transform=pair[0].transAxes)  # fmt: skip
+    name_backends(figure, backends, facts, lines=True)
+    figure.suptitle("Losses of the first launch, one curve on top of the other", fontsize=11)
+    return figure
+
+
+def _with_curve(results: Results, members: Sequence[Any]) -> bool:
+    return any(each.setting in results.curves for each in members)
+
+
+def _milliseconds(found: Mapping[str, Any], parts: Sequence[str]) -> float:
+    """Of the parts; of every kind of operator that no other bar has, where none are given."""
+    if not parts:
+        named = {part for _, chosen, _ in _PARTS for part in chosen} | {COMMUNICATION}
+        parts = [kind for kind in KINDS if kind not in named]
+    return math.fsum(found["parts"][part]["ms"] for part in parts)
+
+
+def _axes_of(results: Results) -> tuple[list[tuple[str, int]], list[int], list[str]]:
+    """Panels (dtype, batch size), workers in rising order, backends in the order given."""
+    settings = [each.setting for each in results.results]
+    panels = list(dict.fromkeys((each.dtype, each.batch_size) for each in settings))
+    return (
+        panels,
+        sorted({each.workers for each in settings}),
+        list(dict.fromkeys(s.backend for s in settings)),
+    )
+
+
+def _by_workers(results: Results, backend: str, dtype: str, batch_size: int) -> dict[int, Figures]:
+    chosen = {
+        each.setting.workers: each.figures
+        for each in results.results
+        if each.figures and (each.setting.backend, *each.setting.group[1:]) == (backend, dtype, batch_size)
+    }
+    return dict(sorted(chosen.items()))
+
+
+def _panel_title(dtype: str, batch_size: int, facts: Mapping[str, Any]) -> str:
+    return f"{dtype}, {batch_size:,} {batch_unit(facts)} a worker"

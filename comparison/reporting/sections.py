@@ -1,0 +1,220 @@
+"""The tables of a report: what each backend did in each setting."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping, Sequence
+
+from comparison.reporting.figures import Figures
+from comparison.reporting.finish import Finish
+from comparison.reporting.results import FAILED, NOT_RUN, OK, OUT_OF_MEMORY, Result, Results
+from comparison.reporting.tables import EMPTY, Row, Table
+from comparison.reporting.wording import (
+    batch_unit,
+    digits,
+    duration,
+    memory,
+    percent,
+    ratio_with_interval,
+    size,
+    title_of,
+    verdict,
+    with_extremes,
+    with_quartiles,
+)
+from comparison.settings import Setting
+from comparison.statistics import Pair
+
+_SERVICES = ("server", "scheduler")  # the order of their columns
+NAMES = 4  # columns that say which setting a row is about
+
+
+def setting_head(facts: Mapping[str, Any]) -> list[str]:
+    return ["workers", "dtype", f"{batch_unit(facts)} a worker", "backend"]
+
+
+def setting_cells(setting: Setting, facts: Mapping[str, Any]) -> list[str]:
+    return [
+        str(setting.workers),
+        setting.dtype,
+        f"{setting.batch_size:,}",
+        title_of(setting.backend, facts),
+    ]
+
+
+def short_reason(result: Result) -> str:
+    """For tables after the first, which has the whole reason."""
+    if result.kind in (FAILED, OUT_OF_MEMORY, NOT_RUN):
+        return result.kind
+    return "losses differ" if result.kind != OK else ""
+
+
+def _table(
+    title: str,
+    head: Sequence[str],
+    results: Sequence[Result],
+    facts: Mapping[str, Any],
+    cells: Callable[[Result, Figures], Sequence[str]],
+    notes: Sequence[str] = (),
+    reasons: bool = False,
+) -> Table:
+    rows = []
+    for each in results:
+        names = setting_cells(each.setting, facts)
+        if each.figures is None:
+            rows.append(Row(names, each.reason if reasons else short_reason(each)))
+        else:
+            rows.append(Row([*names, *cells(each, each.figures)]))
+    return Table(title, [*setting_head(facts), *head], rows, NAMES, notes)
+
+
+def speed(results: Results, facts: Mapping[str, Any], repeats: int) -> Table:
+    head = ["s/step (quartiles)", "tokens/s", "with padding", "sequences/s", "launches"]
+
+    def cells(result: Result, figures: Figures) -> list[str]:
+        return [
+            with_quartiles(figures.step_s),
+            digits(figures.tokens_per_s.median),
+            digits(figures.padded_tokens_per_s.median),
+            digits(figures.sequences_per_s.median),
+            f"{result.launches} of {repeats}",
+        ]
+
+    notes = ["Medians over the launches; rates are of all workers together."]
+    unchecked = [each for each in results.results if each.kind == OK and not each.confirmed]
+    if unchecked:
+        names = ", ".join(each.setting.name for each in unchecked)
+        notes.append(f"No second backend to compare the losses with: {names}.")
+    return _table("Speed", head, results.results, facts, cells, notes, reasons=True)
+
+
+def pairs(results: Results, facts: Mapping[str, Any]) -> Table | None:
+    """None where no group has two backends with figures."""
+    if not results.pairs:
+        return None
+    head = [*setting_head(facts)[:-1], "A", "B", "B's time / A's", "p", "repeats", "verdict"]
+    rows = [Row([*_pair_cells(each, facts)]) for each in results.pairs]
+    confidence = 100 * facts["confidence"]
+    note = f"Geometric mean over the repeats with its {confidence:g}% interval; p after Holm's adjustment."
+    return Table("Which is faster", head, rows, NAMES + 1, [note])
+
+
+def _pair_cells(pair: Pair, facts: Mapping[str, Any]) -> list[str]:
+    first, second = (Setting(name, *pair.group) for name in (pair.first, pair.second))  # type: ignore[misc]
+    p = EMPTY if pair.adjusted is None else "< 0.0001" if pair.adjusted < 1e-4 else f"{pair.adjusted:.4f}"
+    ratio = ratio_with_interval(pair) if pair.repeats else EMPTY
+    return [
+        *setting_cells(first, facts),
+        title_of(second.backend, facts),
+        ratio,
+        p,
+        str(pair.repeats),
+        verdict(pair, facts),
+    ]
+
+
+def communication(results: Results, facts: Mapping[str, Any]) -> Table | None:
+    """None without a profile."""
+    known = [each for each in results.results if each.figures and (each.figures.communication or each.notes)]
+    if not known:
+        return None
+    head = ["under way, ms", "hidden, ms", "exposed, ms", "exposed share", "a rank hands over"]
+    head += ["a worker sends", "servers send"]
+
+    def cells(result: Result, figures: Figures) -> list[str]:
+        found, bytes_ = figures.communication, figures.traffic
+        times = [EMPTY] * 4
+        if found:
+            parts = (found.all_ms, found.hidden_ms, found.exposed_ms)
+            times = [*map(_milliseconds, parts), percent(found.share)]
+        if bytes_ is None:
+            return [*times, EMPTY, EMPTY, EMPTY]
+        return [*times, size(bytes_.handed), size(bytes_.worker), size(bytes_.servers)]
+
+    notes = [
+        "A step of rank 0 in a launch of its own with --profile, which slows it; hidden: while operators"
+        " compute; exposed: while none does, waiting for slower ranks included.",
+        "Bytes of one step. What is sent follows from the algorithm (a ring, or pushes to servers and pulls"
+        " from them) and is received likewise; nothing counted it on a wire.",
+        *(f"{each.setting.name}: {note}." for each in results.results for note in each.notes),
+    ]
+    return _table("Communication", head, results.results, facts, cells, notes)
+
+
+def resources(results: Results, facts: Mapping[str, Any]) -> Table:
+    """Start-up and peak memory of each role."""
+    found = [each.figures for each in results.results if each.figures]
+    seen = dict.fromkeys(role for each in found for role in each.peak_bytes)
+    roles = ["worker", *(each for each in _SERVICES if each in seen)]
+    roles += [each for each in seen if each not in roles]
+    head = ["start-up, s (extremes)", *(f"memory of a {role}" for role in roles)]
+
+    def cells(result: Result, figures: Figures) -> list[str]:
+        begun = figures.start_up_s
+        return [
+            with_extremes(begun) if begun else EMPTY,
+            *(memory(figures.peak_bytes.get(role)) for role in roles),
+        ]
+
+    notes = [
+        "Start-up: from the launch until the first step begins: starting processes, joining, data, network."
+        " Memory: the most that a process of that role held at once in any launch."
+    ]
+    return _table("Start-up and memory", head, results.results, facts, cells, notes)
+
+
+def scaling(results: Results, facts: Mapping[str, Any]) -> Table | None:
+    """None where nothing ran with more than one worker, or nothing with one."""
+    several = [each for each in results.results if each.setting.workers > 1]
+    if not any(each.figures and each.figures.scaling for each in several):
+        return None
+    head = ["speed-up (quartiles)", "efficiency"]
+
+    def cells(result: Result, figures: Figures) -> list[str]:
+        if figures.scaling is None:
+            return ["no figure for one worker", EMPTY]
+        return [with_quartiles(figures.scaling.speed_up), percent(figures.scaling.efficiency)]
+
+    notes = [
+        "Tokens/s against one worker of the same backend, dtype and batch size a worker (weak scaling),"
+        " within each repeat; efficiency is the speed-up by the number of workers."
+    ]
+    return _table("Scaling", head, several, facts, cells, notes)
+
+
+def to_finish(results: Results, facts: Mapping[str, Any]) -> Table:
+    """Time and cost of both stages."""
+    priced = facts.get("price_per_hour") is not None
+    head = ["steps", "stage 1", "stage 2", "both stages", *(["cost"] if priced else [])]
+
+    def cells(result: Result, figures: Figures) -> list[str]:
+        assert figures.finish is not None  # every setting with figures has it
+        return finish_cells(figures.finish, priced)
+
+    found = [each.figures.finish for each in results.results if each.figures and each.figures.finish]
+    notes = ["The plan of hparams.py for as many GPUs as workers, at the median rate with padding."]
+    if any(stage.estimated for each in found for stage in each.stages):
+        notes.append(
+            "~ An estimate: the rate was measured at sequences of at most"
+            f" {facts['max_seq_length']} tokens and converted by the floating-point operations of a token at"
+            " the stage's length (bert/flops.py), the whole step with it."
+        )
+    notes += [f"{each}." for each in dict.fromkeys(each.reason for each in found if each.reason)]
+    if priced:
+        notes.append(
+            f"Cost: {facts['price_per_hour']:g} an hour for an instance of"
+            f" {facts.get('gpus_per_instance') or 1} workers; whole instances are paid for."
+        )
+    return _table("Time to finish both stages", head, results.results, facts, cells, notes)
+
+
+def finish_cells(found: Finish, priced: bool) -> list[str]:
+    if not found.stages:
+        return [EMPTY] * (5 if priced else 4)
+    times = [("~" if each.estimated else "") + duration(each.seconds) for each in found.stages]
+    mark = "~" if any(each.estimated for each in found.stages) else ""
+    cells = [f"{sum(each.num_steps for each in found.stages):,}", *times, mark + duration(found.seconds)]
+    return [*cells, f"{mark}{digits(found.cost or 0.0)}"] if priced else cells
+
+
+def _milliseconds(value: float) -> str:
+    return digits(value) if value >= 0.0005 else "0"

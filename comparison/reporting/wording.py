@@ -1,0 +1,100 @@
+"""Numbers and names as people read them; the same in tables, sentences and plots."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+from comparison.launching.backends import BACKENDS
+from comparison.reporting.tables import EMPTY
+from comparison.settings import Group
+from comparison.statistics import DIFFERENT, Pair, Spread
+
+
+def title_of(backend: str, facts: Mapping[str, Any]) -> str:
+    """`facts["titles"]`, where given, has the names of backends that are not ours."""
+    given = facts.get("titles") or {}
+    return str(given.get(backend) or (BACKENDS[backend].title if backend in BACKENDS else backend))
+
+
+def batch_unit(facts: Mapping[str, Any]) -> str:
+    return "tokens" if facts["use_avg_len"] else "sequences"
+
+
+def group_words(group: Group, facts: Mapping[str, Any]) -> str:
+    workers = f"{group.workers} worker{'s' if group.workers > 1 else ''}"
+    return f"{workers}, {group.dtype}, {group.batch_size:,} {batch_unit(facts)}"
+
+
+def digits(value: float, significant: int = 3) -> str:
+    """So many significant digits, without an exponent, thousands separated."""
+    if value == 0:
+        return "0"
+    exponent = int(f"{value:.{significant - 1}e}".split("e")[1])  # after rounding
+    return f"{value:,.{max(0, significant - 1 - exponent)}f}"
+
+
+def with_quartiles(values: Spread, significant: int = 3) -> str:
+    """`0.0712 (0.0701 to 0.0735)`, all three with the places of the median."""
+    text = digits(values.median, significant)
+    places = len(text.partition(".")[2])
+    return f"{text} ({values.low:,.{places}f} to {values.high:,.{places}f})"
+
+
+def with_extremes(values: Spread) -> str:
+    """`3.1 (2.9 to 3.6)`."""
+    text = digits(values.median, 2)
+    places = len(text.partition(".")[2])
+    return f"{text} ({values.least:,.{places}f} to {values.most:,.{places}f})"
+
+
+def size(count: float | None) -> str:
+    """Bytes."""
+    if count is None:
+        return EMPTY
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{digits(count / factor)} {unit}"
+    return f"{count:.0f} B"
+
+
+def memory(count: float | None) -> str:
+    """Bytes of memory, in binary units."""
+    if count is None:
+        return EMPTY
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def duration(seconds: float) -> str:
+    """The two greatest units: `2 days 5 h`, `3 h 12 min`, `4 min 10 s`; years from two on."""
+    years = seconds / (365.25 * 86400)
+    if years >= 2:
+        return f"{digits(years, 2)} years"
+    whole = round(seconds)
+    if whole >= 10 * 86400:
+        return f"{digits(whole / 86400)} days"
+    for name, unit, smaller, rest in (
+        ("days", 86400, "h", 3600),
+        ("h", 3600, "min", 60),
+        ("min", 60, "s", 1),
+    ):
+        if whole >= unit:
+            count, left = divmod(round(whole / rest), unit // rest)
+            plural = "day" if name == "days" and count == 1 else name
+            return f"{count} {plural} {left} {smaller}" if left else f"{count} {plural}"
+    return f"{seconds:.2g} s"
+
+
+def percent(part: float) -> str:
+    return f"{100 * part:.1f}%" if part < 0.0995 else f"{100 * part:.0f}%"
+
+
+def ratio_with_interval(pair: Pair) -> str:
+    if pair.low is None or pair.high is None:
+        return f"{pair.ratio:.3f}"
+    return f"{pair.ratio:.3f} ({pair.low:.3f} to {pair.high:.3f})"
+
+
+def verdict(pair: Pair, facts: Mapping[str, Any]) -> str:
+    if pair.verdict != DIFFERENT or pair.faster is None:
+        return pair.verdict
+    return f"{title_of(pair.faster, facts)} is faster"
