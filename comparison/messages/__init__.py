@@ -1,0 +1,1 @@
+"""Communication alone, by message size: compare.py --comm_only."""

@@ -1,0 +1,193 @@
+"""One launch of ranks that send messages, started again without the one at which it failed."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Mapping, NamedTuple, Sequence
+
+from bench.machine import Others
+from comparison.launching.backends import (
+    BYTEPS,
+    BYTEPS_LOCAL,
+    ROOT,
+    Backend,
+    Cluster,
+    environment,
+    launch_words,
+)
+from comparison.launching.failure import reason_of_exit
+from comparison.launching.launch import Launched, launch
+from comparison.messages.plan import Message, worker_plan
+from data.files import replacing
+
+WORKER = ROOT / "comparison" / "messages" / "worker.py"
+LOG, PLAN = "run.log", "plan.json"
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """What is started: `workers` ranks that run `script` through a backend's launcher. `seconds`: of rounds
+    with one message. `limit_s`: of a whole launch."""
+
+    backend: Backend
+    script: Path
+    workers: int
+    cluster: Cluster | None
+    dtype: str
+    seconds: float
+    limit_s: float
+    seed: int
+
+    @property
+    def library(self) -> str:
+        return "byteps" if self.backend.launcher in (BYTEPS, BYTEPS_LOCAL) else "horovod"
+
+    def command(self, directory: Path) -> list[str]:
+        """Raises HostsError."""
+        words = launch_words(self.backend, self.workers, self.cluster, directory)
+        return [*words, sys.executable, str(self.script), self.library, str(directory / PLAN), str(directory)]
+
+
+class Told(NamedTuple):
+    """What a rank has written until its end. `results`: by message, `begun`: messages in their order."""
+
+    joined: Mapping[str, Any]
+    begun: tuple[str, ...]
+    results: Mapping[str, Mapping[str, Any]]
+
+
+def send(ranks: Ranks, messages: Sequence[Message], directory: Path) -> dict[str, Any]:
+    """Sends all messages and returns, JSON-able:
+
+    - `results`: message -> `first_s`, `rounds_s` (slowest rank of each round), `ranks_s` (rounds by rank)
+    - `wrong`: message -> which element was wrong
+    - `failures`: message -> why there is no result; a launch that fails before it sends fails for all
+    - `notes`: what went wrong after the last message
+    - `attempts`: command, returncode, seconds, peak_bytes of every start, the CPU seconds that its processes
+      took, and the share of this machine's time that "others" took meanwhile
+
+    Every start has a folder of its own in `directory` with the log and what the ranks wrote.
+
+    Raises:
+        KeyboardInterrupt, or what a signal handler raises; nothing is left running then.
+        HostsError: the host file has no such slots.
+    """
+    begun = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    found: dict[str, Any] = {"begun": begun, "results": {}, "wrong": {}, "failures": {}, "notes": []}
+    attempts = found["attempts"] = []
+    todo = list(messages)
+    start = time.monotonic()
+    while todo:
+        here = directory / f"start-{len(attempts)}"
+        shutil.rmtree(here, ignore_errors=True)
+        here.mkdir(parents=True)
+        command = ranks.command(here)
+        plan = worker_plan(todo, ranks.dtype, ranks.workers, ranks.seconds, ranks.seed)
+        with replacing(str(here / PLAN)) as file:
+            file.write(json.dumps(plan).encode())
+        environ = environment(ranks.backend, cluster=ranks.cluster)
+        others, cpu_before = Others(), _cpu_of_children()
+        ended = launch(command, environ, here / LOG, ranks.limit_s, ranks.script)
+        cpu = _cpu_of_children() - cpu_before
+        attempts.append(
+            {
+                "command": command,
+                "returncode": ended.returncode,
+                "seconds": round(ended.seconds, 3),
+                "peak_bytes": dict(ended.peak_bytes),
+                "cpu_s": round(cpu, 3),
+                "others": round(others.shares(cpu)["others"], 4),
+            }
+        )
+        told = [read_rank(here / f"rank-{rank}.jsonl") for rank in range(ranks.workers)]
+        found["joined"] = [each.joined if each else None for each in told]
+        answered = _collect(found, told, todo)
+        left = [message for message in todo if message.name not in answered]
+        reason = why(ended, here / LOG, ranks.limit_s, told)
+        if not left:
+            if ended.returncode:
+                found["notes"].append(f"after the last message: {reason}")
+            break
+        begun_with = {name for each in told if each for name in each.begun}
+        if not any(message.name in begun_with for message in todo):
+            found["failures"].update({message.name: f"before any message: {reason}" for message in left})
+            break
+        # Ranks send in the plan's order: the first that not all have finished is where it ended.
+        found["failures"][left[0].name] = reason
+        todo = left[1:]
+    found["seconds"] = round(time.monotonic() - start, 3)
+    return found
+
+
+def _cpu_of_children() -> float:
+    """Seconds of CPU time of all processes that have ended and were waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def read_rank(path: Path) -> Told | None:
+    """None where the rank has left nothing; a line that its end cut off does not count."""
+    joined: Mapping[str, Any] = {}
+    begun: list[str] = []
+    results: dict[str, Mapping[str, Any]] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        try:
+            values = json.loads(line)
+        except ValueError:
+            continue
+        if "joined" in values:
+            joined = values
+        elif "begins" in values:
+            begun.append(values["begins"])
+        else:
+            results[values.pop("message")] = values
+    return Told(joined, tuple(begun), results)
+
+
+def _collect(found: dict[str, Any], told: Sequence[Told | None], todo: Sequence[Message]) -> set[str]:
+    """Enters what all ranks, or one that was sent something wrong, have to say. Returns the messages of which
+    nothing more is to be learnt."""
+    answered = set()
+    for name in (message.name for message in todo):
+        results = [each.results[name] for each in told if each and name in each.results]
+        wrong = [result["wrong"] for result in results if result.get("wrong")]
+        if wrong:
+            found["wrong"][name] = wrong[0]
+        elif len(results) < len(told):
+            continue
+        elif len({len(result.get("rounds_s", ())) for result in results}) > 1 or "rounds_s" not in results[0]:
+            found["wrong"][name] = "the ranks do not agree on when to stop: all_agree is wrong"
+        else:
+            rounds = [result["rounds_s"] for result in results]
+            found["results"][name] = {
+                "first_s": max(result["first_s"] for result in results),
+                "rounds_s": [max(seconds) for seconds in zip(*rounds)],
+                "ranks_s": rounds,
+            }
+        answered.add(name)
+    return answered
+
+
+def why(ended: Launched, log: Path, limit: float, told: Sequence[Told | None]) -> str:
+    """The reason of a failure in one line."""
+    missing = [str(rank) for rank, each in enumerate(told) if each is None]
+    if ended.timed_out:
+        return f"no end within {limit:.0f} s (--time_limit)"
+    if ended.returncode == 0 and missing:
+        return (
+            f"rank {', '.join(missing)} left no file in {log.parent}: with several hosts --output must be on"
+            " a file system that all of them share"
+        )
+    reason, _ = reason_of_exit(ended, log.read_text(encoding="utf-8", errors="replace"))
+    return reason

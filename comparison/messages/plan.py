@@ -1,0 +1,129 @@
+"""Which messages are sent, how often, and which of them fit into memory."""
+
+from __future__ import annotations
+
+import re
+from typing import Iterable, Mapping, NamedTuple, Sequence
+
+from comparison.launching.backends import BYTEPS, BYTEPS_LOCAL, Backend
+
+UNITS = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
+ITEM_BYTES = {"float32": 4, "float16": 2}
+# From 4 KB in powers of 4, the largest that BERT's layers have and more; then many small ones at once, as
+# gradients come.
+DEFAULT_SIZES = (
+    *("4KB", "16KB", "64KB", "256KB", "1MB", "4MB", "16MB", "64MB", "256MB", "512MB"),
+    "200x64KB",
+)
+LEAST_ROUNDS, MOST_ROUNDS = 2, 200
+SLOWEST = 5e6  # bytes a second: an average that is slower than this counts as hanging
+PATIENCE = 60.0  # seconds more, for the start and for busy machines
+PROCESS_BYTES = 250e6  # a rank with its libraries
+ELEMENTS = 2**31 - 1  # of one array, in MXNet as its wheels are built
+
+
+class Message(NamedTuple):
+    """`tensors` arrays of `tensor_bytes` each, averaged in one call."""
+
+    name: str
+    tensors: int
+    tensor_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.tensors * self.tensor_bytes
+
+
+def parse_message(text: str) -> Message:
+    """ "64KB", "512MB", or "200x64KB" for 200 arrays of 64 KB; a KB is 1024 bytes. Raises ValueError."""
+    found = re.fullmatch(r"(?:(\d+)x)?(\d+)(B|KB|MB|GB)", text)
+    if not found:
+        raise ValueError(f"{text}: write it like 64KB, 512MB or 200x64KB (units B, KB, MB, GB)")
+    tensors, number, unit = int(found[1] or 1), int(found[2]), found[3]
+    nbytes = number * UNITS[unit]
+    if not tensors or not nbytes or nbytes % max(ITEM_BYTES.values()):
+        raise ValueError(f"{text}: a message has at least one array, of a positive multiple of 4 bytes")
+    name = f"{tensors}x{number}{unit}" if found[1] else f"{number}{unit}"
+    return Message(name, tensors, nbytes)
+
+
+def parse_messages(texts: Iterable[str], dtype: str) -> list[Message]:
+    """Single ones in the order of their size, then those of several arrays. Raises ValueError."""
+    messages = [parse_message(text) for text in texts]
+    for place, message in enumerate(messages):
+        if message[1:] in [other[1:] for other in messages[:place]]:
+            raise ValueError(f"{message.name} is given twice")
+        if message.tensor_bytes // ITEM_BYTES[dtype] > ELEMENTS:
+            raise ValueError(f"{message.name}: MXNet's arrays have at most {ELEMENTS} elements")
+    return sorted(messages, key=lambda message: (message.tensors > 1, message.nbytes))
+
+
+def timeout_s(messages: Sequence[Message]) -> float:
+    """After which a wait inside the library counts as hanging, in seconds."""
+    return PATIENCE + max(message.nbytes for message in messages) / SLOWEST
+
+
+def bytes_needed(backend: Backend, ranks: int, sent: Sequence[int]) -> float:
+    """Memory of a host whose `ranks` ranks send messages of so many bytes one after the other.
+
+    Seen with two ranks: over Horovod a rank holds up to 2.3 times the message of the moment. A BytePS worker
+    keeps a copy of every message it has ever sent, and the servers keep their sums. Together with the message
+    itself and what is on its way, a worker came to 2.2 and the server to 2.6 times the bytes of a single
+    message, and both to 2.3 times the sum of ten that doubled or quadrupled.
+    """
+    if backend.launcher not in (BYTEPS, BYTEPS_LOCAL):
+        return ranks * (PROCESS_BYTES + 2.5 * max(sent))
+    workers = ranks * (PROCESS_BYTES + max(sent) + 1.75 * sum(sent))
+    # One worker of several local ranks has no servers.
+    return workers if backend.launcher == BYTEPS_LOCAL else workers + PROCESS_BYTES + 3 * sum(sent)
+
+
+def that_fit(
+    backend: Backend, ranks: int, messages: Sequence[Message], available: float
+) -> tuple[list[Message], dict[str, str]]:
+    """The messages that a host can hold, and why the others are left out, by name."""
+    fitting: list[Message] = []
+    left_out: dict[str, str] = {}
+    for message in sorted(messages, key=lambda message: message.nbytes):
+        needed = bytes_needed(backend, ranks, [*(each.nbytes for each in fitting), message.nbytes])
+        if needed <= available:
+            fitting.append(message)
+        else:
+            left_out[message.name] = (
+                f"left out: needs about {needed / 2**30:.1f} GiB, {available / 2**30:.1f} GiB are available"
+            )
+    return [message for message in messages if message in fitting], left_out
+
+
+def worker_plan(
+    messages: Sequence[Message], dtype: str, ranks: int, seconds: float, seed: int
+) -> Mapping[str, object]:
+    """What comparison/messages/rank.py reads. `seconds`: of rounds with one message."""
+    return {
+        "dtype": dtype,
+        "ranks": ranks,
+        "seed": seed,
+        "timeout_s": timeout_s(messages),
+        "seconds": seconds,
+        "least_rounds": LEAST_ROUNDS,
+        "most_rounds": MOST_ROUNDS,
+        "messages": [
+            {
+                "name": message.name,
+                "tensors": message.tensors,
+                "elements": message.tensor_bytes // ITEM_BYTES[dtype],
+            }
+            for message in messages
+        ],
+    }
+
+
+def algorithm_bandwidth(nbytes: int, seconds: float) -> float:
+    """Bytes a second: the message's size by the time of its average."""
+    return nbytes / seconds
+
+
+def bus_bandwidth(nbytes: int, seconds: float, ranks: int) -> float:
+    """Bytes a second that every rank must send at least, and receive, in a ring all-reduce: 2 (n - 1) / n of
+    the message in the same time (nccl-tests, doc/PERFORMANCE.md)."""
+    return nbytes / seconds * 2 * (ranks - 1) / ranks

@@ -1,0 +1,238 @@
+"""What launches that sent messages amount to, as a table, messages.md, messages.json and messages.png."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any, Mapping, NamedTuple, Sequence
+
+from bench import machine
+from comparison.messages.figures import Cell, Figures, Outcome, evaluate, reference_of
+from comparison.messages.plan import Message
+from comparison.messages.sizes import DEFINITIONS, Place, finding, place_of, rule
+from comparison.reporting.tables import EMPTY, Row, Table, markdown, terminal
+from comparison.reporting.wording import digits, memory, percent, verdict
+from comparison.statistics import FEWEST_REPEATS, Spread
+from data.files import replacing
+
+MARKDOWN, JSON, PICTURE = "messages.md", "messages.json", "messages.png"
+
+
+class MessagesReport(NamedTuple):
+    """`terminal`: the text for the terminal; `paths`: the files."""
+
+    terminal: str
+    paths: tuple[Path, ...]
+
+
+def table_of(
+    workers: int,
+    cells: Sequence[Cell],
+    messages: Sequence[Message],
+    outcome: Outcome,
+    titles: Mapping[str, str],
+) -> Table:
+    """Of all runs with so many ranks."""
+    chosen = [cell for cell in cells if cell.workers == workers]
+    reference = reference_of([cell.backend for cell in chosen])
+    facts = {"titles": titles}
+    tests = {place_of(pair): pair for pair in outcome.pairs}
+    rows = []
+    for message in messages:
+        for cell in chosen:
+            names = [message.name, titles[cell.backend]]
+            found = outcome.figures[cell].get(message.name)
+            if found is None:
+                rows.append(Row(names, outcome.reasons[cell].get(message.name, "not measured yet")))
+                continue
+            pair = tests.get(Place(workers, message.name, cell.backend))
+            rows.append(
+                Row(
+                    [
+                        *names,
+                        milliseconds(found.latency_s),
+                        digits(found.algorithm / 1e6),
+                        digits(found.bus / 1e6),
+                        digits(1e3 * found.first_s.median),
+                        _ratio(found.ratio),
+                        verdict(pair, facts) if pair else EMPTY,
+                    ]
+                )
+            )
+    head = ["message", "backend", "ms (least to most)", "MB/s", "bus MB/s", "first call, ms"]
+    head += [f"to {titles[reference]} (least to most)", "verdict"]
+    plural = "ranks" if workers > 1 else "rank"
+    return Table(f"One average of a message over {workers} {plural}", head, rows, names=2)
+
+
+def milliseconds(seconds: Spread) -> str:
+    """`1.23 (1.20 to 1.31)`, all with the places of the median; a single launch has no spread to show."""
+    text = digits(1e3 * seconds.median)
+    if seconds.least == seconds.most:
+        return text
+    places = len(text.partition(".")[2])
+    return f"{text} ({1e3 * seconds.least:,.{places}f} to {1e3 * seconds.most:,.{places}f})"
+
+
+def _ratio(values: Spread | None) -> str:
+    if values is None:
+        return EMPTY
+    extremes = "" if values.least == values.most else f" ({values.least:.2f} to {values.most:.2f})"
+    return f"{values.median:.2f}{extremes}"
+
+
+def write_messages(
+    directory: Path,
+    facts: Mapping[str, Any],
+    cells: Sequence[Cell],
+    messages: Sequence[Message],
+    launches: Sequence[Mapping[str, Any]],
+    left_out: Mapping[Cell, Mapping[str, str]],
+    complete: bool,
+) -> MessagesReport:
+    """Writes messages.md and messages.json, and messages.png where there are figures.
+
+    Args:
+        facts: JSON-able; machine (bench.machine.describe), versions, options, titles (key -> title of a
+            backend), command, dtype, repeats, confidence.
+        complete: False for a report of a comparison that goes on, or was interrupted.
+    """
+    from comparison.messages.plot import draw
+
+    titles, confidence = facts["titles"], facts["confidence"]
+    outcome = evaluate(cells, messages, launches, left_out, confidence)
+    tables = [
+        table_of(workers, cells, messages, outcome, titles)
+        for workers in dict.fromkeys(cell.workers for cell in cells)
+    ]
+    sentences = _sentences(facts, cells, outcome, launches, complete)
+    _write(
+        directory / JSON, json.dumps(_to_json(facts, cells, messages, launches, outcome, complete), indent=1)
+    )
+    drawn = any(outcome.figures.values())
+    if drawn:
+        draw(str(directory / PICTURE), cells, messages, outcome.figures, titles)
+    parts = ["# Communication alone", "", *(f"{sentence}\n" for sentence in sentences)]
+    parts += [markdown(table) for table in tables]
+    if drawn:
+        parts += [f"![latency and bandwidth by size]({PICTURE})", ""]
+    parts += ["## What was measured", "", DEFINITIONS, "", f"Verdicts. {rule(confidence)}", ""]
+    parts += ["## Where", "", *(f"{line}\n" for line in machine.line(facts["machine"]).splitlines())]
+    parts += [", ".join(f"{name} {version}" for name, version in facts["versions"].items()) + ".", ""]
+    parts += ["```", " ".join(facts["command"]), "```"]
+    _write(directory / MARKDOWN, "\n".join(parts) + "\n")
+    text = "\n\n".join([*(terminal(table) for table in tables), "\n".join(sentences)])
+    names = [MARKDOWN, JSON, *([PICTURE] if drawn else [])]
+    return MessagesReport(text, tuple(directory / name for name in names))
+
+
+def _sentences(
+    facts: Mapping[str, Any],
+    cells: Sequence[Cell],
+    outcome: Outcome,
+    launches: Sequence[Mapping[str, Any]],
+    complete: bool,
+) -> list[str]:
+    titles = facts["titles"]
+    found = []
+    if not complete:
+        planned = len(cells) * facts["repeats"]
+        found.append(f"Partial: {len(launches)} of {planned} launches are done; the same command continues.")
+    for cell in cells:
+        for name, reason in outcome.reasons[cell].items():
+            if reason.startswith("wrong: "):
+                who = f"{titles[cell.backend]} with {cell.workers} ranks"
+                found.append(f"{who} is wrong at {name}: {reason[len('wrong: ') :]}.")
+    for workers in dict.fromkeys(cell.workers for cell in cells):
+        backends = [cell.backend for cell in cells if cell.workers == workers]
+        reference = reference_of(backends)
+        for backend in backends:
+            pairs = [
+                pair
+                for pair in outcome.pairs
+                if (place_of(pair).workers, place_of(pair).backend) == (workers, backend)
+            ]
+            if pairs and facts["repeats"] >= FEWEST_REPEATS:
+                found.append(f"{workers} ranks: {finding(pairs, backend, reference, titles)}")
+    if facts["repeats"] < FEWEST_REPEATS:
+        found.append(f"With fewer than {FEWEST_REPEATS} repeats there are no verdicts.")
+    found += _memory_and_others(titles, launches)
+    found += [
+        f"{titles[cell.backend]}, {cell.workers} ranks, {note}"
+        for cell in cells
+        for note in outcome.notes[cell]
+    ]
+    return found
+
+
+def _memory_and_others(titles: Mapping[str, str], launches: Sequence[Mapping[str, Any]]) -> list[str]:
+    found = []
+    peaks: dict[str, dict[str, int]] = {}
+    for launch in launches:
+        roles = peaks.setdefault(titles[launch["backend"]], {})
+        for role, peak in (item for each in launch["attempts"] for item in each["peak_bytes"].items()):
+            roles[role] = max(peak, roles.get(role, 0))
+    told = "; ".join(
+        f"{title}: {', '.join(f'{role} {memory(peak)}' for role, peak in roles.items())}"
+        for title, roles in peaks.items()
+        if roles
+    )
+    if told:
+        found.append(f"Peak memory of one process. {told}.")
+    shares = [each["others"] for launch in launches for each in launch["attempts"] if "others" in each]
+    if shares:
+        found.append(
+            f"While ranks ran, other programs took {percent(statistics.median(shares))} of this machine's CPU"
+            f" time (median of the launches; at most {percent(max(shares))})."
+        )
+    return found
+
+
+def _to_json(
+    facts: Mapping[str, Any],
+    cells: Sequence[Cell],
+    messages: Sequence[Message],
+    launches: Sequence[Mapping[str, Any]],
+    outcome: Outcome,
+    complete: bool,
+) -> dict[str, Any]:
+    figures = [
+        {
+            **cell._asdict(),
+            "message": message.name,
+            "tensors": message.tensors,
+            "bytes": message.nbytes,
+            "reason": outcome.reasons[cell].get(message.name),
+            **({} if found is None else _figures_json(found)),
+        }
+        for cell in cells
+        for message in messages
+        for found in [outcome.figures[cell].get(message.name)]
+    ]
+    pairs = [
+        {
+            **pair._asdict(),
+            "group": place_of(pair)._asdict(),
+            "faster": pair.faster,
+        }
+        for pair in outcome.pairs
+        if pair.repeats
+    ]
+    return {"complete": complete, **facts, "figures": figures, "pairs": pairs, "launches": list(launches)}
+
+
+def _figures_json(found: Figures) -> dict[str, Any]:
+    return {
+        "latency_s": found.latency_s._asdict(),
+        "samples_s": dict(found.samples),
+        "first_s": found.first_s._asdict(),
+        "algorithm_bytes_per_s": found.algorithm,
+        "bus_bytes_per_s": found.bus,
+        "ratio": found.ratio and found.ratio._asdict(),
+    }
+
+
+def _write(path: Path, text: str) -> None:
+    with replacing(str(path)) as file:
+        file.write(text.encode("utf-8"))
