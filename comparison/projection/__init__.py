@@ -1,0 +1,1 @@
+"""Throughput and efficiency on many GPUs, predicted: compare.py --project."""

@@ -1,0 +1,170 @@
+"""projection.png: throughput and efficiency by GPUs. projection_validation.png: published and predicted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Sequence
+
+from comparison.projection.model import Projection
+from comparison.projection.plan import Plan
+from comparison.projection.published import DAYS, EFFICIENCY, STEP, THROUGHPUT, Case
+from comparison.projection.validation import Point
+from comparison.reporting.canvas import COLOURS, new_figure, plain
+from data.files import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PROJECTION, VALIDATION = "projection.png", "projection_validation.png"
+_IDEAL = {"color": "#888888", "linestyle": "--", "linewidth": 1.2, "zorder": 1}
+_MARKERS = "osD"
+
+
+def draw_all(directory: Path, plan: Plan, found: Sequence[Projection], points: Sequence[Point]) -> list[str]:
+    """Writes both; returns their names. OSError when a file cannot be written."""
+    for name, figure in ((PROJECTION, _projection(plan, found)), (VALIDATION, _validation(points))):
+        with replacing(str(directory / name)) as handle:
+            figure.savefig(handle, format="png", metadata={"Software": None})
+    return [PROJECTION, VALIDATION]
+
+
+def _projection(plan: Plan, found: Sequence[Projection]) -> Figure:
+    figure = new_figure((11, 4.6))
+    left, right = figure.subplots(1, 2)
+    strategies = list(dict.fromkeys(each.strategy for each in found))
+    single = max(each.sequences_per_s / each.gpus / each.efficiency for each in found)
+    gpus = sorted({each.gpus for each in found})
+    left.plot(gpus, [single * count for count in gpus], label="ideal", **_IDEAL)
+    right.axhline(100, **_IDEAL)
+    for index, strategy in enumerate(strategies):
+        own = [each for each in found if each.strategy == strategy]
+        style = {"color": COLOURS[index], "marker": _MARKERS[index], "markersize": 5, "linewidth": 1.6}
+        counts = [each.gpus for each in own]
+        left.plot(counts, [each.sequences_per_s for each in own], label=own[0].title, **style)
+        right.plot(counts, [100 * each.efficiency for each in own], **style)
+        after = {**style, "marker": "", "linestyle": ":"}
+        right.plot(counts, [100 * each.without_overlap for each in own], **after)
+    left.set(title="throughput", xlabel="GPUs", ylabel="sequences/s", xscale="log", yscale="log")
+    low = min(100 * each.without_overlap for each in found)
+    right.set(
+        title="scaling efficiency (dotted: without overlap)",
+        xlabel="GPUs",
+        ylabel="efficiency, %",
+        xscale="log",
+    )
+    right.set_ylim(0 if low < 60 else 10 * (low // 10), 102)
+    for axes in (left, right):
+        _count_axis(axes, gpus)
+        plain(axes, "both")
+    figure.suptitle(f"{plan.model} on {plan.cluster.title}", fontsize=11)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def _validation(points: Sequence[Point]) -> Figure:
+    figure = new_figure((11.5, 8.2))
+    upper, lower = figure.subfigures(2, 1, height_ratios=(1.0, 0.95))
+    main = [point for point in points if point.case.main]
+    speeds = [point for point in points if point.case.unit == THROUGHPUT]
+    lowest = min(100 * point.published / point.gpus / _single(points, point) for point in speeds)
+    for axes, dtype in zip(upper.subplots(1, 2, sharey=True), ("float16", "float32")):
+        _draw_efficiency(axes, [point for point in speeds if point.case.dtype == dtype], dtype)
+        axes.set_ylim(5 * (lowest // 5), 101)
+    claims, steps, days = lower.subplots(1, 3)
+    _draw_claims(claims, [point for point in main if point.case.unit == EFFICIENCY])
+    for axes, unit, name in ((steps, STEP, "seconds per step"), (days, DAYS, "days of training")):
+        _draw_series(axes, [point for point in main if point.case.unit == unit], name)
+        axes.set_title(f"a university, by its {'days' if unit == DAYS else 'step times'}", fontsize=10)
+    handles, labels = steps.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    return figure
+
+
+def _single(points: Sequence[Point], of: Point) -> float:
+    """The published value of one GPU in the case of a point."""
+    return next(point.published for point in points if point.case is of.case and point.gpus == 1)
+
+
+def _draw_efficiency(axes: Axes, points: Sequence[Point], dtype: str) -> None:
+    """Of throughputs: a plot of these would need a logarithm, which hides 20%. A colour for each batch."""
+    for index, case in enumerate(_cases(points)):
+        own = [point for point in points if point.case is case]
+        one = _single(points, own[0])
+        counts = [point.gpus for point in own]
+        colour = COLOURS[(0, 5, 2)[index]]
+        shares = [
+            [
+                100 * value / point.gpus / one
+                for value in (point.predicted, point.without_overlap, point.published)
+            ]
+            for point in own
+        ]
+        predicted, after, published = zip(*shares)
+        axes.plot(counts, predicted, "-", color=colour, linewidth=1.3)
+        axes.plot(counts, after, ":", color=colour, linewidth=1.7)
+        axes.plot(counts, published, "osD"[index], color=colour, label=f"{case.sequences} sequences a GPU")
+    axes.set(xlabel="GPUs", ylabel="efficiency, %", xscale="log")
+    axes.set_title(f"DLPerf: BERT-base, MXNet over Horovod, {dtype}", fontsize=10)
+    _count_axis(axes, sorted({point.gpus for point in points}))
+    axes.legend(fontsize=9, frameon=False, loc="lower left")
+    plain(axes, "both")
+
+
+def _cases(points: Sequence[Point]) -> list[Case]:
+    found: list[Case] = []
+    for point in points:
+        if point.case not in found:
+            found.append(point.case)
+    return found
+
+
+def _draw_claims(axes: Axes, points: Sequence[Point]) -> None:
+    for place, point in enumerate(points):
+        low, high = sorted((point.predicted, point.without_overlap))
+        axes.bar(place, 100 * (high - low), 0.5, 100 * low, color="#CCCCCC")
+        axes.plot(
+            [place - 0.25, place + 0.25], [100 * point.predicted] * 2, "-", color="black", linewidth=1.4
+        )
+        axes.plot(
+            [place - 0.25, place + 0.25], [100 * point.without_overlap] * 2, ":", color="black", linewidth=1.8
+        )
+        axes.plot(place, 100 * point.published, "o", color="black", markersize=6)
+    names = [
+        "BytePS,\nservers apart" if p.case.strategy.key == "byteps" else "Horovod,\nhierarchical"
+        for p in points
+    ]
+    axes.set_xticks(range(len(points)), names)
+    axes.set_xlim(-0.6, len(points) - 0.4)
+    axes.set_ylim(0, 105)
+    axes.set_ylabel("efficiency, %")
+    axes.set_title("BytePS's claim: BERT-large, 256 GPUs", fontsize=10)
+    plain(axes)
+
+
+def _draw_series(axes: Axes, points: Sequence[Point], name: str) -> None:
+    counts = [point.gpus for point in points]
+    line = {"color": "black", "linewidth": 1.4}
+    axes.plot(
+        counts, [point.published for point in points], "o", color="black", markersize=6, label="published"
+    )
+    axes.plot(counts, [point.predicted for point in points], "-", label="predicted", **line)
+    axes.plot(
+        counts, [point.without_overlap for point in points], ":", label="predicted, without overlap", **line
+    )
+    taken = [point for point in points if point.calibrated]
+    axes.plot(
+        [point.gpus for point in taken], [point.published for point in taken], "o", markersize=12,
+        markerfacecolor="none", color="black", label="compute time taken from it",
+    )  # fmt: skip
+    axes.set(xlabel="GPUs", ylabel=name, xscale="log")
+    axes.set_ylim(0, None)
+    _count_axis(axes, counts)
+    plain(axes, "both")
+
+
+def _count_axis(axes: Axes, counts: Sequence[int]) -> None:
+    """Powers of two as they are, a few at most."""
+    shown = counts[:: 1 + len(counts) // 8]
+    axes.set_xticks(shown, [str(count) for count in shown])
+    axes.minorticks_off()

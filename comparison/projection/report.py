@@ -1,0 +1,206 @@
+"""What a projection leaves behind: projection.md, projection.json, two plots, the text for the terminal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Sequence
+
+from comparison.projection import plot as projection_plot
+from comparison.projection import validation_tables
+from comparison.projection.model import Projection
+from comparison.projection.plan import Plan
+from comparison.projection.published import CASES, EFFICIENCY, THROUGHPUT
+from comparison.projection.validation import Point, validate
+from comparison.reporting.tables import Row, Table, markdown, terminal
+from comparison.reporting.wording import digits, size
+from data.files import replacing
+
+MARKDOWN, JSON = "projection.md", "projection.json"
+SCHEMA = 1  # of projection.json
+HEAD = (
+    "GPUs",
+    "hosts",
+    "s/step",
+    "computing ms",
+    "communicating ms",
+    "of it exposed ms",
+    "sequences/s",
+    "tokens/s",
+    "efficiency",
+    "without overlap",
+    "sent by a host",
+)
+
+LIMITS = """\
+- All GPUs are equally fast in every step: no stragglers, no noise, no waiting for data. Real runs of many
+  GPUs wait for the slowest.
+- A process that takes part in a run of several pays something even inside one host: DLPerf's steps grow by 28
+  to 36 ms from one GPU to eight, whatever the bytes or the batch. The model knows of that only what the bytes
+  take, 4 to 6 ms.
+- Rings only. NCCL changes to trees where they are faster, on many hosts above all: beyond some 256 GPUs the
+  latency of a flat ring here is more than a run would have.
+- The network between the hosts is never shared or oversubscribed, and a collective reaches the same share of
+  it at every size and number of hosts.
+- PCIe between GPU and network, and the servers' CPUs that add up, keep up with the network. Horovod's own
+  hierarchical mode sends through the hosts' memory, which is slower than the ring here.
+- A gradient is ready when the backward pass leaves its layer; a framework that runs many operators as one
+  keeps gradients back for longer.
+- The rate of a GPU does not depend on the batch: a projection far from the batch that the rate was measured
+  with is too fast for small batches.
+"""
+
+
+def write_projection(directory: Path, plan: Plan, found: Sequence[Projection]) -> str:
+    """Writes the four files; returns the text for the terminal. OSError when a file cannot be written."""
+    tables = [_table(plan, found, key) for key in dict.fromkeys(each.strategy for each in found)]
+    points = validate()
+    drawn = projection_plot.draw_all(directory, plan, found, points)
+    validation = validation_tables.tables()
+    first = _summary(plan, found, points)
+    text = [f"# Projection: {plan.model} on {plan.cluster.title}", first, _facts(plan)]
+    text += [markdown(each) for each in tables]
+    text += [f"![throughput and efficiency by the number of GPUs]({projection_plot.PROJECTION})"]
+    text += [markdown(_parameters(plan)), "## Validation", _validation_words()]
+    text += [markdown(each) for each in validation]
+    text += [f"![published and predicted]({projection_plot.VALIDATION})"]
+    text += ["## Where it must fail", LIMITS, "## Sources of the measurements", _sources()]
+    _write(directory / MARKDOWN, "\n\n".join(part.strip("\n") for part in text) + "\n")
+    _write(directory / JSON, json.dumps(_content(plan, found, points), indent=1) + "\n")
+    names = ", ".join(str(directory / name) for name in (MARKDOWN, JSON, *drawn))
+    return "\n\n".join([_facts(plan), *(terminal(each) for each in tables), first, f"written: {names}"])
+
+
+def _table(plan: Plan, found: Sequence[Projection], strategy: str) -> Table:
+    own = [each for each in found if each.strategy == strategy]
+    rows = [
+        Row(
+            [
+                f"{each.gpus}",
+                f"{each.hosts}",
+                digits(each.step_s),
+                _milliseconds(each.compute_s + each.optimizer_s),
+                _milliseconds(each.communication_s),
+                _milliseconds(each.exposed_s),
+                f"{each.sequences_per_s:,.0f}"
+                if each.sequences_per_s >= 100
+                else digits(each.sequences_per_s),
+                f"{each.tokens_per_s:,.0f}",
+                f"{100 * each.efficiency:.1f}%",
+                f"{100 * each.without_overlap:.1f}%",
+                size(each.sent_bytes) if each.sent_bytes else "0",
+            ]
+        )
+        for each in own
+    ]
+    return Table(own[0].title[0].upper() + own[0].title[1:], HEAD, rows)
+
+
+def _summary(plan: Plan, found: Sequence[Projection], points: Sequence[Point]) -> str:
+    errors = [p.deviation for p in points if not p.calibrated and p.case.unit in (THROUGHPUT, EFFICIENCY)]
+    most = max(each.gpus for each in found)
+    last = sorted((each for each in found if each.gpus == most), key=lambda each: each.step_s)
+    shares = "; ".join(
+        f"{100 * each.efficiency:.1f}% with {each.title} ({100 * each.without_overlap:.1f}% without overlap)"
+        for each in last
+    )
+    unit = "GPU" if most == 1 else "GPUs"
+    return (
+        f"At {most} {unit} the predicted efficiency is {shares}. Against published throughputs the model was"
+        f" {100 * min(errors):.0f} to {100 * max(errors):.0f}% too high: see the validation."
+    )
+
+
+def _facts(plan: Plan) -> str:
+    work = plan.workload
+    passes = f", {work.accumulate} passes a step" if work.accumulate > 1 else ""
+    overlap = "during the backward pass" if work.overlap else "after the backward pass"
+    return (
+        f"{plan.model}, {work.elements / 1e6:.1f} M parameters, {size(work.total_bytes)} of gradients in "
+        f"{plan.dtype} that travel {overlap}; {work.sequences:g} sequences of "
+        f"{work.length:.4g} tokens a GPU{passes}.\nA pass takes {digits(work.compute_s)} s, the "
+        f"update {_milliseconds(work.optimizer_s)} ms. Compute time from: {plan.compute_source}.\n"
+        f"Cluster: {plan.cluster.title}."
+    )
+
+
+def _parameters(plan: Plan) -> Table:
+    """The cluster's, with where each is from."""
+    rows = []
+    for field, value in vars(plan.cluster).items():
+        if field in ("name", "title", "sources"):
+            continue
+        shown = (
+            f"{value:g}"
+            if not isinstance(value, dict)
+            else ", ".join(f"{speed:g} with {gpus}" for gpus, speed in value.items())
+        )
+        source = "command line" if field in plan.given else plan.cluster.sources.get(field, "")
+        rows.append(Row([field, shown, source]))
+    return Table("Parameters of the cluster", ("parameter", "value", "source"), rows, names=3)
+
+
+def _validation_words() -> str:
+    return (
+        "Of each measurement one number is used, the compute time of a pass (marked, or from a single GPU);\n"
+        "all other parameters come from the sources of the cluster. Predicted: gradients travel during the\n"
+        "backward pass, as simulated. Without overlap: all of them after it."
+    )
+
+
+def _sources() -> str:
+    lines = []
+    for case in CASES:
+        single = f"; compute time: {case.single.source}" if case.single else ""
+        assumed = f"; assumed: {case.assumed}" if case.assumed else ""
+        lines.append(f"- {case.title}: {case.source}{single}; cluster {case.cluster.title}{assumed}")
+    return "\n".join(lines)
+
+
+def _content(plan: Plan, found: Sequence[Projection], points: Sequence[Point]) -> dict[str, Any]:
+    work = plan.workload
+    return {
+        "schema": SCHEMA,
+        "model": plan.model,
+        "cluster": {**vars(plan.cluster), "replaced": list(plan.given)},
+        "workload": {
+            "parameters": work.elements,
+            "gradient_bytes": work.total_bytes,
+            "gradient_dtype": plan.dtype,
+            "parts": [
+                {"name": part.name, "elements": part.elements, "forward_flops": part.flops}
+                for part in work.parts
+            ],
+            "compute_s": work.compute_s,
+            "compute_source": plan.compute_source,
+            "optimizer_s": work.optimizer_s,
+            "sequences": work.sequences,
+            "length": work.length,
+            "accumulate": work.accumulate,
+            "overlap": work.overlap,
+        },
+        "projections": [each._asdict() for each in found],
+        "validation": [
+            {
+                "case": point.case.key,
+                "title": point.case.title,
+                "source": point.case.source,
+                "gpus": point.gpus,
+                "unit": point.case.unit,
+                "published": point.published,
+                "predicted": point.predicted,
+                "without_overlap": point.without_overlap,
+                "calibrated": point.calibrated,
+            }
+            for point in points
+        ],
+    }
+
+
+def _milliseconds(seconds: float) -> str:
+    return "0" if seconds == 0 else digits(seconds * 1e3)
+
+
+def _write(path: Path, text: str) -> None:
+    with replacing(str(path)) as handle:
+        handle.write(text.encode("utf-8"))
