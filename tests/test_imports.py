@@ -1,6 +1,7 @@
 """Who may import whom, read from the syntax trees: nothing is imported to find out.
 
 scripts -> bert -> data, comm, hparams          data/ and hparams*.py: no MXNet
+compare -> comparison -> bench, hosts, bert     comparison/: none but in its ranks
                                                 comm/horovod.py alone: Horovod
                                                 comm/byteps_library.py alone: BytePS
 """
@@ -14,9 +15,9 @@ from typing import Iterator
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("data", "bert", "comm", "hosts", "setup", "bench")
+PACKAGES = ("data", "bert", "comm", "hosts", "setup", "bench", "comparison")
 LONGEST = 350  # lines of a module
-SCRIPTS = ("run_pretraining_hvd", "run_pretraining_byteps", "compare")
+SCRIPTS = ("run_pretraining_hvd", "run_pretraining_byteps", "compare", "comparison")
 
 
 def modules(*patterns: str) -> list[Path]:
@@ -100,7 +101,7 @@ def test_hparams_needs_the_standard_library_only():
 def test_only_one_module_imports_each_library():
     """setup/ runs a check of its own on what it has built; it is no part of training."""
     everything = modules("*.py", "data/**/*.py", "bert/**/*.py", "comm/**/*.py", "hosts/**/*.py")
-    everything += modules("bench/**/*.py")
+    everything += modules("bench/**/*.py", "comparison/**/*.py")
     assert set(offending(everything, "horovod")) == {"comm/horovod.py"}
     assert set(offending(everything, "byteps")) == {"comm/byteps_library.py"}
 
@@ -114,10 +115,25 @@ def test_only_one_module_imports_each_library():
         ("hosts", ("bert", "setup", *SCRIPTS)),
         ("setup", ("bert", "data", "comm", "hosts", *SCRIPTS)),
         ("bench", ("setup", *SCRIPTS)),
+        ("comparison", ("setup", "run_pretraining_hvd", "run_pretraining_byteps", "compare")),
     ],
 )
 def test_imports_point_one_way(package, forbidden):
     assert offending(modules(f"{package}/**/*.py"), "tests", *forbidden) == {}
+
+
+def test_comparing_needs_no_mxnet_but_in_the_ranks():
+    """compare.py itself, while ranks are measured, holds neither MXNet's memory nor its threads."""
+    todo, seen = set(modules("compare.py", "comparison/**/*.py")), {ROOT / "comparison/messages/rank.py"}
+    todo -= seen
+    while todo:
+        path = todo.pop()
+        seen.add(path)
+        names = imports_of(path, at_import=path not in modules("comparison/**/*.py"))
+        assert not {name.split(".")[0] for name in names} & {"mxnet", "gluonnlp", "horovod", "byteps"}, path
+        files = {ROOT / (name.replace(".", "/") + ".py") for name in names}
+        todo |= {file for file in files if file.exists()} - seen
+    assert ROOT / "hparams.py" in seen and ROOT / "bert/profiling/breakdown.py" in seen
 
 
 def test_comm_takes_only_the_exceptions_from_data():

@@ -20,12 +20,14 @@ import numpy as np
 import pytest
 
 from bert.options import parse_options
+from comparison.launching.backends import BACKENDS
+from comparison.options import parse_options as parse_comparison
 from data.formats.read import read_instances
 from tests.processes import ROOT, RunResult, run_command, run_ranks
 
 README = ROOT / "README.md"
 GUIDES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-PACKAGES = ("bench", "bert", "comm", "data", "hosts", "setup")
+PACKAGES = ("bench", "bert", "comm", "comparison", "data", "hosts", "setup")
 SCRIPT = "run_pretraining_hvd.py"
 SCRIPTS = (SCRIPT, "run_pretraining_byteps.py")
 DATA_COMMANDS = ("data.prepare", "data.inspect", "data.train_vocab", "data.convert_npz")
@@ -110,6 +112,7 @@ def inline_code(guide: Path) -> list[str]:
 
 ALL = [command for guide in GUIDES for block in blocks(guide) for command in commands(block)]
 HPARAMS = [command for command in ALL if command.words[1:2] == ["hparams.py"]]
+COMPARING = [command for command in ALL if command.words[1:2] == ["compare.py"]]
 TRAINING = [command for command in ALL if set(SCRIPTS) & set(command.words)]
 
 
@@ -133,14 +136,23 @@ def test_every_command_is_of_a_tested_kind():
             return words[2]
         if words[:3] == [".venv/bin/python", "-m", "bert.profile"]:
             return "profile"  # tests/bert/test_profile.py
+        if words[:2] == [".venv/bin/python", "compare.py"]:
+            return "compare"  # test_the_commands_that_compare, tests/comparison
         if words[:3] == [".venv/bin/python", "-m", "pytest"]:
             return "pytest"
         raise AssertionError(f"{command.guide}: nothing here tests: {command.text}")
 
     kinds = {kind(command) for command in ALL}
-    assert kinds - {"pytest"} == {"make", "hparams", "training", "profile", *DATA_COMMANDS}
+    assert kinds - {"pytest"} == {"make", "hparams", "training", "profile", "compare", *DATA_COMMANDS}
     for command in ALL:  # only hparams.py prints the same everywhere; a run is shown as an example
         assert command.shown is None or command in HPARAMS or command.text == "make pretrain"
+
+
+@pytest.mark.parametrize("command", COMPARING, ids=lambda command: command.text[:90])
+def test_the_commands_that_compare(command):
+    """Their options are understood; tests/comparison runs such commands, cut down."""
+    options = parse_comparison(command.words[2:], BACKENDS)
+    assert options.project or options.backends and options.workers
 
 
 @pytest.mark.parametrize("command", HPARAMS, ids=lambda command: command.text[:90])
@@ -279,17 +291,19 @@ def code_in(text: str) -> list[str]:
 
 
 def test_a_large_corpus(own_text):
-    """The three commands in their order, on the text of the own-text example; the run is cut down."""
+    """The three commands in their order, on the text of the own-text example; the run is cut down, to one
+    process too."""
     (block,) = blocks_of(LARGE_CORPUS)
     prepare, inspect, training = commands(block)
     prepared = run_command([sys.executable, *prepare.words[1:]], cwd=own_text.directory).check()
     assert "tokens" in prepared.stdout
     run_command([sys.executable, *inspect.words[1:]], cwd=own_text.directory).check()
     assert (own_text.directory / "lengths.png").read_bytes().startswith(b"\x89PNG")
-    before, given = split_at_script(training)
+    _, given = split_at_script(training)
     cut_down = ["--model", "bert_1_32_2", "--num_steps", "2", "--log_interval", "1"]
-    ranks = int(before[before.index("-np") + 1])
-    run_ranks(ROOT / SCRIPT, ranks, timeout=120, args=[*given, *cut_down], cwd=own_text.directory).check()
+    run_command(
+        [sys.executable, ROOT / SCRIPT, *given, *cut_down], timeout=120, cwd=own_text.directory
+    ).check()
     assert (own_text.directory / "runs" / "store" / "0000002.params").exists()
 
 
@@ -401,7 +415,7 @@ def helps_of() -> dict[str, str]:
     """What each command says of its options."""
     modules = [f"-m {name}" for name in DATA_COMMANDS]
     modules += [SCRIPT, "hparams.py", "hosts/launch_byteps.py", "-m bench.step", "-m bench.threads"]
-    modules += ["-m bench.optimizer", "-m bench.bfloat16", "-m bert.profile"]
+    modules += ["-m bench.optimizer", "-m bench.bfloat16", "-m bert.profile", "compare.py"]
     return {each: run_command([sys.executable, *each.split(), "--help"]).check().stdout for each in modules}
 
 

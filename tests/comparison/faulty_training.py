@@ -1,0 +1,53 @@
+"""run_pretraining_hvd.py over a faulty communicator, as the ranks' script of backends that must be found out.
+
+FAULT in the environment: `alone` (gradients are not exchanged at all), `crash` (rank 1 fails in step 3) or
+`memory` (the process may take no more than so many MiB from the time that it has joined: `memory 600`).
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+
+import run_pretraining_hvd
+from bert.entry import exit_code
+from bert.profiler import separate_operators
+from comm.threads import set_threads
+
+
+def main() -> int:
+    set_threads()
+    if "--profile" in sys.argv:
+        separate_operators()
+    # They refuse to be called once mxnet is imported.
+    run_pretraining_hvd.set_threads = run_pretraining_hvd.separate_operators = lambda: None
+    from comm.horovod import HorovodCommunicator
+
+    fault, _, size = os.environ["FAULT"].partition(" ")
+    join, average = HorovodCommunicator.__init__, HorovodCommunicator.average
+    steps = 0
+
+    def joined(self, *args, **kwargs):
+        join(self, *args, **kwargs)
+        if fault == "memory":
+            with open("/proc/self/statm", encoding="ascii") as file:
+                now = int(file.read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (now + int(size) * 2**20,) * 2)
+
+    def averaged(self, arrays):
+        nonlocal steps
+        if len(arrays) == 1:  # sums of losses
+            return average(self, arrays)
+        steps += 1
+        if fault == "crash" and self.rank == 1 and steps == 3:
+            raise RuntimeError("this backend breaks down")
+        if fault != "alone":
+            average(self, arrays)
+
+    HorovodCommunicator.__init__, HorovodCommunicator.average = joined, averaged
+    return run_pretraining_hvd.main()
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))

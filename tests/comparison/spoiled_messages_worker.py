@@ -1,0 +1,33 @@
+"""Ranks of `python compare.py --comm_only` over Horovod, spoiled.
+
+SPOIL in the environment: "wrong", the mean of arrays of 64 KB has one element too large on rank 1, which also
+ends badly after the last message; "crash", rank 1 ends when it is to average such an array.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from comm.delegating import DelegatingCommunicator
+from comparison.messages.rank import main, make_communicator
+
+ELEMENTS = 64 * 1024 // 4
+
+
+class Spoiled(DelegatingCommunicator):
+    def average(self, arrays):
+        if self.rank == 1 and arrays[0].size == ELEMENTS and os.environ["SPOIL"] == "crash":
+            raise RuntimeError("the network is gone")
+        super().average(arrays)
+        if self.rank == 1 and arrays[0].size == ELEMENTS and os.environ["SPOIL"] == "wrong":
+            arrays[0][1000:1001] += 1
+
+    def close(self):
+        super().close()
+        if self.rank == 1 and os.environ["SPOIL"] == "wrong":
+            raise RuntimeError("no good end")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], lambda library: Spoiled(make_communicator(library))))

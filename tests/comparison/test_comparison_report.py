@@ -1,0 +1,261 @@
+"""report.md, report.json, plots and the terminal's text, from records that nobody measured."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from comparison.record import Record
+from comparison.reporting.report import write_report
+from comparison.settings import Setting
+from tests.comparison.synthetic import (
+    FACTS,
+    default_settings,
+    failed,
+    loss_at,
+    record,
+    whole_comparison,
+)
+
+PLOTS = {"throughput.png", "scaling.png", "breakdown.png", "losses.png"}
+PRICED = {**FACTS, "price_per_hour": 31.2, "gpus_per_instance": 8}
+REPEATS = 7
+
+
+def written(directory, records, planned=None, repeats=REPEATS, complete=True, facts=FACTS):
+    """The report, its Markdown, its JSON."""
+    planned = default_settings() if planned is None else planned
+    report = write_report(directory, facts, records, planned, repeats, complete)
+    # What JSON does not have must not come back as Python's NaN.
+    text = (directory / "report.json").read_text(encoding="utf-8")
+    content = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} in report.json"))
+    return report, (directory / "report.md").read_text(encoding="utf-8"), content
+
+
+def table(markdown, title):
+    """Rows of a table as lists of cells, its head first."""
+    section = markdown.split(f"### {title}\n", 1)[1]
+    lines = [line for line in section.split("\n### ")[0].splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    assert {len(row) for row in rows} == {len(rows[0])}
+    return [rows[0], *rows[2:]]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("whole")
+    return (directory, *written(directory, whole_comparison(REPEATS), facts=PRICED))
+
+
+def test_all_files_are_there_and_nothing_else(whole):
+    directory, report, _, _ = whole
+    assert {path.name for path in directory.iterdir()} == {"report.md", "report.json", *PLOTS}
+    assert set(report.paths) == set(directory.iterdir())
+    for name in PLOTS:
+        assert (directory / name).read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_the_first_sentences_say_who_is_faster_where(whole):
+    _, report, markdown, content = whole
+    first = markdown.split("\n\n")[1]
+    where = "in 4 of 8 settings (4 of 4 with 2 workers)"
+    assert first.startswith(f"Horovod, MPI is faster than BytePS {where}, 1.")
+    assert "in the other 4 no difference shown" in first
+    assert "No difference shown: Horovod, MPI and Horovod, Gloo." in markdown
+    assert content["summary"][0] == first
+    assert report.terminal.rstrip().endswith(content["summary"][-1])
+    assert report.good
+
+
+def test_the_speed_table_has_the_medians(whole):
+    _, report, markdown, content = whole
+    rows = table(markdown, "Speed")
+    assert rows[0][:4] == ["workers", "dtype", "tokens a worker", "backend"]
+    assert len(rows) == 25
+    for row, result in zip(rows[1:], content["results"]):
+        values = sorted(result["figures"]["samples"].values())
+        assert float(row[4].split()[0]) == pytest.approx(values[len(values) // 2], rel=6e-3)
+        assert row[4].split()[0] in report.terminal
+        assert row[-1] == "7 of 7"
+
+
+def test_every_figure_that_is_asked_for_has_a_column(whole):
+    _, report, markdown, _ = whole
+    heads = {
+        "Speed": ["s/step (quartiles)", "tokens/s", "with padding", "sequences/s", "launches"],
+        "Which is faster": ["A", "B", "B's time / A's", "p", "repeats", "verdict"],
+        "Communication": ["under way, ms", "hidden, ms", "exposed, ms", "exposed share", "a rank hands over",
+                          "a worker sends", "servers send"],
+        "Start-up and memory": ["start-up, s (extremes)", "memory of a worker", "memory of a server",
+                                "memory of a scheduler"],
+        "Scaling": ["speed-up (quartiles)", "efficiency"],
+        "Time to finish both stages": ["steps", "stage 1", "stage 2", "both stages", "cost"],
+    }  # fmt: skip
+    for title, columns in heads.items():
+        head = table(markdown, title)[0]
+        assert head[len(head) - len(columns) :] == columns
+        assert f"\n{title}\n" in f"\n{report.terminal}"
+
+
+def test_the_tables_of_the_field_are_there(whole):
+    _, _, markdown, content = whole
+    wide = table(markdown, "n GPUs × precision × batch size, examples/s")
+    assert wide[0][3:] == ["Horovod, MPI", "Horovod, Gloo", "BytePS"] and len(wide) == 9
+    time = table(markdown, "Instance, GPUs, steps, throughput, train time")
+    assert [time[0][0], *time[0][4:]] == ["instance", "GPUs", "steps", "sequences/s", "train time"]
+    assert len(time) == 25 and time[1][0] == "Example CPU"
+    nodes = table(markdown, "Nodes, time per step, expansion, speed-up")
+    assert nodes[0][3:] == ["nodes", "time per step, s", "expansion", "speed-up"]
+    for one, two in zip(nodes[1::2], nodes[2::2]):
+        assert (one[3], two[3], one[5]) == ("1", "2", "1.000")
+        assert one[:3] == two[:3]
+        # Twice the tokens in `expansion` times the time.
+        assert float(two[6]) == pytest.approx(2 / float(two[5]), rel=0.01)
+    assert content["results"][0]["figures"]["finish"]["cost"] > 0
+
+
+def test_the_report_says_what_was_run_where_and_how_verdicts_come_about(whole):
+    _, _, markdown, content = whole
+    for words in ("Example CPU", "mxnet: 1.9.1", "python compare.py --output 'runs/a directory'",
+                  "mpirun -np 2 python run_pretraining_hvd.py", "Holm",
+                  "0.0001 in float32, 0.001 in bfloat16",
+                  "no difference shown\", which does not say that there is none"):  # fmt: skip
+        assert words in markdown
+    assert content["rule"] in markdown
+    for name in PLOTS:
+        assert f"]({name})" in markdown
+
+
+def test_the_json_has_every_launch_as_it_was(whole):
+    _, _, _, content = whole
+    records = whole_comparison(REPEATS)
+    assert [Record.from_json(each) for each in content["launches"]] == records
+    assert content["facts"]["machine"]["cpu"] == "Example CPU" and content["complete"] is True
+    assert len(content["pairs"]) == 24
+    pair = content["pairs"][-1]
+    assert pair["group"] == {"workers": 2, "dtype": "bfloat16", "batch_size": 1024}
+    assert pair["faster"] == "hvd_gloo" and pair["verdict"] == "different"
+    figures = content["results"][-1]["figures"]
+    assert figures["communication"]["share"] == pytest.approx(40 / 90.5)
+    assert figures["traffic"] == {"handed": 4_200_000, "worker": 4_200_000, "servers": 8_400_000}
+    stages = figures["finish"]["stages"]
+    assert figures["finish"]["seconds"] == pytest.approx(sum(each["seconds"] for each in stages))
+
+
+def damaged():
+    """The default comparison with a crash, a wrong backend, one out of memory and one that did not run."""
+    settings = default_settings()
+    kept = []
+    for each in whole_comparison(REPEATS):
+        place = settings.index(each.setting)
+        if each.kind == "timed":
+            if place == 0 and each.repeat == 3:
+                each = failed(each.setting, 3, "rank 1: RuntimeError: a | b")
+            if place == 14:
+                each = record(each.setting, each.repeat, 0.001, scale=1.01, from_step=20)
+            if place == 11:
+                each = failed(each.setting, each.repeat, "std::bad_alloc", True)
+        if place != 6:
+            kept.append(each)
+    return settings, kept
+
+
+def test_what_went_wrong_has_a_reason_and_no_number_anywhere(tmp_path):
+    settings, records = damaged()
+    report, markdown, content = written(tmp_path, records)
+    assert not report.good
+    rows = table(markdown, "Speed")[1:]
+    expected = {
+        0: "failed: rank 1: RuntimeError: a \\| b (in 1 of 7 launches)",
+        6: "not run yet",
+        11: "out of memory: std::bad_alloc (in 7 of 7 launches)",
+        14: f"wrong: losses differ (first at step 30: mlm_loss {loss_at(30) * 1.01:.4g} instead of"
+        f" {loss_at(30):.4g})",
+    }
+    for place, row in enumerate(rows):
+        if place in expected:
+            assert row[4].replace("7.2050", "7.205").replace("7.1337", "7.134") == expected[place]
+            assert set(row[5:]) == {"–"}
+            assert content["results"][place]["figures"] is None
+        else:
+            assert content["results"][place]["kind"] == "ok"
+    for title, columns in (
+        ("Communication", 7), ("Start-up and memory", 4), ("Time to finish both stages", 4),
+    ):  # fmt: skip
+        for place in expected:
+            assert not any(re.search(r"\d", cell) for cell in table(markdown, title)[1 + place][-columns:])
+    wrong = settings[14]
+    compared = [(pair["first"], pair["second"]) for pair in content["pairs"]
+                if pair["group"] == wrong.group._asdict()]  # fmt: skip
+    assert compared == [("hvd_mpi", "hvd_gloo")]
+    assert "Wrong, without figures: BytePS (2 workers, float32, 512 tokens)." in markdown
+    assert "Out of memory: BytePS (1 worker, bfloat16, 1,024 tokens)." in markdown
+    assert "Failed: Horovod, MPI (1 worker, float32, 512 tokens)." in markdown
+    assert "RuntimeError: a | b" in report.terminal
+
+
+def test_a_partial_report_is_whole_in_form_and_says_so(tmp_path):
+    records = [each for each in whole_comparison(3) if each.kind == "timed"][: 24 + 24 + 10]
+    report, markdown, content = written(tmp_path, records, repeats=5, complete=False)
+    sentence = "PARTIAL: 58 of 120 timed launches are done; the same command goes on."
+    assert markdown.split("\n\n")[1] == sentence == content["summary"][0]
+    assert sentence in report.terminal
+    assert {row[-1] for row in table(markdown, "Which is faster")[1:]} == {"too few repeats"}
+    assert {row[-1] for row in table(markdown, "Speed")[1:]} == {"2 of 5", "3 of 5"}
+    assert "### Communication" not in markdown and not (tmp_path / "breakdown.png").exists()
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_report_after_no_or_one_launch(tmp_path, count):
+    records = whole_comparison(1)[:count]
+    report, markdown, content = written(tmp_path, records, repeats=5, complete=False)
+    assert f"PARTIAL: {count} of 120" in markdown
+    assert "there is nothing to compare" in markdown
+    assert content["pairs"] == []
+    assert sum(each["kind"] == "not run" for each in content["results"]) == 24 - count
+    assert len(table(markdown, "Speed")) == 25
+
+
+def test_everything_failed(tmp_path):
+    records = [failed(setting, 0, "no such host") for setting in default_settings()]
+    report, markdown, _ = written(tmp_path, records)
+    assert "Failed: Horovod, MPI (everywhere), Horovod, Gloo (everywhere), BytePS (everywhere)." in markdown
+    assert {path.name for path in tmp_path.iterdir()} == {"report.md", "report.json"}
+    assert not report.good
+
+
+def test_a_later_report_replaces_an_earlier_one(tmp_path):
+    planned = [each for each in default_settings() if each.group[1:] == ("float32", 512)]
+    records = [each for each in whole_comparison(REPEATS) if each.setting in planned]
+    written(tmp_path, records[:8], planned, complete=False)
+    assert (tmp_path / "report.md").read_text(encoding="utf-8").count("PARTIAL") == 1
+    _, markdown, _ = written(tmp_path, records, planned)
+    assert "PARTIAL" not in markdown
+    assert {path.name for path in tmp_path.iterdir()} == {"report.md", "report.json", *PLOTS}
+
+
+def test_few_repeats_are_called_too_few(tmp_path):
+    planned = default_settings()[:3]
+    records = [each for each in whole_comparison(2) if each.setting in planned]
+    _, markdown, _ = written(tmp_path, records, planned, repeats=2)
+    assert markdown.split("\n\n")[1] == "Too few repeats for verdicts: 2; it takes 5."
+
+
+def test_backends_of_others_have_their_names(tmp_path):
+    settings = [Setting(name, 2, "float32", 8) for name in ("hvd_mpi", "mine")]
+    records = [record(setting, repeat) for setting in settings for repeat in range(5)]
+    facts = {**FACTS, "titles": {"mine": "My exchange"}, "use_avg_len": False}
+    _, markdown, _ = written(tmp_path, records, settings, 5, facts=facts)
+    assert "No difference shown: Horovod, MPI and My exchange." in markdown
+    assert "sequences a worker" in markdown
+    assert "256 tokens a worker cannot hold one sequence of 512, which stage 2 has." in markdown
+    assert not (tmp_path / "scaling.png").exists()
+
+
+def test_a_group_of_one_backend_is_called_unchecked(tmp_path):
+    setting = Setting("byteps", 2, "float32", 512)
+    records = [record(setting, repeat) for repeat in range(5)]
+    _, markdown, _ = written(tmp_path, records, [setting], 5)
+    assert "No second backend to compare the losses with: byteps-2x-float32-512." in markdown

@@ -1,0 +1,152 @@
+"""A launch ends with all its processes, whatever they do, and its memory is known by role."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from comparison.launching.launch import launch
+from comparison.launching.memory import MARKER, PeakMemory, marked, role_of
+
+# A grandchild that leaves the session and ignores SIGTERM, as a daemon may.
+DAEMON = """
+import os, signal, sys, time
+if not os.fork():
+    os.setsid()
+    if not os.fork():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        open(sys.argv[1], "w").write(str(os.getpid()))
+        time.sleep(600)
+    os._exit(0)
+while not (os.path.exists(sys.argv[1]) and os.path.getsize(sys.argv[1])):
+    time.sleep(0.02)
+print("started", flush=True)
+time.sleep(float(sys.argv[2]))
+sys.exit(3)
+"""
+
+
+def start(directory: Path, code: str, *words: object, limit_s: float = 60, **variables: str):
+    script = directory / "part.py"
+    script.write_text(code, encoding="utf-8")
+    argv = [sys.executable, str(script), *map(str, words)]
+    return launch(argv, {**os.environ, **variables}, directory / "log", limit_s, script)
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def test_return_code_output_and_a_daemon_that_is_left(tmp_path):
+    ended = start(tmp_path, DAEMON, tmp_path / "pid", 0)
+    assert ended.returncode == 3 and not ended.timed_out
+    assert "started" in (tmp_path / "log").read_text()
+    assert not alive(int((tmp_path / "pid").read_text()))
+
+
+def test_the_time_limit_ends_everything(tmp_path):
+    ended = start(tmp_path, DAEMON, tmp_path / "pid", 600, limit_s=1.5)
+    assert ended.timed_out and ended.returncode == 124
+    assert 1.5 <= ended.seconds < 15
+    assert not alive(int((tmp_path / "pid").read_text()))
+
+
+def test_death_by_a_signal(tmp_path):
+    ended = start(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert ended.returncode == 128 + signal.SIGKILL
+
+
+def test_an_interrupt_ends_everything_and_is_passed_on(tmp_path):
+    timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    before = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path, DAEMON, tmp_path / "pid", 600)
+    timer.join()
+    assert time.monotonic() - before < 15
+    assert not alive(int((tmp_path / "pid").read_text()))
+
+
+def test_nothing_survives_when_the_comparison_is_killed(tmp_path):
+    """SIGKILL leaves it no time to end anything itself."""
+    code = tmp_path / "daemon.py"
+    code.write_text(DAEMON)
+    text = f"""
+import os, sys
+from pathlib import Path
+from comparison.launching.launch import launch
+launch([sys.executable, {str(code)!r}, {str(tmp_path / "pid")!r}, "600"], dict(os.environ),
+       Path({str(tmp_path / "log")!r}), 600)
+"""
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    process = subprocess.Popen([sys.executable, "-c", text], env=environ)
+    deadline = time.monotonic() + 30
+    while not ((tmp_path / "log").exists() and "started" in (tmp_path / "log").read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    while alive(int((tmp_path / "pid").read_text())):
+        assert time.monotonic() < deadline, "the daemon outlived the comparison"
+        time.sleep(0.05)
+
+
+ROLES = """
+import os, subprocess, sys, time
+if os.environ.get("DMLC_ROLE") != "server":
+    environ = {**os.environ, "DMLC_ROLE": "server"}
+    child = subprocess.Popen([sys.executable, "-c", open(__file__).read()], env=environ)
+block = bytearray(b"x") * ((100 if os.environ.get("DMLC_ROLE") == "server" else 200) << 20)
+del block  # a peak is seen afterwards, too
+time.sleep(1.5)
+if os.environ.get("DMLC_ROLE") != "server":
+    child.wait()
+"""
+
+
+def test_peak_memory_by_role(tmp_path):
+    peaks = start(tmp_path, ROLES).peak_bytes
+    assert set(peaks) == {"worker", "server"}
+    assert 200 * 2**20 < peaks["worker"] < 280 * 2**20
+    assert 100 * 2**20 < peaks["server"] < 180 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "role"),
+    [
+        (["/x/bin/python3.11", "/r/train.py", "--a"], ["DMLC_ROLE=worker"], "worker"),
+        (["python", "-c", "import byteps.server"], ["A=b", "DMLC_ROLE=scheduler"], "scheduler"),
+        (["python", "-I", "-S", "/r/hosts/supervise.py", "--", "python"], ["DMLC_ROLE=server"], None),
+        (["mpirun", "-np", "2", "python", "/r/train.py"], [], None),
+        (["/bin/sh", "-c", "python /r/train.py"], [], None),
+        (["python", "-m", "horovod.runner.launch", "python", "/r/train.py"], [], None),
+        ([], [], None),
+    ],
+)
+def test_roles(words, variables, role):
+    assert role_of(words, variables, "/r/train.py") == role
+
+
+def test_only_marked_processes_count():
+    with subprocess.Popen(["sleep", "60"], env={**os.environ, MARKER: "mine"}) as process:
+        try:
+            deadline = time.monotonic() + 10
+            while marked("mine") != [process.pid]:  # until it has become `sleep`
+                assert time.monotonic() < deadline
+            assert marked("another") == []
+            memory = PeakMemory("mine", None)
+            memory.sample()
+            assert memory.peak_bytes == {}  # no Python
+        finally:
+            process.kill()

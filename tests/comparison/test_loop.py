@@ -1,0 +1,131 @@
+"""What is launched, in which order, how often, and with which exit code; with ranks that do not train."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from comparison.settings import all_settings, order_of_repeat
+from tests.processes import RunResult, run_command, start_command
+
+SCRIPT = Path(__file__).resolve().with_name("compare_quick.py")
+AXES = ["--workers", "1", "--dtypes", "float32", "--batch_sizes", "4"]
+STEPS = ["--steps", "8", "--warmup_steps", "2", "--log_interval", "2", "--model", "bert_1_32_2"]
+
+
+def command(output: Path, *words: str) -> list[str]:
+    own = ["--output", str(output), *AXES, *STEPS, "--no_profile", *words]
+    return [sys.executable, str(SCRIPT), *own, "--", "--dummy_data_len", "16"]
+
+
+def compare(output: Path, *words: str) -> RunResult:
+    return run_command(command(output, *words), timeout=60)
+
+
+def launched(result: RunResult) -> list[str]:
+    """Setting and repeat of each launch."""
+    return re.findall(r"^launch \d+/\d+ (\S+ repeat \d+):", result.stdout, re.MULTILINE)
+
+
+def report_of(output: Path) -> dict:
+    return json.loads((output / "report.json").read_text("utf-8"))
+
+
+def test_backends_take_turns_in_an_order_of_their_own_for_each_repeat(tmp_path):
+    output = tmp_path / "out"
+    result = compare(output, "--backends", "one", "two", "--repeats", "4", "--seed", "3").check()
+    settings = all_settings(["one", "two"], [1], ["float32"], [4])
+    wanted = [
+        f"{setting.name} repeat {repeat + 1}"
+        for repeat in range(4)
+        for setting in order_of_repeat(settings, repeat, seed=3)
+    ]
+    assert launched(result) == wanted
+    first_of_repeat = {name.split("-")[0] for name in wanted[::2]}
+    assert first_of_repeat == {"one", "two"}  # neither always follows the other
+    found = report_of(output)
+    assert found["complete"] and len(found["launches"]) == 8
+    assert "--repeats 4: verdicts take 5" in result.stderr
+
+    again = compare(output, "--backends", "one", "two", "--repeats", "5", "--seed", "3").check()
+    assert len(launched(again)) == 2 and all(name.endswith("repeat 5") for name in launched(again))
+    assert len(report_of(output)["launches"]) == 10 and "warning" not in again.stderr
+
+    other = compare(output, "--backends", "one", "two", "--repeats", "5", "--seed", "4")
+    assert other.returncode == 2 and other.stderr.count("\n") == 1
+    assert "--seed 4 instead of 3" in other.stderr and "--output" in other.stderr
+    assert len(report_of(output)["launches"]) == 10
+
+
+def test_a_backend_that_fails_twice_is_not_launched_again(tmp_path):
+    output = tmp_path / "out"
+    words = ["--backends", "one", "fails", "--repeats", "3"]
+    result = compare(output, *words)
+    assert result.returncode == 1
+    assert sum(name.startswith("fails") for name in launched(result)) == 2
+    assert sum(name.startswith("one") for name in launched(result)) == 3
+    assert "fails-1x-float32-4 has failed too often: 1 more launches of it are left out" in result.stdout
+    found = report_of(output)
+    reasons = [each["failure"] for each in found["launches"] if each["setting"]["backend"] == "fails"]
+    assert reasons == ["exit code 3: no such luck"] * 2 and found["complete"]
+    kinds = {each["setting"]["backend"]: each["kind"] for each in found["results"]}
+    assert kinds == {"one": "ok", "fails": "failed"}
+
+    assert launched(compare(output, *words)) == []  # its failures are remembered
+    retried = compare(output, *words, "--retry_failed")
+    assert [name.split("-")[0] for name in launched(retried)] == ["fails"] * 2
+
+
+def test_the_time_limit_is_a_failure(tmp_path):
+    output = tmp_path / "out"
+    result = compare(output, "--backends", "hangs", "--repeats", "1", "--time_limit", "1.5")
+    assert result.returncode == 1
+    (launch,) = report_of(output)["launches"]
+    assert re.fullmatch(
+        r"no end within \d+ s \(--time_limit\); 0 of 8 steps were reported", launch["failure"]
+    )
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_end_the_launch_and_leave_a_report(tmp_path, number, code):
+    """Also before anything has been measured. `run.wait` fails if a process is left."""
+    output = tmp_path / "out"
+    with start_command(command(output, "--backends", "hangs", "--repeats", "1"), timeout=60) as run:
+        deadline = time.monotonic() + 30
+        while not any("quick_training" in _words(pid) for pid in run.pids()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        if number == signal.SIGTERM:  # a second comparison is refused meanwhile, and harms nothing
+            second = compare(output, "--backends", "hangs", "--repeats", "1")
+            assert second.returncode == 2 and "another comparison is using it" in second.stderr
+        run.signal(number)
+        result = run.wait()
+    assert result.returncode == code, result.describe()
+    found = report_of(output)
+    assert not found["complete"] and found["launches"] == []
+    assert "the same command continues" in result.stderr
+
+
+def _words(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="no terminals")
+def test_on_a_terminal_there_is_a_bar(tmp_path):
+    words = command(tmp_path / "out", "--backends", "one", "--repeats", "2")
+    shell = ["sh", "-c", f"stty rows 30 cols 100; exec {shlex.join(words)}"]
+    text = f"import pty, sys; sys.exit(pty.spawn({shell!r}) >> 8)"
+    result = run_command([sys.executable, "-c", text], timeout=60).check()
+    assert "2/2" in result.stdout and "none left" in result.stdout
+    assert "launch 1/2" not in result.stdout  # the bar says it

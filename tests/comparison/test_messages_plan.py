@@ -1,0 +1,96 @@
+"""Which messages are sent, what they need and what their bandwidth is."""
+
+from __future__ import annotations
+
+import pytest
+
+from comparison.launching.backends import BACKENDS
+from comparison.messages.plan import (
+    DEFAULT_SIZES,
+    algorithm_bandwidth,
+    bus_bandwidth,
+    bytes_needed,
+    parse_message,
+    parse_messages,
+    that_fit,
+    timeout_s,
+    worker_plan,
+)
+
+
+@pytest.mark.parametrize(
+    "text, tensors, nbytes",
+    [
+        ("4KB", 1, 4096),
+        ("512MB", 1, 536_870_912),
+        ("200x64KB", 200, 13_107_200),
+        ("8B", 1, 8),
+        ("1GB", 1, 2**30),
+    ],
+)
+def test_sizes_are_read(text, tensors, nbytes):
+    message = parse_message(text)
+    assert (message.name, message.tensors, message.nbytes) == (text, tensors, nbytes)
+
+
+@pytest.mark.parametrize("text", ["4", "4kb", "KB", "0KB", "0x4KB", "6B", "-4KB", "4KB ", "1.5MB", "4x", ""])
+def test_other_sizes_are_refused(text):
+    with pytest.raises(ValueError, match="write it like|at least one array"):
+        parse_message(text)
+
+
+def test_the_default_goes_from_4_kb_to_512_mb():
+    messages = parse_messages(DEFAULT_SIZES, "float32")
+    single = [message.nbytes for message in messages if message.tensors == 1]
+    assert single == sorted(single) and single[0] == 4 * 1024 and single[-1] == 512 * 1024**2
+    assert messages[-1].tensors == 200
+
+
+@pytest.mark.parametrize(
+    "texts, dtype, said",
+    [
+        (["4KB", "64KB", "4KB"], "float32", "4KB is given twice"),
+        (["1024KB", "1MB"], "float32", "1MB is given twice"),
+        (["8GB"], "float32", "at most 2147483647 elements"),
+        (["4GB"], "float16", "at most"),
+    ],
+)
+def test_lists_that_cannot_be_sent(texts, dtype, said):
+    with pytest.raises(ValueError, match=said):
+        parse_messages(texts, dtype)
+
+
+def test_bandwidth_by_hand():
+    """10^9 bytes in half a second: 2 GB/s. In a ring of 4 a rank sends 2 * 3/4 of that, of 2 just as much, of
+    64 nearly twice."""
+    assert algorithm_bandwidth(10**9, 0.5) == 2e9
+    assert bus_bandwidth(10**9, 0.5, 2) == 2e9
+    assert bus_bandwidth(10**9, 0.5, 4) == 3e9
+    assert bus_bandwidth(10**9, 0.5, 64) == pytest.approx(3.9375e9)
+
+
+def test_what_does_not_fit_is_left_out_with_the_reason():
+    messages = parse_messages(["4KB", "256MB", "512MB", "20x64MB"], "float32")
+    fitting, left_out = that_fit(BACKENDS["hvd_mpi"], 2, messages, 2.5e9)
+    assert [message.name for message in fitting] == ["4KB", "256MB"]
+    assert list(left_out) == ["512MB", "20x64MB"]
+    assert left_out["512MB"] == "left out: needs about 3.0 GiB, 2.3 GiB are available"
+    assert that_fit(BACKENDS["hvd_mpi"], 2, messages, 1e12) == (messages, {})
+
+
+def test_byteps_needs_memory_for_all_that_it_has_ever_sent():
+    for key, grows in (("hvd_mpi", False), ("hvd_gloo", False), ("byteps", True), ("byteps_local", True)):
+        one, two = (bytes_needed(BACKENDS[key], 2, sent) for sent in ([2**29], [2**28, 2**29]))
+        assert (two > one) == grows, key
+    assert bytes_needed(BACKENDS["byteps"], 2, [2**29]) > bytes_needed(BACKENDS["byteps_local"], 2, [2**29])
+
+
+def test_limits_leave_time_for_the_largest():
+    small, large = (parse_messages([text], "float32") for text in ("4KB", "512MB"))
+    assert 60 < timeout_s(small) < 61 and 160 < timeout_s(large) < 180
+
+
+def test_plan_of_the_ranks():
+    plan = worker_plan(parse_messages(["2x8KB"], "float16"), "float16", 3, 0.25, seed=7)
+    assert plan["messages"] == [{"name": "2x8KB", "tensors": 2, "elements": 4096}]
+    assert (plan["dtype"], plan["ranks"], plan["seconds"], plan["seed"]) == ("float16", 3, 0.25, 7)

@@ -1,0 +1,257 @@
+"""`compare.py --project`: what it prints and writes, which options it takes and refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from comparison.launching.backends import BACKENDS
+from comparison.main import main
+from comparison.options import parse_options
+from comparison.projection.measured import read_measured
+from comparison.projection.model import project
+from comparison.projection.plan import plan_of
+from comparison.record import PROFILED, TIMED, Interval, Record
+from comparison.settings import Setting
+from data.errors import InputError
+from tests.processes import ROOT
+
+
+def plan(*words: str):
+    return plan_of(parse_options(["--project", *words], BACKENDS))
+
+
+def test_the_default_run(tmp_path, capsys):
+    assert main(["--project", "--output", str(tmp_path / "deep" / "er")]) == 0
+    shown = capsys.readouterr().out
+    assert "bert_24_1024_16, 336.2 M parameters, 672 MB of gradients in float16" in shown
+    assert "Flat ring" in shown and "Hierarchical ring" in shown and "BytePS" in shown
+    directory = tmp_path / "deep" / "er"
+    assert sorted(path.name for path in directory.iterdir()) == [
+        "projection.json",
+        "projection.md",
+        "projection.png",
+        "projection_validation.png",
+    ]
+    for name in ("projection.png", "projection_validation.png"):
+        assert (directory / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    content = json.loads((directory / "projection.json").read_text("utf-8"))
+    assert [each["gpus"] for each in content["projections"]] == 3 * [2**power for power in range(11)]
+    assert content["workload"]["gradient_bytes"] == 2 * 336_226_108
+    assert sum(part["elements"] for part in content["workload"]["parts"]) == 336_226_108
+    assert len(content["validation"]) == 46
+    one = content["projections"][0]
+    assert one["sequences_per_s"] == pytest.approx(171.52)
+    for each in content["projections"]:
+        assert each["step_s"] == pytest.approx(each["compute_s"] + each["exposed_s"] + each["optimizer_s"])
+        assert each["sequences_per_s"] == pytest.approx(each["gpus"] * 64 / each["step_s"])
+        assert each["efficiency"] == pytest.approx(each["sequences_per_s"] / each["gpus"] / 171.52)
+    text = (directory / "projection.md").read_text("utf-8")
+    last = content["projections"][10]
+    assert f"| 1024 | 128 | {last['step_s']:.3f} |" in text
+    assert "## Where it must fail" in text and "](projection_validation.png)" in text
+
+
+def test_it_needs_no_mxnet(tmp_path):
+    code = (
+        "import sys; from comparison.main import main\n"
+        f"code = main(['--project', '--gpus', '8', '--output', {str(tmp_path)!r}])\n"
+        "assert not {'mxnet', 'gluonnlp', 'horovod', 'byteps'} & set(sys.modules)\n"
+        "sys.exit(code)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120, stdout=subprocess.DEVNULL)
+
+
+def test_options_change_what_they_name():
+    base = plan()
+    assert (base.model, base.dtype, base.cluster.name) == ("bert_24_1024_16", "float16", "p3dn")
+    assert base.workload.overlap and base.workload.accumulate == 1
+    changed = plan(
+        *("--cluster", "dlperf", "--gpus_per_host", "4", "--intra_gbps", "80", "--inter_gbps", "25"),
+        *("--network_efficiency", "0.5", "--intra_latency_us", "1", "--inter_latency_us", "2"),
+        *("--fusion_mb", "16", "--cycle_ms", "0", "--partition_bytes", "1000000", "--overlap", "none"),
+        *("--model", "bert_12_768_12", "--max_seq_length", "256", "--accumulate", "3", "--batch_size", "7"),
+        *(
+            "--vocab_size",
+            "1000",
+            "--compute_s",
+            "0.5",
+            "--optimizer_s",
+            "0.25",
+            "--gradient_dtype",
+            "float32",
+        ),
+        *("--strategies", "byteps", "--servers", "3", "--server_placement", "mixed", "--gpus", "12", "4"),
+    )
+    cluster = changed.cluster
+    assert (cluster.gpus_per_host, cluster.fusion_mb, cluster.cycle_ms) == (4, 16.0, 0.0)
+    assert cluster.intra_bytes_s(2) == cluster.intra_bytes_s(4) == 10e9
+    assert cluster.inter_bytes_s == 25e9 / 16
+    assert (cluster.intra_latency_us, cluster.inter_latency_us, cluster.partition_bytes) == (1, 2, 1_000_000)
+    work = changed.workload
+    assert (work.compute_s, work.optimizer_s, work.gradient_bytes) == (0.5, 0.25, 4)
+    assert (work.sequences, work.length, work.accumulate, work.overlap) == (7, 256, 3, False)
+    assert work.elements == 110_106_428 - 29_522 * 769
+    (strategy,) = changed.strategies
+    assert (strategy.servers, strategy.placement) == (3, "mixed")
+    assert changed.gpus == [4, 12]
+    assert "intra_gbps" in changed.given and "memory_gbytes_s" not in changed.given
+
+
+def test_the_documented_commands(tmp_path):
+    """Those of docs/projection.md are taken as they stand; one names a report, which is made here."""
+    text = (ROOT / "docs" / "projection.md").read_text("utf-8")
+    (block,) = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    commands = [shlex.split(line) for line in block.strip().split("\n")]
+    assert len(commands) == 4
+    measured = report(tmp_path, [record(TIMED, 0, 0.08)])
+    for command in commands:
+        assert command[:3] == [".venv/bin/python", "compare.py", "--project"]
+        words = [measured if word == "runs/comparison/report.json" else word for word in command[3:]]
+        made = plan(*words)
+        assert (
+            max(project(made.workload, made.strategies[-1], made.cluster, n).gpus for n in made.gpus) >= 256
+        )
+
+
+def test_another_batch_takes_its_share_of_the_time():
+    assert plan("--batch_size", "32").workload.compute_s == pytest.approx(plan().workload.compute_s / 2)
+    # More tokens a sequence take more than their share: attention grows with the square.
+    longer = plan("--max_seq_length", "512").workload.compute_s / plan().workload.compute_s
+    assert 4 < longer < 5
+
+
+def test_numbers_of_gpus_fit_the_hosts():
+    assert plan().gpus == [2**power for power in range(11)]
+    six = plan("--gpus_per_host", "6").gpus
+    assert six[:4] == [1, 2, 4, 6] and six[-1] <= 1024 and all(n <= 6 or n % 6 == 0 for n in six)
+    assert plan("--gpus_per_host", "1").gpus == [2**power for power in range(11)]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpus", "0"], "--gpus"),
+        (["--gpus", "8", "8"], "--gpus: a number is named twice"),
+        (["--gpus", "12"], "--gpus 12: does not fill hosts of 8 GPUs"),
+        (["--gpus", "99999999"], "--gpus 99999999: at most"),
+        (["--strategies", "tree"], "--strategies"),
+        (["--strategies", "byteps", "byteps"], "--strategies: one is named twice"),
+        (["--strategies", "flat_ring", "--servers", "2"], "--servers is of BytePS"),
+        (["--strategies", "flat_ring", "--server_placement", "mixed"], "--server_placement is of BytePS"),
+        (["--servers", "0"], "--servers"),
+        (["--inter_gbps", "0"], "--inter_gbps"),
+        (["--inter_gbps", "nan"], "--inter_gbps"),
+        (["--network_efficiency", "1.5"], "--network_efficiency"),
+        (["--intra_latency_us", "-1"], "--intra_latency_us"),
+        (["--compute_s", "0"], "--compute_s"),
+        (["--cluster", "moon"], "--cluster"),
+        (["--model", "bert_base"], "--model bert_base"),
+        (["--model", "bert_99999_1024_16"], "--model bert_99999_1024_16: at most"),
+        (["--model", "bert_9999_9984_16"], "too many to simulate"),
+        (["--partition_bytes", "1"], "too many to simulate"),
+        (["--max_seq_length", "513"], "--max_seq_length 513"),
+        (["--cluster", "university", "--gradient_dtype", "float16"], "--gradient_dtype float16"),
+        (["--measured", "/nonexistent/report.json"], "--measured /nonexistent/report.json: No such file"),
+        (["--", "--dropout", "0"], "--dropout after --"),
+    ],
+)
+def test_bad_values_are_one_line(tmp_path, words, message):
+    with pytest.raises(InputError) as error:
+        main(["--project", "--output", str(tmp_path / "out"), *words])
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_that_is_a_file_stays_as_it_is(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("mine")
+    with pytest.raises(InputError, match="--output"):
+        main(["--project", "--gpus", "1", "--output", str(path)])
+    assert path.read_text() == "mine"
+
+
+def test_options_of_a_projection_go_with_it_only():
+    with pytest.raises(InputError, match="--inter_gbps: is an option of --project"):
+        parse_options(["--inter_gbps", "10"], BACKENDS)
+
+
+def record(kind: str, repeat: int, step_s: float, workers: int = 1, batch: int = 512, **changes) -> Record:
+    rates = (step_s, 400 / step_s, 480 / step_s, 20 / step_s)
+    line = [Interval(number, *rates, 7.0, 0.7) for number in range(3)]
+    setting = Setting("hvd_mpi", workers, "float32", batch)
+    return Record(setting, kind, repeat, intervals=tuple(line), **changes)
+
+
+def report(tmp_path: Path, records: list[Record], **facts) -> str:
+    path = tmp_path / "report.json"
+    known = {"model": "bert_2_128_2", "vocab_size": 4096, "accumulate": 2, **facts}
+    path.write_text(json.dumps({"facts": known, "launches": [each.to_json() for each in records]}))
+    return str(path)
+
+
+def test_a_measured_step(tmp_path):
+    breakdown = {"parts": {"optimizer": {"ms": 20.0, "share": 0.25}}}
+    path = report(
+        tmp_path,
+        [
+            *(record(TIMED, repeat, step_s) for repeat, step_s in enumerate((0.07, 0.08, 0.5))),
+            record(TIMED, 0, 0.04, batch=256),  # a smaller batch
+            record(TIMED, 0, 0.3, workers=2),  # communicates
+            record(TIMED, 3, 0.001, failure="exit code 1"),
+            record(PROFILED, 0, 0.2, breakdown=breakdown),
+        ],
+    )
+    found = read_measured(path)
+    assert (found.model, found.vocab_size, found.accumulate) == ("bert_2_128_2", 4096, 2)
+    assert found.optimizer_s == pytest.approx(0.02)
+    assert found.compute_s == pytest.approx(0.03)  # (0.08 - 0.02) / 2 passes
+    assert found.sequences == pytest.approx(10)  # 20 a step in 2 passes
+    assert found.length == pytest.approx(24)  # 480 tokens with padding in 20 sequences
+    made = plan("--measured", path, "--gpus_per_host", "1", "--inter_gbps", "1")
+    assert made.workload.gradient_bytes == 4
+    assert made.workload.backward_ends_s == pytest.approx(0.06)
+    for flag in ("--model=bert_2_128_2", "--batch_size=8", "--compute_s=1", "--max_seq_length=32"):
+        with pytest.raises(InputError, match="and --measured exclude each other"):
+            plan("--measured", path, flag)
+    assert plan("--measured", path, "--accumulate", "1").workload.backward_ends_s == pytest.approx(0.03)
+
+
+def test_a_measured_step_without_a_profile_is_all_compute(tmp_path):
+    found = read_measured(report(tmp_path, [record(TIMED, 0, 0.08)], accumulate=None))
+    assert (found.optimizer_s, found.accumulate) == (0.0, 1)
+    assert found.compute_s == pytest.approx(0.08)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not JSON"),
+        (b"[1]", "not the report.json"),
+        (b'{"launches": 3}', "not the report.json"),
+        (b'{"facts": {}, "launches": [{}]}', "not the report.json"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+    ],
+)
+def test_what_is_no_report_is_refused(tmp_path, content, message):
+    path = tmp_path / "report.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as error:
+        read_measured(str(path))
+    assert "\n" not in str(error.value) and len(str(error.value)) < 500
+
+
+def test_a_report_without_a_single_worker_is_refused(tmp_path):
+    with pytest.raises(InputError, match="no finished launch of one worker"):
+        read_measured(report(tmp_path, [record(TIMED, 0, 0.3, workers=2)]))
+    with pytest.raises(InputError, match="no time or no sequences"):
+        read_measured(report(tmp_path, [record(TIMED, 0, math.inf)]))

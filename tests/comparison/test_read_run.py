@@ -1,0 +1,92 @@
+"""From the files of a launch to its record: figures, or why there are none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from comparison.launching.launch import Launched
+from comparison.launching.read_run import LOG, METRICS, Steps, Work, read_run
+from comparison.record import PROFILED, TIMED, Record
+from comparison.settings import Setting
+
+SETTING = Setting("byteps", 2, "float32", 512)
+STEPS = Steps(total=40, warm_up=20, interval=10)
+
+
+def line(step: int, **changes: object) -> dict:
+    values = {"step": step, "time": 1000.0 + step / 10, "mlm_loss": 9.0, "nsp_loss": 0.7, "step_s": 0.1}
+    values.update(tokens_per_s=900.0, padded_tokens_per_s=1000.0, sequences_per_s=30.0, skipped_steps=0)
+    return {**values, **changes}
+
+
+def read(directory, lines, log="", kind=TIMED, steps=STEPS, **how) -> Record:
+    if lines is not None:
+        text = "".join(each if isinstance(each, str) else json.dumps(each) + "\n" for each in lines)
+        (directory / METRICS).write_text(text)
+    (directory / LOG).write_text(log)
+    launched = Launched(**{"returncode": 0, "seconds": 12.0, "timed_out": False, "peak_bytes": {"worker": 5},
+                           "begun": 990.0, **how})  # fmt: skip
+    return read_run(
+        Work(SETTING, kind, 3), steps, launched, directory, ["mpirun"], "2030-01-01T00:00:00+00:00"
+    )
+
+
+def test_a_good_launch(tmp_path):
+    evaluation = {"step": 20, "eval_mlm_loss": 8.0}
+    record = read(tmp_path, [line(10), line(20), evaluation, line(30), line(40, step_s=0.2)])
+    assert record.failure is None and record.repeat == 3 and record.setting == SETTING
+    assert [each.step for each in record.warm_up] == [10, 20]
+    assert [(each.step, each.step_s) for each in record.intervals] == [(30, 0.1), (40, 0.2)]
+    # The first ten steps took one second and ended at 1001.
+    assert record.start_up_s == pytest.approx(10.0)
+    assert record.peak_bytes == {"worker": 5} and record.seconds == 12.0
+    assert Record.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ([line(10), line(20, mlm_loss=None, skipped_steps=7), line(30), line(40)],
+         "mlm_loss is not finite at step 20; 7 steps were skipped"),
+        ([line(10), line(20), line(30), line(40, nsp_loss=None)], "nsp_loss is not finite at step 40"),
+        ([line(10), line(20)], "too short: 20 of 40 steps, 2 of 4 lines"),
+        ([line(10), line(20), line(40)], "too short: 40 of 40 steps, 3 of 4 lines"),
+        ([line(10), line(20), line(30), '{"step": 40, "mlm'], "too short: 30 of 40 steps, 3 of 4 lines"),
+        ([], "exit code 0, but no metrics in metrics.jsonl"),
+        (None, "exit code 0, but no metrics in metrics.jsonl"),
+        ([line(10), line(20), line(30), line(40, step_s=0)], "step_s is 0 at step 40"),
+    ],
+)  # fmt: skip
+def test_what_is_no_result(tmp_path, lines, reason):
+    record = read(tmp_path, lines)
+    assert record.failure == reason
+    assert record.intervals == record.warm_up == () and record.start_up_s is None
+    assert not record.out_of_memory
+
+
+def test_skipped_steps_alone_are_no_failure(tmp_path):
+    """With a loss scale the first steps of a float16 run are skipped until the scale fits."""
+    assert read(tmp_path, [line(step, skipped_steps=2) for step in (10, 20, 30, 40)]).failure is None
+
+
+def test_an_exit_code_counts_even_after_the_last_step(tmp_path):
+    record = read(tmp_path, [line(10), line(20), line(30), line(40)], log="error: rank 1: no\n", returncode=1)
+    assert record.failure == "exit code 1: rank 1: no" and record.intervals == ()
+
+
+def test_the_time_limit(tmp_path):
+    record = read(tmp_path, [line(10)], returncode=124, timed_out=True)
+    assert record.failure == "no end within 12 s (--time_limit); 10 of 40 steps were reported"
+
+
+def test_memory(tmp_path):
+    record = read(tmp_path, [], log="std::bad_alloc\n", returncode=134)
+    assert record.out_of_memory and record.failure == "out of memory: std::bad_alloc"
+
+
+def test_a_missing_profile(tmp_path):
+    record = read(tmp_path, [line(14)], kind=PROFILED, steps=Steps(14, 0, 14))
+    assert record.failure is not None and record.failure.startswith("no profile: ")
+    assert record.intervals == () and record.breakdown is None

@@ -1,0 +1,247 @@
+"""Verdicts on samples whose truth is known: how often they are false, and how often a difference is found."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from comparison.statistics import (
+    DIFFERENT,
+    FEWEST_REPEATS,
+    NOT_SHOWN,
+    TOO_FEW,
+    compare,
+    holm,
+    paired_test,
+    rule,
+    spread,
+)
+
+CONFIDENCE = 0.95
+RATE = 1 - CONFIDENCE
+DRAWS = 1000
+BACKENDS = ("a", "b", "c")
+# More false verdicts than this come about once in a thousand runs where the true rate is RATE.
+MOST_FALSE = stats.binom.ppf(0.999, DRAWS, RATE)
+
+NOISE = {
+    "normal": lambda generator, shape: 0.02 * generator.standard_normal(shape),
+    "heavy tails": lambda generator, shape: 0.02 * generator.standard_t(2, shape),
+    "two modes": lambda generator, shape: (
+        0.05 * generator.integers(0, 2, shape) + 0.005 * generator.standard_normal(shape)
+    ),
+    "unequal": lambda generator, shape: (
+        generator.standard_normal(shape) * np.array([0.001, 0.01, 0.08])[: shape[1], None]
+    ),
+}
+
+
+def draw(generator, noise, groups, repeats, backends=BACKENDS, factors=None):
+    """Groups of samples, log-normal with a drift that is common to the backends of a repeat."""
+    shape = (groups, len(backends), repeats)
+    drift = 0.2 * generator.standard_normal((groups, 1, repeats))
+    logarithms = np.log(0.07) + drift + noise(generator, shape)
+    if factors is not None:
+        logarithms += np.log(factors)[None, :, None]
+    return {
+        group: {
+            name: dict(enumerate(np.exp(logarithms[group, index]).tolist()))
+            for index, name in enumerate(backends)
+        }
+        for group in range(groups)
+    }
+
+
+@pytest.mark.parametrize("name, repeats", [*((name, 5) for name in NOISE), ("normal", 12)])
+def test_a_report_on_equal_backends_seldom_has_a_false_verdict(name, repeats):
+    """1,000 reports of 8 groups and 3 backends, 24 pairs each; any one verdict in a report is a failure."""
+    generator = np.random.default_rng(7)
+    found = [compare(draw(generator, NOISE[name], 8, repeats), CONFIDENCE) for _ in range(DRAWS)]
+    false = [sum(pair.verdict == DIFFERENT for pair in pairs) for pairs in found]
+    assert all(len(pairs) == 24 for pairs in found)
+    assert sum(count > 0 for count in false) <= MOST_FALSE
+    assert sum(false) / (24 * DRAWS) <= RATE / 4, "of a single pair it is far below the rate of the report"
+
+
+@pytest.mark.parametrize("name", ["normal", "heavy tails", "two modes"])
+def test_a_single_pair_keeps_the_rate(name):
+    generator = np.random.default_rng(3)
+    false = 0
+    for _ in range(DRAWS):
+        (pair,) = compare(draw(generator, NOISE[name], 1, 6, ("a", "b")), CONFIDENCE)
+        false += pair.verdict == DIFFERENT
+    assert false <= MOST_FALSE
+    if name == "normal":
+        assert false >= stats.binom.ppf(0.001, DRAWS, RATE), "the rate is used, not only kept"
+
+
+def test_the_rate_follows_the_confidence():
+    generator = np.random.default_rng(5)
+    samples = [draw(generator, NOISE["normal"], 1, 6, ("a", "b")) for _ in range(DRAWS)]
+    false = sum(compare(each, 0.8)[0].verdict == DIFFERENT for each in samples)
+    low, high = stats.binom.ppf([0.001, 0.999], DRAWS, 0.2)
+    assert low <= false <= high
+
+
+@pytest.mark.parametrize("groups, repeats, least", [(1, 5, 0.97), (8, 5, 0.75), (8, 7, 0.98)])
+def test_a_tenth_is_found_in_noise_of_a_fiftieth(groups, repeats, least):
+    """A report of one group finds nearly all; one of 24 pairs asks more of each: seven repeats suffice."""
+    generator = np.random.default_rng(11)
+    hits = wrong = true = 0
+    for _ in range(200):
+        samples = draw(generator, NOISE["normal"], groups, repeats, factors=np.array([1.0, 1.0, 1.1]))
+        for pair in compare(samples, CONFIDENCE):
+            if pair.second == "c":
+                true += 1
+                hits += pair.faster == pair.first and pair.slower == "c"
+                wrong += pair.faster == "c"
+    assert hits / true >= least
+    assert wrong == 0
+
+
+def test_without_the_pairing_the_same_difference_is_lost():
+    """What the pairing is for: drift is ten times the difference here."""
+    generator = np.random.default_rng(13)
+    samples = draw(generator, NOISE["normal"], 1, 8, ("a", "b"), np.array([1.0, 1.1]))[0]
+    (pair,) = compare({0: samples}, CONFIDENCE)
+    assert pair.faster == "a"
+    first, second = ([math.log(value) for value in samples[name].values()] for name in "ab")
+    assert stats.ttest_ind(first, second).pvalue > 0.05
+
+
+def test_the_test_is_scipys():
+    generator = np.random.default_rng(1)
+    for count in (2, 3, 5, 8, 30):
+        first, second = generator.standard_normal((2, count))
+        expected = stats.ttest_rel(first, second)
+        interval = expected.confidence_interval(0.9)
+        found = paired_test((first - second).tolist(), 0.9)
+        assert found.p == pytest.approx(expected.pvalue, rel=1e-9)
+        assert (found.low, found.high) == pytest.approx((interval.low, interval.high), rel=1e-9)
+
+
+def test_the_interval_is_the_textbooks():
+    """Student's t with 4 degrees of freedom leaves out 2.5% above 2.776; here the standard error is 1."""
+    found = paired_test([-1.0, 1.0, 3.0, 5.0, 2.0], 0.95)
+    error = math.sqrt((9 + 1 + 1 + 9 + 0) / 4 / 5)
+    assert found.mean == 2.0
+    assert found.high - 2.0 == pytest.approx(2.776 * error, rel=2e-4)
+
+
+@pytest.mark.parametrize("values", [[], [0.1], [0.1, math.nan], [0.1, math.inf]])
+def test_too_few_or_broken_values_are_refused(values):
+    with pytest.raises(ValueError, match="two finite values"):
+        paired_test(values, 0.95)
+
+
+def test_holm_adjusts_as_in_the_literature():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_holm_rejects_what_its_steps_reject():
+    """The procedure itself: the smallest at alpha / n, the next at alpha / (n - 1), until one fails."""
+    generator = np.random.default_rng(2)
+    for _ in range(200):
+        p_values = (generator.random(9) ** 4).tolist()
+        alpha = float(generator.random()) * 0.2
+        rejected = set()
+        for left, index in zip(range(9, 0, -1), np.argsort(p_values)):
+            if p_values[index] > alpha / left:
+                break
+            rejected.add(int(index))
+        assert {index for index, value in enumerate(holm(p_values)) if value <= alpha} == rejected
+
+
+def test_all_pairs_of_a_report_are_one_family():
+    """A p-value that suffices alone does not among many."""
+    generator = np.random.default_rng(0)
+    clear = {"a": dict(enumerate([1.0, 1.02, 0.99, 1.01, 1.0]))}
+    clear["b"] = {repeat: value * factor for (repeat, value), factor in
+                  zip(clear["a"].items(), [1.02, 1.05, 1.01, 1.04, 1.03])}  # fmt: skip
+    alone = compare({"clear": clear}, CONFIDENCE)
+    assert alone[0].verdict == DIFFERENT and alone[0].adjusted == alone[0].p
+    others = draw(generator, NOISE["normal"], 12, 5)
+    among = compare({"clear": clear, **others}, CONFIDENCE)
+    assert among[0].p == alone[0].p
+    assert among[0].adjusted == pytest.approx(37 * among[0].p)
+    assert among[0].verdict == NOT_SHOWN and among[0].faster is None
+
+
+def test_the_order_of_two_backends_does_not_matter():
+    samples = draw(np.random.default_rng(4), NOISE["normal"], 1, 6, ("a", "b"), np.array([1.0, 1.2]))[0]
+    (forward,) = compare({0: samples}, CONFIDENCE)
+    (backward,) = compare({0: dict(reversed(list(samples.items())))}, CONFIDENCE)
+    assert forward.ratio == pytest.approx(1 / backward.ratio)
+    assert (forward.low, forward.high) == pytest.approx((1 / backward.high, 1 / backward.low))
+    assert forward.p == pytest.approx(backward.p)
+    assert forward.faster == backward.faster == "a"
+    expected = stats.gmean([samples["b"][each] / samples["a"][each] for each in range(6)])
+    assert forward.ratio == pytest.approx(expected)
+
+
+def test_only_common_repeats_count():
+    first = {0: 1.0, 1: 1.1, 2: 0.9, 3: 1.0, 4: 1.05, 9: 500.0}
+    second = {0: 1.0, 1: 1.1, 2: 0.9, 3: 1.0, 4: 1.05, 8: 0.001}
+    (pair,) = compare({0: {"a": first, "b": second}}, CONFIDENCE)
+    assert (pair.repeats, pair.ratio, pair.verdict) == (5, 1.0, NOT_SHOWN)
+
+
+def test_too_few_repeats_have_no_verdict_and_do_not_count_in_the_family():
+    few = {name: dict.fromkeys(range(FEWEST_REPEATS - 1), value) for name, value in (("a", 1), ("b", 2))}
+    enough = draw(np.random.default_rng(4), NOISE["normal"], 1, 6, ("a", "b"))[0]
+    short, long = compare({"few": few, "enough": enough}, CONFIDENCE)
+    assert (short.verdict, short.p, short.low, short.faster) == (TOO_FEW, None, None, None)
+    assert short.ratio == pytest.approx(2.0)
+    assert long.adjusted == long.p
+
+
+def test_no_common_repeat_gives_no_ratio():
+    (pair,) = compare({0: {"a": {0: 1.0}, "b": {1: 1.0}, "c": {}}}, CONFIDENCE)
+    assert math.isnan(pair.ratio) and pair.verdict == TOO_FEW
+
+
+def test_equal_values_are_no_difference():
+    samples = {name: dict.fromkeys(range(5), 0.07) for name in BACKENDS}
+    for pair in compare({0: samples}, CONFIDENCE):
+        assert (pair.verdict, pair.p, pair.ratio, pair.low, pair.high) == (NOT_SHOWN, 1.0, 1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("repeats, verdict", [(5, NOT_SHOWN), (6, DIFFERENT)])
+def test_equal_ratios_have_no_spread_to_judge_by(repeats, verdict):
+    """The signs are what is left: five equal ones come about by chance once in 16, six once in 32."""
+    first = {repeat: 1.0 + 0.1 * repeat for repeat in range(repeats)}
+    second = {repeat: 1.5 * value for repeat, value in first.items()}
+    (pair,) = compare({0: {"a": first, "b": second}}, CONFIDENCE)
+    assert pair.p == 2 / 2**repeats
+    assert pair.ratio == pytest.approx(1.5)
+    assert pair.verdict == verdict
+
+
+def test_one_backend_or_none_gives_no_pairs():
+    assert compare({}, CONFIDENCE) == []
+    assert compare({0: {"a": {0: 1.0}}}, CONFIDENCE) == []
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0])
+def test_confidence_is_a_share(confidence):
+    with pytest.raises(ValueError, match="confidence"):
+        compare({}, confidence)
+
+
+def test_spread_is_numpys():
+    values = [3.0, 1.0, 2.5, 9.0, 4.0, 4.5]
+    found = spread(values)
+    assert found == pytest.approx((*np.percentile(values, [50, 25, 75]), 1.0, 9.0))
+    assert spread([2.0]) == (2.0, 2.0, 2.0, 2.0, 2.0)
+    with pytest.raises(ValueError, match="no values"):
+        spread([])
+
+
+def test_the_rule_names_its_numbers():
+    text = rule(0.9)
+    assert "at most 0.1:" in text and "90% confidence" in text and "fewer than 5 repeats" in text

@@ -1,0 +1,250 @@
+"""Strategies against closed forms, which hold where latency or overlap is taken away."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from comparison.projection.clusters import DLPERF, P3DN, UNIVERSITY
+from comparison.projection.model import GPUS, project, project_all
+from comparison.projection.strategies import (
+    COLOCATED,
+    MIXED,
+    SEPARATE,
+    BytePS,
+    FlatRing,
+    HierarchicalRing,
+    shape_of,
+)
+from comparison.projection.workload import Message, Workload, bert_parts
+
+SILENT = replace(
+    P3DN,
+    intra_gbps={8: 960.0},
+    intra_latency_us=0.0,
+    inter_latency_us=0.0,
+    call_latency_us=0.0,
+    cycle_ms=0.0,
+)
+INTRA, INTER = 960e9 / 8, 56e9 / 8  # bytes a second
+ALL = (FlatRing(), HierarchicalRing(), BytePS(), BytePS(None, SEPARATE), BytePS(None, MIXED), BytePS(3))
+
+
+def workload(overlap: bool = True, **changes) -> Workload:
+    work = Workload(bert_parts(4, 256), 0.2, 0.01, 4, 16, overlap=overlap)
+    return replace(work, **changes)
+
+
+@pytest.mark.parametrize("strategy", ALL, ids=lambda each: each.title)
+def test_one_gpu_communicates_nothing(strategy):
+    found = project(workload(), strategy, P3DN, 1)
+    assert (found.communication_s, found.exposed_s, found.sent_bytes, found.collectives) == (0, 0, 0, 0)
+    assert found.step_s == pytest.approx(0.21)
+    assert found.sequences_per_s == pytest.approx(16 / 0.21)
+    assert found.tokens_per_s == pytest.approx(128 * 16 / 0.21)
+    assert found.efficiency == 1
+
+
+@pytest.mark.parametrize("strategy", ALL, ids=lambda each: each.title)
+def test_an_infinitely_fast_network_scales_linearly(strategy):
+    fast = replace(SILENT, intra_gbps={8: math.inf}, inter_gbps=math.inf)
+    one = project(workload(), strategy, fast, 1)
+    for gpus in GPUS:
+        found = project(workload(), strategy, fast, gpus)
+        assert found.sequences_per_s == pytest.approx(gpus * one.sequences_per_s)
+
+
+@pytest.mark.parametrize("gpus", [2, 8, 16, 256])
+def test_a_flat_ring_after_the_backward_pass(gpus):
+    work = workload(overlap=False)
+    slowest = INTRA if gpus <= 8 else INTER
+    expected = 0.2 + 2 * (gpus - 1) / gpus * work.total_bytes / slowest + 0.01
+    assert project(work, FlatRing(), SILENT, gpus).step_s == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("gpus", [4, 8, 16, 1024])
+def test_a_hierarchical_ring_after_the_backward_pass(gpus):
+    work = workload(overlap=False)
+    local, hosts = min(gpus, 8), max(1, gpus // 8)
+    inside = 2 * (local - 1) / local * work.total_bytes / INTRA
+    between = 2 * (hosts - 1) / hosts * work.total_bytes / INTER
+    expected = 0.2 + inside + between + 0.01
+    assert project(work, HierarchicalRing(), SILENT, gpus).step_s == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 8, 32])
+@pytest.mark.parametrize("servers", [1, 2, 8, 32, 40])
+def test_servers_apart_are_bound_by_the_busier_interface(hosts, servers):
+    """max(M / B, h M / (k B)): OSDI 2020, table 1. Pushing and pulling overlap, so that only the first and
+    the last partition do not run at that speed."""
+    cluster = replace(SILENT, gpus_per_host=1, partition_bytes=65536)
+    work = workload(overlap=False)
+    seconds = max(1.0, hosts / servers) * work.total_bytes / INTER
+    found = project(work, BytePS(servers, SEPARATE), cluster, hosts)
+    rest = max(1.0, hosts / servers) * 65536 / INTER
+    assert seconds <= found.exposed_s <= seconds + rest + 1e-12
+
+
+@pytest.mark.parametrize("hosts", [2, 4, 32, 128])
+def test_servers_on_all_worker_hosts_are_as_fast_as_a_ring(hosts):
+    """2 (h - 1) M / (h B): OSDI 2020, table 1."""
+    cluster = replace(SILENT, gpus_per_host=1)
+    work = workload(overlap=False)
+    found = project(work, BytePS(None, COLOCATED), cluster, hosts)
+    assert found.exposed_s == pytest.approx(2 * (hosts - 1) / hosts * work.total_bytes / INTER, rel=1e-12)
+    ring = project(work, FlatRing(), cluster, hosts)
+    assert found.exposed_s == pytest.approx(ring.exposed_s, rel=1e-12)
+
+
+@pytest.mark.parametrize(("hosts", "servers"), [(2, 1), (4, 2), (32, 4), (32, 8), (8, 8)])
+def test_fewer_servers_than_hosts_carry_more_each(hosts, servers):
+    """Counted byte by byte on the host that has a server: it pushes all but its own share to the others and
+    sends the sum of its share to all other hosts."""
+    own_share = 1 / servers
+    pushed = 1 - own_share
+    answered = own_share * (hosts - 1)
+    assert BytePS(servers, COLOCATED).carried(hosts) == pytest.approx(pushed + answered)
+
+
+@pytest.mark.parametrize("hosts", [2, 4, 32])
+def test_the_optimum_has_a_ring_and_servers_apart_at_its_ends(hosts):
+    """2 h (h - 1) M / ((h^2 + k h - 2 k) B): OSDI 2020, section 4.1; at k = 0 a ring, at k = h M / B."""
+    carried = [BytePS(servers, MIXED).carried(hosts) for servers in range(1, hosts + 1)]
+    assert carried[-1] == pytest.approx(1.0)
+    assert carried == sorted(carried, reverse=True)
+    assert all(each <= 2 * (hosts - 1) / hosts + 1e-12 for each in carried)
+    # Never worse than either of the ways it combines.
+    for servers, each in enumerate(carried, start=1):
+        assert each <= BytePS(servers, SEPARATE).carried(hosts) + 1e-12
+
+
+@pytest.mark.parametrize(("hosts", "servers"), [(4, 1), (4, 2), (8, 3), (32, 16)])
+def test_the_optimum_is_one(hosts, servers):
+    """Whatever share of the adding-up the worker hosts take, the busier kind of interface carries no less
+    than the formula says: a search over all shares finds its value."""
+
+    def busiest(on_workers: float) -> float:
+        each_worker, each_server = on_workers / hosts, (1 - on_workers) / servers
+        # A worker pushes what is not added up on itself, and sends the sums of its share to the others.
+        worker = (1 - each_worker) + (hosts - 1) * each_worker
+        return max(worker, hosts * each_server)
+
+    best = min(busiest(step / 20000) for step in range(20001))
+    assert BytePS(servers, MIXED).carried(hosts) == pytest.approx(best, rel=1e-3)
+
+
+@pytest.mark.parametrize("strategy", ALL, ids=lambda each: each.title)
+def test_inside_one_host_all_move_the_same_bytes(strategy):
+    work = workload(overlap=False)
+    found = project(work, strategy, SILENT, 8)
+    assert found.exposed_s == pytest.approx(2 * 7 / 8 * work.total_bytes / INTRA, rel=1e-9)
+    assert found.sent_bytes == 0
+
+
+def test_exposed_is_what_the_backward_pass_does_not_hide():
+    """A network so slow that the queue never empties: from the first gradient on it works without a pause."""
+    slow = replace(SILENT, inter_gbps=0.1)
+    work = workload()
+    found = project(work, FlatRing(), slow, 16)
+    first = work.messages()[0].ready_s
+    travelling = 2 * 15 / 16 * work.total_bytes / slow.inter_bytes_s
+    assert found.exposed_s == pytest.approx(first + travelling - 0.2, rel=1e-9)
+    assert found.communication_s == pytest.approx(travelling, rel=1e-9)
+
+
+def test_a_fast_network_exposes_only_the_last_gradients():
+    """The first layer's and the embeddings', which are ready at the end of the backward pass."""
+    work = workload()
+    found = project(work, FlatRing(), SILENT, 16)
+    last = sum(sum(part.gradients) for part in work.parts[:2]) * 4
+    assert found.exposed_s == pytest.approx(2 * 15 / 16 * last / INTER, rel=1e-9)
+
+
+def test_fusion_saves_latency():
+    """All ready at once: as many calls as the fusion size makes, each with its latency."""
+    messages = [Message(1.0, 2**20)] * 64
+    for mebibytes, calls in ((1, 64), (4, 16), (64, 1), (0, 64)):
+        cluster = replace(SILENT, call_latency_us=100.0, fusion_mb=float(mebibytes))
+        found = FlatRing().travel(messages, shape_of(16, 8), cluster)
+        assert found.collectives == calls
+        moving = 2 * 15 / 16 * 2**26 / INTER
+        assert found.ends_s == pytest.approx(1.0 + calls * 1e-4 + moving)
+
+
+def test_a_cycle_makes_gradients_wait():
+    messages = [Message(0.0123, 8)]
+    found = FlatRing().travel(messages, shape_of(2, 8), replace(SILENT, cycle_ms=5.0))
+    assert found.ends_s == pytest.approx(0.015, abs=1e-6)
+
+
+def test_partitions_keep_all_interfaces_busy():
+    """Two phases of equal time overlap but for one partition, whatever the order of arrival."""
+    cluster = replace(SILENT, gpus_per_host=1, partition_bytes=1000)
+    found = BytePS(2, SEPARATE).travel([Message(0.0, 100_000)], shape_of(2, 1), cluster)
+    assert found.collectives == 100
+    assert found.ends_s == pytest.approx((100_000 + 1000) / INTER)
+    assert found.busy_s == pytest.approx(found.ends_s)
+
+
+def test_latency_of_a_ring_counts_its_steps():
+    """NCCL's estimate: 2 (n - 1) steps, 2 (h - 1) of them between hosts."""
+    shape = shape_of(32, 8)
+    expected = P3DN.call_latency_us + (62 - 6) * 3.4 + 6 * 9.6
+    assert FlatRing.seconds(0, shape, P3DN) == pytest.approx(expected * 1e-6)
+    expected = 3 * P3DN.call_latency_us + 14 * 3.4 + 6 * 9.6
+    assert HierarchicalRing.seconds(0, shape, P3DN) == pytest.approx(expected * 1e-6)
+
+
+def test_fewer_gpus_of_a_host_have_fewer_links():
+    gbps = [P3DN.intra_bytes_s(gpus) * 8 / 1e9 for gpus in (2, 3, 4, 6, 8)]
+    assert gbps == [160, 640, 640, 960, 960]
+    assert UNIVERSITY.intra_bytes_s(2) == UNIVERSITY.intra_bytes_s(4) == 12e9
+
+
+@pytest.mark.parametrize("strategy", ALL, ids=lambda each: each.title)
+def test_more_of_anything_that_helps_never_hurts(strategy):
+    """Without latency the queues always work, so time can only fall with speed and rise with bytes."""
+    generator = random.Random(5)
+    for _ in range(20):
+        gpus = generator.choice([2, 8, 16, 64, 256])
+        gbps = 10 ** generator.uniform(0, 3)
+        work = workload(overlap=generator.random() < 0.7)
+        base = project(work, strategy, replace(SILENT, inter_gbps=gbps), gpus)
+        faster = project(work, strategy, replace(SILENT, inter_gbps=2 * gbps), gpus)
+        assert faster.step_s <= base.step_s + 1e-12
+        longer = project(replace(work, compute_s=0.4), strategy, replace(SILENT, inter_gbps=gbps), gpus)
+        assert longer.exposed_s <= base.exposed_s + 1e-12
+        fewer = project(replace(work, gradient_bytes=2), strategy, replace(SILENT, inter_gbps=gbps), gpus)
+        assert fewer.step_s <= base.step_s + 1e-12
+        hidden = project(replace(work, overlap=True), strategy, replace(SILENT, inter_gbps=gbps), gpus)
+        assert hidden.step_s <= base.step_s + 1e-12
+        assert hidden.without_overlap <= hidden.efficiency + 1e-12
+
+
+@pytest.mark.parametrize("strategy", ALL, ids=lambda each: each.title)
+@pytest.mark.parametrize("cluster", [P3DN, DLPERF], ids=lambda each: each.name)
+def test_efficiency_never_rises_with_the_hosts(strategy, cluster):
+    found = project_all(workload(), [strategy], cluster, [gpus for gpus in GPUS if gpus >= 8])
+    shares = [each.without_overlap for each in found]
+    assert shares == sorted(shares, reverse=True)
+    assert all(0 < each.efficiency <= 1 for each in found)
+    rates = [each.sequences_per_s for each in found]
+    assert rates == sorted(rates)
+
+
+def test_accumulation_hides_communication():
+    one = project(workload(), FlatRing(), replace(SILENT, inter_gbps=5.0), 64)
+    four = project(workload(accumulate=4), FlatRing(), replace(SILENT, inter_gbps=5.0), 64)
+    assert four.exposed_s == pytest.approx(one.exposed_s)
+    assert four.compute_s == pytest.approx(4 * one.compute_s)
+    assert four.efficiency > one.efficiency
+
+
+def test_hosts_are_filled():
+    assert shape_of(3, 8) == (3, 1, 3)
+    assert shape_of(24, 8) == (24, 3, 8)
+    with pytest.raises(ValueError, match="12 GPUs do not fill hosts of 8"):
+        shape_of(12, 8)

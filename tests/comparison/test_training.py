@@ -1,0 +1,121 @@
+"""What the training scripts are told, and that their own rules hold before anything is launched."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bert.options import parse_options as parse_script_options
+from bert.profiler import LAST
+from comparison.launching.backends import BACKENDS
+from comparison.launching.read_run import Work
+from comparison.launching.training import Training, data_identity, plan_training
+from comparison.options import parse_options, settings_of, steps_of
+from comparison.record import PROFILED, TIMED
+from data.errors import InputError
+
+
+def plan(words: list[str]) -> tuple[Training, list]:
+    options = parse_options(words, BACKENDS)
+    settings = settings_of(options)
+    return plan_training(options, steps_of(options), settings), settings
+
+
+def own_data(directory: Path, *more: str) -> list[str]:
+    (directory / "a.text").write_text("one two three\nfour five six\n\nseven eight\nnine ten\n")
+    (directory / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one"]))
+    words = ["--output", directory / "out", "--raw", "--data", directory / "*.text", "--max_seq_length", 16]
+    words += ["--vocab", directory / "vocab.txt", "--batch_sizes", 2, 4]
+    return [*map(str, words), *more]
+
+
+def script_options(training: Training, work: Work, directory: Path):
+    """As the script itself reads them."""
+    command = training.command(work, BACKENDS[work.setting.backend], None, directory)
+    cut = command.index(str(BACKENDS[work.setting.backend].script))
+    return parse_script_options(command[cut + 1 :], "")
+
+
+def test_a_launch_gets_its_setting_and_what_all_share(tmp_path):
+    training, settings = plan(own_data(tmp_path, "--seed", "7", "--", "--dropout", "0", "--cased"))
+    for setting in settings:
+        found = script_options(training, Work(setting, TIMED, 2), tmp_path)
+        assert (found.dtype, found.batch_size) == (setting.dtype, setting.batch_size)
+        assert (found.num_steps, found.log_interval, found.seed) == (60, 5, 7)
+        assert found.dropout == 0 and found.cased and found.raw and found.max_seq_length == 16
+        assert found.ckpt_dir == str(tmp_path / "ckpt") and not found.profile and not found.resume
+        assert found.cache_dir == str(tmp_path / "out" / "tokens")
+        assert found.lr is None  # the paper's: only the embedded text has a schedule of its own
+    profiled = script_options(training, Work(settings[0], PROFILED, 0), tmp_path)
+    assert profiled.profile == str(tmp_path / "trace.json") and profiled.num_steps == LAST
+    assert profiled.ckpt_dir == str(tmp_path / "ckpt")
+
+
+def test_facts_for_the_report(tmp_path):
+    facts = plan(own_data(tmp_path, "--accumulate", "3"))[0].facts()
+    assert facts["vocab_size"] == 6 and facts["max_seq_length"] == 16 and facts["accumulate"] == 3
+    assert facts["model"] == "bert_2_128_2" and facts["use_avg_len"] is False
+    assert (facts["num_steps"], facts["warmup_steps"], facts["log_interval"]) == (60, 20, 5)
+    assert json.loads(json.dumps(facts)) == facts
+
+
+def test_the_embedded_text(tmp_path):
+    training, settings = plan(["--output", str(tmp_path), "--dtypes", "float32", "--workers", "2"])
+    found = script_options(training, Work(settings[0], TIMED, 0), tmp_path)
+    assert found.use_avg_len and found.raw and found.max_seq_length == 32 and found.lr == 0.014
+    assert found.dropout == 0.1  # the scripts' own
+    assert training.inputs.vocab_size == 4096 and len(data_identity(training)) > 1
+    assert [setting.batch_size for setting in settings] == [512] * 3 + [1024] * 3
+    preparation = training.preparation(settings[0], tmp_path)
+    assert preparation is not None and "--lr" in preparation
+    assert parse_script_options(preparation[2:], "").num_steps == 1
+
+
+def test_random_tokens_need_no_data(tmp_path):
+    words = ["--output", str(tmp_path), "--batch_sizes", "4", "--", "--dummy_data_len", "16"]
+    training, settings = plan(words)
+    assert data_identity(training) == [] and training.preparation(settings[0], tmp_path) is None
+    assert training.facts()["max_seq_length"] == 16 and not list(tmp_path.iterdir())
+
+
+def test_data_is_known_by_its_files(tmp_path):
+    before = data_identity(plan(own_data(tmp_path))[0])
+    assert [[path, size] for path, size, _ in before] == [
+        [str(tmp_path / name), (tmp_path / name).stat().st_size] for name in ("a.text", "vocab.txt")
+    ]
+    (tmp_path / "b.text").write_text("more text\nin another file\n\nof two\ndocuments\n")
+    assert len(data_identity(plan(own_data(tmp_path))[0])) == len(before) + 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--", "--ckpt_dir", "x"], "--ckpt_dir after --: compare.py decides it"),
+        (["--", "--resume"], "--resume after --: compare.py decides it"),
+        (["--", "--profile=x"], "--profile after --: compare.py decides it"),
+        (["--", "--progress", "bar"], "--progress after --"),
+        (["--", "--dtype", "float32"], "--dtype after --: compare.py sets it; use --dtypes before --"),
+        (["--", "--batch_size=9"], "--batch_size after --: compare.py sets it; use --batch_sizes"),
+        (["--", "--num_steps", "9"], "--num_steps after --: compare.py sets it; use --steps"),
+        (["--", "--log_interval", "9"], "--log_interval after --"),
+        (["--", "--seed", "9"], "--seed after --"),
+        (["--", "--model", "bert_1_32_2"], "--model after --: is an option of compare.py"),
+        (["--", "--no_such_option"], "--no_such_option"),
+        (["--", "--dropout", "2"], "--dropout"),
+    ],
+)
+def test_what_is_refused(tmp_path, words, message):
+    with pytest.raises(InputError) as raised:
+        plan(own_data(tmp_path, *words))
+    assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_missing_files_are_named(tmp_path):
+    words = own_data(tmp_path)
+    words[words.index("--data") + 1] = str(tmp_path / "nothing-*.txt")
+    with pytest.raises(InputError, match="nothing"):
+        plan(words)
+    with pytest.raises(InputError, match="--vocab: is for --data, which was left out"):
+        plan(["--output", str(tmp_path / "out"), "--vocab", "vocab.txt"])

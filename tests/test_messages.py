@@ -1,0 +1,233 @@
+"""--comm_only with real ranks, of which some are wrong or crash; its options; going on where it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from comparison.launching.backends import BACKENDS, HVD_SCRIPT, MPIRUN, Backend
+from comparison.launching.launch import Launched
+from comparison.messages import command as module
+from comparison.messages.command import compare_messages
+from comparison.messages.launches import Told, read_rank, why
+from comparison.options import parse_options
+from data.errors import InputError
+
+SPOILED = Path(__file__).resolve().parent / "comparison" / "spoiled_messages_worker.py"
+SPOILS = {
+    spoil: Backend(spoil, f"{spoil} Horovod", HVD_SCRIPT, MPIRUN, {"SPOIL": spoil})
+    for spoil in ("wrong", "crash")
+}
+
+
+def options_of(output, *words, backends=BACKENDS):
+    return parse_options(["--comm_only", "--output", str(output), *map(str, words)], backends)
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """Two real backends, one that is wrong and ends badly, one that fails and is started again."""
+    output = tmp_path_factory.mktemp("messages")
+    words = ["--sizes", "4KB", "64KB", "3x1KB", "--message_seconds", "0.05", "--repeats", "1"]
+    backends = {**BACKENDS, **SPOILS}
+    options = options_of(output, "--backends", "hvd_mpi", "byteps", *SPOILS, *words, backends=backends)
+    code = compare_messages(options, backends, dict.fromkeys(SPOILS, SPOILED))
+    return output, options, code, json.loads((output / "messages.json").read_text())
+
+
+def row_of(written, backend, message):
+    return next(row for row in written["figures"] if (row["backend"], row["message"]) == (backend, message))
+
+
+@pytest.mark.parametrize("backend", ["hvd_mpi", "byteps"])
+def test_messages_of_real_backends(real, backend):
+    written = real[3]
+    assert written["complete"]
+    for message, nbytes in (("4KB", 4096), ("64KB", 65536), ("3x1KB", 3072)):
+        row = row_of(written, backend, message)
+        assert row["bytes"] == nbytes and row["reason"] is None
+        seconds = row["latency_s"]["median"]
+        assert 1e-5 < seconds < 5 and row["algorithm_bytes_per_s"] == pytest.approx(nbytes / seconds)
+    launch = next(each for each in written["launches"] if each["backend"] == backend)
+    assert len(launch["attempts"]) == 1 and launch["attempts"][0]["returncode"] == 0
+    attempt = launch["attempts"][0]
+    assert attempt["peak_bytes"]["worker"] > 5e7
+    assert 1 < attempt["cpu_s"] < 2 * os.cpu_count() * attempt["seconds"] and 0 <= attempt["others"] < 1
+    for result in launch["results"].values():
+        assert len(result["ranks_s"]) == 2 and len(result["rounds_s"]) >= 2
+        assert result["rounds_s"] == [max(pair) for pair in zip(*result["ranks_s"])]
+
+
+def test_a_wrong_backend_is_called_wrong(real):
+    output, _, code, written = real
+    assert code == 1
+    row = row_of(written, "wrong", "64KB")
+    assert row["reason"].startswith("wrong: rank 1, round 0: element 1000 is ")
+    assert row["reason"].endswith("(1 of 16,384 are wrong)")
+    found, expected = re.search(r"is (\S+) instead of (\S+) ", row["reason"]).groups()
+    assert float(found) == float(expected) + 1
+    assert "latency_s" not in row and "latency_s" in row_of(written, "wrong", "3x1KB")
+    assert not any("wrong" in (pair["first"], pair["second"]) for pair in written["pairs"])
+    assert "wrong Horovod with 2 ranks is wrong at 64KB" in (output / "messages.md").read_text()
+
+
+def test_a_failure_costs_one_size(real):
+    """It was started again for the message after the one at which it fails."""
+    written = real[3]
+    assert "the network is gone" in row_of(written, "crash", "64KB")["reason"]
+    for message in ("4KB", "3x1KB"):
+        assert row_of(written, "crash", message)["latency_s"]["median"] > 0
+    launch = next(each for each in written["launches"] if each["backend"] == "crash")
+    assert [each["returncode"] == 0 for each in launch["attempts"]] == [False, True]
+
+
+def test_a_bad_end_is_told(real):
+    text = (real[0] / "messages.md").read_text()
+    assert "wrong Horovod, 2 ranks, repeat 1: after the last message: exit code 1: " in text
+
+
+def test_a_second_call_repeats_nothing(real, monkeypatch, capsys):
+    output, options, _, written = real
+    monkeypatch.setattr(module, "send", None)
+    assert compare_messages(options, {**BACKENDS, **SPOILS}, {}) == 1
+    again = json.loads((output / "messages.json").read_text())
+    assert again["launches"] == written["launches"] and "no good end" in capsys.readouterr().out
+
+
+# without ranks
+
+
+def results_of(messages):
+    return {message.name: {"first_s": 1.0, "rounds_s": [0.5], "ranks_s": [[0.5]] * 2} for message in messages}
+
+
+def sender(calls, interrupt_at=-1, failing=None):
+    """In place of `send`."""
+
+    def send(ranks, messages, directory):
+        if len(calls) == interrupt_at:
+            calls.append("interrupted")
+            raise KeyboardInterrupt
+        calls.append((ranks.backend.key, ranks.workers, [message.name for message in messages]))
+        failures = {failing: "exit code 1: gone"} if failing in [message.name for message in messages] else {}
+        kept = [message for message in messages if message.name not in failures]
+        return {
+            "results": results_of(kept), "failures": failures, "wrong": {}, "notes": [],
+            "attempts": [], "seconds": 1.0,
+        }  # fmt: skip
+
+    return send
+
+
+def test_interrupted_and_continued(tmp_path, monkeypatch, capsys):
+    calls = []
+    words = ["--sizes", "4KB", "64KB", "--backends", "hvd_mpi", "byteps", "--repeats"]
+    options = options_of(tmp_path, *words, 3)
+    monkeypatch.setattr(module, "send", sender(calls, interrupt_at=3))
+    with pytest.raises(KeyboardInterrupt):
+        compare_messages(options)
+    written = json.loads((tmp_path / "messages.json").read_text())
+    assert not written["complete"] and len(written["launches"]) == 3
+    assert "Partial: 3 of 6 launches" in (tmp_path / "messages.md").read_text()
+    said = capsys.readouterr()
+    assert "launch 3/6" in said.out and "about 3 s left" in said.out and "continues" in said.err
+    monkeypatch.setattr(module, "send", sender(calls))
+    assert compare_messages(options) == 0
+    assert len(calls) == 3 + 1 + 3
+    written = json.loads((tmp_path / "messages.json").read_text())
+    assert written["complete"] and len(written["launches"]) == 6
+    places = [(each["backend"], each["repeat"]) for each in written["launches"]]
+    assert sorted(places) == [(key, repeat) for key in ("byteps", "hvd_mpi") for repeat in range(3)]
+    assert [repeat for _, repeat in places] == [0, 0, 1, 1, 2, 2]  # they take turns
+    # More repeats continue it, other messages do not.
+    assert compare_messages(options_of(tmp_path, *words, 4)) == 0
+    assert len(calls) == 9
+    with pytest.raises(InputError, match="--seed 1 instead of 0; --sizes 4KB 64KB 1MB instead of 4KB 64KB"):
+        compare_messages(options_of(tmp_path, *words, 4, "--sizes", "4KB", "64KB", "1MB", "--seed", 1))
+
+
+def test_what_failed_once_is_not_sent_again(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(module, "send", sender(calls, failing="64KB"))
+    words = ["--sizes", "4KB", "64KB", "--backends", "hvd_mpi", "--repeats", 2]
+    assert compare_messages(options_of(tmp_path, *words)) == 1
+    assert [names for _, _, names in calls] == [["4KB", "64KB"], ["4KB"]]
+    assert "failed: exit code 1: gone" in (tmp_path / "messages.md").read_text()
+    # What lacks a message is repeated where that is asked for.
+    monkeypatch.setattr(module, "send", sender(calls))
+    assert compare_messages(options_of(tmp_path, *words, "--retry_failed")) == 0
+    assert [names for _, _, names in calls[2:]] == [["4KB", "64KB"]] * 2
+    assert "failed" not in (tmp_path / "messages.md").read_text()
+
+
+def test_several_numbers_of_ranks(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(module, "send", sender(calls))
+    words = ["--sizes", "4KB", "--backends", "hvd_mpi", "--workers", 1, 4, 2, "--repeats", 1]
+    compare_messages(options_of(tmp_path, *words))
+    assert sorted(workers for _, workers, _ in calls) == [2, 4]
+    text = (tmp_path / "messages.md").read_text()
+    assert "over 4 ranks" in text and "over 2 ranks" in text and "over 1 rank" not in text
+
+
+def test_what_does_not_fit_is_said(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(module, "send", sender(calls))
+    monkeypatch.setattr(module.machine, "available_bytes", lambda: 3e9)
+    words = ["--sizes", "4KB", "512MB", "--backends", "hvd_mpi", "--repeats"]
+    assert compare_messages(options_of(tmp_path, *words, 1)) == 0
+    monkeypatch.setattr(module.machine, "available_bytes", lambda: 1e12)
+    assert compare_messages(options_of(tmp_path, *words, 2)) == 0  # as in the launch before
+    assert [names for _, _, names in calls] == [["4KB"], ["4KB"]]
+    assert "left out: needs about" in (tmp_path / "messages.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--sizes", "4kB"], "--sizes: 4kB: write it like"),
+        (["--sizes", "1MB", "1024KB"], "--sizes: 1024KB is given twice"),
+        (["--message_seconds", "nan"], "--message_seconds: 'nan' is not a number above zero"),
+        (["--message_dtype", "bfloat16"], "--message_dtype: invalid choice: 'bfloat16'"),
+        (["--workers", "1"], "--workers: --comm_only needs 2 or more"),
+        (["--backends", "nccl"], "--backends nccl: choose from hvd_mpi"),
+        (["--output", __file__], "--output .*: Not a directory|File exists"),
+    ],
+)
+def test_bad_options_are_refused_before_any_work(tmp_path, monkeypatch, words, said):
+    monkeypatch.setattr(module, "send", None)
+    with pytest.raises(InputError, match=said):
+        compare_messages(options_of(tmp_path / "out", *words))
+    assert not (tmp_path / "out").exists()
+
+
+# what ranks leave behind
+
+
+def test_a_line_that_was_cut_off_does_not_count(tmp_path):
+    path = tmp_path / "rank-0.jsonl"
+    lines = [
+        {"joined": {"rank": 0}},
+        {"begins": "4KB"},
+        {"message": "4KB", "rounds_s": [1.0]},
+        {"begins": "1MB"},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"message": "1MB", "rou')
+    told = read_rank(path)
+    assert told.begun == ("4KB", "1MB") and told.results == {"4KB": {"rounds_s": [1.0]}}
+    assert read_rank(tmp_path / "none") is None
+
+
+def test_reasons(tmp_path):
+    log = tmp_path / "run.log"
+    log.write_text("noise\n")
+    told = [Told({}, (), {}), None]
+    assert why(Launched(124, 60.0, True, {}), log, 60, told) == "no end within 60 s (--time_limit)"
+    assert "rank 1 left no file" in why(Launched(0, 5.0, False, {}), log, 60, told)
+    log.write_text("error: rank 1: rank 1 lost the other ranks: gone\nmore\n")
+    said = why(Launched(1, 5.0, False, {}), log, 60, [told[0]] * 2)
+    assert said.startswith("exit code 1: ") and said.endswith("lost the other ranks: gone")
