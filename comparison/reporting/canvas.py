@@ -91,14 +91,16 @@ def ideal_style() -> dict[str, Any]:
 
 
 def plain(axes: Axes, grid: str = "y") -> None:
-    """Two spines, lines behind what is drawn, and the unit only at the left of a row."""
+    """Two spines, lines behind what is drawn, and a unit that a whole row has only at its left."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis=grid, alpha=0.3)
     axes.set_axisbelow(True)
     axes.title.set_fontsize(9.5)
     place = axes.get_subplotspec()
     if place is not None and not place.is_first_col():
-        axes.set_ylabel("")
+        row = [other for other in axes.figure.axes if other.get_subplotspec().rowspan == place.rowspan]
+        if row[0].get_ylabel() == axes.get_ylabel():
+            axes.set_ylabel("")
 
 
 def thousands(axes: Axes) -> None:
