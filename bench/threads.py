@@ -31,6 +31,7 @@ from bench import machine
 from bench.contestants import ROOT
 from bench.rounds import ratios, spread
 from data.embedded import build as build_embedded
+from data.files import replacing
 
 TIME_LIMIT = 300.0  # seconds for one launch
 LENGTH, SEQUENCES = 128, 8
@@ -189,13 +190,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     work = [(ranks, repeat) for ranks in chosen for repeat in range(options.repeats)]
     with tempfile.TemporaryDirectory() as folder:
         script = script_options(options, folder)
-        for ranks, _ in tqdm(work, disable=not sys.stderr.isatty()):
-            samples[ranks].append({name: launch(each, ranks, script) for name, each in chosen[ranks].items()})
-    print(f"{machine.line(here)}\n{options.model}, {SEQUENCES} x {LENGTH} tokens a rank\n\n{table(samples)}")
-    if options.json:
-        result: dict[str, Any] = {"machine": here, "model": options.model, "step_s": samples}
-        Path(options.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        try:
+            for ranks, _ in tqdm(work, disable=not sys.stderr.isatty()):
+                samples[ranks].append(
+                    {name: launch(one, ranks, script) for name, one in chosen[ranks].items()}
+                )
+        finally:  # interrupted, it reports the repeats that are whole
+            _report({ranks: found for ranks, found in samples.items() if found}, here, options)
     return 0
+
+
+def _report(
+    samples: Mapping[int, Sequence[Mapping[str, float]]], here: dict[str, Any], options: argparse.Namespace
+) -> None:
+    title = f"{options.model}, {SEQUENCES} x {LENGTH} tokens a rank"
+    print(f"{machine.line(here)}\n{title}\n\n{table(samples)}", flush=True)
+    if options.json:
+        result = {"machine": here, "model": options.model, "step_s": samples}
+        with replacing(options.json) as file:
+            file.write(json.dumps(result, indent=1).encode() + b"\n")
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

@@ -138,7 +138,7 @@ def _sources(library: str) -> Iterator[str]:
 def _docstrings(path: str) -> Iterator[str]:
     tree = _parse(path)
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    todo = deque([tree] if tree is not None else [])
+    todo: deque[ast.AST] = deque([tree] if tree is not None else [])
     while todo:  # ast.walk's order, without what holds no statement: most of a tree is expressions
         node = todo.popleft()
         todo.extend(child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr))
