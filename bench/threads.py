@@ -185,7 +185,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = set(options.settings or ()).difference(*chosen.values())
     if unknown:
         parser.error(f"no settings here: {', '.join(sorted(unknown))}")
-    signal.signal(signal.SIGTERM, _leave)  # so that a run is ended
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _leave)  # so that a run is ended
     samples: dict[int, list[dict[str, float]]] = {ranks: [] for ranks in chosen}
     work = [(ranks, repeat) for ranks in chosen for repeat in range(options.repeats)]
     with tempfile.TemporaryDirectory() as folder:
