@@ -90,5 +90,5 @@ format: setup ## format the code and sort imports
 	$(PY) -m ruff format .
 
 clean: ## remove .venv and caches in this folder (not runs/, not the wheel cache)
-	rm -rf .venv setup.log .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv setup*.log .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

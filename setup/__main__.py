@@ -10,15 +10,19 @@ import argparse
 import os
 import sys
 import time
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 from setup import machine, operators_build, packages, wheels
-from setup.environment import Environment
+from setup.building import Tools
+from setup.environment import Environment, base_python
 from setup.errors import SetupError
-from setup.progress import Progress, stop_on_signals
+from setup.progress import Progress, Stopped, stop_on_signals
+from setup.wanted import Wanted, wanted
 
 ROOT = Path(__file__).resolve().parent.parent
-STAGES = 9
+STAGES = 7
 CHECK_LIMIT = 180.0  # seconds for a few processes to start and add up a vector
 IMPORTS = "import mxnet, gluonnlp, tokenizers, sentencepiece, matplotlib, tensorboardX, tqdm, psutil, pytest"
 OPERATORS = "from bert.native_operators import load_operators; assert load_operators(), 'no library'"
@@ -62,11 +66,13 @@ def set_up(environment: Environment, cuda: str, progress: Progress) -> None:
     progress.stage("checking this machine")
     packages.refuse_unless_root(missing, os.geteuid())
     cache = wheels.cache_root(os.environ)
-    wanted = environment.wanted(cuda)
+    all_wanted = wanted(cuda, ROOT)
     all_cached = False
     if not missing:
         machine.check_compiler()
-        all_cached = wheels.all_cached(cache / wheels.machine_key(cuda, machine.open_mpi_version()), wanted)
+        all_cached = wheels.all_cached(
+            cache / wheels.machine_key(cuda, machine.open_mpi_version()), all_wanted
+        )
     pip = machine.pip_command()
     if pip is not None and not all_cached:
         machine.check_index(pip)
@@ -84,27 +90,58 @@ def set_up(environment: Environment, cuda: str, progress: Progress) -> None:
     progress.stage(f"virtual environment .venv (Python {sys.version.split()[0]})")
     environment.create(cuda, progress)
 
-    progress.stage("pinned packages (125 MB unless in the wheel cache)")
-    downloads = wheels.download(folder, wanted, environment.python, progress)
-    environment.install_requirements(wanted, downloads, progress)
+    progress.stage("pinned packages (150 MB unless in the wheel cache)")
+    downloads = wheels.download(folder, all_wanted, environment.python, progress)
 
-    def tools() -> None:
-        environment.install_build_tools(progress)
+    built = build_all(environment, all_wanted, folder, downloads, progress)
 
-    built = []
-    for source in wanted.sources:
-        progress.stage(f"{source.name} {source.version} ({source.duration} unless in the wheel cache)")
-        built.append(wheels.build(folder, source, environment.python, progress, tools))
+    progress.stage("installing what was built")
     environment.install_wheels(built, progress)
-
-    progress.stage("fused CPU operators (1 minute unless compiled before)")
-    operators_build.build(ROOT / "native" / "operators", environment.venv)
 
     progress.stage("checking that it works: imports, Horovod over MPI and Gloo, BytePS, fused operators")
     check(environment, cuda, progress)
     environment.finish(cuda, open_mpi)
     took = time.monotonic() - began
     print(f"set-up is complete ({environment.summary()}) after {took:.0f} s", file=progress.out)
+
+
+def build_all(
+    environment: Environment, all_wanted: Wanted, folder: Path, downloads: Path, progress: Progress
+) -> list[Path]:
+    """Builds all wheels side by side; beside them installs the pinned packages and compiles the operators.
+
+    The builds know nothing of each other: each has an environment and a log of its own.
+
+    Returns:
+        the wheels, in the order of ``all_wanted.sources``
+
+    Raises:
+        SetupError: one of them failed; the others were stopped.
+    """
+    tools = Tools(base_python(), downloads, all_wanted.pins)
+    names = [f"{source.name} ({source.duration})" for source in all_wanted.sources]
+    progress.stage(f"side by side, unless in the wheel cache: {', '.join(names)}, fused operators (1 minute)")
+
+    def install_and_compile() -> None:
+        own = progress.beside("operators")
+        environment.install_requirements(all_wanted, downloads, own)
+        operators_build.build(ROOT / "native" / "operators", environment.venv, downloads, own)
+
+    with ThreadPoolExecutor(len(all_wanted.sources) + 1) as pool:
+        wheels_made = [
+            pool.submit(wheels.build, folder, source, tools, progress.beside(source.name))
+            for source in all_wanted.sources
+        ]
+        everything: list[Future[Any]] = [*wheels_made, pool.submit(install_and_compile)]
+        try:
+            wait(everything, return_when=FIRST_EXCEPTION)
+        finally:  # after an interruption, too
+            progress.stopping.set()
+    failures = [future.exception() for future in everything]
+    first = next((failure for failure in failures if failure and not isinstance(failure, Stopped)), None)
+    if first is not None:
+        raise first
+    return [future.result() for future in wheels_made]
 
 
 def check(environment: Environment, cuda: str, progress: Progress) -> None:

@@ -7,7 +7,6 @@ sleep. On CUDA machines nothing of that is involved.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
@@ -15,9 +14,9 @@ import subprocess
 from pathlib import Path
 from typing import Mapping
 
+from setup.building import Source
 from setup.errors import SetupError
 from setup.progress import Progress
-from setup.wheels import Source
 
 VERSION = "0.2.5.post15"
 COMPILE = ["g++", "-std=c++14", "-O2", "-fPIC", "-Wall", "-Wextra", "-fvisibility=hidden"]
@@ -26,8 +25,6 @@ COMPILE = ["g++", "-std=c++14", "-O2", "-fPIC", "-Wall", "-Wextra", "-fvisibilit
 NCCL = ("cuda.cc", "collectives.cc", "reduce.cc", "shared.cc")
 WRAPPERS = ("engine.cc", "isolation.cc", "pipeline.cc", "receiving.cc")
 WRAPPER = re.compile(r" T __wrap_(\w+)$", re.MULTILINE)  # as nm lists it
-
-RDMA_HEADER = Path("/usr/include/rdma/rdma_cma.h")  # where it is, BytePS links to RDMA's libraries
 
 COMMON = {
     "BYTEPS_WITH_MXNET": "1",
@@ -47,40 +44,24 @@ COMMON = {
 }
 
 
-def byteps(cuda: str, root: Path) -> Source:
-    """BytePS for MXNet; ``root`` is the clone with ``native/byteps_host``."""
+def byteps(cuda: str, root: Path, mxnet: str) -> Source:
+    """BytePS for the package ``mxnet``; ``root`` is the clone with ``native/byteps_host``."""
+    needs = ("setuptools", "wheel", mxnet)
     if cuda != "cpu":
         home = os.environ.get("HOROVOD_CUDA_HOME", "/usr/local/cuda")
         home = os.environ.get("BYTEPS_CUDA_HOME", home)
         link = os.environ.get("BYTEPS_NCCL_LINK", "SHARED")
         env = {**COMMON, "BYTEPS_CUDA_HOME": home, "BYTEPS_NCCL_LINK": link}
-        return Source("byteps", VERSION, "2 to 6 minutes", env, variant=lambda: variant(None))
+        return Source("byteps", VERSION, "2 to 6 minutes", needs, env, lambda: [Path(__file__)])
     sources = root / "native" / "byteps_host"
+
+    def inputs() -> list[Path]:
+        return [Path(__file__), *host_runtime_files(sources)]
 
     def arrange(scratch: Path, progress: Progress) -> Mapping[str, str]:
         return compile_host_runtime(sources, scratch, progress)
 
-    return Source("byteps", VERSION, "2 to 6 minutes", COMMON, lambda: variant(sources), arrange)
-
-
-def variant(sources: Path | None) -> str:
-    """A name for all that a wheel depends on besides the machine's key: BytePS is compiled for exactly this
-    processor, and contains the host runtime in ``sources``.
-
-    Raises:
-        SetupError: the compiler does not answer.
-    """
-    digest = hashlib.sha256(Path(__file__).read_bytes())
-    digest.update(str(RDMA_HEADER.exists()).encode())
-    for options in (["--version"], ["-march=native", "-Q", "--help=target"]):
-        answer = subprocess.run(["g++", *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        if answer.returncode != 0:
-            raise SetupError(f"g++ {' '.join(options)} fails; put a working g++ first on PATH.")
-        digest.update(answer.stdout)
-    if sources is not None:
-        for file in host_runtime_files(sources):
-            digest.update(str(file.relative_to(sources)).encode() + b"\0" + file.read_bytes() + b"\0")
-    return f"byteps-{digest.hexdigest()[:16]}"
+    return Source("byteps", VERSION, "2 to 6 minutes", needs, COMMON, inputs, arrange)
 
 
 def host_runtime_files(sources: Path) -> list[Path]:

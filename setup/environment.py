@@ -10,10 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any, Sequence
 
-from setup.byteps_build import byteps, host_runtime_files
-from setup.errors import SetupError
+from setup.byteps_build import host_runtime_files
 from setup.progress import Progress
-from setup.wheels import Wanted, gluonnlp, horovod, mxnet_requirement
+from setup.wanted import Wanted, mxnet_requirement
 
 
 class Environment:
@@ -52,28 +51,12 @@ class Environment:
             return
         if self.venv.exists():
             progress.note("making it anew: it was incomplete, or for another Python, folder or CUDA")
-        # We may be running from .venv itself, which --clear empties; the real path is the Python below it.
-        base = os.path.realpath(sys.executable)
-        progress.run([base, "-m", "venv", "--clear", str(self.venv)], "making .venv")
+        progress.run([base_python(), "-m", "venv", "--clear", str(self.venv)], "making .venv")
         self._write(cuda, None)
 
     def finish(self, cuda: str, open_mpi: str) -> None:
         """Records that all is complete."""
         self._write(cuda, self._fingerprint(cuda, open_mpi))
-
-    def wanted(self, cuda: str) -> Wanted:
-        """The pins of this clone, with the MXNet for this kind of machine, and the packages to build.
-
-        Raises:
-            SetupError: the file pins another MXNet than wheels.py builds for.
-        """
-        pins = _pins(self.root / "requirements.txt")
-        cpu = mxnet_requirement("cpu")
-        if cpu not in pins:
-            raise SetupError(f"requirements.txt must pin {cpu}, the version that setup/wheels.py builds for.")
-        requirements = [mxnet_requirement(cuda) if pin == cpu else pin for pin in pins]
-        sources = [gluonnlp(), horovod(cuda, self.venv), byteps(cuda, self.root)]
-        return Wanted(requirements, _pins(self.root / "constraints.txt"), sources)
 
     def install_requirements(self, wanted: Wanted, folder: Path, progress: Progress) -> None:
         """Installs the pinned packages from the wheels in ``folder``; needs no network.
@@ -83,15 +66,6 @@ class Environment:
         """
         options = ["--no-index", "--find-links", str(folder)]
         progress.run(self._pip_install([*options, *wanted.requirements]), "installing")
-
-    def install_build_tools(self, progress: Progress) -> None:
-        """Installs what building the wheels needs.
-
-        Raises:
-            SetupError: pip failed.
-        """
-        requirements = str(self.root / "requirements-build.txt")
-        progress.run(self._pip_install(["-r", requirements]), "installing the build tools")
 
     def install_wheels(self, wheels: Sequence[Path], progress: Progress) -> None:
         """Installs the built wheels, also over an earlier or interrupted installation.
@@ -142,12 +116,13 @@ class Environment:
         os.replace(temporary, self.record)
 
 
+def base_python() -> str:
+    """The interpreter below any virtual environment, ``.venv`` included, which making it anew would empty."""
+    return os.path.realpath(sys.executable)
+
+
 def _quietly(command: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
-
-
-def _pins(path: Path) -> list[str]:
-    return [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
 
 
 def _head(path: Path) -> str:

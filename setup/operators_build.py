@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Sequence
 
-from setup.errors import SetupError
+from setup.progress import Progress
 
 NAME = "libbert_operators.so"
+ONEDNN = "onednn_devel_cpu_gomp"
 COMPILE = ["g++", "-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"]
 COMPILE += ["-Wall", "-Wextra"]
 # Kernels are compiled once for each; the library chooses when it is loaded (native/operators/isa.h).
@@ -32,15 +35,18 @@ ISAS: dict[str, list[str]] = {
 }
 
 
-def build(sources: Path, venv: Path) -> Path:
+def build(sources: Path, venv: Path, downloads: Path, progress: Progress) -> Path:
     """Compiles what has changed and links it into ``venv/lib``; the objects stay in ``venv/operators``.
+
+    The headers are those of the MXNet in ``venv`` and of the oneDNN in ``downloads``, the folder of pinned
+    wheels; ``venv/include`` is no part of it.
 
     Raises:
         SetupError: it does not compile.
     """
-    packages = next((venv / "lib").glob("python3.*/site-packages"))
-    mxnet = packages / "mxnet"
-    includes = [f"-I{sources}", f"-isystem{mxnet / 'include'}", f"-isystem{venv / 'include'}"]
+    mxnet = next((venv / "lib").glob("python3.*/site-packages")) / "mxnet"
+    onednn, headers_of = _unpack_headers(downloads, venv / "operators-headers")
+    includes = [f"-I{sources}", f"-isystem{mxnet / 'include'}", f"-isystem{onednn}"]
     # Compilers before GCC 10 do not know bfloat16; for them the last build is the same as the one before.
     bf16 = ISAS["avx512_bf16"] if _understood(ISAS["avx512_bf16"]) else AVX512
     flags_of = {**ISAS, "avx512_bf16": bf16}
@@ -54,27 +60,31 @@ def build(sources: Path, venv: Path) -> Path:
             jobs.append((file, file.stem, []))
     objects = venv / "operators"
     objects.mkdir(exist_ok=True)
-    headers = b"".join(file.read_bytes() for file in sorted(sources.glob("*.h")))
+    own = b"".join(file.read_bytes() for file in sorted(sources.glob("*.h")))
+    compiler = subprocess.run(["g++", "--version"], stdout=subprocess.PIPE, check=True).stdout
+    mxnet_version = (mxnet / "libinfo.py").read_bytes()
+    common = b"\0".join([own, compiler, mxnet_version, headers_of.encode()])
 
     def compile_one(job: tuple[Path, str, Sequence[str]]) -> Path:
         file, stem, flags = job
         command = [*COMPILE, *flags, *includes, "-c", str(file)]
-        key = hashlib.sha256(headers + file.read_bytes() + repr(command).encode()).hexdigest()[:16]
+        key = hashlib.sha256(common + file.read_bytes() + repr(command).encode()).hexdigest()[:16]
         target = objects / f"{stem}.{key}.o"
         if not target.exists():
             partial = target.with_suffix(".partial")
-            _compile([*command, "-o", str(partial)], file.name)
+            progress.run([*command, "-o", str(partial)], f"compiling {file.name}", env)
             os.replace(partial, target)
         return target
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    env = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG", "TMPDIR")}
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         made = list(pool.map(compile_one, jobs))
     for old in set(objects.glob("*")) - set(made):
         old.unlink()
     library = venv / "lib" / NAME
     link = ["g++", "-shared", "-fopenmp", *map(str, made), "-o", f"{library}.partial"]
     link += [f"-L{venv / 'lib'}", "-l:libdnnl.so.3", "-Wl,-rpath,$ORIGIN", "-Wl,-z,defs"]
-    _compile(link, NAME)
+    progress.run(link, f"linking {NAME}", env)
     os.replace(f"{library}.partial", library)
     return library
 
@@ -84,14 +94,15 @@ def _understood(flags: Sequence[str]) -> bool:
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
 
 
-def _compile(command: Sequence[str], what: str) -> None:
-    result = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    if result.returncode != 0:
-        raise SetupError(f"{what} does not compile:\n{result.stdout.decode(errors='replace')}")
-
-
-if __name__ == "__main__":
-    root = Path(__file__).resolve().parent.parent
-    print(build(root / "native" / "operators", root / ".venv"))
+def _unpack_headers(downloads: Path, target: Path) -> tuple[Path, str]:
+    """Unpacks oneDNN's headers from its wheel into ``target``; returns their folder and the wheel's name."""
+    wheel = next(downloads.glob(f"{ONEDNN}-*.whl"))
+    shutil.rmtree(target, ignore_errors=True)
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            _, data, inner = name.partition(".data/data/")
+            if data and inner.startswith("include/"):
+                file = target / inner
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(archive.read(name))
+    return target / "include", wheel.name

@@ -1,4 +1,4 @@
-"""Numbered stages, a sign of life during long commands, and one log file for all their output."""
+"""Numbered stages, a sign of life during long commands, and log files for all their output."""
 
 from __future__ import annotations
 
@@ -6,27 +6,47 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import IO, Mapping, Sequence
 
 from setup.errors import SetupError
+from setup.failure import excerpt
 
 TTY_INTERVAL = 1.0  # seconds between signs of life on a terminal, rewritten in place
 PLAIN_INTERVAL = 15.0  # and otherwise, a line each
 STOP_GRACE = 5.0  # seconds between asking a command to stop and killing it
-LAST_LINES = 20
+
+
+class Stopped(Exception):
+    """A command that was stopped because of a failure elsewhere."""
 
 
 class Progress:
-    """Prints ``[3/7] title`` per stage and runs commands with their output in ``log``."""
+    """Prints ``[3/7] title`` per stage and runs commands with their output in ``log``.
+
+    Attributes:
+        stopping: set when work side by side is to end early; commands under way are then stopped.
+    """
 
     def __init__(self, stages: int, log: Path, out: IO[str]) -> None:
         self.stages = stages
         self.log = log
         self.out = out
         self.stage_number = 0
+        self.stopping = threading.Event()
+        self._in_place = out.isatty()
         self._fresh_log = True
+
+    def beside(self, name: str) -> Progress:
+        """The progress of work that goes on beside other work, with the log ``setup-NAME.log``."""
+        other = Progress(
+            self.stages, self.log.with_name(f"{self.log.stem}-{name}{self.log.suffix}"), self.out
+        )
+        other.stopping = self.stopping
+        other._in_place = False
+        return other
 
     def stage(self, title: str) -> None:
         """Begins the next stage."""
@@ -52,7 +72,8 @@ class Progress:
             limit: seconds after which the command is stopped and counts as failed; none when left out.
 
         Raises:
-            SetupError: it failed; names the log file and shows the end of the command's output.
+            SetupError: it failed; shows its first error and names the log file.
+            Stopped: ``stopping`` was set meanwhile.
         """
         with self._open_log() as log:
             log.write(f"\n$ {' '.join(command)}\n".encode())
@@ -74,13 +95,13 @@ class Progress:
             finally:
                 _stop(child)
         if code is None:
-            raise SetupError(f"{what} did not end within {limit:.0f} seconds.{self._tail(start)}")
+            raise SetupError(f"{what} did not end within {limit:.0f} seconds.{self._excerpt(start)}")
         if code != 0:
-            raise SetupError(f"{what} failed (exit code {code}).{self._tail(start)}")
+            raise SetupError(f"{what} failed (exit code {code}).{self._excerpt(start)}")
 
     def _wait(self, child: subprocess.Popen[bytes], what: str, limit: float | None) -> int | None:
         """Exit code, or None when the limit passed first."""
-        terminal = self.out.isatty()
+        terminal = self._in_place
         interval = TTY_INTERVAL if terminal else PLAIN_INTERVAL
         began = time.monotonic()
         shown = began
@@ -90,6 +111,8 @@ class Progress:
                 break
             except subprocess.TimeoutExpired:
                 now = time.monotonic()
+                if self.stopping.is_set():
+                    raise Stopped(what) from None
                 if limit is not None and now - began > limit:
                     code = None
                     break
@@ -106,15 +129,16 @@ class Progress:
         self._fresh_log = False
         return open(self.log, mode)
 
-    def _tail(self, start: int) -> str:
+    def _excerpt(self, start: int) -> str:
         with open(self.log, "rb") as log:
             log.seek(start)
             lines = log.read().decode(errors="replace").splitlines()
-        shown = [f"    {line}" for line in lines[-LAST_LINES:]]
-        return "\n".join([f" The whole log is in {self.log}; it ends:", *shown])
+        shown = [f"    {line}" for line in excerpt(lines)]
+        return "\n".join([*([""] if shown else []), *shown, f"The whole log is in {self.log}."])
 
     def _print(self, text: str, end: str = "\n") -> None:
-        print(text, end=end, file=self.out, flush=True)
+        self.out.write(text + end)  # at once: print() writes twice, and threads would come between
+        self.out.flush()
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:

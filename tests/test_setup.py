@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -15,10 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from setup import byteps_build, machine, packages, wheels
+from setup import building, byteps_build, machine, operators_build, packages, wanted, wheels
+from setup.building import Source, Tools
 from setup.environment import Environment
 from setup.errors import SetupError
-from setup.progress import Progress
+from setup.failure import excerpt
+from setup.progress import Progress, Stopped
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = [
@@ -267,7 +270,8 @@ WHEEL = "Wheel-Version: 1.0\\nGenerator: test\\nRoot-Is-Purelib: true\\nTag: py3
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     with open(os.environ["TINY_BUILDS"], "a") as log:
         log.write("begun in %s\\n" % os.environ["TMPDIR"])
-    end = time.monotonic() + float(os.environ["TINY_SECONDS"])
+    with open(os.environ["TINY_SECONDS"]) as seconds:
+        end = time.monotonic() + float(seconds.read())
     while time.monotonic() < end:
         os.stat(os.environ["TMPDIR"])  # a real build, too, ends when its files vanish
         time.sleep(0.1)
@@ -280,37 +284,39 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     return name
 """
 BUILD = """
-import sys
+import json, sys
 from pathlib import Path
-from setup import wheels
+from setup import building, wheels
 from setup.progress import Progress
-log, folder = Path(sys.argv[1]), Path(sys.argv[2])
-source = wheels.Source("tinypackage", "1.0", "a moment", {})
-wheels.build(folder, source, Path(sys.executable), Progress(1, log, sys.stdout), lambda: None)
+log, folder, env = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
+source = building.Source("tinypackage", "1.0", "a moment", (), env)
+wheels.build(folder, source, building.Tools(sys.argv[4], folder, ()), Progress(1, log, sys.stdout))
 """
+
+
+def pack(folder: Path, backend: str) -> None:
+    """The source archive of the small package, as an index would offer it."""
+    with tarfile.open(folder / "tinypackage-1.0.tar.gz", "w:gz") as archive:
+        pyproject = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+        metadata = "Metadata-Version: 2.1\nName: tinypackage\nVersion: 1.0\n"
+        for name, text in [("pyproject.toml", pyproject), ("backend.py", backend), ("PKG-INFO", metadata)]:
+            member = tarfile.TarInfo(f"tinypackage-1.0/{name}")
+            member.size = len(text.encode())
+            archive.addfile(member, BytesIO(text.encode()))
 
 
 @pytest.fixture
 def builder(tmp_path):
     """Starts a process that builds the small package into tmp_path/cache."""
-    with tarfile.open(tmp_path / "tinypackage-1.0.tar.gz", "w:gz") as archive:
-        pyproject = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-        metadata = "Metadata-Version: 2.1\nName: tinypackage\nVersion: 1.0\n"
-        for name, text in [("pyproject.toml", pyproject), ("backend.py", BACKEND), ("PKG-INFO", metadata)]:
-            member = tarfile.TarInfo(f"tinypackage-1.0/{name}")
-            member.size = len(text.encode())
-            archive.addfile(member, BytesIO(text.encode()))
+    pack(tmp_path, BACKEND)
     started = []
+    own = {"TINY_BUILDS": str(tmp_path / "builds"), "TINY_SECONDS": str(tmp_path / "seconds")}
 
     def start(name: str, seconds: float) -> subprocess.Popen:
-        env = {
-            **os.environ,
-            "PIP_NO_INDEX": "1",
-            "PIP_FIND_LINKS": str(tmp_path),
-            "TINY_BUILDS": str(tmp_path / "builds"),
-            "TINY_SECONDS": str(seconds),
-        }
-        command = [sys.executable, "-c", BUILD, str(tmp_path / f"{name}.log"), str(tmp_path / "cache")]
+        (tmp_path / "seconds").write_text(str(seconds))
+        env = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
+        files = [str(tmp_path / f"{name}.log"), str(tmp_path / "cache")]
+        command = [sys.executable, "-c", BUILD, *files, json.dumps(own), BASE_PYTHON]
         started.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True))
         return started[-1]
 
@@ -332,12 +338,18 @@ def builds(tmp_path: Path) -> int:
     return len((tmp_path / "builds").read_text().splitlines())
 
 
+def kept(tmp_path: Path) -> list[str]:
+    """All that is in the one folder of the cache."""
+    (place,) = (tmp_path / "cache").iterdir()
+    return os.listdir(place)
+
+
 def test_two_set_ups_build_a_wheel_once(builder, tmp_path):
     both = [builder("one", 2), builder("two", 2)]
     outputs = [process.communicate(timeout=120)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], outputs
     assert builds(tmp_path) == 1
-    assert os.listdir(tmp_path / "cache") == ["tinypackage-1.0-py3-none-any.whl"]
+    assert kept(tmp_path) == ["tinypackage-1.0-py3-none-any.whl"]
 
 
 def test_an_interrupted_build_leaves_no_wheel_and_the_next_one_completes(builder, tmp_path):
@@ -345,33 +357,211 @@ def test_an_interrupted_build_leaves_no_wheel_and_the_next_one_completes(builder
     wait_for(tmp_path / "builds")
     first.send_signal(signal.SIGKILL)
     first.wait()
-    assert list((tmp_path / "cache").glob("*.whl")) == []
+    assert list((tmp_path / "cache").rglob("*.whl")) == []
     second = builder("second", 0)
     output = second.communicate(timeout=120)[0]
     assert second.returncode == 0, output
     assert builds(tmp_path) == 2
-    assert os.listdir(tmp_path / "cache") == ["tinypackage-1.0-py3-none-any.whl"]
+    assert kept(tmp_path) == ["tinypackage-1.0-py3-none-any.whl"]
 
 
 def test_a_damaged_wheel_is_not_taken(tmp_path):
-    source = wheels.gluonnlp()
+    source = wanted.gluonnlp()
     wheel = tmp_path / f"gluonnlp-{source.version}-cp311-cp311-linux_x86_64.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("gluonnlp/__init__.py", "x" * 1000)
-    assert wheels.cached(tmp_path, source) == wheel
+    assert wheels.complete(tmp_path, source) == wheel
     wheel.write_bytes(wheel.read_bytes()[:-100])
-    assert wheels.cached(tmp_path, source) is None
+    assert wheels.complete(tmp_path, source) is None
 
 
 def test_a_full_cache_needs_no_index(tmp_path):
-    source = wheels.Source("tinypackage", "1.0", "a moment", {})
-    wanted = wheels.Wanted(["numpy==1.23.5"], ["idna==3.15"], [source])
-    wheels.pinned(tmp_path, wanted).mkdir()
-    assert not wheels.all_cached(tmp_path, wanted)
-    zipfile.ZipFile(tmp_path / "tinypackage-1.0-py3-none-any.whl", "w").close()
-    assert wheels.all_cached(tmp_path, wanted)
-    assert not wheels.all_cached(tmp_path, wanted._replace(requirements=["numpy==1.23.4"]))
-    assert not wheels.all_cached(tmp_path, wanted._replace(constraints=["idna==3.14"]))
+    source = Source("tinypackage", "1.0", "a moment", (), {})
+    everything = wanted.Wanted(["numpy==1.23.5"], ["wheel==0.45.1"], ["idna==3.15"], [source])
+    wheels.pinned(tmp_path, everything).mkdir()
+    assert not wheels.all_cached(tmp_path, everything)
+    place = wheels.place(tmp_path, source, everything.pins)
+    place.mkdir()
+    zipfile.ZipFile(place / "tinypackage-1.0-py3-none-any.whl", "w").close()
+    assert wheels.all_cached(tmp_path, everything)
+    assert not wheels.all_cached(tmp_path, everything._replace(requirements=["numpy==1.23.4"]))
+    assert not wheels.all_cached(tmp_path, everything._replace(build_tools=["wheel==0.45.0"]))
+    assert not wheels.all_cached(tmp_path, everything._replace(constraints=["idna==3.14"]))
+
+
+# Isolation: what is merely installed must not change what is built.
+
+PROBE = """
+import os, subprocess, sys
+from distutils.command.build_ext import build_ext
+from distutils.core import Distribution
+
+extension = build_ext(Distribution())
+extension.finalize_options()
+folders = ["-I" + folder for folder in extension.include_dirs]
+source = "#if __has_include(<misleading.h>)\\nseen\\n#endif\\n"
+command = ["g++", "-E", "-P", "-x", "c++", "-", *folders]
+output = subprocess.run(command, input=source, text=True, stdout=-1).stdout
+try:
+    import misleading
+    package = "seen"
+except ImportError:
+    package = ""
+SEEN = [output.strip(), package, os.environ.get("MISLEADING", "")]
+"""
+PROBING_BACKEND = PROBE + BACKEND.replace(
+    'writestr("tinypackage.py", "")', 'writestr("seen.txt", repr(SEEN))'
+)
+
+
+def test_a_build_sees_nothing_of_what_is_installed(tmp_path, monkeypatch):
+    """A header and a package in `.venv`, a variable, and `.venv` activated, as a user would have it."""
+    venv = tmp_path / "clone" / ".venv"
+    subprocess.run([BASE_PYTHON, "-m", "venv", "--without-pip", str(venv)], check=True)
+    packages_folder = next((venv / "lib").glob("python3.*/site-packages"))
+    (packages_folder / "misleading.py").write_text("")
+    (venv / "include").mkdir(exist_ok=True)
+    (venv / "include" / "misleading.h").write_text("")
+    for name in ("CPATH", "CPLUS_INCLUDE_PATH", "PYTHONPATH", "CFLAGS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MISLEADING", "seen")
+    probe = [str(venv / "bin" / "python"), "-W", "ignore", "-c", PROBE + "\nprint(SEEN)"]
+    there = subprocess.run(probe, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert there.strip() == "['seen', 'seen', 'seen']", "the probe is blind"
+
+    monkeypatch.setenv("CPATH", str(venv / "include"))
+    monkeypatch.setenv("PYTHONPATH", str(packages_folder))
+    monkeypatch.setenv("PATH", f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("VIRTUAL_ENV", str(venv))
+    pack(tmp_path, PROBING_BACKEND)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    (tmp_path / "seconds").write_text("0")
+    own = {"TINY_BUILDS": str(tmp_path / "builds"), "TINY_SECONDS": str(tmp_path / "seconds")}
+    source = Source("tinypackage", "1.0", "a moment", (), own)
+    progress = Progress(1, tmp_path / "setup.log", StringIO())
+    wheel = wheels.build(tmp_path / "cache", source, Tools(BASE_PYTHON, tmp_path, ()), progress)
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read("seen.txt").decode() == "['', '', '']"
+
+
+def test_the_environment_of_a_build_is_the_one_that_was_named(tmp_path, monkeypatch):
+    venv = tmp_path / "user"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "pyvenv.cfg").write_text("")
+    monkeypatch.setenv("PATH", f"{venv / 'bin'}{os.pathsep}/usr/bin")
+    monkeypatch.setenv("LIBRARY_PATH", str(venv))
+    monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "NCCL")
+    monkeypatch.setenv("PIP_INDEX_URL", "index")
+    env = building.variables(wanted.horovod("cpu"), tmp_path / "own", tmp_path)
+    assert env["PATH"].split(os.pathsep) == [str(tmp_path / "own" / "bin"), "/usr/bin"]
+    assert "LIBRARY_PATH" not in env and "HOROVOD_GPU_OPERATIONS" not in env
+    assert env["PIP_INDEX_URL"] == "index" and env["HOROVOD_WITH_MXNET"] == "1"
+
+
+def test_a_wheel_is_named_by_all_that_can_change_it(monkeypatch, tmp_path):
+    pins = ["mxnet==1.9.1", "cmake==3.31.10"]
+    source = Source("tinypackage", "1.0", "a moment", ("mxnet",), {"A": "1"})
+    names = {building.digest(source, pins)}
+    monkeypatch.setenv("PIP_INDEX_URL", "elsewhere")
+    monkeypatch.setenv("CPATH", "not handed to a build")
+    assert {building.digest(source, list(reversed(pins)))} == names
+    names.add(building.digest(source, ["mxnet==1.9.0", "cmake==3.31.10"]))
+    names.add(building.digest(source._replace(needs=("mxnet", "cmake")), pins))
+    names.add(building.digest(source._replace(env={"A": "2"}), pins))
+    names.add(building.digest(source._replace(version="1.1"), pins))
+    (tmp_path / "input").write_text("1")
+    with_input = source._replace(inputs=lambda: [tmp_path / "input"])
+    names.add(building.digest(with_input, pins))
+    (tmp_path / "input").write_text("2")
+    names.add(building.digest(with_input, pins))
+    monkeypatch.setenv("CUDA_HOME", "/elsewhere")
+    names.add(building.digest(source, pins))
+    compiler = executable(tmp_path / "bin" / "g++", "#!/bin/sh\necho another compiler\n")
+    monkeypatch.setenv("PATH", f"{Path(compiler).parent}{os.pathsep}{os.environ['PATH']}")
+    names.add(building.digest(source, pins))
+    assert len(names) == 9
+
+
+def test_development_headers_are_installed_for_no_run():
+    pins = wanted.wanted("cpu", ROOT)
+    assert [
+        pin for pin in pins.requirements if "devel" in pin or pin.startswith(("cmake", "setuptools"))
+    ] == []
+    versions = dict(pin.split("==") for pin in [*pins.requirements, *pins.build_tools])
+    assert versions["onednn-cpu-gomp"] == versions["onednn-devel-cpu-gomp"]
+    known = set(versions)
+    for source in pins.sources:
+        assert set(source.needs) <= known, f"{source.name}: no pin for what its build names"
+
+
+def test_the_operators_compile_against_the_headers_of_the_wheel(tmp_path):
+    wheel = tmp_path / f"{operators_build.ONEDNN}-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(f"{operators_build.ONEDNN}-1.data/data/include/oneapi/dnnl.h", "header")
+        archive.writestr(f"{operators_build.ONEDNN}-1.data/data/lib/cmake/x", "")
+    (tmp_path / "headers" / "include").mkdir(parents=True)
+    (tmp_path / "headers" / "include" / "stale.h").write_text("")
+    folder, name = operators_build._unpack_headers(tmp_path, tmp_path / "headers")
+    assert name == wheel.name and contents(folder) == {"oneapi", "oneapi/dnnl.h"}
+
+
+# Builds side by side, and what is shown of one that fails.
+
+
+def test_the_first_compiler_error_is_shown_of_a_long_log(tmp_path):
+    log = [f"  gcc -c file{number}.c" for number in range(5000)]
+    log[4400:4400] = [
+        "    In file included from engine.cc:3:",
+        "    dnnl.hpp:20:10: fatal error: oneapi/dnnl.hpp: No such file or directory",
+        "       20 | #include <oneapi/dnnl.hpp>",
+        "    compilation terminated.",
+    ]
+    log += ["Traceback (most recent call last):", "ERROR: Failed to build one or more wheels"]
+    shown = excerpt(log)
+    assert shown[0] == "dnnl.hpp:20:10: fatal error: oneapi/dnnl.hpp: No such file or directory"
+    assert len(shown) < 10
+    assert excerpt(["a", "x.o: undefined reference to `f'", "make: *** Error 1"])[0].startswith(
+        "x.o: undefined"
+    )
+    assert excerpt(["Collecting", "ERROR: No matching distribution"])[0] == "ERROR: No matching distribution"
+    assert excerpt([str(number) for number in range(100)]) == [str(number) for number in range(88, 100)]
+    assert len(excerpt(["error: " + "x" * 1000])[0]) == 160
+
+
+def test_a_failed_build_fits_one_screen_and_names_package_error_and_log(tmp_path, monkeypatch):
+    """A real compiler's real error, far from the end of pip's output."""
+    failing = BACKEND.replace(
+        'name = NAME + "-py3-none-any.whl"',
+        'import subprocess, sys\n'
+        '    subprocess.run(["g++", "-x", "c++", "-c", "-", "-o", os.devnull], input=b"int broken = ;")\n'
+        '    sys.stdout.write("noise\\n" * 3000)\n'
+        '    raise SystemExit(1)',
+    )  # fmt: skip
+    pack(tmp_path, failing)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    (tmp_path / "seconds").write_text("0")
+    own = {"TINY_BUILDS": str(tmp_path / "builds"), "TINY_SECONDS": str(tmp_path / "seconds")}
+    progress = Progress(1, tmp_path / "setup.log", StringIO()).beside("tinypackage")
+    source = Source("tinypackage", "1.0", "a moment", (), own)
+    with pytest.raises(SetupError) as failure:
+        wheels.build(tmp_path / "cache", source, Tools(BASE_PYTHON, tmp_path, ()), progress)
+    message = str(failure.value)
+    assert message.startswith("building tinypackage") and len(message.splitlines()) < 20
+    assert "error: expected primary-expression" in message
+    log = tmp_path / "setup-tinypackage.log"
+    assert message.endswith(f"The whole log is in {log}.") and log.read_text().count("noise") >= 3000
+
+
+def test_a_failure_stops_the_work_beside_it(tmp_path):
+    progress = Progress(1, tmp_path / "setup.log", StringIO())
+    beside = progress.beside("slow")
+    progress.stopping.set()
+    began = time.monotonic()
+    with pytest.raises(Stopped):
+        beside.run(["sleep", "300"], "sleeping")
+    assert time.monotonic() - began < 10
 
 
 def test_wheels_for_different_machines_are_kept_apart():
@@ -379,31 +569,27 @@ def test_wheels_for_different_machines_are_kept_apart():
     assert len(keys) == 4
 
 
-def test_a_wheel_of_byteps_belongs_to_its_host_runtime_and_compiler(clone, tmp_path):
-    sources = clone / "native/byteps_host"
-    names = [byteps_build.variant(sources), byteps_build.variant(None)]
-    assert byteps_build.variant(sources) == names[0]
+def test_a_wheel_of_byteps_belongs_to_its_host_runtime(clone):
+    def name() -> str:
+        return building.digest(byteps_build.byteps("cpu", clone, "mxnet"), ["mxnet==1.9.1"])
+
+    names = [name()]
+    assert name() == names[0]
     fingerprint = Environment(clone)._fingerprint("cpu", "4.1.4")
-    with open(sources / "reduce.cc", "a") as source:
+    with open(clone / "native/byteps_host/reduce.cc", "a") as source:
         source.write("// changed\n")
-    names.append(byteps_build.variant(sources))
+    assert name() != names[0]
     assert Environment(clone)._fingerprint("cpu", "4.1.4") != fingerprint
-    assert len(set(names)) == 3
-    source = byteps_build.byteps("cpu", clone)
-    wheel = tmp_path / "cache" / names[2] / f"byteps-{source.version}-cp311-cp311-linux_x86_64.whl"
-    wheel.parent.mkdir(parents=True)
-    zipfile.ZipFile(wheel, "w").close()
-    assert wheels.cached(tmp_path / "cache", source) == wheel
-    (sources / "reduce.cc").write_text("")
-    assert wheels.cached(tmp_path / "cache", source) is None
 
 
 def test_byteps_for_cuda_has_nothing_of_the_host_runtime(clone, tmp_path):
-    source = byteps_build.byteps("110", clone)
+    source = byteps_build.byteps("110", clone, "mxnet-cu110")
     assert source.arrange(tmp_path, Progress(1, tmp_path / "log", StringIO())) == {}
     assert "LDSHARED" not in source.env and "BYTEPS_NCCL_HOME" not in source.env
     shutil.rmtree(clone / "native")
-    assert source.variant() == byteps_build.variant(None)
+    assert building.digest(source, []) == building.digest(
+        byteps_build.byteps("110", clone, "mxnet-cu110"), []
+    )
 
 
 def test_the_host_runtime_compiles_into_what_byteps_links(clone, tmp_path):
@@ -421,13 +607,14 @@ def test_a_path_that_the_linker_cannot_take_is_refused(clone, tmp_path):
         byteps_build.compile_host_runtime(clone / "native/byteps_host", tmp_path / "a b", progress)
 
 
-def test_a_command_that_fails_names_the_log_and_shows_its_end(tmp_path):
+def test_a_command_that_fails_without_a_known_error_shows_its_end(tmp_path):
     progress = Progress(1, tmp_path / "setup.log", StringIO())
     with pytest.raises(SetupError) as failure:
         progress.run(["sh", "-c", "seq 1000; exit 3"], "counting")
     lines = str(failure.value).splitlines()
-    assert "counting failed (exit code 3)" in lines[0] and str(tmp_path / "setup.log") in lines[0]
-    assert [line.strip() for line in lines[1:]] == [str(number) for number in range(981, 1001)]
+    assert lines[0] == "counting failed (exit code 3)."
+    assert [line.strip() for line in lines[1:-1]] == [str(number) for number in range(989, 1001)]
+    assert lines[-1] == f"The whole log is in {tmp_path / 'setup.log'}."
 
 
 def test_a_command_past_its_limit_is_ended_with_its_children(tmp_path):
