@@ -134,9 +134,12 @@ def build_all(
         ]
         everything: list[Future[Any]] = [*wheels_made, pool.submit(install_and_compile)]
         try:
-            wait(everything, return_when=FIRST_EXCEPTION)
-        finally:  # after an interruption, too
+            ended, _ = wait(everything, return_when=FIRST_EXCEPTION)
+            if any(future.exception() for future in ended):
+                progress.stopping.set()
+        except BaseException:  # a signal: nothing goes on behind it
             progress.stopping.set()
+            raise
     failures = [future.exception() for future in everything]
     first = next((failure for failure in failures if failure and not isinstance(failure, Stopped)), None)
     if first is not None:
