@@ -26,7 +26,7 @@ def quote(word: str) -> str:
 
 def comment(stage: Stage) -> str:
     """What is trained, as lines of shell comment."""
-    batch = f"{stage.batch_size:.10g} sequences of {stage.max_seq_length}"
+    batch = f"{stage.sequences_per_step:.10g} sequences of {stage.max_seq_length}"
     lines = [f"# stage {stage.stage}: {stage.num_steps} steps of {batch}"]
     if stage.stage == 2:
         lines.append(
