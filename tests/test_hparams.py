@@ -727,6 +727,69 @@ def test_byteps_commands_run_as_printed(way, own, capsys, tmp_path, monkeypatch)
         assert environment["DMLC_NUM_WORKER"] == "1" and environment["BYTEPS_LOCAL_SIZE"] == "2"
 
 
+# Each stage is three steps of four sequences: what is printed is run as it is.
+SHORT = "--tokens_per_gpu 256 --stage 1 --baseline_batch_size 4 --baseline_steps_1 3 --hostfile hosts/local"
+TINY = "--dummy_data_len 128 --model bert_1_32_2 --log_interval 1"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A working directory like this clone's, whose environment is this one."""
+    for name in ("hosts", "run_pretraining_hvd.py", "run_pretraining_byteps.py"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    return tmp_path
+
+
+def run_as_pasted(text: str, folder: Path):
+    """In a shell with nothing prepared: no environment activated, nothing allowed to root."""
+    bin_of_venv = str(Path(sys.prefix) / "bin")
+    path = [one for one in os.environ["PATH"].split(os.pathsep) if one.rstrip("/") != bin_of_venv]
+    env = {"PATH": os.pathsep.join(path), "VIRTUAL_ENV": None, "PYTHONPATH": None, "OMP_NUM_THREADS": "1"}
+    env.update(OMPI_ALLOW_RUN_AS_ROOT=None, OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=None)
+    return run_command(["sh", "-c", text], cwd=folder, env=env, timeout=180)
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI's mpirun")
+@pytest.mark.parametrize("way", ["mpirun", "launch_byteps.py", "bpslaunch"])
+def test_commands_for_this_machine_train_where_they_are_pasted(way, folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    launcher = "hvd" if way == "mpirun" else "byteps"
+    code, out, err = run(f"{SHORT} --launch {launcher} -- {TINY}", capsys=capsys)
+    assert code == 0, err
+    text = out.rstrip("\n").split("\n\n")[way == "bpslaunch"]
+    result = run_as_pasted(text, folder).check()
+    assert "2 processes on " in result.stdout and "step 3/3" in result.stdout
+    assert (folder / "ckpt_stage1" / "0000003.params").exists()
+
+
+def test_nothing_is_assumed_of_other_machines(capsys, tmp_path, monkeypatch):
+    """Their user, their GPUs and their environment are not this machine's."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    for lines, is_here in (("localhost slots=2\n", True), ("p3dn-01 slots=8\n", False)):
+        (tmp_path / "hosts").write_text(lines)
+        for launcher in ("hvd", "byteps"):
+            args = f"--tokens_per_gpu 8192 --stage 1 --hostfile hosts --launch {launcher}"
+            _, text, _ = run(args, capsys=capsys)
+            assert (".venv/bin/python run_pretraining" in text) == is_here
+            assert ("--dtype float16" in text) != is_here
+            root = launcher == "hvd" and is_here and os.geteuid() == 0
+            assert ("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun" in text) == root
+
+
+def test_workers_of_one_host_share_its_cores_by_hand(capsys, tmp_path):
+    for lines, shown in (
+        ("a slots=2\nb slots=2\n", None),
+        ("a slots=2\nb slots=2\na slots=2\nb slots=2\n", "RANKS_ON_HOST=4"),
+        ("a slots=2\nb slots=2\na slots=2\n", 'RANKS_ON_HOST="${RANKS_ON_HOST:?4 on a, 2 on b}"'),
+    ):
+        (tmp_path / "hosts").write_text(lines)
+        args = ["--tokens_per_gpu", 8192, "--hostfile", tmp_path / "hosts", "--stage", 1]
+        ((_, by_hand),) = byteps_blocks(*args, capsys=capsys)
+        assert shown in by_hand if shown else "RANKS_ON_HOST" not in by_hand
+
+
 # ----------------------------------------------------------------------------- standard library, Python 3.8
 
 
