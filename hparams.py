@@ -15,7 +15,7 @@ The recipe is the LAMB paper's (You et al., arXiv:1904.00962). With B sequences 
 
 which gives every row of the paper's table (B = 512, 1024, ..., 32768) and a value between the rows. Stage 2
 reads the rules with its own B and warms up again. The standard library is all that it takes;
-hparams_command.py holds the command's options and output.
+hparams_check.py compares a run with the recipe, hparams_command.py holds the command's options and output.
 """
 
 from __future__ import annotations
@@ -24,13 +24,11 @@ import math
 import sys
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from typing import Any, Mapping, Sequence
+from typing import Any, Sequence
 
 ROWS = (512, 1024, 2048, 4096, 8192, 16384, 32768)  # the batch sizes that the paper trained at
 STAGE_LENGTHS = (128, 512)  # tokens a sequence in stage 1 and stage 2
 LONGEST = 512  # BERT's position embedding has so many rows
-CHECKED = ("num_steps", "lr", "warmup_ratio", "max_predictions_per_seq")  # what `disagreements` looks at
-TOLERANCE = 0.005  # a value rounded to three digits, as published ones are, is off by no more
 
 
 class InputError(Exception):
@@ -50,15 +48,15 @@ PAPER = Baseline()
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of a plan. The names of the training script's options are kept.
+    """One stage of a plan. What has an option of the training scripts has its name and meaning.
 
-    `batch_size` counts the sequences in one optimizer step over all GPUs. It is a float only where the tokens
-    do not divide into whole sequences, and then an average. `tokens_seen` counts padding too.
+    `sequences_per_step` counts the sequences in one optimizer step over all GPUs. It is a float only where
+    the tokens do not divide into whole sequences, and then an average. `tokens_seen` counts padding too.
     """
 
     stage: int
     max_seq_length: int
-    batch_size: float
+    sequences_per_step: float
     num_steps: int
     lr: float
     warmup_ratio: float
@@ -97,17 +95,6 @@ class Plan:
             "accumulate": accumulations.pop() if len(accumulations) == 1 else None,
             "stages": [{**asdict(stage), "options": stage.options()} for stage in self.stages],
         }
-
-
-@dataclass(frozen=True)
-class Disagreement:
-    """One option of a run that is not the paper's value; `ratio` is given / paper."""
-
-    option: str
-    given: float
-    paper: float
-    ratio: float
-    sentence: str
 
 
 def scaled_lr(batch_size: float) -> float:
@@ -159,7 +146,7 @@ def stage_for_run(
     return Stage(
         stage=stage,
         max_seq_length=max_seq_length,
-        batch_size=batch_size,
+        sequences_per_step=batch_size,
         num_steps=num_steps,
         lr=scaled_lr(batch_size),
         warmup_ratio=warmup_ratio,
@@ -263,41 +250,6 @@ def mixed_batch_plan(num_gpus: int, tokens_per_gpu: int, stages: Sequence[int] =
             )
         )
     return replace(found, stages=tuple(published))
-
-
-def disagreements(given: Mapping[str, Any], stage: Stage) -> list[Disagreement]:
-    """Which of a run's options differ by more than 0.5% (rounding to three digits) from the paper's.
-
-    Args:
-        given: the run's options, by their names without dashes. Names outside CHECKED and values of None
-            are passed over, so `vars(args)` will do.
-        stage: from `stage_for_run`.
-    """
-    found = []
-    for option in CHECKED:
-        value, paper = given.get(option), getattr(stage, option)
-        if value is None or abs(value / paper - 1) <= TOLERANCE:
-            continue
-        shown = f"{paper:.5g}" if isinstance(paper, float) else str(paper)
-        sentence = f"--{option} {value} is {value / paper:.3g} times the paper's {shown}"
-        if option != "max_predictions_per_seq":
-            where = _fitting_row(option, value, stage)
-            sentence += f" for {number(stage.batch_size)} sequences a step; {where}"
-        found.append(Disagreement(option, value, paper, value / paper, sentence))
-    return found
-
-
-def _fitting_row(option: str, value: float, stage: Stage) -> str:
-    """Where `value` is published: it tells a misread row from a typing error."""
-    batch_size, steps, lr, ratio = MIXED[stage.stage - 1]
-    if batch_size == stage.batch_size and value in (steps, lr, ratio):
-        return "it is the published mixed 64K/32K run's"
-    for row in ROWS:
-        steps = math.ceil(stage.baseline_sequences / row)
-        paper = {"num_steps": steps, "lr": scaled_lr(row), "warmup_ratio": scaled_warmup_ratio(row)}[option]
-        if abs(value / paper - 1) <= TOLERANCE:
-            return f"it is the value for {row}"
-    return "it fits no row of the paper's table"
 
 
 def _check_sizes(

@@ -5,26 +5,33 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from typing import Any, Callable, NamedTuple, NoReturn, Sequence
 
 import hparams
+import hparams_check
+from bert.options import parse_options
+from data.errors import InputError as ScriptInputError
 from hosts import launch_hvd, print_byteps
 from hosts.hostfile import HostsError, read_host_lines, read_hostfile
-from hparams import PAPER, STAGE_LENGTHS, Baseline, InputError, Plan
+from hosts.script_args import script_lines
+from hparams import PAPER, STAGE_LENGTHS, Baseline, InputError, Plan, Stage
 
 
 class Launcher(NamedTuple):
-    """How its commands are printed: `read` gives hosts and slots of a host file, `command` the text."""
+    """How its commands are printed: `read` gives hosts and slots of a host file, `command` the text, in which
+    `script` is started."""
 
     read: Callable[[str], list[tuple[str, int]]]
     command: Callable[..., str]
+    script: str
 
 
 LAUNCHERS = {
-    "hvd": Launcher(read_hostfile, launch_hvd.command),
+    "hvd": Launcher(read_hostfile, launch_hvd.command, "run_pretraining_hvd.py"),
     # A host that is listed twice is two workers to BytePS.
-    "byteps": Launcher(read_host_lines, print_byteps.command),
+    "byteps": Launcher(read_host_lines, print_byteps.command, "run_pretraining_byteps.py"),
 }
 
 
@@ -33,7 +40,7 @@ def table(found: Plan) -> str:
     rows = (
         ("max_seq_length", lambda s: s.max_seq_length),
         ("accumulate", lambda s: s.accumulate),
-        ("sequences per step", lambda s: hparams.number(s.batch_size)),
+        ("sequences per step", lambda s: hparams.number(s.sequences_per_step)),
         ("num_steps", lambda s: s.num_steps),
         ("lr", lambda s: f"{s.lr:.5g}"),
         ("warmup_ratio", lambda s: f"{s.warmup_ratio:.5g}"),
@@ -149,12 +156,18 @@ def _run(args: argparse.Namespace, passed_on: list[str]) -> int:
         raise InputError("--num_gpus is missing")
     if args.check:
         return _check(args)
+    if args.batch_size is not None:
+        raise InputError(_meanings_of_batch_size(args, passed_on))
 
     found = _chosen_plan(args)
     if args.launch:
-        launch = LAUNCHERS[args.launch].command
+        launcher = LAUNCHERS[args.launch]
         for stage in found.stages:
-            print(launch(stage, args.hostfile, hosts, args.sockets, args.interface, passed_on), end="\n\n")
+            _check_script_options(stage, passed_on, launcher.script)
+        rest = (args.hostfile, hosts, args.sockets, args.interface, passed_on)
+        commands = [launcher.command(stage, *rest) for stage in found.stages]
+        for stage, command in zip(found.stages, commands):
+            print(command, end="\n\n")
             for text in stage.warnings:
                 print(f"warning: {text}", file=sys.stderr)
     else:
@@ -187,21 +200,78 @@ def _check(args: argparse.Namespace) -> int:
     tokens = args.tokens_per_gpu
     if tokens is None:
         tokens = args.batch_size if args.use_avg_len else args.batch_size * length
-    given = [f"--{name}" for name in hparams.CHECKED if getattr(args, name) is not None]
+    given = [f"--{name}" for name in hparams_check.CHECKED if getattr(args, name) is not None]
     if not given:
-        raise InputError("--check needs something to judge: " + ", ".join(f"--{n}" for n in hparams.CHECKED))
+        raise InputError(
+            "--check needs something to judge: " + ", ".join(f"--{n}" for n in hparams_check.CHECKED)
+        )
     accumulate = _accumulate(args)
     stage = hparams.stage_for_run(args.num_gpus, tokens, accumulate, length, _baseline(args))
-    found = hparams.disagreements(vars(args), stage)
+    found = hparams_check.disagreements(vars(args), stage)
     print(
         f"stage {stage.stage}: {args.num_gpus} GPUs x {tokens} tokens x {accumulate} accumulated "
-        f"= {hparams.number(stage.batch_size)} sequences of {length} tokens a step"
+        f"= {hparams.number(stage.sequences_per_step)} sequences of {length} tokens a step"
     )
-    for line in [f"warning: {text}" for text in stage.warnings] + [one.sentence for one in found]:
+    mixed = hparams_check.follows_mixed_run(vars(args), stage)
+    hint = None
+    if args.batch_size is not None:
+        hint = hparams_check.batch_size_hint(args.batch_size, args.use_avg_len, length)
+    warnings = [] if mixed else [f"warning: {text}" for text in stage.warnings]  # the paper has trained there
+    for line in [*([f"hint: {hint}"] if hint else []), *warnings, *(one.sentence for one in found)]:
         print(line)
     if not found:
-        print(f"{', '.join(given)}: as in the paper")
+        print(f"{', '.join(given)}: as in the paper" + ("'s mixed 64K/32K run" if mixed else ""))
     return 1 if found else 0
+
+
+def _check_script_options(stage: Stage, passed_on: Sequence[str], script: str) -> None:
+    """Raises InputError where the training script would not take the options that it is going to get."""
+    if {"--help", "-h"} & set(passed_on):
+        raise InputError(f"--help after --: python {script} --help lists the training script's options")
+    try:
+        parse_options(shlex.split(" ".join(script_lines(stage, passed_on))), script)
+    except ScriptInputError as error:
+        reason = str(error).replace(
+            "(--help lists the options)", f"(python {script} --help lists the options)"
+        )
+        raise InputError(f"after --: {reason}") from None
+
+
+def _meanings_of_batch_size(args: argparse.Namespace, passed_on: Sequence[str]) -> str:
+    """What to type in place of --batch_size where a plan is wanted: a command for each of its meanings that
+    gives a plan."""
+    size = args.batch_size
+    length = args.max_seq_length or args.max_seq_length_1 or STAGE_LENGTHS[0]
+    readings = [(f"{size} tokens a GPU", {"tokens_per_gpu": size})]
+    if not args.use_avg_len:
+        text = f"{size} sequences of {length} a GPU"
+        if size * length <= hparams_check.MANY_TOKENS:
+            readings.append((text, {"tokens_per_gpu": size * length}))
+        one_pass = size * length // max(1, args.num_gpus)  # tokens a GPU, when no pass is accumulated
+        usual = [tokens for tokens in (8192, 4096, 2048, 1024, 512) if one_pass % tokens == 0]
+        tokens = args.tokens_per_gpu or (usual[0] if usual else one_pass)
+        both = {"tokens_per_gpu": tokens, "target_batch_size": size, "accumulate": None}
+        readings.append((f"{size} sequences in a step of all GPUs", both))
+    said = []
+    for text, changes in readings:
+        own = {"batch_size": None, "use_avg_len": False, "max_seq_length": None, **changes}
+        chosen = argparse.Namespace(**{**vars(args), **own})
+        try:
+            _chosen_plan(chosen)
+        except InputError:
+            continue
+        said.append(f"for {text}: {_as_command(chosen, passed_on)}")
+    return "; ".join([f"--batch_size {size} goes with --check only", *said])
+
+
+def _as_command(args: argparse.Namespace, passed_on: Sequence[str]) -> str:
+    """The command line that these options are from, without those that have their default value."""
+    usual = vars(_parser().parse_args([]))
+    words = ["python", "hparams.py"]
+    for name, value in vars(args).items():
+        if value != usual[name] and not (name == "num_gpus" and args.launch):  # the host file has them
+            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return shlex.join([*words, *(["--", *passed_on] if passed_on else [])])
 
 
 def _accumulate(args: argparse.Namespace) -> int:
@@ -221,10 +291,12 @@ def _refuse_ignored(args: argparse.Namespace, passed_on: list[str]) -> None:
     needs = {
         "launch": ["hostfile", "sockets", "interface"],
         "target_batch_size": ["target_batch_size_2"],
-        "check": [*hparams.CHECKED, "batch_size", "use_avg_len", "max_seq_length"],
+        "check": [*hparams_check.CHECKED, "use_avg_len", "max_seq_length"],
     }
     for needed, names in needs.items():
         for name in names:
+            if name in ("use_avg_len", "max_seq_length") and "batch_size" in given:
+                continue  # they say how it is meant
             if name in given and needed not in given:
                 raise InputError(f"--{name} goes with --{needed} only")
     for name in ("target_batch_size", "mixed_batch", "stage", "max_seq_length_1", "max_seq_length_2"):

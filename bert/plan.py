@@ -6,6 +6,7 @@ import argparse
 from dataclasses import dataclass
 
 import hparams
+import hparams_check
 from bert.schedule import Schedule
 from data.errors import InputError
 
@@ -53,15 +54,17 @@ def make_plan(options: argparse.Namespace, world_size: int, max_seq_length: int)
         for name in ("num_steps", "lr", "warmup_ratio")
         if getattr(options, name) is None
     ]
-    given = {name: getattr(options, name) for name in ("num_steps", "lr", "warmup_ratio")}
-    given["max_predictions_per_seq"] = options.max_predictions_per_seq
+    # What was left out is the formula's, and agrees; the mixed run's values have to be there together.
+    run = {"num_steps": num_steps, "lr": lr, "warmup_ratio": ratio, "max_predictions_per_seq": predictions}
     summary = (
-        f"{paper.batch_size:g} sequences of {max_seq_length} tokens a step"
+        f"{paper.sequences_per_step:g} sequences of {max_seq_length} tokens a step"
         f" ({world_size} x {tokens} tokens x {options.accumulate}); {num_steps} steps,"
         f" peak learning rate {lr:.5g}, {warmup_steps} warmup steps"
         + (f"; from the LAMB paper: {' '.join(left_out)}" if left_out else "")
     )
-    warnings = [f"{each.sentence}" for each in hparams.disagreements(given, paper)]
+    hint = hparams_check.batch_size_hint(options.batch_size, options.use_avg_len, max_seq_length)
+    warnings = [hint] if hint else []
+    warnings += [each.sentence for each in hparams_check.disagreements(run, paper)]
     if left_out:
         warnings += paper.warnings
     return RunPlan(num_steps, lr, ratio, warmup_steps, predictions, schedule, summary, tuple(warnings))

@@ -41,7 +41,7 @@ def complete_environment(environ: MutableMapping[str, str]) -> None:
     environ.pop("PORT", None)
     if not any(name in environ for name in (*_PLACE, *_SCHEDULER)):
         environ.update(_ALONE)
-    if _is_loopback(environ.get("DMLC_PS_ROOT_URI", "")) and "DMLC_INTERFACE" not in environ:
+    if is_loopback(environ.get("DMLC_PS_ROOT_URI", "")) and "DMLC_INTERFACE" not in environ:
         environ.setdefault("DMLC_NODE_HOST", "127.0.0.1")
 
 
@@ -97,5 +97,6 @@ def _number(environ: Mapping[str, str], name: str, least: int) -> int:
     return int(text)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether it is an address that reaches this host only: localhost, 127.*."""
     return host == "localhost" or host.startswith("127.")

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Callable, Mapping, MutableMapping
 
+from comm.byteps_environment import is_loopback
 from data.errors import InputError
 
 # Ranks on this host, as launchers announce them: hosts/launch_byteps.py (several workers may share a host),
@@ -27,8 +28,9 @@ _LOCAL_SIZES = (
     "SLURM_NTASKS_PER_NODE",
     "SLURM_STEP_TASKS_PER_NODE",
 )
-# Open MPI sets it to 1 for a process that it has bound to a core, a socket or another part of the machine.
-_BOUND = "OMPI_MCA_orte_bound_at_launch"
+# Set to 1 for processes that are bound to a core, a socket or another part of the machine: by Open MPI for
+# those that it has bound, by users who want bpslaunch to bind.
+_BOUND = ("OMPI_MCA_orte_bound_at_launch", "BYTEPS_NUMA_ON")
 
 
 def set_threads(environ: MutableMapping[str, str] = os.environ) -> int:
@@ -72,7 +74,7 @@ def choose_threads(
             raise InputError(f"OMP_NUM_THREADS={explicit}: not a positive number; correct it or unset it")
         return int(first)
     sharing = local_size
-    if environ.get(_BOUND) == "1" and affinity_count < cpu_count:
+    if any(environ.get(name) == "1" for name in _BOUND) and affinity_count < cpu_count:
         sharing = math.ceil(local_size * affinity_count / cpu_count)
     threads = affinity_count // max(1, sharing)
     if cpu_quota is not None:
@@ -81,12 +83,21 @@ def choose_threads(
 
 
 def local_size(environ: Mapping[str, str]) -> int:
-    """Number of ranks on this host according to the launcher; 1 without a launcher."""
+    """Number of ranks on this host according to the launcher; 1 without a launcher.
+
+    bpslaunch knows the ranks of one worker only. Where the scheduler has a loopback address all workers are
+    on this host; RANKS_ON_HOST, set by hand, says it for others.
+    """
     for name in _LOCAL_SIZES:
         digits = environ.get(name, "").partition("(")[0].partition(",")[0]
         if digits.isdigit() and int(digits) > 0:
-            return int(digits)
+            return int(digits) * (_workers_here(environ) if name == "BYTEPS_LOCAL_SIZE" else 1)
     return 1
+
+
+def _workers_here(environ: Mapping[str, str]) -> int:
+    workers, scheduler = environ.get("DMLC_NUM_WORKER", ""), environ.get("DMLC_PS_ROOT_URI", "")
+    return int(workers) if workers.isdigit() and is_loopback(scheduler) and int(workers) > 0 else 1
 
 
 def read_cpu_quota(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> float | None:

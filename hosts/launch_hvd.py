@@ -26,6 +26,17 @@ MXNET_SAFE_ACCUMULATION=1
 MXNET_GPU_MEM_POOL_TYPE=Round
     Length buckets ask for many nearly equal sizes of memory; rounded up, freed memory fits the next batch.
 
+On this machine (a host file that names no other) the command is for it as it is:
+OMPI_ALLOW_RUN_AS_ROOT, OMPI_ALLOW_RUN_AS_ROOT_CONFIRM
+    For root; without them mpirun does not start anything.
+--oversubscribe -map-by slot -bind-to none -mca mpi_yield_when_idle 1
+    Without GPUs: there may be fewer cores than slots. comm/threads.py divides the cores, and a rank that
+    waits leaves its core to the others; by default Open MPI spins.
+.venv/bin/python, where that is
+    Nothing has to be activated first.
+no --dtype
+    The script takes float16 on GPUs and float32 without.
+
 Left out on purpose: HOROVOD_HIERARCHICAL_ALLREDUCE, which crosses hosts through host memory and MPI, past
 NCCL and its network plug-ins (EFA), and NCCL_MIN_NRINGS, which forces what NCCL has since learned to choose.
 """
@@ -36,9 +47,12 @@ from typing import TYPE_CHECKING, Sequence
 
 from hosts.hostfile import HostsError
 from hosts.script_args import comment, quote, script_lines
+from hosts.this_machine import this_machine
 
 if TYPE_CHECKING:
     from hparams import Stage
+
+AS_ROOT = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
 
 
 def command(
@@ -63,25 +77,31 @@ def command(
         HostsError: `script_args` contradict the stage, or `sockets` do not divide the slots.
     """
     ranks = sum(slots for _, slots in hosts)
+    here = this_machine(hosts)
     lines = [
-        f"mpirun -np {ranks} --hostfile {quote(hostfile)}",
-        *options_of_mpirun(hosts, sockets, interface),
-        "python run_pretraining_hvd.py",
+        f"{AS_ROOT if here and here.root else ''}mpirun -np {ranks} --hostfile {quote(hostfile)}",
+        *options_of_mpirun(hosts, sockets, interface, without_gpus=here is not None and not here.gpus),
+        f"{here.python if here else 'python'} run_pretraining_hvd.py",
     ]
-    lines += [f"    {line}" for line in script_lines(stage, script_args)]
+    lines += [f"    {line}" for line in script_lines(stage, script_args, any_dtype=here is not None)]
     body = " \\\n    ".join(lines)
     return f"{comment(stage)}\n{body}"
 
 
 def options_of_mpirun(
-    hosts: Sequence[tuple[str, int]], sockets: int | None = None, interface: str | None = None
+    hosts: Sequence[tuple[str, int]],
+    sockets: int | None = None,
+    interface: str | None = None,
+    without_gpus: bool = False,
 ) -> list[str]:
     """What stands between the host file and the ranks' program, a line each, as text for a shell.
 
-    For arguments and errors see `command`.
+    `without_gpus`: this is known of all hosts. For the other arguments and errors see `command`.
     """
+    unbound = without_gpus and sockets is None
     return [
-        _mapping(hosts, sockets),
+        "--oversubscribe -map-by slot -bind-to none" if unbound else _mapping(hosts, sockets),
+        *(["-mca mpi_yield_when_idle 1"] if without_gpus else []),
         "-mca pml ob1 -mca btl ^openib" + _mpi_network(hosts, interface),
         "-mca odls_base_sigkill_timeout 30",
         *_environment(hosts, interface),

@@ -11,13 +11,19 @@ DMLC_INTERFACE, DMLC_NODE_HOST
 NVIDIA_VISIBLE_DEVICES
     bpslaunch starts a rank for each number in it, also where there is no GPU.
 BYTEPS_NUMA_ON=0
-    Otherwise bpslaunch ties ranks to cores by a rule of its own. comm/threads.py divides the cores.
+    Otherwise bpslaunch ties ranks to cores by a rule of its own, and ends in an IndexError where the rule has
+    too few of them (docs/byteps.md). comm/threads.py divides the cores.
+RANKS_ON_HOST
+    Where a host has several workers, the ranks of all of them: they share its cores (comm/threads.py).
 NCCL_DEBUG=WARN
     By default NCCL gives no reason when it fails.
 MXNET_SAFE_ACCUMULATION=1, MXNET_GPU_MEM_POOL_TYPE=Round
     See hosts/launch_hvd.py.
 
 bpslaunch hands its command to a second shell: what a word means to a shell is quoted for two of them.
+
+On this machine (a host file that names no other) .venv/bin is used where it is, and --dtype is left to the
+script: float16 on GPUs, float32 without.
 """
 
 from __future__ import annotations
@@ -28,12 +34,13 @@ from hosts.addresses import LOOPBACK, bare, is_address, is_loopback
 from hosts.hostfile import HostsError
 from hosts.parts import DEFAULT_PORT, check_workers, choose_num_servers
 from hosts.script_args import comment, needs_data, quote, script_lines
+from hosts.this_machine import VENV, this_machine
 
 if TYPE_CHECKING:
     from hparams import Stage
 
 VARIABLES = ("NCCL_DEBUG=WARN", "MXNET_SAFE_ACCUMULATION=1", "MXNET_GPU_MEM_POOL_TYPE=Round")
-SCRIPT = "python run_pretraining_byteps.py"
+SCRIPT = "run_pretraining_byteps.py"
 NEXT, DEEPER = " \\\n    ", " \\\n        "
 DATA_IN_SECOND_SHELL = "'\"$DATA\"'"
 
@@ -65,15 +72,19 @@ def command(
     check_workers(workers, hostfile)
     options = [f"--hostfile {quote(hostfile)}"]
     options += [f"--interface {quote(interface)}"] if interface is not None and len(workers) > 1 else []
-    easy = [f"python hosts/launch_byteps.py {' '.join(options)}"]
-    easy += [" ".join(f"--env {variable}" for variable in VARIABLES), f"-- {SCRIPT}"]
-    lines = [comment(stage), NEXT.join(easy) + DEEPER + DEEPER.join(script_lines(stage, script_args))]
+    here = this_machine(workers)
+    python = here.python if here else "python"
+    easy = [f"{python} hosts/launch_byteps.py {' '.join(options)}"]
+    easy += [" ".join(f"--env {variable}" for variable in VARIABLES), f"-- {python} {SCRIPT}"]
+    script = script_lines(stage, script_args, any_dtype=here is not None)
+    lines = [comment(stage), NEXT.join(easy) + DEEPER + DEEPER.join(script)]
     return "\n".join([*lines, "", *_by_hand(stage, workers, interface, script_args)])
 
 
 def _by_hand(
     stage: Stage, workers: Sequence[tuple[str, int]], interface: str | None, own: Sequence[str]
 ) -> list[str]:
+    here = this_machine(workers)
     shared = [f"DMLC_NUM_WORKER={len(workers)}"]
     hosts = list(dict.fromkeys(host for host, _ in workers))
     roles = []
@@ -84,13 +95,16 @@ def _by_hand(
         roles = [f"# the scheduler, on {hosts[0]}", "DMLC_ROLE=scheduler bpslaunch"]
         roles += [f"# the servers: one on {_each(hosts)}", "DMLC_ROLE=server bpslaunch"]
     data = ['DATA="${DATA:?set it to your text files, for example /corpus/*.txt}"'] if needs_data(own) else []
+    data += [f'PATH="$PWD/{VENV}:$PATH"'] if here and here.venv else []
     exports = NEXT.join([f"export {shared[0]}", *shared[1:], " ".join(VARIABLES), *data])
     numbers = ", ".join(f"{number} on {host}" for number, (host, _) in enumerate(workers))
     number = "0" if len(workers) == 1 else f'"${{DMLC_WORKER_ID:?{numbers}}}"'
     devices = ",".join(map(str, range(workers[0][1])))
     worker = [f"DMLC_ROLE=worker DMLC_WORKER_ID={number}"]
-    worker += [f"BYTEPS_NUMA_ON=0 NVIDIA_VISIBLE_DEVICES={devices}", f"bpslaunch {SCRIPT}"]
-    options = script_lines(stage, own, lambda word: quote(quote(word)), DATA_IN_SECOND_SHELL)
+    worker += [*_ranks_on_host(workers), f"BYTEPS_NUMA_ON=0 NVIDIA_VISIBLE_DEVICES={devices}"]
+    worker += [f"bpslaunch python {SCRIPT}"]
+    quoted = (lambda word: quote(quote(word)), DATA_IN_SECOND_SHELL)
+    options = script_lines(stage, own, *quoted, any_dtype=here is not None)
     return [
         f"# stage {stage.stage} by hand instead: first, in every shell",
         exports,
@@ -100,6 +114,19 @@ def _by_hand(
         else f"# a worker each: DMLC_WORKER_ID is {numbers}",
         NEXT.join(worker) + DEEPER + DEEPER.join(options),
     ]
+
+
+def _ranks_on_host(workers: Sequence[tuple[str, int]]) -> list[str]:
+    """Nothing where each host has one worker."""
+    ranks: dict[str, int] = {}
+    for host, slots in workers:
+        ranks[host] = ranks.get(host, 0) + slots
+    if len(ranks) == len(workers):
+        return []
+    if len(set(ranks.values())) == 1:
+        return [f"RANKS_ON_HOST={next(iter(ranks.values()))}"]
+    numbers = ", ".join(f"{count} on {host}" for host, count in ranks.items())
+    return [f'RANKS_ON_HOST="${{RANKS_ON_HOST:?{numbers}}}"']
 
 
 def _root(host: str) -> str:

@@ -26,7 +26,7 @@ def quote(word: str) -> str:
 
 def comment(stage: Stage) -> str:
     """What is trained, as lines of shell comment."""
-    batch = f"{stage.batch_size:.10g} sequences of {stage.max_seq_length}"
+    batch = f"{stage.sequences_per_step:.10g} sequences of {stage.max_seq_length}"
     lines = [f"# stage {stage.stage}: {stage.num_steps} steps of {batch}"]
     if stage.stage == 2:
         lines.append(
@@ -36,7 +36,11 @@ def comment(stage: Stage) -> str:
 
 
 def script_lines(
-    stage: Stage, own: Sequence[str], quote: Callable[[str], str] = quote, data: str = DATA
+    stage: Stage,
+    own: Sequence[str],
+    quote: Callable[[str], str] = quote,
+    data: str = DATA,
+    any_dtype: bool = False,
 ) -> list[str]:
     """The script's options as lines of shell text.
 
@@ -46,6 +50,8 @@ def script_lines(
             $DATA) but not what `stage` has computed.
         quote: makes a word of `own` safe for the shells that will read it.
         data: the value of --data, as shell text, where `own` has none.
+        any_dtype: leave the precision to the script, which chooses float16 on GPUs and float32 without: for
+            a machine that may have none, where MXNet has no float16.
 
     Raises:
         HostsError: `own` contradict the stage.
@@ -55,6 +61,8 @@ def script_lines(
         if name in COMPUTED:
             raise HostsError(f"{name} after --: computed for each stage; change it in the printed command")
     defaults = {"--model": "bert_24_1024_16", "--dtype": "float16", "--optimizer": "lamb"}
+    if any_dtype:
+        del defaults["--dtype"]
     lines = [" ".join(f"{name} {value}" for name, value in defaults.items() if name not in names)]
     schedule, batch = stage.options().split(" --batch_size ")
     lines += [schedule, f"--batch_size {batch}"]

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, Sequence
 
+from setup.bpslaunch import leave_ranks_unbound
 from setup.byteps_build import host_runtime_files
 from setup.progress import Progress
 from setup.wanted import Wanted, mxnet_requirement
@@ -75,6 +76,7 @@ class Environment:
         """
         options = ["--no-deps", "--no-index", "--force-reinstall"]
         progress.run(self._pip_install([*options, *map(str, wheels)]), "installing the wheels")
+        leave_ranks_unbound(self.venv)
 
     def _pip_install(self, arguments: Sequence[str]) -> list[str]:
         constraints = ["-c", str(self.root / "constraints.txt"), "--disable-pip-version-check"]

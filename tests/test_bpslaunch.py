@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
+import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
 
-from tests.processes import ROOT, start_command
+from setup.bpslaunch import leave_ranks_unbound
+from tests.processes import ROOT, run_command, run_ranks, start_command
 
 BIN = Path(sys.executable).parent
 TRAINING = [
@@ -73,6 +77,79 @@ def test_training(workers, local_ranks, tmp_path):
     assert "saved ckpt/0000006.params" in results[0].stdout
     assert os.listdir(tmp_path) == ["ckpt"], "a file was written outside ckpt_dir"
     assert traces() == before
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """An environment like .venv, with the packages of this one: its folder, and the variables with which its
+    Python finds them."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (folder / "bin" / "bpslaunch").write_bytes((BIN / "bpslaunch").read_bytes())
+    variables = {
+        name: None for name in os.environ if name.startswith(("DMLC_", "BYTEPS_", "NVIDIA_", "OMP_"))
+    }
+    variables["PATH"] = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    variables["PYTHONPATH"] = os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")])
+    return folder, variables
+
+
+def typed(environment, more, *words):
+    """bpslaunch as somebody types it who knows nothing of BYTEPS_NUMA_ON."""
+    folder, variables = environment
+    argv = [folder / "bin" / "python", folder / "bin" / "bpslaunch", *words]
+    return argv, {**variables, **more}
+
+
+def test_more_ranks_than_its_arithmetic_has_cores_for(environment, tmp_path):
+    """Without our default it fails on every machine, and a value of the user's own stays."""
+    folder, _ = environment
+    ranks = os.cpu_count() + 1
+    worker = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "1", "DMLC_WORKER_ID": "0"}
+    worker["NVIDIA_VISIBLE_DEVICES"] = ",".join(map(str, range(ranks)))
+    says = "echo numa=$BYTEPS_NUMA_ON rank=$BYTEPS_LOCAL_RANK"
+
+    def run(**more):
+        argv, env = typed(environment, {**worker, **more}, says)
+        return run_command(argv, env=env, cwd=tmp_path)
+
+    written = leave_ranks_unbound(folder)
+    assert len(re.findall(r"numa=0 rank=\d+", run().check().stdout)) == ranks
+    assert "IndexError" in run(BYTEPS_NUMA_ON="1").stderr
+    written.unlink()
+    assert "IndexError" in run().stderr
+    leave_ranks_unbound(folder)
+    python = run_command(
+        [folder / "bin" / "python", "-c", "import os; print(os.environ.get('BYTEPS_NUMA_ON'))"]
+    )
+    assert python.check().stdout == "None\n", "only bpslaunch is affected"
+
+
+def test_two_workers_as_somebody_types_them(environment, tmp_path):
+    """No variable but those that docs/byteps.md asks for: no traceback, nobody waits, and a rank has as many
+    threads as under hosts/launch_byteps.py."""
+    leave_ranks_unbound(environment[0])
+    shared = {"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "127.0.0.1"}
+    shared.update(DMLC_PS_ROOT_PORT=str(free_port()), DMLC_NODE_HOST="127.0.0.1")
+    script = ["python", str(ROOT / "run_pretraining_byteps.py"), *TRAINING]
+    with contextlib.ExitStack() as stack:
+        runs = []
+        for role, number in (("worker", "0"), ("worker", "1"), ("scheduler", None), ("server", None)):
+            more = {**shared, "DMLC_ROLE": role, **({"DMLC_WORKER_ID": number} if number else {})}
+            argv, env = typed(environment, more, *(script if number else []))
+            runs.append(
+                stack.enter_context(start_command(argv, timeout=120, env=env, cwd=tmp_path, grace=20))
+            )
+        results = [run.wait().check() for run in runs]
+    options = [*TRAINING[:-1], "ckpt_launcher"]
+    ours = run_ranks(
+        ROOT / "run_pretraining_byteps.py", 2, "byteps", args=options, cwd=tmp_path, timeout=120,
+        env={"OMP_NUM_THREADS": None},
+    ).check()  # fmt: skip
+    said = [
+        re.search(r"2 processes on .*OMP_NUM_THREADS \d+", text) for text in (results[0].stdout, ours.stdout)
+    ]
+    assert said[0] and said[1] and said[0][0] == said[1][0]
 
 
 def test_a_missing_variable_is_one_line(tmp_path):

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hparams
+import hparams_check
 import hparams_command
 from hosts.hostfile import HostsError, read_host_lines, read_hostfile
 from tests.processes import python_3_8, run_command
@@ -56,7 +57,7 @@ def run(line: str, *more: object, capsys) -> tuple[int, str, str]:
 def test_every_row_of_the_paper(batch_size, steps, lr, ratio):
     first, second = hparams.plan_for_target(1, 8192, batch_size).stages
     for stage, share in ((first, Fraction(9, 10)), (second, Fraction(1, 10))):
-        assert stage.batch_size == batch_size
+        assert stage.sequences_per_step == batch_size
         assert stage.lr == pytest.approx(lr, rel=1e-12)
         assert stage.warmup_ratio == pytest.approx(ratio, rel=1e-12)
         assert stage.num_steps == math.ceil(steps * share)
@@ -85,13 +86,13 @@ def test_warmup_steps_round_a_half_up():
 )
 def test_the_three_p3dn_experiments(num_gpus, accumulate, batch_size, num_steps, lr, ratio):
     stage = hparams.plan(num_gpus, 8192, accumulate).stages[0]
-    assert (stage.batch_size, stage.num_steps) == (batch_size, num_steps)
+    assert (stage.sequences_per_step, stage.num_steps) == (batch_size, num_steps)
     assert (stage.lr, stage.warmup_ratio) == (pytest.approx(lr, rel=1e-12), pytest.approx(ratio, rel=1e-12))
 
 
 def test_mixed_batch_is_the_published_run():
     first, second = hparams.mixed_batch_plan(256, 8192).stages
-    assert (first.batch_size, second.batch_size) == (65536, 32768)
+    assert (first.sequences_per_step, second.sequences_per_step) == (65536, 32768)
     assert (first.num_steps, second.num_steps) == (7038, 1561)
     assert first.num_steps + second.num_steps == 8599  # the paper's total
     assert (first.lr, second.lr) == (0.006, 0.004)
@@ -121,7 +122,7 @@ def test_both_stages_see_the_baseline_within_one_step(cluster):
 def test_target_batch_size_inverts_the_plan(num_gpus, sequences, accumulate):
     tokens = 512 * sequences  # whole sequences in both stages
     planned = hparams.plan(num_gpus, tokens, accumulate)
-    targets = [stage.batch_size for stage in planned.stages]
+    targets = [stage.sequences_per_step for stage in planned.stages]
     assert hparams.plan_for_target(num_gpus, tokens, *targets) == planned
 
 
@@ -161,13 +162,13 @@ def test_stage_2_accumulates_for_its_own_batch():
 def test_other_lengths_and_baselines():
     baseline = hparams.Baseline(256, (1000, 10))
     first, second = hparams.plan(1, 4096, 1, (64, 256), baseline).stages
-    assert (first.batch_size, first.num_steps) == (64, 4000)
-    assert (second.batch_size, second.num_steps) == (16, 160)
+    assert (first.sequences_per_step, first.num_steps) == (64, 4000)
+    assert (second.sequences_per_step, second.num_steps) == (16, 160)
 
 
 def test_a_batch_of_no_whole_number_is_an_average():
     stage = hparams.stage_for_run(3, 1000, 1, 128)
-    assert stage.batch_size == 3000 / 128
+    assert stage.sequences_per_step == 3000 / 128
     assert stage.num_steps == math.ceil(Fraction(512 * 900_000 * 128, 3000))
     assert any("average" in text for text in stage.warnings)
 
@@ -192,7 +193,7 @@ def test_warmup_is_cut_to_the_whole_run():
 
 def test_the_first_experiment_disagrees_and_the_second_does_not():
     first = hparams.stage_for_run(256, 8192, 2, 128)
-    found = hparams.disagreements({"num_steps": 25600, "lr": 0.00354, "warmup_ratio": 0.1}, first)
+    found = hparams_check.disagreements({"num_steps": 25600, "lr": 0.00354, "warmup_ratio": 0.1}, first)
     assert [one.option for one in found] == ["num_steps", "lr", "warmup_ratio"]
     assert [one.paper for one in found] == [14063, 0.005, 0.2]
     assert [one.ratio for one in found] == pytest.approx([25600 / 14063, 0.708, 0.5])
@@ -200,28 +201,54 @@ def test_the_first_experiment_disagrees_and_the_second_does_not():
     assert all("the value for 16384" in one.sentence for one in found[1:])
 
     second = hparams.stage_for_run(32, 8192, 1, 128)
-    assert hparams.disagreements({"num_steps": 225000, "lr": 0.00125, "warmup_ratio": 0.0125}, second) == []
+    assert (
+        hparams_check.disagreements({"num_steps": 225000, "lr": 0.00125, "warmup_ratio": 0.0125}, second)
+        == []
+    )
 
 
 def test_rounding_to_three_digits_is_no_disagreement():
     stage = hparams.stage_for_run(128, 8192, 2, 128)  # 16384: lr 0.0035355..., 28125 steps
-    assert hparams.disagreements({"lr": 0.00354, "num_steps": 28125}, stage) == []
-    assert [one.option for one in hparams.disagreements({"lr": 0.0036}, stage)] == ["lr"]
-    assert [one.option for one in hparams.disagreements({"lr": float("nan")}, stage)] == ["lr"]
+    assert hparams_check.disagreements({"lr": 0.00354, "num_steps": 28125}, stage) == []
+    assert [one.option for one in hparams_check.disagreements({"lr": 0.0036}, stage)] == ["lr"]
+    assert [one.option for one in hparams_check.disagreements({"lr": float("nan")}, stage)] == ["lr"]
 
 
 def test_absent_and_unrelated_options_are_passed_over():
     stage = hparams.stage_for_run(8, 8192, 1, 128)
-    assert hparams.disagreements({"lr": None, "model": "bert_24_1024_16", "batch_size": 1}, stage) == []
-    assert [one.option for one in hparams.disagreements({"max_predictions_per_seq": 80}, stage)] == [
+    assert hparams_check.disagreements({"lr": None, "model": "bert_24_1024_16", "batch_size": 1}, stage) == []
+    assert [one.option for one in hparams_check.disagreements({"max_predictions_per_seq": 80}, stage)] == [
         "max_predictions_per_seq"
     ]
 
 
-def test_the_mixed_run_is_recognised():
-    stage = hparams.stage_for_run(256, 8192, 8, 512)
-    (found,) = hparams.disagreements({"lr": 0.004}, stage)
-    assert "mixed" in found.sentence
+def test_the_mixed_run_is_a_whole():
+    """Its values are accepted together; one of them among the formula's is named as what it is."""
+    for number, length in ((1, 128), (2, 512)):
+        stage = hparams.stage_for_run(256, 8192, (4, 8)[number - 1], length)
+        _, steps, lr, ratio = hparams.MIXED[number - 1]
+        mixed = {"num_steps": steps, "lr": lr, "warmup_ratio": ratio}
+        assert hparams_check.disagreements(mixed, stage) == []
+        assert hparams_check.disagreements({"lr": lr}, stage) == []
+        (found,) = hparams_check.disagreements({**mixed, "warmup_ratio": stage.warmup_ratio}, stage)
+        assert found.option == "lr" and "mixed" in found.sentence
+        wrong = hparams_check.disagreements({**mixed, "lr": 0.0055}, stage)
+        assert [one.option for one in wrong] == ["lr", "warmup_ratio"]
+        # another batch, another baseline, another length: it is not that run
+        for other in (
+            hparams.stage_for_run(128, 8192, (4, 8)[number - 1], length),
+            hparams.stage_for_run(256, 8192, (4, 8)[number - 1], length, hparams.Baseline(256)),
+            hparams.stage_for_run(256, 4096, (4, 8)[number - 1], length // 2, stage=number),
+        ):
+            assert "lr" in [one.option for one in hparams_check.disagreements(mixed, other)]
+
+
+def test_a_batch_that_was_meant_in_tokens_gets_a_hint():
+    hint = hparams_check.batch_size_hint(4096, False, 128)
+    assert "4096 sequences of 128, 524288 tokens" in hint and "add --use_avg_len" in hint
+    assert hparams_check.batch_size_hint(4096, True, 128) is None
+    assert hparams_check.batch_size_hint(512, False, 128) is None  # 65536 tokens: a large GPU takes them
+    assert hparams_check.batch_size_hint(256, False, 512) is None  # as tokens it would hold no sequence
 
 
 # ---------------------------------------------------------------------------------------------- the command
@@ -235,15 +262,16 @@ def test_json_has_the_promised_shape(capsys):
     assert [*found] == ["num_gpus", "tokens_per_gpu", "accumulate", "stages"]
     assert (found["num_gpus"], found["tokens_per_gpu"], found["accumulate"]) == (256, 8192, 2)
     promised = [
-        {"stage": 1, "max_seq_length": 128, "batch_size": 32768, "num_steps": 14063, "lr": 0.005,
+        {"stage": 1, "max_seq_length": 128, "sequences_per_step": 32768, "num_steps": 14063, "lr": 0.005,
          "warmup_ratio": 0.2, "warmup_steps": 2813, "max_predictions_per_seq": 20},
-        {"stage": 2, "max_seq_length": 512, "batch_size": 8192, "num_steps": 6250, "lr": 0.0025,
+        {"stage": 2, "max_seq_length": 512, "sequences_per_step": 8192, "num_steps": 6250, "lr": 0.0025,
          "warmup_ratio": 0.05, "warmup_steps": 313, "max_predictions_per_seq": 80},
     ]  # fmt: skip
     for stage, expected in zip(found["stages"], promised):
         assert [*stage][: len(expected)] == [*expected]
         assert {key: stage[key] for key in expected} == expected
-        assert isinstance(stage["batch_size"], int)
+        assert isinstance(stage["sequences_per_step"], int)
+        assert "batch_size" not in stage  # an option of the scripts, and in tokens there
 
 
 def test_table_and_one_stage(capsys):
@@ -290,6 +318,47 @@ def test_check_accepts_what_the_plan_prints(cluster, length):
     assert hparams_command.main(["--check", "--num_gpus", str(cluster[0]), *shlex.split(options)]) == 0
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+def test_check_accepts_what_mixed_batch_prints(stage, capsys):
+    _, out, _ = run(f"--num_gpus 256 --tokens_per_gpu 8192 --mixed_batch --stage {stage}", capsys=capsys)
+    (options,) = [line for line in out.splitlines() if line.startswith("--num_steps")]
+    code, out, _ = run(f"--check --num_gpus 256 {options}", capsys=capsys)
+    assert code == 0 and "as in the paper's mixed 64K/32K run" in out and "warning" not in out
+    code, out, _ = run(f"--check --num_gpus 256 {options.replace('--lr 0.00', '--lr 0.01')}", capsys=capsys)
+    assert code == 1 and "--lr 0.01" in out
+
+
+def test_check_hints_at_a_batch_in_tokens(capsys):
+    args = "--check --num_gpus 32 --batch_size 4096 --num_steps 900000"
+    code, out, _ = run(args, capsys=capsys)
+    assert code == 1 and out.splitlines()[1].startswith("hint: --batch_size 4096 without --use_avg_len is ")
+    assert "hint" not in run(args, "--use_avg_len", capsys=capsys)[1]
+
+
+@pytest.mark.parametrize(
+    ("args", "flags"),
+    [
+        ("--num_gpus 256 --batch_size 8192", ["--tokens_per_gpu 8192", "--target_batch_size 8192"]),
+        ("--num_gpus 256 --batch_size 8192 --use_avg_len --accumulate 2", ["--tokens_per_gpu 8192"]),
+        ("--num_gpus 8 --batch_size 64 --json", ["--tokens_per_gpu 8192", "--target_batch_size 64"]),
+        ("--num_gpus 7 --batch_size 64 --stage 1", ["--tokens_per_gpu 8192"]),
+        ("--launch hvd --hostfile hosts/local --batch_size 4096 -- --vocab 'a b'", ["--tokens_per_gpu 4096"]),
+    ],
+)
+def test_batch_size_without_check_points_to_what_was_meant(args, flags, capsys, monkeypatch):
+    """Each command of the message is a command that works."""
+    monkeypatch.chdir(ROOT)
+    code, out, err = run(args, capsys=capsys)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("hparams.py: --batch_size ") and "--check" in err
+    commands = re.findall(r"python hparams.py ([^;\n]*)", err)
+    for flag in flags:
+        assert any(flag in command for command in commands), err
+    for command in commands:
+        assert run(command, capsys=capsys)[0] == 0, command
+        assert command.partition(" -- ")[2] == args.partition(" -- ")[2]
+
+
 def test_check_counts_sequences_without_use_avg_len(capsys):
     args = "--check --num_gpus 8 --batch_size 64 --max_seq_length 128 --num_steps 900000"
     assert run(args, capsys=capsys)[0] == 0
@@ -333,6 +402,12 @@ CLUSTER = "--num_gpus 8 --tokens_per_gpu 8192"
         (f"{CLUSTER} --launch hvd --hostfile hosts/1x_p3dn --sockets 3", "--sockets"),
         (f"{CLUSTER} --launch hvd --hostfile hosts/1x_p3dn --sockets 0", "--sockets"),
         (f"{CLUSTER} --launch hvd --hostfile hosts/1x_p3dn -- --lr 1", "--lr"),
+        (f"{CLUSTER} --launch hvd --hostfile hosts/1x_p3dn -- --max_seq_lenght 64", "--max_seq_lenght"),
+        (f"{CLUSTER} --launch byteps --hostfile hosts/1x_p3dn -- --vocap=v.txt", "--vocap"),
+        (f"{CLUSTER} --launch hvd --hostfile hosts/1x_p3dn -- stray", "stray"),
+        (f"{CLUSTER} --launch hvd --hostfile hosts/1x_p3dn -- --optimizer sgd", "--optimizer"),
+        (f"{CLUSTER} --launch hvd --hostfile hosts/1x_p3dn -- --log_interval many", "--log_interval"),
+        (f"{CLUSTER} --launch hvd --hostfile hosts/1x_p3dn -- --help", "run_pretraining_hvd.py --help"),
         (f"{CLUSTER} -- --data x", "--data"),
         (f"{CLUSTER} --check", "--check"),
         (f"{CLUSTER} --check --stage 1 --lr 1", "--stage"),
@@ -650,6 +725,69 @@ def test_byteps_commands_run_as_printed(way, own, capsys, tmp_path, monkeypatch)
         assert argv[argv.index("--num_steps") + 1] == str(math.ceil(512 * 900_000 / 16))
         assert environment["MXNET_SAFE_ACCUMULATION"] == "1"
         assert environment["DMLC_NUM_WORKER"] == "1" and environment["BYTEPS_LOCAL_SIZE"] == "2"
+
+
+# Each stage is three steps of four sequences: what is printed is run as it is.
+SHORT = "--tokens_per_gpu 256 --stage 1 --baseline_batch_size 4 --baseline_steps_1 3 --hostfile hosts/local"
+TINY = "--dummy_data_len 128 --model bert_1_32_2 --log_interval 1"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A working directory like this clone's, whose environment is this one."""
+    for name in ("hosts", "run_pretraining_hvd.py", "run_pretraining_byteps.py"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    return tmp_path
+
+
+def run_as_pasted(text: str, folder: Path):
+    """In a shell with nothing prepared: no environment activated, nothing allowed to root."""
+    bin_of_venv = str(Path(sys.prefix) / "bin")
+    path = [one for one in os.environ["PATH"].split(os.pathsep) if one.rstrip("/") != bin_of_venv]
+    env = {"PATH": os.pathsep.join(path), "VIRTUAL_ENV": None, "PYTHONPATH": None, "OMP_NUM_THREADS": "1"}
+    env.update(OMPI_ALLOW_RUN_AS_ROOT=None, OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=None)
+    return run_command(["sh", "-c", text], cwd=folder, env=env, timeout=180)
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI's mpirun")
+@pytest.mark.parametrize("way", ["mpirun", "launch_byteps.py", "bpslaunch"])
+def test_commands_for_this_machine_train_where_they_are_pasted(way, folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    launcher = "hvd" if way == "mpirun" else "byteps"
+    code, out, err = run(f"{SHORT} --launch {launcher} -- {TINY}", capsys=capsys)
+    assert code == 0, err
+    text = out.rstrip("\n").split("\n\n")[way == "bpslaunch"]
+    result = run_as_pasted(text, folder).check()
+    assert "2 processes on " in result.stdout and "step 3/3" in result.stdout
+    assert (folder / "ckpt_stage1" / "0000003.params").exists()
+
+
+def test_nothing_is_assumed_of_other_machines(capsys, tmp_path, monkeypatch):
+    """Their user, their GPUs and their environment are not this machine's."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    for lines, is_here in (("localhost slots=2\n", True), ("p3dn-01 slots=8\n", False)):
+        (tmp_path / "hosts").write_text(lines)
+        for launcher in ("hvd", "byteps"):
+            args = f"--tokens_per_gpu 8192 --stage 1 --hostfile hosts --launch {launcher}"
+            _, text, _ = run(args, capsys=capsys)
+            assert (".venv/bin/python run_pretraining" in text) == is_here
+            assert ("--dtype float16" in text) != is_here
+            root = launcher == "hvd" and is_here and os.geteuid() == 0
+            assert ("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun" in text) == root
+
+
+def test_workers_of_one_host_share_its_cores_by_hand(capsys, tmp_path):
+    for lines, shown in (
+        ("a slots=2\nb slots=2\n", None),
+        ("a slots=2\nb slots=2\na slots=2\nb slots=2\n", "RANKS_ON_HOST=4"),
+        ("a slots=2\nb slots=2\na slots=2\n", 'RANKS_ON_HOST="${RANKS_ON_HOST:?4 on a, 2 on b}"'),
+    ):
+        (tmp_path / "hosts").write_text(lines)
+        args = ["--tokens_per_gpu", 8192, "--hostfile", tmp_path / "hosts", "--stage", 1]
+        ((_, by_hand),) = byteps_blocks(*args, capsys=capsys)
+        assert shown in by_hand if shown else "RANKS_ON_HOST" not in by_hand
 
 
 # ----------------------------------------------------------------------------- standard library, Python 3.8

@@ -19,6 +19,7 @@ from typing import Iterator, NamedTuple
 import numpy as np
 import pytest
 
+import hparams
 from bert.options import parse_options
 from comparison.launching.backends import BACKENDS
 from comparison.options import parse_options as parse_comparison
@@ -176,6 +177,27 @@ def test_hparams(command):
         ]:  # for BytePS, every second block is for starting by hand
             words = shlex.split(launch)
             parse_options(words[words.index(SCRIPTS[byteps]) + 1 :], "")
+
+
+def test_the_table_of_experiments():
+    """Each computed figure is hparams.py's, and bold are the stated ones that differ from it."""
+    text = section(README, "### The experiments this project starts from")
+    table = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\|.*", text, re.M)
+    ]
+    assert [row[4].partition(" / ")[0].strip("*") for row in table[2:]] == ["2048", "2048", "256", "–"]
+    assert [(row[0], row[2]) for row in table[2:]] == [
+        *((n, "8192") for n in ("256", "32", "8")),
+        ("32", "4096"),
+    ]
+    for gpus, _, tokens, accumulate, *pairs in table[2:]:
+        stage = hparams.stage_for_run(int(gpus), int(tokens), int(accumulate), 128)
+        wanted = (stage.sequences_per_step, stage.num_steps, stage.lr, stage.warmup_ratio)
+        for pair, value in zip(pairs, wanted):
+            stated, computed = pair.split(" / ")
+            assert computed == (f"{value:.5g}" if isinstance(value, float) else str(value))
+            same = stated == "–" or float(stated.strip("*")) == value
+            assert stated.startswith("**") != same, pair
 
 
 def test_the_tests_have_something_to_do():

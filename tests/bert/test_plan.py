@@ -73,6 +73,20 @@ def test_given_values_are_kept_with_a_warning_that_names_the_papers():
     assert "from the LAMB paper" not in found.summary
 
 
+def test_a_batch_that_was_meant_in_tokens_gets_a_hint():
+    rest = "--num_steps 450000 --lr 0.000884 --warmup_ratio 0.00625"
+    (hint,) = [each for each in plan(f"--batch_size 4096 {rest}", 32).warnings if "use_avg_len" in each]
+    assert "4096 sequences of 128, 524288 tokens" in hint
+    assert plan(f"--batch_size 4096 --use_avg_len {rest}", 32).warnings == ()
+
+
+def test_the_papers_mixed_run_needs_no_warning_if_it_is_whole():
+    batch = "--batch_size 8192 --use_avg_len --accumulate 8 --lr 0.004"
+    assert plan(f"{batch} --num_steps 1561 --warmup_ratio 0.128", 256, 512).warnings == ()
+    (warning,) = plan(batch, 256, 512).warnings  # steps and warmup are the formula's here
+    assert warning.startswith("--lr 0.004 ") and "mixed" in warning
+
+
 def test_given_values_that_are_the_papers_need_no_warning():
     found = plan("--num_steps 225000 --lr 0.00125 --warmup_ratio 0.0125 --batch_size 64", 32)
     assert found.warnings == ()

@@ -23,6 +23,8 @@ BOUND = {"OMPI_MCA_orte_bound_at_launch": "1"}
         (BOUND, 1, 2, 2, None, 1),  # bound to cores: already this rank's own
         (BOUND, 12, 96, 8, None, 12),  # -map-by ppr:4:socket:pe=6, two hardware threads a core
         (BOUND, 48, 96, 8, None, 12),  # bound to one of two sockets, four ranks there
+        ({"BYTEPS_NUMA_ON": "1"}, 4, 8, 2, None, 4),  # by bpslaunch, each of two ranks to its half
+        ({"BYTEPS_NUMA_ON": "0"}, 8, 8, 2, None, 4),
         (BOUND, 2, 2, 2, None, 1),  # "bound" to the only socket, that is to everything
         ({}, 16, 16, 1, 4.0, 4),  # docker run --cpus 4
         ({}, 16, 16, 4, 6.0, 1),
@@ -51,6 +53,16 @@ def test_wrong_explicit_number(value):
         ({"HOROVOD_LOCAL_SIZE": "2"}, 2),
         ({"MPI_LOCALNRANKS": "3"}, 3),
         ({"BYTEPS_LOCAL_SIZE": "8"}, 8),
+        # bpslaunch starts one worker; on a loopback address all of them are on this host
+        ({"BYTEPS_LOCAL_SIZE": "1", "DMLC_NUM_WORKER": "2", "DMLC_PS_ROOT_URI": "127.0.0.1"}, 2),
+        ({"BYTEPS_LOCAL_SIZE": "2", "DMLC_NUM_WORKER": "3", "DMLC_PS_ROOT_URI": "10.0.0.1"}, 2),
+        (
+            {
+                **{"BYTEPS_LOCAL_SIZE": "2", "DMLC_NUM_WORKER": "2", "DMLC_PS_ROOT_URI": "127.0.0.1"},
+                "RANKS_ON_HOST": "4",
+            },
+            4,
+        ),
         ({"SLURM_NTASKS_PER_NODE": "6"}, 6),
         ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),3"}, 4),
         ({"HOROVOD_LOCAL_SIZE": "nonsense"}, 1),
