@@ -24,6 +24,8 @@ class Environment:
         self.venv = root / ".venv"
         self.python = self.venv / "bin" / "python"
         self.record = self.venv / "setup.json"
+        # As they are now: what changes while the set-up runs is not what it works from.
+        self._made_from = self._digest_of_files()
 
     def recorded_cuda(self) -> str | None:
         """What an earlier set-up was asked for: "cpu" or a CUDA version; None if there was none."""
@@ -93,14 +95,18 @@ class Environment:
         return answer.returncode == 0 and answer.stdout.decode().strip() == f"{sys.base_prefix} {_version()}"
 
     def _fingerprint(self, cuda: str, open_mpi: str) -> str:
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(self._made_from)
         for part in [str(self.venv), sys.base_prefix, _version(), cuda, open_mpi]:
             digest.update(part.encode() + b"\0")
+        return digest.hexdigest()
+
+    def _digest_of_files(self) -> bytes:
+        digest = hashlib.sha256()
         sources = [*self.root.glob("requirements*.txt"), self.root / "constraints.txt"]
         sources += host_runtime_files(self.root / "native")
         for source in sorted([*sources, *(self.root / "setup").glob("*.py")]):
             digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-        return digest.hexdigest()
+        return digest.digest()
 
     def _read(self) -> dict[str, Any]:
         try:

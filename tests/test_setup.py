@@ -564,6 +564,18 @@ def test_a_failure_stops_the_work_beside_it(tmp_path):
     assert time.monotonic() - began < 10
 
 
+def test_a_set_up_records_the_files_that_it_began_with(clone):
+    """What is pulled meanwhile has not been set up."""
+    environment = Environment(clone)
+    environment.python.parent.mkdir(parents=True)
+    environment.python.write_text("")
+    with open(clone / "setup/wheels.py", "a") as file:
+        file.write("# changed\n")
+    environment.finish("cpu", "4.1.4")
+    assert environment.complete("cpu", "4.1.4")
+    assert not Environment(clone).complete("cpu", "4.1.4")
+
+
 def test_wheels_for_different_machines_are_kept_apart():
     keys = {wheels.machine_key(cuda, mpi) for cuda in ("cpu", "110") for mpi in ("4.1.4", "4.1.2")}
     assert len(keys) == 4
