@@ -11,13 +11,14 @@ BACKEND ?= hvd
 PYTHON ?=
 CUDA ?=
 SLOW ?= 1
-BENCH ?= step exchange loader tokenize_text
+# Those with a peer; `threads` and `bfloat16` compare settings of the training scripts, and are run by name.
+BENCH ?= step exchange loader tokenize_text optimizer
 ARGS ?=
 PY := .venv/bin/python
 
 # The parts that mypy reads: those without MXNet.
 TYPED := $(wildcard setup hparams.py hparams_check.py data hosts bench/contestants.py bench/exchange.py \
-	bench/loader.py bench/machine.py bench/raw_path.py bench/rounds.py bench/serve.py bench/step.py bench/threads.py \
+	bench/loader.py bench/machine.py bench/quick.py bench/raw_path.py bench/rounds.py bench/serve.py bench/step.py bench/threads.py \
 	bench/work.py bench/workers.py comm/__init__.py comm/base.py comm/buckets.py \
 	comm/byteps_channels.py comm/byteps_environment.py comm/byteps_library.py comm/compression.py comm/half.py \
 	comm/heartbeat.py comm/heartbeat_wire.py comm/run_processes.py comm/scheduler_watch.py comm/watchdog.py \
@@ -77,8 +78,8 @@ test: setup ## run the tests (SLOW=0 leaves out BERT-large, ARGS="-k hparams" go
 	ranks=0; $(PYTEST) $(addprefix --ignore=,$(WITHOUT_RANKS)) || ranks=$$?; \
 	case $$alone,$$ranks in 0,0|0,5|5,0) ;; *) exit 1;; esac
 
-bench: setup ## measure against peers: training step, exchange, loader, tokenizers (BENCH=step ARGS=--quick)
-	for each in $(BENCH); do $(PY) -m bench.$$each $(ARGS); done
+bench: setup ## measure against peers: step, exchange, loader, tokenizers, update (BENCH=step; ARGS=--quick)
+	@for each in $(BENCH); do echo "--- python -m bench.$$each" $(ARGS); $(PY) -m bench.$$each $(ARGS); done
 
 check: setup ## lint, formatting, types
 	$(PY) -m ruff check .

@@ -10,9 +10,9 @@ from typing import Mapping, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 OURS = "ours"
 PRODUCTS = "products"
-HOW_TO_GET_TORCH = (
-    "python3 -m venv .venv-torch && .venv-torch/bin/pip install torch==2.13.0 transformers"
-    "  (or --torch_python, TORCH_PYTHON)"
+NO_TORCH = (
+    "PyTorch was left out: there is no environment for it. To make one: python3 -m venv .venv-torch && "
+    ".venv-torch/bin/pip install torch==2.13.0 transformers  (or --torch_python, TORCH_PYTHON)"
 )
 
 

@@ -1,18 +1,22 @@
 """How long ranks of this machine take to exchange gradients: Horovod over MPI against BytePS, in turn.
 
     python -m bench.exchange [--sizes bert-base 25x16] [--repeats 3] [--rounds 5] [--output exchange.json]
+    python -m bench.exchange --quick
 
 Every repeat runs each backend once, so that a slow minute of the machine meets all of them; ratios are taken
 within a repeat. "start-up" is joining, a broadcast of all arrays and the first average; "round" an average of
 all arrays and the agreement after it, as in a training step. Timings of a shared machine are noisy: the table
-shows the median and the extremes.
+shows the median and the extremes. A backend that is not installed is left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
+import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -23,15 +27,29 @@ from typing import Any, Sequence
 
 from tqdm import tqdm
 
+from bench.quick import NOTICE, add_quick, settle
+
 ROOT = Path(__file__).resolve().parent.parent
+SIZE = r"bert-base|[1-9]\d*x(\d*[1-9]\d*(\.\d*)?|\d*\.\d*[1-9]\d*)"  # a number above 0 of arrays and of MB
 TIME_LIMIT = 300  # seconds for one launch
-BACKENDS = {"Horovod, MPI": "horovod", "BytePS, 2 workers": "byteps", "BytePS, 2 local ranks": "byteps"}
+HOROVOD = "Horovod, MPI"
+BACKENDS = {HOROVOD: "horovod", "BytePS, 2 workers": "byteps", "BytePS, 2 local ranks": "byteps"}
+
+
+def missing(name: str) -> str | None:
+    """Says what a backend lacks on this machine; None where it can run."""
+    library = BACKENDS[name]
+    if importlib.util.find_spec(library) is None:
+        return f"{library} is not installed here (make setup installs it)"
+    if library == "horovod" and shutil.which("mpirun") is None:
+        return "there is no mpirun on this machine's PATH"
+    return None
 
 
 def command(name: str, directory: Path, worker: Sequence[str]) -> list[str]:
     """The launcher's words and the worker's."""
     rank = [sys.executable, str(ROOT / "bench/exchange_worker.py"), BACKENDS[name], *worker]
-    if name == "Horovod, MPI":
+    if name == HOROVOD:
         return ["mpirun", "-np", "2", "--oversubscribe", "--bind-to", "none", *rank]
     hostfile = directory / "hostfile"
     local = "localhost slots=2\n" if "local" in name else "localhost slots=1\n" * 2
@@ -80,7 +98,8 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     for sizes in dict.fromkeys(result["sizes"] for result in results):
         chosen = [result for result in results if result["sizes"] == sizes]
         lines.append(f"{sizes}: {chosen[0]['bytes'] / 1e6:.0f} MB")
-        runs = {name: [figures(r) for r in chosen if r["name"] == name] for name in BACKENDS}
+        names = dict.fromkeys(result["name"] for result in chosen)
+        runs = {name: [figures(r) for r in chosen if r["name"] == name] for name in names}
         for name, values in runs.items():
             cells = []
             for figure in values[0]:
@@ -88,26 +107,58 @@ def table(results: Sequence[dict[str, Any]]) -> str:
                 cells.append(
                     f"{figure} {statistics.median(column):.3g} ({min(column):.3g} to {max(column):.3g})"
                 )
-            ratios = [mine["round s"] / peer["round s"] for mine, peer in zip(values, runs["Horovod, MPI"])]
-            lines.append(f"  {name:22} {'  '.join(cells)}  round / Horovod's {statistics.median(ratios):.2f}")
+            if HOROVOD in runs:
+                ratios = [mine["round s"] / peer["round s"] for mine, peer in zip(values, runs[HOROVOD])]
+                cells.append(f"round / Horovod's {statistics.median(ratios):.2f}")
+            lines.append(f"  {name:22} {'  '.join(cells)}")
     return "\n".join(lines)
 
 
-def main() -> int:
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        prog="python -m bench.exchange",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    parser.add_argument("--sizes", nargs="+", default=["bert-base", "25x16"], help="bert-base or COUNTxMB")
-    parser.add_argument("--repeats", type=int, default=3, help="launches of each backend (default 3)")
-    parser.add_argument("--rounds", type=int, default=5, help="exchanges timed in a launch (default 5)")
+    parser.add_argument("--sizes", nargs="+", help="bert-base or COUNTxMB (default bert-base 25x16)")
+    parser.add_argument("--repeats", type=int, help="launches of each backend (default 3)")
+    parser.add_argument("--rounds", type=int, help="exchanges timed in a launch (default 5)")
     parser.add_argument("--bucket_mb", help="BytePS: size of the buckets")
     parser.add_argument("--output", help="write all samples to this JSON file")
-    options = parser.parse_args()
+    add_quick(parser, "4x1, 1 launch of each backend, 2 exchanges")
+    options = parser.parse_args(arguments)
+    settle(
+        options,
+        {"sizes": ["bert-base", "25x16"], "repeats": 3, "rounds": 5},
+        {"sizes": ["4x1"], "repeats": 1, "rounds": 2},
+    )
+    if min(options.repeats, options.rounds) < 1:
+        parser.error("--repeats and --rounds must be at least 1")
+    for size in options.sizes:
+        if not re.fullmatch(SIZE, size):
+            parser.error(f"--sizes {size}: use bert-base or COUNTxMB, such as 25x16")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    options = _options(arguments)
+    lacking = {name: missing(name) for name in BACKENDS}
+    for name, reason in lacking.items():
+        if reason:
+            print(f"{name}: left out: {reason}", flush=True)
+    names = [name for name, reason in lacking.items() if reason is None]
+    if not names:
+        print("bench.exchange: there is no backend to measure; run make setup", file=sys.stderr)
+        return 2
     results = []
-    work = [(size, name) for _ in range(options.repeats) for size in options.sizes for name in BACKENDS]
+    work = [(size, name) for _ in range(options.repeats) for size in options.sizes for name in names]
     for size, name in tqdm(work, disable=not sys.stderr.isatty()):
         results.append(launch(name, size, options.rounds, options.bucket_mb))
     print(table(results))
+    if options.quick:
+        print(NOTICE)
     if options.output:
         Path(options.output).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return 0

@@ -1,6 +1,7 @@
 """How fast batches are made from text: this project's loader against GluonNLP's raw path, in one run.
 
     python -m bench.loader [--input 'corpus/*.txt' --vocab vocab.txt] [--repeats 5] [--json loader.json]
+    python -m bench.loader --quick
 
 "tokens" are real ones, without padding; speeds are per second of CPU time of one process on one core, so
 that a busy machine does no great harm. Each repeat measures every row once, one after the other, and ratios
@@ -17,7 +18,6 @@ neither core nor GIL, as on a GPU, fed by prefetching threads.
 from __future__ import annotations
 
 import argparse
-import glob
 import itertools
 import json
 import os
@@ -26,14 +26,14 @@ import statistics
 import sys
 import tempfile
 import time
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
+from bench.quick import NOTICE, add_quick, default_text, settle
 from bench.raw_path import batches as raw_batches
 from bench.raw_path import create_instances, gluonnlp_tokenizer, read_documents
 from data.batches import PretrainingBatches, prefetched
-from data.embedded import build as build_embedded
 from data.errors import InputError
 from data.instance_store import InstanceStore
 from data.masked import MaskSettings, build_masked
@@ -49,9 +49,18 @@ TOKENS_PER_BATCH = 8192
 NUM_BUCKETS = 10
 SHORT_SEQ_PROB, MASKED_LM_PROB = 0.1, 0.15
 PREDICTIONS = {128: 20, 512: 80}
-LEAST_TOKENS = 4_000_000
-RAW_LINES = 3000  # of the text for GluonNLP's path: its cost per token does not depend on how many
-STEP_SECONDS, STEPS = 0.02, 50
+STEP_SECONDS = 0.02
+
+
+class Scale(NamedTuple):
+    """How much is measured."""
+
+    least_tokens: int = 4_000_000  # of the text, repeated
+    raw_lines: int = 3000  # of the text for GluonNLP's path: its cost per token does not depend on how many
+    steps: int = 50  # that wait for their batches
+
+
+QUICK = Scale(400_000, 1000, 10)
 
 
 def repeated(store: TokenStore, least_tokens: int) -> TokenStore:
@@ -112,14 +121,14 @@ def measure_raw_path(
     return {"in all": tokens / (time.process_time() - begun)}
 
 
-def measure_waiting(source: Source, num_workers: int) -> float:
-    """The share of time that steps of 20 ms wait for their batches."""
+def measure_waiting(source: Source, num_workers: int, steps: int) -> float:
+    """The share of time that `steps` steps of 20 ms wait for their batches."""
     batches = PretrainingBatches(source, TOKENS_PER_BATCH, True, NUM_BUCKETS, 0, 0, 1)
     waited = 0.0
     with prefetched(batches, 8, num_workers) as ahead:
         next(ahead)
         begun = time.perf_counter()
-        for _ in range(STEPS):
+        for _ in range(steps):
             time.sleep(STEP_SECONDS)
             asked = time.perf_counter()
             next(ahead)
@@ -127,12 +136,12 @@ def measure_waiting(source: Source, num_workers: int) -> float:
     return waited / (time.perf_counter() - begun)
 
 
-def prepare(paths: Sequence[str], vocab_path: str, folder: str) -> dict[str, Source]:
+def prepare(paths: Sequence[str], vocab_path: str, folder: str, least_tokens: int) -> dict[str, Source]:
     """The sources to measure, by the name of their row."""
     vocab = load_vocab(vocab_path)
     directory = os.path.join(folder, "store")
     build_store(paths, TokenizerSettings(vocab), directory)
-    store = repeated(TokenStore.open(directory), LEAST_TOKENS)
+    store = repeated(TokenStore.open(directory), least_tokens)
     sources: dict[str, Source] = {}
     for length, predictions in PREDICTIONS.items():
         for words in (False, True):
@@ -194,13 +203,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m bench.loader",
         description="Measure the loader against GluonNLP's raw path.",
         epilog="Without --input it measures on the default corpus, which `make pretrain` trains on too.",
+        allow_abbrev=False,
     )
     parser.add_argument("--input", metavar="GLOB", help="text files, a sentence a line")
     parser.add_argument("--vocab", metavar="FILE", help="BERT vocab.txt, needed with --input")
-    parser.add_argument("--repeats", type=int, default=5, metavar="N")
-    parser.add_argument("--batches", type=int, default=100, metavar="N", help="a measurement (default: 100)")
+    parser.add_argument("--repeats", type=int, metavar="N", help="of all rows (default: 5)")
+    parser.add_argument("--batches", type=int, metavar="N", help="a measurement (default: 100)")
     parser.add_argument("--json", metavar="FILE", help="write all figures there")
+    add_quick(parser, "1 repeat, 10 batches, little text")
     options = parser.parse_args(arguments)
+    settle(options, {"repeats": 5, "batches": 100}, {"repeats": 1, "batches": 10})
+    scale = QUICK if options.quick else Scale()
     if bool(options.input) != bool(options.vocab):
         parser.error("--input and --vocab belong together")
     if options.repeats < 1 or options.batches < 1:
@@ -210,19 +223,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.input:
                 paths, vocab_path = expand_inputs(options.input, "--input"), options.vocab
             else:
-                build_embedded(folder, vocab_size=4000)
-                paths = sorted(glob.glob(os.path.join(folder, "corpus", "train-*.txt")))
-                vocab_path = os.path.join(folder, "vocab.txt")
-            sources = prepare(paths, vocab_path, folder)
+                paths, vocab_path = default_text(folder)
+            sources = prepare(paths, vocab_path, folder, scale.least_tokens)
             with open(paths[0], encoding="utf-8") as handle:
-                lines = list(itertools.islice(handle, RAW_LINES))
+                lines = list(itertools.islice(handle, scale.raw_lines))
             vocabulary = load_vocab(vocab_path).tokens
             figures: dict[str, list[dict[str, float]]] = {}
             for name, result in measure(sources, lines, vocabulary, options.repeats, options.batches):
                 figures.setdefault(name, []).append(result)
             waiting = {
                 f"{name}, {count} prefetching thread{'s' if count > 1 else ''}": measure_waiting(
-                    source, count
+                    source, count, scale.steps
                 )
                 for name, source in sources.items()
                 if name == "ours, 128"
@@ -235,7 +246,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(table(rows, waiting))
     if options.json:
         with open(options.json, "w", encoding="utf-8") as handle:
-            json.dump({"rows": rows, "repeats": figures, "waiting": waiting}, handle, indent=1)
+            found = {"quick": options.quick, "rows": rows, "repeats": figures, "waiting": waiting}
+            json.dump(found, handle, indent=1)
+    if options.quick:
+        print(NOTICE)
     return 0
 
 

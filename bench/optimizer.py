@@ -1,18 +1,21 @@
 """How long an update of all weights takes: the fused operators against MXNet's own and PyTorch's fused AdamW.
 
     python -m bench.optimizer [--model bert_12_768_12] [--repeats 9] [--torch_python PATH] [--json FILE]
+    python -m bench.optimizer --quick
 
 Each repeat measures every row once, one after the other; "of MXNet" are ratios within a repeat to MXNet's
 operators doing the same (the update by LAMB, or the norm). The table shows medians, and the smallest and
 largest of all repeats: on a machine with other work only the smallest says what the memory allows. GB/s
 counts the bytes that must pass between memory and processor if no cache keeps anything: 28 for an element
 with AdamW (weight, gradient, mean and var in, all but the gradient out), 40 with LAMB, which has to read
-weight, mean and var again, and 4 for the norm.
+weight, mean and var again, and 4 for the norm. PyTorch is looked for where bench/step.py looks, and left out
+where there is none.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -25,9 +28,12 @@ os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
 
 import mxnet as mx  # noqa: E402
 
+from bench.contestants import NO_TORCH, find_torch_python  # noqa: E402
+from bench.quick import NOTICE, add_quick, settle  # noqa: E402
 from bert.model import build_model, initialize, trainable  # noqa: E402
 from bert.native_operators import load_operators  # noqa: E402
 from bert.optimizer import Optimizer, global_norm  # noqa: E402
+from data.errors import InputError  # noqa: E402
 
 VOCABULARY = 30522
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -58,8 +64,9 @@ class TorchWorker:
 
     def _ask(self, line: str) -> None:
         assert self._process.stdin
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has died, which shows when it is to answer
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
 
     def seconds(self) -> float:
         """One more update's. RuntimeError where the worker has died."""
@@ -71,7 +78,10 @@ class TorchWorker:
         return float(answer)
 
     def close(self) -> None:
-        self._process.communicate()
+        assert self._process.stdin
+        with contextlib.suppress(BrokenPipeError):  # what was still to be written to one that has died
+            self._process.stdin.close()
+        self._process.wait()
 
 
 def timed(work: Callable[[], Any]) -> Callable[[], float]:
@@ -133,16 +143,24 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.optimizer", description="Measure the update of all weights on the CPU."
+        prog="python -m bench.optimizer",
+        description="Measure the update of all weights on the CPU.",
+        allow_abbrev=False,
     )
-    parser.add_argument("--model", default="bert_12_768_12", help="default: %(default)s")
-    parser.add_argument("--repeats", type=int, default=9, metavar="N")
+    parser.add_argument("--model", help="default: bert_12_768_12")
+    parser.add_argument("--repeats", type=int, metavar="N", help="default: 9")
     parser.add_argument("--torch_python", metavar="PATH", help="a Python with PyTorch, to compare with")
     parser.add_argument("--json", metavar="FILE", help="write all figures there")
+    add_quick(parser, "bert_2_128_2, 3 repeats")
     options = parser.parse_args(arguments)
+    settle(options, {"model": "bert_12_768_12", "repeats": 9}, {"model": "bert_2_128_2", "repeats": 3})
     if options.repeats < 1:
         parser.error("--repeats must be at least 1")
-    model = build_model(options.model, VOCABULARY)
+    try:
+        options.torch_python = find_torch_python(options.torch_python, os.environ)
+        model = build_model(options.model, VOCABULARY)
+    except (ValueError, InputError) as error:
+        parser.error(str(error))
     initialize(model, mx.cpu(), "float32", seed=0)
     weights = {name: parameter.data() for name, parameter in trainable(model).items()}
     rows = contestants(weights)
@@ -167,9 +185,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f" {os.environ['OMP_NUM_THREADS']} threads"
     )
     print(table(found))
+    if not load_operators():
+        print("the fused operators were left out: they are not built here (make setup builds them)")
+    if torch is None:
+        print(NO_TORCH)
+    if options.quick:
+        print(NOTICE)
     if options.json:
         with open(options.json, "w", encoding="utf-8") as handle:
-            json.dump({"rows": found, "repeats": repeats}, handle, indent=1)
+            json.dump({"quick": options.quick, "rows": found, "repeats": repeats}, handle, indent=1)
     return 0
 
 

@@ -34,6 +34,7 @@ from typing import Any, NoReturn, Sequence
 
 from bench import contestants, machine
 from bench.contestants import CONTESTANTS, ROOT
+from bench.quick import NOTICE, add_quick, settle
 from bench.rounds import plan_sessions, summarize, table
 from bench.work import DTYPES, MODELS, parameters, size_of
 from bench.workers import Unsupported, Worker, WorkerError
@@ -175,10 +176,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, metavar="N", help="steps of each (default 7; of large, half)")
     parser.add_argument("--torch_python", metavar="PATH", help="interpreter with torch and transformers")
     parser.add_argument("--json", metavar="FILE", help="write all figures there")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_MODEL}, 3 rounds: does everything run?")
+    add_quick(parser, f"{QUICK_MODEL}, 3 rounds")
     options = parser.parse_args(arguments)
-    options.models = options.models or ([QUICK_MODEL] if options.quick else list(MODELS))
-    options.rounds = options.rounds if options.rounds is not None else 3 if options.quick else 7
+    settle(options, {"models": list(MODELS), "rounds": 7}, {"models": [QUICK_MODEL], "rounds": 3})
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
     try:
@@ -215,15 +215,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sound &= whole
             print(table(result) + "\n", flush=True)
     if options.torch_python is None:
-        print("PyTorch was left out: there is no environment for it. To make one:")
-        print(f"  {contestants.HOW_TO_GET_TORCH}")
+        print(contestants.NO_TORCH)
     if set(DTYPES) - set(dtypes) and not options.dtypes:
         print(
             "bfloat16 was left out: this processor does not multiply it; --dtypes bfloat16 measures it anyway"
         )
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"machine": here, "threads": options.threads, "results": results}, file, indent=1)
+            facts = {"machine": here, "threads": options.threads, "quick": options.quick}
+            json.dump({**facts, "results": results}, file, indent=1)
+    if options.quick:
+        print(NOTICE)
     return 0 if sound else 1
 
 

@@ -1,6 +1,7 @@
 """How the cores of this machine are best shared by compute, communication and data, found by trying.
 
     python -m bench.threads [--ranks 1 2 4] [--settings default one_less] [--repeats 3] [--json threads.json]
+    python -m bench.threads --quick
 
 Runs run_pretraining_hvd.py under mpirun, as `make pretrain` does, with different numbers of OpenMP threads
 and different bindings, and compares the seconds of a step with those of the default (comm/threads.py: the
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import glob
 import json
 import os
 import signal
@@ -29,8 +29,9 @@ from tqdm import tqdm
 
 from bench import machine
 from bench.contestants import ROOT
+from bench.quick import NOTICE, add_quick, default_text, settle
 from bench.rounds import ratios, spread
-from data.embedded import build as build_embedded
+from data.errors import InputError
 from data.files import replacing
 
 TIME_LIMIT = 300.0  # seconds for one launch
@@ -38,6 +39,8 @@ LENGTH, SEQUENCES = 128, 8
 LOG_INTERVAL = 3
 WARM_UP = 2  # intervals
 DEFAULT = "default"
+USUAL = {"ranks": [1, 2, 4], "repeats": 3, "model": "bert_4_512_8", "steps": 24}
+QUICK = {"ranks": [2], "settings": ["omp_passive"], "repeats": 1, "model": "bert_2_128_2", "steps": 6}
 
 
 class Setting(NamedTuple):
@@ -152,10 +155,8 @@ def script_options(options: argparse.Namespace, folder: str) -> list[str]:
     ]
     if not options.with_data:
         return [*words, "--dummy_data_len", str(LENGTH)]
-    build_embedded(folder, vocab_size=4000)
-    texts, vocab = os.path.join(folder, "corpus", "train-*.txt"), os.path.join(folder, "vocab.txt")
-    assert glob.glob(texts)
-    words += ["--raw", "--data", texts, "--vocab", vocab, "--max_seq_length", str(LENGTH)]
+    paths, vocab = default_text(folder)
+    words += ["--raw", "--data", ",".join(paths), "--vocab", vocab, "--max_seq_length", str(LENGTH)]
     return [*words, "--cache_dir", os.path.join(folder, "tokens")]
 
 
@@ -166,14 +167,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4], help="(default: 1 2 4)")
+    parser.add_argument("--ranks", type=int, nargs="+", help="(default: 1 2 4)")
     parser.add_argument("--settings", nargs="+", metavar="NAME", help="beside the default (default: all)")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="launches of each (default: 3)")
-    parser.add_argument("--model", default="bert_4_512_8", help="(default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=24, metavar="N", help="of a launch (default: 24)")
+    parser.add_argument("--repeats", type=int, metavar="N", help="launches of each (default: 3)")
+    parser.add_argument("--model", help="(default: bert_4_512_8)")
+    parser.add_argument("--steps", type=int, metavar="N", help="of a launch (default: 24)")
     parser.add_argument("--with_data", action="store_true", help="read text instead of random tokens")
     parser.add_argument("--json", metavar="FILE", help="write all figures there")
+    add_quick(parser, "2 ranks, omp_passive, 1 repeat, bert_2_128_2, 6 steps")
     options = parser.parse_args(arguments)
+    settle(options, USUAL, QUICK)
     if min(options.repeats, *options.ranks) < 1 or options.steps < LOG_INTERVAL:
         parser.error(f"--repeats and --ranks must be at least 1, --steps at least {LOG_INTERVAL}")
     here = machine.describe(ROOT)
@@ -190,7 +193,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     samples: dict[int, list[dict[str, float]]] = {ranks: [] for ranks in chosen}
     work = [(ranks, repeat) for ranks in chosen for repeat in range(options.repeats)]
     with tempfile.TemporaryDirectory() as folder:
-        script = script_options(options, folder)
+        try:
+            script = script_options(options, folder)
+        except InputError as error:
+            parser.error(str(error))
         try:
             for ranks, _ in tqdm(work, disable=not sys.stderr.isatty()):
                 samples[ranks].append(
@@ -206,8 +212,10 @@ def _report(
 ) -> None:
     title = f"{options.model}, {SEQUENCES} x {LENGTH} tokens a rank"
     print(f"{machine.line(here)}\n{title}\n\n{table(samples)}", flush=True)
+    if options.quick:
+        print(NOTICE, flush=True)
     if options.json:
-        result = {"machine": here, "model": options.model, "step_s": samples}
+        result = {"machine": here, "model": options.model, "quick": options.quick, "step_s": samples}
         with replacing(options.json) as file:
             file.write(json.dumps(result, indent=1).encode() + b"\n")
 

@@ -9,10 +9,12 @@ import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Sequence
 
+from bert.bare_params import DECODER, EMBEDDING, check_index, check_values, expected_shapes
 from bert.checkpoint import list_steps, read_manifest
 from bert.data_options import MAX_POSITIONS
 from bert.options import PUBLISHED_VOCABULARIES, parse_model
 from bert.params_file import read_index
+from comm.run_processes import launched_rank
 from data.errors import InputError
 from data.formats.find import expand_instances
 from data.formats.identify import identify
@@ -193,10 +195,10 @@ def _check_manifest(
 
 
 def _check_parameters(options: argparse.Namespace, path: str, vocab_size: int) -> None:
-    """A .params file without a manifest, as far as its layers, units and tokens go."""
+    """A .params file without a manifest: its model, then every parameter."""
     arrays = read_index(path)
     found_layers = len({match[1] for match in map(_LAYER.match, arrays) if match})
-    embedding = arrays.get("word_embed.0.weight")
+    embedding = arrays.get(EMBEDDING, arrays.get(DECODER))
     if embedding is None or len(embedding.shape) != 2 or not found_layers:
         raise InputError(
             f"--start_step {options.start_step}: {path} is no BERT with GluonNLP's parameter names"
@@ -208,3 +210,7 @@ def _check_parameters(options: argparse.Namespace, path: str, vocab_size: int) -
             f"--start_step {options.start_step}: {path} has {found[0]} layers, {found[1]} units and "
             f"{found[2]} tokens, this run {layers}, {units} and {vocab_size}; name its model and vocabulary"
         )
+    source = f"--start_step {options.start_step}: {path}"
+    check_index(source, arrays, expected_shapes(layers, units, vocab_size))
+    if launched_rank(os.environ) == 0:  # the others get the numbers from it
+        check_values(source, path, arrays)

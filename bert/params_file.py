@@ -35,8 +35,11 @@ FLAGS = {np.dtype(code): flag for flag, code in DTYPES.items()}
 
 
 class ArrayInfo(NamedTuple):
+    """An array of a file; `offset` is the byte at which its elements begin."""
+
     shape: tuple[int, ...]
     dtype: np.dtype
+    offset: int
 
 
 def to_numpy(array: Any) -> np.ndarray:
@@ -85,6 +88,23 @@ def read_index(path: str) -> dict[str, ArrayInfo]:
         ) from error
 
 
+def read_array(path: str, info: ArrayInfo) -> np.ndarray:
+    """The elements of one array that `read_index` has found in the file.
+
+    Raises:
+        InputError: the file cannot be read, or has changed since.
+    """
+    count = math.prod(info.shape)
+    try:
+        with open(path, "rb") as file:
+            array = np.fromfile(file, info.dtype, count, offset=info.offset)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    if array.size != count:
+        raise InputError(f"{path} became shorter while it was read; is something still writing it?")
+    return array.reshape(info.shape)
+
+
 class _Malformed(Exception):
     pass
 
@@ -117,9 +137,9 @@ class _Reader:
         flag = self._unpack("iii")[2]
         if flag not in DTYPES or min(shape) < 1:
             raise _Malformed(f"no array of a known dtype and shape at byte {self._file.tell()}")
-        dtype = np.dtype(DTYPES[flag])
-        self._skip(math.prod(shape) * dtype.itemsize)
-        return ArrayInfo(shape, dtype)
+        info = ArrayInfo(shape, np.dtype(DTYPES[flag]), self._file.tell())
+        self._skip(math.prod(shape) * info.dtype.itemsize)
+        return info
 
     def _count(self) -> int:
         count = self._unpack("Q")[0]

@@ -15,10 +15,12 @@ import mxnet as mx
 import numpy as np
 from gluonnlp.model.bert import BERTModel
 
+from bert.bare_params import check_index
 from bert.checkpoint import Checkpoint, block_arrays, load_step, newest_complete, save
 from bert.errors import TrainingError
 from bert.inputs import Inputs
 from bert.optimizer import Optimizer
+from bert.params_file import read_array, read_index
 from bert.scaler import DynamicScaler, SkipCounter, StaticScaler
 from comm.base import Communicator
 from data.batches import EPOCH_SHIFT
@@ -69,16 +71,27 @@ def find_checkpoint(options: argparse.Namespace, communicator: Communicator) -> 
 
 def restore_parameters(found: Found, bert: BERTModel, communicator: Communicator, device: mx.Context) -> None:
     """Gives every rank rank 0's parameters: the checkpoint's, or those it has initialized. To be called
-    before the optimizer takes its copies."""
+    before the optimizer takes its copies.
+
+    Raises:
+        InputError: on rank 0, for parameters of another model, or of a bare .params file that the model's
+            dtype cannot hold.
+    """
     if found.checkpoint is not None:
         path = found.checkpoint.params_path
-        try:
-            bert.load_parameters(path, ctx=device, cast_dtype=True)
-        except (AssertionError, ValueError, mx.base.MXNetError) as error:  # names, shapes, the file itself
-            reason = str(error).strip().splitlines()[0]
+        named = bert._collect_params_with_prefix()
+        arrays = read_index(path)
+        check_index(path, arrays, {name: parameter.shape for name, parameter in named.items()})
+        for name, info in arrays.items():
+            with np.errstate(over="ignore"):  # what does not fit into float16 is looked for below
+                array = read_array(path, info).astype(np.dtype(named[name].dtype), copy=False)
+            named[name].set_data(mx.nd.array(array, ctx=device, dtype=array.dtype))
+        if found.checkpoint.manifest is None and not _all_finite(list(block_arrays(bert).values())):
+            dtypes = {np.dtype(parameter.dtype).name for parameter in named.values()}
             raise InputError(
-                f"{path} does not hold the parameters of this run's --model: {reason}"
-            ) from error
+                f"{path}: it has numbers that are not finite in {' or '.join(sorted(dtypes))}; name a file "
+                "that was saved before training diverged, or train with --dtype float32"
+            )
     communicator.broadcast(list(block_arrays(bert).values()))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bert import checkpoint
+from bert.bare_params import DECODER, EMBEDDING, expected_shapes
 from bert.inputs import check_inputs
 from bert.options import parse_options
 from bert.params_file import write_params
@@ -248,9 +249,10 @@ class TestCheckpoints:
     ) -> None:
         """A file as GluonNLP's own scripts leave it."""
         Path("ckpt").mkdir(exist_ok=True)
-        content = {name: np.ones((tokens, units), np.float32)}
-        for layer in range(layers):
-            content[f"encoder.transformer_cells.{layer}.proj.weight"] = np.ones((units, units), np.float32)
+        shapes = expected_shapes(layers, units, tokens)
+        content = {key: np.full(shape, 0.5, np.float32) for key, shape in shapes.items()}
+        content.pop(DECODER)
+        content[name] = content.pop(EMBEDDING)
         with open("ckpt/0000005.params", "wb") as file:
             write_params(file, content)
 

@@ -10,9 +10,11 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+from bert import params_file
+from bert.checkpoint import block_arrays
 from bert.inputs import DataFiles, Inputs
 from bert.loss import PretrainingLoss
-from bert.model import build_model, trainable
+from bert.model import build_model, initialize, trainable
 from bert.optimizer import Optimizer
 from bert.options import parse_options
 from bert.scaler import DynamicScaler, SkipCounter
@@ -208,14 +210,51 @@ class TestBareParameters:
     def test_a_float32_file_starts_a_float16_run(self, tmp_path):
         trained = Run(seed=1)
         trained.network.bert.save_parameters(str(tmp_path / "0000002.params"))
-        half = build_model(MODEL, VOCAB_SIZE)
-        half.cast("float16")
+        half = half_precision()
         found = find_checkpoint(options_of(tmp_path, "--start_step", "2"), LOCAL)
         restore_parameters(found, half, LOCAL, mx.cpu())
         for name, parameter in trainable(half).items():
             expected = weights(trained.network)[name].astype(np.float16)
             assert parameter.data().dtype == np.float16
             np.testing.assert_array_equal(parameter.data().asnumpy(), expected)
+
+    def test_numbers_that_float16_cannot_hold(self, tmp_path):
+        trained = Run(seed=1)
+        parameter = trainable(trained.network.bert)["decoder.0.weight"]
+        parameter.set_data(parameter.data() + 1e5)
+        trained.network.bert.save_parameters(str(tmp_path / "0000002.params"))
+        found = find_checkpoint(options_of(tmp_path, "--start_step", "2"), LOCAL)
+        with pytest.raises(InputError, match=r"0000002\.params.*not finite in float16.*--dtype float32"):
+            restore_parameters(found, half_precision(), LOCAL, mx.cpu())
+        restore_parameters(found, Run().network.bert, LOCAL, mx.cpu())
+
+    def test_a_file_of_mxnets_numpy_arrays(self, tmp_path, monkeypatch):
+        """MXNet marks them otherwise, and itself reads them only where NumPy's semantics are switched on."""
+        trained, run = Run(seed=1), Run(seed=9)
+        monkeypatch.setattr(params_file, "ARRAY_MAGIC", params_file.ARRAY_MAGIC_NUMPY)
+        with (tmp_path / "0000002.params").open("wb") as file:
+            params_file.write_params(file, block_arrays(trained.network.bert))
+        monkeypatch.undo()
+        run.restore(options_of(tmp_path, "--start_step", "2"))
+        assert same_bits(weights(run.network), weights(trained.network))
+
+    def test_a_file_without_a_head_names_no_option_of_mxnets(self, tmp_path):
+        trained = Run(seed=1)
+        arrays = block_arrays(trained.network.bert)
+        mx.nd.save(
+            str(tmp_path / "0000002.params"),
+            {name: array for name, array in arrays.items() if not name.startswith("classifier.")},
+        )
+        with pytest.raises(InputError, match=r"classifier\.weight.*next-sentence head") as caught:
+            Run().restore(options_of(tmp_path, "--start_step", "2"))
+        assert "allow_missing" not in str(caught.value)
+
+
+def half_precision() -> Any:
+    """A BERT in float16; it cannot compute on CPUs, but hold parameters."""
+    half = build_model(MODEL, VOCAB_SIZE)
+    initialize(half, mx.cpu(), "float16", 0)
+    return half
 
 
 class TestPosition:

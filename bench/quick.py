@@ -1,0 +1,40 @@
+"""What all measurements share: --quick, which tries them out, and the text that they take by default."""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import os
+from typing import Any, Mapping
+
+from data.embedded import build as build_embedded
+
+NOTICE = "--quick: small sizes and few repeats; these figures are for trying out only"
+VOCAB_SIZE = 4000
+
+
+def add_quick(parser: argparse.ArgumentParser, means: str) -> None:
+    """The option --quick; `means` is what it stands for in this measurement."""
+    parser.add_argument("--quick", action="store_true", help=f"does everything run? ({means})")
+
+
+def settle(options: argparse.Namespace, usual: Mapping[str, Any], quick: Mapping[str, Any]) -> None:
+    """Gives every option that was left out (None) its value: that of `quick`, where --quick is given and has
+    one, else the usual one. What is named on the command line stays."""
+    values = {**usual, **(quick if options.quick else {})}
+    for name, value in values.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+
+
+def default_text(folder: str) -> tuple[list[str], str]:
+    """Writes the embedded English text and its vocabulary under `folder`.
+
+    Returns:
+        The training files in order, and the vocabulary.
+
+    Raises:
+        InputError: this Python carries too little text.
+    """
+    build_embedded(folder, vocab_size=VOCAB_SIZE)
+    return sorted(glob.glob(os.path.join(folder, "corpus", "train-*.txt"))), os.path.join(folder, "vocab.txt")

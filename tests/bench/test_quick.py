@@ -1,0 +1,145 @@
+"""`make bench ARGS=--quick` as it is, and what a measurement does with its sizes and its peers."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import sys
+
+import pytest
+
+from bench import exchange, quick, threads, tokenize_text
+from bench.contestants import find_torch_python
+from tests.processes import ROOT, run_command
+
+# Of a `make test` that this test runs in.
+FOREIGN = dict.fromkeys(
+    ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "BENCH", "ARGS", "BACKEND", "NP")
+)
+BY_DEFAULT = ["step", "exchange", "loader", "tokenize_text", "optimizer"]
+# What shows in its output that a measurement has come to its end.
+SHOWS = {
+    "step": "ours, MXNet's operators",
+    "exchange": "BytePS, 2 local ranks",
+    "loader": "waiting for ours, 128, 8 prefetching threads",
+    "tokenize_text": "Hugging Face tokenizers",
+    "optimizer": "MXNet, LAMB",
+}
+
+
+def commands() -> list[str]:
+    """Modules of bench/ with options of their own: those that people run."""
+    paths = sorted((ROOT / "bench").glob("*.py"))
+    return [path.stem for path in paths if "= argparse.ArgumentParser(" in path.read_text("utf-8")]
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="there is no make")
+@pytest.mark.slow
+def test_all_measurements_run_to_their_end():
+    """As the README has it; only `setup`, which installs, is left out."""
+    words = ["make", "-o", "setup", f"PY={sys.executable}", "bench", "ARGS=--quick"]
+    result = run_command(words, timeout=280, env=FOREIGN, cwd=ROOT).check()
+    parts = re.split(r"^--- python -m bench\.(\w+) --quick\n", result.stdout, flags=re.MULTILINE)
+    assert parts[1::2] == BY_DEFAULT
+    for name, output in zip(parts[1::2], parts[2::2]):
+        assert SHOWS[name] in output, name
+        assert output.rstrip().endswith(quick.NOTICE), name
+        if name in ("step", "optimizer") and find_torch_python(None, os.environ) is None:
+            (line,) = (line for line in output.splitlines() if "PyTorch" in line)
+            assert line.startswith("PyTorch was left out")
+
+
+def test_every_measurement_has_quick():
+    """By its name in the Makefile, or by BENCH=name."""
+    assert set(commands()) == {*BY_DEFAULT, "threads", "bfloat16"}
+    for name in {*commands()} - {"bfloat16"}:  # which is given --seeds and --num_steps to be short
+        source = (ROOT / "bench" / f"{name}.py").read_text("utf-8")
+        assert "add_quick(parser" in source and "NOTICE" in source, name
+
+
+def test_threads_quick():
+    result = run_command([sys.executable, "-m", "bench.threads", "--quick"], timeout=120, cwd=ROOT).check()
+    assert "omp_passive" in result.stdout and result.stdout.rstrip().endswith(quick.NOTICE)
+
+
+def test_what_is_named_stays():
+    options = argparse.Namespace(quick=True, rounds=9, sizes=None, repeats=None)
+    quick.settle(options, {"rounds": 5, "sizes": "large", "repeats": 3}, {"rounds": 2, "sizes": "small"})
+    assert (options.rounds, options.sizes, options.repeats) == (9, "small", 3)
+    options = argparse.Namespace(quick=False, rounds=None)
+    quick.settle(options, {"rounds": 5}, {"rounds": 2})
+    assert options.rounds == 5
+
+
+def test_a_backend_that_is_not_there_is_left_out(monkeypatch, capsys):
+    def absent(library: str) -> None:
+        return None
+
+    found = {"backend": "byteps", "sizes": "4x1", "bytes": 4e6, "join_s": 1, "broadcast_s": 1}
+    found.update(first_average_s=1, round_s=[1.0], all_agree_s=[1.0], peak_bytes=1e6)
+    launched: list[str] = []
+    monkeypatch.setattr(
+        exchange, "launch", lambda name, *rest: launched.append(name) or {"name": name, **found}
+    )
+    monkeypatch.setattr(exchange.shutil, "which", absent)
+    assert exchange.main(["--quick"]) == 0
+    output = capsys.readouterr().out
+    assert launched == ["BytePS, 2 workers", "BytePS, 2 local ranks"]
+    assert output.startswith("Horovod, MPI: left out: there is no mpirun") and "Horovod's" not in output
+    monkeypatch.setattr(exchange.importlib.util, "find_spec", absent)
+    assert exchange.main(["--quick"]) == 2
+    assert "no backend" in capsys.readouterr().err
+
+
+def test_a_tokenizer_that_is_not_there_is_left_out(monkeypatch, capsys, corpus):
+    monkeypatch.setitem(sys.modules, "gluonnlp", None)
+    assert tokenize_text.main(["--quick", "--input", corpus.held_out, "--vocab", corpus.vocab]) == 0
+    output = capsys.readouterr().out
+    assert "gluonnlp BERTTokenizer: left out: gluonnlp is not installed here" in output
+    assert output.count("gluonnlp BERTTokenizer") == 1 and quick.NOTICE in output
+
+
+def test_an_interpreter_without_torch_is_one_line(tmp_path):
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nexec {sys.executable} -S -E -c 'raise SystemExit(3)'\n")
+    python.chmod(0o755)
+    words = ["-m", "bench.optimizer", "--quick", "--repeats", "1", "--torch_python", str(python)]
+    result = run_command([sys.executable, *words], timeout=60, cwd=ROOT)
+    assert result.returncode == 2 and "Traceback" not in result.stderr, result.describe()
+    assert result.stderr.splitlines()[-1] == f"bench.optimizer: {python}: the worker ended with 3"
+
+
+@pytest.mark.parametrize(
+    "name, words, message",
+    [
+        ("exchange", ["--sizes", "4"], "--sizes 4: use bert-base or COUNTxMB"),
+        ("exchange", ["--sizes", "4x0"], "--sizes 4x0: use bert-base or COUNTxMB"),
+        ("exchange", ["--repeats", "0"], "--repeats and --rounds must be at least 1"),
+        ("tokenize_text", ["--input", "x.txt"], "--input and --vocab belong together"),
+        ("loader", ["--vocab", "x.txt"], "--input and --vocab belong together"),
+        ("threads", ["--quick", "--settings", "none_such"], "no settings here: none_such"),
+        ("optimizer", ["--model", "tiny"], "--model tiny: use bert_12_768_12"),
+        ("optimizer", ["--torch_python", "no/python"], "there is no such program"),
+    ],
+)
+def test_bad_options_are_one_line(name, words, message):
+    result = run_command([sys.executable, "-m", f"bench.{name}", *words], timeout=60, cwd=ROOT)
+    assert result.returncode == 2 and message in result.stderr.splitlines()[-1], result.describe()
+
+
+def test_sizes_of_an_exchange():
+    for size in ("bert-base", "25x16", "1x0.5", "3x.25", "2x10.0"):
+        assert re.fullmatch(exchange.SIZE, size), size
+    for size in ("x", "0x1", "1x0", "1x0.0", "1x", "-1x2", "1x2x3", "bert"):
+        assert not re.fullmatch(exchange.SIZE, size), size
+
+
+def test_threads_on_text(tmp_path):
+    """The files go to the script as their paths, as it reads them."""
+    options = argparse.Namespace(model="bert_2_128_2", steps=6, with_data=True)
+    words = threads.script_options(options, str(tmp_path))
+    paths = words[words.index("--data") + 1].split(",")
+    assert len(paths) == 8 and all(os.path.getsize(path) for path in paths)
+    assert os.path.exists(words[words.index("--vocab") + 1])

@@ -1,0 +1,220 @@
+"""A .params file without a manifest: whole, finite and tied, or one line that names the file and
+the parameter, before MXNet is imported and before anything is written."""
+
+from __future__ import annotations
+
+import random
+import struct
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from bert.bare_params import DECODER, EMBEDDING, check_index, check_values, expected_shapes
+from bert.inputs import check_inputs
+from bert.model import build_model, initialize
+from bert.options import parse_options
+from bert.params_file import read_array, read_index, write_params
+from data.errors import InputError
+from tests.processes import ROOT, run_command
+
+MODEL, LAYERS, UNITS, TOKENS = "bert_2_16_2", 2, 16, 20
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmno"]
+SHAPES = expected_shapes(LAYERS, UNITS, TOKENS)
+PROJECTION = "encoder.transformer_cells.1.proj.weight"
+
+
+def whole() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.normal(0, 0.02, shape).astype(np.float32) for name, shape in SHAPES.items()}
+    arrays[DECODER] = arrays[EMBEDDING].copy()
+    return arrays
+
+
+def write(path: Path, arrays: dict[str, Any]) -> str:
+    with path.open("wb") as file:
+        write_params(file, arrays)
+    return str(path)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    """A run's directory: a text, its vocabulary, and an empty ckpt."""
+    monkeypatch.chdir(tmp_path)
+    Path("vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
+    Path("text.txt").write_text("a b c\nd e\n\nf g h\ni\n" * 20, encoding="utf-8")
+    Path("ckpt").mkdir()
+    return tmp_path / "ckpt" / "0000005.params"
+
+
+OPTIONS = ["--model", MODEL, "--raw", "--data", "text.txt", "--vocab", "vocab.txt"]
+OPTIONS += ["--ckpt_dir", "ckpt", "--start_step", "5"]
+
+
+def rejected(path: Path, arrays: dict[str, Any]) -> str:
+    write(path, arrays)
+    with pytest.raises(InputError) as caught:
+        check_inputs(parse_options(OPTIONS, "description"))
+    message = str(caught.value)
+    assert message.startswith("--start_step 5: ckpt/0000005.params") and "\n" not in message
+    assert "allow_missing" not in message and "ignore_extra" not in message
+    return message
+
+
+def test_names_and_shapes_are_the_models():
+    for name, layers, units, tokens in (("bert_2_16_2", 2, 16, 20), ("bert_3_32_4", 3, 32, 57)):
+        model = build_model(name, tokens)
+        initialize(model, mx.cpu(), "float32", 0)
+        of_model = {key: each.shape for key, each in model._collect_params_with_prefix().items()}
+        assert expected_shapes(layers, units, tokens) == of_model
+
+
+@pytest.mark.parametrize("left_out", [(), (DECODER,), (EMBEDDING,)])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_a_whole_file_passes(place, left_out, dtype):
+    """The embedding and the decoder's weight are one array: either name will do."""
+    arrays = {name: array.astype(dtype) for name, array in whole().items() if name not in left_out}
+    write(place, arrays)
+    check_inputs(parse_options(OPTIONS, "description"))
+    model = build_model(MODEL, TOKENS)
+    initialize(model, mx.cpu(), "float32", 0)
+    model.load_parameters(str(place), ctx=mx.cpu(), cast_dtype=True)
+    expected = next(iter({EMBEDDING, DECODER} - set(left_out)))
+    found = model._collect_params_with_prefix()[DECODER].data().asnumpy()
+    np.testing.assert_array_equal(found, arrays[expected].astype(np.float32))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", [PROJECTION, EMBEDDING, "classifier.bias"])
+def test_numbers_that_are_not_finite(place, name, value):
+    arrays = whole()
+    arrays[name].flat[-1] = value
+    message = rejected(place, arrays)
+    assert f"1 of the {arrays[name].size} numbers of {name} are not finite" in message
+
+
+def test_numbers_that_float32_cannot_hold(place):
+    arrays = whole()
+    arrays["pooler.bias"] = np.full(UNITS, 1e300)
+    assert "16 of the 16 numbers of pooler.bias are not finite in float32" in rejected(place, arrays)
+
+
+def test_a_decoder_of_its_own(place):
+    arrays = whole()
+    arrays[DECODER][3, 4] += 1
+    message = rejected(place, arrays)
+    assert f"{DECODER} differs from {EMBEDDING} in 1 of 320 numbers" in message and "leave" in message
+    del arrays[DECODER]  # the advice
+    write(place, arrays)
+    check_inputs(parse_options(OPTIONS, "description"))
+
+
+@pytest.mark.parametrize(
+    "beginning, part",
+    [("classifier.", "next-sentence head"), ("decoder.", "masked-LM head"), ("pooler.", "pooler")],
+)
+def test_a_missing_head(place, beginning, part):
+    arrays = {name: array for name, array in whole().items() if not name.startswith(beginning)}
+    message = rejected(place, arrays)
+    assert f"lacks {beginning}" in message and f"({part})" in message and "save_parameters" in message
+
+
+def test_a_missing_parameter_of_the_encoder(place):
+    arrays = whole()
+    del arrays[PROJECTION]
+    assert f"lacks {PROJECTION} of this run's --model;" in rejected(place, arrays)
+
+
+@pytest.mark.parametrize("name", ["span_head.weight", "two\nlines", "x" * 5000])
+def test_parameters_of_something_else_beside_it(place, name):
+    message = rejected(place, {**whole(), name: np.ones(3, np.float32)})
+    assert "has not" in message and len(message) < 400
+
+
+def test_other_shapes_and_dtypes(place):
+    arrays = {**whole(), "encoder.position_weight": np.ones((128, UNITS), np.float32)}
+    assert "encoder.position_weight of shape (128, 16), this run's --model of (512, 16)" in rejected(
+        place, arrays
+    )
+    arrays = {**whole(), "classifier.bias": np.ones(2, np.int32)}
+    assert "classifier.bias in int32" in rejected(place, arrays)
+
+
+def test_the_numbers_are_read_by_rank_0_alone(place, monkeypatch):
+    arrays = whole()
+    arrays[PROJECTION][:] = np.nan
+    write(place, arrays)
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    check_inputs(parse_options(OPTIONS, "description"))
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    assert PROJECTION in rejected(place, arrays)
+
+
+def test_the_script_ends_before_it_writes_anything(place):
+    arrays = whole()
+    arrays[PROJECTION][0, 0] = np.nan
+    write(place, arrays)
+    before = sorted(Path().rglob("*"))
+    command = [sys.executable, str(ROOT / "run_pretraining_hvd.py"), *OPTIONS, "--num_steps", "9"]
+    result = run_command(command, timeout=60, cwd=Path.cwd())
+    assert result.returncode == 2, result.describe()
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: --start_step 5: ckpt/0000005.params") and PROJECTION in line
+    assert sorted(Path().rglob("*")) == before
+
+
+# hostile files
+
+
+def test_any_corruption_is_an_input_error_or_a_whole_file(tmp_path):
+    """Bytes changed, cut out or put in, and size fields that promise more than there is."""
+    path = tmp_path / "p.params"
+    small = {"a.weight": np.ones((2, 3), np.float32), "b": np.ones(4, np.float16), "c": np.ones(1, np.int64)}
+    content = Path(write(path, small)).read_bytes()
+    generator = random.Random(5)
+    huge = [struct.pack("<q", value) for value in (-1, 1 << 31, 1 << 40, (1 << 63) - 1, -(1 << 63), 0)]
+    passed = rejections = 0
+    tracemalloc.start()
+    for number in range(1000):
+        changed = bytearray(content)
+        place = generator.randrange(len(content))
+        how = number % 4
+        if how == 0:
+            changed[place] = generator.randrange(256)
+        elif how == 1:
+            changed[place : place + 8] = generator.choice(huge)
+        elif how == 2:
+            del changed[place : place + generator.randrange(1, 20)]
+        else:
+            changed[place:place] = bytes(generator.randrange(256) for _ in range(generator.randrange(1, 20)))
+        path.write_bytes(changed)
+        try:
+            index = read_index(str(path))
+            arrays = {name: read_array(str(path), info) for name, info in index.items()}
+            assert all(array.nbytes <= len(changed) for array in arrays.values())
+            with pytest.raises(InputError):
+                check_index("it", index, SHAPES)
+            passed += 1
+        except InputError as error:
+            assert str(path) in str(error) and "\n" not in str(error)
+            rejections += 1
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert passed > 30 and rejections > 300  # a changed element is no damage that the format shows
+    assert peak < 5e6
+
+
+def test_a_file_that_shrinks_while_it_is_read(tmp_path):
+    path = tmp_path / "p.params"
+    arrays = whole()
+    index = read_index(write(path, arrays))
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(InputError, match="p.params became shorter"):
+        check_values("it", str(path), index)
+    path.unlink()
+    with pytest.raises(InputError, match="cannot read"):
+        check_values("it", str(path), index)
