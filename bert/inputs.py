@@ -87,14 +87,7 @@ def _find_data(flag: str, patterns: str | None, text: bool) -> DataFiles:
     folder = os.path.expanduser(patterns.strip())
     if is_store(folder):
         return DataFiles("store", (folder,))
-    paths = expand_instances(patterns, flag)
-    for path in paths:
-        if is_store(os.path.dirname(path)):
-            raise InputError(
-                f"{flag}: {path} is a part of a token store; name the folder {os.path.dirname(path)}, and "
-                "nothing beside it"
-            )
-    return DataFiles("text" if text else "instances", paths)
+    return DataFiles("text" if text else "instances", expand_instances(patterns, flag))
 
 
 def _vocabulary(options: argparse.Namespace, *data: DataFiles) -> Vocabulary | None:

@@ -214,6 +214,8 @@ def _named(paths: Sequence[str]) -> str:
 def _read_manifest(directory: str) -> dict[str, Any]:
     path = os.path.join(directory, MANIFEST)
     if not os.path.isfile(path):
+        if os.path.isfile(os.path.join(directory, "ids-00000.bin")):
+            raise _damaged(directory, f"it has no {MANIFEST}")
         raise InputError(f"{directory} is not a token store: it has no {MANIFEST}")
     manifest = read_json(path)
     if not manifest:

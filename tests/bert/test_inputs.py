@@ -13,6 +13,7 @@ from bert.inputs import check_inputs
 from bert.options import parse_options
 from bert.params_file import write_params
 from data.errors import InputError
+from data.stored import build_instances
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab, vocabulary_from_tokens
 from data.tokens import build_store
@@ -164,6 +165,33 @@ class TestStore:
         self.prepare()
         assert "name the folder store" in refused(raw=False, data="store/manifest.json")
         assert "name the folder store" in refused(data="train-0.txt,store")
+
+    @pytest.mark.parametrize("raw", [False, True])
+    @pytest.mark.parametrize("damage", ["gone", "cut", "empty", "another"])
+    def test_a_manifest_that_is_damaged_or_gone(self, place, damage, raw):
+        manifest = Path(self.prepare()) / "manifest.json"
+        content = manifest.read_text()
+        manifest.write_text(
+            {"cut": content[:-9], "empty": "", "another": '{"format": "x"}'}.get(damage, content)
+        )
+        if damage == "gone":
+            manifest.unlink()
+        for data in ("store", "store/", "store/*.bin", "train-0.txt,store"):
+            message = refused(raw=raw, data=data)
+            assert message.startswith("--data: store is a token store "), message
+            assert "manifest.json" in message and message.endswith("prepare the text again with data.prepare")
+
+    def test_an_unfinished_store(self, place):
+        Path(self.prepare(), "manifest.json").rename("store/journal.json")
+        assert refused(data="store").startswith("--data: store is an unfinished token store: prepare")
+
+    def test_an_instance_store_of_a_cache(self, place):
+        build_instances([npz()], 20, "instances")
+        assert "--data: instances/" in refused(data="instances", raw=False)
+        assert "is a part of an instance store" in refused(data="instances", raw=False)
+        Path("instances/manifest.json").write_text("{")
+        message = refused(data="instances", raw=False)
+        assert message.startswith("--data: instances is an instance store whose manifest.json is damaged: ")
 
     def test_sampling_needs_text(self, place):
         self.prepare()
