@@ -257,6 +257,25 @@ class TestFilesWithMasks:
         assert message.startswith("--max_seq_length 8: ") and "16" in message
         assert check("--max_seq_length", "16", raw=False, data=npz()).max_seq_length == 16
 
+    def test_fewer_predictions_than_the_files_hold(self, place):
+        message = refused("--max_predictions_per_seq", "2", raw=False, data=npz())
+        assert message.startswith(
+            "--max_predictions_per_seq 2: train.npz holds up to 3 predictions a sequence"
+        )
+        assert "leave the option out" in message
+        message = refused("--max_predictions_per_seq", "2", "--data_eval", npz(), data="", raw=False)
+        assert message.startswith("--max_predictions_per_seq 2: ")
+        check("--max_predictions_per_seq", "3", raw=False, data=npz())
+        # Here it speaks of the text, and of random tokens.
+        check("--max_predictions_per_seq", "2", "--data_eval", npz(), "--eval_use_npz")
+        check("--max_predictions_per_seq", "2", "--dummy_data_len", "16", data=npz(), raw=False)
+
+    @pytest.mark.parametrize("flag", ["masked_lm_prob", "short_seq_prob"])
+    def test_shares_for_masks_and_pairs_that_are_there_already(self, place, flag):
+        message = refused(f"--{flag}", "0.3", raw=False, data=npz())
+        assert message.startswith(f"--{flag}: files with masks hold theirs")
+        check(f"--{flag}", "0.3", "--data_eval", npz(), "--eval_use_npz")
+
     def test_sequences_longer_than_bert_has_positions(self, place):
         long = arrays(rows=2, length=520)
         np.savez("train.npz", **long)
