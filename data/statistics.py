@@ -24,6 +24,7 @@ def token_counts(store: TokenStore) -> np.ndarray:
     counts = np.zeros(size, dtype=np.int64)
     for start in range(0, store.num_tokens, _BLOCK):
         counts += np.bincount(store.ids[start : start + _BLOCK], minlength=size)
+    store.check()
     return counts
 
 
