@@ -62,7 +62,8 @@ def add_data_options(add: Callable[..., Any]) -> None:
     add(
         "--max_predictions_per_seq",
         type=positive_int,
-        help="masked positions a sequence (default: 20 at 128 tokens, 80 at 512, else 15%% rounded up)",
+        help="masked positions a sequence, no fewer than files with masks hold (default: 20 at 128 tokens, "
+        "80 at 512, else 15%% rounded up)",
     )
     add("--short_seq_prob", type=probability, default=0.1, help="share of shortened sequences (default: 0.1)")
     add("--masked_lm_prob", type=share, default=0.15, help="share of masked tokens (default: 0.15)")

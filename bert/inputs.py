@@ -18,7 +18,7 @@ from comm.run_processes import launched_rank
 from data.errors import InputError
 from data.formats.find import expand_instances
 from data.formats.identify import identify
-from data.formats.read import peek
+from data.formats.read import check_limits, peek
 from data.tokenizing.tokenizer import load_sentencepiece
 from data.tokenizing.vocab import Vocabulary, load_vocab
 from data.tokens import TokenStore, is_store
@@ -64,21 +64,23 @@ def check_inputs(options: argparse.Namespace) -> Inputs:
     if options.dummy_data_len:  # of --data only the names count
         train = DataFiles("")
     widths = []
+    # Beside text, or random tokens, the options for masks are theirs.
+    only_masked = {train.kind, evaluation.kind} - {""} == {"instances"} and not options.dummy_data_len
     for data in (train, evaluation):
         if data.kind == "instances":
-            widths += [peek(path).width for path in data.paths]
+            predictions = options.max_predictions_per_seq if only_masked or data is train else None
+            for path in data.paths:
+                facts = peek(path)
+                check_limits(path, facts.width, facts.num_predictions, options.max_seq_length, predictions)
+                widths.append(facts.width)
         elif data.kind == "text":
             _check_text(data.paths)
-    if options.max_seq_length and max(widths, default=0) > options.max_seq_length:
-        raise InputError(
-            f"--max_seq_length {options.max_seq_length}: "
-            f"the files hold sequences of up to {max(widths)} tokens"
-        )
     # What is not padded may just miss the length that it was made for: 126 tokens mean 128.
     longest = max(widths, default=MAX_POSITIONS)
     max_seq_length = options.dummy_data_len or options.max_seq_length or -(-longest // 8) * 8
-    if options.whole_word_mask and {train.kind, evaluation.kind} - {""} == {"instances"}:
-        raise InputError("--whole_word_mask: files with masks hold theirs already; it needs text or a store")
+    for flag, default in (("whole_word_mask", False), ("masked_lm_prob", 0.15), ("short_seq_prob", 0.1)):
+        if only_masked and getattr(options, flag) != default:
+            raise InputError(f"--{flag}: files with masks hold theirs already; it needs text or a store")
     _check_checkpoints(options, vocab_size, vocabulary)
     return Inputs(train, evaluation, vocabulary, vocab_size, max_seq_length)
 
@@ -89,14 +91,7 @@ def _find_data(flag: str, patterns: str | None, text: bool) -> DataFiles:
     folder = os.path.expanduser(patterns.strip())
     if is_store(folder):
         return DataFiles("store", (folder,))
-    paths = expand_instances(patterns, flag)
-    for path in paths:
-        if is_store(os.path.dirname(path)):
-            raise InputError(
-                f"{flag}: {path} is a part of a token store; name the folder {os.path.dirname(path)}, and "
-                "nothing beside it"
-            )
-    return DataFiles("text" if text else "instances", paths)
+    return DataFiles("text" if text else "instances", expand_instances(patterns, flag))
 
 
 def _vocabulary(options: argparse.Namespace, *data: DataFiles) -> Vocabulary | None:

@@ -254,9 +254,11 @@ def _parser() -> argparse.ArgumentParser:
 
     group = parser.add_argument_group("pairs and masks, for token stores and text")
     add = group.add_argument
-    add("--max_seq_length", type=int, help="tokens a sequence (default: 512)")
+    add("--max_seq_length", type=int, help="tokens a sequence (default: 512); files with masks must fit in")
     add(
-        "--max_predictions_per_seq", type=int, help="masked tokens a sequence (default: 20 at 128, 80 at 512)"
+        "--max_predictions_per_seq",
+        type=int,
+        help="masked tokens a sequence (default: 20 at 128, 80 at 512); files with masks must fit in",
     )
     add("--short_seq_prob", type=float, help="share of shortened sequences (default: 0.1)")
     add("--masked_lm_prob", type=float, help="share of masked tokens (default: 0.15)")

@@ -16,7 +16,8 @@ import numpy as np
 
 from data.building.build import Column, Part
 from data.building.cache import is_verified, remember_verified
-from data.building.columns import map_column
+from data.building.columns import check_mapped, map_column, mapped_files
+from data.building.mapped import MappedFiles
 from data.building.state import MANIFEST, read_json
 from data.errors import InputError
 from data.records import MAX_LENGTH, PretrainingArrays
@@ -43,6 +44,11 @@ class InstanceStore:
     prediction_widths: np.ndarray  # (S,) int32
     manifest: dict[str, Any]
     directory: str
+    files: tuple[MappedFiles, ...] = ()
+
+    def check(self) -> None:
+        """To be called after reading: raises InputError if a file was cut meanwhile, which reads as zeros."""
+        check_mapped(self.files)
 
     @property
     def num_instances(self) -> int:
@@ -106,11 +112,14 @@ class InstanceStore:
                 if len(array) != described["length"]:
                     raise InputError(f"the column {column.name} has another length")
                 arrays[column.name] = array
-            store = InstanceStore(**arrays, manifest=manifest, directory=directory)
+            store = InstanceStore(
+                **arrays, manifest=manifest, directory=directory, files=mapped_files(arrays.values())
+            )
             _check_lengths(store)
             if check:
                 for start in range(0, store.num_instances, _CHECK_ROWS):
                     _check_rows(store, start, min(start + _CHECK_ROWS, store.num_instances))
+                store.check()
                 remember_verified(directory, files)
         except (InputError, KeyError, TypeError, ValueError) as error:
             what = str(error) if isinstance(error, InputError) else "its manifest is incomplete"

@@ -81,9 +81,13 @@ class RawSource:
         return min(self.max_predictions, max(1, round(padded_length * self._masked_lm_prob)))
 
     def collate(self, seed: int, epoch: int, indices: np.ndarray, padded_length: int) -> Batch:
-        """The samples `indices`, masked, as a batch padded to `padded_length`."""
+        """The samples `indices`, masked, as a batch padded to `padded_length`.
+
+        Raises InputError naming a file of the store that was cut since the store was opened.
+        """
         store, pairs = self._plan(seed, epoch)
         input_ids, segment_ids, valid_lengths = _assemble(store, pairs, indices, padded_length, self._vocab)
+        store.check()
         corrupted, positions, masked_ids, weights = mask(
             input_ids,
             valid_lengths,
@@ -109,7 +113,10 @@ class RawSource:
         if store.vocabulary_sha256 != self._vocab.sha256:
             raise InputError("the token store was made with another vocabulary; tokenize the text again")
         pairs_key = epoch_key(seed, epoch, _PAIRS_PURPOSE)
-        return store, pair_plan(store, self.max_length, self._short_seq_prob, pairs_key)
+        try:
+            return store, pair_plan(store, self.max_length, self._short_seq_prob, pairs_key)
+        finally:
+            store.check()  # zeros in the place of offsets can raise anything
 
 
 def epoch_stores(

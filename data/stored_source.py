@@ -22,7 +22,10 @@ class StoredSource:
     def __init__(self, store: InstanceStore, pad_id: int = 0) -> None:
         self._store = store
         self._pad_id = pad_id
-        self._predictions = _most_predictions(store)
+        try:
+            self._predictions = _most_predictions(store)
+        finally:
+            store.check()
         self.max_length = int(np.flatnonzero(self._predictions)[-1])
         self._predictions = np.maximum(np.maximum.accumulate(self._predictions) - 1, 1)
         self.max_predictions = int(self._predictions[-1])
@@ -48,8 +51,18 @@ def padded_batch(
 ) -> Batch:
     """Rows of the store as a Batch of shapes (B, padded_length) and (B, num_predictions).
 
-    `indices` are integers of shape (B,). Raises ValueError if an instance does not fit in.
+    `indices` are integers of shape (B,). Raises ValueError if an instance does not fit in, InputError naming
+    a file of the store that was cut since the store was opened.
     """
+    try:
+        return _padded_batch(store, indices, padded_length, num_predictions, pad_id)
+    finally:
+        store.check()
+
+
+def _padded_batch(
+    store: InstanceStore, indices: np.ndarray, padded_length: int, num_predictions: int, pad_id: int
+) -> Batch:
     token_ends, prediction_ends = store.token_ends, store.prediction_ends
     following = indices + 1
     start, lengths = token_ends[indices], store.lengths[indices]

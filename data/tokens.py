@@ -24,7 +24,8 @@ from data.building.cache import (
     open_or_build,
     remember_verified,
 )
-from data.building.columns import map_column
+from data.building.columns import check_mapped, map_column, mapped_files
+from data.building.mapped import MappedFiles
 from data.building.progress import Progress
 from data.building.state import MANIFEST, read_json
 from data.errors import InputError
@@ -47,7 +48,8 @@ class TokenStore:
 
     `ids` has shape (tokens,), `sentences` (number of sentences + 1,) and `documents` (number of documents +
     1,), the last two int64 offsets, strictly increasing: no sentence and no document is empty. `manifest` is
-    the content of manifest.json and `directory` where the store lies, both empty for one made in memory.
+    the content of manifest.json and `directory` where the store lies, both empty for one made in memory, as
+    are the `files` that are mapped.
     """
 
     ids: np.ndarray
@@ -56,6 +58,11 @@ class TokenStore:
     vocabulary_sha256: str
     manifest: Mapping[str, Any] = field(default_factory=dict, repr=False)
     directory: str = ""
+    files: tuple[MappedFiles, ...] = field(default=(), repr=False)
+
+    def check(self) -> None:
+        """To be called after reading: raises InputError if a file was cut meanwhile, which reads as zeros."""
+        check_mapped(self.files)
 
     @property
     def num_tokens(self) -> int:
@@ -99,10 +106,17 @@ class TokenStore:
         except InputError as error:
             raise _damaged(directory, str(error)) from error
         store = TokenStore(
-            ids, sentences, documents, str(manifest.get("vocabulary_sha256")), manifest, directory
+            ids,
+            sentences,
+            documents,
+            str(manifest.get("vocabulary_sha256")),
+            manifest,
+            directory,
+            mapped_files((ids, sentences, documents)),
         )
         if check:
             _check_structure(store, directory)
+            store.check()
             remember_verified(directory, [MANIFEST, *files])
         return store
 
@@ -214,6 +228,8 @@ def _named(paths: Sequence[str]) -> str:
 def _read_manifest(directory: str) -> dict[str, Any]:
     path = os.path.join(directory, MANIFEST)
     if not os.path.isfile(path):
+        if os.path.isfile(os.path.join(directory, "ids-00000.bin")):
+            raise _damaged(directory, f"it has no {MANIFEST}")
         raise InputError(f"{directory} is not a token store: it has no {MANIFEST}")
     manifest = read_json(path)
     if not manifest:

@@ -6,23 +6,19 @@ files but the last one of exactly `shard_bytes`. Readers see one flat array, wha
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import mmap
 import os
-import weakref
-from typing import Any, Mapping, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from data.building.mapped import MappedFiles, map_files, mapped_at
 from data.errors import InputError
 from data.files import sha256_of, sha256_of_all, sync_directory
 
 SHARD_BYTES = 1 << 30
 _BLOCK = 1 << 20
-# Linux' values, the same on every processor that Python's wheels exist for.
-_PROT_NONE, _PROT_READ = 0, 1
-_MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 1, 2, 0x10, 0x20, 0x4000
 
 
 class ColumnWriter:
@@ -144,7 +140,8 @@ def map_column(
     """The column as one read-only array over all its files, mapped side by side in the address space.
 
     `shards` is what `ColumnWriter.close` returned; it may come from a damaged or hostile manifest. With
-    `verify` every checksum is computed. The files stay mapped as long as the array or a view of it lives.
+    `verify` every checksum is computed. The files stay mapped as long as the array or a view of it lives. One
+    that is cut meanwhile reads as zeros: see `check_mapped`.
     Raises InputError for a file that is missing or has the wrong size or checksum.
     """
     kind = np.dtype(dtype)
@@ -161,48 +158,18 @@ def map_column(
                 raise InputError(f"{path} does not have its checksum")
     if not described:
         return np.empty(0, dtype=kind)
-    if len(described) == 1:
-        with open(described[0][0], "rb") as handle:
-            return np.frombuffer(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ), dtype=kind)
-    return np.frombuffer(_map_side_by_side([(path, size) for path, size, _ in described]), dtype=kind)
+    return np.frombuffer(map_files([(path, size) for path, size, _ in described]), dtype=kind)
 
 
-def _map_side_by_side(files: Sequence[tuple[str, int]]) -> memoryview:
-    """Map the files one after the other into one range of addresses.
+def mapped_files(columns: Iterable[np.ndarray]) -> tuple[MappedFiles, ...]:
+    """What `map_column` has mapped for these columns: to be asked after reading, `check_mapped` does it."""
+    return tuple(mapped_at(column.ctypes.data) for column in columns if len(column))
 
-    The range is reserved first, so that MAP_FIXED replaces nothing but our own reservation.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    failed = ctypes.c_void_p(-1).value
 
-    def mapped(address: int | None, size: int, protection: int, flags: int, descriptor: int) -> int:
-        result = libc.mmap(address, size, protection, flags, descriptor, 0)
-        if result is None or result == failed:
-            code = ctypes.get_errno()
-            raise OSError(code, f"cannot map {size} bytes: {os.strerror(code)}")
-        return int(result)
-
-    total = sum(size for _, size in files)
-    start = mapped(None, total, _PROT_NONE, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1)
-    try:
-        place = start
-        for path, size in files:
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                mapped(place, size, _PROT_READ, _MAP_SHARED | _MAP_FIXED, descriptor)
-            finally:
-                os.close(descriptor)
-            place += size
-        region = (ctypes.c_ubyte * total).from_address(start)
-    except BaseException:
-        libc.munmap(start, total)
-        raise
-    # Views keep `region` alive, and with it the mapping. Not at exit: other threads may still read then.
-    weakref.finalize(region, libc.munmap, start, total).atexit = False
-    return memoryview(region).toreadonly()
+def check_mapped(files: Iterable[MappedFiles]) -> None:
+    """Raises InputError naming a file that became shorter, or could not be read, while it was mapped."""
+    for each in files:
+        each.check()
 
 
 def _described(directory: str, shard: Mapping[str, Any]) -> tuple[str, int, str]:

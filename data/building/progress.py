@@ -82,7 +82,7 @@ class Printed:
         elif now - self._told >= self._seconds:
             self._told = now
             speed = f", {rate / 1e6:.2f} M tokens/s" if tokens else ""
-            self.note(f"{self._what}: {done / 1e6:.0f} of {self._total / 1e6:.0f} MB{speed}")
+            self.note(f"{self._what}: {_amount(done, self._total)}{speed}")
 
     def note(self, line: str) -> None:
         """Print the line, above the bar if there is one."""
@@ -96,3 +96,12 @@ class Printed:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def _amount(done: int, total: int) -> str:
+    """The bytes done and in all, in the largest unit of which the total has one, to two digits at least."""
+    for unit, size in (("MB", 1e6), ("KB", 1e3)):
+        if total >= size:
+            digits = 1 if total < 10 * size else 0
+            return f"{done / size:.{digits}f} of {total / size:.{digits}f} {unit}"
+    return f"{done} of {total} bytes"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from data.building.state import MANIFEST, read_json
+from data.stores import check_no_stores
 from data.text.corpus import expand_inputs
 
 EXPORT_FORMAT = "instance-files-1"  # of the manifest that data.export writes beside the files
@@ -13,9 +14,11 @@ EXPORT_FORMAT = "instance-files-1"  # of the manifest that data.export writes be
 def expand_instances(patterns: str, flag: str) -> list[str]:
     """As data.text.corpus.expand_inputs, without the manifest that data.prepare writes beside its files.
 
-    Raises InputError as expand_inputs.
+    Raises InputError as expand_inputs, and for files of a store, whole or damaged.
     """
-    return [path for path in expand_inputs(patterns, flag) if not _is_manifest(path)]
+    paths = [path for path in expand_inputs(patterns, flag) if not _is_manifest(path)]
+    check_no_stores(paths, flag)
+    return paths
 
 
 def _is_manifest(path: str) -> bool:

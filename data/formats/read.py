@@ -8,9 +8,9 @@ from data.errors import InputError
 from data.formats import hdf5, npz, record_files
 from data.formats.blocks import Damage, FileFacts, RawBlock, checked
 from data.formats.identify import identify
-from data.records import PretrainingArrays
+from data.records import MAX_LENGTH, PretrainingArrays
 
-__all__ = ["FileFacts", "peek", "read_instances"]
+__all__ = ["FileFacts", "check_limits", "peek", "read_instances"]
 
 
 def peek(path: str) -> FileFacts:
@@ -24,6 +24,28 @@ def peek(path: str) -> FileFacts:
     if kind.format == "hdf5":
         return hdf5.peek(path)
     return record_files.peek(path, kind.format, kind.packed)
+
+
+def check_limits(
+    name: str, width: int, predictions: int, max_seq_length: int | None, max_predictions: int | None
+) -> None:
+    """Raises InputError if instances as wide as this break a limit that the user gave; None is no limit.
+
+    `name` is the file (or store), `width` the tokens and `predictions` the masked positions it has room for
+    in a row. Pairs and masks that are stored cannot be made shorter: to ignore the option would be wrong.
+    """
+    if max_seq_length is not None and max_seq_length > MAX_LENGTH:
+        raise InputError(f"--max_seq_length {max_seq_length}: BERT has {MAX_LENGTH} positions")
+    if max_seq_length is not None and width > max_seq_length:
+        raise InputError(
+            f"--max_seq_length {max_seq_length}: {name} holds sequences of up to {width} tokens, and what "
+            "files hold is not cut; give that length or more, or make the files anew"
+        )
+    if max_predictions is not None and predictions > max_predictions:
+        raise InputError(
+            f"--max_predictions_per_seq {max_predictions}: {name} holds up to {predictions} predictions a "
+            "sequence, and the masks of files stay as they are; leave the option out, or make the files anew"
+        )
 
 
 def read_instances(

@@ -12,7 +12,7 @@ from typing import Any, Iterator, Mapping, Sequence
 from data.building.progress import Printed
 from data.errors import InputError
 from data.formats.find import expand_instances
-from data.formats.identify import identify
+from data.formats.read import check_limits, peek
 from data.instance_store import InstanceStore, is_instance_store
 from data.raw_source import RawSource
 from data.sources import Source
@@ -28,8 +28,6 @@ TOKEN_STORE, INSTANCE_STORE, INSTANCES, TEXT = "token store", "instance store", 
 # Ids of files that come without a vocabulary must be below some bound; no vocabulary is larger.
 _ANY_VOCABULARY = 1 << 20
 _PAIR_OPTIONS = (
-    "max_seq_length",
-    "max_predictions_per_seq",
     "short_seq_prob",
     "masked_lm_prob",
     "whole_word_mask",
@@ -85,7 +83,10 @@ def opened(options: argparse.Namespace) -> Iterator[Opened]:
         _refuse(
             options, (*_PAIR_OPTIONS, *_TEXT_OPTIONS, "raw", "skip_bad_records", "cache_dir"), "has its masks"
         )
-        yield _of_instances(INSTANCE_STORE, directory, InstanceStore.open(directory), vocab)
+        ready = InstanceStore.open(directory)
+        limits = options.max_seq_length, options.max_predictions_per_seq
+        check_limits(directory, ready.width, ready.prediction_width, *limits)
+        yield _of_instances(INSTANCE_STORE, directory, ready, vocab)
     else:
         for path in options.path:
             if is_store(os.path.expanduser(path)) or is_instance_store(os.path.expanduser(path)):
@@ -96,8 +97,10 @@ def opened(options: argparse.Namespace) -> Iterator[Opened]:
                 yield _of_tokens(TEXT, paths[0], _tokenized(options, paths, vocab, cache), options)
                 return
             _refuse(options, (*_PAIR_OPTIONS, *_TEXT_OPTIONS), "has its masks")
-            for path in paths:
-                identify(path)  # before the first of them is converted
+            for path in paths:  # before the first of them is converted
+                found = peek(path)
+                limits = options.max_seq_length, options.max_predictions_per_seq
+                check_limits(path, found.width, found.num_predictions, *limits)
             size = len(vocab) if vocab is not None else _ANY_VOCABULARY
             converted = cached_instances(
                 paths, size, cache, options.num_workers, options.skip_bad_records, Printed()

@@ -156,6 +156,7 @@ def store_occurrences(store: TokenStore, vocab: Vocabulary, limit: int = SAMPLED
     block = 1 << 16
     for number in evenly(-(-store.num_tokens // block), max(1, limit // block)).tolist():
         counts += np.bincount(store.ids[number * block : (number + 1) * block], minlength=len(vocab))
+    store.check()
     return counts
 
 
@@ -182,6 +183,7 @@ def text_facts(store: TokenStore) -> dict[str, Any]:
     """Lengths of sentences in tokens (those above 512 count as 512) and of documents in sentences (64)."""
     sentences = spread(difference_counts(store.sentences, 512))
     documents = spread(difference_counts(store.documents, 64))
+    store.check()
     sentences["mean"] = store.num_tokens / store.num_sentences
     documents["mean"] = store.num_sentences / store.num_documents
     return {"sentence_lengths": sentences, "document_lengths": documents}

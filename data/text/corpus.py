@@ -41,6 +41,7 @@ TEXT_FORMATS = ("auto", "lines", "books", "wikiextractor", "wikitext")
 MAX_SENTENCE_BYTES = 1 << 20  # of a line that is one sentence
 MAX_PARAGRAPH_BYTES = 1 << 24  # of a line that is a paragraph, or a whole document in JSON
 UNIT_BYTES = 4 << 20
+_LISTED = 3  # names of files in a message
 
 
 @dataclass(frozen=True)
@@ -184,6 +185,7 @@ def _expand(patterns: str, flag: str, directories: bool) -> list[str]:
     found = set()
     for piece in pieces:
         matches: list[str] = []
+        empty: list[str] = []
         named = os.path.expanduser(piece)
         # A name with brackets in it is a pattern that does not match itself.
         for path in [named] if os.path.exists(named) else glob.glob(named, recursive=True):
@@ -191,7 +193,11 @@ def _expand(patterns: str, flag: str, directories: bool) -> list[str]:
                 _check_file(path, flag)
                 matches.append(path)
             elif directories:
-                matches.extend(_files_below(path, flag))
+                for below in _files_below(path, flag):
+                    # A file below may be empty (WikiExtractor leaves such), a file that was named may not.
+                    (matches if os.path.getsize(below) else empty).append(below)
+        if empty and not matches:
+            raise InputError(f"{flag}: {piece} holds nothing but empty files: {_listed(sorted(empty))}")
         if not matches:
             raise InputError(f"{flag}: no file matches {piece!r}")
         found.update(matches)
@@ -206,9 +212,13 @@ def _files_below(directory: str, flag: str) -> Iterator[str]:
         subdirectories[:] = [name for name in subdirectories if not name.startswith(".")]
         for name in names:
             path = os.path.join(place, name)
-            # A file below may be empty (WikiExtractor leaves such), a file that was named may not.
-            if not name.startswith(".") and os.path.isfile(path) and os.path.getsize(path):
+            if not name.startswith(".") and os.path.isfile(path):
                 yield path
+
+
+def _listed(paths: Sequence[str]) -> str:
+    more = len(paths) - _LISTED
+    return ", ".join(paths[:_LISTED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _check_file(path: str, flag: str) -> None:

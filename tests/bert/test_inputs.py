@@ -14,6 +14,7 @@ from bert.inputs import check_inputs
 from bert.options import parse_options
 from bert.params_file import write_params
 from data.errors import InputError
+from data.stored import build_instances
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab, vocabulary_from_tokens
 from data.tokens import build_store
@@ -166,6 +167,33 @@ class TestStore:
         assert "name the folder store" in refused(raw=False, data="store/manifest.json")
         assert "name the folder store" in refused(data="train-0.txt,store")
 
+    @pytest.mark.parametrize("raw", [False, True])
+    @pytest.mark.parametrize("damage", ["gone", "cut", "empty", "another"])
+    def test_a_manifest_that_is_damaged_or_gone(self, place, damage, raw):
+        manifest = Path(self.prepare()) / "manifest.json"
+        content = manifest.read_text()
+        manifest.write_text(
+            {"cut": content[:-9], "empty": "", "another": '{"format": "x"}'}.get(damage, content)
+        )
+        if damage == "gone":
+            manifest.unlink()
+        for data in ("store", "store/", "store/*.bin", "train-0.txt,store"):
+            message = refused(raw=raw, data=data)
+            assert message.startswith("--data: store is a token store "), message
+            assert "manifest.json" in message and message.endswith("prepare the text again with data.prepare")
+
+    def test_an_unfinished_store(self, place):
+        Path(self.prepare(), "manifest.json").rename("store/journal.json")
+        assert refused(data="store").startswith("--data: store is an unfinished token store: prepare")
+
+    def test_an_instance_store_of_a_cache(self, place):
+        build_instances([npz()], 20, "instances")
+        assert "--data: instances/" in refused(data="instances", raw=False)
+        assert "is a part of an instance store" in refused(data="instances", raw=False)
+        Path("instances/manifest.json").write_text("{")
+        message = refused(data="instances", raw=False)
+        assert message.startswith("--data: instances is an instance store whose manifest.json is damaged: ")
+
     def test_sampling_needs_text(self, place):
         self.prepare()
         options = parse_options(
@@ -229,6 +257,25 @@ class TestFilesWithMasks:
         message = refused("--max_seq_length", "8", raw=False, data=npz())
         assert message.startswith("--max_seq_length 8: ") and "16" in message
         assert check("--max_seq_length", "16", raw=False, data=npz()).max_seq_length == 16
+
+    def test_fewer_predictions_than_the_files_hold(self, place):
+        message = refused("--max_predictions_per_seq", "2", raw=False, data=npz())
+        assert message.startswith(
+            "--max_predictions_per_seq 2: train.npz holds up to 3 predictions a sequence"
+        )
+        assert "leave the option out" in message
+        message = refused("--max_predictions_per_seq", "2", "--data_eval", npz(), data="", raw=False)
+        assert message.startswith("--max_predictions_per_seq 2: ")
+        check("--max_predictions_per_seq", "3", raw=False, data=npz())
+        # Here it speaks of the text, and of random tokens.
+        check("--max_predictions_per_seq", "2", "--data_eval", npz(), "--eval_use_npz")
+        check("--max_predictions_per_seq", "2", "--dummy_data_len", "16", data=npz(), raw=False)
+
+    @pytest.mark.parametrize("flag", ["masked_lm_prob", "short_seq_prob"])
+    def test_shares_for_masks_and_pairs_that_are_there_already(self, place, flag):
+        message = refused(f"--{flag}", "0.3", raw=False, data=npz())
+        assert message.startswith(f"--{flag}: files with masks hold theirs")
+        check(f"--{flag}", "0.3", "--data_eval", npz(), "--eval_use_npz")
 
     def test_sequences_longer_than_bert_has_positions(self, place):
         long = arrays(rows=2, length=520)

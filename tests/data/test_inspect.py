@@ -291,6 +291,17 @@ def test_files_without_a_vocabulary_show_ids(npz, source, capsys):
     assert "every record has been read and checked" in out
 
 
+def test_limits_that_files_and_instance_stores_keep_change_nothing(npz, tmp_path, capsys):
+    shown_of = ["--num", "1", "--json", "--cache_dir"]
+    plain = json.loads(shown(capsys, npz, *shown_of, tmp_path))
+    limits = ["--max_seq_length", "128", "--max_predictions_per_seq", "10"]
+    assert json.loads(shown(capsys, npz, *limits, *shown_of, tmp_path)) == plain
+    (store,) = [path for path in tmp_path.iterdir() if path.is_dir()]
+    assert json.loads(shown(capsys, store, *limits, "--json"))["lengths"] == plain["lengths"]
+    assert main([str(store), "--max_seq_length", "63"]) == 2
+    assert "--max_seq_length 63: " in capsys.readouterr().err
+
+
 def test_kept_conversion_is_found_again(npz, embedded, tmp_path, capsys):
     arguments = [npz, "--vocab", embedded / "vocab.txt", "--num", "1", "--json", "--cache_dir", tmp_path]
     first = json.loads(shown(capsys, *arguments))
@@ -355,7 +366,11 @@ def test_a_directory_that_takes_no_picture_is_no_error(directory, tmp_path, caps
         (["{store}", "--plot", "{missing}/a.png"], ["--plot", "No such file"]),
         (["{text}"], ["--raw", "text"]),
         (["{text}", "--raw"], ["--vocab"]),
-        (["{npz}", "--max_seq_length", "64"], ["--max_seq_length", "nothing"]),
+        (["{npz}", "--short_seq_prob", "0.2"], ["--short_seq_prob", "nothing"]),
+        (["{npz}", "--max_seq_length", "63"], ["--max_seq_length 63", "pretrain.npz", "64 tokens"]),
+        (["{npz}", "--max_seq_length", "513"], ["--max_seq_length 513", "512 positions"]),
+        (["{npz}", "--max_predictions_per_seq", "9"], ["--max_predictions_per_seq 9", "10 predictions"]),
+        (["{torn}"], ["{torn} is a token store whose manifest.json is damaged"]),
         (["{npz}", "--vocab", "{other}"], ["pretrain.npz", "instance"]),
         (["{npz}", "--raw", "--vocab", "{vocab}"], ["pretrain.npz"]),
         (["{cut}"], ["cut.npz"]),
@@ -367,7 +382,7 @@ def test_bad_input_is_one_line(
     arguments, words, directory, embedded, npz, vocab, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    places = {name: str(tmp_path / name) for name in ("missing", "other", "broken", "cut")}
+    places = {name: str(tmp_path / name) for name in ("missing", "other", "broken", "cut", "torn")}
     places["cut"] += ".npz"
     Path(places["cut"]).write_bytes(npz.read_bytes()[:5000])
     Path(places["other"]).write_text("".join(f"{token}\n" for token in vocab.tokens[:1000]), "utf-8")
@@ -376,6 +391,8 @@ def test_bad_input_is_one_line(
     with open(os.path.join(places["broken"], "ids-00000.bin"), "r+b") as handle:
         handle.seek(1000)
         handle.write(b"\xff\x00")
+    shutil.copytree(directory, places["torn"])
+    os.truncate(os.path.join(places["torn"], "manifest.json"), 5000)
     places.update(store=str(directory), npz=str(npz), vocab=str(embedded / "vocab.txt"))
     places["text"] = str(embedded / "corpus" / "train-0.txt")
     before = sorted(os.listdir(tmp_path))
@@ -384,7 +401,7 @@ def test_bad_input_is_one_line(
     assert captured.out == ""
     assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
     for word in words:
-        assert word in captured.err
+        assert word.format(**places) in captured.err
     assert sorted(os.listdir(tmp_path)) == before
 
 

@@ -290,6 +290,26 @@ def test_progress_is_a_line_now_and_then(monkeypatch):
     assert lines == [f"tokenizing: {done} of 50 MB, 0.20 M tokens/s" for done in (20, 30, 40, 50)]
 
 
+@pytest.mark.parametrize(
+    "total, line",
+    [
+        (400, "tokenizing: 100 of 400 bytes"),
+        (310_000, "tokenizing: 78 of 310 KB"),  # ten thousand files of a line each
+        (1_600_000, "tokenizing: 0.4 of 1.6 MB"),
+        (60_000_000_000, "tokenizing: 15000 of 60000 MB"),
+    ],
+)
+def test_progress_of_little_text_is_in_a_unit_that_shows_it(monkeypatch, total, line):
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    stream = io.StringIO()
+    progress = Printed(stream)
+    progress.begin("tokenizing", total)
+    clock[0] += 11
+    progress.update(total // 4, {})
+    assert stream.getvalue().splitlines() == [line]
+
+
 def test_progress_is_a_bar_on_a_terminal():
     pty, terminal = os.openpty()
     with os.fdopen(terminal, "w") as stream:

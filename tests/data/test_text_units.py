@@ -204,6 +204,22 @@ def test_a_directory_without_files_is_an_error(tmp_path):
         expand_inputs(f"{tmp_path}/a", "--input")
 
 
+def test_a_directory_of_empty_files_is_an_error_that_names_them(tmp_path):
+    for name in ("a", "b/c"):
+        (tmp_path / "text" / name).parent.mkdir(parents=True, exist_ok=True)
+        write(tmp_path / "text" / name, b"")
+    with pytest.raises(InputError) as caught:
+        expand_inputs(f"{tmp_path}/text", "--data")
+    folder = tmp_path / "text"
+    assert str(caught.value) == (f"--data: {folder} holds nothing but empty files: {folder}/a, {folder}/b/c")
+    for number in range(5):
+        write(tmp_path / "text" / f"d{number}", b"")
+    with pytest.raises(InputError, match=r"text/a, .*/c, .*/d0 and 4 more$"):
+        expand_inputs(f"{tmp_path}/text", "--data")
+    write(tmp_path / "text" / "whole", b"x")
+    assert expand_inputs(f"{tmp_path}/text", "--data") == [f"{folder}/whole"]
+
+
 def test_a_named_pipe_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match=r"--input: .*pipe is not a regular file"):

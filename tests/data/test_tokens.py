@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -252,17 +254,42 @@ def test_unigram_entropy_by_hand(text, tmp_path):
     assert unigram_entropy(store) == pytest.approx(8 / 11 * np.log(11 / 8) + 3 / 11 * np.log(11 / 3))
 
 
-def test_the_entropy_is_counted_once_and_again_for_other_ids(text, tmp_path):
-    vocab = vocabulary_from_tokens([*SPECIAL, "."])
-    store = cached_store([text], TokenizerSettings(vocab), str(tmp_path))
-    path = os.path.join(store.directory, "statistics.json")
+@pytest.fixture
+def counted(text, tmp_path):
+    """A store, its statistics.json, the entropy, and the content of the file."""
+    store = cached_store([text], TokenizerSettings(vocabulary_from_tokens([*SPECIAL, "."])), str(tmp_path))
     entropy = unigram_entropy(store)
-    with open(path, encoding="utf-8") as handle:
-        remembered = json.load(handle)
-    with open(path, "w", encoding="utf-8") as handle:
-        json.dump({**remembered, "unigram_entropy": 1.25}, handle)
-    assert unigram_entropy(store) == 1.25, "it is read"
-    for damaged in ({**remembered, "ids": [], "unigram_entropy": 1.25}, {}, {"ids": remembered["ids"]}):
-        with open(path, "w", encoding="utf-8") as handle:
-            json.dump(damaged, handle)
-        assert unigram_entropy(store) == entropy, "it is counted"
+    path = Path(store.directory) / "statistics.json"
+    return store, path, entropy, json.loads(path.read_text("utf-8"))
+
+
+def test_the_entropy_is_counted_once_and_again_for_other_ids(counted, monkeypatch):
+    store, path, entropy, remembered = counted
+    monkeypatch.setattr("data.statistics.token_counts", lambda store: 1 / 0)
+    assert unigram_entropy(store) == entropy, "it is read"
+    monkeypatch.undo()
+    others = {"unigram_entropy": 1.25, "ids": []}
+    checksum = hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps({**others, "sha256": checksum}), "utf-8")
+    assert unigram_entropy(store) == entropy, "it is counted"
+    assert json.loads(path.read_text("utf-8")) == remembered
+
+
+def test_a_changed_entropy_is_an_error_that_names_the_file(counted):
+    store, path, entropy, remembered = counted
+    content = path.read_bytes()
+    forged = json.dumps({**remembered, "unigram_entropy": 1.25}).encode()
+    for damaged in (forged, content.replace(b"ids", b"idz"), content[:-9], b"", b"{}", b"[1]"):
+        path.write_bytes(damaged)
+        with pytest.raises(InputError) as caught:
+            unigram_entropy(store)
+        assert str(caught.value).startswith(f"{path} is damaged") and "delete it" in str(caught.value)
+    path.unlink()
+    assert unigram_entropy(store) == entropy and path.read_bytes() == content
+
+
+def test_an_entropy_that_an_earlier_version_kept_is_counted_again(counted):
+    store, path, entropy, remembered = counted
+    path.write_text(json.dumps({"unigram_entropy": 1.25, "ids": remembered["ids"]}), "utf-8")
+    assert unigram_entropy(store) == entropy
+    assert json.loads(path.read_text("utf-8")) == remembered

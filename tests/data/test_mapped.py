@@ -1,0 +1,162 @@
+"""A shard that is cut while a process reads it ends that process with one line that names the file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from data.building.columns import ColumnWriter, check_mapped, map_column, mapped_files
+from data.errors import InputError
+from data.formats.write import write_instances
+from data.masked import as_arrays
+from data.raw_source import RawSource
+from data.records import PretrainingArrays
+from data.stored import build_instances
+from tests.processes import run_command, start_command
+
+READER = """
+import sys
+from bert.entry import exit_code
+kind, directory, before = sys.argv[1:]
+if before == "mxnet":
+    import mxnet
+from data.batches import PretrainingBatches, prefetched
+from data.instance_store import InstanceStore
+from data.raw_source import RawSource
+from data.stored_source import StoredSource
+from data.tokens import TokenStore
+
+def main():
+    if kind == "tokens":
+        store = TokenStore.open(directory)
+        source = RawSource(store, store.vocabulary, 64, 0.1, 0.15, 10)
+    else:
+        source = StoredSource(InstanceStore.open(directory))
+    with prefetched(PretrainingBatches(source, 16, False, 4, 0, 0, 1), 4, 2) as batches:
+        for number, _ in enumerate(batches):
+            if number == 20:
+                print("reading", flush=True)
+    return 0
+
+sys.exit(exit_code(main))
+"""
+
+
+@pytest.fixture(scope="module")
+def stores(store, tmp_path_factory):
+    """A token store, and an instance store of 400 instances."""
+    directory = tmp_path_factory.mktemp("whole")
+    shutil.copytree(store.directory, directory / "tokens")
+    source = RawSource(store, store.vocabulary, 64, 0.1, 0.15, 10)
+    arrays = as_arrays(source.collate(0, 0, np.arange(400), 64))
+    types = (np.uint16, np.uint8, np.uint16, np.uint16, np.float32, np.uint8, np.int32)
+    block = PretrainingArrays(*(column.astype(kind) for column, kind in zip(arrays, types)))
+    write_instances(str(directory / "a.npz"), "npz", iter([block]), True)
+    build_instances([str(directory / "a.npz")], len(store.vocabulary), str(directory / "instances"))
+    return directory
+
+
+@pytest.mark.parametrize(
+    "kind, name, left, before",
+    [
+        ("tokens", "ids", 4096, ""),
+        (
+            "tokens",
+            "ids",
+            -2,
+            "",
+        ),  # inside of the last page, which reads as zeros without a signal
+        ("tokens", "ids", 0, "mxnet"),  # which has a handler of its own
+        ("tokens", "sentences", 4096, ""),
+        ("tokens", "documents", 0, ""),
+        ("instances", "ids", 4096, ""),
+        ("instances", "lengths", 0, ""),
+        ("instances", "prediction_ends", 0, ""),
+    ],
+)
+def test_a_shard_cut_while_a_process_reads_it(stores, tmp_path, kind, name, left, before):
+    directory = tmp_path / "store"
+    shutil.copytree(stores / kind, directory)
+    path = directory / f"{name}-00000.bin"
+    size = path.stat().st_size
+    left = left if left >= 0 else size + left
+    words = [sys.executable, "-c", READER, kind, str(directory), before]
+    with start_command(words, timeout=90) as run:
+        while "reading" not in run.stdout() and run.poll() is None:
+            time.sleep(0.02)
+        os.truncate(path, left)
+        result = run.wait()
+    assert result.returncode == 2, result.describe()
+    assert result.stderr.splitlines()[-1] == (
+        f"error: {path} became shorter while it was in use: {left:,} of its {size:,} bytes are left; put the "
+        "whole file back or make the store again, and start again"
+    )
+
+
+def column(directory, name, elements):
+    writer = ColumnWriter(str(directory), name, "<i8", 8192)
+    writer.append(np.arange(elements))
+    return map_column(str(directory), writer.close(), "<i8", verify=False)
+
+
+def test_every_file_beside_the_one_that_was_cut_is_as_it_was(tmp_path):
+    cut, whole = column(tmp_path, "cut", 5000), column(tmp_path, "whole", 3000)
+    check_mapped(mapped_files([cut, whole]))
+    os.truncate(tmp_path / "cut-00001.bin", 4096)
+    expected = np.arange(5000)
+    expected[1024 + 512 : 2048] = 0
+    assert (cut == expected).all() and (whole == np.arange(3000)).all()
+    check_mapped(mapped_files([whole]))
+    with pytest.raises(InputError, match=r"cut-00001\.bin became shorter .*: 4,096 of its 8,192 bytes"):
+        check_mapped(mapped_files([whole, cut]))
+    os.truncate(tmp_path / "cut-00001.bin", 8192)  # what was read is still wrong
+    with pytest.raises(InputError, match=r"cut-00001\.bin cannot be read any more"):
+        check_mapped(mapped_files([cut]))
+
+
+def test_files_that_are_replaced_or_removed_stay_mapped_as_they_were(tmp_path):
+    values = column(tmp_path, "x", 3000)
+    os.unlink(tmp_path / "x-00000.bin")
+    (tmp_path / "new").write_bytes(b"short")
+    os.replace(tmp_path / "new", tmp_path / "x-00001.bin")
+    assert (values == np.arange(3000)).all()
+    check_mapped(mapped_files([values]))
+
+
+def test_a_signal_of_another_mapping_is_left_to_the_handler_before(tmp_path):
+    code = f"""
+import faulthandler, mmap, os
+faulthandler.enable()
+import numpy as np
+from data.building.columns import ColumnWriter, map_column
+writer = ColumnWriter({str(tmp_path)!r}, "x", "<i8")
+writer.append(np.arange(3000))
+ours = map_column({str(tmp_path)!r}, writer.close(), "<i8", verify=False)
+with open({str(tmp_path / "other")!r}, "w+b") as handle:
+    handle.write(bytes(8192))
+    handle.flush()
+    other = mmap.mmap(handle.fileno(), 8192)
+    handle.truncate(0)
+print(int(ours.sum()), flush=True)
+print(other[5000])
+"""
+    result = run_command([sys.executable, "-c", code], timeout=60)
+    assert result.returncode == -7 and "Fatal Python error: Bus error" in result.stderr
+    assert result.stdout.split() == [str(3000 * 2999 // 2)]
+
+
+def test_a_check_costs_microseconds(store):
+    """Per batch: against a millisecond and more for the batch itself."""
+
+    def seconds():
+        begun = time.process_time()
+        for _ in range(200):
+            store.check()
+        return (time.process_time() - begun) / 200
+
+    assert len(store.files) == 3 and min(seconds() for _ in range(5)) < 100e-6
