@@ -22,15 +22,21 @@ from comparison.options import FEWEST_REPEATS, check_training, parse_options, se
 from comparison.progress import Progress, seconds_left
 from comparison.projection.command import project
 from comparison.record import PROFILED, TIMED, Record
-from comparison.reporting import losses
+from comparison.reporting import agreement
 from comparison.reporting.report import Report, write_report
 from comparison.reporting.results import FAILED, NOT_RUN
 from comparison.settings import Setting, order_of_repeat
 from comparison.store import Store, finished, versions, what_counts
 from data.errors import InputError
 
+FUSION = "HOROVOD_FUSION_THRESHOLD"  # bytes; on CPUs the training scripts set 0 where it is not set
 MOST_FAILURES = 2  # of a setting: it is not launched again
-BAD = (FAILED, NOT_RUN, losses.WRONG, losses.UNDECIDED)  # kinds of results; out of memory is none of them
+BAD = (
+    FAILED,
+    NOT_RUN,
+    agreement.WRONG,
+    agreement.UNDECIDED,
+)  # kinds of results; out of memory is none of them
 
 
 class Terminated(KeyboardInterrupt):
@@ -181,8 +187,9 @@ def _launch(comparison: Comparison, work: Work) -> Record:
     begun = datetime.now(timezone.utc).isoformat(timespec="seconds")
     variables = environment(backend, cluster=options.cluster)
     launched = launch(command, variables, directory / LOG, options.time_limit, backend.script)
-    store.keep_metrics(work)
-    record = read_run(work, _steps(training, work), launched, directory, command, begun)
+    steps = _steps(training, work)
+    store.keep_outcome(work, steps.total)
+    record = read_run(work, steps, launched, directory, command, begun)
     store.save(work, record)
     return record
 
@@ -201,6 +208,8 @@ def _report(
         "options": {name: value for name, value in vars(options).items() if name != "cluster"},
         **comparison.training.facts(),
         "confidence": options.confidence,
+        "gpus": options.gpus,
+        "fused": environment(BACKENDS["hvd_mpi"], cluster=options.cluster).get(FUSION, "0") != "0",
         "price_per_hour": options.price_per_hour,
         "gpus_per_instance": options.gpus_per_instance,
         "command": ["python", "compare.py", *arguments],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 from bert.profiling.breakdown import EXPOSED, IDLE, PYTHON
 from bert.profiling.kinds import ATTENTION, COMMUNICATION, KINDS, OPTIMIZER, PRODUCTS
 from bert.profiling.trace import COPYING, DATA_WAIT
-from comparison.reporting import losses
+from comparison.reporting import agreement
 from comparison.reporting.canvas import (
     ALARM,
     colour,
@@ -214,13 +214,13 @@ def _losses(results: Results, facts: Mapping[str, Any]) -> Figure | None:
         for axes in pair:
             plain(axes)
         wrong = [
-            title_of(each.setting.backend, facts)
+            f"{title_of(each.setting.backend, facts)}: {each.differs}"
             for each in results.groups()[group]
-            if each.kind in (losses.WRONG, losses.UNDECIDED)
+            if each.kind in (agreement.WRONG, agreement.UNDECIDED)
         ]
         if wrong:
-            text = f"differ: {', '.join(wrong)}"
-            pair[0].text(0.98, 0.96, text, ha="right", va="top", fontsize=8, color=ALARM,
+            text = "\n".join(wrong)
+            pair[0].text(0.98, 0.96, text, ha="right", va="top", fontsize=7, color=ALARM,
                          transform=pair[0].transAxes)  # fmt: skip
     name_backends(figure, backends, facts, lines=True)
     figure.suptitle("Losses of the first launch, one curve on top of the other", fontsize=11)

@@ -45,7 +45,7 @@ def short_reason(result: Result) -> str:
     """For tables after the first, which has the whole reason."""
     if result.kind in (FAILED, OUT_OF_MEMORY, NOT_RUN):
         return result.kind
-    return "losses differ" if result.kind != OK else ""
+    return result.differs
 
 
 def _table(
@@ -83,7 +83,7 @@ def speed(results: Results, facts: Mapping[str, Any], repeats: int) -> Table:
     unchecked = [each for each in results.results if each.kind == OK and not each.confirmed]
     if unchecked:
         names = ", ".join(each.setting.name for each in unchecked)
-        notes.append(f"No second backend to compare the losses with: {names}.")
+        notes.append(f"No second backend to compare with: {names}.")
     return _table("Speed", head, results.results, facts, cells, notes, reasons=True)
 
 

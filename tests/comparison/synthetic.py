@@ -34,8 +34,19 @@ FACTS: dict[str, Any] = {
 }
 
 
+SHA256 = "0123456789abcdef" * 4  # of the parameters that every right launch saves
+
+
 def loss_at(step: int) -> float:
     return 6.0 + 2.4 * math.exp(-step / 40)
+
+
+def norm_at(step: int) -> float:
+    return 1.5 + step / 100
+
+
+def rate_at(step: int) -> float:
+    return 0.01 * (1 - step / 80)
 
 
 def intervals(
@@ -47,7 +58,8 @@ def intervals(
         step = (index + 1) * LOG
         factor = scale if step > from_step else 1.0
         rates = [setting.workers * each / seconds for each in (TOKENS, PADDED, SEQUENCES)]
-        found.append(Interval(step, seconds, *rates, loss_at(step) * factor, 0.69 * factor))
+        lines = (loss_at(step) * factor, 0.69 * factor, norm_at(step), rate_at(step))
+        found.append(Interval(step, seconds, *rates, *lines))
     return found
 
 
@@ -66,6 +78,7 @@ def record(
     values: dict[str, Any] = {
         "warm_up": tuple(lines[:split]),
         "intervals": tuple(lines[split:]),
+        "params_sha256": SHA256,
         "start_up_s": 3.0 + 0.1 * repeat,
         "seconds": 9.0,
         "peak_bytes": roles(setting),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from comparison.reporting import losses
+from comparison.reporting import agreement
 from comparison.reporting.finish import finish
 from comparison.reporting.results import FAILED, NOT_RUN, OK, OUT_OF_MEMORY, gather
 from comparison.reporting.traffic import traffic
@@ -112,8 +112,8 @@ def test_a_wrong_backend_has_neither_figure_nor_verdict():
     gloo = TWO._replace(backend="hvd_gloo")
     records = [*launches(TWO), *launches(gloo), *launches(OTHER, 0.01, scale=1.05)]
     found = gather(FACTS, records, [TWO, gloo, OTHER])
-    assert [each.kind for each in found.results] == [OK, OK, losses.WRONG]
-    assert found.results[2].figures is None
+    assert [each.kind for each in found.results] == [OK, OK, agreement.WRONG]
+    assert found.results[2].figures is None and found.results[2].differs == "losses differ"
     assert [(each.first, each.second) for each in found.pairs] == [("hvd_mpi", "hvd_gloo")]
     assert OTHER in found.curves, "its losses are shown all the same"
 
@@ -122,7 +122,7 @@ def test_a_failed_backend_does_not_take_part_in_the_vote():
     gloo = TWO._replace(backend="hvd_gloo")
     records = [*launches(TWO), failed(gloo, 0, "crash"), *launches(OTHER, scale=1.05)]
     found = gather(FACTS, records, [TWO, gloo, OTHER])
-    assert [each.kind for each in found.results] == [losses.UNDECIDED, FAILED, losses.UNDECIDED]
+    assert [each.kind for each in found.results] == [agreement.UNDECIDED, FAILED, agreement.UNDECIDED]
 
 
 def test_groups_are_judged_apart():
@@ -163,7 +163,9 @@ def test_the_default_comparison_finds_what_was_put_in():
         slow = pair.second == "byteps" and pair.group.workers == 2
         assert (pair.verdict == DIFFERENT) == slow
         assert pair.slower == ("byteps" if slow else None)
-    assert set(found.greatest_difference.values()) == {0.0}
+    assert set(map(tuple, map(dict.items, found.greatest_difference.values()))) == {
+        (("losses", 0.0), ("gradient norms", 0.0))
+    }
 
 
 @pytest.mark.parametrize(
