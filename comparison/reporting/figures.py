@@ -35,11 +35,16 @@ class Communication(NamedTuple):
 
 class Scaling(NamedTuple):
     """Against one worker of the same backend, dtype and batch size a worker: medians and quartiles over the
-    repeats. `speed_up`: ratio of tokens/s; `expansion`: ratio of seconds per step."""
+    repeats. `speed_up`: ratio of tokens/s; `expansion`: the speed-up by the number of workers, 1 where
+    nothing is lost."""
 
     speed_up: Spread
     expansion: Spread
-    efficiency: float
+
+    @property
+    def efficiency(self) -> float:
+        """The same by another name, its median."""
+        return self.expansion.median
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,5 @@ def scaling(own: Figures, alone: Figures | None, workers: int) -> Scaling | None
     common = sorted(own.samples.keys() & alone.samples.keys()) if alone else []
     if alone is None or not common:
         return None
-    speed_up = spread([own.rate_samples[each] / alone.rate_samples[each] for each in common])
-    expansion = spread([own.samples[each] / alone.samples[each] for each in common])
-    return Scaling(speed_up, expansion, speed_up.median / workers)
+    ratios = [own.rate_samples[each] / alone.rate_samples[each] for each in common]
+    return Scaling(spread(ratios), spread([each / workers for each in ratios]))

@@ -57,6 +57,8 @@ def _figures(figures: Figures) -> dict[str, Any]:
     if figures.communication:
         each = figures.communication
         found["communication"] = {**each._asdict(), "all_ms": each.all_ms, "share": each.share}
+    if figures.scaling:
+        found["scaling"] = {**figures.scaling._asdict(), "efficiency": figures.scaling.efficiency}
     if figures.finish:
         found["finish"] = {**figures.finish._asdict(), "seconds": figures.finish.seconds}
     return found

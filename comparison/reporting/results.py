@@ -22,8 +22,8 @@ NOT_RUN = "not run"
 @dataclass(frozen=True)
 class Result:
     """One setting. `kind`: OK, FAILED, OUT_OF_MEMORY, NOT_RUN, agreement.WRONG or agreement.UNDECIDED; only
-    OK has figures, all others have a `reason` of one line. `differs`: in what, where it is WRONG or UNDECIDED, in a
-    few words. `confirmed`: another backend has computed the same. `command`: of its first launch."""
+    OK has figures, all others have a `reason` of one line. `differs`: in what, where it is WRONG or
+    UNDECIDED, in a few words. `confirmed`: another backend has computed the same. `command`: of its first launch."""
 
     setting: Setting
     kind: str

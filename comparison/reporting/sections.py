@@ -176,7 +176,8 @@ def scaling(results: Results, facts: Mapping[str, Any]) -> Table | None:
 
     notes = [
         "Tokens/s against one worker of the same backend, dtype and batch size a worker (weak scaling),"
-        " within each repeat; efficiency is the speed-up by the number of workers."
+        " within each repeat; efficiency is the speed-up by the number of workers, which other tables call"
+        " expansion."
     ]
     return _table("Scaling", head, several, facts, cells, notes)
 

@@ -112,8 +112,11 @@ def test_the_tables_of_the_field_are_there(whole):
     for one, two in zip(nodes[1::2], nodes[2::2]):
         assert (one[3], two[3], one[5]) == ("1", "2", "1.000")
         assert one[:3] == two[:3]
-        # Twice the tokens in `expansion` times the time.
-        assert float(two[6]) == pytest.approx(2 / float(two[5]), rel=0.01)
+        assert float(two[5]) == pytest.approx(float(two[6]) / 2, rel=0.01)
+        assert 0 < float(two[5]) < 1 < float(two[6]) < 2
+    assert "Expansion: speed-up ÷ nodes, the scaling efficiency relative to one node" in markdown
+    scaling = content["results"][-1]["figures"]["scaling"]
+    assert scaling["expansion"]["median"] == scaling["efficiency"] == scaling["speed_up"]["median"] / 2
     assert content["results"][0]["figures"]["finish"]["cost"] > 0
 
 

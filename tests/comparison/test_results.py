@@ -142,8 +142,8 @@ def test_scaling_is_taken_within_a_repeat():
     records += [record(TWO, repeat, 0.08 * each) for repeat, each in enumerate(pace)]
     found = gather(FACTS, records, [ONE, TWO])
     scaling = found.results[1].figures.scaling
-    assert scaling.expansion == pytest.approx([1.6] * 5)
     assert scaling.speed_up == pytest.approx([1.25] * 5)
+    assert scaling.expansion == pytest.approx([0.625] * 5), "speed-up by nodes, not time by time"
     assert scaling.efficiency == pytest.approx(0.625)
     assert found.results[0].figures.scaling.efficiency == pytest.approx(1.0)
 
