@@ -96,10 +96,13 @@ def _in_store(options: Any, backends: Mapping[str, Backend], arguments: Sequence
         axes = {
             f"--{name}": getattr(options, name) for name in ("backends", "workers", "dtypes", "batch_sizes")
         }
-        own = {"--seed": options.seed, "--no_profile": options.no_profile, "script options": training.words}
+        profiles = 0 if options.no_profile else options.profiles
+        own = {"--seed": options.seed, "--profiles": profiles, "script options": training.words}
         facts = {**own, **training.facts(), "data": data_identity(training)}
         store.agree_on(what_counts(facts, axes, options.cluster), options.repeats)
-        comparison = Comparison(options, backends, training, settings, _works(options, settings), store)
+        comparison = Comparison(
+            options, backends, training, settings, _works(options, profiles, settings), store
+        )
         made = finished(store, comparison.works)
         if options.retry_failed:
             made = {work: record for work, record in made.items() if not record.failure}
@@ -117,13 +120,19 @@ def _in_store(options: Any, backends: Mapping[str, Backend], arguments: Sequence
     return 1 if any(result.kind in BAD for result in report.results.results) else 0
 
 
-def _works(options: Any, settings: Sequence[Setting]) -> list[Work]:
-    """A profile of each setting first, which shows early what does not run at all; then the repeats."""
-    profiles = [] if options.no_profile else [Work(setting, PROFILED, 0) for setting in settings]
-    return profiles + [
-        Work(setting, TIMED, repeat)
-        for repeat in range(options.repeats)
-        for setting in order_of_repeat(settings, repeat, options.seed)
+def _works(options: Any, profiles: int, settings: Sequence[Setting]) -> list[Work]:
+    """A profile of each setting first, which shows early what does not run at all; the others between the
+    repeats, so that one slow minute does not meet two profiles of a setting."""
+    rounds = [
+        (kind, number)
+        for number in range(max(profiles, options.repeats))
+        for kind, count in ((PROFILED, profiles), (TIMED, options.repeats))
+        if number < count
+    ]
+    return [
+        Work(setting, kind, number)
+        for kind, number in rounds
+        for setting in order_of_repeat(settings, number, options.seed)
     ]
 
 

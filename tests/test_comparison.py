@@ -179,6 +179,8 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
         4,
         "--repeats",
         2,
+        "--profiles",
+        1,
     ]
     argv = command(ROOT / "compare.py", output, *words, data=())
     with start_command(argv, timeout=200) as run:
@@ -191,7 +193,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
     assert not partial["complete"] and len(partial["launches"]) == 2
     assert "PARTIAL" in (output / "report.md").read_text("utf-8")
     before = {path: path.stat().st_mtime_ns for path in output.glob("launches/*/*/record.json")}
-    assert sorted(path.parent.name for path in before) == ["1", "profile"]
+    assert sorted(path.parent.name for path in before) == ["1", "profile-1"]
 
     second = run_command(argv, timeout=200).check()
     assert "launch 3/3" in second.stdout and "launch 2/3" not in second.stdout
@@ -200,7 +202,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
     complete = report_of(output)
     assert complete["complete"] and len(complete["launches"]) == 3
 
-    profile = records_of(output)["byteps-2x-float32-4/profile"]
+    profile = records_of(output)["byteps-2x-float32-4/profile-1"]
     vocabulary, units = 15, 32
     assert profile["exchanged_bytes"] > 4 * (vocabulary + 512 + 12 * units) * units  # all float32 gradients
     assert profile["exchanged_bytes"] < 1.5 * 4 * (vocabulary + 512 + 14 * units) * units

@@ -16,7 +16,7 @@ from comparison.statistics import rule
 _PLOTS = {
     plots.THROUGHPUT: "Throughput of every setting",
     plots.SCALING: "Throughput and efficiency by the number of workers",
-    plots.BREAKDOWN: "Parts of a step",
+    plots.BREAKDOWN: "Parts of a step, medians over the profiled launches",
     plots.LOSSES: "Losses of all backends on top of each other",
 }
 

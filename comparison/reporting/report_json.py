@@ -52,11 +52,8 @@ def _result(result: Result) -> dict[str, Any]:
 
 
 def _figures(figures: Figures) -> dict[str, Any]:
-    """The breakdown is in the profiled launch."""
-    found = {name: value for name, value in vars(figures).items() if name != "breakdown"}
-    if figures.communication:
-        each = figures.communication
-        found["communication"] = {**each._asdict(), "all_ms": each.all_ms, "share": each.share}
+    """With what is a property there; each launch's own breakdown is in `launches`."""
+    found = dict(vars(figures))
     if figures.scaling:
         found["scaling"] = {**figures.scaling._asdict(), "efficiency": figures.scaling.efficiency}
     if figures.finish:

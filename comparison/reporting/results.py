@@ -23,7 +23,8 @@ NOT_RUN = "not run"
 class Result:
     """One setting. `kind`: OK, FAILED, OUT_OF_MEMORY, NOT_RUN, agreement.WRONG or agreement.UNDECIDED; only
     OK has figures, all others have a `reason` of one line. `differs`: in what, where it is WRONG or
-    UNDECIDED, in a few words. `confirmed`: another backend has computed the same. `command`: of its first launch."""
+    UNDECIDED, in a few words. `confirmed`: another backend has computed the same. `command`: of its first
+    launch."""
 
     setting: Setting
     kind: str
@@ -80,8 +81,8 @@ def gather(facts: Mapping[str, Any], records: Sequence[Record], planned: Sequenc
     figures: dict[Setting, Figures] = {}
     for setting, judgement in judgements.items():
         if judgement.kind in (agreement.CONFIRMED, agreement.UNCONFIRMED):
-            profile = next((each for each in profiled[setting] if not _profile_failure(each)), None)
-            figures[setting] = figures_of(setting, timed[setting], profile)
+            profiles = [each for each in profiled[setting] if not _profile_failure(each)]
+            figures[setting] = figures_of(setting, timed[setting], profiles)
     results = [
         _result(setting, timed, profiled, failures, judgements, _completed(setting, figures, facts))
         for setting in planned
@@ -169,8 +170,8 @@ def _result(
             differs=judgement.short,
         )
     broken = [why for each in profiled[setting] if (why := _profile_failure(each))]
-    notes = (
-        [f"the profiled launch gave no breakdown: {broken[0]}"] if broken and not figures.breakdown else []
-    )
+    number = len(profiled[setting])
+    which = "the profiled launch" if number == 1 else f"{len(broken)} of {number} profiled launches"
+    notes = [f"{which} gave no breakdown: {broken[0]}"] if broken else []
     confirmed = judgement.kind == agreement.CONFIRMED
     return Result(setting, OK, "", len(launches), figures, confirmed, command, tuple(notes))

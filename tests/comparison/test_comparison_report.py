@@ -87,8 +87,8 @@ def test_every_figure_that_is_asked_for_has_a_column(whole):
     heads = {
         "Speed": ["s/step (quartiles)", "tokens/s", "with padding", "sequences/s", "launches"],
         "Which is faster": ["A", "B", "B's time / A's", "p", "repeats", "verdict"],
-        "Communication": ["under way, ms", "hidden, ms", "exposed, ms", "exposed share", "a rank hands over",
-                          "a worker sends", "servers send"],
+        "Communication": ["under way, ms", "hidden, ms", "exposed, ms", "exposed share", "profiles",
+                          "a rank hands over", "a worker sends", "servers send"],
         "Start-up and memory": ["start-up, s (extremes)", "memory of a worker", "memory of a server",
                                 "memory of a scheduler"],
         "Scaling": ["speed-up (quartiles)", "efficiency"],
@@ -120,6 +120,15 @@ def test_the_tables_of_the_field_are_there(whole):
     assert content["results"][0]["figures"]["finish"]["cost"] > 0
 
 
+def test_the_communication_table_has_medians_with_their_extremes(whole):
+    _, _, markdown, _ = whole
+    rows = table(markdown, "Communication")
+    assert rows[1][4:9] == ["0", "0", "0", "0%", "3"]  # one worker
+    assert rows[-1][3:9] == ["BytePS", "50 (45 to 400)", "10 (9 to 80)", "40 (36 to 320)",
+                             "44% (42% to 86%)", "3"]  # fmt: skip
+    assert "medians over so many profiles, in brackets least and greatest" in markdown
+
+
 def test_the_report_says_what_was_run_where_and_how_verdicts_come_about(whole):
     _, _, markdown, content = whole
     for words in ("Example CPU", "mxnet: 1.9.1", "python compare.py --output 'runs/a directory'",
@@ -144,7 +153,10 @@ def test_the_json_has_every_launch_as_it_was(whole):
     assert pair["group"] == {"workers": 2, "dtype": "bfloat16", "batch_size": 1024}
     assert pair["faster"] == "hvd_gloo" and pair["verdict"] == "different"
     figures = content["results"][-1]["figures"]
-    assert figures["communication"]["share"] == pytest.approx(40 / 90.5)
+    breakdown = figures["breakdown"]
+    assert breakdown["launches"] == 3 and breakdown["exposed_share"]["median"] == pytest.approx(40 / 90.5)
+    assert breakdown["exposed_ms"] == {"median": 40, "low": 38, "high": 180, "least": 36, "most": 320}
+    assert breakdown["parts"]["optimizer"]["median"] == 12.0
     assert figures["traffic"] == {"handed": 4_200_000, "worker": 4_200_000, "servers": 8_400_000}
     stages = figures["finish"]["stages"]
     assert figures["finish"]["seconds"] == pytest.approx(sum(each["seconds"] for each in stages))
@@ -188,7 +200,7 @@ def test_what_went_wrong_has_a_reason_and_no_number_anywhere(tmp_path):
         else:
             assert content["results"][place]["kind"] == "ok"
     for title, columns in (
-        ("Communication", 7), ("Start-up and memory", 4), ("Time to finish both stages", 4),
+        ("Communication", 8), ("Start-up and memory", 4), ("Time to finish both stages", 4),
     ):  # fmt: skip
         for place in expected:
             assert not any(re.search(r"\d", cell) for cell in table(markdown, title)[1 + place][-columns:])
