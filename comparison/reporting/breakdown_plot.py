@@ -31,7 +31,7 @@ _PARTS = (
 # A bar that is so many times as long as the middle one of its group is cut, and so is a whisker that is
 # longer than the longest bar by more than a quarter: they would squeeze all others.
 _CUT, _WHISKER = 3.0, 1.25
-_TEXT = 1.45  # the width of the axis by that of the bars: room for the words
+_TEXT = 1.55  # the width of the axis by that of the bars: room for the words
 
 
 class Bar(NamedTuple):
@@ -117,13 +117,14 @@ def _whisker(axes: Axes, at: float, bar: Bar, limit: float) -> None:
     """The spread, and in words what does not fit and how much is exposed."""
     words = []
     end, most = bar.end, bar.end + bar.above
-    start, centre, stop = max(0.0, end - bar.below), min(end, limit), min(most, limit)
+    start, cut = max(0.0, end - bar.below), most > limit * (1 + 1e-9)
     if bar.found.launches > 1 and start < limit:
-        axes.errorbar(
-            centre, at, xerr=[[centre - start], [stop - centre]], color="black", capsize=2.5, linewidth=1
-        )
-    if most > limit * (1 + 1e-9):
-        words.append(f"→ {digits(end)} ms" + (f", up to {digits(most)}" if bar.above else ""))
+        axes.hlines(at, start, min(most, limit), color="black", linewidth=1)
+        caps = [start] if cut else [start, most]  # one that is cut goes on
+        axes.plot(caps, [at] * len(caps), "|", color="black", markersize=5)
+    if cut:
+        lengths = [end, most] if end > limit and bar.above else [most]
+        words.append(f"→ {' to '.join(map(digits, lengths))} ms")
     share = bar.found.exposed_share
     if bar.found.exposed_ms.most > 0:
         several = bar.found.launches > 1

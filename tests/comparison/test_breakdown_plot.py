@@ -58,7 +58,7 @@ def test_a_launch_that_stalled_does_not_squeeze_the_others():
     assert ends(axes, 3)[1] == pytest.approx(longest)
     assert whiskers(axes)[1] == pytest.approx((COMPUTING + 20, 1.25 * longest))  # cut
     assert axes.get_xlim()[1] < 2 * longest
-    assert axes.texts[1].get_text().startswith("→ 71.5 ms, up to 9,050; ")
+    assert axes.texts[1].get_text().startswith("→ 9,050 ms; ")
 
 
 def test_a_setting_that_stalled_every_time_is_cut_and_says_its_length():
@@ -66,8 +66,8 @@ def test_a_setting_that_stalled_every_time_is_cut_and_says_its_length():
     axes = drawn({first: [10] * 3, second: [9000, 8000, 8500], third: [15] * 3})
     limit = 3 * (COMPUTING + 15)
     assert ends(axes, 3) == pytest.approx([COMPUTING + 10, limit, COMPUTING + 15])
-    assert axes.get_xlim()[1] < 1.5 * limit
-    assert axes.texts[1].get_text() == "→ 8,550 ms, up to 9,050; 99% (99% to 99%) exposed"
+    assert axes.get_xlim()[1] < 1.6 * limit
+    assert axes.texts[1].get_text() == "→ 8,550 to 9,050 ms; 99% (99% to 99%) exposed"
 
 
 def test_long_steps_of_another_group_are_no_outliers():
