@@ -68,7 +68,7 @@ pretrain: setup ## pretrain a small BERT on embedded English text in 2 processes
 	$(PY) $(CORPUS)
 	$(LAUNCH) $(PY) $(PRETRAIN)
 
-compare: setup ## compare Horovod with BytePS, about 20 minutes on 2 cores (ARGS="--repeats 2" goes to compare.py)
+compare: setup ## compare Horovod with BytePS, about 30 minutes on 2 cores (ARGS="--repeats 2" goes to compare.py)
 	$(PY) compare.py $(ARGS)
 
 test: setup ## run the tests (SLOW=0 leaves out BERT-large, ARGS="-k hparams" goes to pytest)

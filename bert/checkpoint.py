@@ -198,6 +198,11 @@ def read_manifest(ckpt_dir: str, step: int) -> dict[str, Any]:
     return manifest
 
 
+def manifest_name(step: int) -> str:
+    """The name of a step's manifest in its directory."""
+    return f"{step:07d}{MANIFEST}"
+
+
 def block_arrays(block: Any) -> dict[str, Any]:
     """A Gluon block's live arrays under the names that Block.save_parameters gives them."""
     return {name: parameter.data() for name, parameter in block._collect_params_with_prefix().items()}

@@ -22,15 +22,21 @@ from comparison.options import FEWEST_REPEATS, check_training, parse_options, se
 from comparison.progress import Progress, seconds_left
 from comparison.projection.command import project
 from comparison.record import PROFILED, TIMED, Record
-from comparison.reporting import losses
+from comparison.reporting import agreement
 from comparison.reporting.report import Report, write_report
 from comparison.reporting.results import FAILED, NOT_RUN
 from comparison.settings import Setting, order_of_repeat
 from comparison.store import Store, finished, versions, what_counts
 from data.errors import InputError
 
+FUSION = "HOROVOD_FUSION_THRESHOLD"  # bytes; on CPUs the training scripts set 0 where it is not set
 MOST_FAILURES = 2  # of a setting: it is not launched again
-BAD = (FAILED, NOT_RUN, losses.WRONG, losses.UNDECIDED)  # kinds of results; out of memory is none of them
+BAD = (
+    FAILED,
+    NOT_RUN,
+    agreement.WRONG,
+    agreement.UNDECIDED,
+)  # kinds of results; out of memory is none of them
 
 
 class Terminated(KeyboardInterrupt):
@@ -90,10 +96,13 @@ def _in_store(options: Any, backends: Mapping[str, Backend], arguments: Sequence
         axes = {
             f"--{name}": getattr(options, name) for name in ("backends", "workers", "dtypes", "batch_sizes")
         }
-        own = {"--seed": options.seed, "--no_profile": options.no_profile, "script options": training.words}
+        profiles = 0 if options.no_profile else options.profiles
+        own = {"--seed": options.seed, "--profiles": profiles, "script options": training.words}
         facts = {**own, **training.facts(), "data": data_identity(training)}
         store.agree_on(what_counts(facts, axes, options.cluster), options.repeats)
-        comparison = Comparison(options, backends, training, settings, _works(options, settings), store)
+        comparison = Comparison(
+            options, backends, training, settings, _works(options, profiles, settings), store
+        )
         made = finished(store, comparison.works)
         if options.retry_failed:
             made = {work: record for work, record in made.items() if not record.failure}
@@ -111,13 +120,19 @@ def _in_store(options: Any, backends: Mapping[str, Backend], arguments: Sequence
     return 1 if any(result.kind in BAD for result in report.results.results) else 0
 
 
-def _works(options: Any, settings: Sequence[Setting]) -> list[Work]:
-    """A profile of each setting first, which shows early what does not run at all; then the repeats."""
-    profiles = [] if options.no_profile else [Work(setting, PROFILED, 0) for setting in settings]
-    return profiles + [
-        Work(setting, TIMED, repeat)
-        for repeat in range(options.repeats)
-        for setting in order_of_repeat(settings, repeat, options.seed)
+def _works(options: Any, profiles: int, settings: Sequence[Setting]) -> list[Work]:
+    """A profile of each setting first, which shows early what does not run at all; the others between the
+    repeats, so that one slow minute does not meet two profiles of a setting."""
+    rounds = [
+        (kind, number)
+        for number in range(max(profiles, options.repeats))
+        for kind, count in ((PROFILED, profiles), (TIMED, options.repeats))
+        if number < count
+    ]
+    return [
+        Work(setting, kind, number)
+        for kind, number in rounds
+        for setting in order_of_repeat(settings, number, options.seed)
     ]
 
 
@@ -181,8 +196,9 @@ def _launch(comparison: Comparison, work: Work) -> Record:
     begun = datetime.now(timezone.utc).isoformat(timespec="seconds")
     variables = environment(backend, cluster=options.cluster)
     launched = launch(command, variables, directory / LOG, options.time_limit, backend.script)
-    store.keep_metrics(work)
-    record = read_run(work, _steps(training, work), launched, directory, command, begun)
+    steps = _steps(training, work)
+    store.keep_outcome(work, steps.total)
+    record = read_run(work, steps, launched, directory, command, begun)
     store.save(work, record)
     return record
 
@@ -201,6 +217,8 @@ def _report(
         "options": {name: value for name, value in vars(options).items() if name != "cluster"},
         **comparison.training.facts(),
         "confidence": options.confidence,
+        "gpus": options.gpus,
+        "fused": environment(BACKENDS["hvd_mpi"], cluster=options.cluster).get(FUSION, "0") != "0",
         "price_per_hour": options.price_per_hour,
         "gpus_per_instance": options.gpus_per_instance,
         "command": ["python", "compare.py", *arguments],

@@ -22,6 +22,7 @@ from hosts.hostfile import HostsError
 OUTPUT = "runs/comparison"
 DTYPES = ("float32", "bfloat16", "float16")
 FEWEST_REPEATS = 5  # that a verdict takes
+PROFILES = 3  # the median of so many leaves one out that has stalled
 # The small model of `make pretrain`, for the embedded text.
 EMBEDDED_MODEL, EMBEDDED_LENGTH, EMBEDDED_BATCHES = "bert_2_128_2", 32, (512, 1024)
 
@@ -106,6 +107,8 @@ def check_training(options: argparse.Namespace, backends: Mapping[str, Backend])
                 launch_words(backends[setting.backend], setting.workers, options.cluster, directory)
             except HostsError as error:
                 raise InputError(f"--backends {setting.backend}: {error}") from error
+    if options.no_profile and options.profiles != PROFILES:
+        raise InputError(f"--profiles {options.profiles} and --no_profile exclude each other; leave one out")
     if not options.gpus and "float16" in options.dtypes:
         raise InputError(
             "--dtypes float16: MXNet multiplies float16 matrices on GPUs only; there are none here"
@@ -206,7 +209,14 @@ def _add_measurement(add: Any) -> None:
         metavar="SECONDS",
         help="for a launch; one that takes longer has failed (default 600)",
     )
-    add("--no_profile", action="store_true", help="no launch with --profile: no breakdown of the step")
+    add(
+        "--profiles",
+        type=positive_int,
+        default=PROFILES,
+        metavar="N",
+        help="launches of every setting with --profile, for the breakdown of a step (default 3)",
+    )
+    add("--no_profile", action="store_true", help="none of them: no breakdown of the step")
     add("--retry_failed", action="store_true", help="run launches again that have failed in an earlier call")
 
 

@@ -14,7 +14,9 @@ PROFILED = "profiled"  # with --profile: for the breakdown of a step, never for 
 class Interval(NamedTuple):
     """A line of metrics.jsonl: means over the steps since the line before.
 
-    Losses are in nats; None: not finite.
+    Losses are in nats; None: not finite. `grad_norm`, of the last of these steps: the global norm of the
+    averaged gradient before clipping, None: not finite. `lr`: of the last step; None: of a record that was
+    made before the learning rate was kept.
     """
 
     step: int
@@ -24,6 +26,8 @@ class Interval(NamedTuple):
     sequences_per_s: float
     mlm_loss: float | None
     nsp_loss: float | None
+    grad_norm: float | None = None
+    lr: float | None = None
 
 
 @dataclass(frozen=True)
@@ -32,11 +36,13 @@ class Record:
 
     Attributes:
         kind: TIMED or PROFILED.
-        repeat: of a timed launch, from 0.
+        repeat: of the launches of its kind, from 0.
         failure: one line that says why there is no result; None for a launch that did what it should.
         out_of_memory: whether that was the reason.
         intervals: those after the warm-up steps; empty after a failure.
-        warm_up: the intervals before them (their losses are compared, too).
+        warm_up: the intervals before them (what they computed is compared, too).
+        params_sha256: of the file of parameters that the run has saved after its last step, as its manifest
+            has it; None after a failure.
         start_up_s: from the launch to the first step.
         seconds: of the whole launch.
         peak_bytes: greatest resident memory of one process of each role on this host: "worker", "server",
@@ -54,6 +60,7 @@ class Record:
     out_of_memory: bool = False
     warm_up: tuple[Interval, ...] = ()
     intervals: tuple[Interval, ...] = ()
+    params_sha256: str | None = None
     start_up_s: float | None = None
     seconds: float = 0.0
     peak_bytes: Mapping[str, int] = field(default_factory=dict)

@@ -1,8 +1,10 @@
 """What a comparison keeps under --output, so that a second call continues the first.
 
 plan.json                           what is compared: another call must agree with it
-launches/SETTING/1/, ..., profile/  a launch: record.json (written last: without it the launch does not
-                                    count), run.log, metrics.jsonl, trace.json
+launches/SETTING/1/, 2/, ..., profile-1/, ...
+                                    a launch: record.json (written last: without it the launch does not
+                                    count), run.log, metrics.jsonl, trace.json, and the manifest of the last
+                                    checkpoint, 0000060.json say
 lock                                held while a comparison runs
 """
 
@@ -19,6 +21,7 @@ from types import TracebackType
 from typing import IO, Any, Mapping, Sequence
 
 from bench import machine
+from bert.checkpoint import manifest_name
 from comparison.launching.backends import ROOT, Cluster
 from comparison.launching.read_run import METRICS, Work
 from comparison.launching.training import CKPT
@@ -118,7 +121,8 @@ class Store:
             file.write(_json({**plan, REPEATS: repeats}))
 
     def directory_of(self, work: Work) -> Path:
-        name = "profile" if work.kind == PROFILED else str(work.repeat + 1)
+        number = str(work.repeat + 1)
+        name = f"profile-{number}" if work.kind == PROFILED else number
         return self.directory / LAUNCHES / work.setting.name / name
 
     def make_directory(self, work: Work) -> Path:
@@ -129,11 +133,13 @@ class Store:
         directory.mkdir(parents=True)
         return directory
 
-    def keep_metrics(self, work: Work) -> None:
-        """Of the checkpoint directory only the metrics are kept."""
+    def keep_outcome(self, work: Work, step: int) -> None:
+        """Of the checkpoint directory the metrics are kept, and of the checkpoint of the last step, which is
+        `step`, the manifest: it has the checksum of the parameters."""
         directory = self.directory_of(work)
-        if (directory / CKPT / METRICS).exists():
-            os.replace(directory / CKPT / METRICS, directory / METRICS)
+        for name in (METRICS, manifest_name(step)):
+            if (directory / CKPT / name).exists():
+                os.replace(directory / CKPT / name, directory / name)
         shutil.rmtree(directory / CKPT, ignore_errors=True)
 
     def save(self, work: Work, record: Record) -> None:

@@ -56,7 +56,9 @@ def test_a_wrong_backend_is_wrong_and_not_fast(judged):
         "alone": "wrong",
         "crash": "failed",
     }
-    assert results["alone"]["figures"] is None and "losses differ" in results["alone"]["reason"]
+    assert results["alone"]["figures"] is None
+    assert results["alone"]["differs"] == "losses, gradient norms and final parameters differ"
+    assert results["alone"]["differs"] in results["alone"]["reason"]
     assert "faulty: alone" in judged[1].stdout
 
 
@@ -78,16 +80,48 @@ def test_what_a_launch_leaves(judged):
     assert 5e6 < record["peak_bytes"]["scheduler"] < record["peak_bytes"]["server"] < 1e9
     assert set(records_of(output)["hvd_mpi-2x-float32-4/1"]["peak_bytes"]) == {"worker"}
     kept = sorted(path.name for path in (output / "launches/byteps-2x-float32-4/1").iterdir())
-    assert kept == ["hostfile", "metrics.jsonl", "record.json", "run.log"]
+    assert kept == ["0000008.json", "hostfile", "metrics.jsonl", "record.json", "run.log"]
 
 
-def test_losses_of_right_backends_are_the_same(judged):
-    records = records_of(judged[0])
-    curves = [
-        [(each["step"], each["mlm_loss"], each["nsp_loss"]) for each in found["warm_up"] + found["intervals"]]
-        for found in (records["hvd_mpi-2x-float32-4/1"], records["byteps-2x-float32-4/1"])
-    ]
-    assert len(curves[0]) == 4 and curves[0] == curves[1]
+def figures_of(record: dict, *names: str) -> list[list]:
+    return [[each[name] for name in names] for each in record["warm_up"] + record["intervals"]]
+
+
+def test_right_backends_compute_the_same_bits(judged):
+    first, second = (records_of(judged[0])[f"{name}-2x-float32-4/1"] for name in ("hvd_mpi", "byteps"))
+    names = ("step", "mlm_loss", "nsp_loss", "grad_norm", "lr")
+    assert figures_of(first, *names) == figures_of(second, *names)
+    assert first["params_sha256"] == second["params_sha256"] and len(first["params_sha256"]) == 64
+
+
+def test_a_backend_that_sums_instead_of_averaging_is_wrong(tmp_path):
+    """Losses and learning rates are equal to the last digit: clipping divides by the norm, whatever it is."""
+    output = tmp_path / "out"
+    words = ["--backends", "hvd_mpi", "sum", "byteps", "--workers", 2, "--batch_sizes", 4]
+    result = run_command(command(FAULTY, output, *words, "--repeats", 1, "--no_profile"), timeout=240)
+    assert result.returncode == 1, result.describe()
+    results = {each["setting"]["backend"]: each for each in report_of(output)["results"]}
+    kinds = {name: each["kind"] for name, each in results.items()}
+    assert kinds == {"hvd_mpi": "ok", "sum": "wrong", "byteps": "ok"}
+    right, summed = (records_of(output)[f"{name}-2x-float32-4/1"] for name in ("hvd_mpi", "sum"))
+    blind = ("step", "mlm_loss", "nsp_loss", "lr")
+    assert figures_of(right, *blind) == figures_of(summed, *blind)
+    assert right["params_sha256"] == summed["params_sha256"]
+    norm = right["warm_up"][0]["grad_norm"]
+    assert [[2 * each] for (each,) in figures_of(right, "grad_norm")] == figures_of(summed, "grad_norm")
+
+    assert results["sum"]["figures"] is None
+    start = "wrong: gradient norms differ (first at step 2: gradient norm "
+    assert results["sum"]["reason"].startswith(start), results["sum"]["reason"]
+    found, expected = results["sum"]["reason"][len(start) : -1].split(" instead of ")
+    assert (float(found), float(expected)) == pytest.approx((2 * norm, norm), rel=1e-3)
+    text = (output / "report.md").read_text("utf-8")
+    assert (
+        "Wrong, without figures: faulty: sum (2 workers, float32, 4 sequences: gradient norms differ)."
+        in text
+    )
+    assert "gradient norms differ" in text.split("### Start-up and memory")[1].split("###")[0]
+    assert "losses differ" not in text
 
 
 def test_running_out_of_memory_is_a_result(tmp_path):
@@ -145,6 +179,8 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
         4,
         "--repeats",
         2,
+        "--profiles",
+        1,
     ]
     argv = command(ROOT / "compare.py", output, *words, data=())
     with start_command(argv, timeout=200) as run:
@@ -157,7 +193,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
     assert not partial["complete"] and len(partial["launches"]) == 2
     assert "PARTIAL" in (output / "report.md").read_text("utf-8")
     before = {path: path.stat().st_mtime_ns for path in output.glob("launches/*/*/record.json")}
-    assert sorted(path.parent.name for path in before) == ["1", "profile"]
+    assert sorted(path.parent.name for path in before) == ["1", "profile-1"]
 
     second = run_command(argv, timeout=200).check()
     assert "launch 3/3" in second.stdout and "launch 2/3" not in second.stdout
@@ -166,7 +202,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
     complete = report_of(output)
     assert complete["complete"] and len(complete["launches"]) == 3
 
-    profile = records_of(output)["byteps-2x-float32-4/profile"]
+    profile = records_of(output)["byteps-2x-float32-4/profile-1"]
     vocabulary, units = 15, 32
     assert profile["exchanged_bytes"] > 4 * (vocabulary + 512 + 12 * units) * units  # all float32 gradients
     assert profile["exchanged_bytes"] < 1.5 * 4 * (vocabulary + 512 + 14 * units) * units

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Sequence
 
+from bert.checkpoint import PARAMS, read_manifest
 from bert.profiling.breakdown import break_down
 from bert.profiling.trace import read_trace
 from comparison.launching.failure import reason_of_exit
@@ -35,8 +36,8 @@ class Work(NamedTuple):
     repeat: int
 
     def __str__(self) -> str:
-        which = "profile" if self.kind == PROFILED else f"repeat {self.repeat + 1}"
-        return f"{self.setting.name} {which}"
+        which = "profile" if self.kind == PROFILED else "repeat"
+        return f"{self.setting.name} {which} {self.repeat + 1}"
 
 
 def read_run(
@@ -56,6 +57,10 @@ def read_run(
     failure, out_of_memory = _failure(steps, launched, directory, lines)
     if failure is not None:
         return replace(record, failure=failure, out_of_memory=out_of_memory)
+    try:
+        checksum = params_sha256(directory, steps.total)
+    except InputError as error:
+        return replace(record, failure=f"exit code 0, but {error}")
     intervals = [_interval(line) for line in lines]
     warm = sum(interval.step <= steps.warm_up for interval in intervals)
     first = lines[0]
@@ -63,6 +68,7 @@ def read_run(
         record,
         warm_up=tuple(intervals[:warm]),
         intervals=tuple(intervals[warm:]),
+        params_sha256=checksum,
         start_up_s=first["time"] - first["step"] * first["step_s"] - launched.begun,
     )
     if work.kind != PROFILED:
@@ -88,6 +94,19 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             continue
         if "mlm_loss" in values:
             found.append(values)
+    return found
+
+
+def params_sha256(directory: Path, step: int) -> str:
+    """The checksum of the parameters that a run has saved at `step`, from the manifest in `directory`.
+
+    Raises:
+        InputError: the manifest is missing or damaged.
+    """
+    files = read_manifest(str(directory), step).get("files")
+    found = files.get(PARAMS, {}).get("sha256") if isinstance(files, dict) else None
+    if not isinstance(found, str):
+        raise InputError(f"the manifest of step {step} in {directory} has no checksum of the parameters")
     return found
 
 
@@ -117,6 +136,9 @@ def _failure(
                 return f"{name} is not finite at step {line['step']}{skipped}", False
         if not (_is_finite(line["step_s"]) and line["step_s"] > 0):
             return f"step_s is {line['step_s']} at step {line['step']}", False
+        missing = [name for name in Interval._fields if name not in line]
+        if missing:
+            return f"{METRICS} has no {missing[0]} at step {line['step']}", False
     return None, False
 
 

@@ -71,6 +71,7 @@ class Training(NamedTuple):
             "max_seq_length": self.inputs.max_seq_length,
             "use_avg_len": self.options.use_avg_len,
             "accumulate": self.options.accumulate,
+            "compression": self.options.compression,
             "num_steps": self.steps.total,
             "warmup_steps": self.steps.warm_up,
             "log_interval": self.steps.interval,

@@ -6,7 +6,7 @@ import shlex
 from typing import Any, Mapping, Sequence
 
 from comparison.reporting import plots, views
-from comparison.reporting.losses import STEADY_STEPS, tolerance
+from comparison.reporting.limits import compared
 from comparison.reporting.results import Results
 from comparison.reporting.tables import Table, markdown
 from comparison.reporting.wording import batch_unit, group_words
@@ -16,7 +16,7 @@ from comparison.statistics import rule
 _PLOTS = {
     plots.THROUGHPUT: "Throughput of every setting",
     plots.SCALING: "Throughput and efficiency by the number of workers",
-    plots.BREAKDOWN: "Parts of a step",
+    plots.BREAKDOWN: "Parts of a step, medians over the profiled launches",
     plots.LOSSES: "Losses of all backends on top of each other",
 }
 
@@ -40,7 +40,8 @@ def document(
         markdown(views.training_time(results, facts)),
         markdown(views.expansion(results, facts)),
         "## How verdicts are reached",
-        _losses_words(results, facts, planned),
+        compared(planned, facts),
+        _greatest_words(results, facts),
         rule(facts["confidence"]),
         "## What was run",
         _run_words(facts, repeats),
@@ -53,29 +54,18 @@ def document(
         "## What the figures mean, and what not",
         *_meaning(facts, machine),
     ]
-    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+    return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 
-def _losses_words(results: Results, facts: Mapping[str, Any], planned: Sequence[Setting]) -> str:
-    stated = ", ".join(
-        f"{tolerance(dtype):g} in {dtype}" for dtype in dict.fromkeys(s.dtype for s in planned)
-    )
-    text = (
-        "Before any time is looked at, the losses (masked LM and next sentence) of every log interval,"
-        " warm-up included, are compared: the repeats of a backend with its first, then the backends of a"
-        " setting with each other. So are the tokens and sequences of a step. Those that agree with a strict"
-        " majority are right; others are wrong and get no figure and no verdict. Without a majority all"
-        " of them get none."
-        f" Two losses agree within a relative {stated}; after step {STEADY_STEPS} it grows with the steps."
-    )
-    known = results.greatest_difference
-    if known:
-        worst = max(known, key=lambda each: known[each])
-        text += " Greatest relative difference of two losses of backends that agree: "
-        text += (
-            f"{known[worst]:.2g} ({group_words(worst, facts)})." if known[worst] else "none, they are equal."
-        )
-    return text
+def _greatest_words(results: Results, facts: Mapping[str, Any]) -> str:
+    """How far the backends that agree are apart; "" where there are no two."""
+    found = []
+    for kind in dict.fromkeys(kind for each in results.greatest_difference.values() for kind in each):
+        values = {group: each[kind] for group, each in results.greatest_difference.items()}
+        worst = max(values, key=lambda group: values[group])
+        where = f"{values[worst]:.2g} ({group_words(worst, facts)})" if values[worst] else "none"
+        found.append(f"of {kind}: {where}")
+    return f"Greatest relative difference of backends that agree, {'; '.join(found)}." if found else ""
 
 
 def _run_words(facts: Mapping[str, Any], repeats: int) -> str:
@@ -99,8 +89,8 @@ def _meaning(facts: Mapping[str, Any], machine: Mapping[str, Any]) -> list[str]:
         f"They hold for this machine{cores}, this model, these batch sizes and these versions. Workers that"
         " share a machine share its cores and memory bandwidth, also with BytePS's servers; where the"
         " exchange goes through loopback or shared memory it says nothing about a network.",
-        "A backend with the same losses has computed the same for the steps that were run; that is no proof"
-        " for longer runs or more workers.",
+        "A backend that agrees with the others has computed the same for the steps that were run; that is no"
+        " proof for longer runs or more workers.",
         "The times to finish are rates multiplied out; nobody ran them.",
     ]
     return ["\n".join(f"- {line}" for line in lines)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
-from bert.profiling.breakdown import EXPOSED
 from comparison.record import Record
+from comparison.reporting.breakdown import Breakdown, breakdown_of
 from comparison.reporting.finish import Finish
 from comparison.reporting.traffic import Traffic, traffic
 from comparison.settings import Setting
@@ -16,30 +16,18 @@ from comparison.statistics import Spread, spread
 _RATES = ("tokens_per_s", "padded_tokens_per_s", "sequences_per_s")
 
 
-class Communication(NamedTuple):
-    """Of rank 0 in a profiled launch, milliseconds a step. `exposed_ms`: while nothing computed; `share`: of
-    the step's time."""
-
-    exposed_ms: float
-    hidden_ms: float
-    step_ms: float
-
-    @property
-    def all_ms(self) -> float:
-        return self.exposed_ms + self.hidden_ms
-
-    @property
-    def share(self) -> float:
-        return self.exposed_ms / self.step_ms if self.step_ms else 0.0
-
-
 class Scaling(NamedTuple):
     """Against one worker of the same backend, dtype and batch size a worker: medians and quartiles over the
-    repeats. `speed_up`: ratio of tokens/s; `expansion`: ratio of seconds per step."""
+    repeats. `speed_up`: ratio of tokens/s; `expansion`: the speed-up by the number of workers, 1 where
+    nothing is lost."""
 
     speed_up: Spread
     expansion: Spread
-    efficiency: float
+
+    @property
+    def efficiency(self) -> float:
+        """The same by another name, its median."""
+        return self.expansion.median
 
 
 @dataclass(frozen=True)
@@ -59,19 +47,18 @@ class Figures:
     padded_length: float
     start_up_s: Spread | None
     peak_bytes: Mapping[str, int]
-    communication: Communication | None
-    breakdown: Mapping[str, Any] | None
+    breakdown: Breakdown | None
     traffic: Traffic | None
     scaling: Scaling | None = None
     finish: Finish | None = None
 
 
-def figures_of(setting: Setting, launches: Sequence[Record], profile: Record | None) -> Figures:
+def figures_of(setting: Setting, launches: Sequence[Record], profiles: Sequence[Record]) -> Figures:
     """All that the setting's own launches show.
 
     Args:
         launches: timed, none of them failed.
-        profile: a profiled launch that has a breakdown.
+        profiles: profiled launches that have a breakdown.
     """
     medians = {
         name: [statistics.median(getattr(each, name) for each in launch.intervals) for launch in launches]
@@ -80,8 +67,8 @@ def figures_of(setting: Setting, launches: Sequence[Record], profile: Record | N
     rates = {name: spread(medians[name]) for name in _RATES}
     starts = [each.start_up_s for each in launches if each.start_up_s is not None]
     roles = dict.fromkeys(role for each in launches for role in each.peak_bytes)
-    breakdown = profile.breakdown if profile else None
-    handed = [each.exchanged_bytes for each in (profile, *launches) if each and each.exchanged_bytes]
+    breakdowns = [each.breakdown for each in profiles if each.breakdown]
+    handed = [each.exchanged_bytes for each in (*profiles, *launches) if each.exchanged_bytes]
     repeats = [each.repeat for each in launches]
     return Figures(
         samples=dict(zip(repeats, medians["step_s"])),
@@ -90,8 +77,7 @@ def figures_of(setting: Setting, launches: Sequence[Record], profile: Record | N
         padded_length=_padded_length(launches),
         start_up_s=spread(starts) if starts else None,
         peak_bytes={role: max(each.peak_bytes.get(role, 0) for each in launches) for role in roles},
-        communication=_communication(breakdown) if breakdown else None,
-        breakdown=breakdown,
+        breakdown=breakdown_of(breakdowns) if breakdowns else None,
         traffic=traffic(setting.backend, setting.workers, handed[0] if handed else None),
         tokens_per_s=rates["tokens_per_s"],
         padded_tokens_per_s=rates["padded_tokens_per_s"],
@@ -107,16 +93,10 @@ def _padded_length(launches: Sequence[Record]) -> float:
     return tokens / sequences if sequences else 0.0
 
 
-def _communication(breakdown: Mapping[str, Any]) -> Communication:
-    exposed = breakdown["parts"][EXPOSED]["ms"]
-    return Communication(exposed, breakdown["hidden_ms"][EXPOSED], breakdown["step_ms"])
-
-
 def scaling(own: Figures, alone: Figures | None, workers: int) -> Scaling | None:
     """Against the figures of one worker; ratios are taken within a repeat, None without a common one."""
     common = sorted(own.samples.keys() & alone.samples.keys()) if alone else []
     if alone is None or not common:
         return None
-    speed_up = spread([own.rate_samples[each] / alone.rate_samples[each] for each in common])
-    expansion = spread([own.samples[each] / alone.samples[each] for each in common])
-    return Scaling(speed_up, expansion, speed_up.median / workers)
+    ratios = [own.rate_samples[each] / alone.rate_samples[each] for each in common]
+    return Scaling(spread(ratios), spread([each / workers for each in ratios]))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
-from bert.profiling.breakdown import EXPOSED, IDLE, PYTHON
-from bert.profiling.kinds import ATTENTION, COMMUNICATION, KINDS, OPTIMIZER, PRODUCTS
-from bert.profiling.trace import COPYING, DATA_WAIT
-from comparison.reporting import losses
+from comparison.reporting import agreement
+from comparison.reporting.breakdown_plot import breakdown_figure
 from comparison.reporting.canvas import (
     ALARM,
     colour,
@@ -17,14 +14,13 @@ from comparison.reporting.canvas import (
     ideal_style,
     line_style,
     name_backends,
-    new_figure,
     plain,
     thousands,
 )
 from comparison.reporting.figures import Figures
 from comparison.reporting.results import Results
 from comparison.reporting.sections import short_reason
-from comparison.reporting.wording import batch_unit, group_words, percent, title_of
+from comparison.reporting.wording import batch_unit, group_words, title_of
 from comparison.settings import Setting
 from data.files import replacing
 
@@ -32,15 +28,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 THROUGHPUT, SCALING, BREAKDOWN, LOSSES = "throughput.png", "scaling.png", "breakdown.png", "losses.png"
-# The parts of a step, fewer than a profile has: the figure is about communication.
-_PARTS = (
-    ("matrix products and attention", (PRODUCTS, ATTENTION), "#0072B2"),
-    ("other operators", (), "#56B4E9"),
-    ("optimizer", (OPTIMIZER,), "#009E73"),
-    ("communication, exposed", (EXPOSED,), ALARM),
-    ("waiting for data, copying inputs", (DATA_WAIT, COPYING), "#F0E442"),
-    ("device idle", (PYTHON, IDLE), "#DDDDDD"),
-)
 
 
 def draw_all(directory: Path, results: Results, facts: Mapping[str, Any]) -> list[str]:
@@ -49,7 +36,7 @@ def draw_all(directory: Path, results: Results, facts: Mapping[str, Any]) -> lis
     drawn = {
         THROUGHPUT: _throughput(results, facts),
         SCALING: _scaling(results, facts),
-        BREAKDOWN: _breakdown(results, facts),
+        BREAKDOWN: breakdown_figure(results, facts),
         LOSSES: _losses(results, facts),
     }
     for name, figure in drawn.items():
@@ -142,55 +129,6 @@ def _scaling(results: Results, facts: Mapping[str, Any]) -> Figure | None:
     return figure
 
 
-def _breakdown(results: Results, facts: Mapping[str, Any]) -> Figure | None:
-    known = [
-        (each.setting, each.figures.breakdown)
-        for each in results.results
-        if each.figures and each.figures.breakdown
-    ]
-    if not known:
-        return None
-    figure = new_figure((10, 1.5 + 0.32 * len(known)))
-    axes = figure.subplots()
-    places, place, above = [], 0.0, known[0][0].group
-    for setting, _ in known:
-        place += 0.5 if setting.group != above else 0.0
-        places.append(place)
-        place, above = place + 1, setting.group
-    left = [0.0] * len(known)
-    for label, parts, shade in _PARTS:
-        widths = [_milliseconds(found, parts) for _, found in known]
-        if not any(widths):
-            continue
-        hatch = "///" if EXPOSED in parts else None
-        axes.barh(
-            places,
-            widths,
-            0.8,
-            left,
-            color=shade,
-            label=label,
-            hatch=hatch,
-            edgecolor="white",
-            linewidth=0.5,
-        )
-        left = [before + width for before, width in zip(left, widths)]
-    longest = max(left)
-    for at, end, (_, found) in zip(places, left, known):
-        exposed = found["parts"][EXPOSED]
-        if exposed["ms"] > 0:
-            text = f"{percent(exposed['share'])} exposed"
-            axes.text(end + 0.01 * longest, at, text, va="center", fontsize=8, color="#A04000")
-    names = [f"{group_words(each.group, facts)}: {title_of(each.backend, facts)}" for each, _ in known]
-    axes.set_yticks(places, names, fontsize=8.5)
-    axes.set_ylim(places[-1] + 0.7, places[0] - 0.7)
-    axes.set_xlim(0, 1.14 * longest)
-    axes.set(title="A step of rank 0 in a profiled launch", xlabel="ms a step")
-    plain(axes, "x")
-    figure.legend(loc="outside lower center", ncols=3, frameon=False)
-    return figure
-
-
 def _losses(results: Results, facts: Mapping[str, Any]) -> Figure | None:
     groups = [group for group, members in results.groups().items() if _with_curve(results, members)]
     if not groups:
@@ -214,13 +152,13 @@ def _losses(results: Results, facts: Mapping[str, Any]) -> Figure | None:
         for axes in pair:
             plain(axes)
         wrong = [
-            title_of(each.setting.backend, facts)
+            f"{title_of(each.setting.backend, facts)}: {each.differs}"
             for each in results.groups()[group]
-            if each.kind in (losses.WRONG, losses.UNDECIDED)
+            if each.kind in (agreement.WRONG, agreement.UNDECIDED)
         ]
         if wrong:
-            text = f"differ: {', '.join(wrong)}"
-            pair[0].text(0.98, 0.96, text, ha="right", va="top", fontsize=8, color=ALARM,
+            text = "\n".join(wrong)
+            pair[0].text(0.98, 0.96, text, ha="right", va="top", fontsize=7, color=ALARM,
                          transform=pair[0].transAxes)  # fmt: skip
     name_backends(figure, backends, facts, lines=True)
     figure.suptitle("Losses of the first launch, one curve on top of the other", fontsize=11)
@@ -229,14 +167,6 @@ def _losses(results: Results, facts: Mapping[str, Any]) -> Figure | None:
 
 def _with_curve(results: Results, members: Sequence[Any]) -> bool:
     return any(each.setting in results.curves for each in members)
-
-
-def _milliseconds(found: Mapping[str, Any], parts: Sequence[str]) -> float:
-    """Of the parts; of every kind of operator that no other bar has, where none are given."""
-    if not parts:
-        named = {part for _, chosen, _ in _PARTS for part in chosen} | {COMMUNICATION}
-        parts = [kind for kind in KINDS if kind not in named]
-    return math.fsum(found["parts"][part]["ms"] for part in parts)
 
 
 def _axes_of(results: Results) -> tuple[list[tuple[str, int]], list[int], list[str]]:

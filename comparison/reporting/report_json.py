@@ -8,11 +8,12 @@ from typing import Any, Mapping, Sequence
 
 from comparison.record import Record
 from comparison.reporting.figures import Figures
+from comparison.reporting.limits import compared
 from comparison.reporting.results import Result, Results
 from comparison.settings import Setting
 from comparison.statistics import Pair, rule
 
-SCHEMA = 1  # of report.json; it grows where the meaning of a field changes
+SCHEMA = 2  # of report.json; it grows where the meaning of a field changes
 
 
 def content(
@@ -36,8 +37,9 @@ def content(
             "planned": list(planned),
             "results": [_result(each) for each in results.results],
             "pairs": [_pair(each) for each in results.pairs],
-            "greatest_loss_difference": [
-                {**group._asdict(), "relative": value} for group, value in results.greatest_difference.items()
+            "compared": compared(planned, facts),
+            "greatest_relative_difference": [
+                {**group._asdict(), **found} for group, found in results.greatest_difference.items()
             ],
             "launches": [each.to_json() for each in records],
         }
@@ -50,11 +52,10 @@ def _result(result: Result) -> dict[str, Any]:
 
 
 def _figures(figures: Figures) -> dict[str, Any]:
-    """The breakdown is in the profiled launch."""
-    found = {name: value for name, value in vars(figures).items() if name != "breakdown"}
-    if figures.communication:
-        each = figures.communication
-        found["communication"] = {**each._asdict(), "all_ms": each.all_ms, "share": each.share}
+    """With what is a property there; each launch's own breakdown is in `launches`."""
+    found = dict(vars(figures))
+    if figures.scaling:
+        found["scaling"] = {**figures.scaling._asdict(), "efficiency": figures.scaling.efficiency}
     if figures.finish:
         found["finish"] = {**figures.finish._asdict(), "seconds": figures.finish.seconds}
     return found

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Mapping, Sequence
 
 from comparison.record import PROFILED, TIMED, Record
-from comparison.reporting import losses
+from comparison.reporting import agreement
 from comparison.reporting.figures import Figures, figures_of, scaling
 from comparison.reporting.finish import finish
 from comparison.settings import Group, Setting
@@ -16,14 +16,15 @@ OK = "ok"
 FAILED = "failed"
 OUT_OF_MEMORY = "out of memory"
 NOT_RUN = "not run"
-# The other kinds are those of a judgement about losses: losses.WRONG, losses.UNDECIDED.
+# The other kinds are those of a judgement about what was computed: agreement.WRONG, agreement.UNDECIDED.
 
 
 @dataclass(frozen=True)
 class Result:
-    """One setting. `kind`: OK, FAILED, OUT_OF_MEMORY, NOT_RUN, losses.WRONG or losses.UNDECIDED; only OK has
-    figures, all others have a `reason` of one line. `confirmed`: another backend has computed the same.
-    `command`: of its first launch."""
+    """One setting. `kind`: OK, FAILED, OUT_OF_MEMORY, NOT_RUN, agreement.WRONG or agreement.UNDECIDED; only
+    OK has figures, all others have a `reason` of one line. `differs`: in what, where it is WRONG or
+    UNDECIDED, in a few words. `confirmed`: another backend has computed the same. `command`: of its first
+    launch."""
 
     setting: Setting
     kind: str
@@ -33,17 +34,19 @@ class Result:
     confirmed: bool = False
     command: Sequence[str] = ()
     notes: tuple[str, ...] = ()
+    differs: str = ""
 
 
 @dataclass(frozen=True)
 class Results:
     """All of them, in the order planned. `curves`: of each setting's first good launch, also where the
-    setting is wrong. `greatest_difference`: of the losses of the backends that agree, by group."""
+    setting is wrong. `greatest_difference`: of the losses and gradient norms of the backends that agree, by
+    group and kind."""
 
     results: Sequence[Result]
     pairs: Sequence[Pair]
-    curves: Mapping[Setting, losses.Curve] = field(default_factory=dict)
-    greatest_difference: Mapping[Group, float] = field(default_factory=dict)
+    curves: Mapping[Setting, agreement.Curve] = field(default_factory=dict)
+    greatest_difference: Mapping[Group, Mapping[str, float]] = field(default_factory=dict)
 
     def of(self, setting: Setting) -> Result | None:
         return next((each for each in self.results if each.setting == setting), None)
@@ -62,25 +65,24 @@ def gather(facts: Mapping[str, Any], records: Sequence[Record], planned: Sequenc
     failures = {
         setting: found for setting in planned if (found := _failure(timed[setting], profiled[setting]))
     }
-    judgements: dict[Setting, losses.Judgement] = {}
+    judgements: dict[Setting, agreement.Judgement] = {}
     curves, differences = {}, {}
     for group in dict.fromkeys(setting.group for setting in planned):
         ran = {s.backend: timed[s] for s in planned if s.group == group and s not in failures}
-        judged = losses.judge(ran, group.dtype)
+        judged = agreement.judge(ran, group, facts)
         for backend, launches in ran.items():
             setting = Setting(backend, *group)
             judgements[setting] = judged[backend]
-            curves[setting] = losses.curve(launches[0])
-        agreeing = [Setting(name, *group) for name in ran if judged[name].kind == losses.CONFIRMED]
+            curves[setting] = agreement.outcome(launches[0]).curve
+        agreeing = [launches[0] for name, launches in ran.items() if judged[name].kind == agreement.CONFIRMED]
         if len(agreeing) > 1:
-            difference = losses.greatest_difference(curves[each] for each in agreeing)
-            differences[group] = 0.0 if difference is None else difference
+            differences[group] = agreement.greatest_difference(map(agreement.outcome, agreeing))
 
     figures: dict[Setting, Figures] = {}
     for setting, judgement in judgements.items():
-        if judgement.kind in (losses.CONFIRMED, losses.UNCONFIRMED):
-            profile = next((each for each in profiled[setting] if not _profile_failure(each)), None)
-            figures[setting] = figures_of(setting, timed[setting], profile)
+        if judgement.kind in (agreement.CONFIRMED, agreement.UNCONFIRMED):
+            profiles = [each for each in profiled[setting] if not _profile_failure(each)]
+            figures[setting] = figures_of(setting, timed[setting], profiles)
     results = [
         _result(setting, timed, profiled, failures, judgements, _completed(setting, figures, facts))
         for setting in planned
@@ -121,7 +123,7 @@ def _reason(record: Record) -> str | None:
         return OUT_OF_MEMORY
     if not record.intervals:
         return "no step after the warm-up"
-    return losses.not_finite(record)
+    return agreement.not_finite(record)
 
 
 def _profile_failure(record: Record) -> str | None:
@@ -149,7 +151,7 @@ def _result(
     timed: Mapping[Setting, Sequence[Record]],
     profiled: Mapping[Setting, Sequence[Record]],
     failures: Mapping[Setting, tuple[str, str]],
-    judgements: Mapping[Setting, losses.Judgement],
+    judgements: Mapping[Setting, agreement.Judgement],
     figures: Figures | None,
 ) -> Result:
     launches = timed[setting]
@@ -159,10 +161,17 @@ def _result(
         return Result(setting, kind, reason, len(launches), command=command)
     judgement = judgements[setting]
     if figures is None:
-        return Result(setting, judgement.kind, judgement.reason, len(launches), command=command)
+        return Result(
+            setting,
+            judgement.kind,
+            judgement.reason,
+            len(launches),
+            command=command,
+            differs=judgement.short,
+        )
     broken = [why for each in profiled[setting] if (why := _profile_failure(each))]
-    notes = (
-        [f"the profiled launch gave no breakdown: {broken[0]}"] if broken and not figures.breakdown else []
-    )
-    confirmed = judgement.kind == losses.CONFIRMED
+    number = len(profiled[setting])
+    which = "the profiled launch" if number == 1 else f"{len(broken)} of {number} profiled launches"
+    notes = [f"{which} gave no breakdown: {broken[0]}"] if broken else []
+    confirmed = judgement.kind == agreement.CONFIRMED
     return Result(setting, OK, "", len(launches), figures, confirmed, command, tuple(notes))

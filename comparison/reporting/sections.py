@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping, Sequence
 
+from comparison.reporting.breakdown import Breakdown
 from comparison.reporting.figures import Figures
 from comparison.reporting.finish import Finish
 from comparison.reporting.results import FAILED, NOT_RUN, OK, OUT_OF_MEMORY, Result, Results
@@ -15,6 +16,7 @@ from comparison.reporting.wording import (
     memory,
     percent,
     ratio_with_interval,
+    share_with_extremes,
     size,
     title_of,
     verdict,
@@ -22,7 +24,7 @@ from comparison.reporting.wording import (
     with_quartiles,
 )
 from comparison.settings import Setting
-from comparison.statistics import Pair
+from comparison.statistics import Pair, Spread
 
 _SERVICES = ("server", "scheduler")  # the order of their columns
 NAMES = 4  # columns that say which setting a row is about
@@ -45,7 +47,7 @@ def short_reason(result: Result) -> str:
     """For tables after the first, which has the whole reason."""
     if result.kind in (FAILED, OUT_OF_MEMORY, NOT_RUN):
         return result.kind
-    return "losses differ" if result.kind != OK else ""
+    return result.differs
 
 
 def _table(
@@ -83,7 +85,7 @@ def speed(results: Results, facts: Mapping[str, Any], repeats: int) -> Table:
     unchecked = [each for each in results.results if each.kind == OK and not each.confirmed]
     if unchecked:
         names = ", ".join(each.setting.name for each in unchecked)
-        notes.append(f"No second backend to compare the losses with: {names}.")
+        notes.append(f"No second backend to compare with: {names}.")
     return _table("Speed", head, results.results, facts, cells, notes, reasons=True)
 
 
@@ -114,25 +116,26 @@ def _pair_cells(pair: Pair, facts: Mapping[str, Any]) -> list[str]:
 
 def communication(results: Results, facts: Mapping[str, Any]) -> Table | None:
     """None without a profile."""
-    known = [each for each in results.results if each.figures and (each.figures.communication or each.notes)]
+    known = [each for each in results.results if each.figures and (each.figures.breakdown or each.notes)]
     if not known:
         return None
-    head = ["under way, ms", "hidden, ms", "exposed, ms", "exposed share", "a rank hands over"]
+    head = ["under way, ms", "hidden, ms", "exposed, ms", "exposed share", "profiles", "a rank hands over"]
     head += ["a worker sends", "servers send"]
 
     def cells(result: Result, figures: Figures) -> list[str]:
-        found, bytes_ = figures.communication, figures.traffic
-        times = [EMPTY] * 4
+        found, bytes_ = figures.breakdown, figures.traffic
+        times = [EMPTY] * 5
         if found:
-            parts = (found.all_ms, found.hidden_ms, found.exposed_ms)
-            times = [*map(_milliseconds, parts), percent(found.share)]
+            parts = (found.under_way_ms, found.hidden_ms, found.exposed_ms)
+            times = [*map(_milliseconds, parts), _share(found), str(found.launches)]
         if bytes_ is None:
             return [*times, EMPTY, EMPTY, EMPTY]
         return [*times, size(bytes_.handed), size(bytes_.worker), size(bytes_.servers)]
 
     notes = [
-        "A step of rank 0 in a launch of its own with --profile, which slows it; hidden: while operators"
-        " compute; exposed: while none does, waiting for slower ranks included.",
+        "A step of rank 0 in launches of their own with --profile, which slows it: medians over so many"
+        " profiles, in brackets least and greatest. Hidden: while operators compute; exposed: while none"
+        " does, waiting for slower ranks included.",
         "Bytes of one step. What is sent follows from the algorithm (a ring, or pushes to servers and pulls"
         " from them) and is received likewise; nothing counted it on a wire.",
         *(f"{each.setting.name}: {note}." for each in results.results for note in each.notes),
@@ -176,7 +179,8 @@ def scaling(results: Results, facts: Mapping[str, Any]) -> Table | None:
 
     notes = [
         "Tokens/s against one worker of the same backend, dtype and batch size a worker (weak scaling),"
-        " within each repeat; efficiency is the speed-up by the number of workers."
+        " within each repeat; efficiency is the speed-up by the number of workers, which other tables call"
+        " expansion."
     ]
     return _table("Scaling", head, several, facts, cells, notes)
 
@@ -216,5 +220,9 @@ def finish_cells(found: Finish, priced: bool) -> list[str]:
     return [*cells, f"{mark}{digits(found.cost or 0.0)}"] if priced else cells
 
 
-def _milliseconds(value: float) -> str:
-    return digits(value) if value >= 0.0005 else "0"
+def _milliseconds(values: Spread) -> str:
+    return with_extremes(values) if values.most >= 0.0005 else "0"
+
+
+def _share(found: Breakdown) -> str:
+    return share_with_extremes(found.exposed_share) if found.exposed_ms.most >= 0.0005 else "0%"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
-from comparison.reporting import losses
-from comparison.reporting.results import FAILED, NOT_RUN, OUT_OF_MEMORY, Results
+from comparison.reporting import agreement
+from comparison.reporting.results import FAILED, NOT_RUN, OUT_OF_MEMORY, Result, Results
 from comparison.reporting.wording import group_words, title_of
 from comparison.settings import Group
 from comparison.statistics import DIFFERENT, NOT_SHOWN, TOO_FEW, Pair
@@ -82,22 +82,23 @@ def _where(won: Sequence[Pair], members: Sequence[Pair], facts: Mapping[str, Any
 
 def _troubles(results: Results, facts: Mapping[str, Any]) -> list[str]:
     kinds = {
-        losses.WRONG: "Wrong, without figures",
-        losses.UNDECIDED: "Losses differ and no majority says which are right, without figures",
+        agreement.WRONG: "Wrong, without figures",
+        agreement.UNDECIDED: "Backends differ and no majority says which is right, without figures",
         FAILED: "Failed",
         OUT_OF_MEMORY: "Out of memory",
         NOT_RUN: "Not run yet",
     }
     sentences = []
     for kind, words in kinds.items():
-        chosen = [each.setting for each in results.results if each.kind == kind]
+        chosen = [each for each in results.results if each.kind == kind]
         if not chosen:
             continue
-        by_backend: dict[str, list[Group]] = {}
+        by_backend: dict[str, list[Result]] = {}
         for each in chosen:
-            by_backend.setdefault(each.backend, []).append(each.group)
+            by_backend.setdefault(each.setting.backend, []).append(each)
         named = []
-        for backend, groups in by_backend.items():
+        for backend, found in by_backend.items():
+            groups = [each.setting.group for each in found]
             ran = sum(each.setting.backend == backend for each in results.results)
             if len(groups) == ran:
                 where = "everywhere" if ran > 1 else group_words(groups[0], facts)
@@ -105,6 +106,7 @@ def _troubles(results: Results, facts: Mapping[str, Any]) -> list[str]:
                 where = "; ".join(group_words(each, facts) for each in groups)
             else:
                 where = f"{len(groups)} of {ran} settings"
-            named.append(f"{title_of(backend, facts)} ({where})")
+            what = " or ".join(dict.fromkeys(each.differs for each in found if each.differs))
+            named.append(f"{title_of(backend, facts)} ({where}{': ' if what else ''}{what})")
         sentences.append(f"{words}: {', '.join(named)}.")
     return sentences

@@ -70,9 +70,9 @@ def expansion(results: Results, facts: Mapping[str, Any]) -> Table:
             ratios = [f"{found.expansion.median:.3f}", f"{found.speed_up.median:.2f}"]
         rows.append(Row([*names, str(each.setting.workers), digits(each.figures.step_s.median), *ratios]))
     notes = [
-        "A node is a worker here. Expansion: the time per step against that of one worker, 1 where"
-        " communication costs nothing; speed-up: in tokens/s against one worker. Medians of the ratios within"
-        " a repeat."
+        "A node is a worker here. Speed-up: tokens/s against one node, of the same backend, precision and"
+        " batch size. Expansion: speed-up ÷ nodes, the scaling efficiency relative to one node, 1 where"
+        " nothing is lost. Medians of the ratios within a repeat."
     ]
     return Table("Nodes, time per step, expansion, speed-up", head, rows, 3, notes)
 

@@ -88,6 +88,11 @@ def percent(part: float) -> str:
     return f"{100 * part:.1f}%" if part < 0.0995 else f"{100 * part:.0f}%"
 
 
+def share_with_extremes(shares: Spread) -> str:
+    """`12% (9.4% to 31%)`."""
+    return f"{percent(shares.median)} ({percent(shares.least)} to {percent(shares.most)})"
+
+
 def ratio_with_interval(pair: Pair) -> str:
     if pair.low is None or pair.high is None:
         return f"{pair.ratio:.3f}"

@@ -1,7 +1,8 @@
 """run_pretraining_hvd.py over a faulty communicator, as the ranks' script of backends that must be found out.
 
-FAULT in the environment: `alone` (gradients are not exchanged at all), `crash` (rank 1 fails in step 3) or
-`memory` (the process may take no more than so many MiB from the time that it has joined: `memory 600`).
+FAULT in the environment: `alone` (gradients are not exchanged at all), `sum` (gradients are added up and not
+divided by the number of ranks), `crash` (rank 1 fails in step 3) or `memory` (the process may take no more
+than so many MiB from the time that it has joined: `memory 600`).
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ def main() -> int:
             raise RuntimeError("this backend breaks down")
         if fault != "alone":
             average(self, arrays)
+        if fault == "sum":
+            for array in arrays:
+                array *= self.size
 
     HorovodCommunicator.__init__, HorovodCommunicator.average = joined, averaged
     return run_pretraining_hvd.main()

@@ -1,5 +1,5 @@
-"""Takes the options of a training script and leaves its metrics at once, without training: for tests of what
-is launched and when. QUICK in the environment: `fail`, `hang`, or nothing."""
+"""Takes the options of a training script and leaves its metrics and a checkpoint at once, without training:
+for tests of what is launched and when. QUICK in the environment: `fail`, `hang`, or nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
+
+from bert.checkpoint import save
 from bert.options import parse_options
 
 
@@ -27,7 +30,9 @@ def main() -> int:
         with open(directory / "metrics.jsonl", "w", encoding="utf-8") as file:
             for step in range(options.log_interval, options.num_steps + 1, options.log_interval):
                 line = {"step": step, "time": time.time(), "mlm_loss": 9.0, "nsp_loss": 0.7, "step_s": 0.1}
-                file.write(json.dumps({**line, **rates, "skipped_steps": 0}) + "\n")
+                line.update(rates, skipped_steps=0, grad_norm=1.5, lr=0.01)
+                file.write(json.dumps(line) + "\n")
+        save(str(directory), options.num_steps, {"weight": np.ones(3, "float32")}, {}, {})
     return 0
 
 

@@ -37,7 +37,7 @@ def test_the_default_is_what_the_issue_asks_for():
     assert {each.backend for each in settings} == {"hvd_mpi", "hvd_gloo", "byteps"}
     assert {each.workers for each in settings} == {1, 2}
     assert {each.dtype for each in settings} == {"float32", "bfloat16"}
-    assert found.repeats == 5 and found.script_args == [] and found.cluster is None
+    assert (found.repeats, found.profiles) == (5, 3) and found.script_args == [] and found.cluster is None
     assert steps_of(found) == Steps(60, 20, 5)
 
 
@@ -62,6 +62,8 @@ def test_on_gpus(monkeypatch, tmp_path):
     ("text", "message"),
     [
         ("--backends mpi", "--backends mpi: choose from hvd_mpi, hvd_gloo, byteps, byteps_local"),
+        ("--no_profile --profiles 2", "--profiles 2 and --no_profile exclude each other; leave one out"),
+        ("--profiles 0", "--profiles"),
         ("--backends byteps byteps", "--backends: byteps is named twice"),
         ("--workers 2 2", "--workers: 2 is named twice"),
         ("--workers 0", "--workers"),

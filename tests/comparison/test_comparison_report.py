@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -86,8 +87,8 @@ def test_every_figure_that_is_asked_for_has_a_column(whole):
     heads = {
         "Speed": ["s/step (quartiles)", "tokens/s", "with padding", "sequences/s", "launches"],
         "Which is faster": ["A", "B", "B's time / A's", "p", "repeats", "verdict"],
-        "Communication": ["under way, ms", "hidden, ms", "exposed, ms", "exposed share", "a rank hands over",
-                          "a worker sends", "servers send"],
+        "Communication": ["under way, ms", "hidden, ms", "exposed, ms", "exposed share", "profiles",
+                          "a rank hands over", "a worker sends", "servers send"],
         "Start-up and memory": ["start-up, s (extremes)", "memory of a worker", "memory of a server",
                                 "memory of a scheduler"],
         "Scaling": ["speed-up (quartiles)", "efficiency"],
@@ -111,19 +112,33 @@ def test_the_tables_of_the_field_are_there(whole):
     for one, two in zip(nodes[1::2], nodes[2::2]):
         assert (one[3], two[3], one[5]) == ("1", "2", "1.000")
         assert one[:3] == two[:3]
-        # Twice the tokens in `expansion` times the time.
-        assert float(two[6]) == pytest.approx(2 / float(two[5]), rel=0.01)
+        assert float(two[5]) == pytest.approx(float(two[6]) / 2, rel=0.01)
+        assert 0 < float(two[5]) < 1 < float(two[6]) < 2
+    assert "Expansion: speed-up ÷ nodes, the scaling efficiency relative to one node" in markdown
+    scaling = content["results"][-1]["figures"]["scaling"]
+    assert scaling["expansion"]["median"] == scaling["efficiency"] == scaling["speed_up"]["median"] / 2
     assert content["results"][0]["figures"]["finish"]["cost"] > 0
+
+
+def test_the_communication_table_has_medians_with_their_extremes(whole):
+    _, _, markdown, _ = whole
+    rows = table(markdown, "Communication")
+    assert rows[1][4:9] == ["0", "0", "0", "0%", "3"]  # one worker
+    assert rows[-1][3:9] == ["BytePS", "50 (45 to 400)", "10 (9 to 80)", "40 (36 to 320)",
+                             "44% (42% to 86%)", "3"]  # fmt: skip
+    assert "medians over so many profiles, in brackets least and greatest" in markdown
 
 
 def test_the_report_says_what_was_run_where_and_how_verdicts_come_about(whole):
     _, _, markdown, content = whole
     for words in ("Example CPU", "mxnet: 1.9.1", "python compare.py --output 'runs/a directory'",
                   "mpirun -np 2 python run_pretraining_hvd.py", "Holm",
-                  "0.0001 in float32, 0.001 in bfloat16",
+                  "With 1 and 2 workers, on CPUs and with gradients that travel uncompressed",
+                  "the SHA-256 of the parameters that rank 0 has saved after the last step",
+                  "relative difference of backends that agree, of losses: none; of gradient norms: none.",
                   "no difference shown\", which does not say that there is none"):  # fmt: skip
         assert words in markdown
-    assert content["rule"] in markdown
+    assert content["rule"] in markdown and content["compared"] in markdown
     for name in PLOTS:
         assert f"]({name})" in markdown
 
@@ -138,7 +153,10 @@ def test_the_json_has_every_launch_as_it_was(whole):
     assert pair["group"] == {"workers": 2, "dtype": "bfloat16", "batch_size": 1024}
     assert pair["faster"] == "hvd_gloo" and pair["verdict"] == "different"
     figures = content["results"][-1]["figures"]
-    assert figures["communication"]["share"] == pytest.approx(40 / 90.5)
+    breakdown = figures["breakdown"]
+    assert breakdown["launches"] == 3 and breakdown["exposed_share"]["median"] == pytest.approx(40 / 90.5)
+    assert breakdown["exposed_ms"] == {"median": 40, "low": 38, "high": 180, "least": 36, "most": 320}
+    assert breakdown["parts"]["optimizer"]["median"] == 12.0
     assert figures["traffic"] == {"handed": 4_200_000, "worker": 4_200_000, "servers": 8_400_000}
     stages = figures["finish"]["stages"]
     assert figures["finish"]["seconds"] == pytest.approx(sum(each["seconds"] for each in stages))
@@ -182,7 +200,7 @@ def test_what_went_wrong_has_a_reason_and_no_number_anywhere(tmp_path):
         else:
             assert content["results"][place]["kind"] == "ok"
     for title, columns in (
-        ("Communication", 7), ("Start-up and memory", 4), ("Time to finish both stages", 4),
+        ("Communication", 8), ("Start-up and memory", 4), ("Time to finish both stages", 4),
     ):  # fmt: skip
         for place in expected:
             assert not any(re.search(r"\d", cell) for cell in table(markdown, title)[1 + place][-columns:])
@@ -190,10 +208,45 @@ def test_what_went_wrong_has_a_reason_and_no_number_anywhere(tmp_path):
     compared = [(pair["first"], pair["second"]) for pair in content["pairs"]
                 if pair["group"] == wrong.group._asdict()]  # fmt: skip
     assert compared == [("hvd_mpi", "hvd_gloo")]
-    assert "Wrong, without figures: BytePS (2 workers, float32, 512 tokens)." in markdown
+    words = "Wrong, without figures: BytePS (2 workers, float32, 512 tokens: losses differ)."
+    assert words in markdown
+    assert table(markdown, "Start-up and memory")[1 + 14][4] == "losses differ"
     assert "Out of memory: BytePS (1 worker, bfloat16, 1,024 tokens)." in markdown
     assert "Failed: Horovod, MPI (1 worker, float32, 512 tokens)." in markdown
     assert "RuntimeError: a | b" in report.terminal
+
+
+@pytest.mark.parametrize(
+    ("name", "factor", "words"),
+    [
+        ("grad_norm", 2.0, "gradient norms differ"),
+        ("lr", 2.0, "learning rates differ"),
+        ("padded_tokens_per_s", 0.5, "numbers of tokens differ"),
+        ("sequences_per_s", 0.5, "numbers of sequences differ"),
+        ("nsp_loss", 1.5, "losses differ"),
+    ],
+)
+@pytest.mark.parametrize("backends", [("hvd_mpi", "byteps"), ("hvd_mpi", "hvd_gloo", "byteps")])
+def test_every_table_says_what_differs(tmp_path, name, factor, words, backends):
+    planned = [Setting(each, 2, "float32", 512) for each in backends]
+    records = [record(setting, repeat) for setting in planned for repeat in range(5)]
+    for place, each in enumerate(records):
+        if each.setting.backend == "byteps":
+            lines = [one._replace(**{name: factor * getattr(one, name)}) for one in each.intervals]
+            records[place] = replace(each, intervals=tuple(lines))
+    _, markdown, content = written(tmp_path, records, planned, 5)
+    row = next(row for row in table(markdown, "Start-up and memory") if row[3] == "BytePS")
+    assert row[4] == content["results"][-1]["differs"] == words
+    for title in ("Instance, GPUs, steps, throughput, train time", "Time to finish both stages"):
+        assert words in {cell for row in table(markdown, title) for cell in row}
+    where = f"2 workers, float32, 512 tokens: {words}"
+    if len(backends) == 2:
+        start = "Backends differ and no majority says which is right, without figures: "
+        assert f"{start}Horovod, MPI ({where}), BytePS ({where})." in content["summary"]
+    else:
+        assert f"Wrong, without figures: BytePS ({where})." in content["summary"]
+        reason = next(row for row in table(markdown, "Speed") if row[3] == "BytePS")[4]
+        assert reason.startswith(f"wrong: {words} (first at step 30: ")
 
 
 def test_a_partial_report_is_whole_in_form_and_says_so(tmp_path):
@@ -258,4 +311,4 @@ def test_a_group_of_one_backend_is_called_unchecked(tmp_path):
     setting = Setting("byteps", 2, "float32", 512)
     records = [record(setting, repeat) for repeat in range(5)]
     _, markdown, _ = written(tmp_path, records, [setting], 5)
-    assert "No second backend to compare the losses with: byteps-2x-float32-512." in markdown
+    assert "No second backend to compare with: byteps-2x-float32-512." in markdown

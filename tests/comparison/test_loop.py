@@ -22,7 +22,8 @@ STEPS = ["--steps", "8", "--warmup_steps", "2", "--log_interval", "2", "--model"
 
 
 def command(output: Path, *words: str) -> list[str]:
-    own = ["--output", str(output), *AXES, *STEPS, "--no_profile", *words]
+    profile = [] if "--profiles" in words else ["--no_profile"]
+    own = ["--output", str(output), *AXES, *STEPS, *profile, *words]
     return [sys.executable, str(SCRIPT), *own, "--", "--dummy_data_len", "16"]
 
 
@@ -32,7 +33,7 @@ def compare(output: Path, *words: str) -> RunResult:
 
 def launched(result: RunResult) -> list[str]:
     """Setting and repeat of each launch."""
-    return re.findall(r"^launch \d+/\d+ (\S+ repeat \d+):", result.stdout, re.MULTILINE)
+    return re.findall(r"^launch \d+/\d+ (\S+ (?:repeat|profile) \d+):", result.stdout, re.MULTILINE)
 
 
 def report_of(output: Path) -> dict:
@@ -63,6 +64,16 @@ def test_backends_take_turns_in_an_order_of_their_own_for_each_repeat(tmp_path):
     assert other.returncode == 2 and other.stderr.count("\n") == 1
     assert "--seed 4 instead of 3" in other.stderr and "--output" in other.stderr
     assert len(report_of(output)["launches"]) == 10
+
+
+def test_profiles_stand_between_the_repeats(tmp_path):
+    """quick_training leaves no trace; that is for the profile to say."""
+    output = tmp_path / "out"
+    result = compare(output, "--backends", "one", "--repeats", "4", "--profiles", "2")
+    words = ["profile 1", "repeat 1", "profile 2"]  # two failures of a setting are enough
+    assert launched(result) == [f"one-1x-float32-4 {each}" for each in words]
+    again = compare(output, "--backends", "one", "--repeats", "4", "--profiles", "3")
+    assert again.returncode == 2 and "--profiles 3 instead of 2" in again.stderr
 
 
 def test_a_backend_that_fails_twice_is_not_launched_again(tmp_path):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
+import numpy as np
 import pytest
 
+from bert.checkpoint import save
 from comparison.launching.launch import Launched
 from comparison.launching.read_run import LOG, METRICS, Steps, Work, read_run
 from comparison.record import PROFILED, TIMED, Record
@@ -18,14 +21,17 @@ STEPS = Steps(total=40, warm_up=20, interval=10)
 def line(step: int, **changes: object) -> dict:
     values = {"step": step, "time": 1000.0 + step / 10, "mlm_loss": 9.0, "nsp_loss": 0.7, "step_s": 0.1}
     values.update(tokens_per_s=900.0, padded_tokens_per_s=1000.0, sequences_per_s=30.0, skipped_steps=0)
+    values.update(grad_norm=1.5, lr=0.01)
     return {**values, **changes}
 
 
-def read(directory, lines, log="", kind=TIMED, steps=STEPS, **how) -> Record:
+def read(directory, lines, log="", kind=TIMED, steps=STEPS, saved=True, **how) -> Record:
     if lines is not None:
         text = "".join(each if isinstance(each, str) else json.dumps(each) + "\n" for each in lines)
         (directory / METRICS).write_text(text)
     (directory / LOG).write_text(log)
+    if saved:
+        save(str(directory), steps.total, {"weight": np.full(3, 0.5, "float32")}, {}, {})
     launched = Launched(**{"returncode": 0, "seconds": 12.0, "timed_out": False, "peak_bytes": {"worker": 5},
                            "begun": 990.0, **how})  # fmt: skip
     return read_run(
@@ -42,6 +48,7 @@ def test_a_good_launch(tmp_path):
     # The first ten steps took one second and ended at 1001.
     assert record.start_up_s == pytest.approx(10.0)
     assert record.peak_bytes == {"worker": 5} and record.seconds == 12.0
+    assert [(each.grad_norm, each.lr) for each in record.intervals] == [(1.5, 0.01)] * 2
     assert Record.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
@@ -64,6 +71,35 @@ def test_what_is_no_result(tmp_path, lines, reason):
     assert record.failure == reason
     assert record.intervals == record.warm_up == () and record.start_up_s is None
     assert not record.out_of_memory
+
+
+def test_the_checksum_is_that_of_the_saved_parameters(tmp_path):
+    good = [line(step) for step in (10, 20, 30, 40)]
+    record = read(tmp_path, good)
+    saved = (tmp_path / "0000040.params").read_bytes()
+    assert record.params_sha256 == hashlib.sha256(saved).hexdigest()
+    manifest = tmp_path / "0000040.json"
+    manifest.write_text(manifest.read_text().replace(record.params_sha256, "0" * 64))
+    damaged = read(tmp_path, good, saved=False)
+    assert damaged.failure is not None and "0000040.json is damaged" in damaged.failure
+    manifest.unlink()
+    missing = read(tmp_path, good, saved=False)
+    assert missing.failure is not None and "cannot read the manifest" in missing.failure
+    assert missing.intervals == missing.warm_up == () and missing.params_sha256 is None
+
+
+@pytest.mark.parametrize("name", ["grad_norm", "lr"])
+def test_metrics_of_another_version(tmp_path, name):
+    last = line(40)
+    del last[name]
+    assert read(tmp_path, [line(10), line(20), line(30), last]).failure == (
+        f"metrics.jsonl has no {name} at step 40"
+    )
+
+
+def test_a_gradient_norm_may_be_missing(tmp_path):
+    """A loss scale that does not fit yet: the step is skipped."""
+    assert read(tmp_path, [line(step, grad_norm=None) for step in (10, 20, 30, 40)]).failure is None
 
 
 def test_skipped_steps_alone_are_no_failure(tmp_path):

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from comparison.reporting import losses
+from bert.profiling.breakdown import EXPOSED
+from bert.profiling.kinds import PRODUCTS
+from comparison.reporting import agreement
 from comparison.reporting.finish import finish
 from comparison.reporting.results import FAILED, NOT_RUN, OK, OUT_OF_MEMORY, gather
 from comparison.reporting.traffic import traffic
@@ -66,16 +68,30 @@ def test_peak_memory_is_the_greatest_of_each_role():
 def test_communication_comes_from_the_profiled_launch_and_times_do_not():
     slow = profiled(TWO, exposed=20.0, hidden=5.0)
     found = only([*launches(TWO), replace(slow, intervals=record(TWO, 0, 7.0).intervals)]).figures
-    assert found.communication.exposed_ms == 20.0 and found.communication.all_ms == 25.0
-    assert found.communication.share == pytest.approx(20.0 / 70.5)
-    assert found.step_s.most == 0.07
+    assert set(found.breakdown.exposed_ms) == {20.0} and set(found.breakdown.under_way_ms) == {25.0}
+    assert found.breakdown.exposed_share.median == pytest.approx(20.0 / 70.5)
+    assert found.breakdown.launches == 1 and found.step_s.most == 0.07
+
+
+def test_a_profile_that_stalled_is_seen_in_the_spread_and_not_in_the_median():
+    stalled = [profiled(TWO, exposed, exposed / 2, repeat) for repeat, exposed in enumerate((20, 800, 22))]
+    found = only([*launches(TWO), *stalled]).figures.breakdown
+    assert found.launches == 3
+    assert found.exposed_ms == pytest.approx((22, 21, 411, 20, 800))
+    assert (found.hidden_ms.median, found.under_way_ms.most) == (11, 1200)
+    assert found.step_ms[:1] + found.step_ms[3:] == pytest.approx((72.5, 70.5, 850.5))
+    assert found.exposed_share.median == pytest.approx(22 / 72.5)
+    assert found.parts[EXPOSED] == found.exposed_ms and set(found.parts[PRODUCTS]) == {30.0}
 
 
 def test_without_a_breakdown_the_times_stand_and_a_note_says_why():
     broken = profiled(TWO, breakdown=None, failure="no trace\nwas written")
     found = only([*launches(TWO), broken])
-    assert found.kind == OK and found.figures.communication is None
+    assert found.kind == OK and found.figures.breakdown is None
     assert found.notes == ("the profiled launch gave no breakdown: no trace was written",)
+    found = only([*launches(TWO), broken, profiled(TWO, repeat=1), profiled(TWO, repeat=2)])
+    assert found.figures.breakdown.launches == 2
+    assert found.notes == ("1 of 3 profiled launches gave no breakdown: no trace was written",)
     assert only(launches(TWO)).notes == ()
 
 
@@ -112,8 +128,8 @@ def test_a_wrong_backend_has_neither_figure_nor_verdict():
     gloo = TWO._replace(backend="hvd_gloo")
     records = [*launches(TWO), *launches(gloo), *launches(OTHER, 0.01, scale=1.05)]
     found = gather(FACTS, records, [TWO, gloo, OTHER])
-    assert [each.kind for each in found.results] == [OK, OK, losses.WRONG]
-    assert found.results[2].figures is None
+    assert [each.kind for each in found.results] == [OK, OK, agreement.WRONG]
+    assert found.results[2].figures is None and found.results[2].differs == "losses differ"
     assert [(each.first, each.second) for each in found.pairs] == [("hvd_mpi", "hvd_gloo")]
     assert OTHER in found.curves, "its losses are shown all the same"
 
@@ -122,7 +138,7 @@ def test_a_failed_backend_does_not_take_part_in_the_vote():
     gloo = TWO._replace(backend="hvd_gloo")
     records = [*launches(TWO), failed(gloo, 0, "crash"), *launches(OTHER, scale=1.05)]
     found = gather(FACTS, records, [TWO, gloo, OTHER])
-    assert [each.kind for each in found.results] == [losses.UNDECIDED, FAILED, losses.UNDECIDED]
+    assert [each.kind for each in found.results] == [agreement.UNDECIDED, FAILED, agreement.UNDECIDED]
 
 
 def test_groups_are_judged_apart():
@@ -142,8 +158,8 @@ def test_scaling_is_taken_within_a_repeat():
     records += [record(TWO, repeat, 0.08 * each) for repeat, each in enumerate(pace)]
     found = gather(FACTS, records, [ONE, TWO])
     scaling = found.results[1].figures.scaling
-    assert scaling.expansion == pytest.approx([1.6] * 5)
     assert scaling.speed_up == pytest.approx([1.25] * 5)
+    assert scaling.expansion == pytest.approx([0.625] * 5), "speed-up by nodes, not time by time"
     assert scaling.efficiency == pytest.approx(0.625)
     assert found.results[0].figures.scaling.efficiency == pytest.approx(1.0)
 
@@ -163,7 +179,9 @@ def test_the_default_comparison_finds_what_was_put_in():
         slow = pair.second == "byteps" and pair.group.workers == 2
         assert (pair.verdict == DIFFERENT) == slow
         assert pair.slower == ("byteps" if slow else None)
-    assert set(found.greatest_difference.values()) == {0.0}
+    assert set(map(tuple, map(dict.items, found.greatest_difference.values()))) == {
+        (("losses", 0.0), ("gradient norms", 0.0))
+    }
 
 
 @pytest.mark.parametrize(

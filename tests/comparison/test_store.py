@@ -47,14 +47,17 @@ def test_a_half_done_launch_does_not_count_and_is_cleared_away(tmp_path):
         assert list(store.make_directory(WORK).iterdir()) == []
 
 
-def test_of_a_launch_the_metrics_stay_and_checkpoints_go(tmp_path):
+def test_of_a_launch_the_metrics_and_the_manifest_stay_and_checkpoints_go(tmp_path):
     with Store(str(tmp_path)) as store:
         checkpoints = store.make_directory(WORK) / "ckpt"
         checkpoints.mkdir()
         (checkpoints / METRICS).write_text("lines")
         (checkpoints / "0000060.params").write_bytes(b"x" * 1000)
-        store.keep_metrics(WORK)
-        assert os.listdir(store.directory_of(WORK)) == [METRICS]
+        for step in ("0000050", "0000060"):
+            (checkpoints / f"{step}.json").write_text(step)
+        store.keep_outcome(WORK, 60)
+        assert sorted(os.listdir(store.directory_of(WORK))) == ["0000060.json", METRICS]
+        assert (store.directory_of(WORK) / "0000060.json").read_text() == "0000060"
         assert (store.directory_of(WORK) / METRICS).read_text() == "lines"
 
 

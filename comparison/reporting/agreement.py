@@ -1,0 +1,235 @@
+"""Did all backends compute the same? Asked before any time is looked at.
+
+The backends of a group get the same batches, the same initial parameters and the same random numbers, and
+`average` is the same mean whatever library forms it. So losses, gradient norms, learning rates and numbers of
+tokens agree at every line of metrics, and the saved parameters at the end. Losses alone would not do: with
+clipping, or with LAMB, a gradient that is a multiple of the right one leaves them as they are. Without the
+numbers of tokens a backend that leaves out work, or counts it twice, would look fast. How far two launches
+may be apart is in `comparison.reporting.limits`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
+
+from comparison.record import Record
+from comparison.reporting.limits import Limits, between_backends, between_repeats
+from comparison.settings import Group
+
+FLOOR_NATS = 0.1  # losses below this are compared as if they were this: near 0 a ratio says nothing
+# Tokens a step are whole numbers that went through a few divisions and products: 2e-16 each.
+WORK_TOLERANCE = 1e-12
+
+CONFIRMED = "confirmed"
+UNCONFIRMED = "unconfirmed"
+WRONG = "wrong"
+UNDECIDED = "undecided"
+
+# Step -> figure -> value. Losses in nats; tokens and sequences a step over all ranks.
+Curve = Mapping[int, Mapping[str, "float | None"]]
+_LOSSES = ("mlm_loss", "nsp_loss")
+_WORK = ("tokens a step", "padded tokens a step", "sequences a step")
+GRAD_NORM, LR, PARAMETERS = "gradient norm", "learning rate", "final parameters"
+# Figure -> the kind of difference, as tables name it.
+_KINDS = {
+    **dict.fromkeys(_WORK[:2], "numbers of tokens"),
+    _WORK[2]: "numbers of sequences",
+    LR: "learning rates",
+    **dict.fromkeys(_LOSSES, "losses"),
+    GRAD_NORM: "gradient norms",
+    PARAMETERS: "final parameters",
+}
+_DIGITS = 12  # of a checksum, where it is shown
+
+
+class Outcome(NamedTuple):
+    """What a launch computed, at every line of its metrics, warm-up included; `params_sha256`: of the
+    parameters saved after the last step."""
+
+    curve: Curve
+    params_sha256: str | None
+
+
+class Difference(NamedTuple):
+    """One figure of one step in which two launches are apart. Of `PARAMETERS` the values are checksums."""
+
+    step: int
+    name: str
+    found: float | str | None
+    expected: float | str | None
+
+    @property
+    def kind(self) -> str:
+        return _KINDS[self.name]
+
+    def __str__(self) -> str:
+        if self.found is None or self.expected is None:
+            kind = "missing" if self.found is None else "there"
+            return f"at step {self.step}: {self.name} is {kind}"
+        found, expected = _telling(self.found, self.expected)
+        return f"at step {self.step}: {self.name} {found} instead of {expected}"
+
+
+class Judgement(NamedTuple):
+    """Of one backend in a group.
+
+    `kind`: CONFIRMED, a strict majority of the backends agrees with it; UNCONFIRMED, there is no other to
+    compare with; WRONG; UNDECIDED, no strict majority. `reason`: one line, and `short`: what differs, in a
+    few words; "" for the first two kinds.
+    """
+
+    kind: str
+    reason: str = ""
+    short: str = ""
+
+
+def outcome(record: Record) -> Outcome:
+    """What a launch computed, as far as it is compared."""
+    found: dict[int, dict[str, float | None]] = {}
+    for each in (*record.warm_up, *record.intervals):
+        rates = (each.tokens_per_s, each.padded_tokens_per_s, each.sequences_per_s)
+        found[each.step] = {
+            **{name: rate * each.step_s for name, rate in zip(_WORK, rates)},
+            LR: each.lr,
+            "mlm_loss": each.mlm_loss,
+            "nsp_loss": each.nsp_loss,
+            GRAD_NORM: each.grad_norm,
+        }
+    return Outcome(found, record.params_sha256)
+
+
+def not_finite(record: Record) -> str | None:
+    """A line about the first figure of a launch that is not a finite number; None: there is none.
+
+    Gradient norms may be so: a loss scale that is too high skips a step.
+    """
+    for step, figures in sorted(outcome(record).curve.items()):
+        for name in (*_LOSSES, *_WORK):
+            value = figures[name]
+            if value is None or not math.isfinite(value):
+                return f"{name} is not finite at step {step}"
+    return None
+
+
+def differences(found: Outcome, expected: Outcome, limits: Limits) -> list[Difference]:
+    """All figures in which two launches are not the same, in the order of steps."""
+    apart: list[Difference] = []
+    for step in sorted(found.curve.keys() | expected.curve.keys()):
+        ours, theirs = found.curve.get(step, {}), expected.curve.get(step, {})
+        close = _comparison(limits.at(step))
+        for name in (*_WORK, LR, *_LOSSES, GRAD_NORM):
+            one, other = ours.get(name), theirs.get(name)
+            if one is None and other is None:
+                continue
+            if one is None or other is None or not close[name](one, other):
+                apart.append(Difference(step, name, one, other))
+    if limits.same_bits and found.params_sha256 != expected.params_sha256:
+        last = max([*found.curve, *expected.curve], default=0)
+        apart.append(Difference(last, PARAMETERS, found.params_sha256, expected.params_sha256))
+    return apart
+
+
+def judge(
+    records: Mapping[str, Sequence[Record]], group: Group, facts: Mapping[str, Any]
+) -> dict[str, Judgement]:
+    """The backends of a group against each other.
+
+    Every launch of a backend must repeat its first. Of the backends that repeat themselves, those that agree
+    with more than half of them are right.
+
+    Args:
+        records: backend -> its launches without failure, at least one.
+        facts: as for `comparison.reporting.limits.between_repeats`.
+    """
+    judged: dict[str, Judgement] = {}
+    outcomes = {backend: outcome(launches[0]) for backend, launches in records.items()}
+    for backend, launches in records.items():
+        limits = between_repeats(backend, group, facts)
+        for other in launches[1:]:
+            apart = differences(outcome(other), outcomes[backend], limits)
+            if apart:
+                where = f"(repeat {other.repeat + 1}, first {apart[0]})"
+                short = f"repeats differ in {_kinds(apart)}"
+                judged[backend] = Judgement(WRONG, f"wrong: {short} {where}", short)
+                break
+    voters = [backend for backend in records if backend not in judged]
+    limits = between_backends(group, facts)
+    apart_from = {
+        backend: {other: differences(outcomes[backend], outcomes[other], limits) for other in voters}
+        for backend in voters
+    }
+    right = [
+        backend
+        for backend in voters
+        if 2 * sum(not apart for apart in apart_from[backend].values()) > len(voters)
+    ]
+    for backend in voters:
+        judged[backend] = _verdict(backend, apart_from[backend], right)
+    return {backend: judged[backend] for backend in records}
+
+
+def _verdict(backend: str, apart_from: Mapping[str, list[Difference]], right: Sequence[str]) -> Judgement:
+    """`apart_from`: voter, itself included -> in what the backend differs from it."""
+    if len(apart_from) == 1:
+        return Judgement(UNCONFIRMED)
+    if backend in right:
+        return Judgement(CONFIRMED)
+    others = [apart for other, apart in apart_from.items() if apart and (other in right or not right)]
+    apart = min(others, key=lambda each: each[0].step)
+    short = f"{_kinds(apart)} differ"
+    if right:
+        return Judgement(WRONG, f"wrong: {short} (first {apart[0]})", short)
+    voters = len(apart_from)
+    count = {2: "two", 3: "three", 4: "four"}.get(voters, str(voters))
+    return Judgement(
+        UNDECIDED, f"{short} (first {apart[0]}); which is right cannot be told from {count}", short
+    )
+
+
+def greatest_difference(outcomes: Iterable[Outcome]) -> dict[str, float]:
+    """Of any loss and of any gradient norm at any step, relative to the greater, by kind of difference; empty
+    for fewer than two launches."""
+    known = [each.curve for each in outcomes]
+    if len(known) < 2:
+        return {}
+    worst = {_KINDS[name]: 0.0 for name in (*_LOSSES, GRAD_NORM)}
+    for step in set.intersection(*(set(each) for each in known)):
+        for name in (*_LOSSES, GRAD_NORM):
+            values = [value for each in known if (value := each[step].get(name)) is not None]
+            if len(values) > 1 and max(values) > min(values):
+                floor = FLOOR_NATS if name in _LOSSES else 0.0
+                relative = (max(values) - min(values)) / max(floor, max(map(abs, values)))
+                worst[_KINDS[name]] = max(worst[_KINDS[name]], relative)
+    return worst
+
+
+def _comparison(limits: Limits) -> dict[str, Callable[[float, float], bool]]:
+    """Figure -> whether two values of it count as the same."""
+
+    def within(limit: float, floor: float = 0.0) -> Callable[[float, float], bool]:
+        return lambda one, other: abs(one - other) <= limit * max(abs(one), abs(other), floor)
+
+    return {
+        **dict.fromkeys(_WORK, within(WORK_TOLERANCE)),
+        LR: within(0.0),  # every backend's ranks compute it from the same options
+        **dict.fromkeys(_LOSSES, within(limits.loss, FLOOR_NATS)),
+        GRAD_NORM: within(limits.grad_norm),
+    }
+
+
+def _kinds(apart: Sequence[Difference]) -> str:
+    """`losses, gradient norms and final parameters`."""
+    kinds = [kind for kind in dict.fromkeys(_KINDS.values()) if any(each.kind == kind for each in apart)]
+    return " and ".join(filter(None, [", ".join(kinds[:-1]), kinds[-1]]))
+
+
+def _telling(one: float | str, other: float | str) -> tuple[str, str]:
+    """Both with as few digits as show that they differ; checksums with their first ones."""
+    if isinstance(one, str) or isinstance(other, str):
+        return str(one)[:_DIGITS], str(other)[:_DIGITS]
+    for digits in range(4, 17):
+        texts = f"{one:.{digits}g}", f"{other:.{digits}g}"
+        if texts[0] != texts[1]:
+            return f"{one:.{digits + 1}g}", f"{other:.{digits + 1}g}"
+    return repr(one), repr(other)
