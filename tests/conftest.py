@@ -47,4 +47,4 @@ def two_hosts(request, tmp_path):
         with namespaces.two_hosts(tmp_path, slots=getattr(request, "param", 1)) as hosts:
             yield hosts
     except namespaces.Unavailable as reason:
-        pytest.skip(str(reason))
+        pytest.skip(f"no network namespaces: {reason}")
