@@ -15,6 +15,10 @@ def pytest_configure() -> None:
     # Started in a shell's background they would ignore the Ctrl-C that some tests send.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Under nohup they would ignore the hangup that some tests send; children start with the default action for
+    # a signal that has a handler here.
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
     # As in the Makefile: where ranks are as many as cores, Open MPI's would spin while they wait, each on the
     # core that the other's work and Horovod's threads need. It doubles the time that tests with mpirun take.
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
