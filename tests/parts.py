@@ -1,8 +1,8 @@
 """pytest plugin of `make test` (`-p tests.parts --part NAME`), which runs the tests in three parts:
 
-no_ranks    those that start no ranks, or seldom; in two processes
-ranks       those whose ranks mostly wait, for a time limit or for each other; also in two processes, with
-            the tests that share what one launch has left in the same one (`--dist loadgroup`)
+no_ranks    those that start no ranks, or seldom; in several processes
+ranks       those whose ranks mostly wait, for a time limit or for each other; also in several processes,
+            with the tests that share what one launch has left in the same one (`--dist loadgroup`)
 alone       of the latter those marked `alone`: they measure times, or need the memory; one after the other
 """
 
