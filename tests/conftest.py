@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import namespaces
+from tests.embedded import built_once
 
 
 def pytest_configure() -> None:
@@ -15,6 +16,10 @@ def pytest_configure() -> None:
     # Started in a shell's background they would ignore the Ctrl-C that some tests send.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Under nohup they would ignore the hangup that some tests send; children start with the default action
+    # for a signal that has a handler here.
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
     # As in the Makefile: where ranks are as many as cores, Open MPI's would spin while they wait, each on the
     # core that the other's work and Horovod's threads need. It doubles the time that tests with mpirun take.
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
@@ -31,10 +36,7 @@ class Corpus:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Corpus:
-    from data.embedded import build
-
-    directory = tmp_path_factory.mktemp("embedded")
-    build(str(directory), vocab_size=1024)
+    directory = built_once(tmp_path_factory, vocab_size=1024)
     texts = Path(directory) / "corpus"
     return Corpus(str(texts / "train-*.txt"), str(texts / "eval.txt"), str(directory / "vocab.txt"))
 
@@ -47,4 +49,4 @@ def two_hosts(request, tmp_path):
         with namespaces.two_hosts(tmp_path, slots=getattr(request, "param", 1)) as hosts:
             yield hosts
     except namespaces.Unavailable as reason:
-        pytest.skip(str(reason))
+        pytest.skip(f"no network namespaces: {reason}")

@@ -347,6 +347,7 @@ def test_a_directory_in_use_is_not_overwritten(alone, corpus):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_bert_large_takes_a_step(tmp_path):
     args = ["--model", "bert_24_1024_16", "--dummy_data_len", "32", "--batch_size", "2", "--num_steps", "1"]
     args += ["--log_interval", "1", "--ckpt_dir", tmp_path]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import mxnet as mx
+import pytest
 
 from comm.byteps_channels import Channels, Sum
 
@@ -36,6 +37,7 @@ def slow_number(matrix):
     return matrix.sum()
 
 
+@pytest.mark.alone
 def test_an_array_is_new_to_a_channel_only_when_it_is_computed():
     """BytePS asks for its memory at once, and MXNet's engine may be giving it some at the same time."""
     matrix = mx.nd.ones((SIZE, SIZE))

@@ -10,6 +10,7 @@ import pytest
 from tests.processes import run_ranks
 
 WORKER = Path(__file__).with_name("race_worker.py")
+pytestmark = pytest.mark.alone  # a race is won or lost by time
 ROUNDS, TENSORS = 150, 8  # a dozen rounds until the first wrong sum are usual, thirty are many
 
 

@@ -47,8 +47,9 @@ def main():
     rank = launched_rank(os.environ)
     make = communicator_class(backend)
     pid = directory / f"pid.{rank}"
-    pid.with_suffix(".new").write_text(str(os.getpid()), encoding="ascii")
-    pid.with_suffix(".new").rename(pid)
+    unfinished = directory / f"pid.{rank}.new"  # with_suffix would give all ranks the same name
+    unfinished.write_text(str(os.getpid()), encoding="ascii")
+    unfinished.rename(pid)
     wait_for(directory / "go")
     before = set(threading.enumerate())
     comm = watched(make, timeout)

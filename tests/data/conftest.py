@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from data.embedded import build
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab
 from data.tokens import TokenStore, build_store
+from tests.embedded import built_once
 
 SHARED_TEXT = os.path.join(
     os.path.dirname(__file__), "..", "..", "..", "shared", "data", "wikitext2-valid.txt"
@@ -20,9 +20,7 @@ SHARED_TEXT = os.path.join(
 @pytest.fixture(scope="session")
 def embedded(tmp_path_factory):
     """Directory of the embedded corpus with a vocabulary of 2000 tokens."""
-    output = tmp_path_factory.mktemp("embedded")
-    build(str(output), vocab_size=2000)
-    return output
+    return built_once(tmp_path_factory, vocab_size=2000)
 
 
 @pytest.fixture(scope="session")

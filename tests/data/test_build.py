@@ -89,7 +89,8 @@ def test_killed_builds_go_on_to_the_same_bytes(tmp_path, reference, victim):
     out = tmp_path / "out"
     stopped = 0
     for attempt in range(4):
-        with start_command(command(out, attempt % 2 + 1, seconds=0.04), timeout=60) as run:
+        # Units long enough that a busy machine, too, kills a build before its end.
+        with start_command(command(out, attempt % 2 + 1, seconds=0.1), timeout=60) as run:
             while run.poll() is None and len(run.pids()) < 2:
                 time.sleep(0.02)
             limit = time.monotonic() + generator.random()  # while the workers start, or work

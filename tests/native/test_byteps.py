@@ -98,6 +98,7 @@ def test_a_socket_path_that_is_too_long(together):
         assert end.code not in (0, None) and "File name too long" in end.output
 
 
+@pytest.mark.alone
 def test_waiting_costs_little_and_work_wakes_at_once(together):
     # As BytePS comes, a worker keeps more than one core busy when it has nothing to do. Without the calls
     # that wake its threads, an exchange would take several of their naps of 20 ms.

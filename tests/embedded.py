@@ -1,0 +1,24 @@
+"""The embedded corpus, made once a run of the tests, also where pytest-xdist's processes share them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+
+def built_once(tmp_path_factory: pytest.TempPathFactory, vocab_size: int) -> Path:
+    """Its directory, with a vocabulary of `vocab_size` tokens. Tests only read it."""
+    from data.embedded import build
+
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent  # the run's; each process has a folder in it
+    directory = base / f"embedded-{vocab_size}"
+    with open(base / f"embedded-{vocab_size}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
+        directory.mkdir(exist_ok=True)
+        build(str(directory), vocab_size=vocab_size)  # does nothing where it is whole
+    return directory

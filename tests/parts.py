@@ -1,0 +1,68 @@
+"""pytest plugin of `make test` (`-p tests.parts --part NAME`), which runs the tests in three parts:
+
+no_ranks    those that start no ranks, or seldom; in several processes
+ranks       those whose ranks mostly wait, for a time limit or for each other; also in several processes,
+            with the tests that share what one launch has left in the same one (`--dist loadgroup`)
+alone       of the latter those marked `alone`: they measure times, or need the memory; one after the other
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+NAMES = ("no_ranks", "ranks", "alone")
+TESTS = Path(__file__).resolve().parent
+WITHOUT_RANKS = [
+    TESTS / name
+    for name in (
+        *("data", "bert", "comparison", "hosts"),
+        *("bench/test_threads.py", "comm/test_buckets.py", "comm/test_byteps_environment.py"),
+        *("comm/test_run_processes.py", "native/test_operators_library.py"),
+        *("test_hparams.py", "test_imports.py", "test_parts.py", "test_no_vanishing.py"),
+        *("test_scripts.py", "test_setup.py"),
+    )
+]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", choices=NAMES, help="run this part of the tests only")
+
+
+def without_ranks(path: Path) -> bool:
+    """Whether a file's tests are of the part `no_ranks`."""
+    return any(path == each or each in path.parents for each in WITHOUT_RANKS)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out whole files of the other parts, so that they are not imported either."""
+    part = config.getoption("part")
+    if collection_path.suffix != ".py" or part is None:
+        return None
+    return True if without_ranks(collection_path) != (part == "no_ranks") else None
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist's reads the marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    part = config.getoption("part")
+    if part is None:
+        return
+    others = [item for item in items if _part_of(item) != part]
+    items[:] = [item for item in items if _part_of(item) == part]
+    config.hook.pytest_deselected(items=others)
+    for item in items:
+        if _shares_a_fixture(item):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+def _part_of(item: pytest.Item) -> str:
+    if without_ranks(item.path):
+        return "no_ranks"
+    return "alone" if item.get_closest_marker("alone") else "ranks"
+
+
+def _shares_a_fixture(item: pytest.Item) -> bool:
+    """Whether it uses one that is made once for its module: under `--dist loadgroup` once altogether."""
+    definitions = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
+    return any(each.scope == "module" for definition in definitions for each in definition)

@@ -1,0 +1,68 @@
+"""Under `make test` a part of the set-up that is missing is a failure, not a skip."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from tests.processes import run_command
+
+TESTS = """
+import pytest
+
+@pytest.fixture
+def operators():
+    pytest.skip("the fused operators have not been built")
+
+def test_through_a_fixture(operators):
+    pass
+
+@pytest.mark.skipif(True, reason="needs BytePS")
+def test_through_a_mark():
+    pass
+
+def test_in_its_body():
+    pytest.importorskip("no_such_package")
+
+@pytest.mark.skipif(True, reason="this processor has no amx_bf16")
+def test_of_another_processor():
+    pass
+
+@pytest.mark.xfail(reason="is known", strict=True)
+def test_known():
+    assert False
+
+def test_that_runs():
+    pass
+"""
+MODULE = 'import pytest\npytest.skip("the operators are not built", allow_module_level=True)\n'
+
+
+def run(folder, *options):
+    command = [sys.executable, "-m", "pytest", "-q", "-rA", "-c", "/dev/null", "-p", "no:cacheprovider"]
+    return run_command([*command, *options, "--rootdir", folder, folder], timeout=60)
+
+
+def test_what_the_set_up_provides_may_not_be_missing(tmp_path):
+    (tmp_path / "test_parts.py").write_text(TESTS)
+    strict = ("-p", "tests.no_vanishing")
+    assert run(tmp_path).returncode == 0
+    result = run(tmp_path, *strict)
+    counts = result.stdout.splitlines()[-1]
+    assert result.returncode == 1 and "1 passed, 1 skipped, 1 xfailed" in counts, result.describe()
+    assert "1 failed" in counts and "2 errors" in counts
+    for reason in ("the fused operators have not been built", "needs BytePS", "no_such_package"):
+        assert re.search(rf"skipped \(.*{reason}.*\), which counts as a failure", result.stdout)
+
+    (tmp_path / "test_parts.py").write_text(MODULE)
+    assert run(tmp_path).returncode == 5  # no test at all
+    for options in (strict, (*strict, "-n", "1")):
+        result = run(tmp_path, *options)
+        assert result.returncode not in (0, 5), result.describe()
+        assert "skipped (the operators are not built)" in result.stdout
+
+
+def test_make_test_sees_to_it():
+    commands = run_command(["make", "-n", "test"], env={"MAKEFLAGS": None}, timeout=20).check().stdout
+    words = re.findall(r"-m pytest [^|;]*", commands)
+    assert len(words) >= 2 and all("-p tests.no_vanishing" in line for line in words)
