@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import sys
 
-from bert.entry import exit_code
 from comparison.main import main
+from training.entry import exit_code
 
 if __name__ == "__main__":
     sys.exit(exit_code(lambda: main(sys.argv[1:], description=__doc__)))

@@ -11,12 +11,12 @@ from typing import Any, Callable, NamedTuple, NoReturn, Sequence
 
 import hparams
 import hparams_check
-from bert.options import parse_options
-from data.errors import InputError as ScriptInputError
+from base.errors import InputError as ScriptInputError
 from hosts import launch_hvd, print_byteps
 from hosts.hostfile import HostsError, read_host_lines, read_hostfile
 from hosts.script_args import script_lines
 from hparams import PAPER, STAGE_LENGTHS, Baseline, InputError, Plan, Stage
+from training.options import parse_options
 
 
 class Launcher(NamedTuple):

@@ -14,12 +14,12 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from bert.entry import exit_code
-from bert.inputs import check_inputs
-from bert.options import parse_options
-from bert.profiler import separate_operators
-from comm.compression import horovod_settings, with_compression
-from comm.threads import set_threads
+from base.threads import set_threads
+from comm.compression.settings import horovod_settings, with_compression
+from training.entry import exit_code
+from training.inputs import check_inputs
+from training.options import parse_options
+from training.profiling.profiler import separate_operators
 
 
 def main() -> int:
@@ -29,9 +29,9 @@ def main() -> int:
     if options.profile:
         separate_operators()
 
-    from bert.train import pretrain
     from comm.horovod import HorovodCommunicator
-    from comm.watchdog import watched
+    from comm.watch.watchdog import watched
+    from training.run import pretrain
 
     backend = partial(HorovodCommunicator, **horovod_settings(options))
     communicator = with_compression(watched(backend, options.comm_timeout), options)

@@ -18,9 +18,9 @@ import sys
 import tempfile
 from typing import Any
 
+from base.errors import InputError
+from base.files import replacing
 from data.embedded import build as build_embedded
-from data.errors import InputError
-from data.files import replacing
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DTYPES = ("float32", "bfloat16")

@@ -16,7 +16,7 @@ import time
 
 import mxnet as mx
 
-from data.files import replacing
+from base.files import replacing
 
 
 def bert_base_shapes():
@@ -50,7 +50,7 @@ def make_communicator(backend, bucket_mb):
         from comm.horovod import HorovodCommunicator
 
         return HorovodCommunicator()
-    from comm.byteps import BUCKET_BYTES, BytePSCommunicator
+    from comm.byteps.communicator import BUCKET_BYTES, BytePSCommunicator
 
     return BytePSCommunicator(bucket_bytes=int(float(bucket_mb) * 2**20) if bucket_mb else BUCKET_BYTES)
 

@@ -30,20 +30,20 @@ from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
+from base.errors import InputError
 from bench.quick import NOTICE, add_quick, default_text, settle
 from bench.raw_path import batches as raw_batches
 from bench.raw_path import create_instances, gluonnlp_tokenizer, read_documents
-from data.batches import PretrainingBatches, prefetched
-from data.errors import InputError
-from data.instance_store import InstanceStore
-from data.masked import MaskSettings, build_masked
-from data.raw_source import RawSource
-from data.sources import Source
-from data.stored_source import StoredSource
+from data.pretraining.batches import PretrainingBatches, prefetched
+from data.pretraining.instance_source import StoredSource
+from data.pretraining.sources import Source
+from data.pretraining.text_source import RawSource
+from data.store.from_tokens import MaskSettings, build_masked
+from data.store.instances import InstanceStore
+from data.store.tokens import TokenStore, build_store
 from data.text.corpus import expand_inputs
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab
-from data.tokens import TokenStore, build_store
 
 TOKENS_PER_BATCH = 8192
 NUM_BUCKETS = 10

@@ -28,12 +28,12 @@ os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
 
 import mxnet as mx  # noqa: E402
 
+from base.errors import InputError  # noqa: E402
 from bench.contestants import NO_TORCH, find_torch_python  # noqa: E402
 from bench.quick import NOTICE, add_quick, settle  # noqa: E402
 from bert.model import build_model, initialize, trainable  # noqa: E402
 from bert.native_operators import load_operators  # noqa: E402
-from bert.optimizer import Optimizer, global_norm  # noqa: E402
-from data.errors import InputError  # noqa: E402
+from training.optimizer.optimizer import Optimizer, global_norm  # noqa: E402
 
 VOCABULARY = 30522
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -32,14 +32,15 @@ import time
 from types import FrameType
 from typing import Any, NoReturn, Sequence
 
-from bench import contestants, machine
+from base import machine
+from base.errors import InputError
+from base.threads import set_threads
+from bench import contestants
 from bench.contestants import CONTESTANTS, ROOT
 from bench.quick import NOTICE, add_quick, settle
 from bench.rounds import plan_sessions, summarize, table
 from bench.work import DTYPES, MODELS, parameters, size_of
 from bench.workers import Unsupported, Worker, WorkerError
-from comm.threads import set_threads
-from data.errors import InputError
 
 LARGE = 2e8  # parameters from which on half of the rounds and one warm-up must do
 WARM_UPS = 2  # steps: the first plans memory, the second finds it planned

@@ -2,7 +2,7 @@
 
     python -m bench.step_ours ours|ours_mxnet|products MODEL float32|bfloat16
 
-See bench/serve.py for what it reads and writes. The step is the one of bert/train.py: forward, backward,
+See bench/serve.py for what it reads and writes. The step is the one of training/run.py: forward, backward,
 norm, agreement, clipping, LAMB. "ours" is on the fused operators of native/operators, "ours_mxnet" on MXNet's
 own, as on machines where they are not built.
 """
@@ -16,6 +16,7 @@ import gluonnlp
 import mxnet as mx
 import numpy as np
 
+from base.errors import InputError
 from bench.serve import Unsupported, best_gflops, serve
 from bench.work import (
     DROPOUT,
@@ -31,16 +32,15 @@ from bench.work import (
     products,
     size_of,
 )
-from bert.accumulation import make_accumulation
 from bert.model import build_model, initialize, trainable
 from bert.native_operators import load_operators
 from bert.network import choose_operators, make_network
-from bert.optimizer import Optimizer
-from bert.scaler import StaticScaler
-from bert.step import TrainStep
 from comm.local import LocalCommunicator
-from data.batches import dummy_batch
-from data.errors import InputError
+from data.pretraining.batches import dummy_batch
+from training.optimizer.accumulation import make_accumulation
+from training.optimizer.optimizer import Optimizer
+from training.optimizer.scaler import StaticScaler
+from training.step import TrainStep
 
 SQUARE = 2048  # rows and columns of the product that gives the machine's peak
 CLIP_NORM = 1.0

@@ -4,7 +4,7 @@
     python -m bench.threads --quick
 
 Runs run_pretraining_hvd.py under mpirun, as `make pretrain` does, with different numbers of OpenMP threads
-and different bindings, and compares the seconds of a step with those of the default (comm/threads.py: the
+and different bindings, and compares the seconds of a step with those of the default (base/threads.py: the
 cores divided by the ranks, nothing bound). Every repeat runs each setting once, and ratios are taken within
 a repeat. Random tokens need no data threads; with --with_data the ranks read the embedded English text, as a
 real run would, and the number of data threads is tried as well. One launch takes 10 to 20 s on two cores.
@@ -27,12 +27,12 @@ from typing import Any, Mapping, NamedTuple, NoReturn, Sequence
 
 from tqdm import tqdm
 
-from bench import machine
+from base import machine
+from base.errors import InputError
+from base.files import replacing
 from bench.contestants import ROOT
 from bench.quick import NOTICE, add_quick, default_text, settle
 from bench.rounds import ratios, spread
-from data.errors import InputError
-from data.files import replacing
 
 TIME_LIMIT = 300.0  # seconds for one launch
 LENGTH, SEQUENCES = 128, 8

@@ -22,8 +22,8 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
+from base.errors import InputError
 from bench.quick import NOTICE, add_quick, default_text, settle
-from data.errors import InputError
 from data.text.corpus import expand_inputs, sentences
 from data.tokenizing.vocab import Vocabulary, load_vocab
 from data.tokenizing.wordpiece import MAX_CHARS_PER_WORD, WordPieceTokenizer, bert_normalizer

@@ -1,1 +1,1 @@
-"""The training itself: model, loss, optimizer, one step, the loop, checkpoints."""
+"""The network: its configuration, its blocks on MXNet's operators and on this project's, parameter files."""

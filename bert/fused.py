@@ -11,13 +11,13 @@ from bert.model import LAYER_NORM_EPSILON, trainable
 
 
 class FusedPretrainingLoss(mx.gluon.HybridBlock):
-    """What bert.loss.PretrainingLoss computes, with the same inputs, outputs and parameters.
+    """What tasks.pretraining.loss.PretrainingLoss computes, with the same inputs, outputs and parameters.
 
     It differs in rounding, in the random numbers behind dropout, and in the work that it leaves out: above
     its attention the top layer computes only what the losses look at, the first token and the masked ones.
 
     Its gradients replace what is in their arrays, also under grad_req "add": MXNet does not tell extension
-    operators to add (bert.step sums them up).
+    operators to add (training.step sums them up).
 
     Args:
         bert: from bert.model.build_model, initialized, in float32, on the CPU.

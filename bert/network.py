@@ -5,11 +5,11 @@ from __future__ import annotations
 import mxnet as mx
 from gluonnlp.model.bert import BERTModel
 
+from base.errors import InputError
 from bert.fused import FusedPretrainingLoss
-from bert.loss import PretrainingLoss
 from bert.native_operators import load_operators
-from bert.options import parse_model
-from data.errors import InputError
+from tasks.pretraining.loss import PretrainingLoss
+from training.options import parse_model
 
 
 def choose_operators(wanted: str, dtype: str, device: mx.Context) -> str:

@@ -25,9 +25,9 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any, Sequence
 
+from base.errors import InputError
 from comm.base import AVERAGE_DTYPES, BROADCAST_DTYPES, CommunicationError, check_arrays, check_root
 from comm.bits import bits_of
-from data.errors import InputError
 
 if TYPE_CHECKING:
     from mxnet.nd import NDArray

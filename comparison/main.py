@@ -10,8 +10,8 @@ from datetime import datetime, timezone
 from types import FrameType
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
-from bench import machine
-from bert.profiler import LAST
+from base import machine
+from base.errors import InputError
 from comparison.launching.backends import BACKENDS, ROOT, Backend, environment
 from comparison.launching.failure import reason_of_exit
 from comparison.launching.launch import launch
@@ -27,7 +27,7 @@ from comparison.reporting.report import Report, write_report
 from comparison.reporting.results import FAILED, NOT_RUN
 from comparison.settings import Setting, order_of_repeat
 from comparison.store import Store, finished, versions, what_counts
-from data.errors import InputError
+from training.profiling.profiler import LAST
 
 FUSION = "HOROVOD_FUSION_THRESHOLD"  # bytes; on CPUs the training scripts set 0 where it is not set
 MOST_FAILURES = 2  # of a setting: it is not launched again

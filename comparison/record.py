@@ -48,7 +48,7 @@ class Record:
         peak_bytes: greatest resident memory of one process of each role on this host: "worker", "server",
             "scheduler".
         exchanged_bytes: bytes that a rank hands to its library in a step; None without a profile.
-        breakdown: `bert.profiling.breakdown.break_down` of rank 0, for a profiled launch.
+        breakdown: `training.profiling.breakdown.break_down` of rank 0, for a profiled launch.
         command: as given to the system.
         begun: UTC, ISO 8601.
     """

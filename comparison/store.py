@@ -20,14 +20,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Mapping, Sequence
 
-from bench import machine
-from bert.checkpoint import manifest_name
+from base import machine
+from base.errors import InputError
+from base.files import replacing
 from comparison.launching.backends import ROOT, Cluster
 from comparison.launching.read_run import METRICS, Work
 from comparison.launching.training import CKPT
 from comparison.record import PROFILED, Record
-from data.errors import InputError
-from data.files import replacing
+from training.checkpoint import manifest_name
 
 PLAN, LAUNCHES, RECORD, LOCK = "plan.json", "launches", "record.json", "lock"
 REPEATS = "repeats"  # in the plan: the one value that may change, upwards

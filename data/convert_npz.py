@@ -18,11 +18,11 @@ from typing import IO, Any, Iterator, Sequence
 
 import numpy as np
 
-from data.errors import InputError
+from base.errors import InputError
 from data.formats.blocks import RawBlock, check_expansion, check_shapes, check_type, checked
 from data.formats.npz import BoundedFile
+from data.formats.records import BLOCK_INSTANCES, MAX_LENGTH, PretrainingArrays
 from data.formats.write import write_instances
-from data.records import BLOCK_INSTANCES, MAX_LENGTH, PretrainingArrays
 from data.text.corpus import expand_globs
 
 _NUMBER_TYPES = {"i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8"}

@@ -21,14 +21,14 @@ import warnings
 from collections import deque
 from typing import Any, Iterator, Sequence
 
-from data.errors import InputError
-from data.files import replacing
+from base.errors import InputError
+from base.files import replacing
 from data.prose import prose_sentences
-from data.statistics import unigram_entropy
+from data.store.entropy import unigram_entropy
+from data.store.tokens import TokenStore, build_store
 from data.text.corpus import expand_globs
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab
-from data.tokens import TokenStore, build_store
 from data.train_vocab import MIN_VOCAB_SIZE, train_wordpiece
 
 VERSION = 1  # raise when the same Python would give other files

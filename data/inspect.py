@@ -16,12 +16,12 @@ from typing import Any, Callable, NoReturn, Sequence
 
 import numpy as np
 
-from data.errors import InputError
+from base.errors import InputError
 from data.inspection.decoding import Instance, Style, Words, decode, describe
 from data.inspection.histogram import draw_lengths
 from data.inspection.opened import Opened, opened
 from data.inspection.report import report
-from data.inspection.statistics import (
+from data.inspection.tallies import (
     BatchSettings,
     batch_facts,
     length_facts,

@@ -14,12 +14,9 @@ import sys
 import time
 from typing import Any, Mapping, Sequence
 
-from data.building.build import is_built
-from data.building.cache import describe_sources
-from data.building.progress import Printed
-from data.building.state import MANIFEST, read_json
-from data.errors import InputError
-from data.export import Exported, export_instances, export_text
+from base.errors import InputError
+from base.progress import Printed
+from data.formats.export import Exported, export_instances, export_text
 from data.formats.find import expand_instances
 from data.formats.identify import identify
 from data.prepare_options import (
@@ -31,7 +28,10 @@ from data.prepare_options import (
     tokenizer_settings,
     vocabulary,
 )
-from data.tokens import build_store, cached_store, is_store, store_identity
+from data.store.build import is_built
+from data.store.cache import describe_sources
+from data.store.journal import MANIFEST, read_json
+from data.store.tokens import build_store, cached_store, is_store, store_identity
 
 _MESSAGES_SHOWN = 5
 _TEXT, _INSTANCES = "text", "instances"

@@ -7,11 +7,11 @@ import math
 import os
 from typing import Any, Sequence
 
-from data.errors import InputError
-from data.export import INSTANCES_PER_FILE, FileSettings, MaskSettings
+from base.errors import InputError
+from data.formats.export import INSTANCES_PER_FILE, FileSettings, MaskSettings
 from data.formats.write import FORMATS
-from data.instances import MIN_SEQ_LENGTH
-from data.sources import MAX_SEQ_LENGTH
+from data.pretraining.pairs import MIN_SEQ_LENGTH
+from data.pretraining.sources import MAX_SEQ_LENGTH
 from data.text.corpus import TEXT_FORMATS, TextSettings
 from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
 from data.tokenizing.vocab import Vocabulary, load_vocab

@@ -11,9 +11,9 @@ import os
 import sys
 from typing import Sequence
 
-from data.building.progress import Printed
-from data.errors import InputError
-from data.files import replacing
+from base.errors import InputError
+from base.files import replacing
+from base.progress import Printed
 from data.text.corpus import TEXT_FORMATS, TextSettings, expand_inputs
 from data.tokenizing.tokenizer import load_sentencepiece
 from data.tokenizing.train_sentencepiece import MODEL_TYPES, sentencepiece_model

@@ -30,7 +30,7 @@ On this machine (a host file that names no other) the command is for it as it is
 OMPI_ALLOW_RUN_AS_ROOT, OMPI_ALLOW_RUN_AS_ROOT_CONFIRM
     For root; without them mpirun does not start anything.
 --oversubscribe -map-by slot -bind-to none -mca mpi_yield_when_idle 1
-    Without GPUs: there may be fewer cores than slots. comm/threads.py divides the cores, and a rank that
+    Without GPUs: there may be fewer cores than slots. base/threads.py divides the cores, and a rank that
     waits leaves its core to the others; by default Open MPI spins.
 .venv/bin/python, where that is
     Nothing has to be activated first.

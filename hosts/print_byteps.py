@@ -12,9 +12,9 @@ NVIDIA_VISIBLE_DEVICES
     bpslaunch starts a rank for each number in it, also where there is no GPU.
 BYTEPS_NUMA_ON=0
     Otherwise bpslaunch ties ranks to cores by a rule of its own, and ends in an IndexError where the rule has
-    too few of them (docs/byteps.md). comm/threads.py divides the cores.
+    too few of them (docs/byteps.md). base/threads.py divides the cores.
 RANKS_ON_HOST
-    Where a host has several workers, the ranks of all of them: they share its cores (comm/threads.py).
+    Where a host has several workers, the ranks of all of them: they share its cores (base/threads.py).
 NCCL_DEBUG=WARN
     By default NCCL gives no reason when it fails.
 MXNET_SAFE_ACCUMULATION=1, MXNET_GPU_MEM_POOL_TYPE=Round

@@ -26,7 +26,7 @@ from hosts.running_part import RunningPart
 
 FORWARDED = {signal.SIGINT: "INT", signal.SIGTERM: "TERM", signal.SIGUSR1: "USR1", signal.SIGHUP: "TERM"}
 ORDERS = {name: signal.Signals[f"SIG{name}"] for name in ("INT", "TERM", "USR1")}
-# What a rank exits with after it has obeyed (bert/train.py): 130 after SIGINT, else 143.
+# What a rank exits with after it has obeyed (training/run.py): 130 after SIGINT, else 143.
 OBEYED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 KILL_AFTER = 5.0  # seconds from SIGTERM to SIGKILL for the parts of a run that has failed
 GIVE_UP_AFTER = 5.0  # seconds from there until supervisors and ssh clients are killed themselves

@@ -21,11 +21,11 @@ import numpy as np
 
 from bert.fused import FusedPretrainingLoss
 from bert.model import trainable
-from bert.scaler import DynamicScaler
-from bert.step import TrainStep
 from comm.base import Communicator
-from data.batches import Batch
+from data.pretraining.batches import Batch
 from tests.bert.tiny import make_step, random_batch, tiny_network, weights
+from training.optimizer.scaler import DynamicScaler
+from training.step import TrainStep
 
 RANKS = 2
 RUNS = {"accumulate-1": 1, "accumulate-3": 3, "accumulate-1-again": 1}  # name: micro-batches of a rank
@@ -47,7 +47,7 @@ def make_communicator(name: str) -> Communicator:
 
         return HorovodCommunicator()
     if name == "byteps":
-        from comm.byteps import BytePSCommunicator
+        from comm.byteps.communicator import BytePSCommunicator
 
         return BytePSCommunicator(bucket_bytes=1 << 14)  # several buckets, as a large model has
     if name == "local":

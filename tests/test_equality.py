@@ -1,7 +1,7 @@
 """The same training, whatever exchanges the gradients: one process, Horovod over MPI and over Gloo, BytePS
 with two workers and with two local ranks.
 
-A tiny BERT learns with bert.step.TrainStep and LAMB for 50 steps, with one micro-batch and with three for
+A tiny BERT learns with training.step.TrainStep and LAMB for 50 steps, with one micro-batch and with three for
 each of two ranks, with clipping, a dynamic loss scale, and at step 20 a gradient that overflows on one rank
 only. The process of its own takes the micro-batches of both ranks. (equality_worker.py has the numbers.)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from bert.checkpoint import list_steps, newest_complete
 from tests.processes import ROOT, run_ranks, start_ranks
+from training.checkpoint import list_steps, newest_complete
 
 SCRIPTS = {
     "mpirun": ROOT / "run_pretraining_hvd.py",

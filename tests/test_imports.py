@@ -3,7 +3,7 @@
 scripts -> bert -> data, comm, hparams          data/ and hparams*.py: no MXNet
 compare -> comparison -> bench, hosts, bert     comparison/: none but in its ranks
                                                 comm/horovod.py alone: Horovod
-                                                comm/byteps_library.py alone: BytePS
+                                                comm/byteps/library.py alone: BytePS
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def test_hparams_needs_the_standard_library_only():
         files = {ROOT / (name.replace(".", "/") + ".py") for name in names}
         assert {name.split(".")[0] for name in names} - own <= STANDARD_LIBRARY, path
         todo |= {file for file in files if file.exists()} - seen
-    assert {ROOT / "hosts/hostfile.py", ROOT / "bert/options.py", ROOT / "data/errors.py"} <= seen
+    assert {ROOT / "hosts/hostfile.py", ROOT / "training/options.py", ROOT / "base/errors.py"} <= seen
 
 
 def test_only_one_module_imports_each_library():
@@ -111,7 +111,7 @@ def test_only_one_module_imports_each_library():
     everything = modules("*.py", "data/**/*.py", "bert/**/*.py", "comm/**/*.py", "hosts/**/*.py")
     everything += modules("bench/**/*.py", "comparison/**/*.py")
     assert set(offending(everything, "horovod")) == {"comm/horovod.py"}
-    assert set(offending(everything, "byteps")) == {"comm/byteps_library.py"}
+    assert set(offending(everything, "byteps")) == {"comm/byteps/library.py"}
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_comparing_needs_no_mxnet_but_in_the_ranks():
         assert not {name.split(".")[0] for name in names} & {"mxnet", "gluonnlp", "horovod", "byteps"}, path
         files = {ROOT / (name.replace(".", "/") + ".py") for name in names}
         todo |= {file for file in files if file.exists()} - seen
-    assert ROOT / "hparams.py" in seen and ROOT / "bert/profiling/breakdown.py" in seen
+    assert ROOT / "hparams.py" in seen and ROOT / "training/profiling/breakdown.py" in seen
 
 
 def test_comm_takes_only_the_exceptions_from_data():
@@ -151,11 +151,11 @@ def test_comm_takes_only_the_exceptions_from_data():
         for name in imports_of(path)
         if name.split(".")[0] == "data" and name.count(".") == 1
     }
-    assert taken <= {"data.errors"}
+    assert taken <= {"base.errors"}
 
 
 def test_bert_knows_communicators_by_their_interface():
-    commands = modules("bert/profile.py")  # python -m bert.profile starts a run, as the scripts do
+    commands = modules("training/profile.py")  # python -m training.profile starts a run, as the scripts do
     taken = {
         name
         for path in modules("bert/**/*.py")
@@ -163,7 +163,7 @@ def test_bert_knows_communicators_by_their_interface():
         for name in imports_of(path)
         if name.split(".")[0] == "comm" and name.count(".") == 1
     }
-    assert taken == {"comm.base", "comm.run_processes"}  # the latter for the rank in an error line
+    assert taken == {"comm.base", "comm.watch.run_processes"}  # the latter for the rank in an error line
 
 
 def test_the_scripts_import_mxnet_after_the_threads_are_set():
@@ -176,7 +176,7 @@ def test_the_scripts_import_mxnet_after_the_threads_are_set():
             module = ROOT / (name.replace(".", "/") + ".py")
             if module.exists():
                 todo |= imports_of(module, at_import=True) - seen
-        assert {"bert.options", "data.tokenizing.vocab"} <= seen, "the search has found what lies deeper"
+        assert {"training.options", "data.tokenizing.vocab"} <= seen, "the search has found what lies deeper"
         assert not {name.split(".")[0] for name in seen} & {"mxnet", "gluonnlp", "horovod", "byteps"}, script
 
 

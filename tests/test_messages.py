@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from base.errors import InputError
 from comparison.launching.backends import BACKENDS, HVD_SCRIPT, MPIRUN, Backend
 from comparison.launching.launch import Launched
 from comparison.messages import command as module
 from comparison.messages.command import compare_messages
 from comparison.messages.launches import Told, read_rank, why
 from comparison.options import parse_options
-from data.errors import InputError
 
 SPOILED = Path(__file__).resolve().parent / "comparison" / "spoiled_messages_worker.py"
 SPOILS = {

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import hparams
-from bert.checkpoint import newest_complete
-from bert.schedule import Schedule
 from tests.processes import run_command, run_ranks, start_ranks
+from training.checkpoint import newest_complete
+from training.optimizer.schedule import Schedule
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "run_pretraining_hvd.py"

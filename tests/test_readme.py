@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 
 import hparams
-from bert.options import parse_options
 from comparison.launching.backends import BACKENDS
 from comparison.options import parse_options as parse_comparison
 from data.formats.read import read_instances
 from tests.processes import ROOT, RunResult, run_command, run_ranks
+from training.options import parse_options
 
 README = ROOT / "README.md"
 GUIDES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -135,7 +135,7 @@ def test_every_command_is_of_a_tested_kind():
             return "training"
         if words[:2] == [".venv/bin/python", "-m"] and words[2].startswith("data."):
             return words[2]
-        if words[:3] == [".venv/bin/python", "-m", "bert.profile"]:
+        if words[:3] == [".venv/bin/python", "-m", "training.profile"]:
             return "profile"  # tests/bert/test_profile.py
         if words[:2] == [".venv/bin/python", "compare.py"]:
             return "compare"  # test_the_commands_that_compare, tests/comparison
@@ -437,7 +437,7 @@ def helps_of() -> dict[str, str]:
     """What each command says of its options."""
     modules = [f"-m {name}" for name in DATA_COMMANDS]
     modules += [SCRIPT, "hparams.py", "hosts/launch_byteps.py", "-m bench.step", "-m bench.threads"]
-    modules += ["-m bench.optimizer", "-m bench.bfloat16", "-m bert.profile", "compare.py"]
+    modules += ["-m bench.optimizer", "-m bench.bfloat16", "-m training.profile", "compare.py"]
     return {each: run_command([sys.executable, *each.split(), "--help"]).check().stdout for each in modules}
 
 

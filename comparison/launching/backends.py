@@ -1,7 +1,7 @@
 """The backends that are compared: which script, and what starts its ranks. Standard library only.
 
 On this machine every backend starts its ranks without binding them, and a rank takes its share of the cores
-(comm/threads.py), so that only the exchange of gradients differs. With a host file mpirun gets the words of
+(base/threads.py), so that only the exchange of gradients differs. With a host file mpirun gets the words of
 hosts/launch_hvd.py.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Mapping, NamedTuple, Sequence
 
-from data.files import replacing
+from base.files import replacing
 from hosts.hostfile import HostsError, read_host_lines
 from hosts.launch_hvd import options_of_mpirun
 

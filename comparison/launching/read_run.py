@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Sequence
 
-from bert.checkpoint import PARAMS, read_manifest
-from bert.profiling.breakdown import break_down
-from bert.profiling.trace import read_trace
+from base.errors import InputError
 from comparison.launching.failure import reason_of_exit
 from comparison.launching.launch import Launched
 from comparison.record import PROFILED, Interval, Record
 from comparison.settings import Setting
-from data.errors import InputError
+from training.checkpoint import PARAMS, read_manifest
+from training.profiling.breakdown import break_down
+from training.profiling.trace import read_trace
 
 LOG, METRICS, TRACE = "run.log", "metrics.jsonl", "trace.json"
 

@@ -7,16 +7,16 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple, Sequence
 
-from bert.inputs import Inputs, check_inputs
-from bert.options import parse_options as parse_script_options
-from bert.profiler import LAST
+from base.errors import InputError
 from comparison.launching.backends import BACKENDS, Backend, Cluster, launch_words
 from comparison.launching.read_run import TRACE, Steps, Work
 from comparison.options import EMBEDDED_LENGTH, EMBEDDED_MODEL
 from comparison.record import PROFILED, TIMED
 from comparison.settings import Setting
 from data import embedded
-from data.errors import InputError
+from training.inputs import Inputs, check_inputs
+from training.options import parse_options as parse_script_options
+from training.profiling.profiler import LAST
 
 CKPT = "ckpt"  # below a launch's directory
 # compare.py's own options: to be given before --.

@@ -18,8 +18,10 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 from tqdm import tqdm
 
-from bench import machine
-from bert.option_types import positive
+from base import machine
+from base.errors import InputError
+from base.files import replacing
+from base.numbers import positive
 from comparison.launching.backends import BACKENDS, ROOT, Backend, Cluster
 from comparison.messages.figures import Cell
 from comparison.messages.launches import WORKER, Ranks, send
@@ -28,8 +30,6 @@ from comparison.messages.report import write_messages
 from comparison.reporting.wording import duration
 from comparison.settings import Setting, order_of_repeat
 from comparison.statistics import FEWEST_REPEATS
-from data.errors import InputError
-from data.files import replacing
 
 FOLDER, LEFT_OUT = "messages", "left_out.json"  # under --output
 RESERVE = 1e9  # bytes that stay free for everybody else

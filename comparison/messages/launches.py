@@ -12,7 +12,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
-from bench.machine import Others
+from base.files import replacing
+from base.machine import Others
 from comparison.launching.backends import (
     BYTEPS,
     BYTEPS_LOCAL,
@@ -25,7 +26,6 @@ from comparison.launching.backends import (
 from comparison.launching.failure import reason_of_exit
 from comparison.launching.launch import Launched, launch
 from comparison.messages.plan import Message, worker_plan
-from data.files import replacing
 
 WORKER = ROOT / "comparison" / "messages" / "worker.py"
 LOG, PLAN = "run.log", "plan.json"

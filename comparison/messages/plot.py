@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
+from base.files import replacing
 from comparison.messages.plan import UNITS, Message, bus_bandwidth
 from comparison.reporting.canvas import colour, new_figure, plain
-from data.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

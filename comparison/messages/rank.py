@@ -15,9 +15,9 @@ import os
 import time
 from functools import partial
 
-from bert.entry import exit_code
-from comm.threads import set_threads
+from base.threads import set_threads
 from comparison.messages.values import PERIOD, KnownValues, stretch
+from training.entry import exit_code
 
 CHUNK = 256 * PERIOD  # elements that are written and compared at a time, 4 MB of float32
 
@@ -27,7 +27,7 @@ def make_communicator(library):
         from comm.horovod import HorovodCommunicator
 
         return HorovodCommunicator()
-    from comm.byteps import BytePSCommunicator
+    from comm.byteps.communicator import BytePSCommunicator
 
     return BytePSCommunicator()
 
@@ -104,7 +104,7 @@ def run(library, plan_path, directory, make=make_communicator):
     begin = time.perf_counter()
     import mxnet as mx
 
-    from comm.watchdog import watched
+    from comm.watch.watchdog import watched
 
     imported = time.perf_counter()
     comm = watched(partial(make, library), plan["timeout_s"])

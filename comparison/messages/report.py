@@ -7,14 +7,14 @@ import statistics
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
-from bench import machine
+from base import machine
+from base.files import replacing
 from comparison.messages.figures import Cell, Figures, Outcome, evaluate, reference_of
 from comparison.messages.plan import Message
 from comparison.messages.sizes import DEFINITIONS, Place, finding, place_of, rule
 from comparison.reporting.tables import EMPTY, Row, Table, markdown, terminal
 from comparison.reporting.wording import digits, memory, percent, verdict
 from comparison.statistics import FEWEST_REPEATS, Spread
-from data.files import replacing
 
 MARKDOWN, JSON, PICTURE = "messages.md", "messages.json", "messages.png"
 
@@ -94,7 +94,7 @@ def write_messages(
     """Writes messages.md and messages.json, and messages.png where there are figures.
 
     Args:
-        facts: JSON-able; machine (bench.machine.describe), versions, options, titles (key -> title of a
+        facts: JSON-able; machine (base.machine.describe), versions, options, titles (key -> title of a
             backend), command, dtype, repeats, confidence.
         complete: False for a report of a comparison that goes on, or was interrupted.
     """

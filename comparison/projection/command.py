@@ -13,14 +13,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from bert.option_types import not_negative, positive, positive_int, share
+from base.errors import InputError
+from base.numbers import not_negative, positive, positive_int, share
 from comparison.projection.clusters import CLUSTERS
 from comparison.projection.model import project_all
 from comparison.projection.plan import LENGTH, MODEL, SEQUENCES, STRATEGIES, plan_of
 from comparison.projection.report import write_projection
 from comparison.projection.strategies import COLOCATED, PLACEMENTS
 from comparison.projection.workload import ELEMENT_BYTES, VOCABULARY
-from data.errors import InputError
 
 OUTPUT = "runs/projection"
 # Options that a run of the training scripts has as well: where compare.py has one already, it is that one.

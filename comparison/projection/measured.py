@@ -6,10 +6,10 @@ import json
 import statistics
 from typing import Any, Mapping, NamedTuple, Sequence
 
-from bert.options import parse_model
-from bert.profiling.kinds import OPTIMIZER
+from base.errors import InputError
 from comparison.record import PROFILED, TIMED, Record
-from data.errors import InputError
+from training.options import parse_model
+from training.profiling.kinds import OPTIMIZER
 
 MOST_BYTES = 1 << 30  # of a report.json that is read
 

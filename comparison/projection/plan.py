@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass, replace
 from typing import Sequence
 
-from bert.options import parse_model
+from base.errors import InputError
 from comparison.projection.clusters import CLUSTERS, Cluster
 from comparison.projection.measured import Measured, read_measured
 from comparison.projection.model import GPUS
@@ -14,8 +14,8 @@ from comparison.projection.published import SINGLE_GPUS
 from comparison.projection.strategies import COLOCATED, BytePS, FlatRing, HierarchicalRing, Strategy
 from comparison.projection.validation import single_compute_seconds
 from comparison.projection.workload import ELEMENT_BYTES, VOCABULARY, Workload, bert_parts, update_seconds
-from data.errors import InputError
 from hparams import LONGEST
+from training.options import parse_model
 
 STRATEGIES = (FlatRing.key, HierarchicalRing.key, BytePS.key)
 MODEL, LENGTH, SEQUENCES = "bert_24_1024_16", 128, 64

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Sequence
 
+from base.files import replacing
 from comparison.projection.model import Projection
 from comparison.projection.plan import Plan
 from comparison.projection.published import DAYS, EFFICIENCY, STEP, THROUGHPUT, Case
 from comparison.projection.validation import Point
 from comparison.reporting.canvas import COLOURS, new_figure, plain
-from data.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

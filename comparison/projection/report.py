@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Sequence
 
+from base.files import replacing
 from comparison.projection import plot as projection_plot
 from comparison.projection import validation_tables
 from comparison.projection.model import Projection
@@ -14,7 +15,6 @@ from comparison.projection.published import CASES, EFFICIENCY, THROUGHPUT
 from comparison.projection.validation import Point, validate
 from comparison.reporting.tables import Row, Table, markdown, terminal
 from comparison.reporting.wording import digits, size
-from data.files import replacing
 
 MARKDOWN, JSON = "projection.md", "projection.json"
 SCHEMA = 1  # of projection.json

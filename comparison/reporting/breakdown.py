@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Mapping, NamedTuple, Sequence
 
-from bert.profiling.breakdown import EXPOSED, PARTS
 from comparison.statistics import Spread, spread
+from training.profiling.breakdown import EXPOSED, PARTS
 
 
 class Breakdown(NamedTuple):
     """Of rank 0, milliseconds a step; spreads are over so many `launches`. `exposed_ms`: communication while
     nothing computed, of which `exposed_share` is the part of the step's time; `hidden_ms`: while operators
-    computed; `under_way_ms`: both. `parts`: those of `bert.profiling.breakdown.PARTS`.
+    computed; `under_way_ms`: both. `parts`: those of `training.profiling.breakdown.PARTS`.
 
     Medians are taken of each figure for itself, so that a launch that stalled does not show in any; those of
     the parts need not add up to that of the step.
@@ -27,7 +27,7 @@ class Breakdown(NamedTuple):
 
 
 def breakdown_of(profiles: Sequence[Mapping[str, Any]]) -> Breakdown:
-    """Of the breakdowns of a setting's launches, as `bert.profiling.breakdown.break_down` makes them. Raises
+    """Of the breakdowns of a setting's launches, as `break_down` makes them. Raises
     ValueError for none."""
     exposed = [each["parts"][EXPOSED]["ms"] for each in profiles]
     hidden = [each["hidden_ms"][EXPOSED] for each in profiles]

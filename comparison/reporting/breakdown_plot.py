@@ -6,14 +6,14 @@ import math
 import statistics
 from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
-from bert.profiling.breakdown import EXPOSED, IDLE, PYTHON
-from bert.profiling.kinds import ATTENTION, COMMUNICATION, KINDS, OPTIMIZER, PRODUCTS
-from bert.profiling.trace import COPYING, DATA_WAIT
 from comparison.reporting.breakdown import Breakdown
 from comparison.reporting.canvas import ALARM, new_figure, plain
 from comparison.reporting.results import Results
 from comparison.reporting.wording import digits, group_words, percent, share_with_extremes, title_of
 from comparison.settings import Group, Setting
+from training.profiling.breakdown import EXPOSED, IDLE, PYTHON
+from training.profiling.kinds import ATTENTION, COMMUNICATION, KINDS, OPTIMIZER, PRODUCTS
+from training.profiling.trace import COPYING, DATA_WAIT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

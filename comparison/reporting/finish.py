@@ -6,9 +6,9 @@ import math
 from typing import Any, Mapping, NamedTuple
 
 import hparams
-from bert.flops import forward_flops
-from bert.options import parse_model
 from comparison.settings import Setting
+from training.options import parse_model
+from training.profiling.flops import forward_flops
 
 
 class StageTime(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
+from base.files import replacing
 from comparison.reporting import agreement
 from comparison.reporting.breakdown_plot import breakdown_figure
 from comparison.reporting.canvas import (
@@ -22,7 +23,6 @@ from comparison.reporting.results import Results
 from comparison.reporting.sections import short_reason
 from comparison.reporting.wording import batch_unit, group_words, title_of
 from comparison.settings import Setting
-from data.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

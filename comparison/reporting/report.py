@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
+from base.files import replacing
 from comparison.record import TIMED, Record
 from comparison.reporting import plots, sections
 from comparison.reporting.document import document
@@ -15,7 +16,6 @@ from comparison.reporting.summary import summary
 from comparison.reporting.tables import Table, terminal
 from comparison.settings import Setting
 from comparison.statistics import FEWEST_REPEATS
-from data.files import replacing
 
 REPORT_MD, REPORT_JSON = "report.md", "report.json"
 
@@ -41,7 +41,7 @@ def write_report(
     """Write report.md, report.json and plots into `directory`; each appears whole or not at all.
 
     Args:
-        facts: JSON-able. machine (of `bench.machine.describe`), versions, options, model, vocab_size,
+        facts: JSON-able. machine (of `base.machine.describe`), versions, options, model, vocab_size,
             max_seq_length, use_avg_len, accumulate, num_steps, warmup_steps, log_interval, confidence,
             price_per_hour (or None), gpus_per_instance (or None), command; optionally titles (backend ->
             name, for backends that are not in `comparison.launching.backends`).

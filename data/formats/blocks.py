@@ -6,8 +6,8 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from data.errors import InputError
-from data.records import MAX_LENGTH, PretrainingArrays, id_dtype
+from base.errors import InputError
+from data.formats.records import MAX_LENGTH, PretrainingArrays, id_dtype
 
 MAX_EXPANSION = 500  # unpacked bytes for a stored one: real files stay below 200, deflate reaches 1032
 EXPANSION_ALLOWANCE = 16 << 20  # bytes that any file may unpack to, however small it is

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from data.building.state import MANIFEST, read_json
-from data.stores import check_no_stores
+from data.store.identify import check_no_stores
+from data.store.journal import MANIFEST, read_json
 from data.text.corpus import expand_inputs
 
-EXPORT_FORMAT = "instance-files-1"  # of the manifest that data.export writes beside the files
+EXPORT_FORMAT = "instance-files-1"  # of the manifest that data.formats.export writes beside the files
 
 
 def expand_instances(patterns: str, flag: str) -> list[str]:

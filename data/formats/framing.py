@@ -12,7 +12,7 @@ from typing import IO, Iterator, NamedTuple
 
 import crc32c
 
-from data.errors import InputError
+from base.errors import InputError
 from data.formats.blocks import check_expansion
 
 MAX_RECORD = 1 << 20  # bytes; 512 tokens of int64 with everything else take below 8 KiB

@@ -18,7 +18,7 @@ from typing import Iterator
 import h5py
 import numpy as np
 
-from data.errors import InputError
+from base.errors import InputError
 from data.formats.blocks import (
     Damage,
     FileFacts,
@@ -27,8 +27,8 @@ from data.formats.blocks import (
     check_shapes,
     check_type,
 )
+from data.formats.records import BLOCK_INSTANCES
 from data.formats.spool import Spool
-from data.records import BLOCK_INSTANCES
 
 FIELDS = (
     "input_ids",

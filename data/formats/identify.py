@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from data.errors import InputError
+from base.errors import InputError
 from data.formats import framing, messages
 from data.formats.record_files import FIELDS
 

@@ -16,10 +16,10 @@ from typing import IO, Iterator, NamedTuple
 
 import numpy as np
 
-from data.errors import InputError
+from base.errors import InputError
 from data.formats.blocks import FileFacts, RawBlock, check_expansion, check_shapes, check_type
+from data.formats.records import BLOCK_INSTANCES, PretrainingArrays
 from data.formats.spool import Spool
-from data.records import BLOCK_INSTANCES, PretrainingArrays
 
 _HEADER_LIMIT = 10_000  # NumPy's own bound for the text of an array's header
 _DIRECTORY_LIMIT = 1 << 20  # a directory of seven arrays has well below 1 KiB

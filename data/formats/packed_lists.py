@@ -15,7 +15,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from data.records import MAX_LENGTH
+from data.formats.records import MAX_LENGTH
 
 _MAX_VARINT = 4  # bytes: below 2**28, so the same number as int32 and as int64; larger is wrong here anyway
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Callable, Iterator
 
-from data.errors import InputError
+from base.errors import InputError
 from data.formats import hdf5, npz, record_files
 from data.formats.blocks import Damage, FileFacts, RawBlock, checked
 from data.formats.identify import identify
-from data.records import MAX_LENGTH, PretrainingArrays
+from data.formats.records import MAX_LENGTH, PretrainingArrays
 
 __all__ = ["FileFacts", "check_limits", "peek", "read_instances"]
 

@@ -12,12 +12,12 @@ from typing import IO, Any, Callable, Iterator, NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from data.errors import InputError
+from base.errors import InputError
 from data.formats import framing, messages, packed_lists
 from data.formats.blocks import Damage, FileFacts, RawBlock
 from data.formats.framing import Frame, Stream
+from data.formats.records import BLOCK_INSTANCES, MAX_LENGTH
 from data.formats.spool import Spool
-from data.records import BLOCK_INSTANCES, MAX_LENGTH
 
 TOKEN_FIELDS = ("input_ids", "input_mask", "segment_ids")
 PREDICTION_FIELDS = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")

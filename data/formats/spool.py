@@ -8,7 +8,7 @@ from typing import Iterator
 
 import numpy as np
 
-from data.records import BLOCK_INSTANCES, PretrainingArrays
+from data.formats.records import BLOCK_INSTANCES, PretrainingArrays
 
 _TOKEN_COLUMNS = ("input_ids", "segment_ids")
 

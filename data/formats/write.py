@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from typing import Iterable
 
-from data.errors import InputError
-from data.files import replacing
+from base.errors import InputError
+from base.files import replacing
 from data.formats import hdf5, npz, record_files
+from data.formats.records import PretrainingArrays
 from data.formats.spool import Spool
-from data.records import PretrainingArrays
 
 FORMATS = ("npz", "hdf5", "tfrecord", "ofrecord")
 

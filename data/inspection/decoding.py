@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
-from data.buckets import padded_to
-from data.sources import Source
+from data.pretraining.buckets import padded_to
+from data.pretraining.sources import Source
 from data.tokenizing.vocab import WORD_START, WORDPIECE, Vocabulary
 
 MASKED, KEPT, REPLACED = "masked", "kept", "replaced"  # what became of a token that is to be predicted

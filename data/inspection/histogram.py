@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
-from data.files import replacing
+from base.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,19 +9,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Iterator, Mapping, Sequence
 
-from data.building.progress import Printed
-from data.errors import InputError
+from base.errors import InputError
+from base.progress import Printed
 from data.formats.find import expand_instances
 from data.formats.read import check_limits, peek
-from data.instance_store import InstanceStore, is_instance_store
-from data.raw_source import RawSource
-from data.sources import Source
-from data.stored import cached_instances
-from data.stored_source import StoredSource
+from data.pretraining.instance_source import StoredSource
+from data.pretraining.sources import Source
+from data.pretraining.text_source import RawSource
+from data.store.from_files import cached_instances
+from data.store.instances import InstanceStore, is_instance_store
+from data.store.tokens import TokenStore, cached_store, is_store
 from data.text.corpus import TextSettings
 from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
 from data.tokenizing.vocab import Vocabulary, load_vocab
-from data.tokens import TokenStore, cached_store, is_store
 from hparams import default_max_predictions
 
 TOKEN_STORE, INSTANCE_STORE, INSTANCES, TEXT = "token store", "instance store", "files with masks", "text"

@@ -8,7 +8,7 @@ import stat
 from dataclasses import dataclass
 from typing import Callable, Iterator, Sequence
 
-from data.errors import InputError
+from base.errors import InputError
 from data.text.formats import (
     BOOKS,
     DOC,

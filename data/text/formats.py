@@ -7,7 +7,7 @@ import json
 import re
 from typing import IO, Any, Iterable, Iterator, List, Optional, Tuple
 
-from data.errors import InputError
+from base.errors import InputError
 from data.text.lines import Problems, open_text
 from data.text.sentences import UNKNOWN
 

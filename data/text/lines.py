@@ -12,7 +12,7 @@ import stat
 from contextlib import contextmanager
 from typing import IO, Callable, Iterator
 
-from data.errors import InputError
+from base.errors import InputError
 
 BLOCK_BYTES = 1 << 20
 # Finding a line's number means reading the file up to it. When records are skipped by the thousand in parts

@@ -12,7 +12,7 @@ from typing import Any, Iterator
 
 import numpy as np
 
-from data.errors import InputError
+from base.errors import InputError
 
 MAX_MODEL_BYTES = 256 << 20  # the model of mT5's 250,000 pieces has 4 MiB
 

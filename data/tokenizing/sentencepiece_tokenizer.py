@@ -10,8 +10,8 @@ from typing import Sequence
 import numpy as np
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from data.errors import InputError
-from data.files import sha256_of
+from base.errors import InputError
+from base.files import sha256_of
 from data.text.corpus import UNKNOWN
 from data.tokenizing.sentencepiece_model import load_processor, sentencepiece_release
 from data.tokenizing.vocab import Vocabulary, vocabulary_from_pieces

@@ -21,7 +21,7 @@ from typing import Protocol, Sequence
 
 import numpy as np
 
-from data.errors import InputError
+from base.errors import InputError
 from data.tokenizing.sentencepiece_tokenizer import (
     SentencePieceTokenizer,
     load_sentencepiece,

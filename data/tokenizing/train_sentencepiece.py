@@ -8,7 +8,7 @@ from typing import Iterator
 
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from data.errors import InputError
+from base.errors import InputError
 from data.tokenizing.training_text import TrainingText
 from data.tokenizing.vocab import WORD_START
 from data.tokenizing.wordpiece import MAX_CHARS_PER_WORD, bert_normalizer

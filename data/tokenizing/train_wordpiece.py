@@ -10,7 +10,7 @@ from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.trainers import WordPieceTrainer
 
-from data.errors import InputError
+from base.errors import InputError
 from data.tokenizing.training_text import TrainingText
 from data.tokenizing.vocab import SPECIAL_TOKENS
 from data.tokenizing.wordpiece import bert_normalizer

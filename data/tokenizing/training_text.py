@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Iterator, Sequence
 
-from data.building.progress import Progress, Silent
-from data.errors import InputError
+from base.errors import InputError
+from base.progress import Progress, Silent
 from data.text.corpus import UNKNOWN, TextSettings, read_unit, text_units
 from data.tokenizing.wordpiece import without_surrogates
 

@@ -9,7 +9,7 @@ from typing import Any, Mapping, Sequence
 
 import numpy as np
 
-from data.errors import InputError
+from base.errors import InputError
 
 WORDPIECE, SENTENCEPIECE = KINDS = ("wordpiece", "sentencepiece")
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

@@ -1,5 +1,5 @@
 // bert_lamb(weight_1..n, gradient_1..n, mean_1..n, var_1..n) -> ratios (n,): one update of n float32 tensors
-// in place by LAMB or Adam (bert/optimizer.py has the formulas). Weights, means and vars are changed,
+// in place by LAMB or Adam (training/optimizer/optimizer.py has the formulas). Weights, means and vars are changed,
 // gradients are not; ratios are what each tensor's update was multiplied with besides lr, 1 where the tensor
 // is not adapted.
 //

@@ -17,17 +17,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import mxnet as mx  # noqa: E402
 import numpy as np  # noqa: E402
 
-from bert.accumulation import make_accumulation  # noqa: E402
-from bert.errors import TrainingError  # noqa: E402
-from bert.loss import PretrainingLoss  # noqa: E402
+from base.errors import TrainingError  # noqa: E402
 from bert.model import build_model, initialize, trainable  # noqa: E402
-from bert.optimizer import Optimizer  # noqa: E402
-from bert.scaler import SkipCounter, StaticScaler  # noqa: E402
-from bert.step import TrainStep  # noqa: E402
 from comm.base import Communicator  # noqa: E402
 from comm.horovod import HorovodCommunicator  # noqa: E402
 from comm.local import LocalCommunicator  # noqa: E402
-from data.batches import Batch, dummy_batch  # noqa: E402
+from data.pretraining.batches import Batch, dummy_batch  # noqa: E402
+from tasks.pretraining.loss import PretrainingLoss  # noqa: E402
+from training.optimizer.accumulation import make_accumulation  # noqa: E402
+from training.optimizer.optimizer import Optimizer  # noqa: E402
+from training.optimizer.scaler import SkipCounter, StaticScaler  # noqa: E402
+from training.step import TrainStep  # noqa: E402
 
 VOCAB, ROWS, LENGTH, PREDICTIONS = 97, 4, 16, 3
 

@@ -14,13 +14,13 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from bert.bare_params import DECODER, EMBEDDING, check_index, check_values, expected_shapes
-from bert.inputs import check_inputs
+from base.errors import InputError
 from bert.model import build_model, initialize
-from bert.options import parse_options
-from bert.params_file import read_array, read_index, write_params
-from data.errors import InputError
+from bert.weights.bare_params import DECODER, EMBEDDING, check_index, check_values, expected_shapes
+from bert.weights.params_file import read_array, read_index, write_params
 from tests.processes import ROOT, run_command
+from training.inputs import check_inputs
+from training.options import parse_options
 
 MODEL, LAYERS, UNITS, TOKENS = "bert_2_16_2", 2, 16, 20
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmno"]

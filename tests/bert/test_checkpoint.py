@@ -16,12 +16,11 @@ import numpy as np
 import pytest
 from gluonnlp.model.bert import BERTEncoder, BERTModel
 
-from bert import checkpoint
-from bert.errors import TrainingError
-from bert.optimizer import Optimizer
-from bert.params_file import read_index
-from data.errors import InputError
+from base.errors import InputError, TrainingError
+from bert.weights.params_file import read_index
 from tests.processes import run_command, start_command
+from training import checkpoint
+from training.optimizer.optimizer import Optimizer
 
 FACTS = {"model": "bert_2_32_2", "vocab_size": 60, "seed": 7, "scaler": {"kind": "static", "scale": 1.0}}
 FILES = (".params", ".states.npz", ".json")
@@ -151,7 +150,7 @@ def test_index_of_a_file_that_mxnet_wrote(tmp_path: Path) -> None:
 def test_module_does_not_import_mxnet(tmp_path: Path) -> None:
     save(tmp_path, 5)
     code = (
-        "import sys; from bert import checkpoint; from bert.params_file import read_index\n"
+        "import sys; from bert import checkpoint; from bert.weights.params_file import read_index\n"
         f"found = checkpoint.newest_complete({str(tmp_path)!r}, print); read_index(found.params_path)\n"
         "assert found.step == 5 and 'mxnet' not in sys.modules"
     )
@@ -350,7 +349,7 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
 
 SAVING = """
 import sys, numpy as np
-from bert import checkpoint
+from training import checkpoint
 directory, size = sys.argv[1], int(sys.argv[2])
 step = max(checkpoint.list_steps(directory), default=0)
 while True:
@@ -408,8 +407,8 @@ def test_only_our_own_leftovers_are_removed(tmp_path: Path) -> None:
 
 FULL = """
 import sys, resource, numpy as np
-from bert import checkpoint
-from bert.errors import TrainingError
+from training import checkpoint
+from base.errors import TrainingError
 directory, limit = sys.argv[1], int(sys.argv[2])
 if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
@@ -478,7 +477,7 @@ def test_directory_that_cannot_be_made(tmp_path: Path) -> None:
 def test_memory_stays_at_one_array(tmp_path: Path) -> None:
     code = f"""
 import resource, numpy as np
-from bert import checkpoint
+from training import checkpoint
 class Array:
     def asnumpy(self):
         return np.ones((1 << 22,), np.float32)  # 16 MiB

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert.feed import evaluation_feed, training_feed
-from bert.inputs import check_inputs
-from bert.options import parse_options
-from bert.plan import make_plan
-from bert.report import SilentReporter
+from base.errors import InputError
 from comm.local import LocalCommunicator
-from data.batches import Batch
-from data.errors import InputError
+from data.pretraining.batches import Batch
+from data.store.tokens import build_store
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab
-from data.tokens import build_store
+from training.feed import evaluation_feed, training_feed
+from training.inputs import check_inputs
+from training.options import parse_options
+from training.plan import make_plan
+from training.report import SilentReporter
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS]

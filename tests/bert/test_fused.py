@@ -6,14 +6,12 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from bert.evaluate import evaluate
 from bert.fused import FusedPretrainingLoss
-from bert.loss import PretrainingLoss
 from bert.model import build_model, initialize, trainable
 from bert.native_operators import load_operators
-from bert.step import device_inputs
 from comm.local import LocalCommunicator
-from data.batches import Batch
+from data.pretraining.batches import Batch
+from tasks.pretraining.loss import PretrainingLoss
 from tests.bert.tiny import (
     gradients,
     joined,
@@ -23,6 +21,8 @@ from tests.bert.tiny import (
     same_bits,
     weights,
 )
+from training.evaluation import evaluate
+from training.step import device_inputs
 
 VOCAB_SIZE = 50
 

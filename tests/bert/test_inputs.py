@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert import checkpoint
-from bert.bare_params import DECODER, EMBEDDING, expected_shapes
-from bert.inputs import check_inputs
-from bert.options import parse_options
-from bert.params_file import write_params
-from data.errors import InputError
-from data.stored import build_instances
+from base.errors import InputError
+from bert.weights.bare_params import DECODER, EMBEDDING, expected_shapes
+from bert.weights.params_file import write_params
+from data.store.from_files import build_instances
+from data.store.tokens import build_store
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab, vocabulary_from_tokens
-from data.tokens import build_store
+from training import checkpoint
+from training.inputs import check_inputs
+from training.options import parse_options
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmno"]  # 20 tokens
 MODEL = "bert_2_16_2"

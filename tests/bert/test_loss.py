@@ -8,10 +8,10 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from bert.loss import SUMS
-from bert.step import device_inputs
-from data.batches import Batch
+from data.pretraining.batches import Batch
+from tasks.pretraining.loss import SUMS
 from tests.bert.tiny import VOCAB_SIZE, gradients, random_batch, relative_difference, tiny_network, weights
+from training.step import device_inputs
 
 LAYERS, HEADS = 2, 4
 EPSILON = 1e-12

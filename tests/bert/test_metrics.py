@@ -9,13 +9,13 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from bert.evaluate import evaluate
-from bert.loss import SUMS
-from bert.metrics import Stopwatch, Totals, losses_and_accuracies
-from bert.step import device_inputs
 from comm.local import LocalCommunicator
-from data.batches import Batch
+from data.pretraining.batches import Batch
+from tasks.pretraining.loss import SUMS
 from tests.bert.tiny import joined, random_batch, tiny_network
+from training.evaluation import evaluate
+from training.metrics import Stopwatch, Totals, losses_and_accuracies
+from training.step import device_inputs
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from gluonnlp.model.bert import BERTModel
 
-from bert.checkpoint import block_arrays
+from base.errors import InputError
 from bert.model import build_model, initialize, trainable
-from bert.params_file import write_params
-from data.errors import InputError
+from bert.weights.params_file import write_params
+from training.checkpoint import block_arrays
 
 
 def vocabulary(size: int) -> gluonnlp.vocab.BERTVocab:

@@ -6,12 +6,12 @@ import mxnet as mx
 import pytest
 
 import bert.network
+from base.errors import InputError
 from bert.fused import FusedPretrainingLoss
-from bert.loss import PretrainingLoss
 from bert.model import build_model, initialize
 from bert.native_operators import load_operators
 from bert.network import choose_operators, make_network
-from data.errors import InputError
+from tasks.pretraining.loss import PretrainingLoss
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from bert.mxnet_update import PIECE
+from base.errors import InputError
 from bert.native_operators import load_operators
-from bert.optimizer import Optimizer, clip_factor, global_norm, is_excluded
-from data.errors import InputError
+from training.optimizer.mxnet_update import PIECE
+from training.optimizer.optimizer import Optimizer, clip_factor, global_norm, is_excluded
 
 SHAPES = {
     "word_embed.0.weight": (50, 16),

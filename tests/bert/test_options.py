@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from bert.data_options import MAX_POSITIONS
-from bert.options import PUBLISHED_VOCABULARIES, parse_model, parse_options
-from data.errors import InputError
+from base.errors import InputError
 from tests.processes import ROOT
+from training.data_options import MAX_POSITIONS
+from training.options import PUBLISHED_VOCABULARIES, parse_model, parse_options
 
 # name: (an argument as text or None for a flag, what it becomes, GluonNLP v0.8.3's default or NEW).
 NEW = object()  # the default differs: left out, the value is worked out for the run
@@ -237,7 +237,15 @@ def test_help_names_every_option(capsys):
 
 @pytest.mark.parametrize(
     "module",
-    ["bert.options", "bert.inputs", "bert.entry", "bert.plan", "bert.schedule", "hparams", "comm.threads"],
+    [
+        "training.options",
+        "training.inputs",
+        "training.entry",
+        "training.plan",
+        "training.optimizer.schedule",
+        "hparams",
+        "base.threads",
+    ],
 )
 def test_what_runs_before_mxnet_does_not_import_it(module):
     """Threads are set, and bad input is refused, before."""

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from bert.options import parse_options
-from bert.plan import make_plan
-from data.errors import InputError
+from base.errors import InputError
+from training.options import parse_options
+from training.plan import make_plan
 
 
 def plan(arguments: str, world_size: int, max_seq_length: int = 128):

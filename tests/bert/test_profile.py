@@ -10,12 +10,13 @@ import sys
 import mxnet as mx
 import pytest
 
+from base.errors import InputError
 from bert.native_operators import load_operators
-from bert.profile import main
-from bert.profiler import separate_operators
-from bert.profiling.breakdown import EXPOSED, IDLE, PARTS, PYTHON, break_down, step_flops
-from bert.profiling.intervals import clip, intersect, shared, subtract, total, union
-from bert.profiling.kinds import (
+from tests.processes import ROOT
+from training.profile import main
+from training.profiling.breakdown import EXPOSED, IDLE, PARTS, PYTHON, break_down, step_flops
+from training.profiling.intervals import clip, intersect, shared, subtract, total, union
+from training.profiling.kinds import (
     ACTIVATION,
     ATTENTION,
     COMMUNICATION,
@@ -29,8 +30,9 @@ from bert.profiling.kinds import (
     is_backward,
     is_bulk,
 )
-from bert.profiling.table import table
-from bert.profiling.trace import (
+from training.profiling.profiler import separate_operators
+from training.profiling.table import table
+from training.profiling.trace import (
     COPYING,
     DATA_WAIT,
     WAITING,
@@ -41,10 +43,8 @@ from bert.profiling.trace import (
     read_trace,
     write_trace,
 )
-from data.errors import InputError
-from tests.processes import ROOT
 
-HEAD = b'{"otherData": {"format": "bert.profile 1", "clock": 0, "facts": {}}'
+HEAD = b'{"otherData": {"format": "training.profile 1", "clock": 0, "facts": {}}'
 FACTS = {"rank": 0, "model": "bert_2_32_4", "vocab_size": 50}
 
 
@@ -280,7 +280,7 @@ class TestCommand:
             (b"\x80\x81", "damaged or no JSON"),
             (b'{"traceEvents": []}', "no trace of training steps"),
             (b"[]", "no trace of training steps"),
-            (b'{"otherData": {"format": "bert.profile 1"}, "traceEvents": []}', "is damaged"),
+            (b'{"otherData": {"format": "training.profile 1"}, "traceEvents": []}', "is damaged"),
             (HEAD + b', "traceEvents": [{}]}', "is damaged"),
             (HEAD + b', "traceEvents": [{"ph": "X", "name": "a", "cat": "b", "ts": 0, "dur": 1}]}', "'b'"),
             (HEAD + b', "traceEvents": []}', "no steps"),
@@ -308,7 +308,15 @@ class TestCommand:
         """A few steps of a small model in a process of its own."""
         if operators == "fused" and not (load_operators() and hasattr(mx.nd, "bert_decode_loss")):
             pytest.skip("the fused operators have not been built")
-        command = [sys.executable, "-m", "bert.profile", "--model", "bert_2_32_4", "--max_seq_length", "16"]
+        command = [
+            sys.executable,
+            "-m",
+            "training.profile",
+            "--model",
+            "bert_2_32_4",
+            "--max_seq_length",
+            "16",
+        ]
         command += ["--batch_size", "4", "--accumulate", "2", "--steps", "2", "--warmup", "2", "--out", "p"]
         command += ["--operators", operators, *(["--peak", "1000"] if operators == "fused" else [])]
         environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

@@ -9,9 +9,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from bert import published
+from base.errors import InputError
 from bert.model import build_model, initialize, trainable
-from data.errors import InputError
+from bert.weights import published
 from tests.processes import run_command
 
 DATASET = "book_corpus_wiki_en_uncased"
@@ -30,7 +30,7 @@ os.makedirs(root)
 with open(os.path.join(root, name + extension), "w") as file:
     file.write(vocabulary.to_json())
 utils.check_sha1 = lambda path, sha1: True
-from bert.published import download_vocabulary
+from bert.weights.published import download_vocabulary
 found = download_vocabulary("{DATASET}")
 assert sorted(found.tokens) == sorted(vocabulary.idx_to_token), found.tokens
 assert found.tokens[found.mask_id] == "[MASK]" and found.tokens[found.cls_id] == "[CLS]"

@@ -15,10 +15,10 @@ from typing import Any, Iterator
 import numpy as np
 import pytest
 
-from bert import report
-from bert.report import RunReporter, SilentReporter, finite_or_none, plot_losses, read_metrics
-from bert.summary import summarize
 from tests.processes import ROOT
+from training import report
+from training.report import RunReporter, SilentReporter, finite_or_none, plot_losses, read_metrics
+from training.summary import summarize
 
 
 def training(step: int, **changes: Any) -> dict[str, Any]:
@@ -202,7 +202,7 @@ class TestPlot:
 
 
 class TestTerminal:
-    CODE = "from bert.report import launching_terminal; print(launching_terminal())"
+    CODE = "from training.report import launching_terminal; print(launching_terminal())"
     PARENT = (
         "import subprocess, sys\n"
         "command = [sys.executable, '-c', sys.argv[1]]\n"

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from bert.errors import TrainingError
-from bert.scaler import DynamicScaler, SkipCounter, StaticScaler
-from data.errors import InputError
+from base.errors import InputError, TrainingError
+from training.optimizer.scaler import DynamicScaler, SkipCounter, StaticScaler
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import math
 import pytest
 
 import hparams
-from bert.schedule import Schedule
+from training.optimizer.schedule import Schedule
 
 # The LAMB paper's table (arXiv:1904.00962) for stage 1, which has 900,000 steps at 512 sequences: sequences
 # per step, log2 of 5 / (1000 lr), 1 / warmup ratio.

@@ -10,15 +10,19 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from bert import params_file
-from bert.checkpoint import block_arrays
-from bert.inputs import DataFiles, Inputs
-from bert.loss import PretrainingLoss
+from base.errors import InputError
 from bert.model import build_model, initialize, trainable
-from bert.optimizer import Optimizer
-from bert.options import parse_options
-from bert.scaler import DynamicScaler, SkipCounter
-from bert.state import (
+from bert.weights import params_file
+from comm.local import LocalCommunicator
+from data.pretraining.batches import EPOCH_SHIFT
+from tasks.pretraining.loss import PretrainingLoss
+from tests.bert.tiny import MODEL, VOCAB_SIZE, make_step, random_batch, same_bits, tiny_network, weights
+from training.checkpoint import block_arrays
+from training.inputs import DataFiles, Inputs
+from training.optimizer.optimizer import Optimizer
+from training.optimizer.scaler import DynamicScaler, SkipCounter
+from training.options import parse_options
+from training.state import (
     Found,
     _all_finite,
     broadcast_json,
@@ -29,11 +33,7 @@ from bert.state import (
     restore_states,
     save_checkpoint,
 )
-from bert.step import TrainStep
-from comm.local import LocalCommunicator
-from data.batches import EPOCH_SHIFT
-from data.errors import InputError
-from tests.bert.tiny import MODEL, VOCAB_SIZE, make_step, random_batch, same_bits, tiny_network, weights
+from training.step import TrainStep
 
 LOCAL = LocalCommunicator()
 INPUTS = Inputs(DataFiles("instances", ("x.npz",)), DataFiles(""), None, VOCAB_SIZE, 16)

@@ -8,8 +8,6 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from bert.scaler import DynamicScaler, StaticScaler
-from bert.train import dropout_seed
 from comm.local import LocalCommunicator
 from tests.bert.tiny import (
     gradients,
@@ -21,6 +19,8 @@ from tests.bert.tiny import (
     tiny_network,
     weights,
 )
+from training.optimizer.scaler import DynamicScaler, StaticScaler
+from training.run import dropout_seed
 
 SPREAD = 0.1
 

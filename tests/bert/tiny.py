@@ -7,16 +7,16 @@ from typing import Any, Sequence
 import mxnet as mx
 import numpy as np
 
-from bert.accumulation import make_accumulation
 from bert.fused import FusedPretrainingLoss
-from bert.loss import PretrainingLoss
 from bert.model import build_model, initialize, trainable
 from bert.network import choose_operators, make_network
-from bert.optimizer import Optimizer
-from bert.scaler import StaticScaler
-from bert.step import TrainStep
 from comm.local import LocalCommunicator
-from data.batches import Batch
+from data.pretraining.batches import Batch
+from tasks.pretraining.loss import PretrainingLoss
+from training.optimizer.accumulation import make_accumulation
+from training.optimizer.optimizer import Optimizer
+from training.optimizer.scaler import StaticScaler
+from training.step import TrainStep
 
 MODEL = "bert_2_32_4"
 VOCAB_SIZE = 50

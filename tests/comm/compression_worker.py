@@ -22,9 +22,9 @@ import numpy as np
 from contract_worker import CHECKS as CONTRACT
 from contract_worker import digest
 
-from comm.compression import byteps_settings, horovod_settings, with_compression
-from comm.half import HalfCommunicator
-from data.errors import InputError
+from base.errors import InputError
+from comm.compression.half import HalfCommunicator
+from comm.compression.settings import byteps_settings, horovod_settings, with_compression
 from tests.comm import compressors
 
 # Together 3 pieces of BytePS's, the last one short and its size no multiple of 32.
@@ -41,8 +41,8 @@ def make_communicators(backend, options_of_cases):
         from comm.horovod import HorovodCommunicator
 
         return [HorovodCommunicator(**horovod_settings(options)) for options in options_of_cases]
-    import comm.byteps
-    from comm.byteps_library import BytePSLibrary
+    import comm.byteps.communicator
+    from comm.byteps.library import BytePSLibrary
 
     class Shared(BytePSLibrary):
         """A process joins its run once, and the name of a sum has the settings with which it was declared:
@@ -62,8 +62,11 @@ def make_communicators(backend, options_of_cases):
         def push_pull(self, array, name, priority):
             super().push_pull(array, self._prefix + name, priority)
 
-    comm.byteps.BytePSLibrary = Shared
-    return [comm.byteps.BytePSCommunicator(**byteps_settings(options)) for options in options_of_cases]
+    comm.byteps.communicator.BytePSLibrary = Shared
+    return [
+        comm.byteps.communicator.BytePSCommunicator(**byteps_settings(options))
+        for options in options_of_cases
+    ]
 
 
 @functools.lru_cache(maxsize=8)

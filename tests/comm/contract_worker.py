@@ -30,7 +30,7 @@ def make_communicator(name):
 
         return HorovodCommunicator()
     if name == "byteps":
-        from comm.byteps import BytePSCommunicator
+        from comm.byteps.communicator import BytePSCommunicator
 
         return BytePSCommunicator()
     from comm.local import LocalCommunicator

@@ -3,7 +3,7 @@
     python tests/comm/race_worker.py ROUNDS KIND [KIND ...]
 
 Kinds, one after the other: name: every sum of a tensor under one name, as BytePS's own trainer has it.
-channels: through comm.byteps_channels, which takes two names in turn. communicator: as a training step does,
+channels: through comm.byteps.channels, which takes two names in turn. communicator: as a training step does,
 `average` and then `all_agree`, which makes one name enough. Prints "KIND: no wrong sum of N" for each; a
 rank that has got a wrong one says at once what came instead, and ends the run.
 """
@@ -18,8 +18,8 @@ import sys
 import mxnet as mx
 import numpy as np
 
-from comm.byteps import BytePSCommunicator
-from comm.byteps_channels import Sum
+from comm.byteps.channels import Sum
+from comm.byteps.communicator import BytePSCommunicator
 
 SIZES = [1, 10, 1000, 1000, 20_000, 20_000, 200_000, 1_000_000]
 # Stops its parent for up to 20 ms, about thirty times a second, as a busy machine might.

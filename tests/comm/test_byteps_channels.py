@@ -7,7 +7,7 @@ import time
 import mxnet as mx
 import pytest
 
-from comm.byteps_channels import Channels, Sum
+from comm.byteps.channels import Channels, Sum
 
 SIZE = 1000
 

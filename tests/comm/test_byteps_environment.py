@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from comm.byteps_environment import Place, complete_environment, read_place
-from data.errors import InputError
+from base.errors import InputError
+from comm.byteps.environment import Place, complete_environment, read_place
 from tests.processes import run_command
 
 WORKER = {

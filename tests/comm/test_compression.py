@@ -12,12 +12,12 @@ from typing import Mapping, NamedTuple, Sequence
 
 import pytest
 
-from bert.communication_options import add_communication_options, check_compression
-from comm.compression import byteps_settings, horovod_settings, with_compression
+from base.errors import InputError
+from comm.compression.pieces import PIECE_BYTES, cut
+from comm.compression.settings import byteps_settings, horovod_settings, with_compression
 from comm.local import LocalCommunicator
-from comm.pieces import PIECE_BYTES, cut
-from data.errors import InputError
 from tests.processes import run_ranks
+from training.communication_options import add_communication_options, check_compression
 
 WORKER = Path(__file__).with_name("compression_worker.py")
 # A network of its own, where nobody else's bytes are counted.

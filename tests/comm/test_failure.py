@@ -48,7 +48,7 @@ def test_a_launcher_that_horovod_does_not_join():
 
 def test_without_horovod():
     code = (
-        "import sys\nsys.modules['horovod'] = None\nfrom data.errors import InputError\n"
+        "import sys\nsys.modules['horovod'] = None\nfrom base.errors import InputError\n"
         "from comm.horovod import HorovodCommunicator\n"
         "try:\n    HorovodCommunicator()\nexcept InputError as error:\n    print(error)\n"
     )

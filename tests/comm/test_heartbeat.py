@@ -13,9 +13,9 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from comm.heartbeat import ENDED, LOST, SILENT, STUCK, TOLD, Hub, Link
-from comm.heartbeat_wire import Peer, Sign, connect, readable
-from comm.scheduler_watch import SchedulerWatch
+from comm.watch.heartbeat import ENDED, LOST, SILENT, STUCK, TOLD, Hub, Link
+from comm.watch.heartbeat_wire import Peer, Sign, connect, readable
+from comm.watch.scheduler import SchedulerWatch
 from tests.processes import start_command
 
 TIMEOUT, INTERVAL = 1.0, 0.1
@@ -272,8 +272,8 @@ def test_the_scheduler_is_watched(verdicts):
 
 ENDING = """
 import os, sys, time
-from comm.heartbeat import Link
-from comm.heartbeat_wire import Sign
+from comm.watch.heartbeat import Link
+from comm.watch.heartbeat_wire import Sign
 
 def end(kind, text):
     print(kind, text, flush=True)

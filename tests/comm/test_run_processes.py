@@ -12,7 +12,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from comm.run_processes import describe_run, launched_rank, parts_on_this_host, scheduler_state, uses_byteps
+from comm.watch.run_processes import (
+    describe_run,
+    launched_rank,
+    parts_on_this_host,
+    scheduler_state,
+    uses_byteps,
+)
 
 WORKER = {"DMLC_ROLE": "worker"}
 
@@ -120,7 +126,7 @@ def test_what_is_seen_of_local_ranks_without_servers():
     """A worker of its own has no scheduler's address; its ranks have one command line."""
     code = """
 import os, subprocess, sys, time
-from comm.run_processes import describe_run
+from comm.watch.run_processes import describe_run
 
 if os.environ["BYTEPS_LOCAL_RANK"] == "1":
     time.sleep(60)

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from comm.threads import choose_threads, local_size, read_cpu_quota, set_threads
-from data.errors import InputError
+from base.errors import InputError
+from base.threads import choose_threads, local_size, read_cpu_quota, set_threads
 from tests.processes import run_command, run_ranks
 
 BOUND = {"OMPI_MCA_orte_bound_at_launch": "1"}
@@ -115,12 +115,12 @@ def test_set_threads_counts_this_process():
 
 def test_set_threads_comes_before_mxnet():
     code = "import sys, types\nsys.modules['mxnet'] = types.ModuleType('mxnet')\n"
-    result = run_command([sys.executable, "-c", code + "import comm.threads as t; t.set_threads()"])
+    result = run_command([sys.executable, "-c", code + "import base.threads as t; t.set_threads()"])
     assert result.returncode != 0
     assert "before mxnet is imported" in result.stderr
 
 
-CODE = "from comm.threads import set_threads\nprint(set_threads())\n"
+CODE = "from base.threads import set_threads\nprint(set_threads())\n"
 
 
 @pytest.mark.parametrize("binding", [[], ["--bind-to", "core"]], ids=["unbound", "bound-to-cores"])

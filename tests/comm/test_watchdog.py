@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from comm.heartbeat import ENDED, LOST, SILENT, STUCK, TOLD
-from comm.heartbeat_wire import Sign
 from comm.local import LocalCommunicator
-from comm.watchdog import WatchedCommunicator, patience
+from comm.watch.heartbeat import ENDED, LOST, SILENT, STUCK, TOLD
+from comm.watch.heartbeat_wire import Sign
+from comm.watch.watchdog import WatchedCommunicator, patience
 from tests.processes import run_command, start_ranks, wait_for_file
 
 WORKER = Path(__file__).with_name("watchdog_worker.py")
@@ -163,7 +163,7 @@ def test_what_a_rank_does():
 
 JOIN = """
 import sys, time
-from comm.watchdog import watched
+from comm.watch.watchdog import watched
 watched(lambda: time.sleep(60), 1.0, {"OMPI_COMM_WORLD_RANK": sys.argv[1]})
 """
 

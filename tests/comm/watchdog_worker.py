@@ -20,9 +20,9 @@ from pathlib import Path
 
 import mxnet as mx
 
-from bert.entry import exit_code
-from comm.run_processes import launched_rank
-from comm.watchdog import watched
+from comm.watch.run_processes import launched_rank
+from comm.watch.watchdog import watched
+from training.entry import exit_code
 
 
 def communicator_class(backend):
@@ -32,7 +32,7 @@ def communicator_class(backend):
         from comm.horovod import HorovodCommunicator
 
         return HorovodCommunicator
-    from comm.byteps import BytePSCommunicator
+    from comm.byteps.communicator import BytePSCommunicator
 
     return BytePSCommunicator
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from bert.entry import exit_code
 from comparison.launching.backends import BACKENDS, MPIRUN, Backend
 from comparison.main import main
+from training.entry import exit_code
 
 SCRIPT = Path(__file__).resolve().with_name("faulty_training.py")
 FAULTS = {"alone": "alone", "sum": "sum", "crash": "crash", "memory": "memory 2000"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from bert.entry import exit_code
 from comparison.launching.backends import MPIRUN, Backend
 from comparison.main import main
+from training.entry import exit_code
 
 SCRIPT = Path(__file__).resolve().with_name("quick_training.py")
 QUICK = {

@@ -12,9 +12,9 @@ import resource
 import sys
 
 import run_pretraining_hvd
-from bert.entry import exit_code
-from bert.profiler import separate_operators
-from comm.threads import set_threads
+from base.threads import set_threads
+from training.entry import exit_code
+from training.profiling.profiler import separate_operators
 
 
 def main() -> int:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bert.checkpoint import save
-from bert.options import parse_options
+from training.checkpoint import save
+from training.options import parse_options
 
 
 def main() -> int:

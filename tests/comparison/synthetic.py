@@ -6,11 +6,11 @@ import math
 import random
 from typing import Any, Mapping, Sequence
 
-from bert.profiling.breakdown import EXPOSED, PARTS
-from bert.profiling.kinds import ATTENTION, OPTIMIZER, PRODUCTS
-from bert.profiling.trace import DATA_WAIT
 from comparison.record import PROFILED, TIMED, Interval, Record
 from comparison.settings import Setting, all_settings
+from training.profiling.breakdown import EXPOSED, PARTS
+from training.profiling.kinds import ATTENTION, OPTIMIZER, PRODUCTS
+from training.profiling.trace import DATA_WAIT
 
 STEPS, WARM_UP, LOG = 60, 20, 10
 TOKENS, PADDED, SEQUENCES = 950, 1000, 40  # a step and a worker

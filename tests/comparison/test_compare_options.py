@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from base.errors import InputError
 from comparison import options as options_module
 from comparison.launching.backends import BACKENDS
 from comparison.launching.devices import count_gpus
 from comparison.launching.read_run import Steps
 from comparison.options import check_training, parse_options, settings_of, steps_of
-from data.errors import InputError
 from tests.processes import run_command
 
 ROOT = Path(__file__).resolve().parents[2]

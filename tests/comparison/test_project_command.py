@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from base.errors import InputError
 from comparison.launching.backends import BACKENDS
 from comparison.main import main
 from comparison.options import parse_options
@@ -20,7 +21,6 @@ from comparison.projection.model import project
 from comparison.projection.plan import plan_of
 from comparison.record import PROFILED, TIMED, Interval, Record
 from comparison.settings import Setting
-from data.errors import InputError
 from tests.processes import ROOT
 
 

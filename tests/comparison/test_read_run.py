@@ -8,11 +8,11 @@ import json
 import numpy as np
 import pytest
 
-from bert.checkpoint import save
 from comparison.launching.launch import Launched
 from comparison.launching.read_run import LOG, METRICS, Steps, Work, read_run
 from comparison.record import PROFILED, TIMED, Record
 from comparison.settings import Setting
+from training.checkpoint import save
 
 SETTING = Setting("byteps", 2, "float32", 512)
 STEPS = Steps(total=40, warm_up=20, interval=10)

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from bert.profiling.breakdown import EXPOSED
-from bert.profiling.kinds import PRODUCTS
 from comparison.reporting import agreement
 from comparison.reporting.finish import finish
 from comparison.reporting.results import FAILED, NOT_RUN, OK, OUT_OF_MEMORY, gather
@@ -26,6 +24,8 @@ from tests.comparison.synthetic import (
     record,
     whole_comparison,
 )
+from training.profiling.breakdown import EXPOSED
+from training.profiling.kinds import PRODUCTS
 
 ONE, TWO = Setting("hvd_mpi", 1, "float32", 512), Setting("hvd_mpi", 2, "float32", 512)
 OTHER = Setting("byteps", 2, "float32", 512)

@@ -7,12 +7,12 @@ import os
 
 import pytest
 
+from base.errors import InputError
 from comparison.launching.backends import Cluster
 from comparison.launching.read_run import METRICS, Work
 from comparison.record import PROFILED, TIMED, Interval, Record
 from comparison.settings import Setting
 from comparison.store import Store, finished, versions, what_counts
-from data.errors import InputError
 
 SETTING = Setting("hvd_mpi", 2, "bfloat16", 512)
 WORK = Work(SETTING, TIMED, 0)

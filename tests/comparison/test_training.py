@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from bert.options import parse_options as parse_script_options
-from bert.profiler import LAST
+from base.errors import InputError
 from comparison.launching.backends import BACKENDS
 from comparison.launching.read_run import Work
 from comparison.launching.training import Training, data_identity, plan_training
 from comparison.options import parse_options, settings_of, steps_of
 from comparison.record import PROFILED, TIMED
-from data.errors import InputError
+from training.options import parse_options as parse_script_options
+from training.profiling.profiler import LAST
 
 
 def plan(words: list[str]) -> tuple[Training, list]:

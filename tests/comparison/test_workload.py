@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from bert.flops import forward_flops
 from comparison.projection.workload import (
     FORWARD_SHARE,
     Workload,
@@ -12,6 +11,7 @@ from comparison.projection.workload import (
     step_flops,
     update_seconds,
 )
+from training.profiling.flops import forward_flops
 
 
 def counted(layers: int, units: int, vocabulary: int) -> int:

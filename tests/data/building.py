@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data.building.build import Column, build_columns
-from data.errors import InputError
+from base.errors import InputError
+from data.store.build import Column, build_columns
 
 CODE = "import sys; from tests.data.building import main; sys.exit(main())"
 COLUMNS = [

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
+from data.store.tokens import TokenStore, build_store
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab
-from data.tokens import TokenStore, build_store
 from tests.embedded import built_once
 
 SHARED_TEXT = os.path.join(

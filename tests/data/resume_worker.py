@@ -15,11 +15,11 @@ import os
 import sys
 import time
 
-from data.batches import PretrainingBatches, prefetched
-from data.files import replacing
-from data.raw_source import RawSource
+from base.files import replacing
+from data.pretraining.batches import PretrainingBatches, prefetched
+from data.pretraining.text_source import RawSource
+from data.store.tokens import TokenStore
 from data.tokenizing.vocab import load_vocab
-from data.tokens import TokenStore
 
 OPTIONS = {"batch_size": 700, "use_avg_len": True, "num_buckets": 4, "seed": 12}
 STEPS_PER_SAVE = 3

@@ -11,17 +11,17 @@ import time
 import numpy as np
 import pytest
 
-from data.batches import (
+from base.errors import InputError
+from data.pretraining.batches import (
     EPOCH_SHIFT,
     PretrainingBatches,
     dummy_batch,
     evaluation_batches,
     prefetched,
 )
-from data.errors import InputError
-from data.raw_source import RawSource, epoch_stores
+from data.pretraining.text_source import RawSource, epoch_stores
+from data.store.tokens import TokenStore, build_store
 from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
-from data.tokens import TokenStore, build_store
 
 SHARED_TEXT = os.path.join(
     os.path.dirname(__file__), "..", "..", "..", "shared", "data", "wikitext2-valid.txt"

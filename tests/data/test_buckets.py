@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from data.buckets import bucket_bounds, epoch_order, length_counts, padded_to, rows_per_batch
+from data.pretraining.buckets import bucket_bounds, epoch_order, length_counts, padded_to, rows_per_batch
 from tests.data.chance import UNLIKELY, chi_square_p
 
 

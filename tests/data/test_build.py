@@ -12,11 +12,11 @@ import time
 
 import pytest
 
-from data.building.build import build_columns
-from data.building.columns import map_column
-from data.building.locks import locked
-from data.building.workers import WorkerCrash
-from data.errors import InputError
+from base.errors import InputError
+from base.locks import locked
+from base.workers import WorkerCrash
+from data.store.build import build_columns
+from data.store.columns import map_column
 from tests.data.building import CODE, COLUMNS, Numbers, NumberUnit, build, expected
 from tests.processes import run_command, start_command
 
@@ -214,7 +214,7 @@ def test_ctrl_c_is_quiet_and_keeps_what_was_done(tmp_path, reference):
 
 @pytest.mark.parametrize(
     "place",
-    ["data.building.state.os.unlink", "data.building.columns.os.write", "data.building.columns.os.fsync"],
+    ["data.store.journal.os.unlink", "data.store.columns.os.write", "data.store.columns.os.fsync"],
 )
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
 def test_a_part_that_is_half_appended_does_not_count(tmp_path, reference, monkeypatch, place, error):
@@ -302,7 +302,7 @@ def test_processes_that_build_at_once_share_one_build(tmp_path, reference):
 
 def test_who_waits_for_the_lock_is_told(tmp_path, monkeypatch):
     """By the progress, once; and Ctrl-C ends the waiting."""
-    monkeypatch.setattr("data.building.locks.SECONDS_BEFORE_NOTE", 0.15)
+    monkeypatch.setattr("base.locks.SECONDS_BEFORE_NOTE", 0.15)
     progress = Recorded()
     with locked(f"{tmp_path}/out.lock", lambda: None), pytest.raises(KeyboardInterrupt):
         timer = threading.Timer(0.6, signal.raise_signal, [signal.SIGINT])

@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from data.building.cache import describe_sources
-from data.errors import InputError
-from data.files import sha256_of
+from base.errors import InputError
+from base.files import sha256_of
+from data.store.cache import describe_sources
+from data.store.tokens import TokenStore, build_store, cached_store
 from data.text.corpus import TextSettings
 from data.tokenizing.tokenizer import TokenizerSettings
-from data.tokens import TokenStore, build_store, cached_store
 from tests.data.token_stores import stored_documents, stores_in
 from tests.processes import start_command
 
@@ -76,7 +76,7 @@ def test_a_check_is_not_repeated_while_the_files_are_the_same(text, settings, tm
     store = str(tmp_path / "store")
     build_store([text], settings, store)
     hashed = []
-    monkeypatch.setattr("data.files.sha256_of", lambda path: hashed.append(path) or sha256_of(path))
+    monkeypatch.setattr("base.files.sha256_of", lambda path: hashed.append(path) or sha256_of(path))
     TokenStore.open(store)
     assert len(hashed) == 3
     TokenStore.open(store)
@@ -93,7 +93,7 @@ def test_a_check_is_not_repeated_while_the_files_are_the_same(text, settings, tm
 RANK = """
 import sys, json
 from data.tokenizing.tokenizer import TokenizerSettings
-from data.tokens import cached_store
+from data.store.tokens import cached_store
 from data.tokenizing.vocab import load_vocab
 
 class Notes:
@@ -137,7 +137,7 @@ def test_checksums_are_remembered_until_a_file_changes(tmp_path, monkeypatch):
     first = describe_sources(paths, cache)
     assert describe_sources(paths) == first and [source["name"] for source in first] == ["one.txt", "two.txt"]
     read = []
-    monkeypatch.setattr("data.files.sha256_of", lambda path: read.append(path) or sha256_of(path))
+    monkeypatch.setattr("base.files.sha256_of", lambda path: read.append(path) or sha256_of(path))
     assert describe_sources(paths, cache) == first and read == []
     os.replace(paths[0], paths[1])  # same size, same time, another inode
     moved = describe_sources(paths[1:], cache)

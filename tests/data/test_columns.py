@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data.building.columns import ColumnWriter, map_column
-from data.errors import InputError
+from base.errors import InputError
+from data.store.columns import ColumnWriter, map_column
 
 PAGE = mmap.PAGESIZE
 

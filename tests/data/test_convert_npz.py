@@ -8,9 +8,9 @@ import zipfile
 import numpy as np
 import pytest
 
+from base.errors import InputError
 from data.convert_npz import convert
 from data.convert_npz import main as convert_main
-from data.errors import InputError
 from data.formats.read import read_instances
 from tests.data.formats.samples import arrays, assert_same, columns, joined, ragged, save_npz
 

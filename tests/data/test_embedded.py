@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
+from base.errors import InputError
 from data import train_vocab
 from data.embedded import build, main
-from data.errors import InputError
 from data.prose import prose_sentences
 from data.text.corpus import documents
 from data.tokenizing.vocab import SPECIAL_TOKENS, load_vocab

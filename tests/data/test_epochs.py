@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from data.epochs import EpochCache
+from data.pretraining.epochs import EpochCache
 
 LARGE = 1 << 30
 

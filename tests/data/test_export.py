@@ -11,15 +11,15 @@ import time
 import numpy as np
 import pytest
 
-from data.errors import InputError
-from data.export import FileSettings, MaskSettings, export_instances, export_text
-from data.files import sha256_of
+from base.errors import InputError
+from base.files import sha256_of
+from data.formats.export import FileSettings, MaskSettings, export_instances, export_text
 from data.formats.read import peek
-from data.records import PretrainingArrays
-from data.stored import cached_instances
-from data.stored_source import StoredSource
+from data.formats.records import PretrainingArrays
+from data.pretraining.instance_source import StoredSource
+from data.store.from_files import cached_instances
+from data.store.tokens import TokenStore, build_store
 from data.tokenizing.tokenizer import TokenizerSettings
-from data.tokens import TokenStore, build_store
 from tests.data.formats.samples import arrays, joined, ragged
 from tests.data.instance_files import FILE_FORMATS, content, files_of, save
 
@@ -248,7 +248,7 @@ def test_what_is_there_is_kept(text_store, tmp_path):
 
 CHILD = """
 import sys
-from data.export import FileSettings, MaskSettings, export_text
+from data.formats.export import FileSettings, MaskSettings, export_text
 masks = MaskSettings(max_seq_length=48, max_predictions_per_seq=8, dupe_factor=3, seed=21)
 export_text([sys.argv[1]], sys.argv[2], masks, FileSettings("hdf5", instances_per_file=10), num_workers=2)
 """

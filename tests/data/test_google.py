@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.raw_path import create_instances, gluonnlp_tokenizer, pairs_of_document, read_documents
-from data.raw_source import RawSource
+from data.pretraining.text_source import RawSource
 from tests.data.chance import UNLIKELY, chi_square_p, kolmogorov_p, permutation_p, same_distribution_p
 
 EPOCHS = 10

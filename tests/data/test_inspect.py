@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.batches import PretrainingBatches
+from data.formats.records import PretrainingArrays
 from data.formats.write import write_instances
 from data.inspect import main
-from data.inspection.statistics import mask_facts, store_occurrences
-from data.raw_source import RawSource
-from data.records import PretrainingArrays
+from data.inspection.tallies import mask_facts, store_occurrences
+from data.pretraining.batches import PretrainingBatches
+from data.pretraining.text_source import RawSource
+from data.store.tokens import TokenStore, build_store
 from data.tokenizing.tokenizer import TokenizerSettings, bert_normalizer
-from data.tokens import TokenStore, build_store
 from tests.processes import ROOT, run_command
 
 SETTINGS = ["--max_seq_length", "64", "--batch_size", "1024", "--use_avg_len", "--num_buckets", "5"]

@@ -8,10 +8,10 @@ import shutil
 import numpy as np
 import pytest
 
-from data.errors import InputError
-from data.files import sha256_of
-from data.instance_store import InstanceStore
-from data.stored import build_instances
+from base.errors import InputError
+from base.files import sha256_of
+from data.store.from_files import build_instances
+from data.store.instances import InstanceStore
 from tests.data.instance_files import VOCAB_SIZE, files_of, flip
 
 TOKENS = ("ids", "segments", "lengths", "token_ends", "labels")

@@ -7,11 +7,11 @@ import random
 import numpy as np
 import pytest
 
-import data.instances
-from data.errors import InputError
-from data.instances import pair_plan
-from data.streams import draw, ones_among
-from data.tokens import TokenStore
+import data.pretraining.pairs
+from base.errors import InputError
+from data.pretraining.pairs import pair_plan
+from data.pretraining.streams import draw, ones_among
+from data.store.tokens import TokenStore
 from tests.data.chance import UNLIKELY, chi_square_p, permutation_p
 
 
@@ -129,10 +129,10 @@ def rows(pairs):
 def test_pairs_are_those_of_a_plain_loop_with_the_same_random_words(
     monkeypatch, lanes, few, documents_at_once, chunks_at_once, length, short
 ):
-    monkeypatch.setattr(data.instances, "_LANES", lanes)
-    monkeypatch.setattr(data.instances, "_FEW_LANES", few)
-    monkeypatch.setattr(data.instances, "_WINDOW_DOCUMENTS", documents_at_once)
-    monkeypatch.setattr(data.instances, "_WINDOW_CHUNKS", chunks_at_once)
+    monkeypatch.setattr(data.pretraining.pairs, "_LANES", lanes)
+    monkeypatch.setattr(data.pretraining.pairs, "_FEW_LANES", few)
+    monkeypatch.setattr(data.pretraining.pairs, "_WINDOW_DOCUMENTS", documents_at_once)
+    monkeypatch.setattr(data.pretraining.pairs, "_WINDOW_CHUNKS", chunks_at_once)
     documents = random_documents(length, 25)
     documents[3] = [700, 2, 900, 1]  # sentences longer than any pair
     documents[11] = [3] * 150  # a long document

@@ -10,26 +10,26 @@ import time
 import numpy as np
 import pytest
 
-from data.building.columns import ColumnWriter, check_mapped, map_column, mapped_files
-from data.errors import InputError
+from base.errors import InputError
+from data.formats.records import PretrainingArrays
 from data.formats.write import write_instances
-from data.masked import as_arrays
-from data.raw_source import RawSource
-from data.records import PretrainingArrays
-from data.stored import build_instances
+from data.pretraining.text_source import RawSource
+from data.store.columns import ColumnWriter, check_mapped, map_column, mapped_files
+from data.store.from_files import build_instances
+from data.store.from_tokens import as_arrays
 from tests.processes import run_command, start_command
 
 READER = """
 import sys
-from bert.entry import exit_code
+from training.entry import exit_code
 kind, directory, before = sys.argv[1:]
 if before == "mxnet":
     import mxnet
-from data.batches import PretrainingBatches, prefetched
-from data.instance_store import InstanceStore
-from data.raw_source import RawSource
-from data.stored_source import StoredSource
-from data.tokens import TokenStore
+from data.pretraining.batches import PretrainingBatches, prefetched
+from data.store.instances import InstanceStore
+from data.pretraining.text_source import RawSource
+from data.pretraining.instance_source import StoredSource
+from data.store.tokens import TokenStore
 
 def main():
     if kind == "tokens":
@@ -133,7 +133,7 @@ def test_a_signal_of_another_mapping_is_left_to_the_handler_before(tmp_path):
 import faulthandler, mmap, os
 faulthandler.enable()
 import numpy as np
-from data.building.columns import ColumnWriter, map_column
+from data.store.columns import ColumnWriter, map_column
 writer = ColumnWriter({str(tmp_path)!r}, "x", "<i8")
 writer.append(np.arange(3000))
 ours = map_column({str(tmp_path)!r}, writer.close(), "<i8", verify=False)

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from data.masks import mask
-from data.streams import draw, sample_keys
+from data.pretraining.masks import mask
+from data.pretraining.streams import draw, sample_keys
 from data.tokenizing.vocab import vocabulary_from_tokens
 from tests.data.chance import UNLIKELY, chi_square_p, same_distribution_p
 

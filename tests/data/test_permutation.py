@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from data.permutation import permuted
+from data.pretraining.permutation import permuted
 from tests.data.chance import UNLIKELY, chi_square_p
 
 

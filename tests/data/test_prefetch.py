@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from data.prefetch import Prefetcher
+from data.pretraining.prefetch import Prefetcher
 
 
 def slow_squares(count, delays=(0.004, 0.0, 0.002)):

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.building.progress import Printed
+from base.progress import Printed
 from data.formats.read import peek, read_instances
 from data.prepare import main
-from data.tokens import TokenStore
+from data.store.tokens import TokenStore
 from tests.processes import run_command, start_command
 
 PREPARE = [sys.executable, "-m", "data.prepare"]

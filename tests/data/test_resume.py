@@ -14,8 +14,8 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from data.batches import EPOCH_SHIFT, PretrainingBatches
-from data.raw_source import RawSource
+from data.pretraining.batches import EPOCH_SHIFT, PretrainingBatches
+from data.pretraining.text_source import RawSource
 from tests.data.resume_worker import OPTIONS, digest
 from tests.processes import ROOT, start_command
 

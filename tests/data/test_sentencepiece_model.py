@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from data.errors import InputError
+from base.errors import InputError
 from data.tokenizing.sentencepiece_model import check_model, load_processor
 
 pytest.importorskip("sentencepiece")
@@ -17,7 +17,7 @@ pytest.importorskip("sentencepiece")
 # Loads each damaged copy of a model, and uses what was accepted.
 WORKER = """
 import random, sys
-from data.errors import InputError
+from base.errors import InputError
 from data.tokenizing.sentencepiece_tokenizer import SentencePieceTokenizer, load_sentencepiece
 model, copy, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 good = open(model, "rb").read()

@@ -3,11 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from data.batches import PretrainingBatches, evaluation_batches
-from data.instance_store import InstanceStore
-from data.sources import Batch
-from data.stored import build_instances
-from data.stored_source import StoredSource, padded_batch
+from data.pretraining.batches import PretrainingBatches, evaluation_batches
+from data.pretraining.instance_source import StoredSource, padded_batch
+from data.pretraining.sources import Batch
+from data.store.from_files import build_instances
+from data.store.instances import InstanceStore
 from tests.data.formats.samples import ragged
 from tests.data.instance_files import VOCAB_SIZE, files_of, save
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from data.errors import InputError
+from base.errors import InputError
 from data.text.corpus import documents, expand_globs, sentences
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from data.errors import InputError
+from base.errors import InputError
 from data.text.corpus import UNKNOWN, TextSettings, documents, sentences, text_units
 from data.text.formats import BOOKS, DOC, JSON, LINES, WIKITEXT, detect_format, heading_level
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from data.errors import InputError
+from base.errors import InputError
 from data.text.corpus import TextSettings, read_unit, sentences, text_units
 from data.text.lines import Problems, line_blocks
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data.errors import InputError
+from base.errors import InputError
 from data.text.corpus import TextSettings, documents, expand_inputs, read_unit, sentences, text_units
 
 SHARED_TEXT = os.path.join(

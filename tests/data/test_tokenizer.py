@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from data.errors import InputError
+from base.errors import InputError
 from data.text.corpus import UNKNOWN
 from data.tokenizing.tokenizer import (
     SentencePieceTokenizer,

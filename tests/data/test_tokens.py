@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from data.building.progress import Silent
-from data.errors import InputError
-from data.statistics import token_counts, unigram_entropy
+from base.errors import InputError
+from base.progress import Silent
+from data.store.entropy import token_counts, unigram_entropy
+from data.store.tokenize import TokenizeUnit
+from data.store.tokens import TokenStore, build_store, cached_store, is_store
 from data.text.corpus import TextSettings, documents, text_units
-from data.tokenize_work import TokenizeUnit
 from data.tokenizing.tokenizer import TokenizerSettings, WordPieceTokenizer, load_sentencepiece
 from data.tokenizing.vocab import vocabulary_from_tokens
-from data.tokens import TokenStore, build_store, cached_store, is_store
 from tests.data.token_stores import stored_documents, stores_in
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -63,7 +63,7 @@ def test_where_batches_end_makes_no_difference(settings, tmp_path, lines, monkey
     path = tmp_path / "text.txt"
     path.write_text("".join(generator.choice(pieces, 300)), encoding="utf-8")
     build_store([str(path)], settings, str(tmp_path / "large"))
-    monkeypatch.setattr("data.tokenize_work.LINES_PER_BATCH", lines)
+    monkeypatch.setattr("data.store.tokenize.LINES_PER_BATCH", lines)
     build_store([str(path)], settings, str(tmp_path / "small"))
     large, small = (TokenStore.open(str(tmp_path / name)) for name in ("large", "small"))
     assert stored_documents(large) == stored_documents(small) and large.num_documents > 20
@@ -265,7 +265,7 @@ def counted(text, tmp_path):
 
 def test_the_entropy_is_counted_once_and_again_for_other_ids(counted, monkeypatch):
     store, path, entropy, remembered = counted
-    monkeypatch.setattr("data.statistics.token_counts", lambda store: 1 / 0)
+    monkeypatch.setattr("data.store.entropy.token_counts", lambda store: 1 / 0)
     assert unigram_entropy(store) == entropy, "it is read"
     monkeypatch.undo()
     others = {"unigram_entropy": 1.25, "ids": []}

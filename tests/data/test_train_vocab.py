@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from data.errors import InputError
+from base.errors import InputError
 from data.text.corpus import UNKNOWN, TextSettings
 from data.tokenizing.tokenizer import SentencePieceTokenizer, WordPieceTokenizer, load_sentencepiece
 from data.tokenizing.train_sentencepiece import MODEL_TYPES, sentencepiece_model

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from data.errors import InputError
+from base.errors import InputError
 from data.tokenizing.vocab import (
     load_vocab,
     save_vocabulary,

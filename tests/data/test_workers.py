@@ -8,10 +8,10 @@ import time
 import numpy as np
 import pytest
 
-from data.building.build import is_built
-from data.building.locks import locked
-from data.building.workers import in_order
-from data.errors import InputError
+from base.errors import InputError
+from base.locks import locked
+from base.workers import in_order
+from data.store.build import is_built
 from tests.data.building import Numbers, build
 from tests.processes import run_command, start_command
 
@@ -63,7 +63,7 @@ def test_the_main_module_is_not_run_again(tmp_path):
 def test_the_lock_of_a_killed_process_is_free(tmp_path):
     path = str(tmp_path / "lock")
     code = (
-        "import sys, time; from data.building.locks import locked\n"
+        "import sys, time; from base.locks import locked\n"
         "with locked(sys.argv[1], lambda: None): print('held'); time.sleep(60)"
     )
     with start_command([sys.executable, "-c", code, path], timeout=60) as run:

@@ -14,7 +14,7 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 
-from comm.byteps import BytePSCommunicator
+from comm.byteps.communicator import BytePSCommunicator
 
 SIZES, ROUNDS = (1, 1000, 300_000), 4
 

@@ -21,7 +21,7 @@ import zipfile
 
 import numpy as np
 
-from data.errors import InputError
+from base.errors import InputError
 from data.formats.read import peek, read_instances
 from tests.data.formats.samples import (
     columns,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from data.errors import InputError
+from base.errors import InputError
 from data.formats.read import read_instances
 from tests.data.formats.samples import VOCAB_SIZE
 

@@ -7,7 +7,7 @@ import struct
 import h5py
 import numpy as np
 
-from data.records import PretrainingArrays
+from data.formats.records import PretrainingArrays
 
 VOCAB_SIZE = 30000
 TOKENS = ("input_ids", "input_mask", "segment_ids")

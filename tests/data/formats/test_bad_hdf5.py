@@ -6,7 +6,7 @@ import h5py
 import numpy as np
 import pytest
 
-from data.errors import InputError
+from base.errors import InputError
 from data.formats.read import peek
 from data.formats.write import write_instances
 from tests.data.formats.reading import refused, skipping

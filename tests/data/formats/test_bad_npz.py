@@ -7,7 +7,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from data.errors import InputError
+from base.errors import InputError
 from data.formats.read import peek
 from tests.data.formats.reading import refused, skipping
 from tests.data.formats.samples import columns, ragged, save_npz

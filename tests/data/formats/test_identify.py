@@ -7,7 +7,7 @@ import h5py
 import numpy as np
 import pytest
 
-from data.errors import InputError
+from base.errors import InputError
 from data.formats.read import peek
 from tests.data.formats.reading import refused, skipping
 from tests.data.formats.samples import HDF5_TYPES, arrays, assert_same, columns, joined, ragged

@@ -16,7 +16,7 @@ WRITE = """
 import resource, sys
 import numpy as np
 from data.formats.write import write_instances
-from data.records import PretrainingArrays
+from data.formats.records import PretrainingArrays
 path, format, blocks = sys.argv[1], sys.argv[2], int(sys.argv[3])
 generator = np.random.default_rng(0)
 ids = generator.integers(1, 30000, (512, 512)).astype(np.uint16)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from tensorboardX.record_writer import RecordWriter
 
-from data.errors import InputError
+from base.errors import InputError
 from data.formats.blocks import FileFacts
 from data.formats.framing import tfrecord_framed
 from data.formats.read import peek, read_instances
+from data.formats.records import PretrainingArrays
 from data.formats.write import FORMATS, write_instances
-from data.records import PretrainingArrays
 from tests.data.formats.samples import (
     VOCAB_SIZE,
     arrays,

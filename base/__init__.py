@@ -1,0 +1,1 @@
+"""Foundations of every other package: errors, files, locks, numbers, progress, processes, machine."""

@@ -1,0 +1,152 @@
+"""How many threads MXNet may use in this process. To be called before mxnet is imported: it reads
+OMP_NUM_THREADS once, and by itself takes half of the machine's cores, however many ranks share them.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Callable, Mapping, MutableMapping
+
+from base.errors import InputError
+from comm.byteps.environment import is_loopback
+
+# Ranks on this host, as launchers announce them: hosts/launch_byteps.py (several workers may share a host),
+# Open MPI, MPICH and Intel MPI, MVAPICH2, horovodrun, bpslaunch, Slurm ("4", or "4(x2),3" for several hosts:
+# the first number is this host's unless the hosts differ).
+_LOCAL_SIZES = (
+    "RANKS_ON_HOST",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "HOROVOD_LOCAL_SIZE",
+    "BYTEPS_LOCAL_SIZE",
+    "SLURM_NTASKS_PER_NODE",
+    "SLURM_STEP_TASKS_PER_NODE",
+)
+# Set to 1 for processes that are bound to a core, a socket or another part of the machine: by Open MPI for
+# those that it has bound, by users who want bpslaunch to bind.
+_BOUND = ("OMPI_MCA_orte_bound_at_launch", "BYTEPS_NUMA_ON")
+
+
+def set_threads(environ: MutableMapping[str, str] = os.environ) -> int:
+    """Set OMP_NUM_THREADS in `environ` for this process and return it. Raises InputError when OMP_NUM_THREADS
+    is given and is no positive number, RuntimeError when mxnet has already been imported."""
+    if environ is os.environ and "mxnet" in sys.modules:
+        raise RuntimeError("set_threads must be called before mxnet is imported")
+    threads = choose_threads(
+        environ,
+        affinity_count=len(os.sched_getaffinity(0)),
+        cpu_count=os.cpu_count() or 1,
+        local_size=local_size(environ),
+        cpu_quota=read_cpu_quota(),
+    )
+    environ["OMP_NUM_THREADS"] = str(threads)
+    return threads
+
+
+def choose_threads(
+    environ: Mapping[str, str],
+    affinity_count: int,
+    cpu_count: int,
+    local_size: int,
+    cpu_quota: float | None = None,
+) -> int:
+    """Threads for this process, at least 1. An explicit OMP_NUM_THREADS wins.
+
+    affinity_count: CPUs this process may run on. cpu_count: CPUs of the machine. local_size: ranks on this
+    host. cpu_quota: CPUs' worth of time that the control group allows all of them together, None for no
+    limit.
+
+    Without binding all local ranks share the CPUs this process may run on. With binding, `affinity_count` of
+    `cpu_count` CPUs are shared by their proportion of the local ranks: 8 ranks bound to the two sockets of a
+    machine are 4 to a socket, bound to cores each has its own.
+    """
+    explicit = environ.get("OMP_NUM_THREADS", "").strip()
+    if explicit:
+        # OpenMP allows a list, one number for each nesting level.
+        first = explicit.split(",")[0].strip()
+        if not (first.isdigit() and int(first) > 0):
+            raise InputError(f"OMP_NUM_THREADS={explicit}: not a positive number; correct it or unset it")
+        return int(first)
+    sharing = local_size
+    if any(environ.get(name) == "1" for name in _BOUND) and affinity_count < cpu_count:
+        sharing = math.ceil(local_size * affinity_count / cpu_count)
+    threads = affinity_count // max(1, sharing)
+    if cpu_quota is not None:
+        threads = min(threads, int(cpu_quota / local_size))
+    return max(1, threads)
+
+
+def local_size(environ: Mapping[str, str]) -> int:
+    """Number of ranks on this host according to the launcher; 1 without a launcher.
+
+    bpslaunch knows the ranks of one worker only. Where the scheduler has a loopback address all workers are
+    on this host; RANKS_ON_HOST, set by hand, says it for others.
+    """
+    for name in _LOCAL_SIZES:
+        digits = environ.get(name, "").partition("(")[0].partition(",")[0]
+        if digits.isdigit() and int(digits) > 0:
+            return int(digits) * (_workers_here(environ) if name == "BYTEPS_LOCAL_SIZE" else 1)
+    return 1
+
+
+def _workers_here(environ: Mapping[str, str]) -> int:
+    workers, scheduler = environ.get("DMLC_NUM_WORKER", ""), environ.get("DMLC_PS_ROOT_URI", "")
+    return int(workers) if workers.isdigit() and is_loopback(scheduler) and int(workers) > 0 else 1
+
+
+def read_cpu_quota(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """CPUs' worth of time that this process's control groups allow (version 1 or 2, the tightest of the group
+    and its ancestors), None without a limit."""
+    try:
+        lines = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    quotas: list[float] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            for mount in (cgroup, cgroup / "unified"):
+                quotas.extend(_quotas(mount, path, _read_v2))
+        elif "cpu" in controllers.split(","):
+            for mount in (cgroup / controllers, cgroup / "cpu"):
+                quotas.extend(_quotas(mount, path, _read_v1))
+    return min(quotas, default=None)
+
+
+def _quotas(mount: Path, path: str, read: Callable[[Path], float | None]) -> list[float]:
+    # Inside a container the group's own directory may be the mount itself, while the path still counts from
+    # the host: every ancestor is tried down to the mount.
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    found = []
+    for length in range(len(parts), -1, -1):
+        quota = read(mount.joinpath(*parts[:length]))
+        if quota is not None:
+            found.append(quota)
+    return found
+
+
+def _read_v2(directory: Path) -> float | None:
+    words = _read(directory / "cpu.max").split()
+    if len(words) != 2 or words[0] == "max":
+        return None
+    return int(words[0]) / int(words[1])
+
+
+def _read_v1(directory: Path) -> float | None:
+    quota, period = _read(directory / "cpu.cfs_quota_us"), _read(directory / "cpu.cfs_period_us")
+    if not quota or not period or int(quota) <= 0:  # -1: no limit
+        return None
+    return int(quota) / int(period)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

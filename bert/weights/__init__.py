@@ -1,0 +1,1 @@
+"""Parameter files: MXNet's format, bare files checked, GluonNLP's downloads."""

@@ -1,0 +1,127 @@
+"""Checks of a .params file without a manifest, as GluonNLP's scripts leave it, before a run starts from it.
+
+No manifest vouches for such a file, so every name, shape and number is looked at. MXNet is not imported: a
+file that cannot be used is found before any work starts.
+"""
+
+from __future__ import annotations
+
+from typing import Iterable, Mapping, Tuple
+
+import numpy as np
+
+from base.errors import InputError
+from bert.weights.params_file import ArrayInfo, read_array
+from training.data_options import MAX_POSITIONS
+
+Shape = Tuple[int, ...]
+EMBEDDING, DECODER = "word_embed.0.weight", "decoder.3.weight"  # one array under two names
+_PARTS = {"pooler.": "pooler", "classifier.": "next-sentence head", "decoder.": "masked-LM head"}
+
+
+def expected_shapes(layers: int, units: int, vocab_size: int) -> dict[str, Shape]:
+    """Shapes of the parameters of `bert.model.build_model`, by GluonNLP's structural names."""
+
+    def dense(name: str, outputs: int, inputs: int) -> dict[str, Shape]:
+        return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
+
+    def norm(name: str) -> dict[str, Shape]:
+        return {f"{name}.gamma": (units,), f"{name}.beta": (units,)}
+
+    found = {"encoder.position_weight": (MAX_POSITIONS, units), **norm("encoder.layer_norm")}
+    for layer in range(layers):
+        cell = f"encoder.transformer_cells.{layer}"
+        for projection in (
+            "attention_cell.proj_query",
+            "attention_cell.proj_key",
+            "attention_cell.proj_value",
+        ):
+            found.update(dense(f"{cell}.{projection}", units, units))
+        found.update(dense(f"{cell}.proj", units, units))
+        found.update(dense(f"{cell}.ffn.ffn_1", 4 * units, units))
+        found.update(dense(f"{cell}.ffn.ffn_2", units, 4 * units))
+        found.update({**norm(f"{cell}.ffn.layer_norm"), **norm(f"{cell}.layer_norm")})
+    found.update({EMBEDDING: (vocab_size, units), "token_type_embed.0.weight": (2, units)})
+    found.update({**dense("pooler", units, units), **dense("classifier", 2, units)})
+    found.update({**dense("decoder.0", units, units), **norm("decoder.2")})
+    return {**found, **dense("decoder.3", vocab_size, units)}
+
+
+def check_index(source: str, arrays: Mapping[str, ArrayInfo], expected: Mapping[str, Shape]) -> None:
+    """Compares the names, shapes and dtypes of a file with those of the model.
+
+    Of the word embedding and the decoder's weight, which are one array, one is enough.
+
+    Args:
+        source: the flag and the file, for the beginning of the message.
+        arrays: what `bert.weights.params_file.read_index` gives.
+        expected: shapes by structural name.
+
+    Raises:
+        InputError: a parameter is missing, is not the model's, or has another shape or an integer dtype.
+    """
+    missing = [name for name in expected if name not in arrays]
+    if len({EMBEDDING, DECODER} & set(missing)) == 1:
+        missing = [name for name in missing if name not in (EMBEDDING, DECODER)]
+    if missing:
+        parts = dict.fromkeys(
+            part for name in missing for head, part in _PARTS.items() if name.startswith(head)
+        )
+        raise InputError(
+            f"{source} lacks {_some(missing)} of this run's --model"
+            + (f" ({', '.join(parts)})" if parts else "")
+            + "; save the whole pretraining model with save_parameters (in GluonNLP: a BERTModel with "
+            "use_pooler, use_classifier and use_decoder)"
+        )
+    extra = [name for name in arrays if name not in expected]
+    if extra:
+        raise InputError(
+            f"{source} has {_some(extra)}, which this run's --model has not; save the pretraining model "
+            "alone, with save_parameters, or name the --model of the file"
+        )
+    for name, info in arrays.items():
+        if tuple(info.shape) != tuple(expected[name]):
+            raise InputError(
+                f"{source} has {name} of shape {tuple(info.shape)}, this run's --model of "
+                f"{tuple(expected[name])}; name the model and the vocabulary of the file"
+            )
+        if info.dtype.kind != "f":
+            raise InputError(
+                f"{source} has {name} in {info.dtype}, but parameters are floating-point numbers; save the "
+                "model in float32"
+            )
+
+
+def check_values(source: str, path: str, arrays: Mapping[str, ArrayInfo]) -> None:
+    """Reads all numbers of a file, at most two arrays at a time.
+
+    Raises:
+        InputError: one is not finite as float32, the decoder's weight is not the word embedding, or the file
+            cannot be read.
+    """
+    tied: dict[str, np.ndarray] = {}
+    for name, info in arrays.items():
+        with np.errstate(over="ignore"):  # of float64
+            array = read_array(path, info).astype(np.float32, copy=False)
+        wrong = array.size - int(np.count_nonzero(np.isfinite(array)))
+        if wrong:
+            raise InputError(
+                f"{source}: {wrong} of the {array.size} numbers of {name} are not finite in float32; "
+                "name a file that was saved before training diverged"
+            )
+        if name in (EMBEDDING, DECODER):
+            tied[name] = array
+    if len(tied) == 2:
+        differing = int(np.count_nonzero(tied[EMBEDDING] != tied[DECODER]))
+        if differing:
+            raise InputError(
+                f"{source}: {DECODER} differs from {EMBEDDING} in {differing} of {tied[DECODER].size} "
+                "numbers, but they are one array in this model; leave the one not wanted out of the file"
+            )
+
+
+def _some(names: Iterable[str]) -> str:
+    first, *rest = names
+    if not first.isprintable() or len(first) > 100:  # of a file that is no model's
+        first = ascii(first[:100])
+    return first + (f" and {len(rest)} more parameter{'s' if len(rest) > 1 else ''}" if rest else "")

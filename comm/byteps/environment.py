@@ -1,0 +1,102 @@
+"""The variables by which BytePS learns its place in a run, checked before BytePS sees them: it answers a
+missing or wrong one with an abort, or by waiting for ever. Standard library only."""
+
+from __future__ import annotations
+
+from typing import Mapping, MutableMapping, NamedTuple
+
+from base.errors import InputError
+
+_PLACE = ("DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_WORKER_ID", "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE")
+_SCHEDULER = ("DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
+_ALONE = {
+    "DMLC_ROLE": "worker",
+    "DMLC_NUM_WORKER": "1",
+    "DMLC_WORKER_ID": "0",
+    "BYTEPS_LOCAL_RANK": "0",
+    "BYTEPS_LOCAL_SIZE": "1",
+}
+_HOW = "start the script with hosts/launch_byteps.py, or with bpslaunch and the DMLC_* variables"
+
+
+class Place(NamedTuple):
+    """A process's place in a run. `distributed`: there are servers, reached through the scheduler at
+    `scheduler` (host:port, empty without)."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    distributed: bool
+    scheduler: str
+
+
+def complete_environment(environ: MutableMapping[str, str]) -> None:
+    """Fills in what BytePS wants to find and what can be known.
+
+    Without any of its variables the process is a run of its own, as with Horovod. A worker whose scheduler is
+    on the loopback interface gets its own address there too (by itself ps-lite takes the first other
+    interface, and fails where there is none). PORT goes: ps-lite would bind every process of a host to it.
+    """
+    environ.pop("PORT", None)
+    if not any(name in environ for name in (*_PLACE, *_SCHEDULER)):
+        environ.update(_ALONE)
+    if is_loopback(environ.get("DMLC_PS_ROOT_URI", "")) and "DMLC_INTERFACE" not in environ:
+        environ.setdefault("DMLC_NODE_HOST", "127.0.0.1")
+
+
+def read_place(environ: Mapping[str, str]) -> Place:
+    """Raises InputError, naming the variable, for one that is missing, malformed or contradicts another."""
+    role = environ.get("DMLC_ROLE", "")
+    if role != "worker":
+        raise InputError(
+            f"DMLC_ROLE={role}: this script is a worker's; servers and the scheduler run bpslaunch alone"
+            if role
+            else f"DMLC_ROLE is not set, though other variables of BytePS are: {_HOW}"
+        )
+    workers = _number(environ, "DMLC_NUM_WORKER", least=1)
+    worker = _number(environ, "DMLC_WORKER_ID", least=0)
+    local_size = _number(environ, "BYTEPS_LOCAL_SIZE", least=1)
+    local_rank = _number(environ, "BYTEPS_LOCAL_RANK", least=0)
+    if worker >= workers:
+        raise InputError(f"DMLC_WORKER_ID={worker}: with DMLC_NUM_WORKER={workers} it is 0 to {workers - 1}")
+    if local_rank >= local_size:
+        raise InputError(
+            f"BYTEPS_LOCAL_RANK={local_rank}: with BYTEPS_LOCAL_SIZE={local_size} it is 0 to {local_size - 1}"
+        )
+    rank = worker * local_size + local_rank
+    if environ.get("BYTEPS_GLOBAL_RANK", str(rank)) != str(rank):
+        raise InputError(
+            f"BYTEPS_GLOBAL_RANK={environ['BYTEPS_GLOBAL_RANK']} contradicts DMLC_WORKER_ID={worker} and "
+            f"BYTEPS_LOCAL_RANK={local_rank}, which make rank {rank}; unset it"
+        )
+    if environ.get("BYTEPS_ENABLE_ASYNC", "0") != "0":
+        raise InputError(
+            "BYTEPS_ENABLE_ASYNC: asynchronous training leaves no mean to clip and apply; unset it"
+        )
+    distributed = workers > 1 or environ.get("BYTEPS_FORCE_DISTRIBUTED", "0") != "0"
+    scheduler = ""
+    if distributed:
+        _number(environ, "DMLC_NUM_SERVER", least=1)
+        port = _number(environ, "DMLC_PS_ROOT_PORT", least=1)
+        host = environ.get("DMLC_PS_ROOT_URI", "")
+        if not host:
+            raise InputError(f"DMLC_PS_ROOT_URI is not set: it is the scheduler's address; {_HOW}")
+        if port > 65535:
+            raise InputError(f"DMLC_PS_ROOT_PORT={port}: a port is at most 65535")
+        scheduler = f"{host}:{port}"
+    return Place(rank, workers * local_size, local_rank, local_size, distributed, scheduler)
+
+
+def _number(environ: Mapping[str, str], name: str, least: int) -> int:
+    text = environ.get(name)
+    if text is None:
+        raise InputError(f"{name} is not set: {_HOW}")
+    if not text.strip().isdigit() or int(text) < least:
+        raise InputError(f"{name}={text}: it must be a whole number, {least} or more")
+    return int(text)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether it is an address that reaches this host only: localhost, 127.*."""
+    return host == "localhost" or host.startswith("127.")

@@ -1,0 +1,1 @@
+"""Gradients sent in fewer bytes, and what is done about the error."""

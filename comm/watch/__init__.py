@@ -1,0 +1,1 @@
+"""Limits to waiting, and who is missing when one is reached."""

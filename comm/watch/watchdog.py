@@ -1,0 +1,260 @@
+"""A limit to waiting, for any `comm.base.Communicator`: neither Horovod nor BytePS has one.
+
+A rank that is stopped, lost with its host or cut off leaves the others waiting for ever in their libraries.
+`watched` puts a limit to it, `timeout` seconds:
+
+- Joining. A rank that has not joined the others by then says so, with what it sees of the run, and ends.
+- Afterwards a thread in each rank exchanges signs of life with rank 0 (`comm.watch.heartbeat`). Who gives
+  none for so long, or whose connection closes before the run does, is named by rank 0, and every rank ends.
+  If it is rank 0, rank 1 names it.
+- With BytePS rank 0 also watches the scheduler (`comm.watch.scheduler`).
+- If no rank is missing but all have waited inside one exchange for so long, the library or a server is stuck.
+  A step's computing counts as waiting, because `average` only queues: the timeout must be longer than that.
+
+A rank ends with exit code 1, through `comm.base.abort`: its main thread may be inside a library and cannot be
+interrupted. What computes for longer than the timeout outside of an exchange, as when one rank reads a corpus
+while the others wait in `barrier`, is no failure.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NoReturn, Sequence
+
+from comm.base import CommunicationError, Communicator, abort
+from comm.watch.heartbeat import ENDED, LOST, SILENT, STUCK, TOLD, Hub, Link
+from comm.watch.heartbeat_wire import Sign
+from comm.watch.run_processes import describe_run, launched_rank, scheduler_address, uses_byteps
+from comm.watch.scheduler import SchedulerWatch
+
+if TYPE_CHECKING:
+    from mxnet.nd import NDArray
+
+DEFAULT_TIMEOUT = 600.0
+LONGEST_INTERVAL = 5.0  # seconds between two signs of life
+PATIENCE = 2.0  # seconds that other ranks leave to rank 0 to say the same thing first
+_ADDRESS_BYTES = 4096
+_OPTION = "--comm_timeout"
+
+
+def watched(
+    make_communicator: Callable[[], Communicator],
+    timeout: float = DEFAULT_TIMEOUT,
+    environ: Mapping[str, str] = os.environ,
+) -> Communicator:
+    """The communicator that `make_communicator` returns, with every wait limited to `timeout` seconds; every
+    rank calls it. A run of one process without servers has nothing to wait for and is returned as it is.
+
+    Raises what `make_communicator` raises, and CommunicationError when a rank cannot connect to rank 0.
+    """
+    rank = launched_rank(environ)
+    # Rank 0 speaks first; should it be the one that is missing, rank 1 does.
+    with _time_limit(
+        timeout + min(rank, 2) * 2 * PATIENCE,
+        f"waited {timeout:g} s ({_OPTION}) for the other ranks to join",
+        rank,
+        environ,
+    ):
+        communicator = make_communicator()
+        if communicator.size == 1 and not uses_byteps(environ):
+            return communicator
+        return WatchedCommunicator(communicator, timeout, environ)
+
+
+class WatchedCommunicator:
+    """Hands every call on, and notes for the heartbeat which one it is."""
+
+    def __init__(self, communicator: Communicator, timeout: float, environ: Mapping[str, str]):
+        self._communicator = communicator
+        self.rank, self.size = communicator.rank, communicator.size
+        self.local_rank, self.local_size = communicator.local_rank, communicator.local_size
+        self._activity = Activity()
+        self._verdict = threading.Event()
+        self._environ = environ
+        self._open = True
+        self._heartbeat = _connect(communicator, timeout, self._activity.sign, self._end)
+        self._scheduler: SchedulerWatch | None = None
+        if isinstance(self._heartbeat, Hub) and scheduler_address(environ):
+            self._scheduler = SchedulerWatch(environ, timeout, timeout / 5, self._heartbeat.report)
+
+    def broadcast(self, arrays: Sequence[NDArray], root: int = 0) -> None:
+        with self._inside("broadcast"):
+            self._communicator.broadcast(arrays, root)
+
+    def average(self, arrays: Sequence[NDArray]) -> None:
+        if arrays:
+            self._activity.enter("average")  # until a call that waits has returned
+        self._communicator.average(arrays)
+
+    def all_agree(self, flags: Sequence[bool]) -> list[bool]:
+        with self._inside("all_agree"):
+            return self._communicator.all_agree(flags)
+
+    def barrier(self) -> None:
+        with self._inside("barrier"):
+            self._communicator.barrier()
+
+    def close(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        with self._inside("close"):
+            self._communicator.close()
+            self._heartbeat.close()
+        if self._scheduler:
+            self._scheduler.close()
+
+    @contextmanager
+    def _inside(self, exchange: str) -> Iterator[None]:
+        self._activity.enter(exchange)
+        try:
+            yield
+        except CommunicationError:
+            # The library only knows that somebody is missing; the heartbeat is about to know who.
+            if self._verdict.wait(PATIENCE):
+                _never_returns()
+            raise
+        finally:
+            self._activity.leave()
+
+    def _end(self, kind: str, text: str) -> None:
+        """In the heartbeat's thread: say it, unless another rank does, and end this process."""
+        self._verdict.set()
+        byteps = uses_byteps(self._environ)
+        time.sleep(patience(self.rank, kind))
+        if kind == TOLD and (not byteps or self.local_rank):
+            abort(1)  # rank 0 has said it where this rank's output goes, too; bpslaunch has several places
+        if kind == STUCK:
+            guilty = "a BytePS server does not answer" if byteps else "the library is stuck"
+            text += f" ({_OPTION}) and none is missing: {guilty}, or a step takes longer than that"
+        elif kind in (SILENT, LOST):
+            text += f" ({_OPTION})"
+        seen = "" if kind == TOLD else describe_run(self._environ, ask_scheduler=kind == STUCK)
+        _end_process(text, self.rank, seen)
+
+
+class Activity:
+    """Which exchange the thread that made this object is in. One thread enters and leaves, another asks."""
+
+    def __init__(self) -> None:
+        self._now: tuple[str, float] = ("", 0.0)  # exchanged as a whole: no lock is needed
+
+    def enter(self, exchange: str) -> None:
+        self._now = (exchange, time.monotonic())
+
+    def leave(self) -> None:
+        self._now = ("", 0.0)
+
+    def sign(self) -> Sign:
+        exchange, begun = self._now
+        return Sign(exchange, time.monotonic() - begun if exchange else 0.0)
+
+
+def patience(rank: int, kind: str) -> float:
+    """Seconds that a rank waits with its verdict, so that one rank speaks, the one that knows best: a rank
+    that fails says why itself (after `training.entry.PATIENCE` unless it is rank 0), and a launcher ends the
+    others."""
+    if rank == 0:
+        return PATIENCE / 2 if kind == ENDED else 0.0
+    if kind == TOLD:  # rank 0 is saying it
+        return 2 * PATIENCE
+    return min(rank - 1, 1) * PATIENCE + (1.5 * PATIENCE if kind == ENDED else 0.0)
+
+
+def _connect(
+    communicator: Communicator,
+    timeout: float,
+    sign: Callable[[], Sign],
+    on_verdict: Callable[[str, str], None],
+) -> Hub | Link:
+    interval = min(LONGEST_INTERVAL, timeout / 5)
+    hub = Hub(communicator.size, timeout, interval, sign, on_verdict) if communicator.rank == 0 else None
+    own = {"addresses": _addresses(), "port": hub.port, "token": hub.token} if hub else {}
+    where = _from_rank_0(communicator, own)
+    reason = ""
+    link = None
+    if hub is None:
+        try:
+            link = Link(
+                communicator.rank, where["addresses"], where["port"], where["token"], timeout, interval, sign,
+                on_verdict, connect_seconds=timeout / 4,
+            )  # fmt: skip
+        except ConnectionError as error:
+            reason = str(error)
+    if communicator.all_agree([not reason]) != [True]:
+        place = f"rank 0 at port {where['port']} of {', '.join(where['addresses'])}"
+        who = f"ranks {', '.join(map(str, hub.missing))} cannot" if hub else "cannot"
+        raise CommunicationError(
+            f"{who} connect to {place}: the hosts must accept TCP connections from each other"
+            + (f" ({reason})" if reason else "")
+        )
+    beat = hub or link
+    assert beat is not None
+    return beat
+
+
+def _from_rank_0(communicator: Communicator, value: Mapping[str, Any]) -> dict[str, Any]:
+    """Rank 0's `value`, on every rank."""
+    mx: Any = importlib.import_module("mxnet")
+    text = json.dumps(value).encode().ljust(_ADDRESS_BYTES)
+    if len(text) > _ADDRESS_BYTES:
+        raise CommunicationError(f"rank 0 has too many network addresses: {len(value['addresses'])}")
+    array = mx.nd.array(list(text), ctx=mx.cpu(), dtype="uint8")
+    communicator.broadcast([array])
+    return json.loads(array.asnumpy().tobytes())
+
+
+def _addresses() -> list[str]:
+    """This host's IPv4 addresses, loopback last."""
+    psutil: Any = importlib.import_module("psutil")
+    found = [
+        entry.address
+        for entries in psutil.net_if_addrs().values()
+        for entry in entries
+        if entry.family == socket.AF_INET
+    ]
+    return sorted(found, key=lambda address: address.startswith("127."))
+
+
+@contextmanager
+def _time_limit(seconds: float, message: str, rank: int, environ: Mapping[str, str]) -> Iterator[None]:
+    """Ends the process unless the block has ended within `seconds`."""
+    done = threading.Event()
+
+    def watch() -> None:
+        if not done.wait(seconds):
+            _end_process(message, rank, describe_run(environ, ask_scheduler=True), done)
+
+    thread = threading.Thread(target=watch, name="join-limit", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _end_process(message: str, rank: int, seen: str = "", unless: threading.Event | None = None) -> None:
+    """One line on standard error, and the end of this process (not if `unless` is set meanwhile)."""
+    line = f"error: {f'rank {rank}: ' if rank else ''}{message}{f'; {seen}' if seen else ''}"
+    if unless is not None and unless.is_set():
+        return
+    # Where nobody reads the standard streams any more, writing to them could take for ever.
+    limit = threading.Timer(PATIENCE, os._exit, (1,))
+    limit.daemon = True
+    limit.start()
+    print(line, file=sys.stderr, flush=True)
+    abort(1)
+
+
+def _never_returns() -> NoReturn:
+    """The heartbeat's thread is about to end this process; its verdict is the better message."""
+    time.sleep(10 * PATIENCE)
+    abort(1)

@@ -1,1 +1,0 @@
-"""Directories of columns: built by many processes, resumable, memory-mapped, cached by content."""

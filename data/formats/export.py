@@ -1,0 +1,236 @@
+"""Writes instances to files that other projects read: npz, HDF5, TFRecord, OFRecord.
+
+Two ways in, both ending in a directory of files `pretrain-00000.npz` (or `.tfrecord`, `.tfrecord.gz`; HDF5:
+`training-00000.hdf5`; OFRecord: `part-00000`) and a `manifest.json`:
+
+    export_text(store_directories, output, MaskSettings(...), FileSettings(...), num_workers, progress)
+    export_instances(paths, vocab_size, output, FileSettings(...), skip_bad_records, num_workers, progress)
+
+The instances first become an instance store in `<output>.partial`, which takes about as much disk as the
+files of records and is removed at the end; then each file is a pure function of that store. So both steps run
+in parallel, and go on where they stopped. `output` appears by a rename when all is there. Shuffled files are
+gathered from all over the store, which is fast as long as it fits into the memory that the system has free.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from contextlib import closing
+from dataclasses import asdict
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
+
+from base.errors import InputError
+from base.files import sha256_of, sync_directory
+from base.locks import locked
+from base.progress import Progress, Silent
+from base.workers import WorkerCrash, in_order
+from data.formats.export_files import INSTANCES_PER_FILE, FileJob, FileSettings, WriteFile
+from data.formats.find import EXPORT_FORMAT
+from data.pretraining.streams import epoch_key
+from data.store.build import is_built
+from data.store.cache import describe_sources
+from data.store.from_files import build_instances
+from data.store.from_tokens import MaskSettings, build_masked
+from data.store.instances import InstanceStore
+from data.store.journal import MANIFEST, read_json, write_json
+from data.store.tokens import TokenStore
+
+__all__ = [
+    "INSTANCES_PER_FILE",
+    "Exported",
+    "FileSettings",
+    "MaskSettings",
+    "export_instances",
+    "export_text",
+]
+
+_JOURNAL = "files.json"
+_STORE = "instances"
+_SHUFFLE_PURPOSE = 64
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Exported(NamedTuple):
+    """What an export wrote."""
+
+    num_files: int
+    num_bytes: int
+    counts: dict[str, int]  # instances, tokens, predictions and, for files of instances, skipped
+    messages: list[str]  # of the first records that were skipped
+
+
+def export_text(
+    stores: Sequence[str],
+    output: str,
+    masks: MaskSettings,
+    files: FileSettings,
+    num_workers: int = 1,
+    progress: Progress | None = None,
+) -> Exported:
+    """Write `masks.dupe_factor` copies of a token store's pairs, each with masks of its own, to files.
+
+    Copy e is what training on the store has in epoch e with this seed. The instances of all copies are
+    shuffled together by the seed and padded to max_seq_length. `stores` is the directory of the store, or of
+    several, for a tokenizer that samples: one for each copy.
+    Raises InputError for options out of range, a store that is not one, or if `output` holds something else.
+    """
+    opened = [TokenStore.open(store) for store in stores]
+    identity = {
+        "stores": [sha256_of(os.path.join(store, MANIFEST)) for store in stores],
+        "masks": asdict(masks),
+    }
+
+    def build(directory: str) -> None:
+        build_masked(stores, masks, directory, identity, num_workers, progress)
+
+    key = epoch_key(masks.seed, 0, _SHUFFLE_PURPOSE)
+    pad_id = opened[0].vocabulary.pad_id
+    return _export(output, identity, build, key, pad_id, files, num_workers, progress)
+
+
+def export_instances(
+    paths: Sequence[str],
+    vocab_size: int,
+    output: str,
+    files: FileSettings,
+    skip_bad_records: bool = False,
+    num_workers: int = 1,
+    progress: Progress | None = None,
+) -> Exported:
+    """Write the instances of files, of any formats, to files of one format: same masks, same order.
+
+    Rows are padded with 0 to the widest of the sources. `vocab_size` bounds the token ids.
+    Raises InputError as data.store.from_files.build_instances, for what a format cannot hold (HDF5: weights),
+    or if `output` holds something else.
+    """
+    sources = describe_sources(paths, progress=progress)
+    identity = {
+        "vocab_size": vocab_size,
+        "skip_bad_records": skip_bad_records,
+        "sources": [source["sha256"] for source in sources],
+    }
+
+    def build(directory: str) -> None:
+        build_instances(paths, vocab_size, directory, num_workers, skip_bad_records, progress, sources)
+
+    return _export(output, identity, build, None, 0, files, num_workers, progress)
+
+
+def _export(
+    output: str,
+    source: Mapping[str, Any],
+    build: Callable[[str], None],
+    key: int | None,
+    pad_id: int,
+    files: FileSettings,
+    num_workers: int,
+    progress: Progress | None,
+) -> Exported:
+    """Build the instance store, write the files from it, shuffled by `key` if there is one, and rename."""
+    files.check()
+    output = os.path.abspath(output)
+    told = progress if progress is not None else Silent()
+    identity = {"format": EXPORT_FORMAT, **source, "files": asdict(files)}
+    os.makedirs(os.path.dirname(output), exist_ok=True)
+    with locked(
+        f"{output}.lock", lambda: told.note(f"waiting for another process to write {output}")
+    ) as alone:
+        if not alone:
+            told.note(f"no locks on this file system: let no other process write {output} meanwhile")
+        if not is_built(output, identity):
+            partial = f"{output}.partial"
+            store_directory = os.path.join(partial, _STORE)
+            done = _resumed(partial, identity)
+            try:
+                build(store_directory)
+                store = InstanceStore.open(store_directory, verify=False)
+                _write_files(store, partial, identity, done, key, pad_id, files, num_workers, told)
+                _finish(store, partial, identity, done)
+            except WorkerCrash:
+                raise
+            except InputError:
+                if not os.path.exists(f"{store_directory}.partial"):  # else it can go on: the disk is full
+                    shutil.rmtree(partial, ignore_errors=True)
+                raise
+            except OSError as error:
+                if error.errno not in _FULL:
+                    where = f" ({error.filename})" if error.filename else ""
+                    raise InputError(f"cannot write {output}: {error.strerror or error}{where}") from error
+                raise InputError(
+                    f"{partial}: {error.strerror}; free some space and give the same command again: "
+                    "it goes on where it stopped"
+                ) from error
+            os.rename(partial, output)
+            sync_directory(os.path.dirname(output))
+    manifest = read_json(os.path.join(output, MANIFEST))
+    written = manifest["files"]
+    size = sum(int(file["size"]) for file in written)
+    return Exported(len(written), size, manifest["counts"], manifest["messages"])
+
+
+def _resumed(partial: str, identity: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The files that an unfinished export of the same identity has written; else a fresh directory."""
+    journal = read_json(os.path.join(partial, _JOURNAL))
+    if journal.get("identity") == identity:
+        return list(journal["files"])
+    shutil.rmtree(partial, ignore_errors=True)
+    os.makedirs(partial)
+    write_json(os.path.join(partial, _JOURNAL), {"identity": identity, "files": []})
+    return []
+
+
+def _write_files(
+    store: InstanceStore,
+    partial: str,
+    identity: Mapping[str, Any],
+    done: list[dict[str, Any]],
+    key: int | None,
+    pad_id: int,
+    files: FileSettings,
+    num_workers: int,
+    told: Progress,
+) -> None:
+    """Write the files that are missing and note each in the journal and in `done`."""
+    count = store.num_instances
+    num_files = -(-count // files.instances_per_file)
+    bounds = [count * number // num_files for number in range(num_files + 1)]
+    jobs = [
+        FileJob(os.path.join(partial, files.file_name(number)), bounds[number], bounds[number + 1])
+        for number in range(len(done), num_files)
+    ]
+    work = WriteFile(store.directory, pad_id, key, files)
+    token_bytes = store.ids.itemsize + store.segments.itemsize
+    told.begin(f"writing {files.format}", store.num_tokens * token_bytes)
+    try:
+        told.update(int(store.token_ends[bounds[len(done)]]) * token_bytes, {})
+        in_process = len(jobs) <= 1 or num_workers <= 1
+        results = (work(job) for job in jobs) if in_process else in_order(work, jobs, num_workers)
+        with closing(results):
+            for job, described in zip(jobs, results):
+                done.append(described)
+                write_json(os.path.join(partial, _JOURNAL), {"identity": identity, "files": done})
+                told.update(int(store.token_ends[job.stop]) * token_bytes, {"instances": job.stop})
+    finally:
+        told.end()
+
+
+def _finish(
+    store: InstanceStore, partial: str, identity: Mapping[str, Any], done: Sequence[Mapping[str, Any]]
+) -> None:
+    """Leave only the files and the manifest."""
+    manifest = {
+        "format": EXPORT_FORMAT,
+        "identity": identity,
+        "counts": store.manifest["counts"],
+        "messages": store.manifest["messages"],
+        "files": list(done),
+    }
+    write_json(os.path.join(partial, MANIFEST), manifest)
+    shutil.rmtree(os.path.join(partial, _STORE))
+    os.unlink(os.path.join(partial, _JOURNAL))
+    for name in os.listdir(partial):
+        if name != MANIFEST and name not in {str(file["file"]) for file in done}:
+            os.unlink(os.path.join(partial, name))  # a temporary file of a run that was killed
+    sync_directory(partial)

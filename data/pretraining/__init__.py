@@ -1,0 +1,1 @@
+"""From stored tokens to the masked batches of one rank."""

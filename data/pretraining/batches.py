@@ -1,0 +1,193 @@
+"""This rank's batches: length-bucketed, every sample once an epoch, seekable, made ahead."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import TracebackType
+from typing import Callable, Iterator
+
+from data.pretraining.buckets import EpochOrder, bucket_bounds, epoch_order, padded_to, rows_per_batch
+from data.pretraining.epochs import EpochCache
+from data.pretraining.prefetch import Prefetcher
+from data.pretraining.sources import Batch, Source, dummy_batch
+from data.pretraining.streams import epoch_key
+
+__all__ = [
+    "EPOCH_SHIFT",
+    "Batch",
+    "PretrainingBatches",
+    "Source",
+    "dummy_batch",
+    "evaluation_batches",
+    "prefetched",
+]
+
+_ORDER_PURPOSE = 2
+EPOCH_SHIFT = 32
+_BATCHES_MASK = (1 << EPOCH_SHIFT) - 1
+_AHEAD_AFTER = 4  # the next epoch is prepared once a quarter of this one is consumed
+_EVALUATION_SEED = 0
+_EVALUATION_BUCKETS = 4
+
+
+class PretrainingBatches:
+    """Batches of one rank, epoch after epoch without end.
+
+    An epoch is a sequence of blocks (`data.pretraining.buckets.epoch_order`), each a rank's batch. Epochs
+    follow each other without a gap, and with W ranks a step takes the next W blocks, rank r the r-th of them.
+    So every sample comes exactly once an epoch, every rank has the same number of batches, and the order of
+    samples is the same for any number of ranks: a run that goes on with another number continues exactly
+    where the first one stopped. A step that ends an epoch takes its other blocks from the next one; with
+    fewer blocks than ranks it takes from several.
+
+    In one step the ranks may have blocks of different buckets. With `use_avg_len` all hold about the same
+    number of tokens, so that the ranks still take about the same time. All ranks must be given the same
+    source content, options and seed. Batches of a bucket have one shape, except the one block of an epoch
+    that is smaller. The bucket bounds come from the lengths of epoch 0. `batch_size` counts sequences of a
+    rank, or with `use_avg_len` its tokens (see `data.pretraining.buckets.rows_per_batch`).
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        batch_size: int,
+        use_avg_len: bool,
+        num_buckets: int,
+        seed: int,
+        rank: int,
+        world_size: int,
+        shuffle: bool = True,
+    ) -> None:
+        self._source = source
+        self._seed, self._shuffle = seed, shuffle
+        self._rank, self._world_size = rank, world_size
+        self._batch_size, self._use_avg_len = batch_size, use_avg_len
+        self._bounds = bucket_bounds(source.lengths(seed, 0), num_buckets, source.max_length)
+        self._orders: EpochCache[int, EpochOrder] = EpochCache(self._make_order, lambda order: order.nbytes)
+        self._position = 0
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """(rows, padded length) of each bucket's batches, shortest first."""
+        return [(rows_per_batch(bound, self._batch_size, self._use_avg_len), bound) for bound in self._bounds]
+
+    @property
+    def position(self) -> int:
+        """Where the next step is, for a checkpoint; it rises, is the same on every rank, and means the same
+        for any number of ranks.
+
+        It is epoch * 2**32 + blocks of that epoch that all ranks together have consumed: batches before it
+        need not be counted to find it.
+        """
+        return self._position
+
+    def seek(self, position: int) -> None:
+        """Continue at a `position`; a plain number of blocks from the start is understood too."""
+        if position < 0:
+            raise ValueError(f"position {position} is negative")
+        self._position = position
+
+    def blocks_in_epoch(self, epoch: int) -> int:
+        """Blocks, each a batch of one of the ranks, in an epoch."""
+        return len(self._orders.get(epoch))
+
+    def order(self, epoch: int) -> EpochOrder:
+        """The order of an epoch's blocks: its `shapes()` say what padding costs."""
+        return self._orders.get(epoch)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for position, make in self.tasks():
+            batch = make()
+            # Moved on before the batch is handed out: whoever holds batch k has consumed k + 1.
+            self._position = position
+            yield batch
+
+    def tasks(self) -> Iterator[tuple[int, Callable[[], Batch]]]:
+        """From the present position for ever: the position after a batch, and the function making it."""
+        epoch, consumed = self._place(self._position >> EPOCH_SHIFT, self._position & _BATCHES_MASK)
+        while True:
+            own_epoch, block = self._place(epoch, consumed + self._rank)
+            samples, padded = self._orders.get(own_epoch).block(block)
+            make = partial(self._source.collate, self._seed, own_epoch, samples, padded)
+            # Not before: what belongs to the epoch before is given up for it, and must be out of use.
+            if consumed >= self.blocks_in_epoch(epoch) // _AHEAD_AFTER:
+                self._orders.prepare(epoch + 1)
+            epoch, consumed = self._place(epoch, consumed + self._world_size)
+            yield (epoch << EPOCH_SHIFT) + consumed, make
+
+    def _place(self, epoch: int, blocks: int) -> tuple[int, int]:
+        """The epoch and the place in it of the block that many after the first of `epoch`."""
+        # The first block of an epoch is there without asking how many there are.
+        while blocks and blocks >= self.blocks_in_epoch(epoch):
+            blocks -= self.blocks_in_epoch(epoch)
+            epoch += 1
+        return epoch, blocks
+
+    def _make_order(self, epoch: int) -> EpochOrder:
+        lengths = self._source.lengths(self._seed, epoch)
+        # A later epoch may hold a longer sample than the first one had.
+        longest = max(self._bounds[-1], padded_to(int(lengths.max()), self._source.max_length))
+        bounds = [*self._bounds[:-1], longest]
+        rows = [rows_per_batch(bound, self._batch_size, self._use_avg_len) for bound in bounds]
+        key = epoch_key(self._seed, epoch, _ORDER_PURPOSE) if self._shuffle else None
+        return epoch_order(lengths, bounds, rows, key)
+
+
+class _PrefetchedBatches:
+    """Iterator over batches made ahead that keeps `batches.position` at what the consumer has taken."""
+
+    def __init__(self, batches: PretrainingBatches, depth: int, num_workers: int) -> None:
+        self._batches = batches
+        tasks = (partial(_run, position, make) for position, make in batches.tasks())
+        self._prefetcher: Prefetcher[tuple[int, Batch]] = Prefetcher(tasks, depth, num_workers)
+
+    def __iter__(self) -> _PrefetchedBatches:
+        return self
+
+    def __next__(self) -> Batch:
+        position, batch = next(self._prefetcher)
+        self._batches.seek(position)
+        return batch
+
+    def close(self) -> None:
+        """End the worker threads."""
+        self._prefetcher.close()
+
+    def __enter__(self) -> _PrefetchedBatches:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def prefetched(batches: PretrainingBatches, depth: int, num_workers: int) -> _PrefetchedBatches:
+    """Iterate over `batches` from its position, `num_workers` threads working up to `depth` batches ahead.
+
+    Same batches in the same order for any number of workers; 0 (--num_data_workers 0) makes each when it is
+    asked for. `batches.position` counts what was taken, not what was made ahead. To seek, close, seek and
+    prefetch anew. An exception surfaces where its batch is taken. Use it in a `with` block or call close().
+    """
+    return _PrefetchedBatches(batches, depth, num_workers)
+
+
+def evaluation_batches(source: Source, batch_size: int, rank: int, world_size: int) -> Iterator[Batch]:
+    """One pass over the source, each sample on one rank, with the same pairs and masks at every call.
+
+    `batch_size` counts sequences. Batches are sorted into four length buckets and dealt to the ranks in turn,
+    so a rank may have one batch more than another, or none.
+    """
+    lengths = source.lengths(_EVALUATION_SEED, 0)
+    bounds = bucket_bounds(lengths, _EVALUATION_BUCKETS, source.max_length)
+    order = epoch_order(lengths, bounds, [batch_size] * len(bounds), None)
+    for place in range(rank, len(order), world_size):
+        samples, padded = order.block(place)
+        yield source.collate(_EVALUATION_SEED, 0, samples, padded)
+
+
+def _run(position: int, make: Callable[[], Batch]) -> tuple[int, Batch]:
+    return position, make()

@@ -1,0 +1,312 @@
+"""Sentence pairs: how BERT's pretraining cuts documents into instances, as a pure function of a key.
+
+The algorithm is that of Google's create_pretraining_data.py (Devlin et al., arXiv:1810.04805, section A.2).
+It walks through a document chunk by chunk, each chunk's place depending on the draws for the one before, but
+documents do not depend on each other: thousands of them are walked through in lock step, so that every NumPy
+call does one chunk of each.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from typing import NamedTuple
+
+import numpy as np
+
+from base.errors import InputError
+from data.pretraining.streams import draw, fractions, ones_among
+from data.store.tokens import TokenStore
+
+MIN_SEQ_LENGTH = 5  # [CLS] a [SEP] b [SEP]
+
+_LANES = 4096  # documents in lock step: their state stays in the cache
+_FEW_LANES = 12  # fewer are faster one by one
+_WINDOW_DOCUMENTS = 1 << 16  # documents whose pairs are put in order together; numbers fit 16 bits
+_WINDOW_CHUNKS = 1 << 20  # ... and about so many pairs: bounds memory
+
+# A document's random words: two for its target length, then eight for each chunk.
+_IS_SHORT, _SHORT_LENGTH = 0, 1
+_CHUNK_WORDS = 8
+_SPLIT, _IS_RANDOM, _OTHER_DOCUMENT, _OTHER_SENTENCE, _CUT_A, _CUT_B = range(6)
+
+
+class Pairs(NamedTuple):
+    """Sentence pairs as ranges of token positions in a store, one row an instance, all of shape (N,).
+
+    Rows come by document, then by place in it. 13 bytes a pair, or 21 for stores of 2**32 tokens and more.
+    """
+
+    a_start: np.ndarray  # uint32 or int64
+    a_length: np.ndarray  # uint16
+    b_start: np.ndarray  # uint32 or int64
+    b_length: np.ndarray  # uint16
+    is_random: np.ndarray  # bool, True where B comes from another document
+
+    def lengths(self) -> np.ndarray:
+        """Sequence lengths with [CLS] and both [SEP], int32 of shape (N,)."""
+        lengths = self.a_length.astype(np.int32)
+        lengths += self.b_length
+        lengths += 3
+        return lengths
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, in bytes."""
+        return sum(column.nbytes for column in self)
+
+
+def pair_plan(store: TokenStore, max_seq_length: int, short_seq_prob: float, key: int) -> Pairs:
+    """Pair up all sentences of the store, document by document.
+
+    A document draws a target length: max_seq_length - 3, or with probability `short_seq_prob` uniform from 2
+    to that. Sentences are collected until they reach it and split at a random sentence into A and B. With
+    probability one half, or when there is a single sentence, B is replaced by sentences from a random place
+    in another document and the unused ones are returned. A pair that is too long loses tokens from the front
+    or back, at random, of its longer half.
+    `key` is 64 random bits (pretraining.streams.epoch_key); a document's pairs depend on it and on its
+    number alone.
+    Raises InputError when the store has a single document, which leaves no other to take a random B from.
+    """
+    if store.num_documents < 2:
+        raise InputError(
+            "the text has a single document, but next-sentence prediction needs two or more: "
+            "separate documents by blank lines"
+        )
+    walk = _Walk(store, max_seq_length - 3, short_seq_prob, key)
+    windows: list[Pairs] = []
+    first = 0
+    while first < store.num_documents:
+        last = walk.window_end(first)
+        windows.append(walk.pairs(first, last))
+        first = last
+    # Column by column, so that no more than one is held twice.
+    rows = [list(window) for window in windows]
+    del windows
+    columns = []
+    for number in range(len(Pairs._fields)):
+        columns.append(np.concatenate([row[number] for row in rows]))
+        for row in rows:
+            row[number] = row[0][:0]
+    return Pairs(*columns)
+
+
+class _Chunks(NamedTuple):
+    """What one or several steps found: tokens of A and B before anything is cut, all of shape (n,)."""
+
+    document: np.ndarray  # uint16, counted from the window's first
+    a_start: np.ndarray  # int64
+    a_length: np.ndarray  # int64
+    b_start: np.ndarray  # int64
+    b_length: np.ndarray  # int64
+    is_random: np.ndarray  # bool
+
+
+class _Walk:
+    """The walk through a store's documents with one set of options."""
+
+    def __init__(self, store: TokenStore, max_tokens: int, short_seq_prob: float, key: int) -> None:
+        self._offsets, self._bounds = store.sentences, store.documents
+        self._num_documents = store.num_documents
+        self._max_tokens, self._short_seq_prob = max_tokens, short_seq_prob
+        self._key = np.array([key], dtype=np.uint64)
+        self._start_dtype = np.dtype(np.uint32 if store.num_tokens < 1 << 32 else np.int64)
+
+    def window_end(self, first: int) -> int:
+        """The document after the last of the window that begins with `first`."""
+        bounds = self._bounds[first : first + _WINDOW_DOCUMENTS + 1]
+        tokens = self._offsets[bounds]
+        limit = tokens[0] + _WINDOW_CHUNKS * self._max_tokens
+        return first + max(1, int(np.searchsorted(tokens, limit, side="right")) - 1)
+
+    def pairs(self, first: int, last: int) -> Pairs:
+        """The pairs of the documents from `first` to last - 1."""
+        keys = draw(self._key, np.arange(first, last, dtype=np.uint64))
+        targets = self._targets(keys)
+        chunks = self._chunks(first, keys, targets, self._bounds[first : last + 1])
+        order = np.argsort(chunks.document, kind="stable")  # a radix sort for 16 bits
+        chunks = _Chunks(*(column[order] for column in chunks))
+        per_document = np.bincount(chunks.document, minlength=last - first)
+        place = np.arange(len(order)) - np.repeat(np.cumsum(per_document) - per_document, per_document)
+        a_start, a_length, b_start, b_length = self._cut(chunks, keys[chunks.document], place)
+        return Pairs(
+            a_start.astype(self._start_dtype),
+            a_length.astype(np.uint16),
+            b_start.astype(self._start_dtype),
+            b_length.astype(np.uint16),
+            chunks.is_random,
+        )
+
+    def _targets(self, keys: np.ndarray) -> np.ndarray:
+        words = draw(keys[:, None], np.array([[_IS_SHORT, _SHORT_LENGTH]], dtype=np.uint64))
+        chance = fractions(words)
+        short = 2 + (chance[:, 1] * (self._max_tokens - 1)).astype(np.int64)
+        return np.where(chance[:, 0] < self._short_seq_prob, short, self._max_tokens)
+
+    def _chunks(self, first: int, keys: np.ndarray, targets: np.ndarray, bounds: np.ndarray) -> _Chunks:
+        """All chunks of a window's documents, those of one document in rising order."""
+        # Those with most chunks begin first, so that at the end few long ones are not left alone.
+        expected = np.diff(self._offsets[bounds]) / targets
+        queue = np.argsort(-expected, kind="stable")
+        document, queue = queue[:_LANES].copy(), queue[_LANES:]
+        sentence, number = bounds[document], np.zeros(len(document), dtype=np.int64)
+        found: list[_Chunks] = []
+        while len(queue) or len(document) >= _FEW_LANES:
+            end = bounds[document + 1]
+            chunks, sentence = self._step(
+                first, document, sentence, end, targets[document], keys[document], number
+            )
+            found.append(chunks)
+            number += 1
+            over = np.flatnonzero(sentence >= end)
+            if len(over):
+                fresh, queue = queue[: len(over)], queue[len(over) :]
+                filled = over[: len(fresh)]
+                document[filled], sentence[filled], number[filled] = fresh, bounds[fresh], 0
+                if len(fresh) < len(over):
+                    keep = np.ones(len(document), dtype=bool)
+                    keep[over[len(fresh) :]] = False
+                    document, sentence, number = document[keep], sentence[keep], number[keep]
+        for lane in range(len(document)):
+            at = int(document[lane])
+            found.append(
+                self._rest_of_document(
+                    first,
+                    at,
+                    int(sentence[lane]),
+                    int(bounds[at + 1]),
+                    int(targets[at]),
+                    keys[at],
+                    number[lane],
+                )
+            )
+        return _Chunks(*(np.concatenate(columns) for columns in zip(*found)))
+
+    def _step(
+        self,
+        first: int,
+        document: np.ndarray,
+        sentence: np.ndarray,
+        end: np.ndarray,
+        target: np.ndarray,
+        keys: np.ndarray,
+        number: np.ndarray,
+    ) -> tuple[_Chunks, np.ndarray]:
+        """The next chunk of each lane, which begins at `sentence`, and the sentence after what it used."""
+        offsets = self._offsets
+        split_chance, random_chance, document_chance, sentence_chance = _chances(keys, number)
+        start = offsets[sentence]
+        stop = _reach(offsets, start + target, sentence, end)
+        more = stop - sentence - 1  # sentences of the chunk after the first
+        split = sentence + 1 + (split_chance * more).astype(np.int64)
+        is_random = (more == 0) | (random_chance < 0.5)
+        a_length = offsets[split] - start
+
+        row = np.flatnonzero(is_random)
+        other = (document_chance[row] * (self._num_documents - 1)).astype(np.int64)
+        other += other >= document[row] + first
+        low, high = self._bounds[other], self._bounds[other + 1]
+        begin = low + (sentence_chance[row] * (high - low)).astype(np.int64)
+        wanted = np.maximum(target[row] - a_length[row], 1)
+        b_first, b_last = split.copy(), stop.copy()
+        b_first[row] = begin
+        b_last[row] = _reach(offsets, offsets[begin] + wanted, begin, high)
+        b_start = offsets[b_first]
+        chunks = _Chunks(
+            document.astype(np.uint16), start, a_length, b_start, offsets[b_last] - b_start, is_random
+        )
+        return chunks, np.where(is_random, split, stop)
+
+    def _rest_of_document(
+        self, first: int, document: int, sentence: int, end: int, target: int, key: np.uint64, number: int
+    ) -> _Chunks:
+        """The same for one document alone, chunk by chunk: a huge one would keep NumPy busy with one lane."""
+        # memoryview elements are Python integers without the cost of NumPy scalars, and bisect takes them.
+        offsets: memoryview = memoryview(self._offsets)  # type: ignore[arg-type]
+        bounds: memoryview = memoryview(self._bounds)  # type: ignore[arg-type]
+        a_start, a_length, b_start, b_length = array("q"), array("q"), array("q"), array("q")
+        is_random = bytearray()
+        chances: list[list[float]] = []
+        while sentence < end:
+            if not chances:
+                ahead = np.arange(number, number + 1024)
+                chances = _chances(np.full(1024, key), ahead).T.tolist()[::-1]
+                number += 1024
+            chance = chances.pop()
+            start = offsets[sentence]
+            stop = bisect_left(offsets, start + target, sentence + 1, end)
+            count = stop - sentence
+            split = sentence + 1 + int(chance[_SPLIT] * max(count - 1, 0))
+            random = count == 1 or chance[_IS_RANDOM] < 0.5
+            begin, last = split, stop
+            if random:
+                other = int(chance[_OTHER_DOCUMENT] * (self._num_documents - 1))
+                other += other >= document + first
+                low, high = bounds[other], bounds[other + 1]
+                begin = low + int(chance[_OTHER_SENTENCE] * (high - low))
+                wanted = max(target - (offsets[split] - start), 1)
+                last = bisect_left(offsets, offsets[begin] + wanted, begin + 1, high)
+            a_start.append(start)
+            a_length.append(offsets[split] - start)
+            b_start.append(offsets[begin])
+            b_length.append(offsets[last] - offsets[begin])
+            is_random.append(random)
+            sentence = split if random else stop
+        return _Chunks(
+            np.full(len(is_random), document, dtype=np.uint16),
+            np.frombuffer(a_start, dtype=np.int64),
+            np.frombuffer(a_length, dtype=np.int64),
+            np.frombuffer(b_start, dtype=np.int64),
+            np.frombuffer(b_length, dtype=np.int64),
+            np.frombuffer(bytes(is_random), dtype=bool),
+        )
+
+    def _cut(
+        self, chunks: _Chunks, keys: np.ndarray, number: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Remove tokens one by one from the longer half (B if equal), each from its front or back at random.
+
+        How many each half loses is arithmetic; how many of those from the front is binomial.
+        """
+        a_start, a_length, b_start, b_length = chunks[1:5]
+        row = np.flatnonzero(a_length + b_length > self._max_tokens)
+        difference = a_length[row] - b_length[row]
+        excess = a_length[row] + b_length[row] - self._max_tokens
+        longer_first = np.minimum(np.abs(difference), excess)  # until both halves are equal
+        rest = excess - longer_first
+        a_loss = np.where(difference > 0, longer_first, 0) + rest // 2
+        b_loss = np.where(difference > 0, 0, longer_first) + (rest + 1) // 2
+        place = _chunk_place(number[row])
+        for start, length, loss, word in (
+            (a_start, a_length, a_loss, _CUT_A),
+            (b_start, b_length, b_loss, _CUT_B),
+        ):
+            start[row] += ones_among(draw(keys[row], place + np.uint64(word)), loss)
+            length[row] -= loss
+        return a_start, a_length, b_start, b_length
+
+
+def _chunk_place(number: np.ndarray) -> np.ndarray:
+    """The place of a chunk's first word in its document's sequence."""
+    return (number.astype(np.uint64) + np.uint64(1)) * np.uint64(_CHUNK_WORDS)
+
+
+def _chances(keys: np.ndarray, number: np.ndarray) -> np.ndarray:
+    """Four uniform numbers for each chunk, float64 of shape (4, n), rows as _SPLIT to _OTHER_SENTENCE say."""
+    words = np.arange(4, dtype=np.uint64)[:, None]
+    return fractions(draw(keys, _chunk_place(number) + words))
+
+
+def _reach(offsets: np.ndarray, value: np.ndarray, first: np.ndarray, limit: np.ndarray) -> np.ndarray:
+    """The first index from first + 1 to limit - 1 whose offset is `value` or more, else `limit`; all (n,).
+
+    Every value must be above offsets[first].
+    """
+    value = np.minimum(value, offsets[limit])
+    # Offsets rise by one at least, so that an index cannot go further than its value does.
+    most = min(int((value - offsets[first]).max(initial=0)), int((limit - first).max(initial=0)))
+    before = first  # the last index known to be below its value
+    for step in range(most.bit_length() - 1, -1, -1):
+        probe = before + (1 << step)
+        before = np.where(offsets.take(probe, mode="clip") < value, probe, before)
+    return before + 1

@@ -1,0 +1,1 @@
+"""Directories of columns on disk, built once in parallel and mapped by every rank."""

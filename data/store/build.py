@@ -1,0 +1,263 @@
+"""Build a directory of columns from many units of input: parallel, in order, resumable.
+
+Worker processes turn units (byte ranges of text, files of instances) into parts; this process appends the
+parts to the columns in the order of the units, so the result is the same for any number of workers. All of it
+happens in `<directory>.partial`, with a journal from which a build that was killed, or whose disk was full,
+goes on. `directory` itself appears by a rename when it is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import time
+import uuid
+from typing import Any, Callable, Generator, Mapping, Optional, Protocol, Sequence
+
+from base.errors import InputError
+from base.files import sync_directory
+from base.locks import locked
+from base.progress import Progress, Silent
+from base.workers import WorkerCrash, in_order
+from data.store.columns import SHARD_BYTES
+from data.store.journal import (
+    MANIFEST,
+    BuildState,
+    Table,
+    as_json,
+    has_journal,
+    read_json,
+    units_digest,
+    units_done,
+    write_json,
+)
+from data.store.parts import Column, Part, PartFiles, PartJob, remove_parts
+
+__all__ = ["Column", "Part", "Unit", "build_columns", "is_built"]
+
+SECONDS_PER_JOURNAL = 5.0
+IN_PROCESS_BYTES = 1 << 20  # less input than this is not worth half a second for starting a worker
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Unit(Protocol):
+    """A piece of input: `name` is for messages, `size` (bytes) for progress. It is pickled."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+Work = Callable[[Any, Part], Mapping[str, Any]]
+Check = Callable[[Mapping[str, int], Mapping[str, int]], Optional[Mapping[str, int]]]
+
+
+def build_columns(
+    directory: str,
+    columns: Sequence[Column],
+    units: Sequence[Unit],
+    work: Work,
+    identity: Mapping[str, Any],
+    manifest: Mapping[str, Any],
+    num_workers: int,
+    progress: Progress | None = None,
+    *,
+    what: str = "reading",
+    isolate: bool = False,
+    memory_limit: int | None = None,
+    check: Check | None = None,
+    shard_bytes: int = SHARD_BYTES,
+    journal_seconds: float = SECONDS_PER_JOURNAL,
+) -> None:
+    """Call `work(unit, part)` for every unit and write what it appends to `part` as columns of `directory`.
+
+    `work` runs in `num_workers` processes (in this one if the input is small, unless `isolate` is set), so it
+    is pickled. It returns "counts" (numbers, which are added up) and may return "messages" (lines about
+    records that it skipped; the first few are kept). Its result and parts depend on the unit alone.
+    `identity` (JSON) says what is built: a partial build of the same identity is continued, one of another is
+    thrown away. `manifest` (JSON) is written into manifest.json beside identity, counts, messages and
+    columns; nothing in it may depend on the machine or the time. `check(counts, lengths of the columns)`
+    may refuse the result by raising InputError, or return more counts. `memory_limit` bounds each worker's
+    address space, in bytes. The journal is written every `journal_seconds`, and what is lost by a kill is
+    what came since.
+
+    Other processes that build the same directory meanwhile wait here, then find it. Returns at once if
+    `directory` is there with this identity.
+    Raises InputError for bad input (nothing is left), for a crashed worker or a full disk (the partial build
+    is left, and continued by the next call), or if `directory` holds something else.
+    """
+    directory = os.path.abspath(directory)
+    identity = as_json(identity)
+    told = progress if progress is not None else Silent()
+    try:
+        if is_built(directory, identity):
+            return
+        os.makedirs(os.path.dirname(directory), exist_ok=True)
+        with locked(
+            f"{directory}.lock", lambda: told.note(f"waiting for another process to build {directory}")
+        ) as alone:
+            if is_built(directory, identity):
+                return
+            # Without locks on this file system each builds privately, and the first rename wins.
+            partial = f"{directory}.partial" if alone else f"{directory}.partial-{uuid.uuid4().hex[:12]}"
+            if not _is_complete(partial, identity):
+                builder = _Builder(
+                    partial, columns, units, identity, shard_bytes, journal_seconds, told, alone
+                )
+                in_process = not isolate and sum(unit.size for unit in units) < IN_PROCESS_BYTES
+                builder.run(work, 0 if in_process else num_workers, memory_limit, what)
+                builder.finish(manifest, check)
+            _rename(partial, directory, identity)
+            sync_directory(os.path.dirname(directory))
+    except OSError as error:
+        if error.errno in _FULL:
+            raise _disk_full(f"{directory}.partial", units, error) from error
+        where = f" ({error.filename})" if error.filename else ""
+        raise InputError(f"cannot build {directory}: {error.strerror or error}{where}") from error
+
+
+def is_built(directory: str, identity: Mapping[str, Any]) -> bool:
+    """Whether `directory` was built with this identity. Raises InputError if it holds anything else."""
+    if not os.path.lexists(directory):
+        return False
+    if not os.path.isdir(directory):
+        raise InputError(f"{directory} is a file; give another name for the output, or remove it")
+    if not os.listdir(directory):
+        return False
+    manifest = read_json(os.path.join(directory, MANIFEST))
+    if manifest.get("identity") == as_json(identity):
+        return True
+    raise InputError(
+        f"{directory} is there already, with other content or made with other settings; "
+        "give another name for the output, or remove it"
+    )
+
+
+class _Builder:
+    """One build in its partial directory, from the journal if there is one."""
+
+    def __init__(
+        self,
+        partial: str,
+        columns: Sequence[Column],
+        units: Sequence[Unit],
+        identity: Mapping[str, Any],
+        shard_bytes: int,
+        journal_seconds: float,
+        progress: Progress,
+        keep: bool,
+    ) -> None:
+        self._partial, self._columns, self._units = partial, columns, units
+        self._identity, self._progress, self._keep = identity, progress, keep
+        self._journal_seconds = journal_seconds
+        key = {"identity": identity, "units": units_digest(units), "shard_bytes": shard_bytes}
+        self._state = BuildState.resume(partial, key, columns)
+        remove_parts(partial)
+        try:
+            self._table = Table(partial, columns, self._state, shard_bytes)
+        except ValueError as error:  # the files are not those that the journal speaks of
+            progress.note(f"{error}; starting again")
+            self._state = BuildState.fresh(partial, key, columns)
+            self._table = Table(partial, columns, self._state, shard_bytes)
+
+    def run(self, work: Work, num_workers: int, memory_limit: int | None, what: str) -> None:
+        """Build all units that are missing; `num_workers` 0 works in this process."""
+        total = sum(unit.size for unit in self._units)
+        done = sum(unit.size for unit in self._units[: self._state.next])
+        self._progress.begin(what, total)
+        try:
+            if self._state.next:
+                self._progress.note(f"going on with the unfinished {self._partial}")
+            self._progress.update(done, self._state.counts)
+            jobs = [
+                PartJob(unit, number, self._partial, tuple(self._columns))
+                for number, unit in enumerate(self._units[self._state.next :], self._state.next)
+            ]
+            saved = time.monotonic()
+            with contextlib.closing(_results(PartFiles(work), jobs, num_workers, memory_limit)) as results:
+                for unit, result in zip(self._units[self._state.next :], results):
+                    self._state = self._table.append_part(self._state, result)
+                    done += unit.size
+                    self._progress.update(done, self._state.counts)
+                    if time.monotonic() - saved >= self._journal_seconds:
+                        self._table.save(self._state)
+                        saved = time.monotonic()
+        except BaseException as error:
+            self._stop(error)
+            raise
+        finally:
+            self._progress.end()
+
+    def finish(self, manifest: Mapping[str, Any], check: Check | None) -> None:
+        """Close the columns and write the manifest."""
+        try:
+            lengths = {column.name: self._table.length(column.name) for column in self._columns}
+            more = check(self._state.counts, lengths) if check is not None else None
+            self._table.save(self._state)
+            described = self._table.close()
+            write_json(
+                os.path.join(self._partial, MANIFEST),
+                {
+                    **manifest,
+                    "identity": self._identity,
+                    "counts": {**self._state.counts, **(more or {})},
+                    "messages": self._state.messages,
+                    "columns": described,
+                },
+            )
+            remove_parts(self._partial)
+            self._state.remove(self._partial)
+            sync_directory(self._partial)
+        except BaseException as error:
+            self._stop(error)
+            raise
+
+    def _stop(self, error: BaseException) -> None:
+        """Leave a partial build that can go on, or nothing where it would stop at the same place again."""
+        remove_parts(self._partial)
+        if not self._keep or (isinstance(error, InputError) and not isinstance(error, WorkerCrash)):
+            self._table.abandon()
+            shutil.rmtree(self._partial, ignore_errors=True)
+            return
+        with contextlib.suppress(OSError):  # on a full disk the journal as it was is good
+            self._table.save(self._state)
+        self._table.abandon()
+
+
+def _results(
+    call: PartFiles, jobs: Sequence[PartJob], num_workers: int, memory_limit: int | None
+) -> Generator[Any, None, None]:
+    if not num_workers:
+        return (call(job) for job in jobs)
+    return in_order(call, jobs, num_workers, memory_limit)
+
+
+def _rename(partial: str, directory: str, identity: Mapping[str, Any]) -> None:
+    try:
+        os.rename(partial, directory)
+    except OSError:
+        if not is_built(directory, identity):
+            raise
+        shutil.rmtree(partial, ignore_errors=True)  # another process was first; its result is the same
+
+
+def _is_complete(partial: str, identity: Mapping[str, Any]) -> bool:
+    """Whether an earlier build was killed just before its rename."""
+    manifest = read_json(os.path.join(partial, MANIFEST))
+    return manifest.get("identity") == identity and not has_journal(partial)
+
+
+def _disk_full(partial: str, units: Sequence[Unit], error: OSError) -> InputError:
+    done = sum(unit.size for unit in units[: units_done(partial)])
+    total = sum(unit.size for unit in units)
+    written = sum(entry.stat().st_size for entry in os.scandir(partial)) if os.path.isdir(partial) else 0
+    wanted = written / done * (total - done) if done else total  # about a byte of store for a byte of text
+    free = shutil.disk_usage(os.path.dirname(partial)).free
+    return InputError(
+        f"{partial}: {error.strerror} ({free / 1e6:.0f} MB free, about {max(wanted / 1e6, 1):.0f} MB more "
+        "needed); free some space and give the same command again: it goes on where it stopped"
+    )

@@ -1,0 +1,161 @@
+"""Caches named by content: checksums that are remembered, one builder while others wait, damage rebuilt."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import time
+import uuid
+from typing import Any, Callable, Mapping, Sequence, TypeVar
+
+from base.errors import InputError
+from base.files import sha256_of_all
+from base.locks import locked
+from base.progress import Progress, Silent
+from data.store.journal import read_json, write_json
+
+_HASHES = "hashes.json"
+_VERIFIED = "verified.json"
+_HASHES_KEPT = 100_000
+# A file that was changed so recently may be changed again without its time showing it.
+_SETTLED_NS = 2_000_000_000
+
+Opened = TypeVar("Opened")
+
+
+def describe_sources(
+    paths: Sequence[str], cache_dir: str | None = None, progress: Progress | None = None
+) -> list[dict[str, Any]]:
+    """Name, size in bytes and SHA-256 of each file.
+
+    With `cache_dir`, checksums are remembered there (hashes.json) by path, size, time and inode, so that the
+    next start need not read a corpus again. Raises InputError for a file that cannot be read.
+    """
+    told = progress if progress is not None else Silent()
+    memo_path = os.path.join(cache_dir, _HASHES) if cache_dir is not None else None
+    memo = read_json(memo_path) if memo_path is not None else {}
+    try:
+        facts = [_facts(path) for path in paths]
+        keys = [os.path.realpath(path) for path in paths]
+        known = [_remembered(memo.get(key), fact) for key, fact in zip(keys, facts)]
+        missing = [index for index, checksum in enumerate(known) if checksum is None]
+        if missing:
+            total = sum(facts[index][0] for index in missing)
+            told.begin("computing checksums", total)
+            try:
+                done = 0
+                for index, checksum in zip(missing, sha256_of_all([paths[index] for index in missing])):
+                    known[index] = checksum
+                    done += facts[index][0]
+                    told.update(done, {})
+            finally:
+                told.end()
+        fresh = {
+            keys[index]: [*facts[index], known[index]]
+            for index in missing
+            if _facts(paths[index]) == facts[index] and time.time_ns() - facts[index][1] > _SETTLED_NS
+        }
+    except OSError as error:
+        raise InputError(f"cannot read {error.filename}: {error.strerror}") from error
+    if memo_path is not None and fresh:
+        _remember(memo_path, fresh)
+    return [
+        {"name": os.path.basename(path), "size": fact[0], "sha256": checksum}
+        for path, fact, checksum in zip(paths, facts, known)
+    ]
+
+
+def file_facts(paths: Sequence[str]) -> list[list[int]]:
+    """Size, time of change (ns) and inode of each file. Raises InputError for one that is not there."""
+    try:
+        return [_facts(path) for path in paths]
+    except OSError as error:
+        raise InputError(f"cannot read {error.filename}: {error.strerror}") from error
+
+
+def cached_directory(cache_dir: str, prefix: str, identity: Mapping[str, Any]) -> str:
+    """Where in the cache the data of this identity belongs."""
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode("utf-8")).hexdigest()
+    return os.path.join(os.path.expanduser(cache_dir), f"{prefix}-{key[:32]}")
+
+
+def open_or_build(
+    directory: str,
+    opens: Callable[[], Opened],
+    builds: Callable[[], None],
+    progress: Progress | None = None,
+) -> Opened:
+    """What `opens` finds in `directory`, after `builds` if that is missing or damaged.
+
+    `opens` raises InputError for damage. Any number of processes may call this at once.
+    """
+    told = progress if progress is not None else Silent()
+    if os.path.isdir(directory):
+        try:
+            return opens()
+        except InputError:
+            with locked(f"{directory}.repair", lambda: told.note(f"waiting for the repair of {directory}")):
+                _discard_damaged(directory, opens)
+    builds()
+    return opens()
+
+
+def is_verified(directory: str, files: Sequence[str]) -> bool:
+    """Whether `remember_verified` was called for these files as they are now.
+
+    Goes by size, time of change and inode: damage to the disk itself that came later is not seen.
+    """
+    try:
+        return bool(
+            read_json(os.path.join(directory, _VERIFIED)).get("files") == _all_facts(directory, files)
+        )
+    except OSError:
+        return False
+
+
+def remember_verified(directory: str, files: Sequence[str]) -> None:
+    """Note that the checksums of the files in `directory` are right; without effect where it is read-only."""
+    with contextlib.suppress(OSError):
+        write_json(os.path.join(directory, _VERIFIED), {"files": _all_facts(directory, files)})
+
+
+def _discard_damaged(directory: str, opens: Callable[[], Any]) -> None:
+    """Remove the directory, unless another process has meanwhile put a good one in its place."""
+    if not os.path.isdir(directory):
+        return
+    try:
+        opens()
+    except InputError:
+        aside = f"{directory}.damaged-{uuid.uuid4().hex[:8]}"
+        with contextlib.suppress(FileNotFoundError):  # where there are no locks, another may have been first
+            os.rename(directory, aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _all_facts(directory: str, files: Sequence[str]) -> dict[str, list[int]]:
+    return {name: _facts(os.path.join(directory, name)) for name in files}
+
+
+def _facts(path: str) -> list[int]:
+    facts = os.stat(path)
+    return [facts.st_size, facts.st_mtime_ns, facts.st_ino]
+
+
+def _remembered(entry: Any, facts: list[int]) -> str | None:
+    if isinstance(entry, list) and len(entry) == 4 and entry[:3] == facts and isinstance(entry[3], str):
+        return entry[3]
+    return None
+
+
+def _remember(memo_path: str, fresh: Mapping[str, Any]) -> None:
+    """Add entries to the memo. Losing some to another process that writes costs a reading, no more."""
+    entries = {**read_json(memo_path), **fresh}
+    surplus = len(entries) - _HASHES_KEPT
+    for key in list(entries)[: max(surplus, 0)]:
+        del entries[key]
+    with contextlib.suppress(OSError):
+        os.makedirs(os.path.dirname(memo_path), exist_ok=True)
+        write_json(memo_path, entries)

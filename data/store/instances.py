@@ -1,0 +1,254 @@
+"""The instance store: ready-made instances of any file format, converted once and then memory-mapped.
+
+Rows have their true lengths: the tokens of instance i are ids[token_ends[i]:token_ends[i+1]] (with their
+segments), its predictions are positions[prediction_ends[i]:prediction_ends[i+1]] (with masked_ids and
+weights). Predictions of weight 0 are what files pad with; they are not kept. File s of the sources has the
+instances source_ends[s] to source_ends[s+1], which were padded to token_widths[s] and prediction_widths[s].
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Mapping, Sequence
+
+import numpy as np
+
+from base.errors import InputError
+from data.formats.records import MAX_LENGTH, PretrainingArrays
+from data.store.build import Column, Part
+from data.store.cache import is_verified, remember_verified
+from data.store.columns import check_mapped, map_column, mapped_files
+from data.store.journal import MANIFEST, read_json
+from data.store.mapped import MappedFiles
+
+FORMAT = "instance-store-1"
+_CHECK_ROWS = 1 << 18
+
+
+@dataclass(frozen=True, eq=False)
+class InstanceStore:
+    """A mapped store of N instances with T tokens and P predictions from S files, all read-only."""
+
+    ids: np.ndarray  # (T,) uint16 or uint32
+    segments: np.ndarray  # (T,) uint8
+    lengths: np.ndarray  # (N,) int32, the difference of token_ends
+    token_ends: np.ndarray  # (N + 1,) int64
+    positions: np.ndarray  # (P,) uint16
+    masked_ids: np.ndarray  # (P,) as ids
+    weights: np.ndarray  # (P,) float32, above 0
+    prediction_ends: np.ndarray  # (N + 1,) int64
+    labels: np.ndarray  # (N,) uint8, 1 for a random next sentence
+    source_ends: np.ndarray  # (S + 1,) int64
+    token_widths: np.ndarray  # (S,) int32
+    prediction_widths: np.ndarray  # (S,) int32
+    manifest: dict[str, Any]
+    directory: str
+    files: tuple[MappedFiles, ...] = ()
+
+    def check(self) -> None:
+        """To be called after reading: raises InputError if a file was cut meanwhile, which reads as zeros."""
+        check_mapped(self.files)
+
+    @property
+    def num_instances(self) -> int:
+        return len(self.labels)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids)
+
+    @property
+    def vocab_size(self) -> int:
+        """All token ids are below it."""
+        return int(self.manifest["vocab_size"])
+
+    @property
+    def width(self) -> int:
+        """Tokens that the widest source file pads its rows to."""
+        return int(self.token_widths.max())
+
+    @property
+    def prediction_width(self) -> int:
+        """Predictions that the widest source file has room for."""
+        return int(self.prediction_widths.max())
+
+    @property
+    def sources(self) -> list[dict[str, Any]]:
+        """Name, size, sha256 and number of instances of each source file."""
+        counts = np.diff(self.source_ends).tolist()
+        return [{**source, "instances": n} for source, n in zip(self.manifest["sources"], counts)]
+
+    def source_of(self, instance: int) -> str:
+        """Name of the file that an instance comes from."""
+        number = int(np.searchsorted(self.source_ends, instance, side="right")) - 1
+        return str(self.manifest["sources"][number]["name"])
+
+    @staticmethod
+    def open(directory: str, verify: bool = True) -> InstanceStore:
+        """Map the store in `directory`, with `verify` after checking every checksum and every value.
+
+        A successful check is remembered beside the store and not repeated while the files are the same.
+        Raises InputError when the store is missing, incomplete or damaged.
+        """
+        manifest = read_json(os.path.join(directory, MANIFEST))
+        if manifest.get("format") != FORMAT:
+            raise InputError(f"{directory} is not a store of instances of the form {FORMAT}")
+        arrays = {}
+        try:
+            columns = [
+                (column, manifest["columns"][column.name])
+                for column in instance_columns(int(manifest["vocab_size"]))
+            ]
+            files = [
+                MANIFEST,
+                *(str(shard["file"]) for _, described in columns for shard in described["shards"]),
+            ]
+            check = verify and not is_verified(directory, files)
+            for column, described in columns:
+                if described["dtype"] != np.dtype(column.dtype).str:
+                    raise InputError(f"the column {column.name} has another type")
+                array = map_column(directory, described["shards"], column.dtype, check)
+                if len(array) != described["length"]:
+                    raise InputError(f"the column {column.name} has another length")
+                arrays[column.name] = array
+            store = InstanceStore(
+                **arrays, manifest=manifest, directory=directory, files=mapped_files(arrays.values())
+            )
+            _check_lengths(store)
+            if check:
+                for start in range(0, store.num_instances, _CHECK_ROWS):
+                    _check_rows(store, start, min(start + _CHECK_ROWS, store.num_instances))
+                store.check()
+                remember_verified(directory, files)
+        except (InputError, KeyError, TypeError, ValueError) as error:
+            what = str(error) if isinstance(error, InputError) else "its manifest is incomplete"
+            raise InputError(
+                f"the store of instances {directory} is damaged: {what}; delete it to have it made again"
+            ) from error
+        return store
+
+
+def is_instance_store(directory: str) -> bool:
+    """Whether `directory` claims to be a store of instances."""
+    return read_json(os.path.join(directory, MANIFEST)).get("format") == FORMAT
+
+
+def store_manifest(vocab_size: int, sources: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What data.store.build writes into the manifest of a store of these sources."""
+    return {"format": FORMAT, "vocab_size": vocab_size, "sources": [dict(source) for source in sources]}
+
+
+def instance_columns(vocab_size: int) -> list[Column]:
+    """The columns of a store, for data.store.build; the names are the fields of InstanceStore."""
+    id_type = "<u2" if vocab_size <= 1 << 16 else "<u4"
+    return [
+        Column("ids", id_type),
+        Column("segments", "|u1"),
+        Column("lengths", "<i4"),
+        Column("token_ends", "<i8", ends_of="ids"),
+        Column("positions", "<u2"),
+        Column("masked_ids", id_type),
+        Column("weights", "<f4"),
+        Column("prediction_ends", "<i8", ends_of="positions"),
+        Column("labels", "|u1"),
+        Column("source_ends", "<i8", ends_of="labels"),
+        Column("token_widths", "<i4"),
+        Column("prediction_widths", "<i4"),
+    ]
+
+
+class RowWriter:
+    """Takes padded blocks of instances into a part of a store; `finish` ends a source.
+
+    The source's widths are those of its widest block, and at least the two given here.
+    """
+
+    def __init__(self, part: Part, token_width: int = 0, prediction_width: int = 0) -> None:
+        self._part = part
+        self.instances = self.tokens = self.predictions = 0
+        self._token_width, self._prediction_width = token_width, prediction_width
+
+    def write(self, block: PretrainingArrays) -> None:
+        """Append the instances of a block, checked already."""
+        rows, width = block.input_ids.shape
+        lengths = block.valid_lengths.astype(np.int64)
+        inside = np.arange(width) < lengths[:, None]
+        kept = block.masked_lm_weights != 0
+        counts = kept.sum(axis=1)
+        append = self._part.append
+        append("ids", block.input_ids[inside])
+        append("segments", block.segment_ids[inside])
+        append("lengths", lengths)
+        append("token_ends", self.tokens + np.cumsum(lengths))
+        append("positions", block.masked_lm_positions[kept])
+        append("masked_ids", block.masked_lm_ids[kept])
+        append("weights", block.masked_lm_weights[kept])
+        append("prediction_ends", self.predictions + np.cumsum(counts))
+        append("labels", block.next_sentence_labels)
+        self.instances += rows
+        self.tokens += int(lengths.sum())
+        self.predictions += int(counts.sum())
+        self._token_width = max(self._token_width, width)
+        self._prediction_width = max(self._prediction_width, kept.shape[1])
+
+    def finish(self) -> dict[str, int]:
+        """Note where the source ends; returns the counts of the part."""
+        self._part.append("source_ends", np.array([self.instances]))
+        self._part.append("token_widths", np.array([self._token_width]))
+        self._part.append("prediction_widths", np.array([self._prediction_width]))
+        return {"instances": self.instances, "tokens": self.tokens, "predictions": self.predictions}
+
+
+def _check_lengths(store: InstanceStore) -> None:
+    """Raises InputError if the columns do not fit each other in size, so that indexing cannot go astray."""
+    count, sources = len(store.labels), store.manifest["sources"]
+    ends = (
+        ("token_ends", store.token_ends, count, len(store.ids)),
+        ("prediction_ends", store.prediction_ends, count, len(store.positions)),
+        ("source_ends", store.source_ends, len(sources), count),
+    )
+    for name, offsets, rows, end in ends:
+        if len(offsets) != rows + 1 or offsets[0] != 0 or offsets[-1] != end:
+            raise InputError(f"the offsets in {name} do not fit")
+    same = (
+        (store.segments, store.ids),
+        (store.lengths, store.labels),
+        (store.masked_ids, store.positions),
+        (store.weights, store.positions),
+        (store.token_widths, sources),
+        (store.prediction_widths, sources),
+    )
+    if not count or any(len(one) != len(other) for one, other in same):
+        raise InputError("its columns do not fit each other")
+    if (np.diff(store.source_ends) < 0).any():
+        raise InputError("the offsets in source_ends do not rise")
+    if min(store.token_widths.min(), store.prediction_widths.min()) < 0 or not 1 <= store.width <= MAX_LENGTH:
+        raise InputError("the widths of the sources are out of range")
+
+
+def _check_rows(store: InstanceStore, start: int, stop: int) -> None:
+    """Raises InputError if an instance from `start` to `stop` holds what no store can hold."""
+    lengths = store.lengths[start:stop]
+    token_ends = store.token_ends[start : stop + 1]
+    prediction_ends = store.prediction_ends[start : stop + 1]
+    counts = np.diff(prediction_ends)
+    if lengths.min() < 1 or lengths.max() > store.width or (np.diff(token_ends) != lengths).any():
+        raise InputError(f"the lengths of instances from {start} on are wrong")
+    if counts.min() < 0 or counts.max() > store.prediction_width:
+        raise InputError(f"the numbers of predictions from instance {start} on are wrong")
+    tokens = slice(int(token_ends[0]), int(token_ends[-1]))
+    predictions = slice(int(prediction_ends[0]), int(prediction_ends[-1]))
+    if tokens.start < 0 or predictions.start < 0:
+        raise InputError(f"the offsets of instance {start} are wrong")
+    weights = store.weights[predictions]
+    good = (
+        store.ids[tokens].max(initial=0) < store.vocab_size
+        and store.masked_ids[predictions].max(initial=0) < store.vocab_size
+        and store.segments[tokens].max(initial=0) <= 1
+        and store.labels[start:stop].max(initial=0) <= 1
+        and (store.positions[predictions] < np.repeat(lengths, counts)).all()
+        and (np.isfinite(weights) & (weights > 0)).all()
+    )
+    if not good:
+        raise InputError(f"instances from {start} to {stop - 1} hold values out of range")

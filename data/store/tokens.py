@@ -1,0 +1,269 @@
+"""The token store: text tokenized once, then memory-mapped by every process that trains on it.
+
+A store is a directory with the columns (see `data.store.columns`) `ids` (uint16 if the vocabulary fits,
+else uint32), `sentences` and `documents` (int64: sentence i is ids[sentences[i]:sentences[i+1]], document d
+is sentences documents[d] to documents[d+1]), and `manifest.json` with checksums, counts, the vocabulary and
+how the text was read. It is built beside its final name and renamed, so a directory of that name is complete.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any, Mapping, Sequence
+
+import numpy as np
+
+from base.errors import InputError
+from base.progress import Progress
+from data.store.build import build_columns
+from data.store.cache import (
+    cached_directory,
+    describe_sources,
+    file_facts,
+    is_verified,
+    open_or_build,
+    remember_verified,
+)
+from data.store.columns import check_mapped, map_column, mapped_files
+from data.store.journal import MANIFEST, read_json
+from data.store.mapped import MappedFiles
+from data.store.tokenize import TokenizeUnit, token_columns
+from data.text.corpus import TextSettings, text_units
+from data.tokenizing.tokenizer import TokenizerSettings
+from data.tokenizing.vocab import Vocabulary, save_vocabulary, vocabulary_from_saved
+
+__all__ = ["FORMAT", "Progress", "TokenStore", "build_store", "cached_store", "is_store", "store_identity"]
+
+FORMAT = "token-store-2"
+_KIND = "token-store-"
+_CHECK_BLOCK = 1 << 22
+_COLUMNS = ("ids", "sentences", "documents")
+
+
+@dataclass(frozen=True, eq=False)
+class TokenStore:
+    """A memory-mapped store.
+
+    `ids` has shape (tokens,), `sentences` (number of sentences + 1,) and `documents` (number of documents +
+    1,), the last two int64 offsets, strictly increasing: no sentence and no document is empty. `manifest` is
+    the content of manifest.json and `directory` where the store lies, both empty for one made in memory, as
+    are the `files` that are mapped.
+    """
+
+    ids: np.ndarray
+    sentences: np.ndarray
+    documents: np.ndarray
+    vocabulary_sha256: str
+    manifest: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    directory: str = ""
+    files: tuple[MappedFiles, ...] = field(default=(), repr=False)
+
+    def check(self) -> None:
+        """To be called after reading: raises InputError if a file was cut meanwhile, which reads as zeros."""
+        check_mapped(self.files)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids)
+
+    @property
+    def num_sentences(self) -> int:
+        return len(self.sentences) - 1
+
+    @property
+    def num_documents(self) -> int:
+        return len(self.documents) - 1
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary of the ids. Raises InputError if the manifest has no good one."""
+        return vocabulary_from_saved(self.manifest.get("vocabulary", {}), self.directory or "the token store")
+
+    @staticmethod
+    def open(directory: str, verify: bool = True) -> TokenStore:
+        """Map the store in `directory`, with `verify` after checking every checksum and offset.
+
+        A successful check is remembered beside the store (verified.json) and not repeated while the files are
+        the same ones. Raises InputError when the store is missing, incomplete or damaged.
+        """
+        manifest = _read_manifest(directory)
+        try:
+            columns = manifest["columns"]
+            described = [(columns[name]["shards"], np.dtype(columns[name]["dtype"])) for name in _COLUMNS]
+            files = [shard["file"] for shards, _ in described for shard in shards]
+        except (KeyError, TypeError, ValueError) as error:
+            raise _damaged(directory, "its manifest is incomplete") from error
+        kinds = [dtype.str for _, dtype in described]
+        if kinds[0] not in ("<u2", "<u4") or kinds[1:] != ["<i8", "<i8"]:
+            raise _damaged(directory, f"its columns are of the types {', '.join(kinds)}")
+        check = verify and not is_verified(directory, [MANIFEST, *map(str, files)])
+        try:
+            ids, sentences, documents = (
+                map_column(directory, shards, dtype, check) for shards, dtype in described
+            )
+        except InputError as error:
+            raise _damaged(directory, str(error)) from error
+        store = TokenStore(
+            ids,
+            sentences,
+            documents,
+            str(manifest.get("vocabulary_sha256")),
+            manifest,
+            directory,
+            mapped_files((ids, sentences, documents)),
+        )
+        if check:
+            _check_structure(store, directory)
+            store.check()
+            remember_verified(directory, [MANIFEST, *files])
+        return store
+
+
+def is_store(directory: str) -> bool:
+    """Whether the directory is a token store of any version; it may be damaged."""
+    return str(read_json(os.path.join(directory, MANIFEST)).get("format", "")).startswith(_KIND)
+
+
+def build_store(
+    paths: Sequence[str],
+    settings: TokenizerSettings,
+    directory: str,
+    num_workers: int = 1,
+    text: TextSettings = TextSettings(),  # noqa: B008 (frozen)
+    progress: Progress | None = None,
+    sources: list[dict[str, Any]] | None = None,
+) -> None:
+    """Tokenize the text files `paths` into a store at `directory`, with `num_workers` processes.
+
+    Neither memory nor the result depend on their number; memory not on the size of the text either. An
+    unfinished build of the same texts and settings is continued; a finished one is left as it is. `sources`
+    is `describe_sources(paths)` if already known.
+    Raises InputError for bad text (see `data.text.corpus.read_unit`), for text without two documents, for a
+    full disk, for text that changes meanwhile, and when `directory` holds something else.
+    """
+    if sources is None:
+        sources = describe_sources(paths, progress=progress)
+    vocabulary = settings.vocabulary
+    before = file_facts(paths)
+    manifest = {
+        "format": FORMAT,
+        "vocabulary_sha256": vocabulary.sha256,
+        "tokenizer": settings.fingerprint,
+        "text": asdict(text),
+        "sources": sources,
+        "vocabulary": save_vocabulary(vocabulary),
+    }
+
+    def check(counts: Mapping[str, int], lengths: Mapping[str, int]) -> dict[str, int]:
+        changed = [path for path, was, now in zip(paths, before, file_facts(paths)) if was != now]
+        if changed:
+            raise InputError(f"{changed[0]} changed while it was tokenized; leave it alone and start again")
+        if not counts.get("tokens"):
+            raise InputError(f"no sentence in {_named(paths)}")
+        if lengths["documents"] < 2:
+            raise InputError(
+                f"a single document in {_named(paths)}, but next-sentence prediction needs two or more: "
+                "separate documents by blank lines, or give each its own file"
+            )
+        return {"documents": lengths["documents"]}
+
+    build_columns(
+        directory,
+        token_columns(len(vocabulary)),
+        text_units(paths, text),
+        TokenizeUnit(settings, text),
+        store_identity(sources, settings, text),
+        manifest,
+        num_workers,
+        progress,
+        what="tokenizing",
+        check=check,
+    )
+
+
+def cached_store(
+    paths: Sequence[str],
+    settings: TokenizerSettings,
+    cache_dir: str,
+    num_workers: int = 1,
+    text: TextSettings = TextSettings(),  # noqa: B008 (frozen)
+    progress: Progress | None = None,
+) -> TokenStore:
+    """The store of these texts under `cache_dir`, built if it is not there.
+
+    Its name is a hash of the texts' content, the vocabulary, the tokenizer and the text settings, so moved
+    files find it again and changed ones do not. Safe to call from several processes and hosts at once: one
+    builds, the others wait. A damaged store is built again. Raises InputError as `build_store`.
+    """
+    cache_dir = os.path.expanduser(cache_dir)
+    sources = describe_sources(paths, cache_dir, progress)
+    directory = cached_directory(cache_dir, "tokens", store_identity(sources, settings, text))
+    return open_or_build(
+        directory,
+        lambda: TokenStore.open(directory),
+        lambda: build_store(paths, settings, directory, num_workers, text, progress, sources),
+        progress,
+    )
+
+
+def store_identity(
+    sources: Sequence[Mapping[str, Any]], settings: TokenizerSettings, text: TextSettings
+) -> dict[str, Any]:
+    """All that decides what a store holds."""
+    return {
+        "format": FORMAT,
+        "vocabulary": settings.vocabulary.sha256,
+        "tokenizer": settings.fingerprint,
+        "text": asdict(text),
+        "sources": [source["sha256"] for source in sources],
+    }
+
+
+def _named(paths: Sequence[str]) -> str:
+    return f"{paths[0]}{' and the other files' if len(paths) > 1 else ''}"
+
+
+def _read_manifest(directory: str) -> dict[str, Any]:
+    path = os.path.join(directory, MANIFEST)
+    if not os.path.isfile(path):
+        if os.path.isfile(os.path.join(directory, "ids-00000.bin")):
+            raise _damaged(directory, f"it has no {MANIFEST}")
+        raise InputError(f"{directory} is not a token store: it has no {MANIFEST}")
+    manifest = read_json(path)
+    if not manifest:
+        raise _damaged(directory, "its manifest cannot be read")
+    found = str(manifest.get("format"))
+    if found.startswith(_KIND) and found != FORMAT:
+        raise InputError(
+            f"{directory} is a {found}, but this version reads {FORMAT}: prepare the text again with "
+            "python -m data.prepare (the token store of a cache may just be deleted)"
+        )
+    if found != FORMAT:
+        raise InputError(f"{directory} is not a token store; make one with python -m data.prepare")
+    return manifest
+
+
+def _check_structure(store: TokenStore, directory: str) -> None:
+    levels = (
+        ("sentences", store.sentences, store.num_tokens),
+        ("documents", store.documents, store.num_sentences),
+    )
+    for name, offsets, end in levels:
+        increasing = all(
+            (np.diff(offsets[start : start + _CHECK_BLOCK + 1]) > 0).all()
+            for start in range(0, len(offsets) - 1, _CHECK_BLOCK)
+        )
+        if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != end or not increasing:
+            raise _damaged(directory, f"the offsets of its {name} do not fit")
+    vocabulary = store.vocabulary
+    if vocabulary.sha256 != store.vocabulary_sha256:
+        raise _damaged(directory, "its vocabulary is another one than the manifest says")
+    for start in range(0, store.num_tokens, _CHECK_BLOCK):
+        if store.ids[start : start + _CHECK_BLOCK].max() >= len(vocabulary):
+            raise _damaged(directory, "it holds ids outside the vocabulary")
+
+
+def _damaged(directory: str, what: str) -> InputError:
+    return InputError(f"the token store {directory} is damaged: {what}; delete it to have it rebuilt")

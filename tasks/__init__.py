@@ -1,0 +1,1 @@
+"""What a network is trained for: its losses and its figures."""

@@ -1,0 +1,1 @@
+"""A run: options, inputs, start, loop, step, evaluation, metrics, checkpoints."""

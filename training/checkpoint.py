@@ -1,0 +1,300 @@
+"""Checkpoints: three files a step, the last of which makes the other two count.
+
+    0002000.params       the model's parameters, as GluonNLP's Block.save_parameters writes them
+    0002000.states.npz   the optimizer's states as plain arrays
+    0002000.json         the manifest: sha256 and size of both, model, options, scaler, seed, data position,
+    ...
+
+Every file is written under a temporary name, synced and renamed, the manifest after the other two; a
+checkpoint without a valid manifest does not exist. A run that is killed, or whose disk is full, at any
+moment of saving leaves the earlier checkpoints as they were. This module does not import mxnet: a checkpoint
+of another model can be refused before that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import json
+import os
+import platform
+import re
+import sys
+import zipfile
+from dataclasses import dataclass
+from typing import IO, Any, Callable, Iterable, Iterator, Mapping
+
+import numpy as np
+
+from base.errors import InputError, TrainingError
+from base.files import replacing, sha256_of, sync_directory
+from bert.weights.params_file import to_numpy, write_params
+
+FORMAT = 1
+PARAMS, STATES, MANIFEST = ".params", ".states.npz", ".json"
+LIBRARIES = ("numpy", "mxnet", "gluonnlp", "horovod", "byteps")
+# What `base.files.replacing` calls these files before they are complete.
+_TEMPORARY = re.compile(r"\d{7,}(\.params|\.states\.npz|\.json)\.tmp-[-0-9a-f]+")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on disk. `manifest` and `states_path` are None for a bare .params file."""
+
+    step: int
+    params_path: str
+    states_path: str | None
+    manifest: dict[str, Any] | None
+
+    def require(self, key: str, value: Any, flag: str) -> None:
+        """InputError, naming the flag, unless the manifest's `key` is `value`; a bare .params file passes."""
+        if self.manifest is not None and self.manifest.get(key) != value:
+            raise InputError(
+                f"{flag}: the checkpoint {self.params_path} has {key} {self.manifest.get(key)!r}, "
+                f"this run has {value!r}; use the same or another --ckpt_dir"
+            )
+
+    @contextlib.contextmanager
+    def open_states(self) -> Iterator[Mapping[str, np.ndarray]]:
+        """The optimizer states by name, each loaded when it is asked for. ValueError for a bare .params file.
+
+        Raises:
+            InputError: the file is not an archive of plain arrays; nothing is ever unpickled.
+        """
+        if self.states_path is None:
+            raise ValueError(f"{self.params_path} has no optimizer states beside it")
+        try:
+            states = np.load(self.states_path, allow_pickle=False)
+            if not isinstance(states, np.lib.npyio.NpzFile):
+                raise ValueError("it is no archive")
+            with states:
+                yield states
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise InputError(
+                f"{self.states_path} does not hold optimizer states as plain arrays: {error}"
+            ) from error
+
+
+def save(
+    ckpt_dir: str,
+    step: int,
+    parameters: Mapping[str, Any],
+    states: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    keep: int = 0,
+) -> Checkpoint:
+    """Write the checkpoint of `step`; one rank does it.
+
+    One that exists for the same step is replaced. A kill at any moment leaves every other step's checkpoint
+    valid, and this step's too unless its content changes: three files cannot be exchanged at once.
+
+    Args:
+        parameters: MXNet or NumPy arrays by structural name (`block_arrays`), copied one at a time.
+        states: arrays by name (`Optimizer.state_views`).
+        facts: JSON values for the manifest: model, vocabulary size and hash, world size, options, scaler,
+            seed, data position. The names of the manifest's own entries (format, step, files, ...) are taken.
+        keep: delete all but the newest `keep` checkpoints up to this step; 0 keeps all.
+
+    Raises:
+        ValueError: a negative step, or an array or fact that cannot be written.
+        TrainingError: the disk is full or another I/O error. Earlier checkpoints are intact, the
+            temporary files are removed.
+    """
+    if step < 0 or keep < 0:
+        raise ValueError(f"step {step} and keep {keep} must not be negative")
+    manifest = _manifest(step, facts)  # what JSON cannot hold is refused before anything is written
+    try:
+        os.makedirs(ckpt_dir, exist_ok=True)
+        remove_leftovers(ckpt_dir)
+        with contextlib.ExitStack() as stack:
+            # All is on the disk when the stack unwinds and each file gets its name: states, parameters and,
+            # last, the manifest.
+            manifest_file = stack.enter_context(replacing(_path(ckpt_dir, step, MANIFEST)))
+            params_file = stack.enter_context(replacing(_path(ckpt_dir, step, PARAMS)))
+            states_file = stack.enter_context(replacing(_path(ckpt_dir, step, STATES)))
+            write_params(params_file, parameters)
+            _write_states(states_file, states)
+            manifest["files"] = {PARAMS: _sync(params_file), STATES: _sync(states_file)}
+            complete = {**manifest, "sha256": _checksum(manifest)}
+            manifest_file.write(json.dumps(complete, indent=1, sort_keys=True).encode() + b"\n")
+            _sync(manifest_file)
+            _withdraw_other(ckpt_dir, step, manifest["files"])
+    except OSError as error:
+        kept = [other for other in list_steps(ckpt_dir) if other != step]
+        raise TrainingError(
+            f"cannot save the checkpoint of step {step} in {ckpt_dir}: {error.strerror or error}; "
+            + (f"the checkpoint of step {kept[-1]} is intact" if kept else "there is no other checkpoint")
+        ) from error
+    _prune(ckpt_dir, step, keep)
+    return Checkpoint(step, _path(ckpt_dir, step, PARAMS), _path(ckpt_dir, step, STATES), manifest)
+
+
+def list_steps(ckpt_dir: str) -> list[int]:
+    """Steps that have a manifest, ascending; the files are not looked into. Empty without a directory."""
+    return _steps_with(ckpt_dir, MANIFEST)
+
+
+def newest_complete(ckpt_dir: str, report: Callable[[str], None]) -> Checkpoint | None:
+    """The newest checkpoint whose files have the manifest's sizes and sha256, None if there is none.
+
+    Each newer one that is damaged or was never completed is named through `report`, one line each, and
+    passed over.
+    """
+    committed = set(list_steps(ckpt_dir))
+    for step in sorted(committed | set(_steps_with(ckpt_dir, PARAMS)), reverse=True):
+        if step not in committed:
+            report(
+                f"{_path(ckpt_dir, step, PARAMS)} has no manifest (its saving was interrupted): passed over"
+            )
+            continue
+        try:
+            return _verified(ckpt_dir, step)
+        except InputError as error:
+            report(f"{error}: passed over")
+    return None
+
+
+def load_step(ckpt_dir: str, step: int, report: Callable[[str], None]) -> Checkpoint:
+    """The checkpoint of one step, verified.
+
+    A .params file without a manifest, as GluonNLP's scripts leave it, is taken too; `report` is told that the
+    optimizer states start from zero.
+
+    Raises:
+        InputError: there is none for this step, or it is damaged.
+    """
+    if step in list_steps(ckpt_dir):
+        return _verified(ckpt_dir, step)
+    params_path = _path(ckpt_dir, step, PARAMS)
+    if not os.path.isfile(params_path):
+        steps = list_steps(ckpt_dir)
+        available = f"available: {', '.join(map(str, steps))}" if steps else "there is none in --ckpt_dir"
+        raise InputError(f"--start_step {step}: no checkpoint {params_path}; {available}")
+    report(f"{params_path} has no manifest: the optimizer's states start from zero")
+    return Checkpoint(step, params_path, None, None)
+
+
+def read_manifest(ckpt_dir: str, step: int) -> dict[str, Any]:
+    """The manifest of a step, checked in itself but not against the files.
+
+    Raises:
+        InputError: it is missing, damaged or of another version of this format.
+    """
+    path = _path(ckpt_dir, step, MANIFEST)
+    try:
+        with open(path, encoding="utf-8") as file:
+            manifest = json.load(file)
+    except OSError as error:
+        raise InputError(f"cannot read the manifest {path}: {error.strerror}") from error
+    except ValueError as error:  # JSON or UTF-8
+        raise InputError(f"the manifest {path} is damaged ({error})") from error
+    if not isinstance(manifest, dict) or manifest.pop("sha256", None) != _checksum(manifest):
+        raise InputError(f"the manifest {path} is damaged (its own sha256 does not fit)")
+    if manifest.get("format") != FORMAT or manifest.get("step") != step:
+        found = f"format {manifest.get('format')!r}, step {manifest.get('step')!r}"
+        raise InputError(f"the manifest {path} is of {found}, needed is format {FORMAT}, step {step}")
+    return manifest
+
+
+def manifest_name(step: int) -> str:
+    """The name of a step's manifest in its directory."""
+    return f"{step:07d}{MANIFEST}"
+
+
+def block_arrays(block: Any) -> dict[str, Any]:
+    """A Gluon block's live arrays under the names that Block.save_parameters gives them."""
+    return {name: parameter.data() for name, parameter in block._collect_params_with_prefix().items()}
+
+
+def remove_leftovers(ckpt_dir: str) -> None:
+    """Delete temporary files that a killed run left behind; only names that this module gives."""
+    for name in os.listdir(ckpt_dir):
+        if _TEMPORARY.fullmatch(name):
+            os.remove(os.path.join(ckpt_dir, name))
+
+
+def _path(ckpt_dir: str, step: int, extension: str) -> str:
+    return os.path.join(ckpt_dir, f"{step:07d}{extension}")
+
+
+def _steps_with(ckpt_dir: str, extension: str) -> list[int]:
+    pattern = re.compile(r"(\d{7,})" + re.escape(extension))
+    names: Iterable[str] = os.listdir(ckpt_dir) if os.path.isdir(ckpt_dir) else ()
+    return sorted(int(match[1]) for match in map(pattern.fullmatch, names) if match)
+
+
+def _write_states(file: IO[bytes], states: Mapping[str, Any]) -> None:
+    """An uncompressed .npz, array by array (np.savez would need all of them in memory at once)."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        for name, source in states.items():
+            # ZipInfo's constant date makes equal states equal files.
+            with archive.open(zipfile.ZipInfo(name + ".npy"), "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, to_numpy(source), allow_pickle=False)
+
+
+def _sync(file: IO[bytes]) -> dict[str, Any]:
+    """Bring what was written to the disk and describe it as the manifest does."""
+    file.flush()
+    os.fsync(file.fileno())
+    return {"size": os.path.getsize(file.name), "sha256": sha256_of(file.name)}
+
+
+def _manifest(step: int, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """All entries but `files` and `sha256`, in the form in which JSON gives them back."""
+    loaded = {name: getattr(sys.modules.get(name), "__version__", None) for name in LIBRARIES}
+    own = {
+        "format": FORMAT,
+        "step": step,
+        "versions": {"python": platform.python_version(), **{name: v for name, v in loaded.items() if v}},
+        "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+    taken = sorted({*own, "files", "sha256"} & set(facts))
+    if taken:
+        raise ValueError(f"{', '.join(taken)}: names of the manifest's own entries")
+    try:
+        return json.loads(json.dumps({**own, **facts}, allow_nan=False))
+    except TypeError as error:
+        raise ValueError(f"the manifest cannot hold this: {error}") from error
+
+
+def _checksum(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _withdraw_other(ckpt_dir: str, step: int, files: Mapping[str, Any]) -> None:
+    """Remove an older manifest of the same step unless it describes the same files: it must not stand beside
+    new ones."""
+    path = _path(ckpt_dir, step, MANIFEST)
+    if os.path.exists(path):
+        with contextlib.suppress(InputError):
+            if read_manifest(ckpt_dir, step)["files"] == files:
+                return
+        os.remove(path)
+        sync_directory(ckpt_dir)
+
+
+def _verified(ckpt_dir: str, step: int) -> Checkpoint:
+    manifest = read_manifest(ckpt_dir, step)
+    for extension in (PARAMS, STATES):
+        path = _path(ckpt_dir, step, extension)
+        expected = manifest["files"][extension]
+        try:
+            size = os.path.getsize(path)
+            if size != expected["size"]:
+                raise InputError(f"{path} is damaged ({size} bytes instead of {expected['size']})")
+            if sha256_of(path) != expected["sha256"]:
+                raise InputError(f"{path} is damaged (its sha256 is not the manifest's)")
+        except OSError as error:
+            raise InputError(f"the checkpoint's file {path} cannot be read: {error.strerror}") from error
+    return Checkpoint(step, _path(ckpt_dir, step, PARAMS), _path(ckpt_dir, step, STATES), manifest)
+
+
+def _prune(ckpt_dir: str, step: int, keep: int) -> None:
+    """Delete older checkpoints. A failure to delete does not matter to the run: the next save tries again."""
+    steps = [other for other in list_steps(ckpt_dir) if other <= step]
+    for old in steps[:-keep] if keep else ():
+        with contextlib.suppress(OSError):
+            # The manifest first: what is left by a kill in between does not look complete.
+            for extension in (MANIFEST, STATES, PARAMS):
+                os.remove(_path(ckpt_dir, old, extension))

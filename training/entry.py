@@ -1,0 +1,46 @@
+"""From an exception to one line and an exit code. Light imports: most errors come before mxnet does."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from typing import Callable, NoReturn
+
+from base.errors import InputError, TrainingError
+from comm.base import CommunicationError, abort
+from comm.watch.run_processes import launched_rank
+
+PATIENCE = 2.0  # seconds that other ranks leave to rank 0 to say the same thing first
+
+
+def exit_code(main: Callable[[], int]) -> int:
+    """Runs a script: 2 for bad input, 1 for a failure, else what `main` returns.
+
+    A rank that fails leaves at once: the others may be waiting for it in a collective, and the launcher ends
+    them.
+    """
+    try:
+        return main()
+    except InputError as error:
+        _fail(str(error), 2)
+    except (TrainingError, CommunicationError) as error:
+        _fail(str(error), 1)
+    except KeyboardInterrupt:
+        abort(130)
+    except Exception as error:  # a defect of ours or of the libraries: all there is to know about it
+        if type(error).__name__ == "MXNetError":
+            # So a lost rank shows where an average is read; the watchdog knows which, and speaks first.
+            time.sleep(PATIENCE)
+        _fail(traceback.format_exc().rstrip(), 1)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    rank = launched_rank(os.environ)
+    if rank:
+        # Most failures are everyone's, and mpirun ends the others when rank 0 leaves.
+        time.sleep(PATIENCE)
+        message = f"rank {rank}: {message}"
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    abort(code)

@@ -1,0 +1,139 @@
+"""The batches that the loop eats, from the run's files: which rank prepares what, and who waits for it."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Callable, Iterator, Protocol
+
+import numpy as np
+
+from comm.base import Communicator
+from data.pretraining.batches import Batch, PretrainingBatches, dummy_batch, evaluation_batches, prefetched
+from data.store.entropy import unigram_entropy
+from training.inputs import Inputs
+from training.open_data import open_source
+from training.plan import RunPlan
+from training.report import Reporter
+
+BATCHES_AHEAD = 8  # a few steps' worth: enough to hide the making of batches, little memory
+
+
+class Feed(Protocol):
+    """This rank's micro-batches, for ever."""
+
+    unigram_entropy: float | None  # of the training text in nats; on rank 0, where the text is known
+    position: int  # after the batch taken last, for a checkpoint
+    waited: float  # seconds that __next__ has taken so far: the loop stood still for want of data
+
+    def seek(self, position: int) -> None:
+        """Go on from a `position`; called once, before the first batch."""
+
+    def __next__(self) -> Batch: ...
+
+    def close(self) -> None:
+        """End the background work."""
+
+
+class DummyFeed:
+    """One batch of random tokens again and again: for speed and memory, without any data."""
+
+    unigram_entropy = None
+
+    def __init__(self, batch: Batch):
+        self._batch = batch
+        self.position = 0
+        self.waited = 0.0
+
+    def seek(self, position: int) -> None:
+        self.position = position
+
+    def __next__(self) -> Batch:
+        self.position += 1
+        return self._batch
+
+    def close(self) -> None:
+        pass
+
+
+class FileFeed:
+    """Batches of a source, made ahead in background threads."""
+
+    def __init__(self, batches: PretrainingBatches, num_workers: int, entropy: float | None):
+        self._batches = batches
+        self._num_workers = num_workers
+        self.unigram_entropy = entropy
+        self.waited = 0.0
+        self._ahead = None
+
+    @property
+    def position(self) -> int:
+        return self._batches.position
+
+    def seek(self, position: int) -> None:
+        self._batches.seek(position)
+        self._ahead = prefetched(self._batches, BATCHES_AHEAD, self._num_workers)
+
+    def __next__(self) -> Batch:
+        begun = time.monotonic()
+        batch = next(self._ahead)
+        self.waited += time.monotonic() - begun
+        return batch
+
+    def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
+
+
+def training_feed(
+    options: argparse.Namespace,
+    inputs: Inputs,
+    plan: RunPlan,
+    seed: int,
+    communicator: Communicator,
+    reporter: Reporter,
+) -> Feed | None:
+    """This rank's share of --data, or random tokens with --dummy_data_len; None without either."""
+    if options.dummy_data_len:
+        length = options.dummy_data_len
+        rows = max(1, options.batch_size // length) if options.use_avg_len else options.batch_size
+        rng = np.random.default_rng([seed, communicator.rank])
+        return DummyFeed(dummy_batch(rows, length, plan.max_predictions_per_seq, inputs.vocab_size, rng))
+    if not inputs.train.kind:
+        return None
+    source, store = open_source(options, inputs, inputs.train, plan, communicator)
+    entropy = None
+    if store is not None and communicator.rank == 0:
+        entropy = unigram_entropy(store)
+        reporter.note(
+            f"training text: {store.num_documents:,} documents, {store.num_sentences:,} sentences,"
+            f" {store.num_tokens:,} tokens, unigram entropy {entropy:.2f} nats"
+        )
+    batches = PretrainingBatches(
+        source,
+        options.batch_size,
+        options.use_avg_len,
+        options.num_buckets,
+        seed,
+        communicator.rank,
+        communicator.size,
+    )
+    shapes = ", ".join(f"{rows}x{length}" for rows, length in batches.shapes)
+    reporter.note(f"batches of a process (sequences x tokens): {shapes}")
+    return FileFeed(batches, options.num_data_workers, entropy)
+
+
+def evaluation_feed(
+    options: argparse.Namespace,
+    inputs: Inputs,
+    plan: RunPlan,
+    communicator: Communicator,
+) -> Callable[[], Iterator[Batch]] | None:
+    """A function that starts one pass over this rank's share of --data_eval; None without it.
+
+    Every pass has the same pairs and masks, whatever the seed of the run.
+    """
+    if not inputs.evaluation.kind:
+        return None
+    source, _ = open_source(options, inputs, inputs.evaluation, plan, communicator)
+    return lambda: evaluation_batches(source, options.batch_size_eval, communicator.rank, communicator.size)

@@ -1,0 +1,1 @@
+"""LAMB and two Adams, learning rate, loss scale, accumulation."""

@@ -1,0 +1,53 @@
+"""The optimizer's update and the global norm by the operators in native/operators, for float32 on the CPU.
+
+One operator updates all tensors in one sweep over the memory; the adapted ones need a second look at weight,
+mean and var. It is queued like every operator: MXNet knows that it writes weights, means and vars, so that it
+begins after the backward pass, and the next forward pass after it.
+"""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import mxnet as mx
+import numpy as np
+
+from training.optimizer.update_rule import Rule, Tensor
+
+
+def applies_to(arrays: Sequence[mx.nd.NDArray]) -> bool:
+    """Whether these arrays can be worked on here."""
+    return all(array.dtype == np.float32 and array.context.device_type == "cpu" for array in arrays)
+
+
+class NativeUpdate:
+    """See update_rule.py. `bert.native_operators.load_operators` has returned True before."""
+
+    def __init__(self, rule: Rule, tensors: Sequence[Tensor]):
+        self._weights = [tensor.weight for tensor in tensors]
+        self._states = [*(tensor.mean for tensor in tensors), *(tensor.var for tensor in tensors)]
+        self._attributes = {
+            "num_tensors": len(tensors),
+            "beta1": rule.beta1,
+            "beta2": rule.beta2,
+            "epsilon": rule.epsilon,
+            "weight_decay": rule.weight_decay,
+            "bias_correction": int(rule.bias_correction),
+            "decayed": _digits([tensor.decayed for tensor in tensors]),
+            "adapted": _digits([tensor.adapted for tensor in tensors]),
+            **rule.bounds(),
+        }
+
+    def update(self, gradients: Sequence[mx.nd.NDArray], t: int, lr: float, rescale: float) -> None:
+        mx.nd.bert_lamb(
+            *self._weights, *gradients, *self._states, t=t, lr=lr, rescale=rescale, **self._attributes
+        )
+
+
+def norm(gradients: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
+    """See update_rule.py. Sums are float64: only a norm beyond float32 becomes infinite."""
+    return mx.nd.bert_global_norm(*gradients, num_tensors=len(gradients))
+
+
+def _digits(flags: Sequence[bool]) -> str:
+    return "".join(str(int(flag)) for flag in flags)

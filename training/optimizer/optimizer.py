@@ -1,0 +1,221 @@
+"""LAMB, and the two Adam variants it is compared with.
+
+One step of LAMB (You et al., arXiv:1904.00962, Algorithm 2, with the choices of the authors' code), for each
+tensor:
+
+    g = rescale * gradient
+    m = beta1 * m + (1 - beta1) * g
+    v = beta2 * v + (1 - beta2) * g^2
+    u = m / (sqrt(v) + epsilon) + weight_decay * w
+    w = w - lr * ||w|| / ||u|| * u                     (ratio 1 where a norm is zero)
+
+With bias correction m / (1 - beta1^t) and v / (1 - beta2^t) take the place of m and v in u. Biases and
+LayerNorm's gain and offset get neither decay nor the ratio. Adam with decoupled decay is the same with ratio
+1 everywhere.
+
+Weights may be float16: their float32 masters, from which they are set after each update, are kept here.
+The arithmetic is done by training/optimizer/native_update.py where that is possible and wanted, else by
+training/optimizer/mxnet_update.py; results agree within the rounding of float32.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Mapping, Sequence
+
+import mxnet as mx
+import numpy as np
+
+from base.errors import InputError
+from training.optimizer import mxnet_update, native_update
+from training.optimizer.update_rule import Rule, Tensor
+
+KINDS = ("lamb", "bertadam", "adamw")
+T = "t"  # name of the count of updates in a state
+
+
+def is_excluded(name: str) -> bool:
+    """Whether neither weight decay nor layer adaptation applies: biases, LayerNorm's gains and offsets."""
+    return name.endswith(("bias", "beta", "gamma"))
+
+
+class Optimizer:
+    """Updates a fixed list of weights in place.
+
+    Args:
+        kind: "lamb", "bertadam" (Adam with decoupled decay) or "adamw" (the same with bias correction).
+        names: one unique name per weight; `is_excluded` decides by it.
+        weights: float32 or float16 NDArrays on one device, already initialized (and broadcast): the float32
+            master copies of float16 weights are taken here. The moments are float32 zeros.
+        weight_decay, beta1, beta2, epsilon: as in the formulas above (epsilon is outside the root).
+        bias_correction: for LAMB only, off by default.
+        lower_bound, upper_bound: for LAMB only, limits of ||w|| in the ratio (the paper's phi).
+        native: use the fused operators for float32 weights on the CPU; `load_operators` has returned True.
+
+    Raises:
+        ValueError: an argument outside its range.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        names: Sequence[str],
+        weights: Sequence[mx.nd.NDArray],
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-6,
+        weight_decay: float = 0.01,
+        bias_correction: bool = False,
+        lower_bound: float | None = None,
+        upper_bound: float | None = None,
+        native: bool = False,
+    ):
+        if kind not in KINDS:
+            raise ValueError(f"unknown optimizer {kind!r}, choose one of {', '.join(KINDS)}")
+        if kind != "lamb" and (bias_correction or lower_bound is not None or upper_bound is not None):
+            raise ValueError(f"bias_correction and bounds are options of lamb, not of {kind}")
+        if not (0 <= beta1 < 1 and 0 <= beta2 < 1 and epsilon > 0 and weight_decay >= 0):
+            raise ValueError(
+                f"beta1={beta1}, beta2={beta2}, epsilon={epsilon} or weight_decay={weight_decay} is wrong"
+            )
+        bounds = [bound for bound in (lower_bound, upper_bound) if bound is not None]
+        if not all(0 < bound < math.inf for bound in bounds) or bounds != sorted(bounds):
+            raise ValueError(f"need 0 < lower_bound <= upper_bound, not {lower_bound}, {upper_bound}")
+        if not names or len(names) != len(weights) or len(set(names)) != len(names):
+            raise ValueError(f"need one unique name per weight: {len(names)} names, {len(weights)} weights")
+        if len({weight.context for weight in weights}) != 1:
+            raise ValueError("all weights must be on one device")
+        for name, weight in zip(names, weights):
+            if weight.dtype not in (np.float32, np.float16):
+                raise ValueError(
+                    f"{name} is {np.dtype(weight.dtype).name}; float32 and float16 can be trained"
+                )
+
+        self.kind = kind
+        self.t = 0  # updates made; skipped steps do not count
+        self._names = list(names)
+        self._tensors = [self._tensor(name, weight) for name, weight in zip(names, weights)]
+        rule = Rule(
+            beta1=beta1,
+            beta2=beta2,
+            epsilon=epsilon,
+            bias_correction=bias_correction or kind == "adamw",
+            weight_decay=weight_decay,
+            lower_bound=lower_bound,
+            upper_bound=upper_bound,
+        )
+        self.native = native and native_update.applies_to(weights)
+        if self.native:
+            self._update = native_update.NativeUpdate(rule, self._tensors)
+        else:
+            self._update = mxnet_update.MXNetUpdate(rule, self._tensors)
+
+    def _tensor(self, name: str, weight: mx.nd.NDArray) -> Tensor:
+        excluded = is_excluded(name)
+        return Tensor(
+            weight=weight,
+            master=weight if weight.dtype == np.float32 else weight.astype(np.float32),
+            mean=mx.nd.zeros(weight.shape, weight.context),
+            var=mx.nd.zeros(weight.shape, weight.context),
+            decayed=not excluded,
+            adapted=self.kind == "lamb" and not excluded,
+        )
+
+    def step(self, gradients: Sequence[mx.nd.NDArray], lr: float, rescale: float = 1.0) -> None:
+        """Queue one update of all weights; nothing waits for the device.
+
+        `gradients`: in the order of the weights, of the weights' shapes and dtypes, unchanged by the call.
+        `rescale` multiplies them on the way (`clip_factor` gives it), which saves a pass over the memory.
+        ValueError for gradients that do not fit the weights, before anything is changed.
+        """
+        if len(gradients) != len(self._tensors):
+            raise ValueError(f"{len(gradients)} gradients for {len(self._tensors)} weights")
+        for name, tensor, gradient in zip(self._names, self._tensors, gradients):
+            if gradient.shape != tensor.weight.shape or gradient.dtype != tensor.weight.dtype:
+                raise ValueError(f"the gradient of {name} does not have the weight's shape and dtype")
+        self.t += 1
+        self._update.update(gradients, self.t, lr, rescale)
+
+    def state_arrays(self) -> dict[str, mx.nd.NDArray]:
+        """The live arrays by name: `<param>.mean`, `<param>.var` and, for float16, `<param>.master`."""
+        arrays = {}
+        for name, tensor in zip(self._names, self._tensors):
+            arrays[f"{name}.mean"] = tensor.mean
+            arrays[f"{name}.var"] = tensor.var
+            if tensor.master is not tensor.weight:
+                arrays[f"{name}.master"] = tensor.master
+        return arrays
+
+    def state_views(self) -> dict[str, Any]:
+        """What `state` holds, uncopied, for a checkpoint, which copies one array at a time."""
+        return {T: np.array(self.t, dtype=np.int64), **self.state_arrays()}
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Copies of the `state_arrays` (float32), and `t` (int64, shape ())."""
+        arrays = {name: array.asnumpy() for name, array in self.state_arrays().items()}
+        return {T: np.array(self.t, dtype=np.int64), **arrays}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue from a `state`; float16 weights are set from their masters. `state` may load lazily.
+
+        Raises:
+            InputError: names, shapes or dtypes are not those of this optimizer; nothing has been changed
+            then.
+        """
+        arrays = self.state_arrays()
+        _check_names(set(arrays) | {T}, set(state))
+        t = state[T]
+        if t.shape != () or t.dtype != np.int64 or t < 0:
+            raise InputError(f"the optimizer states' {T} must be one int64 of at least 0")
+        for name, array in arrays.items():
+            value = state[name]
+            if value.shape != array.shape or value.dtype != np.float32:
+                raise InputError(
+                    f"the optimizer states' {name} is {value.dtype} {value.shape}, "
+                    f"this run needs float32 {array.shape}; use the --model of the run that saved it"
+                )
+        for name, array in arrays.items():
+            array[:] = state[name]
+        for tensor in self._tensors:
+            if tensor.master is not tensor.weight:
+                tensor.weight[:] = tensor.master.astype(np.float16)
+        self.t = int(t)
+
+
+def global_norm(gradients: Sequence[mx.nd.NDArray], native: bool = False) -> float:
+    """L2 norm over all elements of all gradients; reading it waits for the device, once.
+
+    Sums are at least float32 whatever the gradients' dtype. A NaN or an infinity in any gradient gives a
+    non-finite norm. `native`: as for `Optimizer`.
+    """
+    path = native_update if native and native_update.applies_to(gradients) else mxnet_update
+    return float(path.norm(gradients).asscalar())
+
+
+def clip_factor(norm: float, clip_norm: float, scale: float = 1.0) -> float:
+    """The `rescale` for `Optimizer.step`: takes the scale out and clips the global norm.
+
+    Args:
+        norm: `global_norm` of the gradients as they are, that is, still multiplied by `scale`.
+        clip_norm: the greatest norm the gradient may have without the scale; 0 for no limit.
+        scale: what the gradients were multiplied with, such as the loss scale.
+
+    Returns:
+        min(1, clip_norm / (norm / scale)) / scale
+
+    Raises:
+        ValueError: the norm is not finite (such a step must be skipped), or another argument is out of range.
+    """
+    if not math.isfinite(norm) or norm < 0 or not 0 < scale < math.inf or not clip_norm >= 0:
+        raise ValueError(f"no rescaling for norm {norm}, clip_norm {clip_norm}, scale {scale}")
+    return 1.0 / scale if clip_norm == 0 else 1.0 / max(scale, norm / clip_norm)
+
+
+def _check_names(expected: set, found: set) -> None:
+    for relation, names in (("lack", expected - found), ("also hold", found - expected)):
+        if names:
+            shown = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
+            raise InputError(
+                f"the optimizer states {relation} {len(names)} arrays ({shown}); "
+                "use the --model and --dtype of the run that saved them"
+            )

@@ -1,0 +1,164 @@
+"""What follows from a step's gradients being finite or not: the loss scale, and when to give up.
+
+Plain Python state machines. Every rank must feed them the same answer (agree over the ranks first), so that
+all ranks hold the same scale and skip the same steps.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Mapping, Protocol
+
+from base.errors import InputError, TrainingError
+
+
+class LossScaler(Protocol):
+    """The loss is multiplied by `scale` before the backward pass; the gradients are divided by it."""
+
+    scale: float
+
+    def update(self, finite: bool) -> None: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+class StaticScaler:
+    """A constant loss scale: 1 for float32, where nothing underflows."""
+
+    def __init__(self, scale: float = 1.0):
+        if not 0 < scale < math.inf:
+            raise ValueError(f"the loss scale must be positive and finite, not {scale}")
+        self.scale = float(scale)
+
+    def update(self, finite: bool) -> None:
+        """Nothing changes."""
+
+    def state(self) -> dict[str, Any]:
+        return {"kind": "static", "scale": self.scale}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Check that `state` is of a run with a constant scale. InputError otherwise."""
+        _require_kind(state, "static")
+
+
+class DynamicScaler:
+    """Loss scale for float16 gradients (Micikevicius et al., arXiv:1710.03740, section 3.2).
+
+    Halved after a step whose gradients overflowed (that step is skipped by the caller), doubled after
+    `growth_interval` good steps in a row. It stays within [floor, ceiling]. Non-finite gradients at the
+    floor do not raise here: `SkipCounter` ends the run. From 2**16 the floor 1 is reached after 16 bad
+    steps, so the twenty that the counter allows include attempts with no scaling at all.
+
+    All values are powers of two by default, which makes scaling and unscaling exact.
+    """
+
+    def __init__(
+        self,
+        initial: float = 2.0**16,
+        factor: float = 2.0,
+        growth_interval: int = 2000,
+        floor: float = 1.0,
+        ceiling: float = 2.0**24,
+    ):
+        if not 0 < floor <= initial <= ceiling < math.inf:
+            raise ValueError(f"need 0 < floor <= initial <= ceiling, not {floor}, {initial}, {ceiling}")
+        if not factor > 1 or growth_interval < 1:
+            raise ValueError(f"need factor > 1 and growth_interval >= 1, not {factor}, {growth_interval}")
+        self.scale = float(initial)
+        self.good_steps = 0
+        self._factor = factor
+        self._growth_interval = growth_interval
+        self._floor = floor
+        self._ceiling = ceiling
+
+    def update(self, finite: bool) -> None:
+        """Take note of one step: were the gradients of all ranks finite?"""
+        if not finite:
+            self.scale = max(self._floor, self.scale / self._factor)
+            self.good_steps = 0
+            return
+        self.good_steps += 1
+        if self.good_steps == self._growth_interval:
+            self.scale = min(self._ceiling, self.scale * self._factor)
+            self.good_steps = 0
+
+    def state(self) -> dict[str, Any]:
+        """Everything that changes during a run, for JSON."""
+        return {"kind": "dynamic", "scale": self.scale, "good_steps": self.good_steps}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state`. InputError where it is of another kind or its values are impossible."""
+        _require_kind(state, "dynamic")
+        scale: Any = state.get("scale")
+        good_steps: Any = state.get("good_steps")
+        if not _is_number(scale) or not self._floor <= scale <= self._ceiling:
+            raise InputError(
+                f"the checkpoint's loss scale {scale!r} is not in [{self._floor}, {self._ceiling}]"
+            )
+        if not _is_count(good_steps) or good_steps >= self._growth_interval:
+            raise InputError(f"the checkpoint's count of good steps {good_steps!r} is not possible")
+        self.scale = float(scale)
+        self.good_steps = good_steps
+
+
+class SkipCounter:
+    """Counts skipped steps and ends the run after `limit` of them in a row."""
+
+    def __init__(self, limit: int = 20):
+        if limit < 1:
+            raise ValueError(f"the limit must be at least 1, not {limit}")
+        self.limit = limit
+        self.in_a_row = 0
+        self.total = 0
+
+    def update(self, finite: bool, step: int, last_checkpoint: str | None = None) -> None:
+        """Take note of `step`. `last_checkpoint` is the newest complete one's file or step, None before the
+        first.
+
+        Raises:
+            TrainingError: this was the `limit`-th non-finite step in a row.
+        """
+        if finite:
+            self.in_a_row = 0
+            return
+        self.in_a_row += 1
+        self.total += 1
+        if self.in_a_row >= self.limit:
+            kept = "no checkpoint was saved yet"
+            if last_checkpoint:
+                kept = f"the last good checkpoint is {last_checkpoint}"
+            raise TrainingError(
+                f"step {step}: the gradients were not finite for the {self.in_a_row}th time in a row; "
+                f"{kept}; lower --lr, or look at the data of these steps"
+            )
+
+    def state(self) -> dict[str, Any]:
+        return {"in_a_row": self.in_a_row, "total": self.total}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state`. InputError where its values are impossible."""
+        in_a_row: Any = state.get("in_a_row")
+        total: Any = state.get("total")
+        if not _is_count(in_a_row) or not _is_count(total) or in_a_row > total:
+            raise InputError(f"the checkpoint's counts of skipped steps {dict(state)!r} are not possible")
+        # A run that was ended by the limit and is resumed gets a full count of attempts again.
+        self.in_a_row = in_a_row if in_a_row < self.limit else 0
+        self.total = total
+
+
+def _require_kind(state: Mapping[str, Any], kind: str) -> None:
+    if state.get("kind") != kind:
+        raise InputError(
+            f"the checkpoint was made with a {state.get('kind')!r} loss scale, this run's is {kind!r}; "
+            "use the --dtype of the run that saved it"
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

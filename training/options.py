@@ -1,0 +1,245 @@
+"""The command line of both training scripts. Standard library only: it is read before mxnet is imported.
+
+The options of GluonNLP v0.8.3's `run_pretraining_hvd.py` keep their names and meanings, so an existing
+command line runs unchanged. Where a default had to change, the help text says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from typing import NoReturn, Sequence
+
+from base.errors import InputError
+from base.numbers import count, not_negative, positive, positive_int, probability, rate
+from training.communication_options import add_communication_options, check_compression
+from training.data_options import add_data_options, check_data_options
+
+PUBLISHED_VOCABULARIES = {  # --dataset_name: number of tokens, of the vocabularies that GluonNLP downloads
+    "book_corpus_wiki_en_uncased": 30522,
+    "book_corpus_wiki_en_cased": 28996,
+    "wiki_multilingual_uncased": 105879,
+    "wiki_multilingual_cased": 119547,
+    "wiki_cn_cased": 21128,
+}
+_MODEL = re.compile(r"bert_([1-9]\d*)_([1-9]\d*)_([1-9]\d*)")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises InputError instead of printing the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (--help lists the options)")
+
+
+def parse_options(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
+    """The options of one run, each checked by itself and against the others.
+
+    Raises:
+        InputError: an unknown option, a value out of its range, or options that exclude each other.
+    """
+    options = _parser(description).parse_args(argv)
+    _check(options)
+    return options
+
+
+def parse_model(name: str) -> tuple[int, int, int]:
+    """`bert_L_H_A` as (layers, units, heads).
+
+    Raises:
+        InputError: another form, or units that the heads do not divide.
+    """
+    match = _MODEL.fullmatch(name)
+    if not match:
+        raise InputError(
+            f"--model {name}: use bert_12_768_12, bert_24_1024_16 or any other bert_LAYERS_UNITS_HEADS"
+        )
+    layers, units, heads = (int(part) for part in match.groups())
+    if units % heads:
+        raise InputError(f"--model {name}: {heads} heads do not divide {units} units")
+    return layers, units, heads
+
+
+def _parser(description: str) -> argparse.ArgumentParser:
+    parser = _Parser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+
+    group = parser.add_argument_group("model")
+    add = group.add_argument
+    add(
+        "--model",
+        default="bert_12_768_12",
+        help="bert_12_768_12 (base), bert_24_1024_16 (large), any bert_LAYERS_UNITS_HEADS (default: base)",
+    )
+    add("--pretrained", action="store_true", help="start from Google's published parameters (a download)")
+    add(
+        "--dataset_name",
+        default="book_corpus_wiki_en_uncased",
+        choices=sorted(PUBLISHED_VOCABULARIES),
+        help="vocabulary to download without --vocab and --sentencepiece (default: %(default)s)",
+    )
+    add("--vocab", help="a BERT vocab.txt, one token a line; python -m data.train_vocab makes one")
+    add("--sentencepiece", help="a SentencePiece .model file, used as tokenizer and vocabulary")
+    add(
+        "--dtype",
+        choices=["float32", "float16", "bfloat16"],
+        help="float16 keeps float32 master weights and scales the loss; for GPUs. bfloat16 rounds the "
+        "factors of matrix products; for CPUs, faster on those that multiply it (AVX-512 BF16, AMX) "
+        "(default: float16 on GPUs, float32 without)",
+    )
+    add(
+        "--operators",
+        choices=["auto", "fused", "mxnet"],
+        default="auto",
+        help="fused: this project's operators, for CPUs; mxnet: MXNet's own (default: fused where they can "
+        "be used and have been built)",
+    )
+
+    group = parser.add_argument_group("data")
+    add_data_options(group.add_argument)
+
+    group = parser.add_argument_group("batch")
+    add = group.add_argument
+    add(
+        "--batch_size",
+        type=positive_int,
+        default=8,
+        help="sequences per process and micro-batch; with --use_avg_len tokens. A V100 with 16 GB takes 8192 "
+        "tokens of BERT-large in float16 at 128 (default: 8)",
+    )
+    add(
+        "--use_avg_len",
+        action="store_true",
+        help="batch_size counts tokens, so short sequences come in larger batches",
+    )
+    add(
+        "--accumulate",
+        type=positive_int,
+        default=1,
+        help="micro-batches per step; a step sees batch_size x processes x accumulate (default: 1)",
+    )
+    add(
+        "--batch_size_eval",
+        type=positive_int,
+        default=8,
+        help="sequences per process in evaluation (default: 8)",
+    )
+
+    group = parser.add_argument_group(
+        "optimization", "left-out --num_steps, --lr and --warmup_ratio come from hparams.py"
+    )
+    add = group.add_argument
+    add(
+        "--num_steps",
+        type=positive_int,
+        help="optimizer steps (default: the LAMB paper's for this batch size)",
+    )
+    add("--lr", type=positive, help="peak learning rate (default: the LAMB paper's for this batch size)")
+    add(
+        "--warmup_ratio",
+        type=probability,
+        help="share of the steps that warm up (default: the LAMB paper's)",
+    )
+    add("--end_lr", type=not_negative, default=0.0, help="learning rate at the last step (default: 0)")
+    add(
+        "--decay_power",
+        type=positive,
+        default=1.0,
+        help="power of the polynomial decay; 1 is linear (default: 1)",
+    )
+    add(
+        "--dropout",
+        type=rate,
+        default=0.1,
+        help="of activations and attention, below 1 (default: 0.1, as BERT)",
+    )
+    add("--optimizer", choices=["lamb", "bertadam", "adamw"], default="lamb", help="default: lamb")
+    add(
+        "--bias_correction",
+        action="store_true",
+        help="LAMB with Adam's bias correction (the authors' code has none)",
+    )
+    add("--lower_bound", type=positive, help="LAMB: least weight norm in the trust ratio")
+    add("--upper_bound", type=positive, help="LAMB: greatest weight norm in the trust ratio")
+    add(
+        "--clip_norm",
+        type=not_negative,
+        default=1.0,
+        help="global norm of the averaged gradient; 0: off (default: 1)",
+    )
+    add(
+        "--seed",
+        type=count,
+        help="of parameters, data order, masks, dropout (default: the checkpoint's, else 0)",
+    )
+
+    group = parser.add_argument_group("communication")
+    add_communication_options(group.add_argument, positive)
+
+    group = parser.add_argument_group("checkpoints and output")
+    add = group.add_argument
+    add("--ckpt_dir", default="./ckpt_dir", help="checkpoints, metrics and plots (default: %(default)s)")
+    add(
+        "--ckpt_interval",
+        type=positive_int,
+        default=25000,
+        help="steps between checkpoints (default: 25000)",
+    )
+    add(
+        "--keep_checkpoints",
+        type=count,
+        default=0,
+        help="keep only the newest so many; 0 keeps all (default: 0)",
+    )
+    add(
+        "--resume",
+        action="store_true",
+        help="continue from the newest complete checkpoint in ckpt_dir, if any",
+    )
+    add("--start_step", type=count, default=0, help="continue from the checkpoint of this step")
+    add(
+        "--log_interval",
+        type=positive_int,
+        default=250,
+        help="steps between lines of metrics (default: 250)",
+    )
+    add(
+        "--progress",
+        choices=["auto", "bar", "lines", "none"],
+        default="auto",
+        help="auto: a bar on a terminal, lines elsewhere (default: auto)",
+    )
+    add("--verbose", action="store_true", help="print all options, and a line for every step")
+    add(
+        "--profile",
+        metavar="FILE",
+        help="write a trace of steps 10 to 14 for python -m training.profile and Chrome's viewers (rank 1 "
+        "writes FILE.1, ...)",
+    )
+    return parser
+
+
+def _check(options: argparse.Namespace) -> None:
+    layers_units_heads = parse_model(options.model)
+    if options.pretrained and options.model not in ("bert_12_768_12", "bert_24_1024_16"):
+        raise InputError(
+            f"--pretrained: no parameters are published for {options.model} ({layers_units_heads[0]} layers)"
+        )
+    if options.resume and options.start_step:
+        raise InputError(
+            "--resume and --start_step exclude each other: the one finds the step, the other names it"
+        )
+    if options.lower_bound and options.upper_bound and options.lower_bound > options.upper_bound:
+        raise InputError(f"--lower_bound {options.lower_bound} is above --upper_bound {options.upper_bound}")
+    for flag in ("bias_correction", "lower_bound", "upper_bound"):
+        if options.optimizer != "lamb" and getattr(options, flag):
+            raise InputError(f"--{flag} is for --optimizer lamb, not for {options.optimizer}")
+    if options.lr and options.end_lr > options.lr:
+        raise InputError(f"--end_lr {options.end_lr} is above --lr {options.lr}")
+    if options.num_steps and options.start_step > options.num_steps:
+        raise InputError(f"--start_step {options.start_step} is beyond --num_steps {options.num_steps}")
+    check_compression(options)
+    check_data_options(options)
+    options.ckpt_dir = os.path.expanduser(options.ckpt_dir)

@@ -1,0 +1,232 @@
+"""Where a training step's time goes: matrix products, attention, optimizer, communication, waiting.
+
+python -m training.profile --model bert_12_768_12 --max_seq_length 128 --batch_size 8
+python -m training.profile trace.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Any, NoReturn, Sequence
+
+from base.errors import InputError
+from base.files import replacing
+from base.numbers import count, positive, positive_int
+from base.threads import set_threads
+from training.data_options import MAX_POSITIONS
+from training.entry import exit_code
+from training.inputs import check_inputs
+from training.options import parse_options
+from training.profiling.breakdown import break_down
+from training.profiling.picture import draw
+from training.profiling.profiler import TraceComplete, TracePlan, separate_operators
+from training.profiling.table import table
+from training.profiling.trace import Trace, chrome_events, read_trace, write_chrome
+
+_HELP = """\
+Without the name of a trace it takes training steps in one process and profiles them: the real step, on random
+tokens or on --data. All options of the training scripts are understood and mean the same (--max_seq_length is
+the length of the random sequences). With names it reports on traces that --profile of a training script has
+written; the traces of other ranks, NAME.1, NAME.2, ..., are found beside the first.
+
+Prints a table, and writes OUT_summary.json (the numbers), OUT.png (a picture) and OUT_timeline.json (a Chrome
+trace, for https://ui.perfetto.dev or chrome://tracing).
+"""
+_LENGTH = 128  # tokens of random sequences when --max_seq_length is left out
+_PRODUCT = 2048  # rows and columns of the matrix product that measures the peak
+_REPEATS = 8
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises InputError instead of printing the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (--help lists the options)")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code.
+
+    Raises:
+        InputError: an option, or a trace that is missing, damaged or another program's.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments and not arguments[0].startswith("-"):
+        options = _parser("report on traces").parse_args(arguments)
+        traces = [read_trace(path) for path in _of_all_ranks(options.traces)]
+    else:
+        options, rest = _run_parser().parse_known_args(arguments)
+        traces = [profile(rest, options.warmup, options.steps)]
+        if not options.peak:
+            _add_peak(traces[0].facts)
+    peak = options.peak or traces[0].facts.get("peak_gflops")
+    report(traces, options.out or _stem(getattr(options, "traces", [])), peak)
+    return 0
+
+
+def profile(arguments: Sequence[str], warmup: int, steps: int) -> Trace:
+    """Takes `warmup` and then `steps` steps of a training in this process, and traces the latter.
+
+    `arguments`: options of the training scripts. Nothing of the training stays but the trace.
+
+    Raises:
+        InputError: as the training scripts do.
+    """
+    with tempfile.TemporaryDirectory(prefix="bert-profile-") as folder:
+        # In front: what the user gives comes later and wins.
+        arguments = ["--ckpt_dir", folder, *_dummy_length(arguments), *arguments]
+        options = parse_options(arguments, _HELP)
+        inputs = check_inputs(options)
+        separate_operators()
+        set_threads()  # before mxnet is imported below
+
+        from comm.local import LocalCommunicator
+        from training.run import pretrain
+
+        facts: dict[str, Any] = {"model": options.model, "vocab_size": inputs.vocab_size}
+        facts.update(dtype=options.dtype or "float32", threads=int(os.environ["OMP_NUM_THREADS"]))
+        path = os.path.join(folder, "trace.json")
+        options.profile = TracePlan(path, warmup + 1, warmup + steps, stop=True, facts=facts)
+        # The scripts speak of schedules and losses, which are not this command's business.
+        said = io.StringIO()
+        with contextlib.suppress(TraceComplete), redirect_stdout(said), redirect_stderr(said):
+            pretrain(options, inputs, LocalCommunicator())
+            raise InputError(f"the run ended before step {warmup + steps}: give it a larger --num_steps")
+        trace = read_trace(path)
+    if not trace.facts.get("batches") and options.dummy_data_len:
+        trace.facts["batches"] = _dummy_batches(options, steps)
+    return trace
+
+
+def report(traces: Sequence[Trace], out: str, peak: float | None) -> None:
+    """Prints the tables and writes the files. InputError when they cannot be written."""
+    found = [break_down(trace, peak) for trace in traces]
+    for each in found:
+        print(*table(each), sep="\n", end="\n\n")
+    names = [f"{out}_summary.json", f"{out}.png", f"{out}_timeline.json"]
+    try:
+        with replacing(names[0]) as handle:
+            handle.write((json.dumps({"ranks": found}, indent=1) + "\n").encode())
+        draw(names[1], traces, found)
+        first = min(trace.clock for trace in traces)
+        write_chrome(names[2], [e for trace in traces for e in chrome_events(trace, trace.clock - first)])
+    except OSError as error:
+        raise InputError(f"--out {out}: cannot be written ({error.strerror})") from error
+    print("written:", *names)
+
+
+def _add_peak(facts: dict[str, Any]) -> None:
+    facts["peak_gflops"] = matrix_peak(facts["dtype"])
+    facts["peak_of"] = f"the best of {_REPEATS} products of {_PRODUCT} x {_PRODUCT} {facts['dtype']} matrices"
+
+
+def matrix_peak(dtype: str) -> float:
+    """GFLOP/s of a large matrix product on the threads of this process, by MXNet's own operator or the fused
+    one where that is loaded and faster."""
+    import mxnet as mx
+
+    def product() -> Any:
+        return mx.nd.FullyConnected(left, right, no_bias=True, num_hidden=_PRODUCT)
+
+    def fused() -> Any:
+        return mx.nd.bert_dense(left, right, packed, num_weights=1, bias=0, dtype=dtype)
+
+    device = mx.gpu() if mx.context.num_gpus() else mx.cpu()
+    left, right = (mx.nd.random.normal(shape=(_PRODUCT, _PRODUCT), ctx=device) for _ in range(2))
+    if dtype == "float16":
+        left, right = left.astype(dtype), right.astype(dtype)
+    products = [product] if dtype != "bfloat16" else []
+    if device.device_type == "cpu" and hasattr(mx.nd, "bert_dense"):
+        packed = mx.nd.bert_pack(right, num_weights=1, dtype=dtype)
+        products.append(fused)
+    best = float("inf")
+    for run in products * _REPEATS:
+        mx.nd.waitall()
+        begun = time.perf_counter()
+        run().wait_to_read()
+        best = min(best, time.perf_counter() - begun)
+    return 2 * _PRODUCT**3 / best / 1e9
+
+
+def _parser(description: str) -> _Parser:
+    parser = _Parser(
+        prog="python -m training.profile", description=description, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("traces", nargs="+", metavar="TRACE", help="a file that --profile has written")
+    _add_output(parser)
+    return parser
+
+
+def _run_parser() -> _Parser:
+    parser = _Parser(
+        prog="python -m training.profile", description=_HELP, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="python -m training.profile [TRACE ...] [--steps N] [--warmup N] [--out OUT] [--peak GFLOPS]"
+        " [options of the training scripts]",
+    )  # fmt: skip
+    parser.add_argument("--steps", type=positive_int, default=5, help="steps to profile (default: 5)")
+    parser.add_argument("--warmup", type=count, default=3, help="steps before those (default: 3)")
+    _add_output(parser)
+    return parser
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", help="beginning of the files' names (default: profile, or the trace's name)")
+    parser.add_argument(
+        "--peak",
+        type=positive,
+        metavar="GFLOPS",
+        help="what the machine reaches in a large matrix product (default: measured after the steps)",
+    )
+
+
+def _of_all_ranks(paths: Sequence[str]) -> list[str]:
+    """One name stands for those of all ranks."""
+    if len(paths) > 1:
+        return list(paths)
+    folder, name = os.path.split(paths[0])
+    try:
+        beside = os.listdir(folder or ".")
+    except OSError:
+        beside = []
+    found = (re.fullmatch(re.escape(name) + r"\.(\d+)", each) for each in beside)
+    ranks = sorted(int(match[1]) for match in found if match)
+    return [paths[0], *(f"{paths[0]}.{rank}" for rank in ranks)]
+
+
+def _stem(paths: Sequence[str]) -> str:
+    return re.sub(r"\.json$", "", paths[0]) if paths else "profile"
+
+
+def _dummy_length(arguments: Sequence[str]) -> list[str]:
+    """The option for random tokens, unless there is another source of batches."""
+    parser = _Parser(allow_abbrev=False, add_help=False)
+    parser.add_argument("--data")
+    parser.add_argument("--dummy_data_len")
+    parser.add_argument("--max_seq_length", type=positive_int, default=_LENGTH)
+    given, _ = parser.parse_known_args(arguments)
+    return [] if given.data or given.dummy_data_len else ["--dummy_data_len", str(given.max_seq_length)]
+
+
+def _dummy_batches(options: argparse.Namespace, steps: int) -> list[list[tuple[int, int, int]]]:
+    """What training.feed makes of --dummy_data_len."""
+    from training.plan import make_plan
+
+    length = min(options.dummy_data_len, MAX_POSITIONS)
+    rows = max(1, options.batch_size // length) if options.use_avg_len else options.batch_size
+    predictions = make_plan(options, 1, length).max_predictions_per_seq
+    return [[(rows, length, predictions)] * options.accumulate] * steps
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))

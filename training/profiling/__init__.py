@@ -1,0 +1,1 @@
+"""Traces of steps, and where their time goes."""

@@ -1,0 +1,140 @@
+"""From a trace to numbers: each kind's part of a step's time. The parts add up to the whole."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Any, Sequence
+
+from training.options import parse_model
+from training.profiling.flops import BACKWARD, Flops, forward_flops
+from training.profiling.intervals import Interval, clip, intersect, shared, subtract, total, union
+from training.profiling.kinds import ATTENTION, COMMUNICATION, HEADS, KINDS, OTHER, PRODUCTS
+from training.profiling.trace import COPYING, DATA_WAIT, WAITING, Operator, Trace
+
+EXPOSED = "communication, exposed"  # while no operator computes
+PYTHON = "Python, device idle"
+IDLE = "waiting, device idle"
+# In the order of a table. What comes later counts only while nothing before it goes on.
+PARTS = (*(kind for kind in KINDS if kind != COMMUNICATION), EXPOSED, DATA_WAIT, COPYING, PYTHON, IDLE)
+
+
+def break_down(trace: Trace, peak: float | None = None) -> dict[str, Any]:
+    """Where the time of the traced steps went, as JSON has it; times in milliseconds a step.
+
+    Operators that run at the same time share that time. Communication, waiting for data and copying of inputs
+    count where no operator computes ("exposed"); "hidden" says what of them went on beside operators. The
+    rest is time in which nothing happens on the device: Python prepares work, or waits for something itself.
+
+    Args:
+        peak: GFLOP/s that the machine reaches in a large matrix product; None: unknown.
+    """
+    low, high = window = trace.window
+    steps = len(trace.steps)
+    scale = 1e-3 / steps  # microseconds of all steps -> milliseconds a step
+    computing = [each for each in trace.operators if each.kind != COMMUNICATION]
+    busy = union(clip(_times(computing), window))
+    travelling = clip(_times(_of(trace, COMMUNICATION)), window)
+    waits = {name: clip(found, window) for name, found in trace.python.items()}
+
+    parts: dict[str, float] = defaultdict(float)
+    directions: dict[str, float] = defaultdict(float)
+    by_name: dict[str, float] = defaultdict(float)
+    clipped = [
+        ((each.kind, each.backward, each.name), max(each.start, low), min(each.end, high))
+        for each in computing
+    ]
+    for (kind, backward, name), time in shared(clipped).items():
+        parts[kind] += time
+        directions[f"{kind}/{'backward' if backward else 'forward'}"] += time
+        by_name[name] += time
+    taken = busy
+    exposed = {}
+    for part, intervals in (
+        (EXPOSED, travelling),
+        (DATA_WAIT, waits.get(DATA_WAIT, [])),
+        (COPYING, waits.get(COPYING, [])),
+    ):
+        exposed[part] = subtract(intervals, taken)
+        parts[part] = total(exposed[part])
+        taken = union([*taken, *exposed[part]])
+    idle = subtract([window], taken)
+    parts[IDLE] = total(intersect(idle, waits.get(WAITING, [])))
+    parts[PYTHON] = total(idle) - parts[IDLE]
+
+    whole = high - low
+    calls = Counter(each.kind for each in computing)
+    rows = {
+        part: {"ms": parts[part] * scale, "share": parts[part] / whole, "calls": calls[part] / steps}
+        for part in PARTS
+    }
+    for kind in KINDS:
+        if f"{kind}/backward" in directions:
+            for direction in ("forward", "backward"):
+                rows[kind][f"{direction}_ms"] = directions[f"{kind}/{direction}"] * scale
+    rows[EXPOSED]["calls"] = len(_of(trace, COMMUNICATION)) / steps
+    _add_rates(rows, trace, peak)
+    names = Counter(each.name for each in computing)
+    others = {each.name for each in computing if each.kind == OTHER}
+    return {
+        "facts": trace.facts,
+        "steps": [step.name for step in trace.steps],
+        "step_ms": whole * scale,
+        "peak_gflops": peak,
+        "parts": rows,
+        "hidden_ms": {
+            part: (total(intervals) - total(exposed[part])) * scale
+            for part, intervals in ((EXPOSED, travelling), (DATA_WAIT, waits.get(DATA_WAIT, [])))
+        },
+        "operators": {
+            name: {"ms": time * scale, "calls": names[name] / steps}
+            for name, time in sorted(by_name.items(), key=lambda item: -item[1])
+        },
+        "other_operators": sorted(others, key=lambda each: (-by_name[each], each)),
+        "bulked": trace.bulked,
+    }
+
+
+def step_flops(trace: Trace) -> Flops | None:
+    """One rank's forward operations in all traced steps; None when the trace does not say what ran."""
+    facts = trace.facts
+    batches = facts.get("batches")
+    if not (batches and facts.get("model") and facts.get("vocab_size")) or len(batches) != len(trace.steps):
+        return None
+    layers, units, _ = parse_model(facts["model"])
+    fewer = any(each.name == "bert_gather" for each in trace.operators)
+    found = Flops(0, 0, 0, 0)
+    for rows, length, predictions in (batch for step in batches for batch in step):
+        # The first token and the masked ones are all that the losses look at.
+        top_rows = predictions + 1 if fewer else None
+        found += forward_flops(layers, units, facts["vocab_size"], rows, length, predictions, top_rows)
+    return found
+
+
+def _add_rates(rows: dict[str, dict[str, float]], trace: Trace, peak: float | None) -> None:
+    """GFLOP/s and the share of the peak, for the kinds that are matrix products."""
+    flops = step_flops(trace)
+    if flops is None:
+        return
+    fused_decoder = any(each.name == "bert_decode_loss" for each in trace.operators)
+    work = {
+        PRODUCTS: flops.encoder + flops.heads + (0 if fused_decoder else flops.decoder),
+        ATTENTION: flops.attention,
+    }
+    if fused_decoder:
+        work[HEADS] = flops.decoder
+    for kind, forward in work.items():
+        row = rows[kind]
+        done = (1 + BACKWARD) * forward / len(trace.steps)
+        row["gflop"] = done / 1e9
+        if row["ms"]:
+            row["gflops"] = done / 1e6 / row["ms"]
+            if peak:
+                row["of_peak"] = row["gflops"] / peak
+
+
+def _of(trace: Trace, kind: str) -> list[Operator]:
+    return [each for each in trace.operators if each.kind == kind]
+
+
+def _times(operators: Sequence[Operator]) -> list[Interval]:
+    return [(each.start, each.end) for each in operators]

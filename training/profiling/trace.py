@@ -1,0 +1,242 @@
+"""What happened in a few steps of one rank, read from MXNet's profiler and kept as a Chrome trace.
+
+A Chrome trace (chrome://tracing, https://ui.perfetto.dev) is a JSON object with a list of events. Ours has
+the steps, the operators with their kind as category, one row for each queue, communication on rows of its
+own, and what Python did: waited for data, copied inputs, waited for the device.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Iterable, NamedTuple, Sequence
+
+from base.errors import InputError
+from base.files import replacing
+from training.profiling.intervals import Interval
+from training.profiling.kinds import COMMUNICATION, KINDS, classify, is_backward, is_bulk
+
+STEP, END = "step ", "end of steps"  # marks in MXNet's trace: "step 10", ... and one after the last step
+DATA_WAIT, COPYING, WAITING = "data wait", "copying inputs", "waiting for the device"
+PYTHON = (DATA_WAIT, COPYING, WAITING)
+_FORMAT = "training.profile 1"
+_HELP = "write one with --profile of a training script, or with python -m training.profile"
+_COPIES = ("MXNDArraySyncCopyFromCPU",)
+_WAITS = ("MXNDArraySyncCopyToCPU", "MXNDArrayWaitToRead", "MXNDArrayWaitToWrite", "MXNDArrayWaitAll")
+
+
+class Operator(NamedTuple):
+    """One run of an operator; times in microseconds since the first step began."""
+
+    name: str
+    kind: str  # of training.profiling.kinds.KINDS
+    start: float
+    end: float
+    queue: int  # operators of one queue follow each other
+
+    @property
+    def backward(self) -> bool:
+        """Whether it belongs to the backward pass."""
+        return is_backward(self.name)
+
+
+class Step(NamedTuple):
+    """A step as Python sees it; the device may work on it a little longer."""
+
+    name: str
+    start: float
+    end: float
+
+
+@dataclass
+class Trace:
+    """Some consecutive steps of one rank. The first begins, at time 0, and the last ends with an idle device.
+
+    `facts`: rank, and what is known of the run (model, vocab_size, dtype, batches of each step).
+    `clock`: microseconds of the rank's clock at time 0.
+    `python`: name of PYTHON -> intervals.
+    """
+
+    facts: dict[str, Any]
+    clock: float
+    steps: list[Step]
+    operators: list[Operator]
+    python: dict[str, list[Interval]] = field(default_factory=dict)
+
+    @property
+    def window(self) -> Interval:
+        """From the beginning of the first step to the end of the last."""
+        return self.steps[0].start, self.steps[-1].end
+
+    @property
+    def bulked(self) -> bool:
+        """Whether some events stand for several operators each."""
+        return any(is_bulk(each.name) for each in self.operators)
+
+
+def from_mxnet(events: Sequence[dict[str, Any]], facts: dict[str, Any]) -> Trace:
+    """The events that MXNet's profiler has written, with operators and calls of its C API.
+
+    Raises:
+        InputError: the marks of steps are missing.
+    """
+    marks = sorted(
+        (event["ts"], event["name"], event["tid"])
+        for event in events
+        if event["ph"] == "n" and event["name"].startswith((STEP, END))
+    )
+    if len(marks) < 2 or marks[-1][1] != END:
+        raise InputError(f"the trace has no marks of steps: {_HELP}")
+    clock = marks[0][0]
+    python_thread = marks[0][2]
+    steps = [
+        Step(name, start - clock, end - clock)
+        for (start, name, _), (end, _, _) in zip(marks, marks[1:])
+        if name != END
+    ]
+    operators: list[Operator] = []
+    ran = sorted(_pairs(events, "B", "E", "operator"))
+    queues = {thread: number for number, thread in enumerate(dict.fromkeys(each[3] for each in ran))}
+    for thread, queue in queues.items():
+        own = [each for each in ran if each[3] == thread]
+        kinds = classify([name for _, _, name, _ in own])
+        operators += [
+            Operator(name, kind, start - clock, end - clock, queue)
+            for (start, end, name, _), kind in zip(own, kinds)
+        ]
+    calls = sorted(
+        (start - clock, end - clock, name)
+        for start, end, name, thread in _pairs(events, "b", "e", "MXNET_C_API")
+        if thread == python_thread and not name.startswith("MXProfile")
+    )
+    python = {
+        DATA_WAIT: _before_first_call(steps, calls),
+        COPYING: [(start, end) for start, end, name in calls if name in _COPIES],
+        WAITING: [(start, end) for start, end, name in calls if name in _WAITS],
+    }
+    return Trace(facts, clock, steps, sorted(operators, key=lambda each: each.start), python)
+
+
+def _pairs(
+    events: Iterable[dict[str, Any]], first: str, last: str, category: str
+) -> list[tuple[float, float, str, int]]:
+    """(start, end, name, thread) of what begins with phase `first` and ends with phase `last`."""
+    begun: dict[tuple[str, int], list[float]] = {}
+    found = []
+    for event in events:
+        if event.get("cat") != category or event["ph"] not in (first, last):
+            continue
+        key = event["name"], event["tid"]
+        if event["ph"] == first:
+            begun.setdefault(key, []).append(event["ts"])
+        elif begun.get(key):
+            found.append((begun[key].pop(0), event["ts"], *key))
+    return found
+
+
+def _before_first_call(steps: Sequence[Step], calls: Sequence[tuple[float, float, str]]) -> list[Interval]:
+    """Python first takes its batches, without MXNet; then it calls MXNet for the first time in the step."""
+    found = []
+    place = 0
+    for step in steps:
+        while place < len(calls) and calls[place][0] < step.start:
+            place += 1
+        if place < len(calls):
+            found.append((step.start, min(step.end, calls[place][0])))
+    return found
+
+
+def chrome_events(trace: Trace, offset: float = 0.0) -> list[dict[str, Any]]:
+    """The trace as events of a Chrome trace; `offset` is added to all times (microseconds)."""
+    rank = trace.facts.get("rank", 0)
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
+    ]
+    rows: list[str] = []
+
+    def add(row: str, name: str, kind: str, start: float, end: float, **args: Any) -> None:
+        if row not in rows:
+            rows.append(row)
+        event = {"ph": "X", "name": name, "cat": kind, "pid": rank, "tid": rows.index(row)}
+        event.update(ts=round(start + offset, 3), dur=round(end - start, 3))
+        events.append({**event, "args": args} if args else event)
+
+    for step in trace.steps:
+        add("steps", step.name, "step", step.start, step.end)
+    ends: list[float] = []  # of the rows of communication: a viewer shows no overlap within a row
+    for operator in trace.operators:
+        row = f"operators {operator.queue}"
+        if operator.kind == COMMUNICATION:
+            place = next((i for i, end in enumerate(ends) if end <= operator.start), len(ends))
+            ends[place : place + 1] = [operator.end]
+            row = f"communication {place}"
+        add(row, operator.name, operator.kind, operator.start, operator.end, queue=operator.queue)
+    for name in PYTHON:
+        for start, end in trace.python.get(name, []):
+            add("Python", name, name, start, end)
+    names = [
+        {"ph": "M", "name": "thread_name", "pid": rank, "tid": number, "args": {"name": row}}
+        for number, row in enumerate(rows)
+    ]
+    return events[:1] + names + events[1:]
+
+
+def write_trace(path: str, trace: Trace) -> None:
+    """Write a trace that `read_trace` reads; whole or not at all."""
+    head = {"format": _FORMAT, "clock": trace.clock, "facts": trace.facts}
+    write_chrome(path, chrome_events(trace), head)
+
+
+def write_chrome(path: str, events: Sequence[dict[str, Any]], head: dict[str, Any] | None = None) -> None:
+    """Write a Chrome trace, one event a line; `head` becomes its otherData."""
+    with replacing(path) as handle:
+        handle.write(f'{{"otherData": {json.dumps(head or {})}, "traceEvents": [\n'.encode())
+        handle.write(",\n".join(json.dumps(event) for event in events).encode())
+        handle.write(b"\n]}\n")
+
+
+def read_trace(path: str) -> Trace:
+    """Read what `write_trace` has written.
+
+    Raises:
+        InputError: the file is missing, damaged, or another program's.
+    """
+    content = read_json(path)
+    head = content.get("otherData") if isinstance(content, dict) else None
+    if not isinstance(head, dict) or head.get("format") != _FORMAT:
+        raise InputError(f"{path} is no trace of training steps: {_HELP}")
+    try:
+        return _from_chrome(content["traceEvents"], head)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise InputError(f"{path} is damaged ({type(error).__name__}: {error}): write it anew") from error
+
+
+def read_json(path: str) -> Any:
+    """The content of a JSON file. InputError when it is missing or damaged."""
+    try:
+        with open(path, encoding="utf-8") as handle:
+            return json.load(handle)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # also UnicodeDecodeError
+        raise InputError(f"{path} is damaged or no JSON file ({error})") from error
+
+
+def _from_chrome(events: Sequence[dict[str, Any]], head: dict[str, Any]) -> Trace:
+    trace = Trace(dict(head["facts"]), float(head["clock"]), [], [], {name: [] for name in PYTHON})
+    for event in events:
+        if event["ph"] != "X":
+            continue
+        name, kind, start = str(event["name"]), event["cat"], float(event["ts"])
+        end = start + float(event["dur"])
+        if kind == "step":
+            trace.steps.append(Step(name, start, end))
+        elif kind in PYTHON:
+            trace.python[kind].append((start, end))
+        elif kind in KINDS:
+            trace.operators.append(Operator(name, kind, start, end, int(event["args"]["queue"])))
+        else:
+            raise ValueError(f"unknown category {kind!r}")
+    if not trace.steps:
+        raise ValueError("no steps")
+    return trace
