@@ -20,6 +20,7 @@ from base.errors import InputError
 from data.inspection.decoding import Instance, Style, Words, decode, describe
 from data.inspection.histogram import draw_lengths
 from data.inspection.opened import Opened, opened
+from data.inspection.repeated import repeated_sequences
 from data.inspection.report import report
 from data.inspection.tallies import (
     BatchSettings,
@@ -29,8 +30,8 @@ from data.inspection.tallies import (
     store_occurrences,
     text_facts,
     token_facts,
-    warnings,
 )
+from data.inspection.warning_rules import warnings
 from data.text.corpus import TEXT_FORMATS
 
 _HELP = """\
@@ -61,8 +62,9 @@ def inspect(
     masks, occurrences = mask_facts(source, seed, epoch, vocab)
     facts: dict[str, Any] = {"path": ",".join(options.path), "kind": found.kind, **_manifest_facts(found)}
     if found.tokens is not None:
-        facts["text"] = text_facts(found.tokens)
         assert vocab is not None
+        facts["text"] = {**text_facts(found.tokens), "repeated": repeated_sequences(found.tokens, vocab)}
+        facts["text"]["unknown_marks"] = found.manifest["counts"].get("unknown_marks")
         occurrences = store_occurrences(found.tokens, vocab)
     facts["lengths"] = length_facts(source, seed, epoch)
     facts["batches"] = batch_facts(source, settings, seed, epoch)
@@ -128,6 +130,7 @@ def _manifest_facts(found: Opened) -> dict[str, Any]:
     manifest, vocab = found.manifest, found.vocab
     counts = dict(manifest["counts"])
     skipped = counts.pop("skipped", 0)
+    counts.pop("unknown_marks", None)
     settings = {
         name.replace("_", " "): value
         for name, value in manifest.items()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from data.inspection.decoding import KEPT, MASKED, REPLACED
+from data.inspection.sampling import evenly
 from data.pretraining.batches import PretrainingBatches
 from data.pretraining.buckets import length_counts, padded_to
 from data.pretraining.sources import Source
@@ -192,70 +193,6 @@ def text_facts(store: TokenStore) -> dict[str, Any]:
 def length_facts(source: Source, seed: int, epoch: int) -> dict[str, Any]:
     """Lengths of the epoch's sequences in tokens, with [CLS] and [SEP], all of them."""
     return spread(length_counts(source.lengths(seed, epoch)))
-
-
-def evenly(total: int, limit: int) -> np.ndarray:
-    """The numbers below `total`, or `limit` of them in equal steps, int64."""
-    if total <= limit:
-        return np.arange(total)
-    return np.arange(limit, dtype=np.int64) * total // limit
-
-
-def warnings(facts: dict[str, Any]) -> list[str]:
-    """What looks wrong in the numbers that the functions above return, by rules of thumb; each one line."""
-    found: list[str] = []
-    masks, tokens, batches = facts["masks"], facts["tokens"], facts["batches"]
-    unknown = tokens.get("unknown_share", 0.0)
-    if unknown > 0.01:
-        found.append(
-            f"{unknown:.1%} of the tokens are [UNK]: the vocabulary does not fit the text; train one with "
-            "data.train_vocab, or see whether the text is garbled"
-        )
-    if batches["padding_share"] > 0.05:
-        found.append(
-            f"{batches['padding_share']:.1%} of the positions are padding: more --num_buckets make it less"
-            + (", and so do fewer sequences in a batch" if batches["batches_per_epoch"] < 100 else "")
-        )
-    if abs(masks["random_next_share"] - 0.5) > 0.1 and masks["sequences"] >= 100:
-        found.append(
-            f"B is a random sentence in {masks['random_next_share']:.0%} of the sequences, not in half"
-        )
-    if not masks["predictions"]:
-        found.append("nothing is masked: no sequence has a token to predict")
-    if masks["predictions"] and masks["masked_share"] == 0 and "unknown_share" in tokens:
-        found.append("no predicted token is [MASK]: is this the vocabulary that the files were made with?")
-    if batches["fullest_batch_positions"] > batches["batch_size"] and batches["use_avg_len"]:
-        found.append(
-            f"a batch of --batch_size {batches['batch_size']} tokens cannot hold one sequence of "
-            f"{facts['lengths']['largest']}; its batches are larger"
-        )
-    return found + _text_warnings(facts)
-
-
-def _text_warnings(facts: dict[str, Any]) -> list[str]:
-    if "text" not in facts:
-        return []
-    found = []
-    sentences, documents = facts["text"]["sentence_lengths"], facts["text"]["document_lengths"]
-    single = _counted(documents, [1]) / documents["number"]
-    if single > 0.2:
-        found.append(
-            f"{single:.0%} of the documents are a single sentence, so their B is always random: is there "
-            "a blank line after every line? --split_sentences if a line is a paragraph"
-        )
-    short = _counted(sentences, range(1, 5)) / sentences["number"]
-    if short > 0.25:
-        found.append(f"{short:.0%} of the sentences have fewer than 5 tokens: are they headings or a table?")
-    if sentences["mean"] > 100:
-        found.append(
-            f"a sentence has {sentences['mean']:.0f} tokens in the mean: lines seem to be paragraphs; "
-            "prepare the text with --split_sentences"
-        )
-    return found
-
-
-def _counted(facts: dict[str, Any], values: Sequence[int] | range) -> int:
-    return sum(count for value, count in facts["counts"] if value in values)
 
 
 def _share(part: int, whole: int) -> float:

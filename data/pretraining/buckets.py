@@ -136,8 +136,7 @@ def epoch_order(
             chunk |= (random >> np.uint64(bucket_bits + index_bits)) << np.uint64(index_bits)
     words.sort()
     words &= np.uint64((1 << index_bits) - 1)
-    samples = words.astype(_index_dtype(total))
-    del words
+    samples = _narrowed(words)
 
     # Buckets lie side by side, shortest first, so what is left over of one stands just before the next.
     table_rows: list[tuple[int, int, int, int]] = []
@@ -152,6 +151,18 @@ def epoch_order(
         blocks += 1
     first_block, first_sample, block_rows, padded = np.array(table_rows, dtype=np.int64).T
     return EpochOrder(samples, _shuffled(blocks, key), first_block, first_sample, block_rows, padded)
+
+
+def _narrowed(words: np.ndarray) -> np.ndarray:
+    """The numbers 0 to len - 1 in some order as the type that holds them, in the memory of `words` itself."""
+    if _index_dtype(len(words)).itemsize == words.itemsize:
+        return words.view(_index_dtype(len(words)))
+    narrow, count = words.view(np.uint32), len(words)
+    for start in range(0, count, _CHUNK):  # what is written over has been read
+        narrow[start : min(start + _CHUNK, count)] = words[start : start + _CHUNK]
+    del narrow
+    words.resize(-(-count // 2), refcheck=False)  # gives the second half back
+    return words.view(np.uint32)[:count]
 
 
 def _shuffled(count: int, key: int | None) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections import OrderedDict
 from typing import Callable, Generic, Hashable, TypeVar
@@ -70,6 +71,7 @@ class EpochCache(Generic[Key, Result]):
     def _fill(self, key: Key, entry: _Entry[Result]) -> None:
         try:
             entry.result = self._make(key)
+            _return_free_memory()
             with self._lock:
                 if self._entries.get(key) is entry:
                     entry.size = self._size_of(entry.result) + _OVERHEAD_BYTES
@@ -78,6 +80,16 @@ class EpochCache(Generic[Key, Result]):
             entry.error = error
         finally:
             entry.done.set()
+
+
+def _return_free_memory() -> None:
+    """Give the pages that making a result has used and freed back to the system.
+
+    glibc keeps what was freed in the heap of each thread: for an epoch's plan as much as the plan itself.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 class _Entry(Generic[Result]):

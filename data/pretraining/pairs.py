@@ -23,7 +23,7 @@ MIN_SEQ_LENGTH = 5  # [CLS] a [SEP] b [SEP]
 _LANES = 4096  # documents in lock step: their state stays in the cache
 _FEW_LANES = 12  # fewer are faster one by one
 _WINDOW_DOCUMENTS = 1 << 16  # documents whose pairs are put in order together; numbers fit 16 bits
-_WINDOW_CHUNKS = 1 << 20  # ... and about so many pairs: bounds memory
+_WINDOW_CHUNKS = 1 << 18  # ... and about so many pairs: bounds memory
 
 # A document's random words: two for its target length, then eight for each chunk.
 _IS_SHORT, _SHORT_LENGTH = 0, 1
@@ -74,20 +74,18 @@ def pair_plan(store: TokenStore, max_seq_length: int, short_seq_prob: float, key
             "separate documents by blank lines"
         )
     walk = _Walk(store, max_seq_length - 3, short_seq_prob, key)
-    windows: list[Pairs] = []
-    first = 0
+    columns = [np.empty(0, dtype) for dtype in walk.dtypes]
+    first = rows = 0
     while first < store.num_documents:
         last = walk.window_end(first)
-        windows.append(walk.pairs(first, last))
+        window = walk.pairs(first, last)
+        rows += len(window.a_start)
+        for column, more in zip(columns, window):
+            # In its place: beside a list of parts, the heap would keep the holes that these leave.
+            column.resize(rows, refcheck=False)
+            column[rows - len(more) :] = more
+        del window, more
         first = last
-    # Column by column, so that no more than one is held twice.
-    rows = [list(window) for window in windows]
-    del windows
-    columns = []
-    for number in range(len(Pairs._fields)):
-        columns.append(np.concatenate([row[number] for row in rows]))
-        for row in rows:
-            row[number] = row[0][:0]
     return Pairs(*columns)
 
 
@@ -110,7 +108,9 @@ class _Walk:
         self._num_documents = store.num_documents
         self._max_tokens, self._short_seq_prob = max_tokens, short_seq_prob
         self._key = np.array([key], dtype=np.uint64)
-        self._start_dtype = np.dtype(np.uint32 if store.num_tokens < 1 << 32 else np.int64)
+        start = np.dtype(np.uint32 if store.num_tokens < 1 << 32 else np.int64)
+        length = np.dtype(np.uint16)
+        self.dtypes = (start, length, start, length, np.dtype(bool))  # of the columns of Pairs
 
     def window_end(self, first: int) -> int:
         """The document after the last of the window that begins with `first`."""
@@ -129,13 +129,7 @@ class _Walk:
         per_document = np.bincount(chunks.document, minlength=last - first)
         place = np.arange(len(order)) - np.repeat(np.cumsum(per_document) - per_document, per_document)
         a_start, a_length, b_start, b_length = self._cut(chunks, keys[chunks.document], place)
-        return Pairs(
-            a_start.astype(self._start_dtype),
-            a_length.astype(np.uint16),
-            b_start.astype(self._start_dtype),
-            b_length.astype(np.uint16),
-            chunks.is_random,
-        )
+        return Pairs(a_start, a_length, b_start, b_length, chunks.is_random)
 
     def _targets(self, keys: np.ndarray) -> np.ndarray:
         words = draw(keys[:, None], np.array([[_IS_SHORT, _SHORT_LENGTH]], dtype=np.uint64))

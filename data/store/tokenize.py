@@ -9,7 +9,7 @@ import numpy as np
 from base.errors import InputError
 from data.store.build import Column, Part
 from data.store.journal import MESSAGES_KEPT
-from data.text.corpus import TextSettings, TextUnit, read_unit
+from data.text.corpus import UNKNOWN, TextSettings, TextUnit, read_unit
 from data.tokenizing.tokenizer import Tokenizer, TokenizerSettings
 
 LINES_PER_BATCH = 4096
@@ -57,6 +57,7 @@ class TokenizeUnit:
             "sentences": writer.sentences,
             "tokens": writer.tokens,
             "skipped": skipped,
+            "unknown_marks": writer.unknown_marks,
         }
         return {"counts": counts, "messages": messages}
 
@@ -67,6 +68,7 @@ class _SentenceWriter:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, part: Part) -> None:
         self._tokenizer, self._vocab_size, self._part = tokenizer, vocab_size, part
         self.lines = self.sentences = self.tokens = 0
+        self.unknown_marks = 0  # words that the text's makers took out: <unk> in WikiText
         self._batch: list[str] = []
         self._document_ends: list[int] = []  # lines of the batch before each
         self._characters = 0
@@ -78,6 +80,7 @@ class _SentenceWriter:
             self._document_ends.append(len(self._batch))
             return
         self._batch.append(sentence)
+        self.unknown_marks += sentence.count(UNKNOWN)
         self._characters += len(sentence)
         if len(self._batch) >= LINES_PER_BATCH or self._characters >= CHARACTERS_PER_BATCH:
             self.flush()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
@@ -10,11 +9,8 @@ import pytest
 from data.store.tokens import TokenStore, build_store
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab
+from tests.data.wikitext import SHARED_WIKITEXT, TEXTS, write_wikitext
 from tests.embedded import built_once
-
-SHARED_TEXT = os.path.join(
-    os.path.dirname(__file__), "..", "..", "..", "shared", "data", "wikitext2-valid.txt"
-)
 
 
 @pytest.fixture(scope="session")
@@ -36,13 +32,22 @@ def store(embedded, vocab, tmp_path_factory):
     return TokenStore.open(str(directory))
 
 
+@pytest.fixture(scope="session", params=TEXTS)
+def wikitext(request, embedded, tmp_path_factory):
+    """The path of a text in WikiText's form (see tests.data.wikitext), as a string."""
+    if request.param == "shared":
+        return str(SHARED_WIKITEXT)
+    path = tmp_path_factory.mktemp("wikitext") / "wiki.valid.tokens"
+    write_wikitext(path, sorted((embedded / "corpus").glob("train-*.txt")))
+    return str(path)
+
+
 @pytest.fixture(scope="session")
 def real_lines(embedded):
     """Sentences of the embedded corpus, of WikiText if it lies beside the project, and some odd ones."""
     lines = [line for line in (embedded / "corpus" / "train-1.txt").read_text("utf-8").splitlines() if line]
-    if os.path.exists(SHARED_TEXT):
-        with open(SHARED_TEXT, encoding="utf-8") as handle:
-            lines += [line.strip() for line in handle if line.strip()]
+    if SHARED_WIKITEXT.exists():
+        lines += [line.strip() for line in SHARED_WIKITEXT.read_text("utf-8").splitlines() if line.strip()]
     generator = random.Random(5)
     odd = "aeiouABC \u00e9\u00c5\u0130\u4e2d\u6587\u200b\u00ad\t.,[]'-\u2013\u201c\u20ac1\u00bd#_\u0301"
     lines += ["".join(generator.choice(odd) for _ in range(40)) for _ in range(500)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import itertools
-import os
 import threading
 import time
 
@@ -22,10 +21,6 @@ from data.pretraining.batches import (
 from data.pretraining.text_source import RawSource, epoch_stores
 from data.store.tokens import TokenStore, build_store
 from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
-
-SHARED_TEXT = os.path.join(
-    os.path.dirname(__file__), "..", "..", "..", "shared", "data", "wikitext2-valid.txt"
-)
 
 
 @pytest.fixture
@@ -381,11 +376,10 @@ def test_padding_is_below_5_percent(whole_corpus, length, batch_size, use_avg_le
     assert padding_share(whole_corpus, length, batch_size, use_avg_len, 1) > 0.1, "what buckets are for"
 
 
-@pytest.mark.skipif(not os.path.exists(SHARED_TEXT), reason="the WikiText beside the project is not there")
 @pytest.mark.parametrize("length", [128, 512])
-def test_padding_of_wikitext_is_below_5_percent_with_ten_buckets(vocab, tmp_path, length):
+def test_padding_of_wikitext_is_below_5_percent_with_ten_buckets(wikitext, vocab, tmp_path, length):
     directory = str(tmp_path / "store")
-    build_store([SHARED_TEXT], TokenizerSettings(vocab), directory)
+    build_store([wikitext], TokenizerSettings(vocab), directory)
     store = TokenStore.open(directory)
     assert padding_share(store, length, 8192, True, 10) < 0.05
     assert padding_share(store, length, 16, False, 10) < 0.05

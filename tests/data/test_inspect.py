@@ -19,6 +19,7 @@ from PIL import Image
 from data.formats.records import PretrainingArrays
 from data.formats.write import write_instances
 from data.inspect import main
+from data.inspection.repeated import repeated_sequences
 from data.inspection.tallies import mask_facts, store_occurrences
 from data.pretraining.batches import PretrainingBatches
 from data.pretraining.text_source import RawSource
@@ -488,19 +489,22 @@ GOOD = "\n\n".join(
 )
 TEXTS = {
     "[UNK]": GOOD.replace("number 3 ", "\u0f00 \u0f01 \u0f02 \u0f03 "),
+    "a literal <unk>": GOOD.replace("number 3 ", "<unk> <unk> "),
+    "'@ - @': mark-up": GOOD.replace("number 3 ", "long @-@ <b> "),
+    "no language repeats itself": GOOD,
     "single sentence": "\n\n".join(line for line in GOOD.splitlines() if line),
     "fewer than 5 tokens": "\n\n".join("\n".join("i am ." for _ in range(20)) for _ in range(60)),
     "paragraphs": "\n\n".join(
         part.replace("\n", " ") + "\n" + part.replace("\n", " ") for part in GOOD.split("\n\n")
     ),
-    None: GOOD,
+    None: "",  # the embedded corpus
 }
 
 
 @pytest.mark.parametrize("words", TEXTS)
 def test_warnings(words, embedded, tmp_path, capsys):
     path = tmp_path / "text.txt"
-    path.write_text(TEXTS[words], "utf-8")
+    path.write_text(TEXTS[words] or (embedded / "corpus" / "train-0.txt").read_text("utf-8"), "utf-8")
     arguments = [
         "--raw",
         path,
@@ -518,6 +522,88 @@ def test_warnings(words, embedded, tmp_path, capsys):
         assert not [warning for warning in found if any(word in warning for word in texts)]
     else:
         assert [warning for warning in found if words in warning]
+
+
+def wikitext(text):
+    """The text in WikiText's form, a title before each document."""
+    documents = text.split("\n\n")
+    return "".join(
+        f" \n = Title {number} = \n \n " + " ".join(document.split("\n")) + " \n"
+        for number, document in enumerate(documents)
+    )
+
+
+def warnings_of(text, embedded, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text(text, "utf-8")
+    arguments = ["--raw", tmp_path / "text.txt", "--vocab", embedded / "vocab.txt", "--max_seq_length", "64"]
+    found = json.loads(shown(capsys, *arguments, "--json", "--num", 0))
+    return [warning for warning in found["warnings"] if "[UNK]" in warning or "unk" in warning], found
+
+
+def test_unk_marks_of_wikitext_are_not_blamed_on_the_vocabulary(embedded, tmp_path, capsys):
+    marked = wikitext(GOOD.replace("good", "<unk>"))
+    (warning,), found = warnings_of(marked, embedded, tmp_path, capsys)
+    share = 1200 / found["counts"]["tokens"]
+    assert found["tokens"]["unknown_share"] == pytest.approx(share) and share > 0.05
+    assert warning == (
+        f"{share:.1%} of the tokens are [UNK] because the text itself has <unk> in place of words, "
+        "1,200 times, as WikiText does; that is no fault of the vocabulary"
+    )
+    both, _ = warnings_of(marked.replace("number", "\u0f00"), embedded, tmp_path, capsys)
+    assert len(both) == 2 and "no fault" in both[0] and "the vocabulary does not fit the text" in both[1]
+    foreign = wikitext(GOOD.replace("number", "\u0f00"))
+    (warning,), _ = warnings_of(foreign, embedded, tmp_path, capsys)
+    assert "the vocabulary does not fit the text" in warning and "<unk>" not in warning
+
+
+def test_a_literal_unk_is_found_whatever_the_vocabulary_makes_of_it(embedded, tmp_path, capsys):
+    """The marks of WikiText, read as plain lines."""
+    (warning,), found = warnings_of(GOOD.replace("good", "<unk>"), embedded, tmp_path, capsys)
+    assert found["tokens"]["unknown_share"] == 0
+    (mark,) = [each for each in found["text"]["repeated"] if each["marker"]]
+    tokens = len(mark["text"].split())
+    assert mark["joined"] == "<unk>" and mark["share"] == 1200 * tokens / found["counts"]["tokens"]
+    assert warning.startswith(
+        f"{mark['share']:.1%} of the tokens are {mark['text']!r}: the text has a literal"
+    )
+
+
+def test_a_store_of_an_earlier_version_does_not_tell_where_unknown_tokens_come_from(
+    embedded, vocab, tmp_path, capsys
+):
+    (tmp_path / "text.txt").write_text(wikitext(GOOD.replace("good", "<unk>")), "utf-8")
+    build_store([str(tmp_path / "text.txt")], TokenizerSettings(vocab), str(tmp_path / "store"))
+    manifest = tmp_path / "store" / "manifest.json"
+    content = json.loads(manifest.read_text("utf-8"))
+    assert content["counts"].pop("unknown_marks") == 1200
+    manifest.write_text(json.dumps(content), "utf-8")
+    found = json.loads(shown(capsys, tmp_path / "store", "--json", "--num", 0))["warnings"]
+    (warning,) = [warning for warning in found if "[UNK]" in warning]
+    assert "does not fit the text" in warning and "or the text itself has <unk>" in warning
+
+
+def test_repeated_sequences_of_generated_ids(vocab):
+    """A template of three tokens after every 30 others, then one token as every fourth."""
+    generator = np.random.default_rng(0)
+    ids = generator.integers(200, len(vocab), 60_000).astype(np.uint16)
+
+    def found(ids):
+        return repeated_sequences(TokenStore(ids, np.array([0]), np.array([0]), vocab.sha256), vocab)
+
+    assert found(ids) == []
+    for offset, token in enumerate((100, 120, 140)):
+        ids[offset::30] = token
+    (template,) = found(ids)
+    assert template["text"] == " ".join(vocab.tokens[token] for token in (100, 120, 140))
+    assert template["share"] == pytest.approx(0.1, abs=0.001) and not template["marker"]
+    ids[::4] = 150
+    assert [each["text"] for each in found(ids)] == [vocab.tokens[150]]
+    ids[::4] = vocab.unk_id
+    assert found(ids) == []
+
+
+def test_nothing_is_repeated_in_the_embedded_corpus(facts):
+    assert facts["text"]["repeated"] == []
 
 
 def test_padding_is_warned_of(directory, capsys):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 
 import pytest
@@ -9,10 +8,7 @@ import pytest
 from base.errors import InputError
 from data.text.corpus import UNKNOWN, TextSettings, documents, sentences, text_units
 from data.text.formats import BOOKS, DOC, JSON, LINES, WIKITEXT, detect_format, heading_level
-
-SHARED_TEXT = os.path.join(
-    os.path.dirname(__file__), "..", "..", "..", "shared", "data", "wikitext2-valid.txt"
-)
+from tests.data.wikitext import DOCUMENTS
 
 
 @pytest.fixture
@@ -266,14 +262,13 @@ def test_text_that_begins_like_a_compressed_file(file):
     assert list(documents([file("BZh is a name\n")])) == [["BZh is a name"]]
 
 
-@pytest.mark.skipif(not os.path.exists(SHARED_TEXT), reason="the shared WikiText is not here")
-def test_real_wikitext():
-    assert detect_format(SHARED_TEXT) == WIKITEXT
-    found = list(documents([SHARED_TEXT]))
-    assert len(found) == 60
+def test_real_wikitext(wikitext):
+    assert detect_format(wikitext) == WIKITEXT
+    found = list(documents([wikitext]))
+    assert len(found) == DOCUMENTS
     text = "\n".join(sentence for document in found for sentence in document)
     assert "@-@" not in text and "@.@" not in text and "<unk>" not in text and "= =" not in text
-    with open(SHARED_TEXT, encoding="utf-8") as handle:
+    with open(wikitext, encoding="utf-8") as handle:
         body = [line for line in handle if not line.startswith(" =")]
     assert text.count(UNKNOWN) == sum(line.count("<unk>") for line in body)
     joined = "".join(body).replace(" @-@ ", "-").replace(" @,@ ", ",").replace(" @.@ ", ".")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -16,7 +15,6 @@ CASES = [
 ]
 # These need to know what words mean.
 BEYOND_RULES = {"Vitamin C.", "The value is 3.14159."}
-SHARED_TEXT = Path(__file__).parents[3] / "shared" / "data" / "wikitext2-valid.txt"
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case[0][:40] for case in CASES])
@@ -92,11 +90,10 @@ def test_time_is_linear_for_hostile_text(unit):
     assert large < 20 * small + 0.05  # quadratic time would be 64 times
 
 
-@pytest.mark.skipif(not os.path.exists(SHARED_TEXT), reason="the shared WikiText is not here")
-def test_real_text_splits_at_its_full_stops():
+def test_real_text_splits_at_its_full_stops(wikitext):
     # WikiText sets full stops apart and leaves the dots of abbreviations attached, so " . " before a capital
     # that is not in quotation marks tells the truth.
-    lines = [line.strip() for line in SHARED_TEXT.read_text("utf-8").split("\n") if line.strip()]
+    lines = [line.strip() for line in Path(wikitext).read_text("utf-8").split("\n") if line.strip()]
     lines = [line for line in lines if '"' not in line and "'" not in line and " . . " not in line]
     missed = right = false = 0
     for line in lines:

