@@ -39,8 +39,8 @@ the length of the random sequences). With names it reports on traces that --prof
 written; the traces of other ranks, NAME.1, NAME.2, ..., are found beside the first.
 
 Prints a table, and writes OUT_summary.json (the numbers), OUT.png (a picture) and OUT_timeline.json (a Chrome
-trace, for https://ui.perfetto.dev or chrome://tracing). With --ckpt_dir DIR they are written into DIR, beside the
-other files of the run, unless --out names another place.
+trace, for https://ui.perfetto.dev or chrome://tracing). With --ckpt_dir DIR they are written into DIR, beside
+the other files of the run, unless --out names another place.
 """
 _LENGTH = 128  # tokens of random sequences when --max_seq_length is left out
 _PRODUCT = 2048  # rows and columns of the matrix product that measures the peak
