@@ -35,7 +35,7 @@ from bert.state import (
     save_checkpoint,
 )
 from bert.step import TrainStep
-from bert.summary import summarize
+from bert.summary import Floors, summarize
 from comm.base import Communicator
 from data.batches import Batch
 from data.errors import InputError
@@ -155,7 +155,8 @@ def pretrain(options: argparse.Namespace, inputs: Inputs, communicator: Communic
             reporter.warn(f"stopped by a signal after step {last_step}; --resume continues")
             return stop.exit_code or 143
         if communicator.rank == 0:
-            summarize(options, reporter, last_step, feed.unigram_entropy)
+            floors = Floors(feed.context_free_loss, eval_feed.context_free_loss if eval_feed else None)
+            summarize(options, reporter, last_step, floors)
         return 0
     finally:
         if feed is not None:
