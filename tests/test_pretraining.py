@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "run_pretraining_hvd.py"
 METRICS = {
     "step", "mlm_loss", "nsp_loss", "mlm_acc", "nsp_acc", "lr", "grad_norm", "loss_scale",
-    "tokens_per_s", "padded_tokens_per_s", "sequences_per_s", "step_s", "data_wait", "time",
+    "mlm_loss_se", "tokens_per_s", "padded_tokens_per_s", "sequences_per_s", "step_s", "data_wait", "time",
 }  # fmt: skip
 STEPS = 12
 
@@ -138,6 +138,10 @@ def test_metrics(two_ranks):
     evaluations = [each for each in metrics if "eval_mlm_loss" in each]
     assert [each["step"] for each in evaluations] == [6, 12]
     assert evaluations[-1]["eval_mlm_loss"] < evaluations[0]["eval_mlm_loss"]
+    for each in training:  # four steps of two ranks
+        assert 0 < each["mlm_loss_se"] < 0.3
+    for each in evaluations:
+        assert 0 < each["eval_mlm_loss_se"] < 0.3
     assert evaluations[0]["eval_sequences"] == evaluations[1]["eval_sequences"] > 100
 
 
@@ -146,6 +150,9 @@ def test_only_rank_0_talks(two_ranks):
     assert result.ranks[1].stdout == "" and result.ranks[1].stderr == ""
     said = result.ranks[0].stdout
     assert "2 processes on cpu" in said and "unigram entropy" in said
+    last = metrics_of(directory)[-1]
+    assert f"The held-out MLM loss, {last['eval_mlm_loss']:.3f}, is " in said and "held-out text." in said
+    assert f"(two standard errors: {2 * last['eval_mlm_loss_se']:.3f}): use of context is not shown." in said
     assert f"checkpoint {directory}/{STEPS:07d}.params" in said
     assert "the paper's" in result.ranks[0].stderr  # a contradicting --num_steps is a warning
 

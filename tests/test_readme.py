@@ -243,6 +243,15 @@ def test_make_targets():
 def test_a_run_is_shown():
     (block,) = blocks_of("## What a run looks like")
     assert "checkpoint runs/embedded/ckpt/" in block.text and "unigram entropy" in block.text
+    # As training.summary says it, of the figures shown above it.
+    floor = float(re.search(r"has an MLM loss of at least (\S+) nats on the held-out text\.", block.text)[1])
+    loss = float(re.findall(r"^evaluation at step 900: mlm_loss (\S+)", block.text, re.MULTILINE)[0])
+    said = re.search(r"^The held-out MLM loss, (.*): (.*)\.$", block.text, re.MULTILINE)
+    numbers = re.fullmatch(r"(\S+), is (\S+) (below|above) this \(two standard errors: (\S+)\)", said[1])
+    assert float(numbers[1]) == loss and float(numbers[2]) == pytest.approx(abs(floor - loss), abs=0.0011)
+    assert (numbers[3] == "below") == (loss < floor)
+    shown = floor - loss > float(numbers[4])
+    assert said[2] == ("the model uses context" if shown else "use of context is not shown")
 
 
 def substituted(words: list[str]) -> list[str]:

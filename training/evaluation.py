@@ -24,7 +24,8 @@ def evaluate(
     """Means over the whole set, whatever share of it this rank has (also none). Every rank calls it.
 
     Returns:
-        eval_mlm_loss, eval_nsp_loss (nats), eval_mlm_acc, eval_nsp_acc, eval_sequences, eval_s (seconds).
+        eval_mlm_loss, eval_nsp_loss (nats), eval_mlm_acc, eval_nsp_acc, eval_mlm_loss_se (nats, from the
+        spread over batches), eval_sequences, eval_s (seconds).
     """
     begun = time.monotonic()
     totals = Totals(device)

@@ -10,7 +10,7 @@ import numpy as np
 
 from comm.base import Communicator
 from data.pretraining.batches import Batch, PretrainingBatches, dummy_batch, evaluation_batches, prefetched
-from data.store.entropy import unigram_entropy
+from data.store.entropy import context_free_loss, unigram_entropy
 from training.inputs import Inputs
 from training.open_data import open_source
 from training.plan import RunPlan
@@ -22,7 +22,9 @@ BATCHES_AHEAD = 8  # a few steps' worth: enough to hide the making of batches, l
 class Feed(Protocol):
     """This rank's micro-batches, for ever."""
 
-    unigram_entropy: float | None  # of the training text in nats; on rank 0, where the text is known
+    context_free_loss: (
+        float | None
+    )  # of the training text (data.store.entropy); on rank 0, where text is known
     position: int  # after the batch taken last, for a checkpoint
     waited: float  # seconds that __next__ has taken so far: the loop stood still for want of data
 
@@ -38,7 +40,7 @@ class Feed(Protocol):
 class DummyFeed:
     """One batch of random tokens again and again: for speed and memory, without any data."""
 
-    unigram_entropy = None
+    context_free_loss = None
 
     def __init__(self, batch: Batch):
         self._batch = batch
@@ -59,10 +61,10 @@ class DummyFeed:
 class FileFeed:
     """Batches of a source, made ahead in background threads."""
 
-    def __init__(self, batches: PretrainingBatches, num_workers: int, entropy: float | None):
+    def __init__(self, batches: PretrainingBatches, num_workers: int, context_free: float | None):
         self._batches = batches
         self._num_workers = num_workers
-        self.unigram_entropy = entropy
+        self.context_free_loss = context_free
         self.waited = 0.0
         self._ahead = None
 
@@ -85,6 +87,18 @@ class FileFeed:
             self._ahead.close()
 
 
+class EvaluationFeed:
+    """Each call starts one pass over this rank's share of --data_eval. Every pass has the same pairs and
+    masks, whatever the seed of the run."""
+
+    def __init__(self, begin: Callable[[], Iterator[Batch]], context_free: float | None):
+        self._begin = begin
+        self.context_free_loss = context_free  # of the held-out text; on rank 0, where the text is known
+
+    def __call__(self) -> Iterator[Batch]:
+        return self._begin()
+
+
 def training_feed(
     options: argparse.Namespace,
     inputs: Inputs,
@@ -102,12 +116,12 @@ def training_feed(
     if not inputs.train.kind:
         return None
     source, store = open_source(options, inputs, inputs.train, plan, communicator)
-    entropy = None
+    context_free = None
     if store is not None and communicator.rank == 0:
-        entropy = unigram_entropy(store)
+        context_free = context_free_loss(store)
         reporter.note(
             f"training text: {store.num_documents:,} documents, {store.num_sentences:,} sentences,"
-            f" {store.num_tokens:,} tokens, unigram entropy {entropy:.2f} nats"
+            f" {store.num_tokens:,} tokens, unigram entropy {unigram_entropy(store):.2f} nats"
         )
     batches = PretrainingBatches(
         source,
@@ -120,7 +134,7 @@ def training_feed(
     )
     shapes = ", ".join(f"{rows}x{length}" for rows, length in batches.shapes)
     reporter.note(f"batches of a process (sequences x tokens): {shapes}")
-    return FileFeed(batches, options.num_data_workers, entropy)
+    return FileFeed(batches, options.num_data_workers, context_free)
 
 
 def evaluation_feed(
@@ -128,12 +142,13 @@ def evaluation_feed(
     inputs: Inputs,
     plan: RunPlan,
     communicator: Communicator,
-) -> Callable[[], Iterator[Batch]] | None:
-    """A function that starts one pass over this rank's share of --data_eval; None without it.
-
-    Every pass has the same pairs and masks, whatever the seed of the run.
-    """
+) -> EvaluationFeed | None:
+    """This rank's share of --data_eval; None without it."""
     if not inputs.evaluation.kind:
         return None
-    source, _ = open_source(options, inputs, inputs.evaluation, plan, communicator)
-    return lambda: evaluation_batches(source, options.batch_size_eval, communicator.rank, communicator.size)
+    source, store = open_source(options, inputs, inputs.evaluation, plan, communicator)
+    rank, size = communicator.rank, communicator.size
+    return EvaluationFeed(
+        lambda: evaluation_batches(source, options.batch_size_eval, rank, size),
+        context_free_loss(store) if store is not None and rank == 0 else None,
+    )

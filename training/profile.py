@@ -39,7 +39,8 @@ the length of the random sequences). With names it reports on traces that --prof
 written; the traces of other ranks, NAME.1, NAME.2, ..., are found beside the first.
 
 Prints a table, and writes OUT_summary.json (the numbers), OUT.png (a picture) and OUT_timeline.json (a Chrome
-trace, for https://ui.perfetto.dev or chrome://tracing).
+trace, for https://ui.perfetto.dev or chrome://tracing). With --ckpt_dir DIR they are written into DIR, beside
+the other files of the run, unless --out names another place.
 """
 _LENGTH = 128  # tokens of random sequences when --max_seq_length is left out
 _PRODUCT = 2048  # rows and columns of the matrix product that measures the peak
@@ -62,21 +63,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments and not arguments[0].startswith("-"):
         options = _parser("report on traces").parse_args(arguments)
+        out = options.out or re.sub(r"\.json$", "", options.traces[0])
+        _check_folder(out)
         traces = [read_trace(path) for path in _of_all_ranks(options.traces)]
     else:
         options, rest = _run_parser().parse_known_args(arguments)
+        if options.out:
+            _check_folder(options.out)
+        out = options.out or os.path.join(_checkpoint_folder(rest), "profile")
         traces = [profile(rest, options.warmup, options.steps)]
         if not options.peak:
             _add_peak(traces[0].facts)
     peak = options.peak or traces[0].facts.get("peak_gflops")
-    report(traces, options.out or _stem(getattr(options, "traces", [])), peak)
+    report(traces, out, peak)
     return 0
 
 
 def profile(arguments: Sequence[str], warmup: int, steps: int) -> Trace:
     """Takes `warmup` and then `steps` steps of a training in this process, and traces the latter.
 
-    `arguments`: options of the training scripts. Nothing of the training stays but the trace.
+    `arguments`: options of the training scripts. Nothing of the training stays but the trace, and with
+    --ckpt_dir the run's files in that folder.
 
     Raises:
         InputError: as the training scripts do.
@@ -181,7 +188,11 @@ def _run_parser() -> _Parser:
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", help="beginning of the files' names (default: profile, or the trace's name)")
+    parser.add_argument(
+        "--out",
+        help="beginning of the files' names (default: profile, in --ckpt_dir if that is given; of a trace its"
+        " own name)",
+    )
     parser.add_argument(
         "--peak",
         type=positive,
@@ -204,8 +215,17 @@ def _of_all_ranks(paths: Sequence[str]) -> list[str]:
     return [paths[0], *(f"{paths[0]}.{rank}" for rank in ranks)]
 
 
-def _stem(paths: Sequence[str]) -> str:
-    return re.sub(r"\.json$", "", paths[0]) if paths else "profile"
+def _checkpoint_folder(arguments: Sequence[str]) -> str:
+    """What --ckpt_dir says; empty, for the current folder, without it."""
+    parser = _Parser(allow_abbrev=False, add_help=False)
+    parser.add_argument("--ckpt_dir", default="")
+    given, _ = parser.parse_known_args(arguments)
+    return os.path.expanduser(given.ckpt_dir)
+
+
+def _check_folder(out: str) -> None:
+    if not os.path.isdir(os.path.dirname(out) or "."):
+        raise InputError(f"--out {out}: cannot be written: there is no folder {os.path.dirname(out)}")
 
 
 def _dummy_length(arguments: Sequence[str]) -> list[str]:

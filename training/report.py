@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from typing import IO, Any, Protocol
+from typing import IO, Any, Mapping, Protocol
 
 from tqdm import tqdm
 
@@ -216,8 +216,11 @@ def read_metrics(directory: str) -> list[dict[str, Any]]:
     return found
 
 
-def plot_losses(directory: str, unigram_entropy: float | None) -> str:
-    """Draws loss.png from metrics.jsonl: MLM and NSP loss by step, evaluation as points. Returns its path."""
+def plot_losses(directory: str, floors: Mapping[str, float]) -> str:
+    """Draws loss.png from metrics.jsonl: MLM and NSP loss by step, evaluation as points. Returns its path.
+
+    `floors`: name of a text -> the least MLM loss in nats that a model without context can have on it.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -233,8 +236,8 @@ def plot_losses(directory: str, unigram_entropy: float | None) -> str:
                 axes.plot(*zip(*points), style if len(points) > 1 else "o", label=label, markersize=4)
         axes.set(title=title, xlabel="step", ylabel="nats")
         axes.grid(alpha=0.3)
-    if unigram_entropy is not None:
-        mlm.axhline(unigram_entropy, color="grey", linestyle="--", label="unigram entropy of the text")
+    for (text, floor), style in zip(floors.items(), ("--", ":")):
+        mlm.axhline(floor, color="grey", linestyle=style, label=f"least without context, {text}")
     nsp.axhline(math.log(2), color="grey", linestyle="--", label="guessing")
     for axes in (mlm, nsp):
         axes.legend()

@@ -39,7 +39,7 @@ from training.state import (
     save_checkpoint,
 )
 from training.step import TrainStep
-from training.summary import summarize
+from training.summary import Floors, summarize
 
 
 def pretrain(options: argparse.Namespace, inputs: Inputs, communicator: Communicator) -> int:
@@ -155,7 +155,8 @@ def pretrain(options: argparse.Namespace, inputs: Inputs, communicator: Communic
             reporter.warn(f"stopped by a signal after step {last_step}; --resume continues")
             return stop.exit_code or 143
         if communicator.rank == 0:
-            summarize(options, reporter, last_step, feed.unigram_entropy)
+            floors = Floors(feed.context_free_loss, eval_feed.context_free_loss if eval_feed else None)
+            summarize(options, reporter, last_step, floors)
         return 0
     finally:
         if feed is not None:

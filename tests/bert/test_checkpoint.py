@@ -150,7 +150,7 @@ def test_index_of_a_file_that_mxnet_wrote(tmp_path: Path) -> None:
 def test_module_does_not_import_mxnet(tmp_path: Path) -> None:
     save(tmp_path, 5)
     code = (
-        "import sys; from bert import checkpoint; from bert.weights.params_file import read_index\n"
+        "import sys; from training import checkpoint; from bert.weights.params_file import read_index\n"
         f"found = checkpoint.newest_complete({str(tmp_path)!r}, print); read_index(found.params_path)\n"
         "assert found.step == 5 and 'mxnet' not in sys.modules"
     )

@@ -61,6 +61,46 @@ def test_what_does_not_exist_is_none(batches):
     assert losses_and_accuracies(totals_of((batches, [math.inf, 6, 0, 2], True)))["mlm_loss"] is None
 
 
+def samples(rng: np.random.Generator, batch: Batch, number: int) -> tuple[list, np.ndarray, np.ndarray]:
+    """Steps for `totals_of`, the weights of `batch` thinned out; their MLM losses and masked positions."""
+    steps, masks = [], []
+    for _ in range(number):
+        weights = batch.masked_weights * (rng.random(batch.masked_weights.shape) < 0.7)
+        masks.append(float(weights.sum()))
+        loss = 6.0 * masks[-1] + rng.normal(0, 0.3 * math.sqrt(masks[-1]))
+        steps.append(([batch._replace(masked_weights=weights)], [loss, 6, 4, 5], True))
+    return steps, np.float32([step[1][0] for step in steps]).astype(float), np.array(masks)
+
+
+def test_the_standard_error_is_that_of_the_mean_over_unequal_samples():
+    rng = np.random.default_rng(1)
+    batch = random_batch(rng, 16, 40, 6, least_masked=6)
+    steps, losses, masks = samples(rng, batch, 60)
+    nan = ([batch], [math.nan] * 4, False)
+    found = losses_and_accuracies(totals_of(*steps, nan))["mlm_loss_se"]
+    mean = losses.sum() / masks.sum()
+    by_hand = math.sqrt(60 / 59 * ((losses - mean * masks) ** 2).sum()) / masks.sum()
+    assert found == pytest.approx(by_hand, rel=1e-6)
+    # The spread of the means of samples drawn anew from these.
+    drawn = rng.integers(0, 60, (20_000, 60))
+    assert found == pytest.approx((losses[drawn].sum(1) / masks[drawn].sum(1)).std(), rel=0.05)
+
+
+def test_the_standard_error_keeps_its_digits_where_losses_hardly_differ():
+    rng = np.random.default_rng(2)
+    batch = random_batch(rng, 4096, 40, 6, least_masked=6)  # a float32 sum has 7 digits
+    steps = [([batch], [150_000 + (number % 2), 6, 4, 5], True) for number in range(1000)]
+    masked = float(batch.masked_weights.sum())
+    found = losses_and_accuracies(totals_of(*steps))["mlm_loss_se"]
+    assert found == pytest.approx(0.5 / masked / math.sqrt(999), rel=1e-3)
+
+
+def test_the_standard_error_needs_some_samples(batches):
+    step = (batches, [20, 6, 4, 5], True)
+    assert losses_and_accuracies(totals_of(*[step] * 7))["mlm_loss_se"] is None
+    assert losses_and_accuracies(totals_of(*[step] * 8))["mlm_loss_se"] == pytest.approx(0, abs=1e-6)
+
+
 def test_reset_begins_a_new_interval(batches):
     totals = Totals(mx.cpu())
     totals.add(batches, mx.nd.array([1, 2, 3, 4]))
@@ -94,7 +134,8 @@ class TestEvaluation:
         apart, together = self.run(network, batches), self.run(network, [joined(batches)])
         assert apart["eval_sequences"] == together["eval_sequences"] == 10 and apart["eval_s"] > 0
         assert set(apart) == {
-            *("eval_mlm_loss", "eval_nsp_loss", "eval_mlm_acc", "eval_nsp_acc", "eval_sequences", "eval_s")
+            *("eval_mlm_loss", "eval_nsp_loss", "eval_mlm_acc", "eval_nsp_acc", "eval_sequences", "eval_s"),
+            "eval_mlm_loss_se",
         }
         for name in ("eval_mlm_loss", "eval_nsp_loss", "eval_mlm_acc", "eval_nsp_acc"):
             assert apart[name] == pytest.approx(together[name], rel=1e-5)
@@ -106,6 +147,16 @@ class TestEvaluation:
         expected = {"eval_mlm_loss": mlm / masked, "eval_mlm_acc": mlm_hits / masked}
         expected.update({"eval_nsp_loss": nsp / 10, "eval_nsp_acc": nsp_hits / 10})
         assert {name: apart[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+
+    def test_the_standard_error_is_over_batches(self, network):
+        rng = np.random.default_rng(3)
+        batches = [random_batch(rng, 4, 12, 4, least_masked=1) for _ in range(9)]
+        one = mx.nd.ones((1,))
+        sums = [network(*device_inputs(each, mx.cpu()), one, one)[1].asnumpy()[0] for each in batches]
+        losses, masks = np.array(sums, float), np.array([each.masked_weights.sum() for each in batches])
+        mean = losses.sum() / masks.sum()
+        expected = math.sqrt(9 / 8 * ((losses - mean * masks) ** 2).sum()) / masks.sum()
+        assert self.run(network, batches)["eval_mlm_loss_se"] == pytest.approx(expected, rel=1e-4)
 
     def test_dropout_is_off(self, network, batches):
         mx.random.seed(1)

@@ -299,6 +299,13 @@ class TestCommand:
         with pytest.raises(InputError, match="--out .* cannot be written"):
             main([str(tmp_path / "t.json"), "--out", str(tmp_path / "none" / "x")])
 
+    def test_a_folder_that_is_not_there_is_found_before_any_step(self, tmp_path):
+        out = tmp_path / "none" / "x"
+        command = [sys.executable, "-m", "training.profile", "--model", "no_such_model", "--out", str(out)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1
+        assert f"--out {out}: cannot be written" in done.stderr
+
     def test_operators_cannot_be_separated_after_the_import(self):
         with pytest.raises(RuntimeError, match="before mxnet"):
             separate_operators()
@@ -317,14 +324,23 @@ class TestCommand:
             "--max_seq_length",
             "16",
         ]
-        command += ["--batch_size", "4", "--accumulate", "2", "--steps", "2", "--warmup", "2", "--out", "p"]
+        command += ["--batch_size", "4", "--accumulate", "2", "--steps", "2", "--warmup", "2"]
+        # One of both with a name, the other with a folder.
+        place = tmp_path if operators == "fused" else tmp_path / "new" / "run"
+        stem = "p" if operators == "fused" else "profile"
+        command += ["--out", "p"] if operators == "fused" else ["--ckpt_dir", os.path.join("new", "run")]
         command += ["--operators", operators, *(["--peak", "1000"] if operators == "fused" else [])]
         environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         assert "step 3 to 4" in done.stdout and "2 x 4 sequences of 16 tokens, 3 masked" in done.stdout
-        assert sorted(os.listdir(tmp_path)) == ["p.png", "p_summary.json", "p_timeline.json"]
-        (rank,) = json.loads((tmp_path / "p_summary.json").read_text())["ranks"]
+        names = {f"{stem}.png", f"{stem}_summary.json", f"{stem}_timeline.json"}
+        if operators == "fused":
+            assert set(os.listdir(tmp_path)) == names
+        else:
+            assert os.listdir(tmp_path) == ["new"], "the current folder stays as it is"
+            assert set(os.listdir(place)) == {*names, "metrics.jsonl", "tensorboard"}
+        (rank,) = json.loads((place / f"{stem}_summary.json").read_text())["ranks"]
         parts = rank["parts"]
         assert list(parts) == list(PARTS) and not rank["bulked"]
         assert sum(row["share"] for row in parts.values()) == pytest.approx(1)

@@ -18,7 +18,7 @@ import pytest
 from tests.processes import ROOT
 from training import report
 from training.report import RunReporter, SilentReporter, finite_or_none, plot_losses, read_metrics
-from training.summary import summarize
+from training.summary import Floors, summarize
 
 
 def training(step: int, **changes: Any) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class TestPlot:
             run.mkdir()
             lines = [training(step, mlm_loss=7 - slope * step) for step in range(10, 101, 10)]
             reported(run, *lines, evaluation(50), evaluation(100))
-            path = plot_losses(str(run), 6.0)
+            path = plot_losses(str(run), {"training text": 6.0})
             assert path == str(run / "loss.png")
             pictures.append(self.picture(path))
         assert pictures[0].shape == pictures[1].shape and min(pictures[0].shape[:2]) > 300
@@ -184,21 +184,23 @@ class TestPlot:
         assert (pictures[0] != pictures[1]).any(), "other losses give another picture"
         assert not list(tmp_path.rglob("*.tmp"))
 
-    def test_the_entropy_line(self, tmp_path):
+    def test_the_lines_of_floors(self, tmp_path):
         reported(tmp_path, training(10), training(20))
-        without = self.picture(plot_losses(str(tmp_path), None))
-        assert (without != self.picture(plot_losses(str(tmp_path), 7.45))).any()
+        without = self.picture(plot_losses(str(tmp_path), {}))
+        one = self.picture(plot_losses(str(tmp_path), {"training text": 7.45}))
+        both = self.picture(plot_losses(str(tmp_path), {"training text": 7.45, "held-out text": 7.35}))
+        assert (without != one).any() and (one != both).any()
 
     def test_a_single_point_can_be_seen(self, tmp_path):
         reported(tmp_path, training(10, nsp_loss=None))
-        one = self.picture(plot_losses(str(tmp_path), None))
+        one = self.picture(plot_losses(str(tmp_path), {}))
         colours = {tuple(colour) for colour in np.round(one[..., :3].reshape(-1, 3), 1)}
         assert any(max(colour) - min(colour) > 0.3 for colour in colours), "only grey"
 
     def test_nothing_to_plot_is_no_error(self, tmp_path):
         nothing = training(10, mlm_loss=None, nsp_loss=None)
         reported(tmp_path, nothing)
-        self.picture(plot_losses(str(tmp_path), 6.0))
+        self.picture(plot_losses(str(tmp_path), {"training text": 6.0}))
 
 
 class TestTerminal:
@@ -296,26 +298,62 @@ class TestSummary:
         def note(self, message: str) -> None:
             self.lines.append(message)
 
-    def closing_lines(self, directory: Path, entropy: float | None, *lines: dict[str, Any]) -> str:
+    def closing_lines(self, directory: Path, floors: Floors, *lines: dict[str, Any]) -> str:
         reported(directory, *lines)
         reporter = self.Notes()
-        summarize(argparse.Namespace(ckpt_dir=str(directory)), reporter, 100, entropy)
+        summarize(argparse.Namespace(ckpt_dir=str(directory)), reporter, 100, floors)
         return "\n".join(reporter.lines)
 
     def test_how_far_the_run_has_come(self, tmp_path):
-        said = self.closing_lines(tmp_path, 6.75, training(10), training(100), evaluation(100))
+        said = self.closing_lines(tmp_path, Floors(), training(10), training(100), evaluation(100))
         assert "7.400 at step 10 -> 6.500 at step 100" in said
         assert "held-out text: MLM loss 6.500, accuracy 25.0%" in said
-        assert "entropy of the text is 6.750" in said and "0.250 below it" in said
+        assert "context" not in said, "no floor is known"
         assert str(tmp_path / "0000100.params") in said and str(tmp_path / "loss.png") in said
         assert (tmp_path / "loss.png").stat().st_size > 1000
 
-    def test_a_loss_above_the_entropy_is_not_called_below(self, tmp_path):
-        said = self.closing_lines(tmp_path, 6.0, training(10), training(100))
-        assert "0.500 above it" in said and "below" not in said
+    def test_a_single_log_interval_is_said_once(self, tmp_path):
+        said = self.closing_lines(tmp_path, Floors(), training(1, mlm_loss=9.041))
+        assert "MLM loss 9.041 at step 1; NSP loss 0.700\n" in said and "->" not in said
 
-    def test_no_text_no_entropy(self, tmp_path):
-        assert "unigram" not in self.closing_lines(tmp_path, None, training(10))
+    @pytest.mark.parametrize(
+        ("error", "difference", "shown"),
+        [
+            (0.01, "0.250 below this (two standard errors: 0.020)", True),
+            (0.124, "0.250 below this (two standard errors: 0.248)", True),
+            (0.126, "0.250 below this (two standard errors: 0.252)", False),
+            (None, "0.250 below this (too few samples for a margin of error)", False),
+        ],
+    )
+    def test_context_is_claimed_only_beyond_two_standard_errors(self, tmp_path, error, difference, shown):
+        held_out = evaluation(100, eval_mlm_loss_se=error)
+        said = self.closing_lines(tmp_path, Floors(3.0, 6.75), training(10), training(100), held_out)
+        assert "has an MLM loss of at least 6.750 nats on the held-out text.\n" in said
+        assert f"The held-out MLM loss, 6.500, is {difference}: " in said
+        assert ("the model uses context." in said) == shown
+        assert ("use of context is not shown." in said) != shown
+        assert "training text" not in said, "the held-out loss is the one to judge by"
+
+    def test_without_held_out_text_the_training_loss_is_judged_on_its_own_text(self, tmp_path):
+        line = training(100, mlm_loss_se=0.01)
+        said = self.closing_lines(tmp_path, Floors(6.75, None), training(10), line)
+        assert "at least 6.750 nats on the training text.\n" in said
+        assert "The MLM loss of the last log interval, 6.500, is 0.250 below this" in said
+        assert "the model uses context." in said
+        # Held-out files with masks: their text is not known.
+        (tmp_path / "masks").mkdir()
+        held_out = evaluation(100, eval_mlm_loss=3.0, eval_mlm_loss_se=0.01)
+        said = self.closing_lines(tmp_path / "masks", Floors(6.0, None), line, held_out)
+        assert "interval, 6.500, is 0.500 above this" in said and "not shown" in said
+
+    def test_an_evaluation_of_an_earlier_step_is_not_this_runs(self, tmp_path):
+        said = self.closing_lines(
+            tmp_path, Floors(6.0, 6.75), training(50), evaluation(50, eval_mlm_loss_se=0.01), training(100)
+        )
+        assert "held-out" not in said and "on the training text" in said
+
+    def test_no_text_no_floor(self, tmp_path):
+        assert "context" not in self.closing_lines(tmp_path, Floors(), training(10))
 
     def test_no_metrics_at_all(self, tmp_path):
-        assert "0000100.params" in self.closing_lines(tmp_path, 6.0)
+        assert "0000100.params" in self.closing_lines(tmp_path, Floors(6.0))

@@ -12,7 +12,8 @@ import sentencepiece
 
 from base.errors import InputError
 from base.progress import Silent
-from data.store.entropy import token_counts, unigram_entropy
+from data.pretraining.masks import mask
+from data.store.entropy import context_free_loss, entropy_given_place, token_counts, unigram_entropy
 from data.store.tokenize import TokenizeUnit
 from data.store.tokens import TokenStore, build_store, cached_store, is_store
 from data.text.corpus import TextSettings, documents, text_units
@@ -253,6 +254,37 @@ def test_unigram_entropy_by_hand(text, tmp_path):
     counts = token_counts(store)  # seven words and "!" are unknown, and there are three full stops
     assert counts.tolist() == [0, 8, 0, 0, 0, 3]
     assert unigram_entropy(store) == pytest.approx(8 / 11 * np.log(11 / 8) + 3 / 11 * np.log(11 / 3))
+
+
+def test_the_loss_without_context_by_enumeration():
+    """Every token to predict with everything that may stand in its place."""
+    counts = np.array([5, 0, 2, 1, 1])
+    size, share = len(counts), counts / counts.sum()
+    joint = np.zeros((size, size + 1))  # token, what stands there; the last is [MASK]
+    joint[:, size] = 0.8 * share
+    joint[:, :size] = 0.1 * np.diag(share) + 0.1 * share[:, None] / size
+    given = joint / joint.sum(0, keepdims=True)
+    used = joint > 0
+    assert joint.sum() == pytest.approx(1)
+    assert entropy_given_place(counts) == pytest.approx(-(joint[used] * np.log(given[used])).sum())
+
+
+def test_the_loss_without_context_is_the_best_that_looking_at_masked_places_allows(embedded, vocab, tmp_path):
+    """On what the masking makes of a text, the best probabilities reach it, and token frequencies do not."""
+    store = cached_store([str(embedded / "corpus" / "eval.txt")], TokenizerSettings(vocab), str(tmp_path))
+    rows = store.ids[: store.num_tokens // 32 * 32].reshape(-1, 32).astype(np.int32)
+    rows = np.tile(rows, (200, 1))
+    keys = np.arange(len(rows), dtype=np.uint64)
+    corrupted, positions, ids, weights = mask(rows, np.full(len(rows), 32, np.int32), keys, vocab, 0.15, 5)
+    target = ids[weights > 0]
+    seen = np.take_along_axis(corrupted, positions, 1)[weights > 0]
+    size = len(vocab)
+    share = token_counts(store) / store.num_tokens
+    kept = share[target] * (target == seen) + share[target] / size
+    model = np.where(seen == vocab.mask_id, share[target], kept / (share[seen] + 1 / size))
+    floor, unigram = context_free_loss(store), unigram_entropy(store)
+    assert -np.log(model).mean() == pytest.approx(floor, abs=0.02)
+    assert floor < unigram - 0.4 and -np.log(share[target]).mean() == pytest.approx(unigram, abs=0.02)
 
 
 @pytest.fixture
