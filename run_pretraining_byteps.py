@@ -17,6 +17,7 @@ from functools import partial
 
 from base.threads import set_threads
 from comm.compression.settings import byteps_settings, with_compression
+from training.config import run_config
 from training.entry import exit_code
 from training.inputs import check_inputs
 from training.options import parse_options
@@ -32,11 +33,12 @@ def main() -> int:
 
     from comm.byteps.communicator import BytePSCommunicator
     from comm.watch.watchdog import watched
-    from training.run import pretrain
+    from tasks.pretraining.task import Pretraining
+    from training.run import train
 
     backend = partial(BytePSCommunicator, **byteps_settings(options))
     communicator = with_compression(watched(backend, options.comm_timeout), options)
-    code = pretrain(options, inputs, communicator)
+    code = train(run_config(options), inputs, Pretraining(), communicator)
     communicator.close()
     return code
 

@@ -16,6 +16,7 @@ from functools import partial
 
 from base.threads import set_threads
 from comm.compression.settings import horovod_settings, with_compression
+from training.config import run_config
 from training.entry import exit_code
 from training.inputs import check_inputs
 from training.options import parse_options
@@ -31,11 +32,12 @@ def main() -> int:
 
     from comm.horovod import HorovodCommunicator
     from comm.watch.watchdog import watched
-    from training.run import pretrain
+    from tasks.pretraining.task import Pretraining
+    from training.run import train
 
     backend = partial(HorovodCommunicator, **horovod_settings(options))
     communicator = with_compression(watched(backend, options.comm_timeout), options)
-    code = pretrain(options, inputs, communicator)
+    code = train(run_config(options), inputs, Pretraining(), communicator)
     communicator.close()
     return code
 

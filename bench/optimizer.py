@@ -32,7 +32,7 @@ from base.errors import InputError  # noqa: E402
 from bench.contestants import NO_TORCH, find_torch_python  # noqa: E402
 from bench.quick import NOTICE, add_quick, settle  # noqa: E402
 from bert.model import build_model, initialize, trainable  # noqa: E402
-from bert.native_operators import load_operators  # noqa: E402
+from bert.operators import load_operators  # noqa: E402
 from training.optimizer.optimizer import Optimizer, global_norm  # noqa: E402
 
 VOCABULARY = 30522

@@ -33,10 +33,10 @@ from bench.work import (
     size_of,
 )
 from bert.model import build_model, initialize, trainable
-from bert.native_operators import load_operators
-from bert.network import choose_operators, make_network
+from bert.operators import choose_operators, load_operators
 from comm.local import LocalCommunicator
 from data.pretraining.batches import dummy_batch
+from tasks.pretraining.task import make_network
 from training.optimizer.accumulation import make_accumulation
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import StaticScaler

@@ -10,6 +10,7 @@ from typing import Any, Mapping, NoReturn, Sequence
 
 from base.errors import InputError
 from base.numbers import count, positive, positive_int
+from bert.configuration import parse_model
 from comparison.launching.backends import BYTEPS, BYTEPS_LOCAL, Backend, Cluster, launch_words
 from comparison.launching.devices import count_gpus
 from comparison.launching.read_run import Steps
@@ -17,7 +18,6 @@ from comparison.messages import command as messages
 from comparison.projection import command as project_command
 from comparison.settings import Setting, all_settings
 from hosts.hostfile import HostsError
-from training.options import parse_model
 
 OUTPUT = "runs/comparison"
 DTYPES = ("float32", "bfloat16", "float16")

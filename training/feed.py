@@ -11,6 +11,7 @@ import numpy as np
 from comm.base import Communicator
 from data.pretraining.batches import Batch, PretrainingBatches, dummy_batch, evaluation_batches, prefetched
 from data.store.entropy import context_free_loss, unigram_entropy
+from training.config import RunConfig
 from training.inputs import Inputs
 from training.open_data import open_source
 from training.plan import RunPlan
@@ -100,7 +101,7 @@ class EvaluationFeed:
 
 
 def training_feed(
-    options: argparse.Namespace,
+    config: RunConfig,
     inputs: Inputs,
     plan: RunPlan,
     seed: int,
@@ -108,9 +109,10 @@ def training_feed(
     reporter: Reporter,
 ) -> Feed | None:
     """This rank's share of --data, or random tokens with --dummy_data_len; None without either."""
+    batch, options = config.batch, argparse.Namespace(**config.options)
     if options.dummy_data_len:
         length = options.dummy_data_len
-        rows = max(1, options.batch_size // length) if options.use_avg_len else options.batch_size
+        rows = max(1, batch.batch_size // length) if batch.use_avg_len else batch.batch_size
         rng = np.random.default_rng([seed, communicator.rank])
         return DummyFeed(dummy_batch(rows, length, plan.max_predictions_per_seq, inputs.vocab_size, rng))
     if not inputs.train.kind:
@@ -125,8 +127,8 @@ def training_feed(
         )
     batches = PretrainingBatches(
         source,
-        options.batch_size,
-        options.use_avg_len,
+        batch.batch_size,
+        batch.use_avg_len,
         options.num_buckets,
         seed,
         communicator.rank,
@@ -138,7 +140,7 @@ def training_feed(
 
 
 def evaluation_feed(
-    options: argparse.Namespace,
+    config: RunConfig,
     inputs: Inputs,
     plan: RunPlan,
     communicator: Communicator,
@@ -146,9 +148,10 @@ def evaluation_feed(
     """This rank's share of --data_eval; None without it."""
     if not inputs.evaluation.kind:
         return None
+    options = argparse.Namespace(**config.options)
     source, store = open_source(options, inputs, inputs.evaluation, plan, communicator)
     rank, size = communicator.rank, communicator.size
     return EvaluationFeed(
-        lambda: evaluation_batches(source, options.batch_size_eval, rank, size),
+        lambda: evaluation_batches(source, config.batch.batch_size_eval, rank, size),
         context_free_loss(store) if store is not None and rank == 0 else None,
     )

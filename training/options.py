@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from typing import NoReturn, Sequence
 
 from base.errors import InputError
 from base.numbers import count, not_negative, positive, positive_int, probability, rate
+from bert.configuration import parse_model
 from training.communication_options import add_communication_options, check_compression
 from training.data_options import add_data_options, check_data_options
 
@@ -23,7 +23,6 @@ PUBLISHED_VOCABULARIES = {  # --dataset_name: number of tokens, of the vocabular
     "wiki_multilingual_cased": 119547,
     "wiki_cn_cased": 21128,
 }
-_MODEL = re.compile(r"bert_([1-9]\d*)_([1-9]\d*)_([1-9]\d*)")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -42,23 +41,6 @@ def parse_options(argv: Sequence[str] | None, description: str) -> argparse.Name
     options = _parser(description).parse_args(argv)
     _check(options)
     return options
-
-
-def parse_model(name: str) -> tuple[int, int, int]:
-    """`bert_L_H_A` as (layers, units, heads).
-
-    Raises:
-        InputError: another form, or units that the heads do not divide.
-    """
-    match = _MODEL.fullmatch(name)
-    if not match:
-        raise InputError(
-            f"--model {name}: use bert_12_768_12, bert_24_1024_16 or any other bert_LAYERS_UNITS_HEADS"
-        )
-    layers, units, heads = (int(part) for part in match.groups())
-    if units % heads:
-        raise InputError(f"--model {name}: {heads} heads do not divide {units} units")
-    return layers, units, heads
 
 
 def _parser(description: str) -> argparse.ArgumentParser:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Sequence
 
 from base.errors import InputError
+from bert.configuration import parse_model
 from comparison.projection.clusters import CLUSTERS, Cluster
 from comparison.projection.measured import Measured, read_measured
 from comparison.projection.model import GPUS
@@ -15,7 +16,6 @@ from comparison.projection.strategies import COLOCATED, BytePS, FlatRing, Hierar
 from comparison.projection.validation import single_compute_seconds
 from comparison.projection.workload import ELEMENT_BYTES, VOCABULARY, Workload, bert_parts, update_seconds
 from hparams import LONGEST
-from training.options import parse_model
 
 STRATEGIES = (FlatRing.key, HierarchicalRing.key, BytePS.key)
 MODEL, LENGTH, SEQUENCES = "bert_24_1024_16", 128, 64

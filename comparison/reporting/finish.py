@@ -6,8 +6,8 @@ import math
 from typing import Any, Mapping, NamedTuple
 
 import hparams
+from bert.configuration import parse_model
 from comparison.settings import Setting
-from training.options import parse_model
 from training.profiling.flops import forward_flops
 
 

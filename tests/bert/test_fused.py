@@ -6,11 +6,11 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from bert.fused import FusedPretrainingLoss
 from bert.model import build_model, initialize, trainable
-from bert.native_operators import load_operators
+from bert.operators import load_operators
 from comm.local import LocalCommunicator
 from data.pretraining.batches import Batch
+from tasks.pretraining.fused import FusedPretrainingLoss
 from tasks.pretraining.loss import PretrainingLoss
 from tests.bert.tiny import (
     gradients,

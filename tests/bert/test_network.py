@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import bert.network
 import mxnet as mx
 import pytest
 
-import bert.network
 from base.errors import InputError
-from bert.fused import FusedPretrainingLoss
 from bert.model import build_model, initialize
-from bert.native_operators import load_operators
-from bert.network import choose_operators, make_network
+from bert.operators import choose_operators, load_operators
+from tasks.pretraining.fused import FusedPretrainingLoss
 from tasks.pretraining.loss import PretrainingLoss
+from tasks.pretraining.task import make_network
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from base.errors import InputError
-from bert.native_operators import load_operators
+from bert.operators import load_operators
 from training.optimizer.mxnet_update import PIECE
 from training.optimizer.optimizer import Optimizer, clip_factor, global_norm, is_excluded
 

@@ -7,12 +7,13 @@ from typing import Any, Sequence
 import mxnet as mx
 import numpy as np
 
-from bert.fused import FusedPretrainingLoss
 from bert.model import build_model, initialize, trainable
-from bert.network import choose_operators, make_network
+from bert.operators import choose_operators
 from comm.local import LocalCommunicator
 from data.pretraining.batches import Batch
+from tasks.pretraining.fused import FusedPretrainingLoss
 from tasks.pretraining.loss import PretrainingLoss
+from tasks.pretraining.task import make_network
 from training.optimizer.accumulation import make_accumulation
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import StaticScaler

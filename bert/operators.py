@@ -1,15 +1,33 @@
-"""Which operators compute the losses: the fused ones of native/operators, or MXNet's own."""
+"""The fused CPU operators of native/operators, which once loaded stand beside MXNet's own as F.bert_*."""
 
 from __future__ import annotations
 
+import ctypes
+import os
+import sys
+
 import mxnet as mx
-from gluonnlp.model.bert import BERTModel
 
 from base.errors import InputError
-from bert.fused import FusedPretrainingLoss
-from bert.native_operators import load_operators
-from tasks.pretraining.loss import PretrainingLoss
-from training.options import parse_model
+
+LIBRARY = os.path.join(sys.prefix, "lib", "libbert_operators.so")
+
+
+def load_operators(path: str = LIBRARY) -> bool:
+    """Makes the operators known to MXNet; False where the library has not been built.
+
+    Raises:
+        mxnet.MXNetError: the library is there and cannot be used (the message says why).
+    """
+    if hasattr(mx.nd, "bert_bias_gelu"):
+        return True
+    if not os.path.exists(path):
+        return False
+    # libmxnet.so contains an older oneDNN under the same names as the one our library is linked to, and
+    # Horovod makes libmxnet's names global: our library must look into its own dependencies first.
+    ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL | os.RTLD_DEEPBIND)
+    mx.library.load(path, verbose=False)
+    return True
 
 
 def choose_operators(wanted: str, dtype: str, device: mx.Context) -> str:
@@ -27,15 +45,3 @@ def choose_operators(wanted: str, dtype: str, device: mx.Context) -> str:
         reason = "make setup builds them; without --operators mxnet" if on_cpu else "on GPUs use float16"
         raise InputError(f"--dtype bfloat16 needs the fused CPU operators: {reason}")
     return "fused" if fused else "mxnet"
-
-
-def make_network(
-    bert: BERTModel, model: str, dtype: str, dropout: float, operators: str
-) -> PretrainingLoss | FusedPretrainingLoss:
-    """The hybridized losses of `bert`, which build_model(model, ..., dropout) has made, in `dtype`."""
-    if operators == "fused":
-        network = FusedPretrainingLoss(bert, dtype, dropout, heads=parse_model(model)[2])
-    else:
-        network = PretrainingLoss(bert, dtype)
-    network.hybridize(static_alloc=True, static_shape=True)
-    return network
