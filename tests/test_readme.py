@@ -243,7 +243,7 @@ def test_make_targets():
 def test_a_run_is_shown():
     (block,) = blocks_of("## What a run looks like")
     assert "checkpoint runs/embedded/ckpt/" in block.text and "unigram entropy" in block.text
-    # As training.summary says it, of the figures shown above it.
+    # As tasks.pretraining.task says it, of the figures shown above it.
     floor = float(re.search(r"has an MLM loss of at least (\S+) nats on the held-out text\.", block.text)[1])
     loss = float(re.findall(r"^evaluation at step 900: mlm_loss (\S+)", block.text, re.MULTILINE)[0])
     said = re.search(r"^The held-out MLM loss, (.*): (.*)\.$", block.text, re.MULTILINE)

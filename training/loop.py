@@ -14,7 +14,7 @@ from tasks.base import Floors
 from training.checkpoint import params_path
 from training.metrics import Stopwatch, Totals, figures, finite_or_none
 from training.profiling.profiler import TraceOfSteps
-from training.report import plot_losses, read_metrics
+from training.report import summarize
 from training.step import StepResult, StepSettings, TrainStep, dropout_seed
 
 if TYPE_CHECKING:
@@ -77,7 +77,9 @@ class Loop:
             run.reporter.warn(f"stopped by a signal after step {self.step}; --resume continues")
             return self.stop.exit_code or 143
         if run.communicator.rank == 0:
-            self._summarize()
+            held_out = run.eval_feed.context_free_loss if run.eval_feed else None
+            floors = Floors(self.feed.context_free_loss, held_out)
+            summarize(run.task, run.config.checkpoint.ckpt_dir, self.step, floors, run.reporter)
         return 0
 
     def _take(self, lr: float) -> StepResult:
@@ -125,17 +127,6 @@ class Loop:
     def _save(self) -> None:
         self.run.save(self.step)
         self.last_saved = params_path(self.run.config.checkpoint.ckpt_dir, self.step)
-
-    def _summarize(self) -> None:
-        """Draws the plot and says how far the run has come; rank 0 calls it."""
-        run, directory = self.run, self.run.config.checkpoint.ckpt_dir
-        floors = Floors(
-            self.feed.context_free_loss, run.eval_feed.context_free_loss if run.eval_feed else None
-        )
-        plot = plot_losses(directory, run.task.panels(floors))
-        lines = run.task.summary(read_metrics(directory), self.step, floors)
-        for line in ["", *lines, f"checkpoint {self.last_saved}", f"plot       {plot}"]:
-            run.reporter.note(line)
 
 
 class StopRequest:

@@ -22,6 +22,7 @@ from base.errors import InputError
 from base.files import replacing
 from base.numbers import count, positive, positive_int
 from base.threads import set_threads
+from training.config import run_config
 from training.data_options import MAX_POSITIONS
 from training.entry import exit_code
 from training.inputs import check_inputs
@@ -97,7 +98,8 @@ def profile(arguments: Sequence[str], warmup: int, steps: int) -> Trace:
         set_threads()  # before mxnet is imported below
 
         from comm.local import LocalCommunicator
-        from training.run import pretrain
+        from tasks.pretraining.task import Pretraining
+        from training.run import train
 
         facts: dict[str, Any] = {"model": options.model, "vocab_size": inputs.vocab_size}
         facts.update(dtype=options.dtype or "float32", threads=int(os.environ["OMP_NUM_THREADS"]))
@@ -106,7 +108,7 @@ def profile(arguments: Sequence[str], warmup: int, steps: int) -> Trace:
         # The scripts speak of schedules and losses, which are not this command's business.
         said = io.StringIO()
         with contextlib.suppress(TraceComplete), redirect_stdout(said), redirect_stderr(said):
-            pretrain(options, inputs, LocalCommunicator())
+            train(run_config(options), inputs, Pretraining(), LocalCommunicator())
             raise InputError(f"the run ended before step {warmup + steps}: give it a larger --num_steps")
         trace = read_trace(path)
     if not trace.facts.get("batches") and options.dummy_data_len:

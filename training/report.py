@@ -10,7 +10,8 @@ from typing import IO, Any, Protocol, Sequence
 
 from tqdm import tqdm
 
-from tasks.base import Panel, Task
+from tasks.base import Floors, Panel, Task
+from training.checkpoint import params_path
 
 METRICS_FILE = "metrics.jsonl"
 PLOT_FILE = "loss.png"
@@ -248,6 +249,16 @@ def plot_losses(directory: str, panels: Sequence[Panel]) -> str:
     pyplot.close(figure)
     os.replace(temporary, path)
     return path
+
+
+def summarize(task: Task, directory: str, step: int, floors: Floors, reporter: Reporter) -> None:
+    """Draws the plot and says how far a run has come that ended at `step`; rank 0 calls it."""
+    plot = plot_losses(directory, task.panels(floors))
+    reporter.note("")
+    for line in task.summary(read_metrics(directory), step, floors):
+        reporter.note(line)
+    reporter.note(f"checkpoint {params_path(directory, step)}")
+    reporter.note(f"plot       {plot}")
 
 
 def _keep_until(path: str, step: int) -> None:
