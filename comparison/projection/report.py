@@ -17,7 +17,7 @@ from comparison.reporting.wording import digits, size
 from data.files import replacing
 
 MARKDOWN, JSON = "projection.md", "projection.json"
-SCHEMA = 1  # of projection.json
+SCHEMA = 2  # of projection.json; it grows where the meaning of a field changes
 HEAD = (
     "GPUs",
     "hosts",
@@ -25,6 +25,7 @@ HEAD = (
     "computing ms",
     "communicating ms",
     "of it exposed ms",
+    "waiting ms",
     "sequences/s",
     "tokens/s",
     "efficiency",
@@ -82,6 +83,7 @@ def _table(plan: Plan, found: Sequence[Projection], strategy: str) -> Table:
                 _milliseconds(each.compute_s + each.optimizer_s),
                 _milliseconds(each.communication_s),
                 _milliseconds(each.exposed_s),
+                _milliseconds(each.waiting_s),
                 f"{each.sequences_per_s:,.0f}"
                 if each.sequences_per_s >= 100
                 else digits(each.sequences_per_s),
@@ -198,7 +200,7 @@ def _content(plan: Plan, found: Sequence[Projection], points: Sequence[Point]) -
 
 
 def _milliseconds(seconds: float) -> str:
-    return "0" if seconds == 0 else digits(seconds * 1e3)
+    return "0" if seconds < 1e-9 else digits(seconds * 1e3)  # less is rounding
 
 
 def _write(path: Path, text: str) -> None:

@@ -33,6 +33,7 @@ def test_the_default_run(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "bert_24_1024_16, 336.2 M parameters, 672 MB of gradients in float16" in shown
     assert "Flat ring" in shown and "Hierarchical ring" in shown and "BytePS" in shown
+    assert "communicating ms  of it exposed ms  waiting ms" in shown
     directory = tmp_path / "deep" / "er"
     assert sorted(path.name for path in directory.iterdir()) == [
         "projection.json",
@@ -50,7 +51,8 @@ def test_the_default_run(tmp_path, capsys):
     one = content["projections"][0]
     assert one["sequences_per_s"] == pytest.approx(171.52)
     for each in content["projections"]:
-        assert each["step_s"] == pytest.approx(each["compute_s"] + each["exposed_s"] + each["optimizer_s"])
+        parts = [each[name] for name in ("compute_s", "exposed_s", "waiting_s", "optimizer_s")]
+        assert each["step_s"] == pytest.approx(sum(parts))
         assert each["sequences_per_s"] == pytest.approx(each["gpus"] * 64 / each["step_s"])
         assert each["efficiency"] == pytest.approx(each["sequences_per_s"] / each["gpus"] / 171.52)
     text = (directory / "projection.md").read_text("utf-8")
