@@ -36,17 +36,42 @@ OVERRIDES = {
 
 @dataclass(frozen=True)
 class Plan:
-    """`compute_source`: where the compute time is from, for people. `given`: fields of the cluster that the
-    command line has replaced."""
+    """What is projected.
+
+    Attributes:
+        gradient_dtype: of gradients on their way. compute_dtype: of the passes that the compute time is of;
+            None where the command line gives the time.
+        compute_source: where the compute time is from, for people.
+        given: fields of the cluster that the command line has replaced.
+    """
 
     model: str
     cluster: Cluster
     workload: Workload
     strategies: Sequence[Strategy]
     gpus: Sequence[int]
-    dtype: str
+    gradient_dtype: str
+    compute_dtype: str | None
     compute_source: str
     given: Sequence[str]
+
+    @property
+    def batch(self) -> str:
+        """What a GPU computes in a step, for people."""
+        work = self.workload
+        passes = f", {work.accumulate} passes a step" if work.accumulate > 1 else ""
+        return f"{work.sequences:g} sequences of {work.length:.4g} tokens a GPU{passes}"
+
+    @property
+    def precision(self) -> str:
+        """Of computing and of gradients on their way, for people."""
+        if self.compute_dtype is None:
+            return (
+                f"computing in a precision that --compute_s leaves open, gradients in {self.gradient_dtype}"
+            )
+        if self.compute_dtype == self.gradient_dtype:
+            return f"computing and gradients in {self.gradient_dtype}"
+        return f"computing in {self.compute_dtype}, gradients in {self.gradient_dtype}"
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
@@ -69,7 +94,8 @@ def plan_of(options: argparse.Namespace) -> Plan:
     )
     if pieces > MOST_PARTITIONS:
         raise InputError(f"--model {model}: {pieces:,.0f} messages a step are too many to simulate")
-    return Plan(model, cluster, workload, strategies, gpus, dtype, source, given)
+    computing = measured.dtype if measured else None if options.compute_s is not None else dtype
+    return Plan(model, cluster, workload, strategies, gpus, dtype, computing, source, given)
 
 
 def _cluster(options: argparse.Namespace) -> tuple[Cluster, list[str]]:

@@ -19,13 +19,14 @@ from comparison.projection.published import (
     UNIVERSITY_STEPS,
 )
 from comparison.projection.validation import (
+    error_range,
     implied_gbps,
     points_of,
     single_compute_seconds,
     validate,
     workload_of,
 )
-from comparison.projection.validation_tables import tables
+from comparison.projection.validation_tables import off, tables
 from comparison.projection.workload import bert_parts
 from comparison.reporting.tables import markdown
 from tests.processes import ROOT
@@ -146,6 +147,11 @@ def test_the_documentations_sentences_have_the_numbers_of_now(shown):
     assert f"by {min(of_dlperf):.0f} to {max(of_dlperf):.0f}% on DLPerf's\nmeasurements" in DOCS
     claims = [100 * point.deviation for point in points if point.case.key.startswith("claim")]
     assert f"by {min(claims):.0f} and {max(claims):.0f}% on BytePS's claim" in DOCS
+    during, after = (error_range(validate(), overlap) for overlap in (True, False))
+    assert (
+        f"{off(during.least)} to {off(during.most)} with gradients during the backward pass;"
+        f" {off(after.least)} to {off(after.most)} with gradients after the backward pass"
+    ) in " ".join(DOCS.split())
     losses = shown[-1]
     assert losses.head[1:] == [
         f"{span}: {name}"
