@@ -17,7 +17,6 @@ from comparison.launching.read_run import Steps
 from comparison.messages import command as messages
 from comparison.projection import command as project_command
 from comparison.settings import Setting, all_settings
-from hosts.hostfile import HostsError
 
 OUTPUT = "runs/comparison"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -105,7 +104,7 @@ def check_training(options: argparse.Namespace, backends: Mapping[str, Backend])
         for setting in settings_of(options):
             try:
                 launch_words(backends[setting.backend], setting.workers, options.cluster, directory)
-            except HostsError as error:
+            except InputError as error:
                 raise InputError(f"--backends {setting.backend}: {error}") from error
     if options.no_profile and options.profiles != PROFILES:
         raise InputError(f"--profiles {options.profiles} and --no_profile exclude each other; leave one out")
@@ -235,7 +234,7 @@ def _refuse(options: argparse.Namespace, foreign: Mapping[str, Any], mode: str) 
 def _check_axes(options: argparse.Namespace, backends: Mapping[str, Backend]) -> None:
     try:
         options.cluster = Cluster.read(options.hostfile) if options.hostfile else None
-    except HostsError as error:
+    except InputError as error:
         raise InputError(str(error)) from error
     options.gpus = count_gpus()
     if options.backends is None:

@@ -15,7 +15,7 @@ from data.pretraining.sources import MAX_SEQ_LENGTH
 from data.text.corpus import TEXT_FORMATS, TextSettings
 from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
 from data.tokenizing.vocab import Vocabulary, load_vocab
-from hparams import default_max_predictions
+from lamb_paper import default_max_predictions
 
 STORE = "store"
 _DESCRIPTION = """Prepare data for pretraining: tokenize text once into a token store, or write files of

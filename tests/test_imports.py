@@ -1,6 +1,6 @@
 """Who may import whom, read from the syntax trees: nothing is imported to find out.
 
-scripts -> bert -> data, comm, hparams          data/ and hparams*.py: no MXNet
+scripts -> bert -> data, comm, lamb_paper        data/ and lamb_paper: no MXNet
 compare -> comparison -> bench, hosts, bert     comparison/: none but in its ranks
                                                 comm/horovod.py alone: Horovod
                                                 comm/byteps/library.py alone: BytePS
@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("data", "bert", "comm", "hosts", "setup", "bench", "comparison")
-LONGEST = 350  # lines of a module
+LONGEST = 500  # lines of a module
 SCRIPTS = ("run_pretraining_hvd", "run_pretraining_byteps", "compare", "comparison")
 
 
@@ -88,14 +88,15 @@ except ImportError:
     assert names - set(imported(ast.parse(source), at_import=True)) == {"g", "i.j", "k"}
 
 
-def test_data_and_hparams_run_without_mxnet():
-    assert offending(modules("data/**/*.py", "hparams*.py"), "mxnet", "gluonnlp", "horovod", "byteps") == {}
+def test_data_hosts_and_hparams_run_without_mxnet():
+    paths = modules("data/**/*.py", "hosts/**/*.py", "hparams.py", "lamb_paper.py")
+    assert offending(paths, "mxnet", "gluonnlp", "horovod", "byteps") == {}
 
 
 def test_hparams_needs_the_standard_library_only():
     """The command also asks the training scripts' parser, and what that is made of."""
-    todo, seen = set(modules("hparams*.py")), set()
-    own = {"hparams", "hparams_check", "hparams_command", "hosts", "base", "data", "training"}
+    todo, seen = set(modules("hparams.py")), set()
+    own = {"hparams", "lamb_paper", "hosts", "base", "data", "training"}
     while todo:
         path = todo.pop()
         seen.add(path)
@@ -103,7 +104,12 @@ def test_hparams_needs_the_standard_library_only():
         files = {ROOT / (name.replace(".", "/") + ".py") for name in names}
         assert {name.split(".")[0] for name in names} - own <= STANDARD_LIBRARY, path
         todo |= {file for file in files if file.exists()} - seen
-    assert {ROOT / "hosts/hostfile.py", ROOT / "training/options.py", ROOT / "base/errors.py"} <= seen
+    assert {
+        ROOT / "lamb_paper.py",
+        ROOT / "hosts/hostfile.py",
+        ROOT / "training/options.py",
+        ROOT / "base/errors.py",
+    } <= seen
 
 
 def test_only_one_module_imports_each_library():
@@ -120,7 +126,7 @@ def test_only_one_module_imports_each_library():
         ("data", ("bert", "comm", "hosts", "setup", *SCRIPTS)),
         ("comm", ("bert", "hosts", "setup", *SCRIPTS)),
         ("bert", ("hosts", "setup", *SCRIPTS)),
-        ("hosts", ("bert", "setup", *SCRIPTS)),
+        ("hosts", ("bert", "data", "comm", "training", "tasks", "hparams", "lamb_paper", "setup", *SCRIPTS)),
         ("setup", ("bert", "data", "comm", "hosts", *SCRIPTS)),
         ("bench", ("setup", *SCRIPTS)),
         ("comparison", ("setup", "run_pretraining_hvd", "run_pretraining_byteps", "compare")),
@@ -141,7 +147,7 @@ def test_comparing_needs_no_mxnet_but_in_the_ranks():
         assert not {name.split(".")[0] for name in names} & {"mxnet", "gluonnlp", "horovod", "byteps"}, path
         files = {ROOT / (name.replace(".", "/") + ".py") for name in names}
         todo |= {file for file in files if file.exists()} - seen
-    assert ROOT / "hparams.py" in seen and ROOT / "training/profiling/breakdown.py" in seen
+    assert ROOT / "lamb_paper.py" in seen and ROOT / "training/profiling/breakdown.py" in seen
 
 
 def test_comm_takes_only_the_exceptions_from_data():
@@ -208,5 +214,5 @@ STANDARD_LIBRARY = {
         "ipaddress",
         "itertools",
     ),
-    *("itertools", "json", "math", "os", "pathlib", "re", "shlex", "socket", "sys", "textwrap", "typing"),
+    *("json", "math", "os", "pathlib", "re", "shlex", "shutil", "socket", "sys", "textwrap", "typing"),
 }

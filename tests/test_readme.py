@@ -19,7 +19,7 @@ from typing import Iterator, NamedTuple
 import numpy as np
 import pytest
 
-import hparams
+import lamb_paper
 from comparison.launching.backends import BACKENDS
 from comparison.options import parse_options as parse_comparison
 from data.formats.read import read_instances
@@ -191,7 +191,7 @@ def test_the_table_of_experiments():
         ("32", "4096"),
     ]
     for gpus, _, tokens, accumulate, *pairs in table[2:]:
-        stage = hparams.stage_for_run(int(gpus), int(tokens), int(accumulate), 128)
+        stage = lamb_paper.stage_for_run(int(gpus), int(tokens), int(accumulate), 128)
         wanted = (stage.sequences_per_step, stage.num_steps, stage.lr, stage.warmup_ratio)
         for pair, value in zip(pairs, wanted):
             stated, computed = pair.split(" / ")

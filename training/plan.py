@@ -1,11 +1,10 @@
-"""Steps, learning rate and warmup of a run: as given, or hparams.py's for the actual number of processes."""
+"""Steps, learning rate and warmup of a run: as given, or the LAMB paper's for its number of processes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import hparams
-import hparams_check
+import lamb_paper
 from base.errors import InputError
 from training.config import BatchConfig, OptimizationConfig
 from training.optimizer.schedule import Schedule
@@ -39,14 +38,14 @@ def make_plan(
     """
     tokens = batch.batch_size * (1 if batch.use_avg_len else max_seq_length)
     try:
-        paper = hparams.stage_for_run(world_size, tokens, batch.accumulate, max_seq_length)
-    except hparams.InputError as error:
+        paper = lamb_paper.stage_for_run(world_size, tokens, batch.accumulate, max_seq_length)
+    except InputError as error:
         message = str(error).replace("--tokens_per_gpu (the training scripts' --batch_size)", "--batch_size")
         raise InputError(message) from error
     num_steps = optimization.num_steps or paper.num_steps
     lr = optimization.lr or paper.lr
     ratio = paper.warmup_ratio if optimization.warmup_ratio is None else optimization.warmup_ratio
-    warmup_steps = hparams.warmup_steps(num_steps, ratio)
+    warmup_steps = lamb_paper.warmup_steps(num_steps, ratio)
     predictions = batch.max_predictions_per_seq or paper.max_predictions_per_seq
     if optimization.end_lr > lr:
         raise InputError(f"--end_lr {optimization.end_lr} is above the learning rate {lr:.5g}; give --lr too")
@@ -64,9 +63,9 @@ def make_plan(
         f" peak learning rate {lr:.5g}, {warmup_steps} warmup steps"
         + (f"; from the LAMB paper: {' '.join(left_out)}" if left_out else "")
     )
-    hint = hparams_check.batch_size_hint(batch.batch_size, batch.use_avg_len, max_seq_length)
+    hint = lamb_paper.batch_size_hint(batch.batch_size, batch.use_avg_len, max_seq_length)
     warnings = [hint] if hint else []
-    warnings += [each.sentence for each in hparams_check.disagreements(run, paper)]
+    warnings += [each.sentence for each in lamb_paper.disagreements(run, paper)]
     if left_out:
         warnings += paper.warnings
     return RunPlan(num_steps, lr, ratio, warmup_steps, predictions, schedule, summary, tuple(warnings))

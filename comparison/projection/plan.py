@@ -15,7 +15,7 @@ from comparison.projection.published import SINGLE_GPUS
 from comparison.projection.strategies import COLOCATED, BytePS, FlatRing, HierarchicalRing, Strategy
 from comparison.projection.validation import single_compute_seconds
 from comparison.projection.workload import ELEMENT_BYTES, VOCABULARY, Workload, bert_parts, update_seconds
-from hparams import LONGEST
+from lamb_paper import LONGEST
 
 STRATEGIES = (FlatRing.key, HierarchicalRing.key, BytePS.key)
 MODEL, LENGTH, SEQUENCES = "bert_24_1024_16", 128, 64

@@ -22,7 +22,7 @@ from data.store.tokens import TokenStore, cached_store, is_store
 from data.text.corpus import TextSettings
 from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
 from data.tokenizing.vocab import Vocabulary, load_vocab
-from hparams import default_max_predictions
+from lamb_paper import default_max_predictions
 
 TOKEN_STORE, INSTANCE_STORE, INSTANCES, TEXT = "token store", "instance store", "files with masks", "text"
 # Ids of files that come without a vocabulary must be below some bound; no vocabulary is larger.

@@ -244,6 +244,7 @@ def test_help_names_every_option(capsys):
         "training.plan",
         "training.optimizer.schedule",
         "hparams",
+        "lamb_paper",
         "base.threads",
     ],
 )
