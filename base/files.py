@@ -36,7 +36,7 @@ def replacing(path: str) -> Iterator[IO[bytes]]:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file of this name is what `replacing` leaves behind when its process is killed."""
+    """Returns whether a file of this name is what `replacing` leaves behind when its process is killed."""
     return _TEMPORARY in os.path.basename(name)
 
 

@@ -1,4 +1,4 @@
-"""Which machine a measurement was made on, and how much of it others used meanwhile. Linux only."""
+"""Description of the machine of a measurement, and of the load that others put on it. Linux only."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def available_bytes() -> float:
 
 
 class Others:
-    """What the rest of the machine does while something is measured."""
+    """Load of the rest of the machine during a measurement."""
 
     def __init__(self) -> None:
         self._begun = time.monotonic()

@@ -11,6 +11,7 @@ import uuid
 from pathlib import Path
 from typing import NoReturn, Sequence
 
+from base.command_line import positive
 from hosts.addresses import LOOPBACK, addresses, free_port, is_address, is_here, is_loopback
 from hosts.hostfile import HostsError, read_host_lines
 from hosts.output import Screen
@@ -64,7 +65,7 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
 
     def seconds(flag: str, default: float, text: str) -> None:
         help = f"{text} (default {default:g})"
-        parser.add_argument(flag, type=float, default=default, metavar="SECONDS", help=help)
+        parser.add_argument(flag, type=positive, default=default, metavar="SECONDS", help=help)
 
     limits = Limits()
     seconds("--grace", limits.grace, "how long ranks may take to stop after a signal before they are killed")
@@ -184,9 +185,6 @@ def _extra(given: Sequence[str]) -> dict[str, str]:
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    for name in ("grace", "stopped_timeout", "server_timeout"):
-        if not getattr(args, name) > 0:
-            raise HostsError(f"--{name} {getattr(args, name):g}: must be above 0")
     if args.quiet and args.log_dir is None:
         raise HostsError("--quiet: needs --log_dir, or what the parts say would be lost")
     if args.log_dir is not None and args.log_dir.exists() and not args.log_dir.is_dir():

@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("data", "bert", "comm", "hosts", "setup", "bench", "comparison")
-LONGEST = 350  # lines of a module
+LONGEST = 500  # lines of a module
 SCRIPTS = ("run_pretraining_hvd", "run_pretraining_byteps", "compare", "comparison")
 
 
@@ -95,7 +95,7 @@ def test_data_and_hparams_run_without_mxnet():
 def test_hparams_needs_the_standard_library_only():
     """The command also asks the training scripts' parser, and what that is made of."""
     todo, seen = set(modules("hparams*.py")), set()
-    own = {"hparams", "hparams_check", "hparams_command", "hosts", "base", "data", "training"}
+    own = {"hparams", "hparams_check", "hparams_command", "hosts", "base", "comm", "data", "training"}
     while todo:
         path = todo.pop()
         seen.add(path)

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from base import machine
 from base.errors import InputError
 from base.files import replacing
-from base.numbers import positive
+from base.command_line import positive
 from comparison.launching.backends import BACKENDS, ROOT, Backend, Cluster
 from comparison.messages.figures import Cell
 from comparison.messages.launches import WORKER, Ranks, send
