@@ -292,7 +292,9 @@ def test_progress_is_a_line_now_and_then(monkeypatch):
         progress.update(10_000_000 + 1_000_000 * (second + 1), {"tokens": 1_000_000 + 200_000 * (second + 1)})
     progress.end()
     lines = stream.getvalue().splitlines()
-    assert lines == [f"tokenizing: {done} of 50 MB, 0.20 M tokens/s" for done in (20, 30, 40, 50)]
+    assert lines == [
+        f"tokenizing: {done} of 50 MB, 0.20 M tokens/s, 00:{50 - done:02} left" for done in (20, 30, 40, 50)
+    ]
 
 
 @pytest.mark.parametrize(
