@@ -41,7 +41,7 @@ def is_temporary(name: str) -> bool:
 
 
 def sync_directory(path: str) -> None:
-    """Make the renames inside directory `path` durable."""
+    """Makes the renames inside directory `path` durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -76,7 +76,7 @@ def _busy_and_stolen() -> tuple[float, float]:
 
 
 def _cpu_fields(cpuinfo: Path) -> dict[str, str]:
-    """Of the first processor."""
+    """Fields of the first processor in /proc/cpuinfo."""
     try:
         first = cpuinfo.read_text(encoding="utf-8").split("\n\n")[0]
     except OSError:

@@ -127,7 +127,7 @@ class Printed:
             self.note(f"{self._unit} {self._done}/{self._total} {name}: {result}, {left}")
 
     def skip(self, number: int) -> None:
-        """So many units will not be done."""
+        """Counts units that will not be done."""
         self._done += number
         if self._bar is not None:
             self._bar.update(number)

@@ -42,7 +42,7 @@ class WorkerCrash(InputError):
 def in_order(
     call: Callable[[Any], Any], jobs: Sequence[Any], num_workers: int, memory_limit: int | None = None
 ) -> Generator[Any, None, None]:
-    """Yield `call(job)` for each job, in their order, computed by up to `num_workers` processes.
+    """Yields `call(job)` for each job, in their order, computed by up to `num_workers` processes.
 
     `call` and the jobs are pickled; a job's `name` is used in messages. At most two jobs a worker are under
     way or done and not yet taken. `memory_limit` bounds each worker's address space, in bytes.
@@ -128,7 +128,7 @@ class _Worker:
         self.connection.close()
 
     def send(self, message: Any) -> None:
-        """Send the function (first), or a job. Raises WorkerCrash if the process has ended."""
+        """Sends the function (first), or a job. Raises WorkerCrash if the process has ended."""
         try:
             self.connection.send(message)
         except (BrokenPipeError, ConnectionResetError):

@@ -99,8 +99,8 @@ def with_compression(communicator: Communicator, config: CommunicationConfig) ->
 
 
 class HalfCommunicator(DelegatingCommunicator):
-    """`inner`, but float32 and float64 arrays are cast to float16, averaged, and cast back: half the bytes,
-    over any backend. The arrays of a call that have less than `least_bytes` together travel as they are.
+    """Averages float32 and float64 arrays as float16, over any backend: half the bytes. The arrays of a call
+    that have less than `least_bytes` together travel as they are.
 
     float16 has 11 significant bits, so a gradient loses 1 part in 2048 at most, as long as it is in range:
 
@@ -289,8 +289,8 @@ class ErrorFeedback(Protocol):
 
 
 class _Residuals:
-    """For each piece `kept`, which is to be added to it, and `candidate`, which takes its place after a step
-    that is not skipped."""
+    """Two arrays for each piece: `kept`, which is to be added to it, and `candidate`, which takes its place
+    after a step that is not skipped."""
 
     def __init__(self) -> None:
         self._mx: Any = importlib.import_module("mxnet")

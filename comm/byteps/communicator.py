@@ -266,8 +266,8 @@ class Channels:
 
 
 class Bucket(NamedTuple):
-    """`indices`: positions of the arrays in the caller's list, ascending; `dtype` and `nbytes` of all of them
-    together."""
+    """Arrays that travel together. `indices`: their positions in the caller's list, ascending; `dtype` and
+    `nbytes` of all of them together."""
 
     indices: tuple[int, ...]
     dtype: str

@@ -190,8 +190,8 @@ class Link:
         self._thread.start()
 
     def close(self) -> None:
-        """Tells the hub that this rank has closed, and waits until it lets the links go. After a verdict this
-        does not return before `on_verdict` does."""
+        """Announces to the hub that this rank has closed, and waits until it lets the links go. After a
+        verdict this does not return before `on_verdict` does."""
         self._thread.stop()
 
     def _run(self) -> None:

@@ -81,7 +81,7 @@ def watched(
 
 
 class WatchedCommunicator(DelegatingCommunicator):
-    """`communicator`, whose every call is noted for the heartbeat."""
+    """Notes for the heartbeat which call is under way; `communicator` does the work."""
 
     def __init__(self, communicator: Communicator, timeout: float, environ: Mapping[str, str]):
         super().__init__(communicator)
@@ -136,7 +136,8 @@ class WatchedCommunicator(DelegatingCommunicator):
             self._activity.leave()
 
     def _end(self, kind: str, text: str) -> None:
-        """In the heartbeat's thread: say it, unless another rank does, and end this process."""
+        """Ends this process, in the heartbeat's thread, with a line that says why unless another rank says
+        it."""
         self._verdict.set()
         byteps = uses_byteps(self._environ)
         time.sleep(patience(self.rank, kind))
