@@ -15,7 +15,8 @@ import sys
 from functools import partial
 
 from base.threads import set_threads
-from comm.compression.settings import horovod_settings, with_compression
+from comm.compression import horovod_settings, with_compression
+from comm.options import communication_config
 from training.config import run_config
 from training.entry import exit_code
 from training.inputs import check_inputs
@@ -25,6 +26,7 @@ from training.profiling.profiler import separate_operators
 
 def main() -> int:
     options = parse_options(None, __doc__)
+    communication = communication_config(options)
     inputs = check_inputs(options)
     set_threads()  # before mxnet is imported below
     if options.profile:
@@ -35,8 +37,8 @@ def main() -> int:
     from tasks.pretraining.task import Pretraining
     from training.run import train
 
-    backend = partial(HorovodCommunicator, **horovod_settings(options))
-    communicator = with_compression(watched(backend, options.comm_timeout), options)
+    backend = partial(HorovodCommunicator, **horovod_settings(communication))
+    communicator = with_compression(watched(backend, communication.timeout), communication)
     code = train(run_config(options), inputs, Pretraining(), communicator)
     communicator.close()
     return code

@@ -18,6 +18,7 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING, Any
 
+from base.command_line import at_least
 from base.errors import InputError
 from base.files import replacing
 from bench.quick import NOTICE, add_quick, settle
@@ -36,19 +37,14 @@ def main() -> int:
         prog="python -m bench.bfloat16",
         description="Pretrains in float32 and bfloat16 from the same seeds and compares the losses.",
     )
-    parser.add_argument("--seeds", type=int, help="runs in each dtype (default: 3)")
-    parser.add_argument("--num_steps", type=int, help="steps of each run (default: 200)")
+    parser.add_argument("--seeds", type=at_least(2), help="runs in each dtype (default: 3)")
+    parser.add_argument("--num_steps", type=at_least(EVERY), help="steps of each run (default: 200)")
     parser.add_argument("--model", default="bert_2_128_2", help="default: %(default)s")
     parser.add_argument("--plot", default="bfloat16.png", help="where the curves go (default: %(default)s)")
     parser.add_argument("--json", help="also write all numbers to this file")
     add_quick(parser, "2 seeds, 20 steps")
     options = parser.parse_args()
     settle(options, {"seeds": 3, "num_steps": 200}, {"seeds": 2, "num_steps": 20})
-    if options.seeds < 2 or options.num_steps < EVERY:
-        print(
-            f"bench.bfloat16: use --seeds of at least 2 and --num_steps of at least {EVERY}", file=sys.stderr
-        )
-        return 2
     with tempfile.TemporaryDirectory() as scratch:
         build_embedded(os.path.join(scratch, "text"))
         runs = [

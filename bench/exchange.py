@@ -17,9 +17,7 @@ import json
 import os
 import re
 import shutil
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -27,6 +25,8 @@ from typing import Any, Sequence
 
 from tqdm import tqdm
 
+from base.command_line import positive_int
+from base.processes import run_in_session
 from bench.quick import NOTICE, add_quick, settle
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,18 +67,9 @@ def launch(name: str, sizes: str, rounds: int, bucket_mb: str | None) -> dict[st
         if os.geteuid() == 0:
             environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
         words = command(name, directory, worker)
-        pipe, into = subprocess.PIPE, subprocess.STDOUT
-        process = subprocess.Popen(
-            words, env=environ, stdout=pipe, stderr=into, text=True, start_new_session=True
-        )
-        try:
-            text, _ = process.communicate(timeout=TIME_LIMIT)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait()
-            raise
-        if process.returncode:
-            raise SystemExit(f"{' '.join(words)}\nfailed ({process.returncode}):\n{text[-2000:]}")
+        code, text = run_in_session(words, environ, TIME_LIMIT)
+        if code:
+            raise SystemExit(f"{' '.join(words)}\nfailed ({code}):\n{text[-2000:]}")
         result: dict[str, Any] = json.loads(output.read_text())
     return {"name": name, **result}
 
@@ -122,8 +113,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         allow_abbrev=False,
     )
     parser.add_argument("--sizes", nargs="+", help="bert-base or COUNTxMB (default bert-base 25x16)")
-    parser.add_argument("--repeats", type=int, help="launches of each backend (default 3)")
-    parser.add_argument("--rounds", type=int, help="exchanges timed in a launch (default 5)")
+    parser.add_argument("--repeats", type=positive_int, help="launches of each backend (default 3)")
+    parser.add_argument("--rounds", type=positive_int, help="exchanges timed in a launch (default 5)")
     parser.add_argument("--bucket_mb", help="BytePS: size of the buckets")
     parser.add_argument("--output", help="write all samples to this JSON file")
     add_quick(parser, "4x1, 1 launch of each backend, 2 exchanges")
@@ -133,8 +124,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         {"sizes": ["bert-base", "25x16"], "repeats": 3, "rounds": 5},
         {"sizes": ["4x1"], "repeats": 1, "rounds": 2},
     )
-    if min(options.repeats, options.rounds) < 1:
-        parser.error("--repeats and --rounds must be at least 1")
     for size in options.sizes:
         if not re.fullmatch(SIZE, size):
             parser.error(f"--sizes {size}: use bert-base or COUNTxMB, such as 25x16")

@@ -30,6 +30,7 @@ from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
+from base.command_line import positive_int
 from base.errors import InputError
 from bench.quick import NOTICE, add_quick, default_text, settle
 from bench.raw_path import batches as raw_batches
@@ -207,8 +208,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--input", metavar="GLOB", help="text files, a sentence a line")
     parser.add_argument("--vocab", metavar="FILE", help="BERT vocab.txt, needed with --input")
-    parser.add_argument("--repeats", type=int, metavar="N", help="of all rows (default: 5)")
-    parser.add_argument("--batches", type=int, metavar="N", help="a measurement (default: 100)")
+    parser.add_argument("--repeats", type=positive_int, metavar="N", help="of all rows (default: 5)")
+    parser.add_argument("--batches", type=positive_int, metavar="N", help="a measurement (default: 100)")
     parser.add_argument("--json", metavar="FILE", help="write all figures there")
     add_quick(parser, "1 repeat, 10 batches, little text")
     options = parser.parse_args(arguments)
@@ -216,8 +217,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scale = QUICK if options.quick else Scale()
     if bool(options.input) != bool(options.vocab):
         parser.error("--input and --vocab belong together")
-    if options.repeats < 1 or options.batches < 1:
-        parser.error("--repeats and --batches must be at least 1")
     try:
         with tempfile.TemporaryDirectory() as folder:
             if options.input:

@@ -1,1 +1,1 @@
-"""How the ranks of one run exchange arrays: one small interface, several libraries behind it."""
+"""Exchange of arrays between the ranks of one run: one small interface, several libraries behind it."""

@@ -142,7 +142,7 @@ def _launch_all(comparison: Comparison, made: dict[Work, Record]) -> None:
     progress = Progress(len(works), len(made))
     try:
         if len(made) < len(works):
-            progress.say(
+            progress.note(
                 f"{len(works)} launches for {len(comparison.settings)} settings, {len(made)} of them made"
                 f" before, in {comparison.store.directory}"
             )
@@ -150,16 +150,16 @@ def _launch_all(comparison: Comparison, made: dict[Work, Record]) -> None:
         for index, work in enumerate(works):
             if work in made or _hopeless(made, work.setting):
                 continue
-            progress.begin(work)
+            progress.start(str(work))
             record = _launch(comparison, work)
             made[work] = record
             todo = [each for each in works[index + 1 :] if each not in made]
             todo_still = [each for each in todo if not _hopeless(made, each.setting)]
-            progress.end(work, record, seconds_left(todo_still, made))
+            progress.end_launch(work, record, seconds_left(todo_still, made))
             if record.failure and _hopeless(made, work.setting):
-                progress.skip(work.setting, sum(each.setting == work.setting for each in todo))
+                progress.leave_out(work.setting, sum(each.setting == work.setting for each in todo))
     finally:
-        progress.close()
+        progress.end()
 
 
 def _hopeless(made: Mapping[Work, Record], setting: Setting) -> bool:
@@ -176,7 +176,7 @@ def _prepare(comparison: Comparison, progress: Progress) -> None:
     command = comparison.training.preparation(comparison.settings[0], directory)
     if command is None or done.exists():
         return
-    progress.say("preparing the data")
+    progress.note("preparing the data")
     directory.mkdir(exist_ok=True)
     log = directory / LOG
     ended = launch(command, environment(BACKENDS["hvd_mpi"]), log, limit_s=float("inf"))

@@ -6,10 +6,10 @@ import argparse
 import math
 import os
 import tempfile
-from typing import Any, Mapping, NoReturn, Sequence
+from typing import Any, Mapping, Sequence
 
+from base.command_line import OptionParser, count, positive, positive_int
 from base.errors import InputError
-from base.numbers import count, positive, positive_int
 from bert.configuration import parse_model
 from comparison.launching.backends import BYTEPS, BYTEPS_LOCAL, Backend, Cluster, launch_words
 from comparison.launching.devices import count_gpus
@@ -28,13 +28,6 @@ EMBEDDED_MODEL, EMBEDDED_LENGTH, EMBEDDED_BATCHES = "bert_2_128_2", 32, (512, 10
 _EXIT_CODES = """exit code: 0 when every setting has its figures or has run out of memory, 1 when a backend
 was wrong or failed, 2 for bad input, 130 after Ctrl-C and 143 after SIGTERM (the report is then partial, and
 the same command continues)."""
-
-
-class _Parser(argparse.ArgumentParser):
-    """Raises InputError instead of printing the whole usage."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message} (--help lists the options)")
 
 
 def parse_options(
@@ -115,7 +108,7 @@ def check_training(options: argparse.Namespace, backends: Mapping[str, Backend])
 
 
 def _parser(backends: Mapping[str, Backend], description: str | None) -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = OptionParser(
         prog="compare.py",
         usage="%(prog)s [options] [-- options of the training scripts]",
         description=description,

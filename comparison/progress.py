@@ -1,4 +1,4 @@
-"""How far a comparison has come, and how long it will still take: a bar on a terminal, lines in a log."""
+"""Progress of a comparison by its launches, and an estimate of the time left."""
 
 from __future__ import annotations
 
@@ -6,60 +6,34 @@ import statistics
 import sys
 from typing import Mapping, Sequence
 
-from tqdm import tqdm
-
+from base.progress import Printed
 from comparison.launching.read_run import Work
 from comparison.record import PROFILED, Record
 from comparison.reporting.wording import duration
 from comparison.settings import Setting
 
 
-class Progress:
+class Progress(Printed):
     """`total`: launches in all. `done`: those made before, or by an earlier call."""
 
     def __init__(self, total: int, done: int):
-        self._total, self._done = total, done
-        self._bar = None
-        if sys.stderr.isatty():
-            self._bar = tqdm(
-                total=total,
-                initial=done,
-                unit="launch",
-                dynamic_ncols=True,
-                bar_format="{desc} |{bar}| {n_fmt}/{total_fmt}{postfix}",
-            )
+        super().__init__(lines=sys.stdout)
+        self.begin("", total, "launch", done)
 
-    def begin(self, work: Work) -> None:
-        if self._bar is not None:
-            self._bar.set_description_str(str(work))
+    def end_launch(self, work: Work, record: Record, left_s: float) -> None:
+        """`left_s`: seconds that the launches to come will take."""
+        self.finish(str(work), _result(record), time_left(left_s), failed=bool(record.failure))
 
-    def say(self, text: str) -> None:
-        if self._bar is None:
-            print(text, flush=True)
-        else:
-            tqdm.write(text, file=sys.stdout)
-
-    def end(self, work: Work, record: Record, left_s: float) -> None:
-        """A launch has ended. `left_s`: seconds that those to come will take."""
-        self._done += 1
-        left = f"about {duration(left_s)} left" if left_s else "none left"
-        if self._bar is not None:
-            self._bar.update()
-            self._bar.set_postfix_str(left)
-        if self._bar is None or record.failure:
-            self.say(f"launch {self._done}/{self._total} {work}: {_result(record)}, {left}")
-
-    def skip(self, setting: Setting, number: int) -> None:
+    def leave_out(self, setting: Setting, number: int) -> None:
         """So many launches of a setting will not be made."""
-        self._done += number
-        if self._bar is not None:
-            self._bar.update(number)
+        self.skip(number)
         if number:
-            self.say(f"{setting.name} has failed too often: {number} more launches of it are left out")
+            self.note(f"{setting.name} has failed too often: {number} more launches of it are left out")
 
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
+
+def time_left(seconds: float) -> str:
+    """In words."""
+    return f"about {duration(seconds)} left" if seconds else "none left"
 
 
 def seconds_left(todo: Sequence[Work], made: Mapping[Work, Record]) -> float:

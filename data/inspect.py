@@ -12,10 +12,11 @@ import json
 import os
 import shutil
 import sys
-from typing import Any, Callable, NoReturn, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
+from base.command_line import OptionParser, count, positive_int
 from base.errors import InputError
 from data.inspection.decoding import Instance, Style, Words, decode, describe
 from data.inspection.histogram import draw_lengths
@@ -40,13 +41,6 @@ what the batches of given settings look like and how much of them is padding, an
 numbers go into a picture, NAME.lengths.png in the working directory. Options have the names, meanings and
 defaults of the training scripts; with the same ones, instance i of epoch e is the one that the training gets.
 """
-
-
-class _Parser(argparse.ArgumentParser):
-    """Raises InputError instead of printing the whole usage."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message} (--help lists the options)")
 
 
 def inspect(
@@ -184,21 +178,8 @@ def _style(options: argparse.Namespace) -> Style:
     )
 
 
-def _whole(least: int) -> Callable[[str], int]:
-    def convert(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, {least} or more")
-        return value
-
-    return convert
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = OptionParser(
         prog="python -m data.inspect",
         description=_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -214,10 +195,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     group = parser.add_argument_group("what to show")
     add = group.add_argument
-    add("--num", type=_whole(0), default=3, help="instances to show (default: 3)")
-    add("--start", type=_whole(0), help="show the instances from this one on (default: random ones)")
-    add("--seed", type=_whole(0), default=0, help="the training's --seed (default: 0)")
-    add("--epoch", type=_whole(0), default=0, help="the epoch, from 0 (default: 0)")
+    add("--num", type=count, default=3, help="instances to show (default: 3)")
+    add("--start", type=count, help="show the instances from this one on (default: random ones)")
+    add("--seed", type=count, default=0, help="the training's --seed (default: 0)")
+    add("--epoch", type=count, default=0, help="the epoch, from 0 (default: 0)")
     add(
         "--pieces", action="store_true", help="show tokens as they are in the vocabulary, not joined to words"
     )
@@ -250,7 +231,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--num_workers",
-        type=_whole(1),
+        type=positive_int,
         default=len(os.sched_getaffinity(0)),
         help="processes that tokenize or convert (default: one a core)",
     )
@@ -271,10 +252,13 @@ def _parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("batches")
     add = group.add_argument
     add(
-        "--batch_size", type=_whole(1), default=8, help="sequences, or with --use_avg_len tokens (default: 8)"
+        "--batch_size",
+        type=positive_int,
+        default=8,
+        help="sequences, or with --use_avg_len tokens (default: 8)",
     )
     add("--use_avg_len", action="store_true", help="batch_size counts tokens")
-    add("--num_buckets", type=_whole(1), default=32, help="length buckets (default: 32)")
+    add("--num_buckets", type=positive_int, default=32, help="length buckets (default: 32)")
     return parser
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 from typing import Any, Sequence
 
+from base.command_line import OptionParser, count, positive, positive_int, probability, share
 from base.errors import InputError
 from data.formats.export import INSTANCES_PER_FILE, FileSettings, MaskSettings
 from data.formats.write import FORMATS
@@ -30,7 +30,7 @@ much again for every copy (--dupe_factor), and twice that while they are made.""
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options, checked as far as they can be without reading files. Raises InputError."""
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="python -m data.prepare", description=_DESCRIPTION, epilog=_EPILOG, allow_abbrev=False
     )
     _add_common(parser)
@@ -54,7 +54,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     add("--sentencepiece", help="a SentencePiece model instead of --vocab")
     add(
         "--num_workers",
-        type=int,
+        type=positive_int,
         default=len(os.sched_getaffinity(0)),
         help="processes; the result does not depend on it (default: the cores, here %(default)s)",
     )
@@ -82,8 +82,8 @@ def _add_text(group: Any) -> None:
         default=0,
         help="sample SentencePiece segmentations from this many, below 0 from all (default: 0, the best one)",
     )
-    add("--sp_alpha", type=float, default=1.0, help="inverse temperature of that sampling (default: 1.0)")
-    add("--sp_seed", type=int, default=0, help="seed of that sampling (default: 0)")
+    add("--sp_alpha", type=positive, default=1.0, help="inverse temperature of that sampling (default: 1.0)")
+    add("--sp_seed", type=count, default=0, help="seed of that sampling (default: 0)")
 
 
 def _add_files(group: Any) -> None:
@@ -98,50 +98,40 @@ def _add_files(group: Any) -> None:
     add("--max_seq_length", type=int, default=128, help="tokens of an instance (default: 128)")
     add(
         "--max_predictions_per_seq",
-        type=int,
+        type=positive_int,
         help="masked tokens of an instance (default: 20 at 128 tokens, 80 at 512, else 15%% rounded up)",
     )
-    add("--short_seq_prob", type=float, default=0.1, help="share of shortened instances (default: 0.1)")
-    add("--masked_lm_prob", type=float, default=0.15, help="share of masked tokens (default: 0.15)")
+    add("--short_seq_prob", type=probability, default=0.1, help="share of shortened instances (default: 0.1)")
+    add("--masked_lm_prob", type=share, default=0.15, help="share of masked tokens (default: 0.15)")
     add("--whole_word_mask", action="store_true", help="mask all pieces of a word together")
     add(
         "--dupe_factor",
-        type=int,
+        type=positive_int,
         default=5,
         help="copies of the text, each with other pairs and masks (default: 5)",
     )
-    add("--seed", type=int, default=0, help="seed of pairs, masks and order (default: 0)")
+    add("--seed", type=count, default=0, help="seed of pairs, masks and order (default: 0)")
     add("--gzip", action="store_true", help="compress TFRecord and OFRecord (npz and HDF5 always are)")
     add(
         "--instances_per_file",
-        type=int,
+        type=positive_int,
         default=INSTANCES_PER_FILE,
         help=f"(default: {INSTANCES_PER_FILE:,})",
     )
 
 
 def _check(options: argparse.Namespace) -> None:
-    def demand(flag: str, right: bool, wanted: str) -> None:
-        if not right:
-            raise InputError(f"--{flag} {getattr(options, flag)}: must be {wanted}")
-
     if options.vocab and options.sentencepiece:
         raise InputError("--vocab and --sentencepiece exclude each other: each brings its own vocabulary")
-    demand("num_workers", options.num_workers >= 1, "at least 1")
-    demand("sp_alpha", 0 < options.sp_alpha < math.inf, "above 0")
-    demand("sp_seed", options.sp_seed >= 0, "0 or more")
-    demand("seed", options.seed >= 0, "0 or more")
-    demand("short_seq_prob", 0 <= options.short_seq_prob <= 1, "from 0 to 1")
-    demand("masked_lm_prob", 0 < options.masked_lm_prob <= 1, "above 0 and at most 1")
-    demand("dupe_factor", options.dupe_factor >= 1, "at least 1")
-    demand("instances_per_file", options.instances_per_file >= 1, "at least 1")
     if options.sp_nbest not in (0, 1) and not options.sentencepiece:
         raise InputError("--sp_nbest needs --sentencepiece: WordPiece has nothing to sample")
-    lengths = f"from {MIN_SEQ_LENGTH} to {MAX_SEQ_LENGTH}, the positions that BERT has"
-    demand("max_seq_length", MIN_SEQ_LENGTH <= options.max_seq_length <= MAX_SEQ_LENGTH, lengths)
+    if not MIN_SEQ_LENGTH <= options.max_seq_length <= MAX_SEQ_LENGTH:
+        raise InputError(
+            f"--max_seq_length {options.max_seq_length}: must be from {MIN_SEQ_LENGTH} to {MAX_SEQ_LENGTH}, "
+            "the positions that BERT has"
+        )
     if options.max_predictions_per_seq is None:
         options.max_predictions_per_seq = default_max_predictions(options.max_seq_length)
-    demand("max_predictions_per_seq", options.max_predictions_per_seq >= 1, "at least 1")
 
 
 def vocabulary(options: argparse.Namespace) -> Vocabulary:

@@ -11,6 +11,7 @@ import os
 import sys
 from typing import Sequence
 
+from base.command_line import OptionParser, count
 from base.errors import InputError
 from base.files import replacing
 from base.progress import Printed
@@ -53,7 +54,7 @@ def train_sentencepiece(
 
 def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
-    arguments = argparse.ArgumentParser(
+    arguments = OptionParser(
         prog="python -m data.train_vocab",
         description="Train a WordPiece vocabulary or a SentencePiece model on raw text.",
         epilog="Memory: about 1 KB for each distinct word of the sentences trained on, such as 1 GB for 10 "
@@ -71,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     add("--skip_bad_records", action="store_true", help="leave out bad lines instead of stopping")
     add(
         "--max_sentences",
-        type=int,
+        type=count,
         default=10_000_000,
         help="train on so many sentences drawn from a larger text, 0 for all (default: %(default)s)",
     )
@@ -81,8 +82,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    options = parser().parse_args(arguments)
     try:
+        options = parser().parse_args(arguments)
         _train(options)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -103,8 +104,6 @@ def _train(options: argparse.Namespace) -> None:
         raise InputError(f"--output: no such directory: {directory}")
     if os.path.lexists(output):
         raise InputError(f"--output: {output} is there already; name another file or remove it")
-    if options.max_sentences < 0:
-        raise InputError(f"--max_sentences {options.max_sentences}: must be 0 (all) or more")
     progress = Printed()
     paths = expand_inputs(options.input, "--input")
     settings = TextSettings(options.text_format, options.split_sentences, options.skip_bad_records)

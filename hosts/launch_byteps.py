@@ -35,6 +35,7 @@ if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from base.command_line import positive
 from base.errors import InputError
 from hosts.addresses import LOOPBACK, addresses, free_port, is_address, is_here, is_loopback
 from hosts.hostfile import read_host_lines
@@ -116,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def seconds(flag: str, default: float, text: str) -> None:
         help = f"{text} (default {default:g})"
-        parser.add_argument(flag, type=float, default=default, metavar="SECONDS", help=help)
+        parser.add_argument(flag, type=positive, default=default, metavar="SECONDS", help=help)
 
     limits = Limits()
     seconds("--grace", limits.grace, "how long ranks may take to stop after a signal before they are killed")
@@ -257,14 +258,6 @@ def _extra(given: Sequence[str]) -> dict[str, str]:
 
 
 def _check_options(launch: Launch) -> None:
-    limits = {
-        "grace": launch.limits.grace,
-        "stopped_timeout": launch.limits.stopped,
-        "server_timeout": launch.limits.servers,
-    }
-    for name, seconds in limits.items():
-        if not seconds > 0:
-            raise InputError(f"--{name} {seconds:g}: must be above 0")
     if launch.quiet and launch.log_dir is None:
         raise InputError("--quiet: needs --log_dir, or the output of the parts would be lost")
     if launch.log_dir is not None and launch.log_dir.exists() and not launch.log_dir.is_dir():

@@ -96,7 +96,7 @@ def test_data_hosts_and_hparams_run_without_mxnet():
 def test_hparams_needs_the_standard_library_only():
     """The command also asks the training scripts' parser, and what that is made of."""
     todo, seen = set(modules("hparams.py")), set()
-    own = {"hparams", "lamb_paper", "hosts", "base", "data", "training"}
+    own = {"hparams", "lamb_paper", "hosts", "base", "bert", "comm", "data", "training"}
     while todo:
         path = todo.pop()
         seen.add(path)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any, Callable
 
+from base.command_line import count, positive, positive_int, probability, share
 from base.errors import InputError
-from base.numbers import count, positive, positive_int, probability, share
 
 MAX_POSITIONS = 512  # rows of BERT's position embedding
 TEXT_FORMATS = ("auto", "lines", "books", "wikiextractor", "wikitext")

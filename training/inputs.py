@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Sequence
 
 from base.errors import InputError
+from base.launchers import launched_rank
 from bert.weights.bare_params import DECODER, EMBEDDING, check_index, check_values, expected_shapes
 from bert.weights.params_file import read_index
-from comm.watch.run_processes import launched_rank
 from data.formats.find import expand_instances
 from data.formats.identify import identify
 from data.formats.read import check_limits, peek

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import NoReturn, Sequence
+from typing import Sequence
 
+from base.command_line import OptionParser, count, not_negative, positive, positive_int, probability, rate
 from base.errors import InputError
-from base.numbers import count, not_negative, positive, positive_int, probability, rate
 from bert.configuration import parse_model
-from training.communication_options import add_communication_options, check_compression
+from comm.options import add_communication_options, communication_config
 from training.data_options import add_data_options, check_data_options
 
 PUBLISHED_VOCABULARIES = {  # --dataset_name: number of tokens, of the vocabularies that GluonNLP downloads
@@ -23,13 +23,6 @@ PUBLISHED_VOCABULARIES = {  # --dataset_name: number of tokens, of the vocabular
     "wiki_multilingual_cased": 119547,
     "wiki_cn_cased": 21128,
 }
-
-
-class _Parser(argparse.ArgumentParser):
-    """Raises InputError instead of printing the whole usage."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message} (--help lists the options)")
 
 
 def parse_options(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
@@ -44,7 +37,7 @@ def parse_options(argv: Sequence[str] | None, description: str) -> argparse.Name
 
 
 def _parser(description: str) -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = OptionParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
 
@@ -158,7 +151,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     )
 
     group = parser.add_argument_group("communication")
-    add_communication_options(group.add_argument, positive)
+    add_communication_options(group.add_argument)
 
     group = parser.add_argument_group("checkpoints and output")
     add = group.add_argument
@@ -222,6 +215,6 @@ def _check(options: argparse.Namespace) -> None:
         raise InputError(f"--end_lr {options.end_lr} is above --lr {options.lr}")
     if options.num_steps and options.start_step > options.num_steps:
         raise InputError(f"--start_step {options.start_step} is beyond --num_steps {options.num_steps}")
-    check_compression(options)
+    options.compression_k = communication_config(options).compression_k  # its default where it was left out
     check_data_options(options)
     options.ckpt_dir = os.path.expanduser(options.ckpt_dir)

@@ -16,11 +16,11 @@ import sys
 import tempfile
 import time
 from contextlib import redirect_stderr, redirect_stdout
-from typing import Any, NoReturn, Sequence
+from typing import Any, Sequence
 
+from base.command_line import OptionParser, count, positive, positive_int
 from base.errors import InputError
 from base.files import replacing
-from base.numbers import count, positive, positive_int
 from base.threads import set_threads
 from training.config import run_config
 from training.data_options import MAX_POSITIONS
@@ -46,13 +46,6 @@ the other files of the run, unless --out names another place.
 _LENGTH = 128  # tokens of random sequences when --max_seq_length is left out
 _PRODUCT = 2048  # rows and columns of the matrix product that measures the peak
 _REPEATS = 8
-
-
-class _Parser(argparse.ArgumentParser):
-    """Raises InputError instead of printing the whole usage."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message} (--help lists the options)")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -166,8 +159,8 @@ def matrix_peak(dtype: str) -> float:
     return 2 * _PRODUCT**3 / best / 1e9
 
 
-def _parser(description: str) -> _Parser:
-    parser = _Parser(
+def _parser(description: str) -> OptionParser:
+    parser = OptionParser(
         prog="python -m training.profile", description=description, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
@@ -176,8 +169,8 @@ def _parser(description: str) -> _Parser:
     return parser
 
 
-def _run_parser() -> _Parser:
-    parser = _Parser(
+def _run_parser() -> OptionParser:
+    parser = OptionParser(
         prog="python -m training.profile", description=_HELP, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="python -m training.profile [TRACE ...] [--steps N] [--warmup N] [--out OUT] [--peak GFLOPS]"
@@ -219,7 +212,7 @@ def _of_all_ranks(paths: Sequence[str]) -> list[str]:
 
 def _checkpoint_folder(arguments: Sequence[str]) -> str:
     """What --ckpt_dir says; empty, for the current folder, without it."""
-    parser = _Parser(allow_abbrev=False, add_help=False)
+    parser = OptionParser(allow_abbrev=False, add_help=False)
     parser.add_argument("--ckpt_dir", default="")
     given, _ = parser.parse_known_args(arguments)
     return os.path.expanduser(given.ckpt_dir)
@@ -232,7 +225,7 @@ def _check_folder(out: str) -> None:
 
 def _dummy_length(arguments: Sequence[str]) -> list[str]:
     """The option for random tokens, unless there is another source of batches."""
-    parser = _Parser(allow_abbrev=False, add_help=False)
+    parser = OptionParser(allow_abbrev=False, add_help=False)
     parser.add_argument("--data")
     parser.add_argument("--dummy_data_len")
     parser.add_argument("--max_seq_length", type=positive_int, default=_LENGTH)

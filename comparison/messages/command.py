@@ -16,18 +16,17 @@ import sys
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
-from tqdm import tqdm
-
 from base import machine
+from base.command_line import positive
 from base.errors import InputError
 from base.files import replacing
-from base.numbers import positive
+from base.progress import Printed
 from comparison.launching.backends import BACKENDS, ROOT, Backend, Cluster
 from comparison.messages.figures import Cell
 from comparison.messages.launches import WORKER, Ranks, send
 from comparison.messages.plan import DEFAULT_SIZES, ITEM_BYTES, Message, parse_messages, that_fit
 from comparison.messages.report import write_messages
-from comparison.reporting.wording import duration
+from comparison.progress import time_left
 from comparison.settings import Setting, order_of_repeat
 from comparison.statistics import FEWEST_REPEATS
 
@@ -218,25 +217,20 @@ def _send_missing(sweep: Sweep, made: dict[Turn, dict[str, Any]]) -> None:
     was wrong is not sent over it again."""
     turns = _turns(sweep)
     todo = [turn for turn in turns if turn not in made]
-    with tqdm(
-        total=len(turns), initial=len(made), unit="launch", disable=not sys.stderr.isatty(),
-        bar_format="{desc} {bar} {n_fmt}/{total_fmt}{postfix}",
-    ) as bar:  # fmt: skip
+    progress = Printed(lines=sys.stdout)
+    progress.begin("", len(turns), "launch", len(made))
+    try:
         for number, turn in enumerate(todo, 1):
             title = sweep.backends[turn.cell.backend].title
             name = f"{title}, {turn.cell.workers} ranks, repeat {turn.repeat + 1}"
-            bar.set_description_str(name)
+            progress.start(name)
             launch = made[turn] = _launch(sweep, turn, made)
-            left = _seconds_left(todo[number:], made)
-            told = f"about {duration(left)} left" if left else "none left"
-            bar.update()
-            bar.set_postfix_str(told)
+            left = time_left(_seconds_left(todo[number:], made))
             troubles = [*launch["wrong"].items(), *launch["failures"].items()]
             said = "; ".join(f"{message}: {text}" for message, text in troubles)
-            if bar.disable or said:
-                done = said or f"done in {launch['seconds']:.0f} s"
-                tqdm.write(f"launch {len(made)}/{len(turns)} {name}: {done}, {told}", file=sys.stdout)
-                sys.stdout.flush()
+            progress.finish(name, said or f"done in {launch['seconds']:.0f} s", left, failed=bool(said))
+    finally:
+        progress.end()
 
 
 def _launch(sweep: Sweep, turn: Turn, made: Mapping[Turn, Mapping[str, Any]]) -> dict[str, Any]:

@@ -13,8 +13,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from base.command_line import not_negative, positive, positive_int, share
 from base.errors import InputError
-from base.numbers import not_negative, positive, positive_int, share
 from comparison.projection.clusters import CLUSTERS
 from comparison.projection.model import project_all
 from comparison.projection.plan import LENGTH, MODEL, SEQUENCES, STRATEGIES, plan_of

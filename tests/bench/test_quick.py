@@ -124,7 +124,7 @@ def test_an_interpreter_without_torch_is_one_line(tmp_path):
     [
         ("exchange", ["--sizes", "4"], "--sizes 4: use bert-base or COUNTxMB"),
         ("exchange", ["--sizes", "4x0"], "--sizes 4x0: use bert-base or COUNTxMB"),
-        ("exchange", ["--repeats", "0"], "--repeats and --rounds must be at least 1"),
+        ("exchange", ["--repeats", "0"], "--repeats: '0' is not a whole number above zero"),
         ("tokenize_text", ["--input", "x.txt"], "--input and --vocab belong together"),
         ("loader", ["--vocab", "x.txt"], "--input and --vocab belong together"),
         ("threads", ["--quick", "--settings", "none_such"], "no settings here: none_such"),

@@ -173,7 +173,7 @@ def test_the_command_counts_bad_records_that_it_was_told_to_skip(tmp_path, capsy
     "change, message",
     [
         (["--vocab_size", "99"], "--vocab_size 99: must be at least 100"),
-        (["--max_sentences", "-1"], "--max_sentences -1"),
+        (["--max_sentences", "-1"], "--max_sentences: '-1' is not a"),
         (["--output", "no/such/v.txt"], "--output: no such directory"),
         (["--input", "none*.txt"], "--input"),
     ],

@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from base.errors import InputError
-from base.threads import choose_threads, local_size, read_cpu_quota, set_threads
+from base.launchers import local_size
+from base.threads import choose_threads, read_cpu_quota, set_threads
 from tests.processes import run_command, run_ranks
 
 BOUND = {"OMPI_MCA_orte_bound_at_launch": "1"}

@@ -1,10 +1,19 @@
-"""Numbers on the command line, each in its range. Standard library only."""
+"""Command lines: a parser whose errors are one line, and numbers in their ranges. Standard library only."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from typing import Any, Callable
+from typing import Any, Callable, NoReturn
+
+from base.errors import InputError
+
+
+class OptionParser(argparse.ArgumentParser):
+    """Raises InputError instead of printing the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (--help lists the options)")
 
 
 def _number(kind: type, accepts: Callable[[Any], bool], wanted: str) -> Callable[[str], Any]:
@@ -18,6 +27,11 @@ def _number(kind: type, accepts: Callable[[Any], bool], wanted: str) -> Callable
         return value
 
     return convert
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Reads whole numbers from `least` on."""
+    return _number(int, lambda value: value >= least, f"a whole number, {least} or more")
 
 
 positive_int = _number(int, lambda value: value > 0, "a whole number above zero")

@@ -1,12 +1,15 @@
-"""The options for how ranks exchange gradients. comm/compression/settings.py makes communicators of them,
+"""Options for the exchange of gradients between the ranks, and the configuration made of them.
+
 docs/compression.md says what each compression costs. Standard library only.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from typing import Any, Callable
 
+from base.command_line import positive
 from base.errors import InputError
 
 COMPRESSIONS = ("none", "fp16", "onebit", "topk", "randomk", "dithering")
@@ -15,13 +18,28 @@ _DEFAULT_K = {"topk": 0.01, "randomk": 0.01, "dithering": 127}
 
 # Of a piece: below it the smallest piece that is compressed would have no value to send. A value is sent with
 # its position, so that half of them are as long as all.
-_LEAST_SHARE, _GREATEST_SHARE = 1e-4, 0.4
+_LEAST_SHARE, GREATEST_SHARE = 1e-4, 0.4
 _GREATEST_LEVELS = 32767  # a value then takes 26 bits at most, and always fits the space it had
 
 
-def add_communication_options(add: Callable[..., Any], positive: Callable[[str], float]) -> None:
-    """Adds --comm_timeout, --bucket_mb and the options for compression. add: `add_argument` of a parser or
-    group; positive: reads a number above zero."""
+@dataclass(frozen=True)
+class CommunicationConfig:
+    """Exchange of gradients between the ranks.
+
+    timeout: seconds to wait for another rank (--comm_timeout). bucket_bytes: size of BytePS's buckets, None
+    for its default. compression: one of COMPRESSIONS. compression_k: share of the values to send (topk,
+    randomk), number of levels (dithering), None for the others. error_feedback: keep what was not sent.
+    """
+
+    timeout: float = 600.0
+    bucket_bytes: int | None = None
+    compression: str = "none"
+    compression_k: float | None = None
+    error_feedback: bool = False
+
+
+def add_communication_options(add: Callable[..., Any]) -> None:
+    """Adds the options. add: `add_argument` of a parser or group."""
     add(
         "--comm_timeout",
         type=positive,
@@ -37,11 +55,6 @@ def add_communication_options(add: Callable[..., Any], positive: Callable[[str],
         help="BytePS: gradients smaller than this travel together, in buckets of this size; Horovod has "
         "HOROVOD_FUSION_THRESHOLD instead (default: 1)",
     )
-    add_compression_options(add)
-
-
-def add_compression_options(add: Callable[..., Any]) -> None:
-    """Adds --compression, --compression_k and --error_feedback. add: `add_argument` of a parser or group."""
     add(
         "--compression",
         choices=COMPRESSIONS,
@@ -63,8 +76,8 @@ def add_compression_options(add: Callable[..., Any]) -> None:
     )
 
 
-def check_compression(options: argparse.Namespace) -> None:
-    """Checks the three options against each other, and sets a left-out compression_k.
+def communication_config(options: argparse.Namespace) -> CommunicationConfig:
+    """The configuration that the options of `add_communication_options` give.
 
     Raises:
         InputError: a value out of its range, or an option that the chosen compression does not have.
@@ -76,10 +89,10 @@ def check_compression(options: argparse.Namespace) -> None:
         raise InputError(
             f"--compression_k {k:g}: dithering takes a whole number of levels, 1 to {_GREATEST_LEVELS}"
         )
-    if kind in WITH_FEEDBACK and k is not None and not _LEAST_SHARE <= k <= _GREATEST_SHARE:
+    if kind in WITH_FEEDBACK and k is not None and not _LEAST_SHARE <= k <= GREATEST_SHARE:
         raise InputError(
             f"--compression_k {k:g}: {kind} takes the share of the values to send, "
-            f"{_LEAST_SHARE} to {_GREATEST_SHARE}"
+            f"{_LEAST_SHARE} to {GREATEST_SHARE}"
         )
     if options.bucket_mb is not None and kind not in ("none", "fp16"):
         raise InputError(f"--bucket_mb: --compression {kind} has pieces of its own size; leave it out")
@@ -90,5 +103,10 @@ def check_compression(options: argparse.Namespace) -> None:
         raise InputError(
             f"--error_feedback is for --compression topk and randomk, not for {kind}{reason}; leave it out"
         )
-    if k is None:
-        options.compression_k = _DEFAULT_K.get(kind)
+    return CommunicationConfig(
+        timeout=options.comm_timeout,
+        bucket_bytes=None if options.bucket_mb is None else int(options.bucket_mb * 2**20),
+        compression=kind,
+        compression_k=_DEFAULT_K.get(kind) if k is None else k,
+        error_feedback=options.error_feedback,
+    )
