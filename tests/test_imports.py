@@ -52,6 +52,8 @@ LONGEST = 500  # lines of a module
 MOST_PARAMETERS = 6  # of a function, without self and cls
 # Gluon calls it with the block's inputs and every parameter that the block has registered, by name.
 CALLED_BY_A_LIBRARY = {"hybrid_forward"}
+# They make frozen configurations of parsed options; nothing below them sees a Namespace.
+MAKES_CONFIGURATIONS = {"training.config"}
 
 KNOWN: dict[str, set[str]] = {
     "layers": {
@@ -291,11 +293,12 @@ def many_parameters() -> set[str]:
 
 
 def namespaces() -> set[str]:
-    """Modules that name argparse.Namespace as a type and define no options themselves."""
+    """Modules that name argparse.Namespace as a type and neither define nor parse options."""
     return {
         module
         for module, path in PROJECT.items()
-        if any(names_a_namespace(each) for each in annotations(path)) and not defines_options(path)
+        if any(names_a_namespace(each) for each in annotations(path))
+        and not (defines_options(path) or module in MAKES_CONFIGURATIONS)
     }
 
 

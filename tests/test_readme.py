@@ -262,7 +262,7 @@ def test_the_readme_leads_to_every_guide():
 
 def test_a_run_is_shown():
     (block,) = blocks_of(TRAINING_GUIDE, "## The output of a run")
-    (excerpt,) = blocks_of(README, "## What a run looks like")
+    (excerpt,) = blocks_of(README, "## A run")
     shown = iter(block.text.splitlines())  # the README's lines are among them, in their order
     assert [line for line in excerpt.text.splitlines() if line != "..." and line not in shown] == []
     assert "checkpoint runs/embedded/ckpt/" in block.text and "unigram entropy" in block.text
