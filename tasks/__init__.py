@@ -1,1 +1,4 @@
-"""What a network is trained for: its losses and its figures."""
+"""Tasks that a network is trained for.
+
+pretraining/  masked language model and next sentence
+"""

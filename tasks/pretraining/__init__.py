@@ -1,1 +1,4 @@
-"""Masked language model and next sentence."""
+"""Masked language model and next sentence.
+
+loss          both losses in one graph with the network
+"""
