@@ -5,7 +5,7 @@ from __future__ import annotations
 import mxnet as mx
 from gluonnlp.model.bert import BERTEncoder, BERTModel
 
-from training.data_options import MAX_POSITIONS
+from data.options import MAX_POSITIONS
 from training.options import parse_model
 
 INITIAL_STDEV = 0.02  # Devlin et al., arXiv:1810.04805, the released code

@@ -1,4 +1,5 @@
-"""Everything about a run's files that can be checked before mxnet is imported and before any work starts."""
+"""The run's files: all that can be checked before mxnet is imported and before any work starts, and the data
+opened."""
 
 from __future__ import annotations
 
@@ -6,36 +7,38 @@ import argparse
 import glob
 import os
 import re
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Sequence
 
 from base.errors import InputError
+from base.progress import Printed
 from bert.weights.bare_params import DECODER, EMBEDDING, check_index, check_values, expected_shapes
 from bert.weights.params_file import read_index
+from comm.base import Communicator
 from comm.watch.run_processes import launched_rank
-from data.formats.find import expand_instances
-from data.formats.identify import identify
-from data.formats.read import check_limits, peek
-from data.store.tokens import TokenStore, is_store
-from data.tokenizing.tokenizer import load_sentencepiece
-from data.tokenizing.vocab import Vocabulary, load_vocab
+from data.opening import (
+    INSTANCES,
+    NOTHING,
+    TEXT,
+    DataFiles,
+    OpenedData,
+    check_instances,
+    check_text,
+    common_vocabulary,
+    named_data,
+    open_data,
+)
+from data.options import MAX_POSITIONS, DataConfig, MaskingConfig, data_config
+from data.tokenizing.vocab import Vocabulary
 from training.checkpoint import list_steps, read_manifest
-from training.data_options import MAX_POSITIONS
 from training.options import PUBLISHED_VOCABULARIES, parse_model
 
 _LAYER = re.compile(r"encoder\.transformer_cells\.(\d+)\.")
 
 
-class DataFiles(NamedTuple):
-    """What --data or --data_eval names."""
-
-    kind: str  # "text", "store" (a token store), "instances" (sequences with their masks), or "" for nothing
-    paths: Sequence[str] = ()
-
-
 @dataclass(frozen=True)
 class Inputs:
-    """What the run reads, known to exist and to be of the right form. `train` is nothing when random tokens
+    """The run's data, known to exist and to be of the right form. `train` is nothing when random tokens
     (--dummy_data_len) take its place."""
 
     train: DataFiles
@@ -43,11 +46,12 @@ class Inputs:
     vocabulary: Vocabulary | None  # None: the one of --dataset_name, to be downloaded, or none needed
     vocab_size: int
     max_seq_length: int
+    config: DataConfig = field(default_factory=DataConfig)  # with a cache and the sequence length filled in
 
     @property
     def reads_text(self) -> bool:
         """Whether something has to be tokenized, for which there must be a vocabulary."""
-        return "text" in (self.train.kind, self.evaluation.kind)
+        return TEXT in (self.train.kind, self.evaluation.kind)
 
 
 def check_inputs(options: argparse.Namespace) -> Inputs:
@@ -57,77 +61,63 @@ def check_inputs(options: argparse.Namespace) -> Inputs:
         InputError: a file that is missing, empty or of the wrong form; a checkpoint of another model; a new
             run in a directory that already holds one.
     """
-    train = _find_data("--data", options.data, options.raw)
-    evaluation = _find_data("--data_eval", options.data_eval, options.raw and not options.eval_use_npz)
-    vocabulary = _vocabulary(options, train, evaluation)
+    config = data_config(options)
+    train = named_data(config.data, "--data", config.raw)
+    evaluation = named_data(config.data_eval, "--data_eval", config.raw and not config.eval_use_npz)
+    vocabulary = common_vocabulary(config.tokenizer, train, evaluation)
     vocab_size = len(vocabulary) if vocabulary else PUBLISHED_VOCABULARIES[options.dataset_name]
-    if options.dummy_data_len:  # of --data only the names count
-        train = DataFiles("")
+    if config.dummy_data_len:  # of --data only the names count
+        train = DataFiles(NOTHING)
+    max_seq_length = _check_data(config, train, evaluation)
+    _check_checkpoints(options, vocab_size, vocabulary)
+    filled = replace(
+        config,
+        cache_dir=config.cache_dir or os.path.join(options.ckpt_dir, "tokens"),
+        masking=replace(config.masking, max_seq_length=max_seq_length),
+    )
+    return Inputs(train, evaluation, vocabulary, vocab_size, max_seq_length, filled)
+
+
+def _check_data(config: DataConfig, train: DataFiles, evaluation: DataFiles) -> int:
+    """The run's sequence length: of random tokens, as given, of the widest file, or 512.
+
+    Raises InputError for files of another form, files that break a limit, and options that do nothing.
+    """
+    masking = config.masking
     widths = []
     # Beside text, or random tokens, the options for masks are theirs.
-    only_masked = {train.kind, evaluation.kind} - {""} == {"instances"} and not options.dummy_data_len
+    only_masked = {train.kind, evaluation.kind} - {NOTHING} == {INSTANCES} and not config.dummy_data_len
     for data in (train, evaluation):
-        if data.kind == "instances":
-            predictions = options.max_predictions_per_seq if only_masked or data is train else None
-            for path in data.paths:
-                facts = peek(path)
-                check_limits(path, facts.width, facts.num_predictions, options.max_seq_length, predictions)
-                widths.append(facts.width)
-        elif data.kind == "text":
-            _check_text(data.paths)
-    # What is not padded may just miss the length that it was made for: 126 tokens mean 128.
-    longest = max(widths, default=MAX_POSITIONS)
-    max_seq_length = options.dummy_data_len or options.max_seq_length or -(-longest // 8) * 8
-    for flag, default in (("whole_word_mask", False), ("masked_lm_prob", 0.15), ("short_seq_prob", 0.1)):
-        if only_masked and getattr(options, flag) != default:
+        if data.kind == INSTANCES:
+            predictions = masking.max_predictions_per_seq if only_masked or data is train else None
+            widths.append(check_instances(data.paths, masking.max_seq_length, predictions))
+        elif data.kind == TEXT:
+            check_text(data.paths)
+    default = MaskingConfig()
+    for flag in ("whole_word_mask", "masked_lm_prob", "short_seq_prob"):
+        if only_masked and getattr(masking, flag) != getattr(default, flag):
             raise InputError(f"--{flag}: files with masks hold theirs already; it needs text or a store")
-    _check_checkpoints(options, vocab_size, vocabulary)
-    return Inputs(train, evaluation, vocabulary, vocab_size, max_seq_length)
+    # What is not padded may just miss the length that it was made for: 126 tokens mean 128.
+    longest = -(-max(widths, default=MAX_POSITIONS) // 8) * 8
+    return config.dummy_data_len or masking.max_seq_length or longest
 
 
-def _find_data(flag: str, patterns: str | None, text: bool) -> DataFiles:
-    if not patterns:
-        return DataFiles("")
-    folder = os.path.expanduser(patterns.strip())
-    if is_store(folder):
-        return DataFiles("store", (folder,))
-    return DataFiles("text" if text else "instances", expand_instances(patterns, flag))
+def open_source(inputs: Inputs, data: DataFiles, communicator: Communicator) -> OpenedData:
+    """The samples of `data`, one of the two of `inputs`. Every rank calls it.
 
+    Text is tokenized, and files with masks are converted, into the cache by the first rank of each host, with
+    all its cores; the others wait, then map the same files. Hosts that share the cache share the work.
 
-def _vocabulary(options: argparse.Namespace, *data: DataFiles) -> Vocabulary | None:
-    """The vocabulary that the options name; without, that of a token store. They must not differ."""
-    chosen: Vocabulary | None = None
-    source = "--vocab" if options.vocab else "--sentencepiece"
-    if options.vocab:
-        chosen = load_vocab(os.path.expanduser(options.vocab))
-    elif options.sentencepiece:
-        chosen = load_sentencepiece(os.path.expanduser(options.sentencepiece))
-    for each in data:
-        if each.kind == "store":
-            stored = TokenStore.open(each.paths[0], verify=False).vocabulary
-            if chosen is not None and chosen.sha256 != stored.sha256:
-                raise InputError(
-                    f"{each.paths[0]} was tokenized with another vocabulary than that of {source}; leave out "
-                    f"{source}, or prepare the text again"
-                )
-            chosen, source = chosen or stored, source if chosen else each.paths[0]
-    if options.sp_nbest not in (0, 1) and any(each.kind == "store" for each in data):
-        raise InputError("--sp_nbest: a token store is tokenized already; give the text, with --raw")
-    return chosen
-
-
-def _check_text(files: Sequence[str]) -> None:
-    """A look at the beginning of each file. Lines are checked when they are tokenized, at once or, if the
-    run finds its text tokenized already, never again."""
-    for path in files:
-        try:
-            kind = identify(path)
-        except InputError:
-            continue
-        raise InputError(
-            f"{path} is not text but {kind.format}, which is read without --raw "
-            "(as --data_eval beside text: with --eval_use_npz)"
-        )
+    Raises:
+        InputError: bad data, with the file and the line or record.
+    """
+    if communicator.local_rank != 0:
+        communicator.barrier()
+    cores = os.cpu_count() or 1
+    opened = open_data(data, inputs.config, inputs.vocabulary, inputs.vocab_size, cores, Printed())
+    if communicator.local_rank == 0:
+        communicator.barrier()
+    return opened
 
 
 def _check_checkpoints(options: argparse.Namespace, vocab_size: int, vocabulary: Vocabulary | None) -> None:

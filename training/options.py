@@ -13,8 +13,8 @@ from typing import NoReturn, Sequence
 
 from base.errors import InputError
 from base.numbers import count, not_negative, positive, positive_int, probability, rate
+from data.options import add_data_options, add_vocabulary_options, check_data_options
 from training.communication_options import add_communication_options, check_compression
-from training.data_options import add_data_options, check_data_options
 
 PUBLISHED_VOCABULARIES = {  # --dataset_name: number of tokens, of the vocabularies that GluonNLP downloads
     "book_corpus_wiki_en_uncased": 30522,
@@ -80,8 +80,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
         choices=sorted(PUBLISHED_VOCABULARIES),
         help="vocabulary to download without --vocab and --sentencepiece (default: %(default)s)",
     )
-    add("--vocab", help="a BERT vocab.txt, one token a line; python -m data.train_vocab makes one")
-    add("--sentencepiece", help="a SentencePiece .model file, used as tokenizer and vocabulary")
+    add_vocabulary_options(add)
     add(
         "--dtype",
         choices=["float32", "float16", "bfloat16"],

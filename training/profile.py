@@ -22,7 +22,7 @@ from base.errors import InputError
 from base.files import replacing
 from base.numbers import count, positive, positive_int
 from base.threads import set_threads
-from training.data_options import MAX_POSITIONS
+from data.options import MAX_POSITIONS
 from training.entry import exit_code
 from training.inputs import check_inputs
 from training.options import parse_options

@@ -11,7 +11,7 @@ import pytest
 from base.errors import InputError
 from bert.weights.bare_params import DECODER, EMBEDDING, expected_shapes
 from bert.weights.params_file import write_params
-from data.store.from_files import build_instances
+from data.store.instances import build_instances
 from data.store.tokens import build_store
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab, vocabulary_from_tokens
