@@ -28,7 +28,8 @@ from training.profiling.profiler import separate_operators
 def main() -> int:
     options = parse_options(None, __doc__)
     communication = communication_config(options)
-    inputs = check_inputs(options)
+    config = run_config(options)
+    inputs = check_inputs(config)
     set_threads()  # before mxnet is imported below
     if options.profile:
         separate_operators()
@@ -40,7 +41,7 @@ def main() -> int:
 
     backend = partial(BytePSCommunicator, **byteps_settings(communication))
     communicator = with_compression(watched(backend, communication.timeout), communication)
-    code = train(run_config(options), inputs, Pretraining(), communicator)
+    code = train(config, inputs, Pretraining(), communicator)
     communicator.close()
     return code
 

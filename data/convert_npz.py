@@ -21,8 +21,9 @@ import numpy as np
 from base.errors import InputError
 from data.formats.blocks import RawBlock, check_expansion, check_shapes, check_type, checked
 from data.formats.npz import BoundedFile
-from data.formats.records import BLOCK_INSTANCES, MAX_LENGTH, PretrainingArrays
+from data.formats.records import BLOCK_INSTANCES, PretrainingArrays
 from data.formats.write import write_instances
+from data.options import MAX_POSITIONS
 from data.text.corpus import expand_globs
 
 _NUMBER_TYPES = {"i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8"}
@@ -171,8 +172,8 @@ def _rows(loaded: Any) -> np.ndarray:
         return np.array(numbers).reshape(shape)
     rows = [_numbers(row) for row in loaded.content]
     widest = max(len(row) for row in rows)
-    if widest > MAX_LENGTH:
-        raise InputError(f"a row has {widest} numbers, above {MAX_LENGTH}")
+    if widest > MAX_POSITIONS:
+        raise InputError(f"a row has {widest} numbers, above {MAX_POSITIONS}")
     padded = np.zeros((len(rows), widest), dtype=rows[0].dtype)
     for index, row in enumerate(rows):
         padded[index, : len(row)] = row

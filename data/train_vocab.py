@@ -15,7 +15,8 @@ from base.command_line import OptionParser, count
 from base.errors import InputError
 from base.files import replacing
 from base.progress import Printed
-from data.text.corpus import TEXT_FORMATS, TextSettings, expand_inputs
+from data.options import TEXT_FORMATS, TextConfig
+from data.text.corpus import expand_inputs
 from data.tokenizing.tokenizer import load_sentencepiece
 from data.tokenizing.train_sentencepiece import MODEL_TYPES, sentencepiece_model
 from data.tokenizing.train_wordpiece import MIN_VOCAB_SIZE, wordpiece_tokens
@@ -106,7 +107,7 @@ def _train(options: argparse.Namespace) -> None:
         raise InputError(f"--output: {output} is there already; name another file or remove it")
     progress = Printed()
     paths = expand_inputs(options.input, "--input")
-    settings = TextSettings(options.text_format, options.split_sentences, options.skip_bad_records)
+    settings = TextConfig(options.text_format, options.split_sentences, options.skip_bad_records)
     text = TrainingText(paths, settings, options.max_sentences, options.seed, progress)
     if 0 < options.max_sentences < text.sentences:
         progress.note(f"training on {text.drawn} of {text.sentences} sentences (--max_sentences)")

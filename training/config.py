@@ -6,6 +6,8 @@ import argparse
 from dataclasses import dataclass, fields
 from typing import Any, Mapping, TypeVar
 
+from data.options import DataConfig, data_config
+
 T = TypeVar("T")
 
 
@@ -76,6 +78,7 @@ class RunConfig:
     """All of a run. `options`: every option by name, as a checkpoint records them."""
 
     model: ModelConfig
+    data: DataConfig
     batch: BatchConfig
     optimization: OptimizationConfig
     checkpoint: CheckpointConfig
@@ -87,6 +90,7 @@ def run_config(options: argparse.Namespace) -> RunConfig:
     """The settings that the options of training.options stand for."""
     return RunConfig(
         _part(ModelConfig, options),
+        data_config(options),
         _part(BatchConfig, options),
         _part(OptimizationConfig, options),
         _part(CheckpointConfig, options),

@@ -14,7 +14,7 @@ from base.command_line import OptionParser, count, not_negative, positive, posit
 from base.errors import InputError
 from bert.configuration import parse_model
 from comm.options import add_communication_options, communication_config
-from training.data_options import add_data_options, check_data_options
+from data.options import add_data_options, add_vocabulary_options, check_data_options
 
 PUBLISHED_VOCABULARIES = {  # --dataset_name: number of tokens, of the vocabularies that GluonNLP downloads
     "book_corpus_wiki_en_uncased": 30522,
@@ -55,8 +55,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
         choices=sorted(PUBLISHED_VOCABULARIES),
         help="vocabulary to download without --vocab and --sentencepiece (default: %(default)s)",
     )
-    add("--vocab", help="a BERT vocab.txt, one token a line; python -m data.train_vocab makes one")
-    add("--sentencepiece", help="a SentencePiece .model file, used as tokenizer and vocabulary")
+    add_vocabulary_options(add)
     add(
         "--dtype",
         choices=["float32", "float16", "bfloat16"],

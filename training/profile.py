@@ -22,8 +22,8 @@ from base.command_line import OptionParser, count, positive, positive_int
 from base.errors import InputError
 from base.files import replacing
 from base.threads import set_threads
+from data.options import MAX_POSITIONS
 from training.config import run_config
-from training.data_options import MAX_POSITIONS
 from training.entry import exit_code
 from training.inputs import check_inputs
 from training.options import parse_options
@@ -86,7 +86,7 @@ def profile(arguments: Sequence[str], warmup: int, steps: int) -> Trace:
         # In front: what the user gives comes later and wins.
         arguments = ["--ckpt_dir", folder, *_dummy_length(arguments), *arguments]
         options = parse_options(arguments, _HELP)
-        inputs = check_inputs(options)
+        inputs = check_inputs(run_config(options))
         separate_operators()
         set_threads()  # before mxnet is imported below
 
@@ -239,7 +239,8 @@ def _dummy_batches(options: argparse.Namespace, steps: int) -> list[list[tuple[i
 
     length = min(options.dummy_data_len, MAX_POSITIONS)
     rows = max(1, options.batch_size // length) if options.use_avg_len else options.batch_size
-    predictions = make_plan(options, 1, length).max_predictions_per_seq
+    config = run_config(options)
+    predictions = make_plan(config.batch, config.optimization, 1, length).max_predictions_per_seq
     return [[(rows, length, predictions)] * options.accumulate] * steps
 
 

@@ -193,7 +193,7 @@ def open_run(
     start = find_start(config.checkpoint, communicator)
     given_seed = config.optimization.seed
     seed = start.facts.get("seed", 0) if given_seed is None else given_seed
-    if start.step > plan.num_steps and (config.options["data"] or config.options["dummy_data_len"]):
+    if start.step > plan.num_steps and (config.data.data or config.data.dummy_data_len):
         raise InputError(f"--num_steps {plan.num_steps}: the checkpoint is already at step {start.step}")
     reporter: Reporter = SilentReporter()
     if communicator.rank == 0:
@@ -205,7 +205,7 @@ def open_run(
     feed = training_feed(config, inputs, plan, seed, communicator, reporter)
     if feed is not None:
         stack.callback(feed.close)
-    eval_feed = evaluation_feed(config, inputs, plan, communicator)
+    eval_feed = evaluation_feed(config, inputs, communicator)
 
     bert = build_model(config.model.model, inputs.vocab_size, config.model.dropout)
     initialize(bert, device, "float16" if dtype == "float16" else "float32", seed)

@@ -14,6 +14,7 @@ from comparison.options import EMBEDDED_LENGTH, EMBEDDED_MODEL
 from comparison.record import PROFILED, TIMED
 from comparison.settings import Setting
 from data import embedded
+from training.config import run_config
 from training.inputs import Inputs, check_inputs
 from training.options import parse_options as parse_script_options
 from training.profiling.profiler import LAST
@@ -115,7 +116,7 @@ def plan_training(options: argparse.Namespace, steps: Steps, settings: Sequence[
         first = _script_words(everything, steps, options.seed, Work(setting, TIMED, 0), output / "none")
         parsed = parse_script_options(first, "")
         if setting == settings[0]:
-            training = Training(everything, parsed, check_inputs(parsed), steps, options.seed)
+            training = Training(everything, parsed, check_inputs(run_config(parsed)), steps, options.seed)
     return training
 
 

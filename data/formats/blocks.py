@@ -7,7 +7,8 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from base.errors import InputError
-from data.formats.records import MAX_LENGTH, PretrainingArrays, id_dtype
+from data.formats.records import PretrainingArrays, id_dtype
+from data.options import MAX_POSITIONS
 
 MAX_EXPANSION = 500  # unpacked bytes for a stored one: real files stay below 200, deflate reaches 1032
 EXPANSION_ALLOWANCE = 16 << 20  # bytes that any file may unpack to, however small it is
@@ -64,8 +65,8 @@ def check_shapes(path: str, shapes: Mapping[str, Sequence[int]]) -> tuple[int, i
             expected = f"({count}, {widths.get(leader, '...')})" if leader else f"({count},)"
             raise InputError(f"{path}: {name} has shape {tuple(shape)}, expected {expected}")
     for leader, width in widths.items():
-        if not 1 <= width <= MAX_LENGTH:
-            raise InputError(f"{path}: {leader} has rows of {width}, expected 1 to {MAX_LENGTH}")
+        if not 1 <= width <= MAX_POSITIONS:
+            raise InputError(f"{path}: {leader} has rows of {width}, expected 1 to {MAX_POSITIONS}")
     return count, widths["input_ids"], widths["masked_lm_positions"]
 
 

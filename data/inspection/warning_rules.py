@@ -6,7 +6,7 @@ from typing import Any, Sequence
 
 
 def warnings(facts: dict[str, Any]) -> list[str]:
-    """What looks wrong in the numbers of `data.inspection.tallies`, each in one line."""
+    """What looks wrong in the numbers of `data.inspection.figures`, each in one line."""
     found: list[str] = []
     masks, tokens, batches = facts["masks"], facts["tokens"], facts["batches"]
     if tokens.get("unknown_share", 0.0) > 0.01:

@@ -15,10 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from base.errors import InputError
-from data.pretraining.streams import draw, fractions, ones_among
+from data.pretraining.randomness import draw, fractions, ones_among
 from data.store.tokens import TokenStore
-
-MIN_SEQ_LENGTH = 5  # [CLS] a [SEP] b [SEP]
 
 _LANES = 4096  # documents in lock step: their state stays in the cache
 _FEW_LANES = 12  # fewer are faster one by one
@@ -64,7 +62,7 @@ def pair_plan(store: TokenStore, max_seq_length: int, short_seq_prob: float, key
     probability one half, or when there is a single sentence, B is replaced by sentences from a random place
     in another document and the unused ones are returned. A pair that is too long loses tokens from the front
     or back, at random, of its longer half.
-    `key` is 64 random bits (pretraining.streams.epoch_key); a document's pairs depend on it and on its
+    `key` is 64 random bits (pretraining.randomness.epoch_key); a document's pairs depend on it and on its
     number alone.
     Raises InputError when the store has a single document, which leaves no other to take a random B from.
     """

@@ -22,20 +22,19 @@ from base.locks import locked
 from base.progress import Progress, Silent
 from base.workers import WorkerCrash, in_order
 from data.store.columns import SHARD_BYTES
-from data.store.journal import (
-    MANIFEST,
+from data.store.manifest import MANIFEST, as_json, read_json, write_json
+from data.store.parts import (
     BuildState,
+    Column,
+    Part,
+    PartFiles,
+    PartJob,
     Table,
-    as_json,
     has_journal,
-    read_json,
+    remove_parts,
     units_digest,
     units_done,
-    write_json,
 )
-from data.store.parts import Column, Part, PartFiles, PartJob, remove_parts
-
-__all__ = ["Column", "Part", "Unit", "build_columns", "is_built"]
 
 SECONDS_PER_JOURNAL = 5.0
 IN_PROCESS_BYTES = 1 << 20  # less input than this is not worth half a second for starting a worker

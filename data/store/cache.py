@@ -15,7 +15,7 @@ from base.errors import InputError
 from base.files import sha256_of_all
 from base.locks import locked
 from base.progress import Progress, Silent
-from data.store.journal import read_json, write_json
+from data.store.manifest import read_json, write_json
 
 _HASHES = "hashes.json"
 _VERIFIED = "verified.json"

@@ -11,7 +11,7 @@ from typing import Any, Mapping
 import numpy as np
 
 from base.errors import InputError
-from data.store.journal import read_json, write_json
+from data.store.manifest import read_json, write_json
 from data.store.tokens import TokenStore
 
 _BLOCK = 1 << 22
@@ -52,8 +52,8 @@ def entropy(counts: np.ndarray) -> float:
 
 
 def entropy_given_place(counts: np.ndarray) -> float:
-    """Entropy in nats of a token to predict, given what stands in its place by the rule of
-    data.pretraining.masks: [MASK] in 80% of cases, in 10% the token itself, in 10% any of the vocabulary.
+    """Entropy in nats of a token to predict, given what stands in its place by data.pretraining.masks' rule:
+    [MASK] in 80% of cases, in 10% the token itself, in 10% any token of the vocabulary.
 
     The entropy of the frequencies alone is no bound: a model that repeats what it sees in the place where
     that is not [MASK] is about 0.5 nats below it.

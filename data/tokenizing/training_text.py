@@ -7,7 +7,8 @@ from typing import Iterator, Sequence
 
 from base.errors import InputError
 from base.progress import Progress, Silent
-from data.text.corpus import UNKNOWN, TextSettings, read_unit, text_units
+from data.options import TextConfig
+from data.text.corpus import UNKNOWN, read_unit, text_units
 from data.tokenizing.wordpiece import without_surrogates
 
 MESSAGES_KEPT = 5
@@ -25,7 +26,7 @@ class TrainingText:
     def __init__(
         self,
         paths: Sequence[str],
-        settings: TextSettings = TextSettings(),  # noqa: B008 (frozen)
+        settings: TextConfig = TextConfig(),
         max_sentences: int = 0,
         seed: int = 0,
         progress: Progress | None = None,

@@ -72,7 +72,7 @@ class Prepared:
         argv += ["--max_seq_length", "32", "--batch_size", "4", *arguments.split()]
         self.options = parse_options(argv, "description")
         self.config = run_config(self.options)
-        self.inputs = check_inputs(self.options)
+        self.inputs = check_inputs(self.config)
         self.plan = make_plan(
             self.config.batch, self.config.optimization, world_size, self.inputs.max_seq_length
         )
@@ -85,7 +85,7 @@ class Prepared:
 
     def evaluation(self, rank: int = 0) -> Any:
         self.communicator = Rank(rank, self.world_size)
-        return evaluation_feed(self.config, self.inputs, self.plan, self.communicator)
+        return evaluation_feed(self.config, self.inputs, self.communicator)
 
 
 def take(feed: Any, count: int, position: int = 0) -> list[Batch]:
@@ -319,7 +319,7 @@ def test_npz_files_for_training_are_divided_too():
     save("train.npz", instances(rows))
     argv = ["--data", "train.npz", "--vocab", "vocab.txt", "--batch_size", "4", "--num_data_workers", "0"]
     options = parse_options(argv, "description")
-    inputs = check_inputs(options)
+    inputs = check_inputs(run_config(options))
     config = run_config(options)
     plan = make_plan(config.batch, config.optimization, 2, inputs.max_seq_length)
     seen: list[list[int]] = []

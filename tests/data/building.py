@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from base.errors import InputError
-from data.store.build import Column, build_columns
+from data.store.build import build_columns
+from data.store.parts import Column
 
 CODE = "import sys; from tests.data.building import main; sys.exit(main())"
 COLUMNS = [

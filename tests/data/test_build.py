@@ -214,7 +214,7 @@ def test_ctrl_c_is_quiet_and_keeps_what_was_done(tmp_path, reference):
 
 @pytest.mark.parametrize(
     "place",
-    ["data.store.journal.os.unlink", "data.store.columns.os.write", "data.store.columns.os.fsync"],
+    ["data.store.parts.os.unlink", "data.store.columns.os.write", "data.store.columns.os.fsync"],
 )
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
 def test_a_part_that_is_half_appended_does_not_count(tmp_path, reference, monkeypatch, place, error):

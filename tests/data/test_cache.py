@@ -10,9 +10,9 @@ import pytest
 
 from base.errors import InputError
 from base.files import sha256_of
+from data.options import TextConfig
 from data.store.cache import describe_sources
 from data.store.tokens import TokenStore, build_store, cached_store
-from data.text.corpus import TextSettings
 from data.tokenizing.tokenizer import TokenizerSettings
 from tests.data.token_stores import stored_documents, stores_in
 from tests.processes import start_command
@@ -41,7 +41,7 @@ def test_the_cache_is_found_again_by_content_and_not_by_name(text, vocab, settin
     assert stores_in(cache) == [name]
     assert os.stat(os.path.join(cache, name, "manifest.json")).st_mtime_ns == built
     cached_store([text], TokenizerSettings(vocab, cased=True), cache)
-    cached_store([text], settings, cache, text=TextSettings(split_sentences=True))
+    cached_store([text], settings, cache, text=TextConfig(split_sentences=True))
     with open(text, "a", encoding="utf-8") as handle:
         handle.write("More.\n")
     cached_store([text], settings, cache)

@@ -10,40 +10,42 @@ import numpy as np
 from base.errors import InputError
 from base.progress import Progress
 from data.formats.records import BLOCK_INSTANCES, PretrainingArrays
-from data.pretraining.sources import Batch
-from data.pretraining.text_source import RawSource
-from data.store.build import Part, build_columns
+from data.options import MaskingConfig
+from data.pretraining.sources import Batch, TextSource
+from data.store.build import build_columns
 from data.store.instances import FORMAT, RowWriter, instance_columns, store_manifest
+from data.store.parts import Part
 from data.store.tokens import TokenStore
 
 _TOKENS_PER_UNIT = 4 << 20
 
 
 @dataclass(frozen=True)
-class MaskSettings:
-    """How instances are made from text; the names are those of the options. `dupe_factor` copies."""
+class CopiesConfig:
+    """Instances made from text once: `dupe_factor` copies of it, each with pairs and masks of its own."""
 
-    max_seq_length: int = 128
-    short_seq_prob: float = 0.1
-    masked_lm_prob: float = 0.15
-    max_predictions_per_seq: int = 20
-    whole_word_mask: bool = False
+    masking: MaskingConfig = MaskingConfig(128)
     dupe_factor: int = 5
     seed: int = 0
 
-    def source(self, stores: Sequence[TokenStore]) -> RawSource:
+    def source(self, stores: Sequence[TokenStore]) -> TextSource:
         """The samples whose epoch e, over store e modulo their number, is copy e."""
         if self.dupe_factor < 1:
             raise InputError(f"--dupe_factor {self.dupe_factor}: must be at least 1")
-        return RawSource(
-            lambda epoch: stores[epoch % len(stores)],
-            stores[0].vocabulary,
-            self.max_seq_length,
-            self.short_seq_prob,
-            self.masked_lm_prob,
-            self.max_predictions_per_seq,
-            self.whole_word_mask,
-        )
+        return TextSource(lambda epoch: stores[epoch % len(stores)], stores[0].vocabulary, self.masking)
+
+    def identity(self, stores: Sequence[TokenStore]) -> dict[str, Any]:
+        """All that decides what the copies of these stores hold, beside the stores."""
+        source = self.source(stores)
+        return {
+            "max_seq_length": source.max_length,
+            "short_seq_prob": self.masking.short_seq_prob,
+            "masked_lm_prob": self.masking.masked_lm_prob,
+            "max_predictions_per_seq": source.max_predictions,
+            "whole_word_mask": self.masking.whole_word_mask,
+            "dupe_factor": self.dupe_factor,
+            "seed": self.seed,
+        }
 
 
 @dataclass(frozen=True)
@@ -60,28 +62,28 @@ class CopyPiece:
 class MaskCopies:
     """Makes the instances of a CopyPiece. Picklable; a worker plans each epoch that it meets once."""
 
-    def __init__(self, directories: Sequence[str], settings: MaskSettings) -> None:
-        self._directories, self._settings = list(directories), settings
-        self._source: RawSource | None = None
+    def __init__(self, directories: Sequence[str], copies: CopiesConfig) -> None:
+        self._directories, self._copies = list(directories), copies
+        self._source: TextSource | None = None
 
     def __call__(self, unit: CopyPiece, part: Part) -> dict[str, Any]:
-        settings = self._settings
+        copies = self._copies
         if self._source is None:
             stores = [TokenStore.open(directory, verify=False) for directory in self._directories]
-            self._source = settings.source(stores)
-        count = len(self._source.lengths(settings.seed, unit.epoch))
+            self._source = copies.source(stores)
+        count = len(self._source.lengths(copies.seed, unit.epoch))
         first, end = count * unit.piece // unit.pieces, count * (unit.piece + 1) // unit.pieces
-        rows = RowWriter(part, settings.max_seq_length, settings.max_predictions_per_seq)
+        rows = RowWriter(part, self._source.max_length, self._source.max_predictions)
         for start in range(first, end, BLOCK_INSTANCES):
             indices = np.arange(start, min(start + BLOCK_INSTANCES, end))
-            batch = self._source.collate(settings.seed, unit.epoch, indices, settings.max_seq_length)
+            batch = self._source.collate(copies.seed, unit.epoch, indices, self._source.max_length)
             rows.write(as_arrays(batch))
         return {"counts": rows.finish()}
 
 
 def build_masked(
     stores: Sequence[str],
-    settings: MaskSettings,
+    copies: CopiesConfig,
     directory: str,
     identity: Mapping[str, Any],
     num_workers: int = 1,
@@ -90,14 +92,14 @@ def build_masked(
     """Write copies 0 to dupe_factor - 1 of all pairs, in order, into an instance store at `directory`.
 
     `stores` are directories of token stores: one, or for a tokenizer that samples one for each copy, which
-    repeat if they are fewer. Memory: a worker holds the plans of two epochs (see RawSource).
+    repeat if they are fewer. Memory: a worker holds the plans of two epochs (see TextSource).
     Raises InputError for options out of range and as data.store.build.build_columns.
     """
     opened = [TokenStore.open(store) for store in stores]
-    settings.source(opened)  # so that bad options are named before anything is written
+    copies.source(opened)  # so that bad options are named before anything is written
     vocab_size = len(opened[0].vocabulary)
     units = []
-    for epoch in range(settings.dupe_factor):
+    for epoch in range(copies.dupe_factor):
         store = opened[epoch % len(opened)]
         pieces = -(-store.num_tokens // _TOKENS_PER_UNIT)
         size = store.ids.nbytes // pieces
@@ -109,7 +111,7 @@ def build_masked(
         directory,
         instance_columns(vocab_size),
         units,
-        MaskCopies(stores, settings),
+        MaskCopies(stores, copies),
         {"format": FORMAT, **identity},
         store_manifest(vocab_size, [{"name": unit.name} for unit in units]),
         num_workers,

@@ -1,4 +1,5 @@
-"""Whether files that were named belong to a store, and what is the matter where that store is not whole."""
+"""Files with masks that a command names: all but manifests of data.prepare's folders; parts of stores are
+errors."""
 
 from __future__ import annotations
 
@@ -7,13 +8,29 @@ from typing import Sequence
 
 from base.errors import InputError
 from data.store.instances import instance_columns, is_instance_store
-from data.store.journal import MANIFEST, has_journal, read_json
-from data.store.tokenize import token_columns
-from data.store.tokens import is_store
+from data.store.manifest import MANIFEST, read_json
+from data.store.parts import has_journal
+from data.store.tokens import is_store, token_columns
+from data.text.corpus import expand_inputs
 
+EXPORT_FORMAT = "instance-files-1"  # of the manifest that data.export writes beside the files
 # What tells a store whose manifest cannot be read: two first shards or more, one that the other kind lacks.
 _TOKEN_NAMES = {f"{column.name}-00000.bin" for column in token_columns(1)}
 _INSTANCE_NAMES = {f"{column.name}-00000.bin" for column in instance_columns(1)}
+
+
+def expand_instances(patterns: str, flag: str) -> list[str]:
+    """As data.text.corpus.expand_inputs, without the manifest that data.prepare writes beside its files.
+
+    Raises InputError as expand_inputs, and for files of a store, whole or damaged.
+    """
+    paths = [path for path in expand_inputs(patterns, flag) if not _is_manifest(path)]
+    check_no_stores(paths, flag)
+    return paths
+
+
+def _is_manifest(path: str) -> bool:
+    return os.path.basename(path) == MANIFEST and read_json(path).get("format") == EXPORT_FORMAT
 
 
 def check_no_stores(paths: Sequence[str], flag: str) -> None:

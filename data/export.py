@@ -3,8 +3,8 @@
 Two ways in, both ending in a directory of files `pretrain-00000.npz` (or `.tfrecord`, `.tfrecord.gz`; HDF5:
 `training-00000.hdf5`; OFRecord: `part-00000`) and a `manifest.json`:
 
-    export_text(store_directories, output, MaskSettings(...), FileSettings(...), num_workers, progress)
-    export_instances(paths, vocab_size, output, FileSettings(...), skip_bad_records, num_workers, progress)
+    export_text(store_directories, output, CopiesConfig(...), FileConfig(...), num_workers, progress)
+    export_instances(paths, vocab_size, output, FileConfig(...), skip_bad_records, num_workers, progress)
 
 The instances first become an instance store in `<output>.partial`, which takes about as much disk as the
 files of records and is removed at the end; then each file is a pure function of that store. So both steps run
@@ -18,38 +18,33 @@ import errno
 import os
 import shutil
 from contextlib import closing
-from dataclasses import asdict
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+
+import numpy as np
 
 from base.errors import InputError
 from base.files import sha256_of, sync_directory
 from base.locks import locked
 from base.progress import Progress, Silent
 from base.workers import WorkerCrash, in_order
-from data.formats.export_files import INSTANCES_PER_FILE, FileJob, FileSettings, WriteFile
-from data.formats.find import EXPORT_FORMAT
-from data.pretraining.streams import epoch_key
+from data.formats.records import BLOCK_INSTANCES, PretrainingArrays, id_dtype
+from data.formats.write import FORMATS, write_instances
+from data.masked_copies import CopiesConfig, as_arrays, build_masked
+from data.named_files import EXPORT_FORMAT
+from data.pretraining.randomness import epoch_key, permuted
+from data.pretraining.sources import padded_batch
 from data.store.build import is_built
 from data.store.cache import describe_sources
-from data.store.from_files import build_instances
-from data.store.from_tokens import MaskSettings, build_masked
-from data.store.instances import InstanceStore
-from data.store.journal import MANIFEST, read_json, write_json
+from data.store.instances import InstanceStore, build_instances
+from data.store.manifest import MANIFEST, read_json, write_json
 from data.store.tokens import TokenStore
-
-__all__ = [
-    "INSTANCES_PER_FILE",
-    "Exported",
-    "FileSettings",
-    "MaskSettings",
-    "export_instances",
-    "export_text",
-]
 
 _JOURNAL = "files.json"
 _STORE = "instances"
 _SHUFFLE_PURPOSE = 64
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+INSTANCES_PER_FILE = 100_000
 
 
 class Exported(NamedTuple):
@@ -64,12 +59,12 @@ class Exported(NamedTuple):
 def export_text(
     stores: Sequence[str],
     output: str,
-    masks: MaskSettings,
-    files: FileSettings,
+    copies: CopiesConfig,
+    files: FileConfig,
     num_workers: int = 1,
     progress: Progress | None = None,
 ) -> Exported:
-    """Write `masks.dupe_factor` copies of a token store's pairs, each with masks of its own, to files.
+    """Write `copies.dupe_factor` copies of a token store's pairs, each with masks of its own, to files.
 
     Copy e is what training on the store has in epoch e with this seed. The instances of all copies are
     shuffled together by the seed and padded to max_seq_length. `stores` is the directory of the store, or of
@@ -79,13 +74,13 @@ def export_text(
     opened = [TokenStore.open(store) for store in stores]
     identity = {
         "stores": [sha256_of(os.path.join(store, MANIFEST)) for store in stores],
-        "masks": asdict(masks),
+        "masks": copies.identity(opened),
     }
 
     def build(directory: str) -> None:
-        build_masked(stores, masks, directory, identity, num_workers, progress)
+        build_masked(stores, copies, directory, identity, num_workers, progress)
 
-    key = epoch_key(masks.seed, 0, _SHUFFLE_PURPOSE)
+    key = epoch_key(copies.seed, 0, _SHUFFLE_PURPOSE)
     pad_id = opened[0].vocabulary.pad_id
     return _export(output, identity, build, key, pad_id, files, num_workers, progress)
 
@@ -94,7 +89,7 @@ def export_instances(
     paths: Sequence[str],
     vocab_size: int,
     output: str,
-    files: FileSettings,
+    files: FileConfig,
     skip_bad_records: bool = False,
     num_workers: int = 1,
     progress: Progress | None = None,
@@ -102,7 +97,7 @@ def export_instances(
     """Write the instances of files, of any formats, to files of one format: same masks, same order.
 
     Rows are padded with 0 to the widest of the sources. `vocab_size` bounds the token ids.
-    Raises InputError as data.store.from_files.build_instances, for what a format cannot hold (HDF5: weights),
+    Raises InputError as data.store.instances.build_instances, for what a format cannot hold (HDF5: weights),
     or if `output` holds something else.
     """
     sources = describe_sources(paths, progress=progress)
@@ -124,7 +119,7 @@ def _export(
     build: Callable[[str], None],
     key: int | None,
     pad_id: int,
-    files: FileSettings,
+    files: FileConfig,
     num_workers: int,
     progress: Progress | None,
 ) -> Exported:
@@ -188,7 +183,7 @@ def _write_files(
     done: list[dict[str, Any]],
     key: int | None,
     pad_id: int,
-    files: FileSettings,
+    files: FileConfig,
     num_workers: int,
     told: Progress,
 ) -> None:
@@ -234,3 +229,80 @@ def _finish(
         if name != MANIFEST and name not in {str(file["file"]) for file in done}:
             os.unlink(os.path.join(partial, name))  # a temporary file of a run that was killed
     sync_directory(partial)
+
+
+@dataclass(frozen=True)
+class FileConfig:
+    """What files to write. npz and HDF5 are always compressed inside; `gzip` is for TFRecord."""
+
+    format: str
+    gzip: bool = False
+    instances_per_file: int = INSTANCES_PER_FILE
+
+    def check(self) -> None:
+        """Raises InputError naming the option that is out of range."""
+        if self.format not in FORMATS:
+            raise InputError(f"--format {self.format}: choose one of {', '.join(FORMATS)}")
+        if self.gzip and self.format == "ofrecord":
+            raise InputError("--gzip: OneFlow reads OFRecord only as it is; leave the option out")
+        if self.instances_per_file < 1:
+            raise InputError(f"--instances_per_file {self.instances_per_file}: must be at least 1")
+
+    @property
+    def compress(self) -> bool:
+        return self.gzip or self.format in ("npz", "hdf5")
+
+    def file_name(self, number: int) -> str:
+        """As the format's users name them; NVIDIA's script takes only files with "training" in their name."""
+        if self.format == "ofrecord":
+            return f"part-{number:05d}"
+        if self.format == "hdf5":
+            return f"training-{number:05d}.hdf5"
+        return f"pretrain-{number:05d}.{self.format}" + (
+            ".gz" if self.gzip and self.format == "tfrecord" else ""
+        )
+
+
+@dataclass(frozen=True)
+class FileJob:
+    """One file to write: places `start` to `stop` of the order."""
+
+    path: str
+    start: int
+    stop: int
+
+    @property
+    def name(self) -> str:
+        return self.path
+
+
+@dataclass(frozen=True)
+class WriteFile:
+    """Writes the file of a FileJob from an instance store, in the order permuted by `key` if there is one."""
+
+    store: str
+    pad_id: int
+    key: int | None
+    files: FileConfig
+
+    def __call__(self, job: FileJob) -> dict[str, Any]:
+        store = InstanceStore.open(self.store, verify=False)
+        blocks = self._blocks(store, job)
+        count = write_instances(job.path, self.files.format, blocks, self.files.compress)
+        return {
+            "file": os.path.basename(job.path),
+            "size": os.path.getsize(job.path),
+            "sha256": sha256_of(job.path),
+            "instances": count,
+        }
+
+    def _blocks(self, store: InstanceStore, job: FileJob) -> Iterator[PretrainingArrays]:
+        predictions = max(1, store.prediction_width)
+        id_type = id_dtype(store.vocab_size)
+        types = (id_type, np.uint8, np.uint16, id_type, np.float32, np.uint8, np.int32)
+        for start in range(job.start, job.stop, BLOCK_INSTANCES):
+            rows = np.arange(start, min(start + BLOCK_INSTANCES, job.stop))
+            if self.key is not None:
+                rows = permuted(rows, store.num_instances, self.key)
+            arrays = as_arrays(padded_batch(store, rows, store.width, predictions, self.pad_id))
+            yield PretrainingArrays(*(column.astype(kind) for column, kind in zip(arrays, types)))
