@@ -194,7 +194,8 @@ def _check_parameters(config: RunConfig, path: str, vocab_size: int) -> None:
     if found != (layers, units, vocab_size):
         raise InputError(
             f"--start_step {config.checkpoint.start_step}: {path} has {found[0]} layers, {found[1]} units"
-            f" and {found[2]} tokens, this run {layers}, {units} and {vocab_size}; name its model and vocabulary"
+            f" and {found[2]} tokens, this run {layers}, {units} and {vocab_size}; name its model and"
+            " vocabulary"
         )
     source = f"--start_step {config.checkpoint.start_step}: {path}"
     check_index(source, arrays, expected_shapes(layers, units, vocab_size))

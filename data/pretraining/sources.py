@@ -18,7 +18,7 @@ from data.store.instances import InstanceStore
 from data.store.tokens import TokenStore, cached_store
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import Vocabulary
-from hparams import default_max_predictions
+from lamb_paper import default_max_predictions
 
 SAMPLED_STORES = 10  # segmentations kept when SentencePiece samples, then they repeat
 _PAIRS_PURPOSE = 1
