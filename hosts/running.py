@@ -170,8 +170,11 @@ class RunningPart:
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds for ranks to stop after a signal, for servers to end after the last rank, and for a part to stay
-    stopped (state T)."""
+    """Time limits in seconds.
+
+    `grace`: for ranks to end after a signal. `servers`: for servers to end after the last rank. `stopped`: for
+    a part to stay stopped (state T) until it counts as dead.
+    """
 
     grace: float = 60.0
     servers: float = 30.0
