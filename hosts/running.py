@@ -172,8 +172,8 @@ class RunningPart:
 class Limits:
     """Time limits in seconds.
 
-    `grace`: for ranks to end after a signal. `servers`: for servers to end after the last rank. `stopped`: for
-    a part to stay stopped (state T) until it counts as dead.
+    `grace`: for ranks to end after a signal. `servers`: for servers to end after the last rank. `stopped`:
+    for a part to stay stopped (state T) until it counts as dead.
     """
 
     grace: float = 60.0
