@@ -6,16 +6,7 @@
     python hparams.py --tokens_per_gpu 8192 --accumulate 2 --launch hvd --hostfile hosts/32x_p3dn
     python hparams.py --num_gpus 256 --check --batch_size 8192 --use_avg_len --accumulate 2 --lr 0.00354
 
-The recipe is the LAMB paper's (You et al., arXiv:1904.00962). With B sequences in a step,
-
-    B            = num_gpus * tokens_per_gpu * accumulate / max_seq_length
-    num_steps    = 512 * baseline_steps / B, rounded up      baseline_steps: 900,000, then 100,000
-    lr           = 0.005 * sqrt(B / 32768)
-    warmup_ratio = B / 163840
-
-which gives every row of the paper's table (B = 512, 1024, ..., 32768) and a value between the rows. Stage 2
-reads the rules with its own B and warms up again. Needs the standard library only; lamb_paper.py has the
-rules, hosts/ the launch commands.
+The rules are in lamb_paper.py, the launch commands in hosts/. Needs the standard library only.
 """
 
 from __future__ import annotations
@@ -32,7 +23,7 @@ import lamb_paper
 from base.errors import InputError
 from hosts import mpirun, print_byteps
 from hosts.hostfile import read_host_lines, read_hostfile
-from hosts.shell import Asked, Cluster, Job, Word, this_machine
+from hosts.shell import Cluster, Job, Required, Word, this_machine
 from lamb_paper import CHECKED, PAPER, STAGE_LENGTHS, Baseline, Plan, Recipe, Stage
 from training.options import parse_options
 
@@ -54,7 +45,7 @@ COMPUTED = (  # options of the training scripts that follow from the plan
     *("--num_steps", "--lr", "--warmup_ratio", "--batch_size", "--use_avg_len", "--accumulate"),
     *("--max_seq_length", "--max_predictions_per_seq", "--ckpt_dir"),
 )
-DATA = Asked("DATA", "set it to your text files, for example /corpus/*.txt")
+DATA = Required("DATA", "set it to your text files, for example /corpus/*.txt")
 
 
 @dataclass(frozen=True)
@@ -201,7 +192,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="hparams.py",
-        description=__doc__,
+        description=f"{__doc__}\n{lamb_paper.__doc__}",
         epilog="Rule of thumb: four times the sequences in a step are a quarter of the steps, twice the\n"
         "learning rate and four times the warmup ratio, that is, as many warmup steps as before.",
         formatter_class=argparse.RawDescriptionHelpFormatter,

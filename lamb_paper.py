@@ -8,8 +8,7 @@ With B sequences in a step,
     warmup_ratio = B / 163840
 
 which gives every row of the paper's table (B = 512, 1024, ..., 32768) and a value between the rows. Stage 2
-reads the rules with its own B and warms up again. `plan`, `plan_for_target` and `mixed_batch_plan` make the
-plans that hparams.py prints; `disagreements` compares a run's options with the rules. Standard library only.
+reads the rules with its own B and warms up again.
 """
 
 from __future__ import annotations

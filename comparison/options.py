@@ -225,10 +225,7 @@ def _refuse(options: argparse.Namespace, foreign: Mapping[str, Any], mode: str) 
 
 
 def _check_axes(options: argparse.Namespace, backends: Mapping[str, Backend]) -> None:
-    try:
-        options.cluster = Cluster.read(options.hostfile) if options.hostfile else None
-    except InputError as error:
-        raise InputError(str(error)) from error
+    options.cluster = Cluster.read(options.hostfile) if options.hostfile else None
     options.gpus = count_gpus()
     if options.backends is None:
         local = bool(options.gpus) and options.cluster is None

@@ -36,10 +36,10 @@ from hosts.parts import DEFAULT_PORT, check_workers, choose_num_servers
 from hosts.shell import (
     NEXT,
     VENV,
-    Asked,
     Cluster,
     Expanded,
     Job,
+    Required,
     Word,
     assignments,
     command_text,
@@ -91,12 +91,12 @@ def _by_hand(job: Job, cluster: Cluster) -> list[str]:
         shared.update(_network(hosts, cluster.interface))
         roles = [f"# the scheduler, on {hosts[0]}", "DMLC_ROLE=scheduler bpslaunch"]
         roles += [f"# the servers: one on {_each(hosts)}", "DMLC_ROLE=server bpslaunch"]
-    asked = {word.variable: word for line in job.options for word in line if isinstance(word, Asked)}
+    required = {word.variable: word for line in job.options for word in line if isinstance(word, Required)}
     path = {"PATH": Expanded(f"$PWD/{VENV}:$PATH")} if cluster.machine and cluster.machine.venv else {}
-    exports = [*assignments(shared), " ".join(assignments(VARIABLES)), *assignments({**asked, **path})]
+    exports = [*assignments(shared), " ".join(assignments(VARIABLES)), *assignments({**required, **path})]
 
     numbers = ", ".join(f"{number} on {host}" for number, (host, _) in enumerate(workers))
-    number = "0" if len(workers) == 1 else Asked("DMLC_WORKER_ID", numbers)
+    number = "0" if len(workers) == 1 else Required("DMLC_WORKER_ID", numbers)
     devices = ",".join(map(str, range(workers[0][1])))
     environment: list[dict[str, Word]] = [
         {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": number},
@@ -125,7 +125,7 @@ def _ranks_on_host(workers: Sequence[tuple[str, int]]) -> dict[str, Word]:
     if len(set(ranks.values())) == 1:
         return {"RANKS_ON_HOST": str(next(iter(ranks.values())))}
     numbers = ", ".join(f"{count} on {host}" for host, count in ranks.items())
-    return {"RANKS_ON_HOST": Asked("RANKS_ON_HOST", numbers)}
+    return {"RANKS_ON_HOST": Required("RANKS_ON_HOST", numbers)}
 
 
 def _root(host: str) -> Word:
@@ -134,7 +134,7 @@ def _root(host: str) -> Word:
         return LOOPBACK
     if is_address(bare(host)):
         return bare(host)
-    return Asked("DMLC_PS_ROOT_URI", f"the address of {bare(host)}, in numbers")
+    return Required("DMLC_PS_ROOT_URI", f"the address of {bare(host)}, in numbers")
 
 
 def _network(hosts: Sequence[str], interface: str | None) -> dict[str, Word]:
@@ -144,7 +144,7 @@ def _network(hosts: Sequence[str], interface: str | None) -> dict[str, Word]:
     if all(map(is_loopback, hosts)):
         return {"DMLC_NODE_HOST": LOOPBACK}
     reason = "the network interface between the hosts, for example ens5"
-    return {"DMLC_INTERFACE": Asked("DMLC_INTERFACE", reason)}
+    return {"DMLC_INTERFACE": Required("DMLC_INTERFACE", reason)}
 
 
 def _each(hosts: Sequence[str]) -> str:

@@ -170,8 +170,11 @@ class RunningPart:
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds: for ranks to stop after a signal, for servers to end after the last rank, for a part to stay
-    stopped (state T)."""
+    """Time limits in seconds.
+
+    `grace`: for ranks to end after a signal. `servers`: for servers to end after the last rank. `stopped`:
+    for a part to stay stopped (state T) until it counts as dead.
+    """
 
     grace: float = 60.0
     servers: float = 30.0
@@ -202,10 +205,9 @@ class Run:
         self._token = f"supervise-{secrets.token_hex(8)}"
         self._pending = list(parts)
         self._running: list[RunningPart] = []
-        self._ended: list[RunningPart] = []
         self._selector = selectors.DefaultSelector()
         self._culprit: RunningPart | None = None
-        self._stop_signal: signal.Signals | None = None  # the first that was passed on to the ranks
+        self._stop_signal: signal.Signals | None = None  # the first that the launcher received
         self._interrupts = 0
         self._obeyed = 0  # exit code of the first rank that obeyed it
         # Then perhaps "stopping", "closing" (the ranks have ended), "failed", "killed".
@@ -289,7 +291,6 @@ class Run:
     def _collect_ended(self) -> None:
         for one in [one for one in self._running if one.has_ended()]:
             self._running.remove(one)
-            self._ended.append(one)
             self._judge(one)
         if not self._pending and not self._names("rank") and self._phase in ("running", "stopping"):
             self._enter("closing", self._limits.servers)

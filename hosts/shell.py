@@ -16,8 +16,8 @@ NEXT, DEEPER = " \\\n    ", " \\\n        "
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A value that only the user knows, from a variable; where it is unset, the shell stops with `reason`.
+class Required:
+    """A value that the user must set in a variable; where it is unset, the shell stops with `reason`.
 
     The value reaches the program unchanged: the shell expands no globs in it.
     """
@@ -33,7 +33,7 @@ class Expanded:
     text: str
 
 
-Word = Union[str, Asked, Expanded]
+Word = Union[str, Required, Expanded]
 Lines = Sequence[Sequence[Word]]  # the words of a command, in lines as they are printed
 
 
@@ -102,14 +102,14 @@ def quote(word: str) -> str:
 
 def text_of(word: Word) -> str:
     """A word as text for one shell."""
-    if isinstance(word, Asked):
+    if isinstance(word, Required):
         return f'"${{{word.variable}:?{word.reason}}}"'
     return f'"{word.text}"' if isinstance(word, Expanded) else quote(word)
 
 
 def text_for_two_shells(word: Word) -> str:
     """A word as text for a shell that passes it to a second one, where the variables are exported."""
-    if isinstance(word, Asked):
+    if isinstance(word, Required):
         return f"'\"${word.variable}\"'"
     return quote(text_of(word))
 

@@ -41,17 +41,17 @@ def run(line: str, *more: object, capsys) -> tuple[int, str, str]:
 def test_json_has_the_promised_shape(capsys):
     args = "--num_gpus 256 --tokens_per_gpu 8192 --accumulate 2 --json"
     code, out, _ = run(args, capsys=capsys)
-    found = json.loads(out)
+    printed = json.loads(out)
     assert code == 0
-    assert [*found] == ["num_gpus", "tokens_per_gpu", "accumulate", "stages"]
-    assert (found["num_gpus"], found["tokens_per_gpu"], found["accumulate"]) == (256, 8192, 2)
+    assert [*printed] == ["num_gpus", "tokens_per_gpu", "accumulate", "stages"]
+    assert (printed["num_gpus"], printed["tokens_per_gpu"], printed["accumulate"]) == (256, 8192, 2)
     promised = [
         {"stage": 1, "max_seq_length": 128, "sequences_per_step": 32768, "num_steps": 14063, "lr": 0.005,
          "warmup_ratio": 0.2, "warmup_steps": 2813, "max_predictions_per_seq": 20},
         {"stage": 2, "max_seq_length": 512, "sequences_per_step": 8192, "num_steps": 6250, "lr": 0.0025,
          "warmup_ratio": 0.05, "warmup_steps": 313, "max_predictions_per_seq": 80},
     ]  # fmt: skip
-    for stage, expected in zip(found["stages"], promised):
+    for stage, expected in zip(printed["stages"], promised):
         assert [*stage][: len(expected)] == [*expected]
         assert {key: stage[key] for key in expected} == expected
         assert isinstance(stage["sequences_per_step"], int)
@@ -295,7 +295,7 @@ def launch_text(directory: Path) -> str:
     return result.stdout
 
 
-def test_the_shell_refuses_the_command_without_data(tmp_path):
+def test_the_shell_stops_the_command_without_data(tmp_path):
     (tmp_path / "mpirun").write_text("#!/bin/sh\ntouch started\n")
     (tmp_path / "mpirun").chmod(0o755)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
@@ -333,7 +333,7 @@ def test_mpirun_runs_the_printed_command(tmp_path):
 
 
 def byteps_blocks(*args, capsys) -> list[list[str]]:
-    """What --launch byteps prints: for each stage launch_byteps.py's command, then the roles' by hand."""
+    """Output of --launch byteps: for each stage launch_byteps.py's command, then the roles' by hand."""
     code, out, err = run("--launch byteps", *args, capsys=capsys)
     assert code == 0, err
     blocks = out.rstrip("\n").split("\n\n")
@@ -379,17 +379,17 @@ def test_byteps_commands_name_the_interface(capsys, tmp_path):
 
 def role_commands(by_hand: str) -> dict[str, str]:
     """The blocks of text below the lines of comment, by their first word after "the" or "a"."""
-    found, name = {}, ""
+    commands, name = {}, ""
     for line in by_hand.splitlines():
         if line.startswith("# "):
             name = re.sub(r"^# (the |a )?", "", line).split()[0].strip(",:")
-            found[name] = ""
+            commands[name] = ""
         else:
-            found[name] += line + "\n"
-    return found
+            commands[name] += line + "\n"
+    return commands
 
 
-# Says where the words and variables of a command go instead of starting anything.
+# Writes down the words and variables of a command instead of starting anything.
 RECORDER = """#!{python}
 import json, os, sys
 json.dump([sys.argv[1:], dict(os.environ)], open(os.environ["DMLC_ROLE"], "w"))
@@ -406,7 +406,7 @@ def test_byteps_roles_by_hand_get_their_variables(capsys, tmp_path):
     (tmp_path / "bpslaunch").chmod(0o755)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     for name, value in (("PS_ROOT_URI", "10.0.0.1"), ("INTERFACE", "ens5"), ("", "/x/*.txt")):
-        # The shell refuses what only the user can know until it is given.
+        # The shell stops until the values that only the user can know are set.
         result = run_command(["sh", "-c", commands["stage"]], cwd=tmp_path, env=env)
         variable = f"DMLC_{name}" if name else "DATA"
         assert result.returncode != 0 and f"{variable}:" in result.stderr

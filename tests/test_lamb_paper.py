@@ -170,12 +170,12 @@ def test_warmup_is_cut_to_the_whole_run():
 
 def test_the_first_experiment_disagrees_and_the_second_does_not():
     first = lamb_paper.stage_for_run(256, 8192, 2, 128)
-    found = lamb_paper.disagreements({"num_steps": 25600, "lr": 0.00354, "warmup_ratio": 0.1}, first)
-    assert [one.option for one in found] == ["num_steps", "lr", "warmup_ratio"]
-    assert [one.paper for one in found] == [14063, 0.005, 0.2]
-    assert [one.ratio for one in found] == pytest.approx([25600 / 14063, 0.708, 0.5])
-    assert "fits no row" in found[0].sentence
-    assert all("the value for 16384" in one.sentence for one in found[1:])
+    different = lamb_paper.disagreements({"num_steps": 25600, "lr": 0.00354, "warmup_ratio": 0.1}, first)
+    assert [one.option for one in different] == ["num_steps", "lr", "warmup_ratio"]
+    assert [one.paper for one in different] == [14063, 0.005, 0.2]
+    assert [one.ratio for one in different] == pytest.approx([25600 / 14063, 0.708, 0.5])
+    assert "fits no row" in different[0].sentence
+    assert all("the value for 16384" in one.sentence for one in different[1:])
 
     second = lamb_paper.stage_for_run(32, 8192, 1, 128)
     assert (
@@ -206,8 +206,8 @@ def test_the_mixed_run_is_a_whole():
         mixed = {"num_steps": steps, "lr": lr, "warmup_ratio": ratio}
         assert lamb_paper.disagreements(mixed, stage) == []
         assert lamb_paper.disagreements({"lr": lr}, stage) == []
-        (found,) = lamb_paper.disagreements({**mixed, "warmup_ratio": stage.warmup_ratio}, stage)
-        assert found.option == "lr" and "mixed" in found.sentence
+        (only,) = lamb_paper.disagreements({**mixed, "warmup_ratio": stage.warmup_ratio}, stage)
+        assert only.option == "lr" and "mixed" in only.sentence
         wrong = lamb_paper.disagreements({**mixed, "lr": 0.0055}, stage)
         assert [one.option for one in wrong] == ["lr", "warmup_ratio"]
         # another batch, another baseline, another length: it is not that run

@@ -13,8 +13,8 @@ from tests.processes import ROOT
     ("name", "hosts", "slots"), [("1x_p3dn", 1, 8), ("4x_p3dn", 4, 32), ("32x_p3dn", 32, 256)]
 )
 def test_host_files_of_the_experiments(name, hosts, slots):
-    found = read_hostfile(str(ROOT / "hosts" / name))
-    assert (len(found), sum(count for _, count in found)) == (hosts, slots)
+    read = read_hostfile(str(ROOT / "hosts" / name))
+    assert (len(read), sum(count for _, count in read)) == (hosts, slots)
 
 
 def test_host_file_forms(tmp_path):

@@ -94,8 +94,8 @@ def test_addresses_of_this_machine_alone():
 
 
 def test_addresses_of_several_machines():
-    found = addresses(["192.0.2.1", "someone@192.0.2.2"], "file")
-    assert found == {"192.0.2.1": "192.0.2.1", "someone@192.0.2.2": "192.0.2.2"}
+    numeric = addresses(["192.0.2.1", "someone@192.0.2.2"], "file")
+    assert numeric == {"192.0.2.1": "192.0.2.1", "someone@192.0.2.2": "192.0.2.2"}
     with pytest.raises(InputError, match="name.invalid has no IPv4 address"):
         addresses(["192.0.2.1", "name.invalid"], "file")
     assert addresses(["192.0.2.1", "name.invalid"], "file", lenient=True)["name.invalid"] == "name.invalid"
