@@ -12,6 +12,7 @@ from typing import Any, Callable
 from base.command_line import positive
 from base.errors import InputError
 
+DEFAULT_TIMEOUT = 600.0  # seconds
 COMPRESSIONS = ("none", "fp16", "onebit", "topk", "randomk", "dithering")
 WITH_FEEDBACK = ("topk", "randomk")
 _DEFAULT_K = {"topk": 0.01, "randomk": 0.01, "dithering": 127}
@@ -31,7 +32,7 @@ class CommunicationConfig:
     randomk), number of levels (dithering), None for the others. error_feedback: keep what was not sent.
     """
 
-    timeout: float = 600.0
+    timeout: float = DEFAULT_TIMEOUT
     bucket_bytes: int | None = None
     compression: str = "none"
     compression_k: float | None = None
@@ -44,7 +45,7 @@ def add_communication_options(add: Callable[..., Any]) -> None:
         "--comm_timeout",
         type=positive,
         metavar="SECONDS",
-        default=600.0,
+        default=DEFAULT_TIMEOUT,
         help="end the run, naming who is missing, when a process gives no sign of life or an exchange makes "
         "no progress for so long; must be longer than a step takes (default: 600)",
     )

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NoReturn, Se
 
 from base.launchers import launched_rank
 from comm.base import CommunicationError, Communicator, DelegatingCommunicator, abort
+from comm.options import DEFAULT_TIMEOUT
 from comm.watch.heartbeat import (
     ENDED,
     LOST,
@@ -49,7 +50,6 @@ from comm.watch.run_processes import describe_run, scheduler_address, scheduler_
 if TYPE_CHECKING:
     from mxnet.nd import NDArray
 
-DEFAULT_TIMEOUT = 600.0
 LONGEST_INTERVAL = 5.0  # seconds between two signs of life
 PATIENCE = 2.0  # seconds that other ranks leave to rank 0 to say the same thing first
 _ADDRESS_BYTES = 4096
