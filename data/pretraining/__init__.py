@@ -1,1 +1,1 @@
-"""From stored tokens to the masked batches of one rank."""
+"""Masked batches of one rank, made of stored tokens or instances."""

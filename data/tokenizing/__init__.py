@@ -1,1 +1,1 @@
-"""From sentences to token ids, and the vocabularies for it."""
+"""Tokenizers of sentences, and vocabularies for them."""
