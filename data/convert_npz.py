@@ -85,13 +85,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _checked_blocks(source: str, columns: dict[str, np.ndarray]) -> Iterator[PretrainingArrays]:
-    def refuse(message: str, _: int) -> None:
+    def reject(message: str, _: int) -> None:
         raise InputError(message)
 
     for first in range(0, len(columns["valid_lengths"]), BLOCK_INSTANCES):
         block = {name: column[first : first + BLOCK_INSTANCES] for name, column in columns.items()}
         indices = np.arange(first, first + len(block["valid_lengths"]))
-        yield checked(source, RawBlock(indices, block), _ANY_VOCABULARY, refuse)
+        yield checked(source, RawBlock(indices, block), _ANY_VOCABULARY, reject)
 
 
 class _StandInDtype:
@@ -155,7 +155,7 @@ def _read_column(member: IO[bytes], source: str, name: str) -> np.ndarray:
     except (zipfile.BadZipFile, zlib.error):
         raise
     except InputError as error:
-        raise InputError(f"{source}: {name} is refused: {error}") from error
+        raise InputError(f"{source}: {name} is rejected: {error}") from error
     except Exception as error:  # a damaged pickle can fail in any way
         raise InputError(f"{source}: {name} is not an array of rows of numbers") from error
     return column

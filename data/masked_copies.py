@@ -12,7 +12,7 @@ from base.progress import Progress
 from data.formats.records import BLOCK_INSTANCES, PretrainingArrays
 from data.options import MaskingConfig
 from data.pretraining.sources import Batch, TextSource
-from data.store.build import build_columns
+from data.store.build import BuildPlan, build_columns
 from data.store.instances import FORMAT, RowWriter, instance_columns, store_manifest
 from data.store.parts import Part
 from data.store.tokens import TokenStore
@@ -107,17 +107,15 @@ def build_masked(
             CopyPiece(f"copy {epoch}, piece {piece + 1} of {pieces}", size, epoch, piece, pieces)
             for piece in range(pieces)
         ]
-    build_columns(
-        directory,
+    plan = BuildPlan(
         instance_columns(vocab_size),
         units,
         MaskCopies(stores, copies),
         {"format": FORMAT, **identity},
         store_manifest(vocab_size, [{"name": unit.name} for unit in units]),
-        num_workers,
-        progress,
         what="masking",
     )
+    build_columns(directory, plan, num_workers, progress)
 
 
 def as_arrays(batch: Batch) -> PretrainingArrays:

@@ -14,7 +14,7 @@ from data.store.tokens import is_store, token_columns
 from data.text.corpus import expand_inputs
 
 EXPORT_FORMAT = "instance-files-1"  # of the manifest that data.export writes beside the files
-# What tells a store whose manifest cannot be read: two first shards or more, one that the other kind lacks.
+# A store whose manifest cannot be read has two first shards or more, one of them not of the other kind.
 _TOKEN_NAMES = {f"{column.name}-00000.bin" for column in token_columns(1)}
 _INSTANCE_NAMES = {f"{column.name}-00000.bin" for column in instance_columns(1)}
 

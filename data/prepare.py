@@ -21,10 +21,10 @@ from data.export import INSTANCES_PER_FILE, CopiesConfig, Exported, FileConfig, 
 from data.formats.write import FORMATS
 from data.opening import INSTANCES, TOKEN_STORE, identified_data, load_vocabulary, tokenizer_settings
 from data.options import DataConfig, add_option, add_options, check_tokenizer, data_config
-from data.store.build import is_built
+from data.store.build import build_columns, is_built
 from data.store.cache import describe_sources
 from data.store.manifest import MANIFEST, read_json
-from data.store.tokens import build_store, cached_store, store_identity
+from data.store.tokens import cached_store, token_store_plan
 from data.tokenizing.vocab import Vocabulary
 
 _MESSAGES_SHOWN = 5
@@ -57,7 +57,8 @@ def parse(arguments: Sequence[str] | None) -> PrepareConfig:
     data = data_config(options)
     check_tokenizer(data.tokenizer)
     data.masking.check()
-    files = FileConfig(options.format, options.gzip, options.instances_per_file)
+    skip = data.text.skip_bad_records
+    files = FileConfig(options.format, options.gzip, options.instances_per_file, skip)
     return PrepareConfig(
         options.input,
         os.path.abspath(os.path.expanduser(options.output)),
@@ -85,9 +86,9 @@ def prepare(config: PrepareConfig) -> None:
             )
         _make_store(config, data.paths)
     elif data.kind == INSTANCES:
-        size, skip = len(_vocabulary(config)), config.data.text.skip_bad_records
+        size = len(_vocabulary(config))
         exported = export_instances(
-            data.paths, size, config.output, config.files, skip, config.num_workers, Printed()
+            data.paths, size, config.output, config.files, config.num_workers, Printed()
         )
         _report_files(config.output, exported)
     else:
@@ -104,11 +105,12 @@ def _make_store(config: PrepareConfig, paths: Sequence[str]) -> None:
     progress, output, text = Printed(), config.output, config.data.text
     settings = tokenizer_settings(config.data.tokenizer, _vocabulary(config))
     sources = describe_sources(paths, progress=progress)
-    if is_built(output, store_identity(sources, settings, text)):
+    plan = token_store_plan(sources, settings, text)
+    if is_built(output, plan.identity):
         print(f"{output} is there already, of the same text and settings: nothing to do")
         return
     started = time.monotonic()
-    build_store(paths, settings, output, config.num_workers, text, progress, sources)
+    build_columns(output, plan, config.num_workers, progress)
     seconds = time.monotonic() - started
     manifest = read_json(os.path.join(output, MANIFEST))
     counts = manifest["counts"]

@@ -15,7 +15,7 @@ from base.command_line import OptionParser, count
 from base.errors import InputError
 from base.files import replacing
 from base.progress import Printed
-from data.options import TEXT_FORMATS, TextConfig
+from data.options import add_options, data_config
 from data.text.corpus import expand_inputs
 from data.tokenizing.tokenizer import load_sentencepiece
 from data.tokenizing.train_sentencepiece import MODEL_TYPES, sentencepiece_model
@@ -66,11 +66,9 @@ def parser() -> argparse.ArgumentParser:
     add("--output", required=True, help="the vocab.txt or .model file to write; must not exist")
     add("--type", choices=KINDS, default=WORDPIECE, help="default: %(default)s")
     add("--vocab_size", type=int, default=30522, help="tokens at most (default: %(default)s)")
-    add("--cased", action="store_true", help="keep case and accents")
+    add_options(add, "cased")
     add("--sp_model_type", choices=MODEL_TYPES, default="unigram", help="of SentencePiece")
-    add("--text_format", choices=TEXT_FORMATS, default="auto", help="default: what the files' content shows")
-    add("--split_sentences", action="store_true", help="lines are paragraphs of running text")
-    add("--skip_bad_records", action="store_true", help="leave out bad lines instead of stopping")
+    add_options(add, "text_format", "split_sentences", "skip_bad_records")
     add(
         "--max_sentences",
         type=count,
@@ -107,8 +105,7 @@ def _train(options: argparse.Namespace) -> None:
         raise InputError(f"--output: {output} is there already; name another file or remove it")
     progress = Printed()
     paths = expand_inputs(options.input, "--input")
-    settings = TextConfig(options.text_format, options.split_sentences, options.skip_bad_records)
-    text = TrainingText(paths, settings, options.max_sentences, options.seed, progress)
+    text = TrainingText(paths, data_config(options).text, options.max_sentences, options.seed, progress)
     if 0 < options.max_sentences < text.sentences:
         progress.note(f"training on {text.drawn} of {text.sentences} sentences (--max_sentences)")
     if options.type == SENTENCEPIECE:

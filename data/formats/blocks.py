@@ -29,7 +29,7 @@ class Damage(NamedTuple):
 
 
 class FileFacts(NamedTuple):
-    """What a file's header or first record says."""
+    """Figures of a file from its header or first record."""
 
     format: str  # "npz", "hdf5", "tfrecord" or "ofrecord"
     num_instances: int | None  # None where only reading the whole file would tell
@@ -83,7 +83,7 @@ def check_expansion(path: str, unpacked: int, stored: int) -> None:
     if unpacked > EXPANSION_ALLOWANCE + MAX_EXPANSION * stored:
         raise InputError(
             f"{path}: its {stored} bytes unpack to {unpacked} or more, over {MAX_EXPANSION} times as many; "
-            "no real instances do, so the file is refused"
+            "no real instances do, so the file is rejected"
         )
 
 
@@ -122,7 +122,7 @@ def checked(path: str, block: RawBlock, vocab_size: int, report: Report) -> Pret
 
     positions, masked_ids = columns["masked_lm_positions"], columns["masked_lm_ids"]
     if "masked_lm_weights" in columns:
-        with np.errstate(over="ignore", invalid="ignore"):  # what overflows is infinite, and refused for it
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows is infinite, and rejected for it
             weights = columns["masked_lm_weights"].astype(np.float32)
         require("masked_lm_weights", np.isfinite(weights) & (weights >= 0), "finite numbers, 0 or above")
         weights = np.where(np.isfinite(weights), weights, 0)

@@ -21,7 +21,7 @@ _MAX_VARINT = 4  # bytes: below 2**28, so the same number as int32 and as int64;
 
 
 class Layout(NamedTuple):
-    """Where the fields lie in a message whose lists are bytes."""
+    """Layout of the fields in a message whose lists are bytes."""
 
     message_type: Any
     features: Callable[[Any], Any]

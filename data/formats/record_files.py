@@ -55,7 +55,7 @@ _CODECS = {
 
 
 class _BadRecord(Exception):
-    """What is wrong with one record."""
+    """Fault of one record."""
 
 
 class _Rows:

@@ -73,7 +73,7 @@ class PretrainingBatches:
 
     @property
     def position(self) -> int:
-        """Where the next step is, for a checkpoint; it rises, is the same on every rank, and means the same
+        """Place of the next step, for a checkpoint; it rises, is the same on every rank, and means the same
         for any number of ranks.
 
         It is epoch * 2**32 + blocks of that epoch that all ranks together have consumed: batches before it
@@ -98,12 +98,12 @@ class PretrainingBatches:
     def __iter__(self) -> Iterator[Batch]:
         for position, make in self.tasks():
             batch = make()
-            # Moved on before the batch is handed out: whoever holds batch k has consumed k + 1.
+            # Moved on before the batch is yielded: whoever holds batch k has consumed k + 1.
             self._position = position
             yield batch
 
     def tasks(self) -> Iterator[tuple[int, Callable[[], Batch]]]:
-        """From the present position for ever: the position after a batch, and the function making it."""
+        """Tasks from the present position on, without end: the position after a batch, and its maker."""
         epoch, consumed = self._place(self._position >> EPOCH_SHIFT, self._position & _BATCHES_MASK)
         while True:
             own_epoch, block = self._place(epoch, consumed + self._rank)

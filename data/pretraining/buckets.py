@@ -24,7 +24,7 @@ def padded_to(length: int, max_length: int) -> int:
 
 
 def length_counts(lengths: np.ndarray) -> np.ndarray:
-    """How many of `lengths` (whole numbers >= 0) are 0, 1, 2, ... long, int64 up to the longest."""
+    """Numbers of `lengths` (whole numbers >= 0) that are 0, 1, 2, ... long, int64 up to the longest."""
     counts = np.zeros(int(lengths.max(initial=0)) + 1, dtype=np.int64)
     for start in range(0, len(lengths), _CHUNK):
         counts += np.bincount(lengths[start : start + _CHUNK], minlength=len(counts))

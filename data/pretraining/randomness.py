@@ -52,7 +52,7 @@ def fractions(words: np.ndarray) -> np.ndarray:
 
 
 def ones_among(keys: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """How many of the first counts[i] bits of the sequence of keys[i] are set: Binomial(counts[i], 1/2).
+    """Set bits among the first counts[i] of the sequence of keys[i]: Binomial(counts[i], 1/2).
 
     `keys` uint64 and `counts` int64, both (N,); returns int64 (N,). Bit j is bit j % 64 of word j // 64.
     """

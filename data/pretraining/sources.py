@@ -290,7 +290,7 @@ def _most_predictions(store: InstanceStore) -> np.ndarray:
         lengths = store.lengths[start : start + _ROWS_AT_ONCE].astype(np.int64)
         counts = np.diff(store.prediction_ends[start : start + _ROWS_AT_ONCE + 1])
         if lengths.max() > MAX_POSITIONS:
-            # The readers refuse such files; a store by someone else may hold one.
+            # The readers reject such files; a store by someone else may hold one.
             raise InputError(
                 f"{store.source_of(start + int(lengths.argmax()))} has {lengths.max()} tokens, above "
                 f"{MAX_POSITIONS}"

@@ -20,8 +20,15 @@ from base.progress import Progress
 from data.formats.read import read_instances
 from data.formats.records import PretrainingArrays
 from data.options import MAX_POSITIONS
-from data.store.build import build_columns
-from data.store.cache import cached_directory, describe_sources, is_verified, open_or_build, remember_verified
+from data.store.build import BuildPlan, build_columns
+from data.store.cache import (
+    SourceFile,
+    cached_directory,
+    describe_sources,
+    is_verified,
+    open_or_build,
+    remember_verified,
+)
 from data.store.columns import check_mapped, map_column, mapped_files
 from data.store.manifest import MANIFEST, MESSAGES_KEPT, read_json
 from data.store.mapped import MappedFiles
@@ -138,12 +145,12 @@ class InstanceStore:
 
 
 def is_instance_store(directory: str) -> bool:
-    """Whether `directory` claims to be a store of instances."""
+    """True if `directory` claims to be a store of instances."""
     return read_json(os.path.join(directory, MANIFEST)).get("format") == FORMAT
 
 
 def store_manifest(vocab_size: int, sources: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What data.store.build writes into the manifest of a store of these sources."""
+    """Part of the manifest of a store of these sources."""
     return {"format": FORMAT, "vocab_size": vocab_size, "sources": [dict(source) for source in sources]}
 
 
@@ -315,40 +322,38 @@ def build_instances(
     num_workers: int = 1,
     skip_bad_records: bool = False,
     progress: Progress | None = None,
-    sources: Sequence[Mapping[str, Any]] | None = None,
 ) -> None:
-    """Convert files of instances, of any formats, into a store at `directory`.
+    """Converts files of instances, of any formats, into a store at `directory`.
 
     Every value is checked once, here. The files are read in worker processes, one file each at a time, in
-    bounded memory; a library that crashes on a damaged file takes only its worker along. `sources` is
-    `describe_sources(paths)` if it is known. With `skip_bad_records` bad instances are counted and left out.
+    bounded memory; a library that crashes on a damaged file takes only its worker along. With
+    `skip_bad_records` bad instances are counted and left out.
     Raises InputError naming the file and the instance, or as data.store.build.build_columns.
     """
-    if sources is None:
-        sources = describe_sources(paths, progress=progress)
-    units = [
-        InstanceFile(path, os.path.abspath(path), int(source["size"])) for path, source in zip(paths, sources)
-    ]
+    sources = describe_sources(paths, progress=progress)
+    plan = instance_store_plan(sources, vocab_size, skip_bad_records)
+    build_columns(directory, plan, num_workers, progress)
+
+
+def instance_store_plan(sources: Sequence[SourceFile], vocab_size: int, skip_bad_records: bool) -> BuildPlan:
+    """The building of a store of files of instances; see `build_instances`."""
+    units = [InstanceFile(source.path, os.path.abspath(source.path), source.size) for source in sources]
 
     def check(counts: Mapping[str, int], lengths: Mapping[str, int]) -> None:
         if not counts.get("instances"):
-            raise InputError(
-                f"{_files(paths)}: no instance is good; {counts.get('skipped', 0)} bad ones were skipped"
-            )
+            skipped = counts.get("skipped", 0)
+            raise InputError(f"{_files(sources)}: no instance is good; {skipped} bad ones were skipped")
 
-    build_columns(
-        directory,
+    return BuildPlan(
         instance_columns(vocab_size),
         units,
         ConvertFile(vocab_size, skip_bad_records),
         _identity(vocab_size, skip_bad_records, sources),
-        store_manifest(vocab_size, sources),
-        num_workers,
-        progress,
-        what="converting",
+        store_manifest(vocab_size, [source.described for source in sources]),
+        check,
+        "converting",
         isolate=True,
         memory_limit=WORKER_BYTES,
-        check=check,
     )
 
 
@@ -370,21 +375,21 @@ def cached_instances(
     directory = cached_directory(cache, "instances", _identity(vocab_size, skip_bad_records, sources))
 
     def build() -> None:
-        build_instances(paths, vocab_size, directory, num_workers, skip_bad_records, progress, sources)
+        plan = instance_store_plan(sources, vocab_size, skip_bad_records)
+        build_columns(directory, plan, num_workers, progress)
 
     return open_or_build(directory, lambda: InstanceStore.open(directory), build, progress)
 
 
-def _identity(
-    vocab_size: int, skip_bad_records: bool, sources: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
+def _identity(vocab_size: int, skip_bad_records: bool, sources: Sequence[SourceFile]) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "vocab_size": vocab_size,
         "skip_bad_records": skip_bad_records,
-        "sources": [source["sha256"] for source in sources],
+        "sources": [source.sha256 for source in sources],
     }
 
 
-def _files(paths: Sequence[str]) -> str:
-    return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} other files"
+def _files(sources: Sequence[SourceFile]) -> str:
+    first = sources[0].path
+    return first if len(sources) == 1 else f"{first} and {len(sources) - 1} other files"

@@ -38,7 +38,7 @@ class Column:
 
 
 class Part(Protocol):
-    """Where `work` puts the numbers of its unit; `number` is the unit's place among all units."""
+    """Receives the numbers of a unit from `work`; `number` is the unit's place among all units."""
 
     number: int
 
@@ -63,7 +63,7 @@ class PartJob:
 
 @dataclass(frozen=True)
 class PartResult:
-    """What came of a unit: a file for each column that something was appended to, and the counts."""
+    """Result of a unit: a file for each column that something was appended to, and the counts."""
 
     files: Mapping[str, str]
     counts: Mapping[str, int]
@@ -281,10 +281,10 @@ def units_digest(units: Sequence[Any]) -> str:
 
 
 def has_journal(partial: str) -> bool:
-    """Whether the partial build has a journal; a complete one has none."""
+    """True if the partial build has a journal; a complete one has none."""
     return os.path.exists(os.path.join(partial, _JOURNAL))
 
 
 def units_done(partial: str) -> int:
-    """How many units the journal counts."""
+    """Number of units that the journal counts."""
     return int(read_json(os.path.join(partial, _JOURNAL)).get("next", 0))

@@ -18,8 +18,9 @@ import numpy as np
 from base.errors import InputError
 from base.progress import Progress
 from data.options import TextConfig
-from data.store.build import build_columns
+from data.store.build import BuildPlan, build_columns
 from data.store.cache import (
+    SourceFile,
     cached_directory,
     describe_sources,
     file_facts,
@@ -124,7 +125,7 @@ class TokenStore:
 
 
 def is_store(directory: str) -> bool:
-    """Whether the directory is a token store of any version; it may be damaged."""
+    """True if the directory is a token store of any version; it may be damaged."""
     return str(read_json(os.path.join(directory, MANIFEST)).get("format", "")).startswith(_KIND)
 
 
@@ -135,18 +136,26 @@ def build_store(
     num_workers: int = 1,
     text: TextConfig = TextConfig(),
     progress: Progress | None = None,
-    sources: list[dict[str, Any]] | None = None,
 ) -> None:
-    """Tokenize the text files `paths` into a store at `directory`, with `num_workers` processes.
+    """Tokenizes the text files `paths` into a store at `directory`, with `num_workers` processes.
 
     Neither memory nor the result depend on their number; memory not on the size of the text either. An
-    unfinished build of the same texts and settings is continued; a finished one is left as it is. `sources`
-    is `describe_sources(paths)` if already known.
+    unfinished build of the same texts and settings is continued; a finished one is left as it is.
     Raises InputError for bad text (see `data.text.corpus.read_unit`), for text without two documents, for a
     full disk, for text that changes meanwhile, and when `directory` holds something else.
     """
-    if sources is None:
-        sources = describe_sources(paths, progress=progress)
+    plan = token_store_plan(describe_sources(paths, progress=progress), settings, text)
+    build_columns(directory, plan, num_workers, progress)
+
+
+def token_store_plan(
+    sources: Sequence[SourceFile], settings: TokenizerSettings, text: TextConfig
+) -> BuildPlan:
+    """The building of a store of text files; its `identity` is all that decides what the store holds.
+
+    Raises InputError for files that cannot be read.
+    """
+    paths = [source.path for source in sources]
     vocabulary = settings.vocabulary
     before = file_facts(paths)
     manifest = {
@@ -154,7 +163,7 @@ def build_store(
         "vocabulary_sha256": vocabulary.sha256,
         "tokenizer": settings.fingerprint,
         "text": asdict(text),
-        "sources": sources,
+        "sources": [source.described for source in sources],
         "vocabulary": save_vocabulary(vocabulary),
     }
 
@@ -171,17 +180,14 @@ def build_store(
             )
         return {"documents": lengths["documents"]}
 
-    build_columns(
-        directory,
+    return BuildPlan(
         token_columns(len(vocabulary)),
         text_units(paths, text),
         TokenizeUnit(settings, text),
-        store_identity(sources, settings, text),
+        _identity(sources, settings, text),
         manifest,
-        num_workers,
-        progress,
-        what="tokenizing",
-        check=check,
+        check,
+        "tokenizing",
     )
 
 
@@ -201,25 +207,22 @@ def cached_store(
     """
     cache_dir = os.path.expanduser(cache_dir)
     sources = describe_sources(paths, cache_dir, progress)
-    directory = cached_directory(cache_dir, "tokens", store_identity(sources, settings, text))
+    directory = cached_directory(cache_dir, "tokens", _identity(sources, settings, text))
     return open_or_build(
         directory,
         lambda: TokenStore.open(directory),
-        lambda: build_store(paths, settings, directory, num_workers, text, progress, sources),
+        lambda: build_columns(directory, token_store_plan(sources, settings, text), num_workers, progress),
         progress,
     )
 
 
-def store_identity(
-    sources: Sequence[Mapping[str, Any]], settings: TokenizerSettings, text: TextConfig
-) -> dict[str, Any]:
-    """All that decides what a store holds."""
+def _identity(sources: Sequence[SourceFile], settings: TokenizerSettings, text: TextConfig) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "vocabulary": settings.vocabulary.sha256,
         "tokenizer": settings.fingerprint,
         "text": asdict(text),
-        "sources": [source["sha256"] for source in sources],
+        "sources": [source.sha256 for source in sources],
     }
 
 
@@ -236,13 +239,13 @@ def _read_manifest(directory: str) -> dict[str, Any]:
     manifest = read_json(path)
     if not manifest:
         raise _damaged(directory, "its manifest cannot be read")
-    found = str(manifest.get("format"))
-    if found.startswith(_KIND) and found != FORMAT:
+    version = str(manifest.get("format"))
+    if version.startswith(_KIND) and version != FORMAT:
         raise InputError(
-            f"{directory} is a {found}, but this version reads {FORMAT}: prepare the text again with "
+            f"{directory} is a {version}, but this version reads {FORMAT}: prepare the text again with "
             "python -m data.prepare (the token store of a cache may just be deleted)"
         )
-    if found != FORMAT:
+    if version != FORMAT:
         raise InputError(f"{directory} is not a token store; make one with python -m data.prepare")
     return manifest
 

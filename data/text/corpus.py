@@ -158,7 +158,7 @@ def _expand(patterns: str, flag: str, directories: bool) -> list[str]:
     pieces = [piece.strip() for piece in patterns.split(",") if piece.strip()]
     if not pieces:
         raise InputError(f"{flag}: no file given")
-    found = set()
+    paths = set()
     for piece in pieces:
         matches: list[str] = []
         empty: list[str] = []
@@ -176,8 +176,8 @@ def _expand(patterns: str, flag: str, directories: bool) -> list[str]:
             raise InputError(f"{flag}: {piece} holds nothing but empty files: {_listed(sorted(empty))}")
         if not matches:
             raise InputError(f"{flag}: no file matches {piece!r}")
-        found.update(matches)
-    return sorted(found)
+        paths.update(matches)
+    return sorted(paths)
 
 
 def _files_below(directory: str, flag: str) -> Iterator[str]:
@@ -224,12 +224,12 @@ def _file_units(path: str, settings: TextConfig, unit_bytes: int) -> list[TextUn
 
 
 def _format_of(path: str, wanted: str) -> str:
-    found = detect_format(path)
+    detected = detect_format(path)
     if wanted == "auto":
-        return found
+        return detected
     if wanted == "wikiextractor":
         # Whatever else it is, reading it as elements names the line at fault.
-        return JSON if found == JSON else DOC
+        return JSON if detected == JSON else DOC
     return wanted
 
 

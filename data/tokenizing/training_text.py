@@ -41,14 +41,14 @@ class TrainingText:
 
     @property
     def sentences(self) -> int:
-        """How many sentences the files have; the first use reads them."""
+        """Number of sentences in the files; the first use reads them."""
         if self._sentences is None:
             self._sentences = sum(1 for _ in self._all("counting sentences"))
         return self._sentences
 
     @property
     def drawn(self) -> int:
-        """How many sentences a pass gives."""
+        """Number of sentences that a pass gives."""
         return min(self.sentences, self._max_sentences) if self._max_sentences else self.sentences
 
     def passes(self, what: str) -> Iterator[str]:

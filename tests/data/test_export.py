@@ -214,7 +214,7 @@ def test_bad_instances_are_skipped_on_request_or_stop_it(tmp_path):
     with pytest.raises(InputError, match="file-1.tfrecord: instance 19"):
         export_instances(paths, 30000, str(tmp_path / "out"), FileConfig("npz"))
     assert len(os.listdir(tmp_path)) == 2
-    result = export_instances(paths, 30000, str(tmp_path / "out"), FileConfig("npz"), skip_bad_records=True)
+    result = export_instances(paths, 30000, str(tmp_path / "out"), FileConfig("npz", skip_bad_records=True))
     assert (result.counts["instances"], result.counts["skipped"]) == (39, 1)
     assert "file-1.tfrecord: instance 19" in result.messages[0]
     with np.load(tmp_path / "out" / "pretrain-00000.npz") as file:

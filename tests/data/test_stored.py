@@ -107,12 +107,11 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 CHILD = """
-import sys
-from data.store.build import build_columns
+import functools, sys
 from base.progress import Printed
-from data.store.instances import build_instances
-build_columns.__kwdefaults__["journal_seconds"] = 0.0  # after every file
-build_instances(sys.argv[3:], 30000, sys.argv[2], int(sys.argv[1]), progress=Printed())
+from data.store import instances
+instances.BuildPlan = functools.partial(instances.BuildPlan, journal_seconds=0.0)  # after every file
+instances.build_instances(sys.argv[3:], 30000, sys.argv[2], int(sys.argv[1]), progress=Printed())
 """
 
 
