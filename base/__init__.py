@@ -1,11 +1,13 @@
-"""Foundations of every other package. They import nothing of the project.
+"""Foundations of every other package.
 
-errors        exceptions that end a program with one line and an exit code
-files         files that appear whole or not at all, and their checksums
-locks         one process at a time, and none after the holder has ended
-numbers       numbers on a command line, each in its range
-progress      a bar on a terminal, lines in a log
-workers       a function over many jobs in worker processes, results in order
-threads       OMP_NUM_THREADS from cores and local ranks
-machine       the machine of a measurement, and its use by others
+errors        exceptions that end a program: one line and an exit code
+command_line  a parser with one-line errors, numbers in their ranges
+files         files that appear whole or not at all, checksums
+locks         exclusive locks between processes
+progress      a bar on a terminal, lines with the time left elsewhere
+processes     child processes that end as a whole
+workers       a function called on many jobs at once, in worker processes
+launchers     places of processes as launchers announce them
+threads       the number of threads for MXNet in a process
+machine       description of a machine and of the load on it
 """

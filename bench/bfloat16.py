@@ -1,4 +1,4 @@
-"""Does training in bfloat16 end where training in float32 ends? Curves of real runs, from the same seeds.
+"""Training in bfloat16 against float32: loss curves of real runs from the same seeds.
 
     python -m bench.bfloat16 [--seeds 3] [--num_steps 200] [--plot bfloat16.png] [--json bfloat16.json]
 

@@ -1,8 +1,8 @@
-"""The network.
+"""The network and its parameters.
 
-model             BERT with its two heads, from GluonNLP's blocks
-network           the choice between MXNet's operators and this project's
-fused             the network and its losses on this project's operators for CPUs
-native_operators  the loader of these operators
-weights/          parameter files
+configuration  sizes of a BERT by its name
+model          BERT with its two heads, from GluonNLP's blocks
+operators      the fused CPU operators: loading, and the choice between them and MXNet's
+fused          embedding and transformer layers on the fused operators
+weights/       parameter files
 """

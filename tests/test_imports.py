@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # The lowest first. No package imports another one of its layer.
 LAYERS = (
-    ("base", "lamb_paper"),
+    ("base",),
+    ("lamb_paper",),
     ("data", "comm", "hosts"),
     ("bert",),
     ("tasks",),
@@ -34,13 +35,11 @@ LAYERS = (
         *("convert", "compare", "hparams"),
     ),
 )
-# Modules of one script count as one package.
-SAME_SCRIPT = {"hparams_check": "hparams", "hparams_command": "hparams"}
 ALONE = "setup"  # it runs before anything is installed
 SETUP_MAY_USE = "base"  # those of its modules that need the standard library only
 
 FRAMEWORKS = {"mxnet", "gluonnlp", "horovod", "byteps"}
-WITHOUT_FRAMEWORKS = ("base", "data", "hosts", "lamb_paper", "hparams", "hparams_check", "hparams_command")
+WITHOUT_FRAMEWORKS = ("base", "data", "hosts", "lamb_paper", "hparams")
 LIBRARIES_OF_BASE = {"tqdm"}
 SETUP_CHECKS = {"setup.check_horovod", "setup.check_byteps"}  # they run what setup/ has built
 
@@ -53,76 +52,27 @@ MOST_PARAMETERS = 6  # of a function, without self and cls
 # Gluon calls it with the block's inputs and every parameter that the block has registered, by name.
 CALLED_BY_A_LIBRARY = {"hybrid_forward"}
 # They make frozen configurations of parsed options; nothing below them sees a Namespace.
-MAKES_CONFIGURATIONS = {"training.config"}
+MAKES_CONFIGURATIONS = {"training.config", "data.options"}
 
 KNOWN: dict[str, set[str]] = {
-    "layers": {
-        "base.threads imports comm.byteps.environment",
-        "bert.model imports training.data_options",
-        "bert.model imports training.options",
-        "bert.network imports tasks.pretraining.loss",
-        "bert.network imports training.options",
-        "bert.weights.bare_params imports training.data_options",
-        "comparison.projection.plan imports hparams",
-        "comparison.projection.workload imports hparams",
-        "comparison.reporting.finish imports hparams",
-        "data.inspection.opened imports hparams",
-        "data.prepare_options imports hparams",
-        "training.plan imports hparams",
-        "training.plan imports hparams_check",
-    },
-    "scripts_choose_the_backend": {
-        "base.threads imports comm.byteps.environment",
-    },
     "cycles": {
         "comparison.launching.training imports comparison.options, which leads back",
         "comparison.messages.command imports comparison.store, which leads back",
         "comparison.options imports comparison.messages.command, which leads back",
         "comparison.store imports comparison.launching.training, which leads back",
-        "hparams imports hparams_command, which leads back",
-        "hparams_check imports hparams, which leads back",
-        "hparams_command imports hparams, which leads back",
-        "hparams_command imports hparams_check, which leads back",
     },
     "many_parameters": {
         "bench.raw_path: create_instances takes 8",
         "bench.raw_path: masked_instance takes 8",
-        "comm.watch.heartbeat: __init__ takes 9",
         "comparison.messages.report: write_messages takes 7",
         "comparison.reporting.document: document takes 7",
         "comparison.reporting.report_json: content takes 7",
         "comparison.reporting.sections: _table takes 7",
-        "data.formats.export: _export takes 8",
-        "data.formats.export: _write_files takes 9",
-        "data.formats.export: export_instances takes 7",
-        "data.pretraining.batches: __init__ takes 8",
-        "data.pretraining.masks: mask takes 7",
-        "data.pretraining.pairs: _rest_of_document takes 7",
-        "data.pretraining.pairs: _step takes 7",
-        "data.pretraining.text_source: __init__ takes 8",
-        "data.store.build: __init__ takes 8",
-        "data.store.build: build_columns takes 14",
-        "data.store.from_files: build_instances takes 7",
-        "data.store.tokens: build_store takes 7",
-        "hparams: plan_for_target takes 7",
-        "training.optimizer.optimizer: __init__ takes 11",
         "training.profiling.flops: forward_flops takes 8",
-        "training.run: run_steps takes 14",
-        "training.state: save_checkpoint takes 10",
-        "training.step: __init__ takes 8",
     },
     "namespaces": {
-        "comm.compression.settings",
         "comparison.launching.training",
         "comparison.projection.plan",
-        "data.inspection.opened",
-        "data.prepare",
-        "training.feed",
-        "training.open_data",
-        "training.plan",
-        "training.run",
-        "training.state",
-        "training.summary",
     },
 }
 
@@ -182,8 +132,7 @@ def of_project(path: Path) -> set[str]:
 
 def package_of(module: str) -> str:
     """The name in LAYERS that a module belongs to."""
-    top = module.partition(".")[0]
-    return SAME_SCRIPT.get(top, top)
+    return module.partition(".")[0]
 
 
 def layer_of(module: str) -> int:
@@ -443,7 +392,7 @@ def test_setup_stands_alone():
 
 def test_hparams_needs_the_standard_library_only():
     """The command also asks the training scripts' parser, and what that is made of."""
-    todo, seen = set(modules("hparams*.py")), set()
+    todo, seen = set(modules("hparams.py", "lamb_paper.py")), set()
     while todo:
         path = todo.pop()
         seen.add(path)
@@ -475,7 +424,7 @@ def test_comparing_needs_no_mxnet_but_in_the_ranks():
         names = imports_of(path, at_import=path not in modules("comparison/**/*.py"))
         assert not {name.split(".")[0] for name in names} & FRAMEWORKS, path
         todo |= {PROJECT[name] for name in names if name in PROJECT} - seen
-    assert ROOT / "hparams.py" in seen and ROOT / "training/profiling/breakdown.py" in seen
+    assert ROOT / "lamb_paper.py" in seen and ROOT / "training/profiling/breakdown.py" in seen
 
 
 def test_training_knows_communicators_by_their_interface():
@@ -486,7 +435,7 @@ def test_training_knows_communicators_by_their_interface():
         for name in of_project(path)
         if package_of(name) == "comm"
     }
-    assert taken == {"comm.base", "comm.watch.run_processes"}  # the latter for the rank in an error line
+    assert taken == {"comm.base", "comm.options"}
 
 
 def test_the_scripts_import_mxnet_after_the_threads_are_set():

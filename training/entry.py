@@ -1,4 +1,4 @@
-"""From an exception to one line and an exit code. Light imports: most errors come before mxnet does."""
+"""Exceptions to one line and an exit code. Light imports: most errors come before mxnet does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The batches that the loop eats, from the run's files: which rank prepares what, and who waits for it."""
+"""Micro-batches of this rank for the loop, from the run's files or of random tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a training step's time goes: matrix products, attention, optimizer, communication, waiting.
+"""The parts of a training step's time: matrix products, attention, optimizer, communication, waiting.
 
 python -m training.profile --model bert_12_768_12 --max_seq_length 128 --batch_size 8
 python -m training.profile trace.json

@@ -1,4 +1,4 @@
-"""What rank 0 tells: a progress bar or lines, metrics.jsonl, TensorBoard events, a plot."""
+"""Output of rank 0: a progress bar or lines, metrics.jsonl, TensorBoard events, a plot, closing lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAUNCHED = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "BYTEPS_LOCAL_RA
 
 
 class Reporter(Protocol):
-    """What the training loop tells, without knowing who listens."""
+    """Receiver of a run's messages and metrics."""
 
     def note(self, message: str) -> None:
         """A sentence for people."""

@@ -1,6 +1,6 @@
 """Parameter files.
 
-params_file   MXNet's .params format in plain Python
-bare_params   checks of a .params file without a manifest
-published     downloads of GluonNLP: vocabularies, Google's parameters
+params_file  MXNet's .params format in plain Python
+bare_params  checks of a file without a manifest
+published    downloads from GluonNLP's model zoo
 """

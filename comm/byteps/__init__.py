@@ -1,7 +1,6 @@
 """All of BytePS.
 
-environment   the variables of BytePS, checked
-library       the calls of BytePS that are used
-channels      sums through BytePS's servers, without their race
+environment   variables of a process's place in a run, checked
+library       the calls of byteps.mxnet, without their faults
 communicator  the exchange over BytePS
 """

@@ -1,16 +1,12 @@
-"""Files of sequences with masks: npz, HDF5, TFRecord, OFRecord.
+"""Files of pretraining instances: npz, HDF5, TFRecord, OFRecord.
 
-find                  the files of a pattern that hold instances
-identify              a file's format, by its content
-records               instances as arrays, the common form of all formats
-read, write           one reader and one writer for all formats
-npz                   GluonNLP's format
-hdf5                  NVIDIA's format
-record_files          Google's TFRecord and OneFlow's OFRecord
-framing               records of bytes in a file, compressed or not
-messages              the protobuf messages in records
-packed_lists          many messages decoded at once
-blocks                checks of every value
-spool                 rows kept until their number and widths are known
-export, export_files  a store into files of one of the formats
+records                  instances as arrays, the common form of all formats
+identify                 formats, by a file's content
+blocks                   blocks of a file and the checks of their values
+framing                  records of bytes in a file
+packed_lists             many packed lists of numbers decoded at once
+messages                 protobuf messages inside the records
+npz, hdf5, record_files  one module for each format or pair of formats
+spool                    instances kept until their number is known
+read, write              one reader and one writer for all formats
 """

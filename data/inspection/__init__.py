@@ -1,11 +1,8 @@
 """The parts of the command data.inspect.
 
-opened         the input, opened: a store, files with masks, or text
-sampling       the parts of large inputs that are read
-decoding       instances as readable text
-tallies        numbers about samples and batches
-repeated       repeated sequences of tokens: mark-up, boilerplate
-warning_rules  rules of thumb for suspicious numbers
-report         the output on a terminal
-histogram      bars in a terminal, and as PNG
+decoding       instances made readable
+figures        figures of samples, batches and text
+warning_rules  warnings about them
+histogram      bars in a terminal and as a picture
+report         the report for a terminal
 """

@@ -1,10 +1,9 @@
-"""LAMB and two Adams, learning rate, loss scale, accumulation.
+"""Updates of the weights from gradients.
 
-accumulation   sums of gradients over micro-batches
-scaler         loss scale, and the limit to non-finite gradients
-schedule       linear warmup, polynomial decay
-optimizer      LAMB and two Adams
-update_rule    the settings of an update
-mxnet_update   the update on MXNet's operators
-native_update  the update on this project's operators
+accumulation                 sums of gradients over micro-batches
+scaler                       the loss scale, and the end after many non-finite gradients
+schedule                     the learning rate by step
+update_rule                  the numbers in the formulas
+optimizer                    LAMB and two Adams
+mxnet_update, native_update  the arithmetic, on MXNet's and on the fused operators
 """

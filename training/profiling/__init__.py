@@ -1,11 +1,10 @@
-"""Traces of steps, and the time in them.
+"""Traces of steps, and the parts of their time.
 
-profiler      a trace of a few steps of a run
-trace         events of one rank, kept as a Chrome trace
-kinds         the kind of work of each operator
-intervals     arithmetic of time intervals
-breakdown     a step's time, by kind
-flops         the operations of a step, from shapes
-table         the breakdown as a table
-picture       the breakdown as a picture
+profiler        a trace of a few steps of a run
+trace           events of a trace
+kinds           kinds of work, by an operator's name and neighbours
+intervals       arithmetic of time intervals
+flops           floating-point operations of a step
+breakdown       a trace to numbers
+table, picture  the numbers for people
 """

@@ -1,4 +1,4 @@
-"""From a trace to numbers: each kind's part of a step's time. The parts add up to the whole."""
+"""Breakdown of a trace into numbers: each kind's part of a step's time. The parts add up to the whole."""
 
 from __future__ import annotations
 
