@@ -37,9 +37,14 @@ class Task(Protocol):
         judged: a sum and its denominator: the loss whose standard error is kept.
     """
 
-    sums: Sequence[str]
-    denominators: Sequence[str]
-    judged: tuple[str, str]
+    @property
+    def sums(self) -> Sequence[str]: ...
+
+    @property
+    def denominators(self) -> Sequence[str]: ...
+
+    @property
+    def judged(self) -> tuple[str, str]: ...
 
     def network(self, bert: Any, model: str, dtype: str, dropout: float, operators: str) -> Any:
         """The hybridized heads and losses above `bert`, on "fused" or "mxnet" operators.

@@ -22,9 +22,8 @@ BATCHES_AHEAD = 8  # a few steps' worth: enough to hide the making of batches, l
 class Feed(Protocol):
     """This rank's micro-batches, for ever."""
 
-    context_free_loss: (
-        float | None
-    )  # of the training text (data.store.entropy); on rank 0, where text is known
+    # Of the training text (data.store.entropy); on rank 0, where the text is known.
+    context_free_loss: float | None
     position: int  # after the batch taken last, for a checkpoint
     waited: float  # seconds that __next__ has taken so far: the loop stood still for want of data
 
@@ -40,7 +39,7 @@ class Feed(Protocol):
 class DummyFeed:
     """One batch of random tokens again and again: for speed and memory, without any data."""
 
-    context_free_loss = None
+    context_free_loss: float | None = None
 
     def __init__(self, batch: Batch):
         self._batch = batch

@@ -21,18 +21,18 @@ class FusedPretrainingLoss(FusedBert):
 
     def hybrid_forward(
         self,
-        F,
-        input_ids,
-        segment_ids,
-        valid_lengths,
-        masked_positions,
-        masked_ids,
-        masked_weights,
-        next_sentence_labels,
-        mlm_factor,
-        nsp_factor,
-        **weights,
-    ):
+        F: Any,
+        input_ids: Any,
+        segment_ids: Any,
+        valid_lengths: Any,
+        masked_positions: Any,
+        masked_ids: Any,
+        masked_weights: Any,
+        next_sentence_labels: Any,
+        mlm_factor: Any,
+        nsp_factor: Any,
+        **weights: Any,
+    ) -> tuple[Any, Any]:
         layers = self.layers(F, weights)
         x = self.encode(layers, input_ids, segment_ids, valid_lengths, masked_positions)
         classified = self._classify(layers, F.slice_axis(x, axis=1, begin=0, end=1))

@@ -92,6 +92,7 @@ class Optimizer:
         if kind == "adamw":
             rule = rule._replace(bias_correction=True)
         self.native = native and native_update.applies_to(weights)
+        self._update: native_update.NativeUpdate | mxnet_update.MXNetUpdate
         if self.native:
             self._update = native_update.NativeUpdate(rule, self._tensors)
         else:
