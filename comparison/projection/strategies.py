@@ -216,7 +216,8 @@ def _in_turn(
     while begin < len(messages):
         now = max(now, messages[begin].ready_s)
         if cycle:
-            now = math.ceil(now / cycle - 1e-9) * cycle
+            # Ready at a cycle but for rounding is ready at it; the first is never later than its own cycle.
+            now = max(math.ceil(now / cycle - 1e-9) * cycle, now)
         fused = 0
         tick = now
         while begin < len(messages) and messages[begin].ready_s <= tick:

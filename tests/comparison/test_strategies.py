@@ -296,3 +296,10 @@ def test_hosts_are_filled():
     assert shape_of(24, 8) == (24, 3, 8)
     with pytest.raises(ValueError, match="12 GPUs do not fill hosts of 8"):
         shape_of(12, 8)
+
+
+@pytest.mark.parametrize("ready_s", [0.6, 0.6 + 2**-53, 0.6 + 1e-13])
+def test_a_gradient_ready_at_a_cycle_but_for_rounding_goes_with_it(ready_s):
+    """Not before it is ready: a queue that rounded the cycle down to before that never came to an end."""
+    gone = FlatRing().travel([Message(ready_s, 8)], shape_of(2, 8), replace(SILENT, cycle_ms=1.0))
+    assert gone.collectives == 1 and ready_s <= gone.ends_s <= 0.6 + 1e-3
