@@ -22,8 +22,7 @@ TYPED := $(wildcard setup hparams.py hparams_check.py data hosts bench/contestan
 	bench/work.py bench/workers.py comm/__init__.py comm/base.py comm/buckets.py \
 	comm/byteps/channels.py comm/byteps/environment.py comm/byteps/library.py comm/compression/settings.py comm/compression/half.py \
 	comm/watch/heartbeat.py comm/watch/heartbeat_wire.py comm/watch/run_processes.py comm/watch/scheduler.py comm/watch/watchdog.py \
-	compare.py $(filter-out comparison/messages/worker.py comparison/messages/rank.py,\
-	$(wildcard comparison/*.py comparison/*/*.py)))
+	compare.py comparison)
 
 # Open MPI refuses to run as root unless told twice.
 MPI_ENV := $(if $(filter 0,$(shell id -u)),OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)

@@ -6,25 +6,36 @@ import argparse
 import math
 import os
 import tempfile
-from typing import Any, Mapping, NoReturn, Sequence
+from typing import Any, Mapping, NoReturn, Sequence, Union
 
 from base.errors import InputError
 from base.numbers import count, positive, positive_int
-from comparison.launching.backends import BYTEPS, BYTEPS_LOCAL, Backend, Cluster, launch_words
-from comparison.launching.devices import count_gpus
-from comparison.launching.read_run import Steps
+from comparison.campaign import CampaignOptions
+from comparison.launching.backends import (
+    BYTEPS,
+    BYTEPS_LOCAL,
+    Backend,
+    Cluster,
+    count_gpus,
+    launch_words,
+)
 from comparison.messages import command as messages
-from comparison.projection import command as project_command
-from comparison.settings import Setting, all_settings
+from comparison.messages.command import MessagesOptions
+from comparison.projection import command as projection
+from comparison.projection.command import ProjectionOptions
+from comparison.runs.command import RunsOptions
+from comparison.runs.launches import EMBEDDED_BATCHES, EMBEDDED_MODEL, Trained
+from comparison.runs.record import Steps
+from comparison.settings import all_settings
+from comparison.verdicts import FEWEST_REPEATS
 from hosts.hostfile import HostsError
 from training.options import parse_model
 
 OUTPUT = "runs/comparison"
 DTYPES = ("float32", "bfloat16", "float16")
-FEWEST_REPEATS = 5  # that a verdict takes
 PROFILES = 3  # the median of so many leaves one out that has stalled
-# The small model of `make pretrain`, for the embedded text.
-EMBEDDED_MODEL, EMBEDDED_LENGTH, EMBEDDED_BATCHES = "bert_2_128_2", 32, (512, 1024)
+
+Options = Union[RunsOptions, MessagesOptions, ProjectionOptions]
 
 _EXIT_CODES = """exit code: 0 when every setting has its figures or has run out of memory, 1 when a backend
 was wrong or failed, 2 for bad input, 130 after Ctrl-C and 143 after SIGTERM (the report is then partial, and
@@ -40,11 +51,13 @@ class _Parser(argparse.ArgumentParser):
 
 def parse_options(
     arguments: Sequence[str], backends: Mapping[str, Backend], description: str | None = None
-) -> argparse.Namespace:
-    """The options, with what follows `--` as `script_args`.
+) -> Options:
+    """The options of the comparison that the arguments choose.
 
-    What was left out of the axes is filled in for this machine, and `gpus` says how many it has, except with
-    --project. `cluster` is what --hostfile says, or None.
+    The axes that were left out have values for this machine.
+
+    Args:
+        backends: those that --backends can name.
 
     Raises:
         InputError: an unknown option, a value out of its range, options that exclude each other.
@@ -57,40 +70,49 @@ def parse_options(
     ours = vars(parser.parse_args([]))
     messages.add_options(parser)
     of_messages = _added(parser, ours)
-    project_command.add_options(parser)
+    projection.add_options(parser)
     of_projection = _added(parser, {**ours, **of_messages})
     options = parser.parse_args(own)
-    options.script_args = script_args
     if options.comm_only and options.project:
         raise InputError("--comm_only and --project exclude each other")
     if not options.comm_only:
-        _refuse(options, of_messages, "--comm_only")
+        _reject(options, of_messages, "--comm_only")
     if not options.project:
-        _refuse(options, of_projection, "--project")
+        _reject(options, of_projection, "--project")
+    if script_args and (options.comm_only or options.project):
+        mode = "--comm_only" if options.comm_only else "--project"
+        raise InputError(f"{script_args[0]} after --: {mode} runs no training script")
     if options.project:
-        return options
-    if script_args and options.comm_only:
-        raise InputError(f"{script_args[0]} after --: --comm_only runs no training script")
+        return projection.options_of(options)
     options.output = os.path.expanduser(options.output or OUTPUT)
-    _check_axes(options, backends)
-    return options
+    options.script_args = script_args
+    try:
+        cluster = Cluster.read(options.hostfile) if options.hostfile else None
+    except HostsError as error:
+        raise InputError(str(error)) from error
+    options.gpus = count_gpus()
+    _fill_axes(options, cluster)
+    _check_axes(options, backends, cluster)
+    campaign = CampaignOptions(
+        output=options.output,
+        backends={key: backends[key] for key in options.backends},
+        workers=tuple(options.workers),
+        repeats=options.repeats,
+        seed=options.seed,
+        cluster=cluster,
+        gpus=options.gpus,
+        time_limit=options.time_limit,
+        confidence=options.confidence,
+        retry_failed=options.retry_failed,
+        command=("python", "compare.py", *arguments),
+        given=dict(vars(options)),
+    )
+    return messages.options_of(options, campaign) if options.comm_only else _of_runs(options, campaign)
 
 
-def steps_of(options: argparse.Namespace) -> Steps:
-    return Steps(options.steps, options.warmup_steps, options.log_interval)
-
-
-def settings_of(options: argparse.Namespace) -> list[Setting]:
-    return all_settings(options.backends, options.workers, options.dtypes, options.batch_sizes)
-
-
-def check_training(options: argparse.Namespace, backends: Mapping[str, Backend]) -> None:
-    """What only the comparison of training runs needs.
-
-    Raises:
-        InputError: see `parse_options`.
-    """
-    steps = steps_of(options)
+def _of_runs(options: argparse.Namespace, campaign: CampaignOptions) -> RunsOptions:
+    """Raises InputError for what only the comparison of training runs needs."""
+    steps = Steps(options.steps, options.warmup_steps, options.log_interval)
     for flag in ("steps", "warmup_steps"):
         if getattr(options, flag) % steps.interval:
             raise InputError(
@@ -101,10 +123,12 @@ def check_training(options: argparse.Namespace, backends: Mapping[str, Backend])
             f"--steps {steps.total}: after {steps.warm_up} steps of warm-up there must be 3 intervals"
             f" of {steps.interval}; give {steps.warm_up + 3 * steps.interval} or more"
         )
+    settings = all_settings(options.backends, options.workers, options.dtypes, options.batch_sizes)
     with tempfile.TemporaryDirectory() as directory:
-        for setting in settings_of(options):
+        for setting in settings:
+            backend = campaign.backends[setting.backend]
             try:
-                launch_words(backends[setting.backend], setting.workers, options.cluster, directory)
+                launch_words(backend, setting.workers, campaign.cluster, directory)
             except HostsError as error:
                 raise InputError(f"--backends {setting.backend}: {error}") from error
     if options.no_profile and options.profiles != PROFILES:
@@ -113,6 +137,26 @@ def check_training(options: argparse.Namespace, backends: Mapping[str, Backend])
         raise InputError(
             "--dtypes float16: MXNet multiplies float16 matrices on GPUs only; there are none here"
         )
+    return RunsOptions(
+        campaign=campaign,
+        settings=tuple(settings),
+        dtypes=tuple(options.dtypes),
+        batch_sizes=tuple(options.batch_sizes),
+        steps=steps,
+        profiles=0 if options.no_profile else options.profiles,
+        trained=Trained(
+            model=options.model,
+            data=options.data,
+            raw=options.raw,
+            vocab=options.vocab,
+            max_seq_length=options.max_seq_length,
+            use_avg_len=options.use_avg_len,
+            accumulate=options.accumulate,
+            script_args=tuple(options.script_args),
+        ),
+        price_per_hour=options.price_per_hour,
+        gpus_per_instance=options.gpus_per_instance,
+    )
 
 
 def _parser(backends: Mapping[str, Backend], description: str | None) -> argparse.ArgumentParser:
@@ -225,24 +269,20 @@ def _added(parser: argparse.ArgumentParser, before: Mapping[str, Any]) -> dict[s
     return {name: value for name, value in vars(parser.parse_args([])).items() if name not in before}
 
 
-def _refuse(options: argparse.Namespace, foreign: Mapping[str, Any], mode: str) -> None:
+def _reject(options: argparse.Namespace, foreign: Mapping[str, Any], mode: str) -> None:
     for name, default in foreign.items():
         if getattr(options, name) != default:
             hint = "; here it is --batch_sizes" if name == "batch_size" else ""
             raise InputError(f"--{name}: is an option of {mode}{hint}")
 
 
-def _check_axes(options: argparse.Namespace, backends: Mapping[str, Backend]) -> None:
-    try:
-        options.cluster = Cluster.read(options.hostfile) if options.hostfile else None
-    except HostsError as error:
-        raise InputError(str(error)) from error
-    options.gpus = count_gpus()
+def _fill_axes(options: argparse.Namespace, cluster: Cluster | None) -> None:
+    """Gives the axes that were left out their values on this machine."""
     if options.backends is None:
-        local = bool(options.gpus) and options.cluster is None
+        local = bool(options.gpus) and cluster is None
         options.backends = ["hvd_mpi", "hvd_gloo", BYTEPS_LOCAL if local else "byteps"]
     if options.workers is None:
-        most = options.cluster.slots if options.cluster else options.gpus or 2
+        most = cluster.slots if cluster else options.gpus or 2
         options.workers = sorted({1, most})
     if options.dtypes is None:
         options.dtypes = ["float32", "float16" if options.gpus else "bfloat16"]
@@ -253,6 +293,11 @@ def _check_axes(options: argparse.Namespace, backends: Mapping[str, Backend]) ->
                 "--batch_sizes: needed with --data and --dummy_data_len; for example --batch_sizes 1024 2048"
             )
         options.batch_sizes = list(EMBEDDED_BATCHES)
+
+
+def _check_axes(
+    options: argparse.Namespace, backends: Mapping[str, Backend], cluster: Cluster | None
+) -> None:
     for key in options.backends:
         if key not in backends:
             raise InputError(f"--backends {key}: choose from {', '.join(backends)}")
@@ -261,11 +306,9 @@ def _check_axes(options: argparse.Namespace, backends: Mapping[str, Backend]) ->
         for value in values:
             if values.count(value) > 1:
                 raise InputError(f"--{flag}: {value} is named twice")
-    if options.cluster and max(options.workers) > options.cluster.slots:
-        raise InputError(
-            f"--workers {max(options.workers)}: {options.hostfile} has {options.cluster.slots} slots"
-        )
-    if options.gpus and options.cluster is None:
+    if cluster and max(options.workers) > cluster.slots:
+        raise InputError(f"--workers {max(options.workers)}: {options.hostfile} has {cluster.slots} slots")
+    if options.gpus and cluster is None:
         _check_gpus(options, backends)
     if not (math.isfinite(options.confidence) and 0.5 <= options.confidence < 1):
         raise InputError(f"--confidence {options.confidence:g}: must be at least 0.5 and below 1")

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +23,9 @@ from hosts.launch_hvd import options_of_mpirun
 ROOT = Path(__file__).resolve().parents[2]
 HVD_SCRIPT, BYTEPS_SCRIPT = ROOT / "run_pretraining_hvd.py", ROOT / "run_pretraining_byteps.py"
 MPIRUN, HOROVODRUN, BYTEPS, BYTEPS_LOCAL = "mpirun", "horovodrun", "byteps", "byteps_local"
+
+_COUNT_GPUS = "import mxnet; print('GPUs', mxnet.context.num_gpus())"
+PATIENCE = 120.0  # seconds, for counting GPUs
 
 Hosts = Sequence["tuple[str, int]"]  # lines of a host file: name and slots
 
@@ -140,3 +145,18 @@ def _merged(lines: Hosts) -> list[tuple[str, int]]:
 def _write(path: Path, lines: Hosts) -> None:
     with replacing(str(path)) as file:
         file.write("".join(f"{name} slots={slots}\n" for name, slots in lines).encode("ascii"))
+
+
+def count_gpus() -> int:
+    """GPUs that MXNet can use in this environment; MXNet is not imported into this process. Without an
+    installed driver there are none, and MXNet is not started."""
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-c", _COUNT_GPUS], capture_output=True, text=True, timeout=PATIENCE
+        )
+    except subprocess.TimeoutExpired:
+        return 0
+    words = answer.stdout.split()
+    return int(words[-1]) if answer.returncode == 0 and words[-2:-1] == ["GPUs"] else 0

@@ -10,19 +10,46 @@ Under --output: projection.md, projection.json, projection.png, projection_valid
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Sequence
 
 from base.errors import InputError
 from base.numbers import not_negative, positive, positive_int, share
-from comparison.projection.clusters import CLUSTERS
-from comparison.projection.model import project_all
-from comparison.projection.plan import LENGTH, MODEL, SEQUENCES, STRATEGIES, plan_of
+from comparison.projection.clusters import CLUSTERS, Cluster
+from comparison.projection.measured import Measured, read_measured
+from comparison.projection.model import GPUS, Plan, project_all
+from comparison.projection.published import SINGLE_GPUS
 from comparison.projection.report import write_projection
-from comparison.projection.strategies import COLOCATED, PLACEMENTS
-from comparison.projection.workload import ELEMENT_BYTES, VOCABULARY
+from comparison.projection.strategies import (
+    COLOCATED,
+    PLACEMENTS,
+    BytePS,
+    FlatRing,
+    HierarchicalRing,
+    Strategy,
+)
+from comparison.projection.validation import single_compute_seconds
+from comparison.projection.workload import ELEMENT_BYTES, VOCABULARY, Workload, bert_parts, update_seconds
+from hparams import LONGEST
+from training.options import parse_model
 
 OUTPUT = "runs/projection"
+STRATEGIES = (FlatRing.key, HierarchicalRing.key, BytePS.key)
+MODEL, LENGTH, SEQUENCES = "bert_24_1024_16", 128, 64
+MOST_GPUS = 1 << 20
+MOST_PARTITIONS = 1 << 20  # of the gradients: a simulation of a minute
+# Options that replace the cluster's value of the same name.
+OVERRIDES = (
+    "gpus_per_host",
+    "inter_gbps",
+    "network_efficiency",
+    "intra_latency_us",
+    "inter_latency_us",
+    "fusion_mb",
+    "cycle_ms",
+    "partition_bytes",
+)
 # Options that a run of the training scripts has as well: where compare.py has one already, it is that one.
 SHARED: dict[str, dict[str, Any]] = {
     "--model": {"metavar": "NAME", "help": f"bert_LAYERS_UNITS_HEADS (for --project: {MODEL})"},
@@ -36,6 +63,40 @@ SHARED: dict[str, dict[str, Any]] = {
     },
     "--output": {"metavar": "DIR", "help": f"where the results go (for --project: {OUTPUT})"},
 }
+
+
+@dataclass(frozen=True)
+class ProjectionOptions:
+    """Options of --project as on the command line; None: left out. Units are in the names.
+
+    `output`: directory of the files. `measured`: the report.json of a comparison, for the compute time.
+    """
+
+    output: str
+    model: str | None
+    max_seq_length: int | None
+    accumulate: int | None
+    batch_size: int | None
+    vocab_size: int | None
+    gpus: Sequence[int] | None
+    strategies: Sequence[str] | None
+    servers: int | None
+    server_placement: str | None
+    cluster: str | None
+    gpus_per_host: int | None
+    intra_gbps: float | None
+    inter_gbps: float | None
+    network_efficiency: float | None
+    intra_latency_us: float | None
+    inter_latency_us: float | None
+    fusion_mb: float | None
+    cycle_ms: float | None
+    partition_bytes: int | None
+    compute_s: float | None
+    optimizer_s: float | None
+    measured: str | None
+    gradient_dtype: str | None
+    overlap: str | None
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -76,20 +137,135 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             continue
 
 
-def project(options: argparse.Namespace) -> int:
+def options_of(options: argparse.Namespace) -> ProjectionOptions:
+    given = {field.name: getattr(options, field.name) for field in fields(ProjectionOptions)}
+    return ProjectionOptions(**{**given, "output": given["output"] or OUTPUT})
+
+
+def project(options: ProjectionOptions) -> int:
     """Projects, prints the tables and writes the files; 0. InputError before anything is written."""
-    passed_on = getattr(options, "script_args", None)
-    if passed_on:
-        raise InputError(f"{passed_on[0]} after --: --project runs no training script")
     plan = plan_of(options)
-    directory = Path(options.output or OUTPUT).expanduser()
+    directory = Path(options.output).expanduser()
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--output {directory}: {error.strerror}") from error
-    found = project_all(plan.workload, plan.strategies, plan.cluster, plan.gpus)
+    projections = project_all(plan.workload, plan.strategies, plan.cluster, plan.gpus)
     try:
-        print(write_projection(directory, plan, found))
+        print(write_projection(directory, plan, projections))
     except OSError as error:
         raise InputError(f"--output {directory}: {error.strerror}") from error
     return 0
+
+
+def plan_of(options: ProjectionOptions) -> Plan:
+    """The cluster, the workload, the strategies and the numbers of GPUs.
+
+    Raises:
+        InputError: values that contradict each other, or that no simulation can hold.
+    """
+    cluster, given = _cluster(options)
+    strategies = _strategies(options)
+    gpus = _gpus(options, cluster)
+    measured = read_measured(options.measured) if options.measured else None
+    if measured:
+        for flag in ("model", "vocab_size", "max_seq_length", "batch_size", "compute_s"):
+            if getattr(options, flag) is not None:
+                raise InputError(
+                    f"--{flag} and --measured exclude each other: the report has the measured one"
+                )
+    model = measured.model if measured else options.model or MODEL
+    dtype = options.gradient_dtype or ("float32" if measured else "float16")
+    workload, source = _workload(options, cluster, model, dtype, measured)
+    pieces = workload.total_bytes / cluster.partition_bytes + sum(
+        len(part.gradients) for part in workload.parts
+    )
+    if pieces > MOST_PARTITIONS:
+        raise InputError(f"--model {model}: {pieces:,.0f} messages a step are too many to simulate")
+    return Plan(model, cluster, workload, strategies, gpus, dtype, source, given)
+
+
+def _cluster(options: ProjectionOptions) -> tuple[Cluster, list[str]]:
+    cluster = CLUSTERS[options.cluster or "p3dn"]
+    values: dict[str, Any] = {name: getattr(options, name) for name in OVERRIDES}
+    values = {name: value for name, value in values.items() if value is not None}
+    if options.intra_gbps is not None:
+        values["intra_gbps"] = {1: options.intra_gbps}
+    return replace(cluster, **values), sorted(values)
+
+
+def _strategies(options: ProjectionOptions) -> list[Strategy]:
+    keys = options.strategies or list(STRATEGIES)
+    if len(set(keys)) < len(keys):
+        raise InputError("--strategies: one is named twice")
+    if BytePS.key not in keys:
+        for flag in ("servers", "server_placement"):
+            if getattr(options, flag) is not None:
+                raise InputError(f"--{flag} is of BytePS, and --strategies leaves byteps out")
+    made: dict[str, Strategy] = {
+        FlatRing.key: FlatRing(),
+        HierarchicalRing.key: HierarchicalRing(),
+        BytePS.key: BytePS(options.servers, options.server_placement or COLOCATED),
+    }
+    return [made[key] for key in keys]
+
+
+def _gpus(options: ProjectionOptions, cluster: Cluster) -> list[int]:
+    size = cluster.gpus_per_host
+    if not options.gpus:
+        inside = [count for count in GPUS if count <= size]
+        return sorted({*inside, *(size * count for count in GPUS if size * count <= GPUS[-1])})
+    if len(set(options.gpus)) < len(options.gpus):
+        raise InputError("--gpus: a number is named twice")
+    for count in options.gpus:
+        if count > MOST_GPUS:
+            raise InputError(f"--gpus {count}: at most {MOST_GPUS}")
+        if count > size and count % size:
+            raise InputError(f"--gpus {count}: does not fill hosts of {size} GPUs (--gpus_per_host)")
+    return sorted(options.gpus)
+
+
+def _workload(
+    options: ProjectionOptions, cluster: Cluster, model: str, dtype: str, measured: Measured | None
+) -> tuple[Workload, str]:
+    layers, units, _ = parse_model(model)
+    if layers > 10_000 or units > 1_000_000:
+        raise InputError(f"--model {model}: at most 10,000 layers and 1,000,000 units")
+    length = options.max_seq_length or LENGTH
+    if length > LONGEST:
+        raise InputError(f"--max_seq_length {length}: BERT has {LONGEST} positions")
+    predictions = round(0.15 * length) + (length == 128)  # 20 of 128, as everybody has it
+    vocab_size = measured.vocab_size if measured else options.vocab_size or VOCABULARY
+    parts = bert_parts(layers, units, vocab_size, length, predictions)
+    elements = sum(part.elements for part in parts)
+    sequences = measured.sequences if measured else float(options.batch_size or SEQUENCES)
+    update_s = measured.optimizer_s if measured else update_seconds(elements, cluster.memory_gbytes_s)
+    if options.optimizer_s is not None:
+        update_s = options.optimizer_s
+    if measured:
+        compute_s, source = measured.compute_s, measured.what
+    elif options.compute_s is not None:
+        compute_s, source = options.compute_s, "--compute_s"
+    else:
+        singles = SINGLE_GPUS[cluster.name]
+        if dtype not in singles:
+            raise InputError(f"--gradient_dtype {dtype}: no speed of a GPU is known for it; give --compute_s")
+        single = singles[dtype]
+        compute_s = single_compute_seconds(single, parts, sequences, cluster.memory_gbytes_s)
+        source = (
+            f"the operations a second of bert_{single.layers}_{single.units} in {single.dtype}, "
+            f"{single.sequences_per_s:.4g} sequences/s on one GPU ({single.source})"
+        )
+    return (
+        Workload(
+            parts=parts,
+            compute_s=compute_s,
+            optimizer_s=update_s,
+            gradient_bytes=ELEMENT_BYTES[dtype],
+            sequences=sequences,
+            length=measured.length if measured else length,
+            accumulate=options.accumulate or (measured.accumulate if measured else 1),
+            overlap=(options.overlap or "backward") == "backward",
+        ),
+        source,
+    )

@@ -7,7 +7,7 @@ import statistics
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from base.errors import InputError
-from comparison.record import PROFILED, TIMED, Record
+from comparison.runs.record import PROFILED, TIMED, Record
 from training.options import parse_model
 from training.profiling.kinds import OPTIMIZER
 

@@ -9,7 +9,7 @@ in here.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Iterable, NamedTuple, Sequence
 
 from comparison.projection.clusters import Cluster
@@ -43,6 +43,21 @@ class Projection(NamedTuple):
     without_overlap: float
     sent_bytes: float
     collectives: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`compute_source`: where the compute time is from, for people. `given`: fields of the cluster that the
+    command line has replaced."""
+
+    model: str
+    cluster: Cluster
+    workload: Workload
+    strategies: Sequence[Strategy]
+    gpus: Sequence[int]
+    dtype: str
+    compute_source: str
+    given: Sequence[str]
 
 
 def project(workload: Workload, strategy: Strategy, cluster: Cluster, gpus: int) -> Projection:

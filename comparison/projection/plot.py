@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Sequence
 
 from base.files import replacing
-from comparison.projection.model import Projection
-from comparison.projection.plan import Plan
+from comparison.projection.model import Plan, Projection
 from comparison.projection.published import DAYS, EFFICIENCY, STEP, THROUGHPUT, Case
 from comparison.projection.validation import Point
 from comparison.reporting.canvas import COLOURS, new_figure, plain

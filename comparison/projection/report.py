@@ -8,11 +8,9 @@ from typing import Any, Sequence
 
 from base.files import replacing
 from comparison.projection import plot as projection_plot
-from comparison.projection import validation_tables
-from comparison.projection.model import Projection
-from comparison.projection.plan import Plan
+from comparison.projection.model import Plan, Projection
 from comparison.projection.published import CASES, EFFICIENCY, THROUGHPUT
-from comparison.projection.validation import Point, validate
+from comparison.projection.validation import Point, tables, validate
 from comparison.reporting.tables import Row, Table, markdown, terminal
 from comparison.reporting.wording import digits, size
 
@@ -53,13 +51,13 @@ LIMITS = """\
 
 def write_projection(directory: Path, plan: Plan, found: Sequence[Projection]) -> str:
     """Writes the four files; returns the text for the terminal. OSError when a file cannot be written."""
-    tables = [_table(plan, found, key) for key in dict.fromkeys(each.strategy for each in found)]
+    own = [_table(plan, found, key) for key in dict.fromkeys(each.strategy for each in found)]
     points = validate()
     drawn = projection_plot.draw_all(directory, plan, found, points)
-    validation = validation_tables.tables()
+    validation = tables()
     first = _summary(plan, found, points)
     text = [f"# Projection: {plan.model} on {plan.cluster.title}", first, _facts(plan)]
-    text += [markdown(each) for each in tables]
+    text += [markdown(each) for each in own]
     text += [f"![throughput and efficiency by the number of GPUs]({projection_plot.PROJECTION})"]
     text += [markdown(_parameters(plan)), "## Validation", _validation_words()]
     text += [markdown(each) for each in validation]
@@ -68,7 +66,7 @@ def write_projection(directory: Path, plan: Plan, found: Sequence[Projection]) -
     _write(directory / MARKDOWN, "\n\n".join(part.strip("\n") for part in text) + "\n")
     _write(directory / JSON, json.dumps(_content(plan, found, points), indent=1) + "\n")
     names = ", ".join(str(directory / name) for name in (MARKDOWN, JSON, *drawn))
-    return "\n\n".join([_facts(plan), *(terminal(each) for each in tables), first, f"written: {names}"])
+    return "\n\n".join([_facts(plan), *(terminal(each) for each in own), first, f"written: {names}"])
 
 
 def _table(plan: Plan, found: Sequence[Projection], strategy: str) -> Table:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
-from comparison.record import Record
 from comparison.reporting.limits import Limits, between_backends, between_repeats
+from comparison.runs.record import Record
 from comparison.settings import Group
 
 FLOOR_NATS = 0.1  # losses below this are compared as if they were this: near 0 a ratio says nothing

@@ -6,8 +6,8 @@ import math
 import statistics
 from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
-from comparison.reporting.breakdown import Breakdown
 from comparison.reporting.canvas import ALARM, new_figure, plain
+from comparison.reporting.figures import Breakdown
 from comparison.reporting.results import Results
 from comparison.reporting.wording import digits, group_words, percent, share_with_extremes, title_of
 from comparison.settings import Group, Setting

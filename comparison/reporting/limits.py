@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, NamedTuple, Sequence
 
-from comparison.reporting.traffic import RING
+from comparison.reporting.figures import RING
 from comparison.settings import Group, Setting
 
 # Greatest relative difference of two losses, by dtype; see `between_backends`.

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Mapping, Sequence
 
-from comparison.record import PROFILED, TIMED, Record
 from comparison.reporting import agreement
-from comparison.reporting.figures import Figures, figures_of, scaling
-from comparison.reporting.finish import finish
+from comparison.reporting.figures import Figures, figures_of, finish, scaling
+from comparison.runs.record import PROFILED, TIMED, Record
 from comparison.settings import Group, Setting
-from comparison.statistics import Pair, compare
+from comparison.verdicts import Pair, compare
 
 OK = "ok"
 FAILED = "failed"

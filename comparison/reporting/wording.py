@@ -7,7 +7,7 @@ from typing import Any, Mapping
 from comparison.launching.backends import BACKENDS
 from comparison.reporting.tables import EMPTY
 from comparison.settings import Group
-from comparison.statistics import DIFFERENT, Pair, Spread
+from comparison.verdicts import DIFFERENT, Pair, Spread
 
 
 def title_of(backend: str, facts: Mapping[str, Any]) -> str:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from comparison.record import Record
 from comparison.reporting.report import write_report
+from comparison.runs.record import Record
 from comparison.settings import Setting
 from tests.comparison.synthetic import (
     FACTS,

@@ -16,10 +16,10 @@ from base.errors import InputError
 from comparison.launching.backends import BACKENDS
 from comparison.main import main
 from comparison.options import parse_options
+from comparison.projection.command import plan_of
 from comparison.projection.measured import read_measured
 from comparison.projection.model import project
-from comparison.projection.plan import plan_of
-from comparison.record import PROFILED, TIMED, Interval, Record
+from comparison.runs.record import PROFILED, TIMED, Interval, Record
 from comparison.settings import Setting
 from tests.processes import ROOT
 

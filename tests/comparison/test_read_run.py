@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from comparison.launching.launch import Launched
-from comparison.launching.read_run import LOG, METRICS, Steps, Work, read_run
-from comparison.record import PROFILED, TIMED, Record
+from comparison.runs.record import LOG, METRICS, PROFILED, TIMED, Record, Steps, Work, read_run
 from comparison.settings import Setting
 from training.checkpoint import save
 

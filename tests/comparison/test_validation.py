@@ -22,10 +22,10 @@ from comparison.projection.validation import (
     implied_gbps,
     points_of,
     single_compute_seconds,
+    tables,
     validate,
     workload_of,
 )
-from comparison.projection.validation_tables import tables
 from comparison.projection.workload import bert_parts
 from comparison.reporting.tables import markdown
 from tests.processes import ROOT

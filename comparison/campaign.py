@@ -1,11 +1,11 @@
-"""What a comparison keeps under --output, so that a second call continues the first.
+"""A campaign of launches that a second call continues: its directory, its progress, the time that is left.
 
-plan.json                           what is compared: another call must agree with it
-launches/SETTING/1/, 2/, ..., profile-1/, ...
-                                    a launch: record.json (written last: without it the launch does not
-                                    count), run.log, metrics.jsonl, trace.json, and the manifest of the last
-                                    checkpoint, 0000060.json say
-lock                                held while a comparison runs
+The comparison of training runs and that of communication alone are such campaigns. In the directory are
+
+plan.json    what is compared: another call must agree with it
+lock         held while a campaign runs
+
+beside what each of the two keeps of its launches.
 """
 
 from __future__ import annotations
@@ -14,22 +14,25 @@ import fcntl
 import json
 import os
 import platform
-import shutil
+import statistics
+import sys
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Mapping, Sequence
+from typing import IO, Any, Callable, Hashable, Mapping, Sequence, TypeVar
+
+from tqdm import tqdm
 
 from base import machine
 from base.errors import InputError
 from base.files import replacing
-from comparison.launching.backends import ROOT, Cluster
-from comparison.launching.read_run import METRICS, Work
-from comparison.launching.training import CKPT
-from comparison.record import PROFILED, Record
-from training.checkpoint import manifest_name
+from comparison.launching.backends import ROOT, Backend, Cluster
+from comparison.reporting.wording import duration
+from comparison.verdicts import FEWEST_REPEATS
 
-PLAN, LAUNCHES, RECORD, LOCK = "plan.json", "launches", "record.json", "lock"
+PLAN, LOCK = "plan.json", "lock"
+LAUNCHES = "launches"  # of training runs, see comparison.runs.launches
 REPEATS = "repeats"  # in the plan: the one value that may change, upwards
 PACKAGES = ("mxnet", "gluonnlp", "horovod", "byteps", "numpy", "onednn-cpu-gomp")
 # Of the environment, what changes how training runs.
@@ -40,9 +43,54 @@ _VARIABLES = (
 _PLACES = ("_directory", "_tmpdir_base")  # of Open MPI's own files
 _REPORTS = ("report.md", "report.json", LAUNCHES)
 
+R = TypeVar("R")
+W = TypeVar("W", bound=Hashable)  # a launch to be made
+
+
+@dataclass(frozen=True)
+class CampaignOptions:
+    """Options that both campaigns have.
+
+    Attributes:
+        output: directory of the results, as given.
+        backends: those that are compared, by their keys, in the order given.
+        workers: numbers of ranks.
+        repeats: launches of each setting.
+        seed: of the order of launches, and of what they compute.
+        cluster: the hosts of --hostfile; None: this machine.
+        gpus: GPUs of this machine; 0: CPUs.
+        time_limit: seconds for one launch.
+        confidence: of all verdicts of a report together.
+        retry_failed: whether failed launches of an earlier call are made again.
+        command: words of the command line, for the report.
+        given: every option with its value, for the report.
+    """
+
+    output: str
+    backends: Mapping[str, Backend]
+    workers: tuple[int, ...]
+    repeats: int
+    seed: int
+    cluster: Cluster | None
+    gpus: int
+    time_limit: float
+    confidence: float
+    retry_failed: bool
+    command: tuple[str, ...]
+    given: Mapping[str, Any]
+
+    def titles(self) -> dict[str, str]:
+        """Key of a backend -> its name for people."""
+        return {key: backend.title for key, backend in self.backends.items()}
+
+    def warn_of_few_repeats(self) -> None:
+        if self.repeats < FEWEST_REPEATS:
+            text = f"warning: --repeats {self.repeats}: verdicts take {FEWEST_REPEATS}; there will be none"
+            print(text, file=sys.stderr, flush=True)
+
 
 class Store:
-    """A comparison's directory; in the block nobody else can use it.
+    """Directory of a campaign; in the block nobody else can use it.
 
     Args:
         directory: is made if need be.
@@ -120,37 +168,20 @@ class Store:
         with replacing(str(path)) as file:
             file.write(_json({**plan, REPEATS: repeats}))
 
-    def directory_of(self, work: Work) -> Path:
-        number = str(work.repeat + 1)
-        name = f"profile-{number}" if work.kind == PROFILED else number
-        return self.directory / LAUNCHES / work.setting.name / name
+    def save(self, name: str, values: Mapping[str, Any]) -> None:
+        """Writes a JSON file, whole or not at all. `name`: its path in the directory."""
+        with replacing(str(self.directory / name)) as file:
+            file.write(_json(values))
 
-    def make_directory(self, work: Work) -> Path:
-        """An empty directory for a launch; what a launch that was not finished has left there is removed."""
-        directory = self.directory_of(work)
-        if directory.exists():
-            shutil.rmtree(directory)
-        directory.mkdir(parents=True)
-        return directory
+    def load(self, name: str, read: Callable[[Any], R]) -> R | None:
+        """`read` of the values of a JSON file; None where there is no such file.
 
-    def keep_outcome(self, work: Work, step: int) -> None:
-        """Of the checkpoint directory the metrics are kept, and of the checkpoint of the last step, which is
-        `step`, the manifest: it has the checksum of the parameters."""
-        directory = self.directory_of(work)
-        for name in (METRICS, manifest_name(step)):
-            if (directory / CKPT / name).exists():
-                os.replace(directory / CKPT / name, directory / name)
-        shutil.rmtree(directory / CKPT, ignore_errors=True)
-
-    def save(self, work: Work, record: Record) -> None:
-        with replacing(str(self.directory_of(work) / RECORD)) as file:
-            file.write(_json(record.to_json()))
-
-    def load(self, work: Work) -> Record | None:
-        """A finished launch, None for one that is still to be made."""
-        path = self.directory_of(work) / RECORD
+        Raises:
+            InputError: the file is damaged: no JSON, or `read` has raised KeyError, TypeError or ValueError.
+        """
+        path = self.directory / name
         try:
-            return Record.from_json(json.loads(path.read_text(encoding="utf-8")))
+            return read(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -210,7 +241,73 @@ def _json(values: Mapping[str, Any]) -> bytes:
     return (json.dumps(values, indent=1, allow_nan=False) + "\n").encode("utf-8")
 
 
-def finished(store: Store, works: Sequence[Work]) -> dict[Work, Record]:
-    """Those of the launches that are there already."""
-    found = {work: store.load(work) for work in works}
-    return {work: record for work, record in found.items() if record is not None}
+class Progress:
+    """Bar on a terminal, lines in a log. `total`: launches in all; `done`: those that earlier calls made."""
+
+    def __init__(self, total: int, done: int):
+        self._total, self._done = total, done
+        self._bar = None
+        if sys.stderr.isatty():
+            self._bar = tqdm(
+                total=total,
+                initial=done,
+                unit="launch",
+                dynamic_ncols=True,
+                bar_format="{desc} |{bar}| {n_fmt}/{total_fmt}{postfix}",
+            )
+
+    def begin(self, launch: str) -> None:
+        if self._bar is not None:
+            self._bar.set_description_str(launch)
+
+    def say(self, text: str) -> None:
+        if self._bar is None:
+            print(text, flush=True)
+        else:
+            tqdm.write(text, file=sys.stdout)
+
+    def end(self, launch: str, result: str, failed: bool, left_s: float) -> None:
+        """A launch has ended. `left_s`: seconds that those to come will take."""
+        self._done += 1
+        left = f"about {duration(left_s)} left" if left_s else "none left"
+        if self._bar is not None:
+            self._bar.update()
+            self._bar.set_postfix_str(left)
+        if self._bar is None or failed:
+            self.say(f"launch {self._done}/{self._total} {launch}: {result}, {left}")
+
+    def skip(self, setting: str, number: int) -> None:
+        """So many launches of a setting will not be made."""
+        self._done += number
+        if self._bar is not None:
+            self._bar.update(number)
+        if number:
+            self.say(f"{setting} has failed too often: {number} more launches of it are left out")
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def seconds_left(
+    todo: Sequence[W], made: Mapping[W, float], kinds: Sequence[Callable[[W], Hashable]]
+) -> float:
+    """Estimate for the launches to come: each is taken to last as long as its like did, or else as all.
+
+    Args:
+        made: launch -> seconds.
+        kinds: launches of which one of these has the same value are alike; the first kind that any made
+            launch shares counts.
+    """
+    total = 0.0
+    for launch in todo:
+        for kind in (*kinds, _any):
+            seconds = [taken for other, taken in made.items() if kind(other) == kind(launch)]
+            if seconds:
+                total += statistics.median(seconds)
+                break
+    return total
+
+
+def _any(launch: Hashable) -> None:
+    return None

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from comparison.statistics import (
+from comparison.verdicts import (
     DIFFERENT,
     FEWEST_REPEATS,
     NOT_SHOWN,

@@ -1,0 +1,1 @@
+"""The comparison of training runs: launches, their records, the command."""
