@@ -12,17 +12,15 @@ PYTHON ?=
 CUDA ?=
 SLOW ?= 1
 # Those with a peer; `threads` and `bfloat16` compare settings of the training scripts, and are run by name.
-BENCH ?= step exchange loader tokenize_text optimizer
+BENCH ?= step loader tokenize_text optimizer
 ARGS ?=
 PY := .venv/bin/python
 
-# The parts that mypy reads: those without MXNet.
-TYPED := $(wildcard setup hparams.py hparams_check.py data hosts bench/contestants.py bench/exchange.py \
-	bench/loader.py base/machine.py bench/quick.py bench/raw_path.py bench/rounds.py bench/serve.py bench/step.py bench/threads.py \
-	bench/work.py bench/workers.py comm/__init__.py comm/base.py comm/buckets.py \
-	comm/byteps/channels.py comm/byteps/environment.py comm/byteps/library.py comm/compression/settings.py comm/compression/half.py \
-	comm/watch/heartbeat.py comm/watch/heartbeat_wire.py comm/watch/run_processes.py comm/watch/scheduler.py comm/watch/watchdog.py \
-	compare.py comparison)
+# The parts that mypy reads. What MXNet returns counts as Any.
+TYPED := $(wildcard setup hparams.py hparams_check.py data hosts base/machine.py comm/__init__.py comm/base.py \
+	comm/buckets.py comm/byteps/channels.py comm/byteps/environment.py comm/byteps/library.py \
+	comm/compression/settings.py comm/compression/half.py comm/watch/heartbeat.py comm/watch/heartbeat_wire.py \
+	comm/watch/run_processes.py comm/watch/scheduler.py comm/watch/watchdog.py compare.py comparison bench)
 
 # Open MPI refuses to run as root unless told twice.
 MPI_ENV := $(if $(filter 0,$(shell id -u)),OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)
@@ -78,7 +76,7 @@ test: setup ## run the tests (SLOW=0 leaves out BERT-large, ARGS="-k hparams" go
 	alone=0; $(PYTEST) --part alone || alone=$$?; \
 	case $$no_ranks,$$ranks,$$alone in 5,5,5|*[!05,]*) exit 1;; esac
 
-bench: setup ## measure against peers: step, exchange, loader, tokenizers, update (BENCH=step; ARGS=--quick)
+bench: setup ## measure against peers: step, loader, tokenizers, update (BENCH=step; ARGS=--quick)
 	@for each in $(BENCH); do echo "--- python -m bench.$$each" $(ARGS); $(PY) -m bench.$$each $(ARGS); done
 
 check: setup ## lint, formatting, types

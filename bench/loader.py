@@ -1,4 +1,4 @@
-"""How fast batches are made from text: this project's loader against GluonNLP's raw path, in one run.
+"""Speed of making batches from text: this project's loader against GluonNLP's raw path, in one run.
 
     python -m bench.loader [--input 'corpus/*.txt' --vocab vocab.txt] [--repeats 5] [--json loader.json]
     python -m bench.loader --quick
@@ -32,8 +32,8 @@ import numpy as np
 
 from base.errors import InputError
 from bench.quick import NOTICE, add_quick, default_text, settle
+from bench.raw_path import Settings, create_instances, gluonnlp_tokenizer, read_documents
 from bench.raw_path import batches as raw_batches
-from bench.raw_path import create_instances, gluonnlp_tokenizer, read_documents
 from data.pretraining.batches import PretrainingBatches, prefetched
 from data.pretraining.instance_source import StoredSource
 from data.pretraining.sources import Source
@@ -112,9 +112,8 @@ def measure_raw_path(
             f"--input: the first {len(lines)} lines are one document, but a random next sentence comes from "
             "another; separate documents by blank lines"
         )
-    instances = create_instances(
-        documents, vocabulary, length, SHORT_SEQ_PROB, MASKED_LM_PROB, PREDICTIONS[length], False, generator
-    )
+    settings = Settings(length, SHORT_SEQ_PROB, MASKED_LM_PROB, PREDICTIONS[length], False)
+    instances = create_instances(documents, vocabulary, settings, generator)
     tokens = 0
     for batch in raw_batches(instances, ids, TOKENS_PER_BATCH, PREDICTIONS[length], generator):
         tokens += int(batch[2].sum())

@@ -1,4 +1,4 @@
-"""How long an update of all weights takes: the fused operators against MXNet's own and PyTorch's fused AdamW.
+"""Time of an update of all weights: the fused operators against MXNet's own and PyTorch's fused AdamW.
 
     python -m bench.optimizer [--model bert_12_768_12] [--repeats 9] [--torch_python PATH] [--json FILE]
     python -m bench.optimizer --quick

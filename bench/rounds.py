@@ -1,4 +1,4 @@
-"""What bench/step.py does with memory and numbers: which workers run together, ratios, spread, the table."""
+"""Memory and numbers of bench/step.py: workers that run together, ratios, spread, the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the cores of this machine are best shared by compute, communication and data, found by trying.
+"""Shares of this machine's cores for compute, communication and data, compared by measuring them.
 
     python -m bench.threads [--ranks 1 2 4] [--settings default one_less] [--repeats 3] [--json threads.json]
     python -m bench.threads --quick
@@ -23,7 +23,7 @@ import sys
 import tempfile
 from pathlib import Path
 from types import FrameType
-from typing import Any, Mapping, NamedTuple, NoReturn, Sequence
+from typing import Mapping, NamedTuple, NoReturn, Sequence
 
 from tqdm import tqdm
 
@@ -142,22 +142,23 @@ def table(samples: Mapping[int, Sequence[Mapping[str, float]]]) -> str:
     return "\n".join(lines)
 
 
-def script_options(options: argparse.Namespace, folder: str) -> list[str]:
-    """Of the training script, the same for all settings."""
-    words = ["--model", options.model, "--batch_size", str(SEQUENCES), "--num_steps", str(options.steps)]
+def script_options(model: str, steps: int, text_in: str | None) -> list[str]:
+    """Options of the training script, the same for all settings. `text_in`: a folder for the embedded text;
+    None: random tokens."""
+    words = ["--model", model, "--batch_size", str(SEQUENCES), "--num_steps", str(steps)]
     words += [
         "--log_interval",
         str(LOG_INTERVAL),
         "--ckpt_interval",
-        str(options.steps),
+        str(steps),
         "--progress",
         "none",
     ]
-    if not options.with_data:
+    if text_in is None:
         return [*words, "--dummy_data_len", str(LENGTH)]
-    paths, vocab = default_text(folder)
+    paths, vocab = default_text(text_in)
     words += ["--raw", "--data", ",".join(paths), "--vocab", vocab, "--max_seq_length", str(LENGTH)]
-    return [*words, "--cache_dir", os.path.join(folder, "tokens")]
+    return [*words, "--cache_dir", os.path.join(text_in, "tokens")]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -194,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     work = [(ranks, repeat) for ranks in chosen for repeat in range(options.repeats)]
     with tempfile.TemporaryDirectory() as folder:
         try:
-            script = script_options(options, folder)
+            script = script_options(options.model, options.steps, folder if options.with_data else None)
         except InputError as error:
             parser.error(str(error))
         try:
@@ -203,21 +204,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     {name: launch(one, ranks, script) for name, one in chosen[ranks].items()}
                 )
         finally:  # interrupted, it reports the repeats that are whole
-            _report({ranks: found for ranks, found in samples.items() if found}, here, options)
+            whole = {ranks: repeats for ranks, repeats in samples.items() if repeats}
+            title = f"{options.model}, {SEQUENCES} x {LENGTH} tokens a rank"
+            print(f"{machine.line(here)}\n{title}\n\n{table(whole)}", flush=True)
+            if options.quick:
+                print(NOTICE, flush=True)
+            if options.json:
+                result = {"machine": here, "model": options.model, "quick": options.quick, "step_s": whole}
+                with replacing(options.json) as file:
+                    file.write(json.dumps(result, indent=1).encode() + b"\n")
     return 0
-
-
-def _report(
-    samples: Mapping[int, Sequence[Mapping[str, float]]], here: dict[str, Any], options: argparse.Namespace
-) -> None:
-    title = f"{options.model}, {SEQUENCES} x {LENGTH} tokens a rank"
-    print(f"{machine.line(here)}\n{title}\n\n{table(samples)}", flush=True)
-    if options.quick:
-        print(NOTICE, flush=True)
-    if options.json:
-        result = {"machine": here, "model": options.model, "quick": options.quick, "step_s": samples}
-        with replacing(options.json) as file:
-            file.write(json.dumps(result, indent=1).encode() + b"\n")
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

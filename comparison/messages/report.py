@@ -12,7 +12,7 @@ from base.files import replacing
 from comparison.messages.figures import Cell, Figures, Outcome, Place, Start, evaluate, place_of, reference_of
 from comparison.messages.plan import Message
 from comparison.reporting.tables import EMPTY, Row, Table, markdown, terminal
-from comparison.reporting.wording import digits, memory, percent, verdict, with_extremes
+from comparison.reporting.wording import digits, memory, percent, verdict
 from comparison.verdicts import DIFFERENT, FEWEST_REPEATS, NOT_SHOWN, Pair, Spread
 
 MARKDOWN, JSON, PICTURE = "messages.md", "messages.json", "messages.png"
@@ -82,7 +82,7 @@ def table_of(
                 Row(
                     [
                         *names,
-                        milliseconds(found.latency_s),
+                        with_spread(found.latency_s, 1e3),
                         digits(found.algorithm / 1e6),
                         digits(found.bus / 1e6),
                         digits(1e3 * found.first_s.median),
@@ -104,8 +104,8 @@ def start_table(starts: Mapping[Cell, Start], titles: Mapping[str, str]) -> Tabl
             [
                 str(cell.workers),
                 titles[cell.backend],
-                with_extremes(start.start_up_s),
-                milliseconds(start.agreement_s),
+                with_spread(start.start_up_s),
+                with_spread(start.agreement_s, 1e3),
             ]
         )
         for cell, start in starts.items()
@@ -114,13 +114,14 @@ def start_table(starts: Mapping[Cell, Start], titles: Mapping[str, str]) -> Tabl
     return Table("Start-up, and agreement of the ranks", head, rows, names=2)
 
 
-def milliseconds(seconds: Spread) -> str:
-    """`1.23 (1.20 to 1.31)`, all with the places of the median; a single launch has no spread to show."""
-    text = digits(1e3 * seconds.median)
+def with_spread(seconds: Spread, factor: float = 1.0) -> str:
+    """`1.23 (1.20 to 1.31)` in the unit of which a second has `factor`, all with the places of the median; a
+    single launch has no spread to show."""
+    text = digits(factor * seconds.median)
     if seconds.least == seconds.most:
         return text
     places = len(text.partition(".")[2])
-    return f"{text} ({1e3 * seconds.least:,.{places}f} to {1e3 * seconds.most:,.{places}f})"
+    return f"{text} ({factor * seconds.least:,.{places}f} to {factor * seconds.most:,.{places}f})"
 
 
 def _ratio(values: Spread | None) -> str:

@@ -181,5 +181,5 @@ def test_start_up_and_agreement(tmp_path):
     (start,) = json.loads((tmp_path / "messages.json").read_text())["starts"]
     assert (start["backend"], start["start_up_s"]["median"], start["start_up_s"]["most"]) == ("hvd_mpi", 3, 4)
     (line,) = (line for line in text.splitlines() if line.startswith("2      Horovod, MPI"))
-    assert "3.0 (2.0 to 4.0)" in line
+    assert "3.00 (2.00 to 4.00)" in line
     assert line.endswith("1.00") and "Start-up, and agreement" in (tmp_path / "messages.md").read_text()
