@@ -3,7 +3,7 @@
     python -m bench.bfloat16 [--seeds 3] [--num_steps 200] [--plot bfloat16.png] [--json bfloat16.json]
 
 Each seed is pretrained twice on the embedded English text by run_pretraining_hvd.py in one process, once in
-each dtype, with the same initial parameters, batches and dropout masks. The seeds tell how large noise is:
+each dtype, with the same initial parameters, batches and dropout masks. The seeds show how large noise is:
 a difference between the dtypes means something only where it stands out from the differences between seeds.
 """
 

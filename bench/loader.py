@@ -53,7 +53,7 @@ STEP_SECONDS = 0.02
 
 
 class Scale(NamedTuple):
-    """How much is measured."""
+    """Amount that is measured."""
 
     least_tokens: int = 4_000_000  # of the text, repeated
     raw_lines: int = 3000  # of the text for GluonNLP's path: its cost per token does not depend on how many
@@ -129,9 +129,9 @@ def measure_waiting(source: Source, num_workers: int, steps: int) -> float:
         begun = time.perf_counter()
         for _ in range(steps):
             time.sleep(STEP_SECONDS)
-            asked = time.perf_counter()
+            begun_waiting = time.perf_counter()
             next(ahead)
-            waited += time.perf_counter() - asked
+            waited += time.perf_counter() - begun_waiting
     return waited / (time.perf_counter() - begun)
 
 
@@ -245,8 +245,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(table(rows, waiting))
     if options.json:
         with open(options.json, "w", encoding="utf-8") as handle:
-            found = {"quick": options.quick, "rows": rows, "repeats": figures, "waiting": waiting}
-            json.dump(found, handle, indent=1)
+            everything = {"quick": options.quick, "rows": rows, "repeats": figures, "waiting": waiting}
+            json.dump(everything, handle, indent=1)
     if options.quick:
         print(NOTICE)
     return 0

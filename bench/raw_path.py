@@ -20,7 +20,8 @@ ARRAYS = 7  # of a batch: ids, segments, lengths, masked positions, ids and weig
 
 
 class Settings(NamedTuple):
-    """Of create_pretraining_data: tokens of a sequence, the probability of short ones, and masking."""
+    """Settings of create_pretraining_data: tokens of a sequence, the probability of short ones, and
+    masking."""
 
     max_seq_length: int
     short_seq_prob: float

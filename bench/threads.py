@@ -44,7 +44,7 @@ QUICK = {"ranks": [2], "settings": ["omp_passive"], "repeats": 1, "model": "bert
 
 
 class Setting(NamedTuple):
-    """What differs from the default; `omp` is OMP_NUM_THREADS, None to let the script choose."""
+    """Differences from the default; `omp` is OMP_NUM_THREADS, None to let the script choose."""
 
     omp: int | None = None
     environ: Mapping[str, str] = {}
@@ -56,27 +56,27 @@ def settings(cores: int, ranks: int, with_data: bool) -> dict[str, Setting]:
     """The settings worth a try for `ranks` ranks on `cores` cores. Numbers of threads that are tried already,
     the default's among them, are left out."""
     share = max(1, cores // ranks)
-    found = {DEFAULT: Setting()}
+    chosen = {DEFAULT: Setting()}
     threads = {"one_thread": 1, "one_less": share - 1, "one_more": share + 1, "all_cores": cores}
     tried = {0, share}
     for name, count in threads.items():
         if count not in tried:
             tried.add(count)
-            found[name] = Setting(count)
-    found["omp_bound"] = Setting(environ={"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"})
-    found["omp_passive"] = Setting(environ={"OMP_WAIT_POLICY": "passive"})
-    found["omp_active"] = Setting(environ={"OMP_WAIT_POLICY": "active"})
-    found["bind_core"] = Setting(
+            chosen[name] = Setting(count)
+    chosen["omp_bound"] = Setting(environ={"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"})
+    chosen["omp_passive"] = Setting(environ={"OMP_WAIT_POLICY": "passive"})
+    chosen["omp_active"] = Setting(environ={"OMP_WAIT_POLICY": "active"})
+    chosen["bind_core"] = Setting(
         mpirun=("--bind-to", "core:overload-allowed", "-mca", "mpi_yield_when_idle", "1")
     )
     if ranks > 1:
-        found["mpi_spins"] = Setting(mpirun=("--bind-to", "none", "-mca", "mpi_yield_when_idle", "0"))
-        found["cycle_5ms"] = Setting(environ={"HOROVOD_CYCLE_TIME": "5"})
-        found["engine_2"] = Setting(environ={"MXNET_CPU_WORKER_NTHREADS": "2"})
+        chosen["mpi_spins"] = Setting(mpirun=("--bind-to", "none", "-mca", "mpi_yield_when_idle", "0"))
+        chosen["cycle_5ms"] = Setting(environ={"HOROVOD_CYCLE_TIME": "5"})
+        chosen["engine_2"] = Setting(environ={"MXNET_CPU_WORKER_NTHREADS": "2"})
     if with_data:
-        found["data_2"] = Setting(script=("--num_data_workers", "2"))
-        found["data_4"] = Setting(script=("--num_data_workers", "4"))
-    return found
+        chosen["data_2"] = Setting(script=("--num_data_workers", "2"))
+        chosen["data_4"] = Setting(script=("--num_data_workers", "4"))
+    return chosen
 
 
 def command(setting: Setting, ranks: int, script: Sequence[str], folder: str) -> list[str]:
@@ -133,8 +133,8 @@ def table(samples: Mapping[int, Sequence[Mapping[str, float]]]) -> str:
     for ranks, repeats in samples.items():
         lines.append(f"{ranks} rank{'s' if ranks > 1 else ''}")
         names = {name: ratios(repeats, name, DEFAULT) for name in repeats[0]}
-        for name, found in sorted(names.items(), key=lambda item: statistics.median(item[1])):
-            step, ratio = spread([repeat[name] for repeat in repeats]), spread(found)
+        for name, own in sorted(names.items(), key=lambda item: statistics.median(item[1])):
+            step, ratio = spread([repeat[name] for repeat in repeats]), spread(own)
             time = f"{step.median:.3f} ({step.low:.3f} to {step.high:.3f})"
             tokens = ranks * SEQUENCES * LENGTH / step.median
             against = f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"

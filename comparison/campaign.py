@@ -206,28 +206,28 @@ def what_counts(facts: Mapping[str, Any], axes: Mapping[str, Any], cluster: Clus
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that a run consists of, as far as they are installed."""
-    found = {"python": platform.python_version()}
+    """Versions of Python and of the packages that a run consists of, as far as they are installed."""
+    installed = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def _differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """In words, one for each name."""
-    found = []
+    words = []
     for name in sorted({*earlier, *now}):
         before, after = earlier.get(name), now.get(name)
         if before == after:
             continue
         if isinstance(before, dict) and isinstance(after, dict):
-            found += [f"{name}: {each}" for each in _differences(before, after)]
+            words += [f"{name}: {each}" for each in _differences(before, after)]
         else:
-            found.append(f"{name} {_short(after)} instead of {_short(before)}")
-    return found
+            words.append(f"{name} {_short(after)} instead of {_short(before)}")
+    return words
 
 
 def _short(value: Any) -> str:
@@ -277,7 +277,7 @@ class Progress:
             self.say(f"launch {self._done}/{self._total} {launch}: {result}, {left}")
 
     def skip(self, setting: str, number: int) -> None:
-        """So many launches of a setting will not be made."""
+        """Notes that so many launches of a setting will not be made."""
         self._done += number
         if self._bar is not None:
             self._bar.update(number)

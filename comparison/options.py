@@ -168,14 +168,12 @@ def _parser(backends: Mapping[str, Backend], description: str | None) -> argpars
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    _add_axes(
-        parser.add_argument_group("what is compared: every combination of these").add_argument, backends
-    )
-    text = "what is trained; all other options of the training scripts can be given after --"
+    _add_axes(parser.add_argument_group("axes: every combination is compared").add_argument, backends)
+    text = "all other options of the training scripts can be given after --"
     add = parser.add_argument_group("training", text).add_argument
     add("--model", metavar="NAME", help=f"bert_LAYERS_UNITS_HEADS (default: {EMBEDDED_MODEL})")
-    add("--data", help="as the training scripts take it (default: the English that every CPython carries)")
-    add("--raw", action="store_true", help="the data is text")
+    add("--data", help="as for the training scripts (default: the English text in every CPython)")
+    add("--raw", action="store_true", help="data is text")
     add("--vocab", metavar="FILE", help="a BERT vocab.txt")
     add("--max_seq_length", type=positive_int, metavar="L", help="(default: without --data 32)")
     add("--use_avg_len", action="store_true", help="batch sizes count tokens (always so without --data)")
@@ -185,10 +183,20 @@ def _parser(backends: Mapping[str, Backend], description: str | None) -> argpars
     add(
         "--output",
         metavar="DIR",
-        help=f"for launches and report (default: {OUTPUT}; continues what is there)",
+        help=f"directory of launches and report (default: {OUTPUT}); a comparison in it continues",
     )
-    add("--confidence", type=float, default=0.95, help="of all verdicts of a report together (default 0.95)")
-    add("--price_per_hour", type=positive, metavar="X", help="of an instance: adds what both stages cost")
+    add(
+        "--confidence",
+        type=float,
+        default=0.95,
+        help="confidence of all verdicts of a report together (default 0.95)",
+    )
+    add(
+        "--price_per_hour",
+        type=positive,
+        metavar="X",
+        help="price of an instance: adds the cost of both stages",
+    )
     add("--gpus_per_instance", type=positive_int, metavar="N", help="workers on an instance (default 1)")
     add = parser.add_argument_group("instead of the comparison of training runs").add_argument
     add("--comm_only", action="store_true", help="communication alone, by message size")
@@ -202,8 +210,8 @@ def _add_axes(add: Any, backends: Mapping[str, Backend]) -> None:
         "--backends",
         nargs="+",
         metavar="NAME",
-        help=f"of {keys} (default: hvd_mpi hvd_gloo byteps; on GPUs without --hostfile byteps_local as the"
-        " last)",
+        help=f"from {keys} (default: hvd_mpi hvd_gloo byteps; on GPUs without --hostfile byteps_local in"
+        " place of byteps)",
     )
     add(
         "--workers",
@@ -236,10 +244,16 @@ def _add_measurement(add: Any) -> None:
         metavar="N",
         help="launches of every setting, in turns (default 5; with fewer there are no verdicts)",
     )
-    add("--steps", type=positive_int, default=60, metavar="N", help="of a launch (default 60)")
-    add("--warmup_steps", type=count, default=20, metavar="N", help="the first ones (default 20)")
-    add("--log_interval", type=positive_int, default=5, metavar="N", help="a sample's steps (default 5)")
-    add("--seed", type=count, default=0, help="of the training and of the order of launches (default 0)")
+    add("--steps", type=positive_int, default=60, metavar="N", help="steps of a launch (default 60)")
+    add(
+        "--warmup_steps",
+        type=count,
+        default=20,
+        metavar="N",
+        help="steps without figures at its start (default 20)",
+    )
+    add("--log_interval", type=positive_int, default=5, metavar="N", help="steps of a sample (default 5)")
+    add("--seed", type=count, default=0, help="seed of the training and of the order of launches (default 0)")
     add(
         "--hostfile",
         metavar="FILE",
@@ -251,7 +265,7 @@ def _add_measurement(add: Any) -> None:
         type=positive,
         default=600.0,
         metavar="SECONDS",
-        help="for a launch; one that takes longer has failed (default 600)",
+        help="limit of a launch; one that takes longer has failed (default 600)",
     )
     add(
         "--profiles",
@@ -260,8 +274,8 @@ def _add_measurement(add: Any) -> None:
         metavar="N",
         help="launches of every setting with --profile, for the breakdown of a step (default 3)",
     )
-    add("--no_profile", action="store_true", help="none of them: no breakdown of the step")
-    add("--retry_failed", action="store_true", help="run launches again that have failed in an earlier call")
+    add("--no_profile", action="store_true", help="no profiled launches, no breakdown of the step")
+    add("--retry_failed", action="store_true", help="repeat launches that failed in an earlier call")
 
 
 def _added(parser: argparse.ArgumentParser, before: Mapping[str, Any]) -> dict[str, Any]:

@@ -215,7 +215,7 @@ def test_what_does_not_fit_is_said(tmp_path, monkeypatch):
         (["--output", __file__], "--output .*: Not a directory|File exists"),
     ],
 )
-def test_bad_options_are_refused_before_any_work(tmp_path, monkeypatch, words, said):
+def test_bad_options_are_rejected_before_any_work(tmp_path, monkeypatch, words, said):
     monkeypatch.setattr(module, "send", None)
     with pytest.raises(InputError, match=said):
         compare_messages(options_of(tmp_path / "out", *words))
@@ -234,17 +234,17 @@ def test_a_line_that_was_cut_off_does_not_count(tmp_path):
         {"begins": "1MB"},
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"message": "1MB", "rou')
-    told = read_rank(path)
-    assert told.begun == ("4KB", "1MB") and told.results == {"4KB": {"rounds_s": [1.0]}}
+    account = read_rank(path)
+    assert account.begun == ("4KB", "1MB") and account.results == {"4KB": {"rounds_s": [1.0]}}
     assert read_rank(tmp_path / "none") is None
 
 
 def test_reasons(tmp_path):
     log = tmp_path / "run.log"
     log.write_text("noise\n")
-    told = [Account({}, (), {}), None]
-    assert why(Launched(124, 60.0, True, {}), log, 60, told) == "no end within 60 s (--time_limit)"
-    assert "rank 1 left no file" in why(Launched(0, 5.0, False, {}), log, 60, told)
+    accounts = [Account({}, (), {}), None]
+    assert why(Launched(124, 60.0, True, {}), log, 60, accounts) == "no end within 60 s (--time_limit)"
+    assert "rank 1 left no file" in why(Launched(0, 5.0, False, {}), log, 60, accounts)
     log.write_text("error: rank 1: rank 1 lost the other ranks: gone\nmore\n")
-    said = why(Launched(1, 5.0, False, {}), log, 60, [told[0]] * 2)
+    said = why(Launched(1, 5.0, False, {}), log, 60, [accounts[0]] * 2)
     assert said.startswith("exit code 1: ") and said.endswith("lost the other ranks: gone")

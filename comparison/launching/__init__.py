@@ -1,1 +1,1 @@
-"""From a setting to the record of its launch."""
+"""Launches of ranks over any backend."""

@@ -1,4 +1,4 @@
-"""The backends that are compared: which script, and what starts its ranks. Standard library only.
+"""The backends that are compared: their scripts, and the words that start their ranks. Standard library only.
 
 On this machine every backend starts its ranks without binding them, and a rank takes its share of the cores
 (base/threads.py), so that only the exchange of gradients differs. With a host file mpirun gets the words of
@@ -34,7 +34,7 @@ Hosts = Sequence["tuple[str, int]"]  # lines of a host file: name and slots
 class Backend:
     """`key`: as in `Setting.backend`. `title`: for people. `script`: the training script of its ranks.
     `launcher`: MPIRUN, HOROVODRUN, BYTEPS (every rank is a worker) or BYTEPS_LOCAL (one worker a host, with a
-    rank for each slot). `variables`: what its processes find in their environment beyond the caller's."""
+    rank for each slot). `variables`: of its processes' environment, beyond the caller's."""
 
     key: str
     title: str
@@ -55,7 +55,7 @@ BACKENDS: Mapping[str, Backend] = {
 
 
 class Cluster(NamedTuple):
-    """What --hostfile says. `lines`: name and slots of each line, as BytePS takes it (a line is a worker)."""
+    """Hosts of --hostfile. `lines`: name and slots of each line, as BytePS takes it (a line is a worker)."""
 
     path: str
     lines: tuple[tuple[str, int], ...]
@@ -71,12 +71,12 @@ class Cluster(NamedTuple):
 
     def first(self, slots: int) -> list[tuple[str, int]]:
         """The lines cut to the first so many slots."""
-        found, left = [], slots
+        hosts, left = [], slots
         for name, here in self.lines:
             if left:
-                found.append((name, min(here, left)))
-                left -= found[-1][1]
-        return found
+                hosts.append((name, min(here, left)))
+                left -= hosts[-1][1]
+        return hosts
 
 
 def launch_words(backend: Backend, workers: int, cluster: Cluster | None, directory: str | Path) -> list[str]:
@@ -122,16 +122,16 @@ def environment(
 ) -> dict[str, str]:
     """The variables of a launch: `environ`, what Open MPI wants of root, and the backend's own; with a
     cluster also those that hosts/launch_hvd.py sets, for all backends alike."""
-    found = {**environ, "PYTHONUNBUFFERED": "1"}
-    found["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH", "")]))
+    variables = {**environ, "PYTHONUNBUFFERED": "1"}
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH", "")]))
     if os.geteuid() == 0:
-        found.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+        variables.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     if cluster is not None:
         words = shlex.split(" ".join(options_of_mpirun(_merged(cluster.lines))))
         exported = [after for word, after in zip(words, words[1:]) if word == "-x" and "=" in after]
-        found.update({name: value for name, _, value in (one.partition("=") for one in exported)})
-    found.update(backend.variables)
-    return found
+        variables.update({name: value for name, _, value in (one.partition("=") for one in exported)})
+    variables.update(backend.variables)
+    return variables
 
 
 def _merged(lines: Hosts) -> list[tuple[str, int]]:

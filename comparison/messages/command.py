@@ -2,6 +2,8 @@
 
     python compare.py --comm_only [--backends hvd_mpi byteps] [--workers 2] [--sizes 4KB 1MB 200x64KB]
 
+Start-up, from the launch to the first average, and agreements of the ranks are timed, too.
+
 Under --output: messages.md, messages.json, messages.png, and in messages/ what each launch has left. A second
 call with the same options continues; finished launches are not repeated.
 """
@@ -65,7 +67,7 @@ class Sweep(NamedTuple):
     store: Store
 
     def title(self, turn: Turn) -> str:
-        """Of a launch, for people."""
+        """Name of a launch, for people."""
         backend = self.options.campaign.backends[turn.cell.backend]
         return f"{backend.title}, {turn.cell.workers} ranks, repeat {turn.repeat + 1}"
 
@@ -78,22 +80,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="SIZE",
         default=list(DEFAULT_SIZES),
-        help="messages: 64KB, 512MB, 200x64KB for 200 arrays at once, bert-base for its gradients"
-        " (default: 4KB to 512MB in powers of 4, and 200x64KB)",
+        help="messages: 64KB, 512MB, 200x64KB for 200 arrays at once, bert-base for the gradients of"
+        " BERT-base (default: 4KB to 512MB in powers of 4, and 200x64KB)",
     )
     group.add_argument(
         "--message_dtype",
         choices=list(ITEM_BYTES),
         default="float32",
-        help="of the elements (default float32)",
+        help="dtype of the elements (default float32)",
     )
     group.add_argument(
         "--message_seconds",
         type=positive,
         default=0.5,
         metavar="S",
-        help="time for the rounds of a message in a launch: many of small messages, 2 at least of large ones"
-        " (default 0.5)",
+        help="time for the rounds of a message in a launch: many for a small message, at least 2"
+        " for a large one (default 0.5)",
     )
 
 

@@ -13,14 +13,14 @@ REFERENCE = "hvd_mpi"  # whom the others are compared with, where it takes part
 
 
 class Cell(NamedTuple):
-    """Whose messages: a backend with so many ranks."""
+    """A backend with so many ranks."""
 
     backend: str
     workers: int
 
 
 class Place(NamedTuple):
-    """Where and with whom the reference is compared: the group of a `comparison.verdicts.Pair`."""
+    """Comparison of the reference with another backend: the group of a `comparison.verdicts.Pair`."""
 
     workers: int
     message: str
@@ -33,7 +33,7 @@ def place_of(pair: Pair) -> Place:
 
 
 class Figures(NamedTuple):
-    """Of one message over one backend.
+    """Figures of one message over one backend.
 
     `latency_s`: over the launches, of each launch's median over its rounds; `samples`: the same by repeat.
     `first_s`: of the first call of a launch. Bandwidths in bytes a second, from the median latency; `bus` is

@@ -34,7 +34,7 @@ LOG, PLAN = "run.log", "plan.json"
 
 @dataclass(frozen=True)
 class Ranks:
-    """What is started: `workers` ranks that run `script` through a backend's launcher. `seconds`: of rounds
+    """Ranks to be started: `workers` that run `script` through a backend's launcher. `seconds`: of rounds
     with one message. `limit_s`: of a whole launch."""
 
     backend: Backend
@@ -85,8 +85,8 @@ def send(ranks: Ranks, messages: Sequence[Message], directory: Path) -> dict[str
         HostsError: the host file has no such slots.
     """
     begun = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    found: dict[str, Any] = {"begun": begun, "results": {}, "wrong": {}, "failures": {}, "notes": []}
-    attempts = found["attempts"] = []
+    outcome: dict[str, Any] = {"begun": begun, "results": {}, "wrong": {}, "failures": {}, "notes": []}
+    attempts = outcome["attempts"] = []
     todo = list(messages)
     start = time.monotonic()
     while todo:
@@ -114,23 +114,23 @@ def send(ranks: Ranks, messages: Sequence[Message], directory: Path) -> dict[str
                 "agreement_s": _agreement(accounts),
             }
         )
-        found["joined"] = [each.joined if each else None for each in accounts]
-        answered = _collect(found, accounts, todo)
+        outcome["joined"] = [each.joined if each else None for each in accounts]
+        answered = _collect(outcome, accounts, todo)
         left = [message for message in todo if message.name not in answered]
         reason = why(ended, here / LOG, ranks.limit_s, accounts)
         if not left:
             if ended.returncode:
-                found["notes"].append(f"after the last message: {reason}")
+                outcome["notes"].append(f"after the last message: {reason}")
             break
         begun_with = {name for each in accounts if each for name in each.begun}
         if not any(message.name in begun_with for message in todo):
-            found["failures"].update({message.name: f"before any message: {reason}" for message in left})
+            outcome["failures"].update({message.name: f"before any message: {reason}" for message in left})
             break
         # Ranks send in the plan's order: the first that not all have finished is where it ended.
-        found["failures"][left[0].name] = reason
+        outcome["failures"][left[0].name] = reason
         todo = left[1:]
-    found["seconds"] = round(time.monotonic() - start, 3)
-    return found
+    outcome["seconds"] = round(time.monotonic() - start, 3)
+    return outcome
 
 
 def _cpu_of_children() -> float:
@@ -177,7 +177,9 @@ def read_rank(path: Path) -> Account | None:
     return Account(joined, tuple(begun), results, agreements)
 
 
-def _collect(found: dict[str, Any], accounts: Sequence[Account | None], todo: Sequence[Message]) -> set[str]:
+def _collect(
+    outcome: dict[str, Any], accounts: Sequence[Account | None], todo: Sequence[Message]
+) -> set[str]:
     """Enters what all ranks, or one that was sent something wrong, have to say. Returns the messages of which
     nothing more is to be learnt."""
     answered = set()
@@ -185,14 +187,14 @@ def _collect(found: dict[str, Any], accounts: Sequence[Account | None], todo: Se
         results = [each.results[name] for each in accounts if each and name in each.results]
         wrong = [result["wrong"] for result in results if result.get("wrong")]
         if wrong:
-            found["wrong"][name] = wrong[0]
+            outcome["wrong"][name] = wrong[0]
         elif len(results) < len(accounts):
             continue
         elif len({len(result.get("rounds_s", ())) for result in results}) > 1 or "rounds_s" not in results[0]:
-            found["wrong"][name] = "the ranks do not agree on when to stop: all_agree is wrong"
+            outcome["wrong"][name] = "the ranks do not agree on when to stop: all_agree is wrong"
         else:
             rounds = [result["rounds_s"] for result in results]
-            found["results"][name] = {
+            outcome["results"][name] = {
                 "first_s": max(result["first_s"] for result in results),
                 "rounds_s": [max(seconds) for seconds in zip(*rounds)],
                 "ranks_s": rounds,

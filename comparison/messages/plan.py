@@ -45,14 +45,14 @@ def parse_message(text: str, dtype: str = "float32") -> Message:
     if text == BERT_BASE:
         elements = [size for part in bert_parts(12, 768) for size in part.gradients]
         return Message(text, tuple(size * ITEM_BYTES[dtype] for size in elements))
-    found = re.fullmatch(r"(?:(\d+)x)?(\d+)(B|KB|MB|GB)", text)
-    if not found:
+    match = re.fullmatch(r"(?:(\d+)x)?(\d+)(B|KB|MB|GB)", text)
+    if not match:
         raise ValueError(f"{text}: write it like 64KB, 512MB, 200x64KB (units B, KB, MB, GB) or {BERT_BASE}")
-    tensors, number, unit = int(found[1] or 1), int(found[2]), found[3]
+    tensors, number, unit = int(match[1] or 1), int(match[2]), match[3]
     nbytes = number * UNITS[unit]
     if not tensors or not nbytes or nbytes % max(ITEM_BYTES.values()):
         raise ValueError(f"{text}: a message has at least one array, of a positive multiple of 4 bytes")
-    name = f"{tensors}x{number}{unit}" if found[1] else f"{number}{unit}"
+    name = f"{tensors}x{number}{unit}" if match[1] else f"{number}{unit}"
     return Message(name, (nbytes,) * tensors)
 
 

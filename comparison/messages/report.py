@@ -1,4 +1,4 @@
-"""What launches that sent messages amount to, as a table, messages.md, messages.json and messages.png."""
+"""Report of launches that sent messages: tables, messages.md, messages.json and messages.png."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def table_of(
     outcome: Outcome,
     titles: Mapping[str, str],
 ) -> Table:
-    """Of all runs with so many ranks."""
+    """Table of all runs with so many ranks."""
     chosen = [cell for cell in cells if cell.workers == workers]
     reference = reference_of([cell.backend for cell in chosen])
     facts = {"titles": titles}
@@ -73,8 +73,8 @@ def table_of(
     for message in messages:
         for cell in chosen:
             names = [message.name, titles[cell.backend]]
-            found = outcome.figures[cell].get(message.name)
-            if found is None:
+            figures = outcome.figures[cell].get(message.name)
+            if figures is None:
                 rows.append(Row(names, outcome.reasons[cell].get(message.name, "not measured yet")))
                 continue
             pair = tests.get(Place(workers, message.name, cell.backend))
@@ -82,11 +82,11 @@ def table_of(
                 Row(
                     [
                         *names,
-                        with_spread(found.latency_s, 1e3),
-                        digits(found.algorithm / 1e6),
-                        digits(found.bus / 1e6),
-                        digits(1e3 * found.first_s.median),
-                        _ratio(found.ratio),
+                        with_spread(figures.latency_s, 1e3),
+                        digits(figures.algorithm / 1e6),
+                        digits(figures.bus / 1e6),
+                        digits(1e3 * figures.first_s.median),
+                        _ratio(figures.ratio),
                         verdict(pair, facts) if pair else EMPTY,
                     ]
                 )
@@ -170,15 +170,17 @@ def write_messages(directory: Path, facts: Mapping[str, Any], measured: Measured
 
 def _sentences(facts: Mapping[str, Any], measured: Measured, outcome: Outcome) -> list[str]:
     titles, cells, launches = facts["titles"], measured.cells, measured.launches
-    found = []
+    sentences = []
     if not measured.complete:
         planned = len(cells) * facts["repeats"]
-        found.append(f"Partial: {len(launches)} of {planned} launches are done; the same command continues.")
+        sentences.append(
+            f"Partial: {len(launches)} of {planned} launches are done; the same command continues."
+        )
     for cell in cells:
         for name, reason in outcome.reasons[cell].items():
             if reason.startswith("wrong: "):
                 who = f"{titles[cell.backend]} with {cell.workers} ranks"
-                found.append(f"{who} is wrong at {name}: {reason[len('wrong: ') :]}.")
+                sentences.append(f"{who} is wrong at {name}: {reason[len('wrong: ') :]}.")
     for workers in dict.fromkeys(cell.workers for cell in cells):
         backends = [cell.backend for cell in cells if cell.workers == workers]
         reference = reference_of(backends)
@@ -189,20 +191,20 @@ def _sentences(facts: Mapping[str, Any], measured: Measured, outcome: Outcome) -
                 if (place_of(pair).workers, place_of(pair).backend) == (workers, backend)
             ]
             if pairs and facts["repeats"] >= FEWEST_REPEATS:
-                found.append(f"{workers} ranks: {finding(pairs, backend, reference, titles)}")
+                sentences.append(f"{workers} ranks: {finding(pairs, backend, reference, titles)}")
     if facts["repeats"] < FEWEST_REPEATS:
-        found.append(f"With fewer than {FEWEST_REPEATS} repeats there are no verdicts.")
-    found += _memory_and_others(titles, launches)
-    found += [
+        sentences.append(f"With fewer than {FEWEST_REPEATS} repeats there are no verdicts.")
+    sentences += _memory_and_others(titles, launches)
+    sentences += [
         f"{titles[cell.backend]}, {cell.workers} ranks, {note}"
         for cell in cells
         for note in outcome.notes[cell]
     ]
-    return found
+    return sentences
 
 
 def rule(confidence: float) -> str:
-    """How a verdict is reached."""
+    """The rule for verdicts."""
     error = f"{1 - confidence:.6g}"
     return (
         "A launch gives one value for a message: the median over its rounds. Two backends are compared by the"
@@ -230,26 +232,26 @@ def finding(pairs: Sequence[Pair], backend: str, reference: str, titles: Mapping
 
 
 def _memory_and_others(titles: Mapping[str, str], launches: Sequence[Mapping[str, Any]]) -> list[str]:
-    found = []
+    sentences = []
     peaks: dict[str, dict[str, int]] = {}
     for launch in launches:
         roles = peaks.setdefault(titles[launch["backend"]], {})
         for role, peak in (item for each in launch["attempts"] for item in each["peak_bytes"].items()):
             roles[role] = max(peak, roles.get(role, 0))
-    told = "; ".join(
+    by_backend = "; ".join(
         f"{title}: {', '.join(f'{role} {memory(peak)}' for role, peak in roles.items())}"
         for title, roles in peaks.items()
         if roles
     )
-    if told:
-        found.append(f"Peak memory of one process. {told}.")
+    if by_backend:
+        sentences.append(f"Peak memory of one process. {by_backend}.")
     shares = [each["others"] for launch in launches for each in launch["attempts"] if "others" in each]
     if shares:
-        found.append(
+        sentences.append(
             f"While ranks ran, other programs took {percent(statistics.median(shares))} of this machine's CPU"
             f" time (median of the launches; at most {percent(max(shares))})."
         )
-    return found
+    return sentences
 
 
 def _to_json(facts: Mapping[str, Any], measured: Measured, outcome: Outcome) -> dict[str, Any]:
@@ -260,11 +262,11 @@ def _to_json(facts: Mapping[str, Any], measured: Measured, outcome: Outcome) -> 
             "tensors": message.tensors,
             "bytes": message.nbytes,
             "reason": outcome.reasons[cell].get(message.name),
-            **({} if found is None else _figures_json(found)),
+            **({} if own is None else _figures_json(own)),
         }
         for cell in measured.cells
         for message in measured.messages
-        for found in [outcome.figures[cell].get(message.name)]
+        for own in [outcome.figures[cell].get(message.name)]
     ]
     pairs = [
         {
@@ -288,14 +290,14 @@ def _to_json(facts: Mapping[str, Any], measured: Measured, outcome: Outcome) -> 
     }
 
 
-def _figures_json(found: Figures) -> dict[str, Any]:
+def _figures_json(figures: Figures) -> dict[str, Any]:
     return {
-        "latency_s": found.latency_s._asdict(),
-        "samples_s": dict(found.samples),
-        "first_s": found.first_s._asdict(),
-        "algorithm_bytes_per_s": found.algorithm,
-        "bus_bytes_per_s": found.bus,
-        "ratio": found.ratio and found.ratio._asdict(),
+        "latency_s": figures.latency_s._asdict(),
+        "samples_s": dict(figures.samples),
+        "first_s": figures.first_s._asdict(),
+        "algorithm_bytes_per_s": figures.algorithm,
+        "bus_bytes_per_s": figures.bus,
+        "ratio": figures.ratio and figures.ratio._asdict(),
     }
 
 

@@ -104,31 +104,67 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("projection (--project); values in parentheses are the defaults")
     add = group.add_argument
     add("--gpus", type=positive_int, nargs="+", metavar="N", help="numbers of GPUs (1 2 4 8 16 ... 1024)")
-    add("--strategies", nargs="+", choices=STRATEGIES, help="which ways to average gradients (all)")
-    add("--servers", type=positive_int, metavar="K", help="of BytePS (as many as hosts)")
+    add("--strategies", nargs="+", choices=STRATEGIES, help="ways to average gradients (all)")
+    add("--servers", type=positive_int, metavar="K", help="servers of BytePS (as many as hosts)")
     add(
         "--server_placement",
         choices=PLACEMENTS,
-        help=f"on the worker hosts, on machines of their own, or best divided between both ({COLOCATED})",
+        help=f"servers on the worker hosts, on machines of their own, or best divided ({COLOCATED})",
     )
-    add("--cluster", choices=sorted(CLUSTERS), help="whose parameters hold unless replaced (p3dn)")
-    add("--gpus_per_host", type=positive_int, metavar="G", help="(p3dn: 8)")
-    add("--intra_gbps", type=positive, metavar="X", help="of a ring inside a host, Gbit/s (p3dn: 160 to 960)")
-    add("--inter_gbps", type=positive, metavar="X", help="of a host's network, Gbit/s (p3dn: 100)")
-    add("--network_efficiency", type=share, metavar="X", help="the part of it that is reached (p3dn: 0.56)")
-    add("--intra_latency_us", type=not_negative, metavar="X", help="of a ring's step in a host (p3dn: 3.4)")
-    add("--inter_latency_us", type=not_negative, metavar="X", help="of one between hosts (p3dn: 9.6)")
-    add("--fusion_mb", type=not_negative, metavar="X", help="MiB that Horovod sends together (p3dn: 128)")
-    add("--cycle_ms", type=not_negative, metavar="X", help="between two looks of Horovod's (p3dn: 1)")
-    add("--partition_bytes", type=positive_int, metavar="N", help="of BytePS's pieces (p3dn: 4096000)")
-    add("--compute_s", type=positive, metavar="S", help="forward and backward of one pass on one GPU")
-    add("--optimizer_s", type=not_negative, metavar="S", help="the update (from the GPU's memory bandwidth)")
-    add("--measured", metavar="FILE", help="a comparison's report.json: compute time of this machine")
-    add("--gradient_dtype", choices=sorted(ELEMENT_BYTES), help="on their way (float16; --measured: float32)")
+    add("--cluster", choices=sorted(CLUSTERS), help="cluster whose parameters hold unless replaced (p3dn)")
+    add("--gpus_per_host", type=positive_int, metavar="G", help="GPUs of a host (p3dn: 8)")
+    add(
+        "--intra_gbps",
+        type=positive,
+        metavar="X",
+        help="bandwidth of a ring inside a host, Gbit/s (p3dn: 160 to 960)",
+    )
+    add("--inter_gbps", type=positive, metavar="X", help="bandwidth of a host's network, Gbit/s (p3dn: 100)")
+    add(
+        "--network_efficiency",
+        type=share,
+        metavar="X",
+        help="share of it that collectives reach (p3dn: 0.56)",
+    )
+    add(
+        "--intra_latency_us",
+        type=not_negative,
+        metavar="X",
+        help="latency of a ring's step inside a host (p3dn: 3.4)",
+    )
+    add(
+        "--inter_latency_us",
+        type=not_negative,
+        metavar="X",
+        help="latency of a step between hosts (p3dn: 9.6)",
+    )
+    add(
+        "--fusion_mb", type=not_negative, metavar="X", help="MiB that Horovod fuses into one call (p3dn: 128)"
+    )
+    add("--cycle_ms", type=not_negative, metavar="X", help="Horovod's cycle time (p3dn: 1)")
+    add(
+        "--partition_bytes",
+        type=positive_int,
+        metavar="N",
+        help="bytes of BytePS's partitions (p3dn: 4096000)",
+    )
+    add("--compute_s", type=positive, metavar="S", help="seconds of one forward and backward pass on one GPU")
+    add(
+        "--optimizer_s",
+        type=not_negative,
+        metavar="S",
+        help="seconds of the update (from the GPU's memory bandwidth)",
+    )
+    add("--measured", metavar="FILE", help="report.json of a comparison: compute time of this machine")
+    add(
+        "--gradient_dtype",
+        choices=sorted(ELEMENT_BYTES),
+        help="dtype of exchanged gradients (float16; --measured: float32)",
+    )
     add(
         "--overlap",
         choices=("backward", "none"),
-        help="when gradients travel: during it (backward), or after",
+        help="exchange during the backward pass, or after it (backward)",
     )
     for flag, settings in SHARED.items():
         try:

@@ -84,12 +84,12 @@ def _read(path: str) -> Mapping[str, Any]:
     if len(content) > MOST_BYTES:
         raise InputError(f"--measured {path}: more than {MOST_BYTES >> 20} MiB, so not a report.json")
     try:
-        found = json.loads(content)
+        report = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise InputError(f"--measured {path}: not JSON ({error})") from error
-    if not isinstance(found, dict):
+    if not isinstance(report, dict):
         raise InputError(f"--measured {path}: not the report.json of a comparison")
-    return found
+    return report
 
 
 def _median(launches: Sequence[Record], value: Any) -> float:

@@ -20,24 +20,26 @@ _IDEAL = {"color": "#888888", "linestyle": "--", "linewidth": 1.2, "zorder": 1}
 _MARKERS = "osD"
 
 
-def draw_all(directory: Path, plan: Plan, found: Sequence[Projection], points: Sequence[Point]) -> list[str]:
+def draw_all(
+    directory: Path, plan: Plan, projections: Sequence[Projection], points: Sequence[Point]
+) -> list[str]:
     """Writes both; returns their names. OSError when a file cannot be written."""
-    for name, figure in ((PROJECTION, _projection(plan, found)), (VALIDATION, _validation(points))):
+    for name, figure in ((PROJECTION, _projection(plan, projections)), (VALIDATION, _validation(points))):
         with replacing(str(directory / name)) as handle:
             figure.savefig(handle, format="png", metadata={"Software": None})
     return [PROJECTION, VALIDATION]
 
 
-def _projection(plan: Plan, found: Sequence[Projection]) -> Figure:
+def _projection(plan: Plan, projections: Sequence[Projection]) -> Figure:
     figure = new_figure((11, 4.6))
     left, right = figure.subplots(1, 2)
-    strategies = list(dict.fromkeys(each.strategy for each in found))
-    single = max(each.sequences_per_s / each.gpus / each.efficiency for each in found)
-    gpus = sorted({each.gpus for each in found})
+    strategies = list(dict.fromkeys(each.strategy for each in projections))
+    single = max(each.sequences_per_s / each.gpus / each.efficiency for each in projections)
+    gpus = sorted({each.gpus for each in projections})
     left.plot(gpus, [single * count for count in gpus], label="ideal", **_IDEAL)
     right.axhline(100, **_IDEAL)
     for index, strategy in enumerate(strategies):
-        own = [each for each in found if each.strategy == strategy]
+        own = [each for each in projections if each.strategy == strategy]
         style = {"color": COLOURS[index], "marker": _MARKERS[index], "markersize": 5, "linewidth": 1.6}
         counts = [each.gpus for each in own]
         left.plot(counts, [each.sequences_per_s for each in own], label=own[0].title, **style)
@@ -45,7 +47,7 @@ def _projection(plan: Plan, found: Sequence[Projection]) -> Figure:
         after = {**style, "marker": "", "linestyle": ":"}
         right.plot(counts, [100 * each.without_overlap for each in own], **after)
     left.set(title="throughput", xlabel="GPUs", ylabel="sequences/s", xscale="log", yscale="log")
-    low = min(100 * each.without_overlap for each in found)
+    low = min(100 * each.without_overlap for each in projections)
     right.set(
         title="scaling efficiency (dotted: without overlap)",
         xlabel="GPUs",
@@ -86,7 +88,8 @@ def _single(points: Sequence[Point], of: Point) -> float:
 
 
 def _draw_efficiency(axes: Axes, points: Sequence[Point], dtype: str) -> None:
-    """Of throughputs: a plot of these would need a logarithm, which hides 20%. A colour for each batch."""
+    """Efficiency by throughput: a plot of throughputs would need a logarithm, which hides 20%. A colour for
+    each batch."""
     for index, case in enumerate(_cases(points)):
         own = [point for point in points if point.case is case]
         one = _single(points, own[0])
@@ -111,11 +114,11 @@ def _draw_efficiency(axes: Axes, points: Sequence[Point], dtype: str) -> None:
 
 
 def _cases(points: Sequence[Point]) -> list[Case]:
-    found: list[Case] = []
+    cases: list[Case] = []
     for point in points:
-        if point.case not in found:
-            found.append(point.case)
-    return found
+        if point.case not in cases:
+            cases.append(point.case)
+    return cases
 
 
 def _draw_claims(axes: Axes, points: Sequence[Point]) -> None:

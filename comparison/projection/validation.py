@@ -51,7 +51,7 @@ class Point(NamedTuple):
 
     @property
     def calibrated(self) -> bool:
-        """Whether the compute time was taken from this very number."""
+        """True where the compute time was taken from this very number."""
         return self.gpus == self.case.calibrated_on
 
     @property
@@ -81,12 +81,14 @@ def points_of(case: Case, cluster: Cluster | None = None) -> list[Point]:
 
 def mean_deviation(points: Sequence[Point], overlap: bool = True) -> float:
     """Mean of the absolute deviations, of the points that are predictions."""
-    found = [abs(p.deviation if overlap else p.deviation_without_overlap) for p in points if not p.calibrated]
-    return sum(found) / len(found)
+    deviations = [
+        abs(p.deviation if overlap else p.deviation_without_overlap) for p in points if not p.calibrated
+    ]
+    return sum(deviations) / len(deviations)
 
 
 def workload_of(case: Case) -> Workload:
-    """Of a step of the case, with the compute time from its one calibrated number."""
+    """Workload of a step of the case, with the compute time from its one calibrated number."""
     parts = bert_parts(case.layers, case.units)
     update_s = update_seconds(sum(part.elements for part in parts), case.cluster.memory_gbytes_s)
     work = Workload(
@@ -99,8 +101,8 @@ def workload_of(case: Case) -> Workload:
     low, high = 0.0, wanted
     while high - low > 1e-12 * wanted:  # the step grows with the compute time
         middle = (low + high) / 2
-        found = project(replace(work, compute_s=middle), case.strategy, case.cluster, case.calibrated_on)
-        low, high = (middle, high) if found.step_s < wanted else (low, middle)
+        projection = project(replace(work, compute_s=middle), case.strategy, case.cluster, case.calibrated_on)
+        low, high = (middle, high) if projection.step_s < wanted else (low, middle)
     return replace(work, compute_s=high)
 
 
@@ -125,27 +127,27 @@ def implied_gbps(case: Case, gpus: int) -> float | None:
     cluster = case.cluster
     work = workload_of(case)
 
-    def found(gbps: float) -> float:
+    def predicted(gbps: float) -> float:
         own = replace(cluster, inter_gbps=gbps, network_efficiency=1.0)
         return _in_unit(replace(case, cluster=own), gpus, work)
 
     low, high = 1e-2, 1e6
     slower = -1 if case.unit in (STEP, DAYS) else 1  # the sign of what a faster network does to the value
-    if not slower * found(low) <= slower * wanted <= slower * found(high):
+    if not slower * predicted(low) <= slower * wanted <= slower * predicted(high):
         return None
     while high / low > 1 + 1e-5:
         middle = (low * high) ** 0.5
-        low, high = (middle, high) if slower * found(middle) < slower * wanted else (low, middle)
+        low, high = (middle, high) if slower * predicted(middle) < slower * wanted else (low, middle)
     return high
 
 
 def _in_unit(case: Case, gpus: int, work: Workload) -> float:
-    found: Projection = project(work, case.strategy, case.cluster, gpus)
+    projection: Projection = project(work, case.strategy, case.cluster, gpus)
     values = {
-        THROUGHPUT: found.sequences_per_s,
-        EFFICIENCY: found.efficiency,
-        STEP: found.step_s,
-        DAYS: found.step_s * case.steps[gpus] / DAY if case.steps else 0.0,
+        THROUGHPUT: projection.sequences_per_s,
+        EFFICIENCY: projection.efficiency,
+        STEP: projection.step_s,
+        DAYS: projection.step_s * case.steps[gpus] / DAY if case.steps else 0.0,
     }
     return values[case.unit]
 
@@ -210,7 +212,7 @@ def _points(title: str, points: Sequence[Point]) -> Table:
 
 
 def _means(points: Sequence[Point]) -> Table:
-    """By case, so that a look tells which of the two predictions is nearer."""
+    """By case, to show which of the two predictions is nearer."""
     rows = []
     for case in CASES:
         own = [point for point in points if point.case is case]
@@ -222,7 +224,7 @@ def _means(points: Sequence[Point]) -> Table:
 
 
 def _losses(points: Sequence[Point]) -> Table:
-    """How much longer steps become, from one GPU to a host and from one host to four."""
+    """Milliseconds by which steps become longer, from one GPU to a host and from one host to four."""
     rows = []
     for case in CASES:
         if case.unit != THROUGHPUT:
@@ -263,8 +265,8 @@ def _stories() -> Table:
         cells = [f"{speed:.0f} Gbit/s"]
         for case in (UNIVERSITY_STEPS, UNIVERSITY_DAYS):
             cluster = replace(case.cluster, inter_gbps=speed)
-            found = [point for point in points_of(case, cluster) if not point.calibrated]
-            cells += [off(point.deviation) for point in found]
+            predictions = [point for point in points_of(case, cluster) if not point.calibrated]
+            cells += [off(point.deviation) for point in predictions]
         rows.append(Row(cells))
     head = ["network"]
     for unit in (STEP, DAYS):
@@ -273,11 +275,11 @@ def _stories() -> Table:
 
 
 def _verdict() -> str:
-    """Which of the two stories one network explains better: the one whose points imply nearly one speed."""
+    """The story that one network explains better: the one whose points imply nearly one speed."""
     spreads = {}
     for case in (UNIVERSITY_STEPS, UNIVERSITY_DAYS):
-        found = [implied_gbps(case, gpus) for gpus in case.points if gpus != case.calibrated_on]
-        speeds = [speed for speed in found if speed is not None]
+        implied = [implied_gbps(case, gpus) for gpus in case.points if gpus != case.calibrated_on]
+        speeds = [speed for speed in implied if speed is not None]
         spreads[case.unit] = (min(speeds), max(speeds))
     ratios = {unit: high / low for unit, (low, high) in spreads.items()}
     better, worse = sorted(ratios, key=lambda unit: ratios[unit])

@@ -1,1 +1,1 @@
-"""From records to figures, verdicts, tables and plots."""
+"""Reports of training runs: figures, verdicts, tables and plots."""

@@ -24,10 +24,10 @@ _PLOTS = {
 
 def summary(results: Results, facts: Mapping[str, Any]) -> list[str]:
     """Sentences; at least one."""
-    found = [*_verdicts(results.pairs, facts), *_troubles(results, facts)]
+    sentences = [*_verdicts(results.pairs, facts), *_troubles(results, facts)]
     if not results.pairs:
-        found.insert(0, "No two backends have figures for the same setting: there is nothing to compare.")
-    return found
+        sentences.insert(0, "No two backends have figures for the same setting: there is nothing to compare.")
+    return sentences
 
 
 def _verdicts(pairs: Sequence[Pair], facts: Mapping[str, Any]) -> list[str]:
@@ -106,8 +106,8 @@ def _troubles(results: Results, facts: Mapping[str, Any]) -> list[str]:
         for each in chosen:
             by_backend.setdefault(each.setting.backend, []).append(each)
         named = []
-        for backend, found in by_backend.items():
-            groups = [each.setting.group for each in found]
+        for backend, of_backend in by_backend.items():
+            groups = [each.setting.group for each in of_backend]
             ran = sum(each.setting.backend == backend for each in results.results)
             if len(groups) == ran:
                 where = "everywhere" if ran > 1 else group_words(groups[0], facts)
@@ -115,7 +115,7 @@ def _troubles(results: Results, facts: Mapping[str, Any]) -> list[str]:
                 where = "; ".join(group_words(each, facts) for each in groups)
             else:
                 where = f"{len(groups)} of {ran} settings"
-            what = " or ".join(dict.fromkeys(each.differs for each in found if each.differs))
+            what = " or ".join(dict.fromkeys(each.differs for each in of_backend if each.differs))
             named.append(f"{title_of(backend, facts)} ({where}{': ' if what else ''}{what})")
         sentences.append(f"{words}: {', '.join(named)}.")
     return sentences
@@ -158,14 +158,14 @@ def document(
 
 
 def _greatest_words(results: Results, facts: Mapping[str, Any]) -> str:
-    """How far the backends that agree are apart; "" where there are no two."""
-    found = []
+    """Differences of the backends that agree, in words; "" where there are no two."""
+    words = []
     for kind in dict.fromkeys(kind for each in results.greatest_difference.values() for kind in each):
         values = {group: each[kind] for group, each in results.greatest_difference.items()}
         worst = max(values, key=lambda group: values[group])
         where = f"{values[worst]:.2g} ({group_words(worst, facts)})" if values[worst] else "none"
-        found.append(f"of {kind}: {where}")
-    return f"Greatest relative difference of backends that agree, {'; '.join(found)}." if found else ""
+        words.append(f"of {kind}: {where}")
+    return f"Greatest relative difference of backends that agree, {'; '.join(words)}." if words else ""
 
 
 def _run_words(facts: Mapping[str, Any], repeats: int) -> str:

@@ -21,9 +21,10 @@ SERVERS = ("byteps",)
 
 
 class Breakdown(NamedTuple):
-    """Of rank 0, milliseconds a step; spreads are over so many `launches`. `exposed_ms`: communication while
-    nothing computed, of which `exposed_share` is the part of the step's time; `hidden_ms`: while operators
-    computed; `under_way_ms`: both. `parts`: those of `training.profiling.breakdown.PARTS`.
+    """Parts of a step of rank 0, in milliseconds; spreads are over so many `launches`. `exposed_ms`:
+    communication while nothing computed, of which `exposed_share` is the part of the step's time;
+    `hidden_ms`: while operators computed; `under_way_ms`: both. `parts`: those of
+    `training.profiling.breakdown.PARTS`.
 
     Medians are taken of each figure for itself, so that a launch that stalled does not show in any; those of
     the parts need not add up to that of the step.
@@ -39,7 +40,7 @@ class Breakdown(NamedTuple):
 
 
 def breakdown_of(profiles: Sequence[Mapping[str, Any]]) -> Breakdown:
-    """Of the breakdowns of a setting's launches, as `break_down` makes them. Raises
+    """Medians and spread over the breakdowns of a setting's launches, as `break_down` makes them. Raises
     ValueError for none."""
     exposed = [each["parts"][EXPOSED]["ms"] for each in profiles]
     hidden = [each["hidden_ms"][EXPOSED] for each in profiles]
@@ -169,7 +170,7 @@ class Scaling(NamedTuple):
 
 @dataclass(frozen=True)
 class Figures:
-    """Of a setting that ran as it should. Spreads are over the launches.
+    """Figures of a setting that ran as it should. Spreads are over the launches.
 
     `samples`: repeat -> seconds per step, the launch's median over its intervals. `tokens_per_s` leaves
     padding out; rates are of all ranks together. `padded_length`: tokens of a sequence with padding, mean.

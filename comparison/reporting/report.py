@@ -65,31 +65,31 @@ def write_report(
     text = document(first, tables, drawn, results, facts, repeats)
     with replacing(str(directory / REPORT_MD)) as handle:
         handle.write(text.encode("utf-8"))
-    found = _content(first, results, facts, records, repeats, complete)
+    values = _content(first, results, facts, records, repeats, complete)
     with replacing(str(directory / REPORT_JSON)) as handle:
-        handle.write((json.dumps(found, indent=1, allow_nan=False) + "\n").encode("utf-8"))
+        handle.write((json.dumps(values, indent=1, allow_nan=False) + "\n").encode("utf-8"))
     shown = "\n\n".join([*(terminal(each) for each in tables), "\n".join(first)])
     paths = [directory / name for name in (REPORT_MD, REPORT_JSON, *drawn)]
     return Report(shown + "\n", paths, results, good)
 
 
 def _state(records: Sequence[Record], planned: Sequence[Setting], repeats: int, complete: bool) -> list[str]:
-    """What the reader must know before anything else."""
-    found = []
+    """Warnings that stand before everything else."""
+    sentences = []
     if not complete:
         wanted = set(planned)
         done = {(each.setting, each.repeat) for each in records if each.kind == TIMED}
         made = sum(setting in wanted for setting, _ in done)
-        found.append(
+        sentences.append(
             f"PARTIAL: {made} of {len(planned) * repeats} timed launches are done; the same command goes on."
         )
     if repeats < FEWEST_REPEATS:
-        found.append(f"Too few repeats for verdicts: {repeats}; it takes {FEWEST_REPEATS}.")
-    return found
+        sentences.append(f"Too few repeats for verdicts: {repeats}; it takes {FEWEST_REPEATS}.")
+    return sentences
 
 
 def _tables(results: Results, facts: Mapping[str, Any], repeats: int) -> list[Table]:
-    found = [
+    tables = [
         sections.speed(results, facts, repeats),
         sections.pairs(results, facts),
         sections.communication(results, facts),
@@ -97,7 +97,7 @@ def _tables(results: Results, facts: Mapping[str, Any], repeats: int) -> list[Ta
         sections.scaling(results, facts),
         sections.to_finish(results, facts),
     ]
-    return [each for each in found if each is not None]
+    return [each for each in tables if each is not None]
 
 
 def _content(
@@ -124,7 +124,7 @@ def _content(
             "pairs": [_pair(each) for each in results.pairs],
             "compared": compared(planned, facts),
             "greatest_relative_difference": [
-                {**group._asdict(), **found} for group, found in results.greatest_difference.items()
+                {**group._asdict(), **greatest} for group, greatest in results.greatest_difference.items()
             ],
             "launches": [each.to_json() for each in records],
         }
@@ -137,13 +137,13 @@ def _result(result: Result) -> dict[str, Any]:
 
 
 def _figures(figures: Figures) -> dict[str, Any]:
-    """With what is a property there; each launch's own breakdown is in `launches`."""
-    found = dict(vars(figures))
+    """Their fields, and properties of those; each launch's own breakdown is in `launches`."""
+    values = dict(vars(figures))
     if figures.scaling:
-        found["scaling"] = {**figures.scaling._asdict(), "efficiency": figures.scaling.efficiency}
+        values["scaling"] = {**figures.scaling._asdict(), "efficiency": figures.scaling.efficiency}
     if figures.finish:
-        found["finish"] = {**figures.finish._asdict(), "seconds": figures.finish.seconds}
-    return found
+        values["finish"] = {**figures.finish._asdict(), "seconds": figures.finish.seconds}
+    return values
 
 
 def _pair(pair: Pair) -> dict[str, Any]:

@@ -128,11 +128,11 @@ def communication(results: Results, facts: Mapping[str, Any]) -> Table | None:
     head += ["a worker sends", "servers send"]
 
     def cells(result: Result, figures: Figures) -> list[str]:
-        found, bytes_ = figures.breakdown, figures.traffic
+        breakdown, bytes_ = figures.breakdown, figures.traffic
         times = [EMPTY] * 5
-        if found:
-            parts = (found.under_way_ms, found.hidden_ms, found.exposed_ms)
-            times = [*map(_milliseconds, parts), _share(found), str(found.launches)]
+        if breakdown:
+            parts = (breakdown.under_way_ms, breakdown.hidden_ms, breakdown.exposed_ms)
+            times = [*map(_milliseconds, parts), _share(breakdown), str(breakdown.launches)]
         if bytes_ is None:
             return [*times, EMPTY, EMPTY, EMPTY]
         return [*times, size(bytes_.handed), size(bytes_.worker), size(bytes_.servers)]
@@ -150,8 +150,8 @@ def communication(results: Results, facts: Mapping[str, Any]) -> Table | None:
 
 def resources(results: Results, facts: Mapping[str, Any]) -> Table:
     """Start-up and peak memory of each role."""
-    found = [each.figures for each in results.results if each.figures]
-    seen = dict.fromkeys(role for each in found for role in each.peak_bytes)
+    with_figures = [each.figures for each in results.results if each.figures]
+    seen = dict.fromkeys(role for each in with_figures for role in each.peak_bytes)
     roles = ["worker", *(each for each in _SERVICES if each in seen)]
     roles += [each for each in seen if each not in roles]
     head = ["start-up, s (extremes)", *(f"memory of a {role}" for role in roles)]
@@ -199,15 +199,15 @@ def to_finish(results: Results, facts: Mapping[str, Any]) -> Table:
         assert figures.finish is not None  # every setting with figures has it
         return finish_cells(figures.finish, priced)
 
-    found = [each.figures.finish for each in results.results if each.figures and each.figures.finish]
+    finishes = [each.figures.finish for each in results.results if each.figures and each.figures.finish]
     notes = ["The plan of hparams.py for as many GPUs as workers, at the median rate with padding."]
-    if any(stage.estimated for each in found for stage in each.stages):
+    if any(stage.estimated for each in finishes for stage in each.stages):
         notes.append(
             "~ An estimate: the rate was measured at sequences of at most"
             f" {facts['max_seq_length']} tokens and converted by the floating-point operations of a token at"
             " the stage's length (training/profiling/flops.py), the whole step with it."
         )
-    notes += [f"{each}." for each in dict.fromkeys(each.reason for each in found if each.reason)]
+    notes += [f"{each}." for each in dict.fromkeys(each.reason for each in finishes if each.reason)]
     if priced:
         notes.append(
             f"Cost: {facts['price_per_hour']:g} an hour for an instance of"
@@ -216,21 +216,21 @@ def to_finish(results: Results, facts: Mapping[str, Any]) -> Table:
     return _table("Time to finish both stages", head, _rows(results.results, facts, cells), facts, notes)
 
 
-def finish_cells(found: Finish, priced: bool) -> list[str]:
-    if not found.stages:
+def finish_cells(finish: Finish, priced: bool) -> list[str]:
+    if not finish.stages:
         return [EMPTY] * (5 if priced else 4)
-    times = [("~" if each.estimated else "") + duration(each.seconds) for each in found.stages]
-    mark = "~" if any(each.estimated for each in found.stages) else ""
-    cells = [f"{sum(each.num_steps for each in found.stages):,}", *times, mark + duration(found.seconds)]
-    return [*cells, f"{mark}{digits(found.cost or 0.0)}"] if priced else cells
+    times = [("~" if each.estimated else "") + duration(each.seconds) for each in finish.stages]
+    mark = "~" if any(each.estimated for each in finish.stages) else ""
+    cells = [f"{sum(each.num_steps for each in finish.stages):,}", *times, mark + duration(finish.seconds)]
+    return [*cells, f"{mark}{digits(finish.cost or 0.0)}"] if priced else cells
 
 
 def _milliseconds(values: Spread) -> str:
     return with_extremes(values) if values.most >= 0.0005 else "0"
 
 
-def _share(found: Breakdown) -> str:
-    return share_with_extremes(found.exposed_share) if found.exposed_ms.most >= 0.0005 else "0%"
+def _share(breakdown: Breakdown) -> str:
+    return share_with_extremes(breakdown.exposed_share) if breakdown.exposed_ms.most >= 0.0005 else "0%"
 
 
 def throughput(results: Results, facts: Mapping[str, Any], planned: Sequence[Setting]) -> Table:
@@ -265,10 +265,10 @@ def training_time(results: Results, facts: Mapping[str, Any]) -> Table:
         if each.figures is None or each.figures.finish is None:
             rows.append(Row([*names, str(setting.workers)], short_reason(each)))
             continue
-        found = each.figures.finish
-        mark = "~" if any(stage.estimated for stage in found.stages) else ""
-        steps = f"{sum(stage.num_steps for stage in found.stages):,}" if found.stages else EMPTY
-        time = mark + duration(found.seconds) if found.stages else EMPTY
+        finish = each.figures.finish
+        mark = "~" if any(stage.estimated for stage in finish.stages) else ""
+        steps = f"{sum(stage.num_steps for stage in finish.stages):,}" if finish.stages else EMPTY
+        time = mark + duration(finish.seconds) if finish.stages else EMPTY
         rate = digits(each.figures.sequences_per_s.median)
         rows.append(Row([*names, str(setting.workers), steps, rate, time]))
     notes = ["Steps and time of both stages by hparams.py; ~ is an estimate (see the time to finish)."]
@@ -286,10 +286,10 @@ def expansion(results: Results, facts: Mapping[str, Any]) -> Table:
         if each.figures is None:
             rows.append(Row([*names, str(each.setting.workers)], short_reason(each)))
             continue
-        found = each.figures.scaling
+        relative = each.figures.scaling
         ratios = [EMPTY, EMPTY]
-        if found:
-            ratios = [f"{found.expansion.median:.3f}", f"{found.speed_up.median:.2f}"]
+        if relative:
+            ratios = [f"{relative.expansion.median:.3f}", f"{relative.speed_up.median:.2f}"]
         rows.append(Row([*names, str(each.setting.workers), digits(each.figures.step_s.median), *ratios]))
     notes = [
         "A node is a worker here. Speed-up: tokens/s against one node, of the same backend, precision and"

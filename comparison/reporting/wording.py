@@ -26,7 +26,7 @@ def group_words(group: Group, facts: Mapping[str, Any]) -> str:
 
 
 def digits(value: float, significant: int = 3) -> str:
-    """So many significant digits, without an exponent, thousands separated."""
+    """A number with so many significant digits, without an exponent, thousands separated."""
     if value == 0:
         return "0"
     exponent = int(f"{value:.{significant - 1}e}".split("e")[1])  # after rounding

@@ -164,7 +164,7 @@ def _launch_all(comparison: Comparison, made: dict[Work, Record]) -> None:
 
 
 def _hopeless(made: Mapping[Work, Record], setting: Setting) -> bool:
-    """Whether it has failed so often that it is not launched again."""
+    """True for a setting that has failed so often that it is not launched again."""
     failures = sum(work.setting == setting and bool(record.failure) for work, record in made.items())
     return failures >= MOST_FAILURES
 

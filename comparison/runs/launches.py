@@ -38,14 +38,14 @@ _EXCLUDED = (
     *("--ckpt_dir", "--ckpt_interval", "--keep_checkpoints", "--resume", "--start_step"),
     *("--data_eval", "--eval_use_npz", "--batch_size_eval", "--profile", "--progress", "--verbose"),
 )
-# Losses that move at once tell a wrong gradient sooner; so small a batch is not in the paper's table.
+# Losses that move at once show a wrong gradient sooner; so small a batch is not in the paper's table.
 _EMBEDDED_SCHEDULE = {"--lr": "0.014", "--warmup_ratio": "0.1"}
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What is trained, as on the command line of compare.py; None and False: left out. `script_args`: the
-    words after --."""
+    """Model, data and batches, as on the command line of compare.py; None and False: left out. `script_args`:
+    the words after --."""
 
     model: str | None
     data: str | None
@@ -58,7 +58,7 @@ class Trained:
 
 
 class Training(NamedTuple):
-    """What all launches have in common.
+    """Options and facts that all launches have in common.
 
     `words`: options of the scripts. `facts`: what these mean, for the report. `prepares`: whether the data is
     tokenized or converted before the first step, and `pretrained` whether the model is read from files.
@@ -225,8 +225,8 @@ def make_directory(store: Store, work: Work) -> Path:
 
 
 def keep_outcome(directory: Path, step: int) -> None:
-    """Of the checkpoint directory the metrics are kept, and of the checkpoint of the last step, which is
-    `step`, the manifest: it has the checksum of the parameters."""
+    """Keeps the metrics of the checkpoint directory and the manifest of the last checkpoint, that of `step`:
+    it has the checksum of the parameters."""
     for name in (METRICS, manifest_name(step)):
         if (directory / _CKPT / name).exists():
             os.replace(directory / _CKPT / name, directory / name)

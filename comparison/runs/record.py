@@ -1,4 +1,4 @@
-"""Record of one launch of a training script: the figures that it has left behind, or why there are none."""
+"""Record of one launch of a training script: its figures, or the reason why there are none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOG, METRICS, TRACE = "run.log", "metrics.jsonl", "trace.json"
 
 
 class Steps(NamedTuple):
-    """Of a launch: how many, how many of them are warm-up, and how many to a line of metrics."""
+    """Steps of a launch: all of them, those of the warm-up, and those to a line of metrics."""
 
     total: int
     warm_up: int
@@ -163,7 +163,7 @@ def read_run(
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The lines about training; a last one that was cut off is left out, and so is a file that is missing."""
-    found = []
+    lines = []
     try:
         text = path.read_text(encoding="utf-8")
     except OSError:
@@ -174,8 +174,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         except ValueError:
             continue
         if "mlm_loss" in values:
-            found.append(values)
-    return found
+            lines.append(values)
+    return lines
 
 
 def params_sha256(directory: Path, step: int) -> str:
@@ -185,16 +185,16 @@ def params_sha256(directory: Path, step: int) -> str:
         InputError: the manifest is missing or damaged.
     """
     files = read_manifest(str(directory), step).get("files")
-    found = files.get(PARAMS, {}).get("sha256") if isinstance(files, dict) else None
-    if not isinstance(found, str):
+    checksum = files.get(PARAMS, {}).get("sha256") if isinstance(files, dict) else None
+    if not isinstance(checksum, str):
         raise InputError(f"the manifest of step {step} in {directory} has no checksum of the parameters")
-    return found
+    return checksum
 
 
 def _failure(
     steps: Steps, launched: Launched, directory: Path, lines: Sequence[dict[str, Any]]
 ) -> tuple[str | None, bool]:
-    """Why there is no result, None if there is one, and whether memory ran out."""
+    """Reason why there is no result, None if there is one, and whether memory ran out."""
     done = lines[-1]["step"] if lines else 0
     if launched.timed_out:
         limit = f"no end within {launched.seconds:.0f} s (--time_limit)"

@@ -1,4 +1,4 @@
-"""Which backend computed what the others did."""
+"""Backends that computed the same as the others, and those that did not."""
 
 from __future__ import annotations
 

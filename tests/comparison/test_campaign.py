@@ -84,7 +84,7 @@ def test_another_comparison_is_not_mixed_in(tmp_path, changes, named):
         store.agree_on(PLAN, 5)  # nothing was changed by the attempt
 
 
-def test_more_repeats_may_be_asked_for_but_not_fewer(tmp_path):
+def test_more_repeats_continue_but_not_fewer(tmp_path):
     with Store(str(tmp_path)) as store:
         store.agree_on(PLAN, 2)
         store.agree_on(PLAN, 5)

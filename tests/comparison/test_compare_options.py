@@ -81,7 +81,7 @@ def test_on_gpus(monkeypatch, tmp_path):
         ("--batch_size 8", "--batch_size: is an option of --project; here it is --batch_sizes"),
     ],
 )
-def test_what_is_refused(text, message):
+def test_what_is_rejected(text, message):
     with pytest.raises(InputError) as raised:
         parse(text)
     assert message in str(raised.value) and "\n" not in str(raised.value)
@@ -104,7 +104,7 @@ def test_one_line_and_exit_code_2(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_gpus_are_asked_for_only_where_there_is_a_driver(tmp_path, monkeypatch):
+def test_gpus_are_counted_only_where_there_is_a_driver(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert count_gpus() == 0
     asked = []

@@ -1,4 +1,4 @@
-"""Which messages are sent, what they need and what their bandwidth is."""
+"""Messages that are sent, the memory that they need, their bandwidth."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_gradients_of_bert_base(dtype, item):
 
 
 @pytest.mark.parametrize("text", ["4", "4kb", "KB", "0KB", "0x4KB", "6B", "-4KB", "4KB ", "1.5MB", "4x", ""])
-def test_other_sizes_are_refused(text):
+def test_other_sizes_are_rejected(text):
     with pytest.raises(ValueError, match="write it like|at least one array"):
         parse_message(text)
 

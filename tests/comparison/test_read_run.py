@@ -1,4 +1,4 @@
-"""From the files of a launch to its record: figures, or why there are none."""
+"""Record of a launch from its files: figures, or why there are none."""
 
 from __future__ import annotations
 

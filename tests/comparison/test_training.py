@@ -1,4 +1,4 @@
-"""What the training scripts are told, and that their own rules hold before anything is launched."""
+"""Options that the training scripts get, and that their own rules hold before anything is launched."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_data_is_known_by_its_files(tmp_path):
         (["--", "--dropout", "2"], "--dropout"),
     ],
 )
-def test_what_is_refused(tmp_path, words, message):
+def test_what_is_rejected(tmp_path, words, message):
     with pytest.raises(InputError) as raised:
         plan(own_data(tmp_path, *words))
     assert message in str(raised.value) and "\n" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""How far the model is off: within stated bounds, and as docs/projection.md says."""
+"""Errors of the model: within stated bounds, and as docs/projection.md says."""
 
 from __future__ import annotations
 
