@@ -6,303 +6,427 @@
     python hparams.py --tokens_per_gpu 8192 --accumulate 2 --launch hvd --hostfile hosts/32x_p3dn
     python hparams.py --num_gpus 256 --check --batch_size 8192 --use_avg_len --accumulate 2 --lr 0.00354
 
-The recipe is the LAMB paper's (You et al., arXiv:1904.00962). With B sequences in a step,
-
-    B            = num_gpus * tokens_per_gpu * accumulate / max_seq_length
-    num_steps    = 512 * baseline_steps / B, rounded up      baseline_steps: 900,000, then 100,000
-    lr           = 0.005 * sqrt(B / 32768)
-    warmup_ratio = B / 163840
-
-which gives every row of the paper's table (B = 512, 1024, ..., 32768) and a value between the rows. Stage 2
-reads the rules with its own B and warms up again. The standard library is all that it takes;
-hparams_check.py compares a run with the recipe, hparams_command.py holds the command's options and output.
+The rules are in lamb_paper.py, the launch commands in hosts/. Needs the standard library only.
 """
 
 from __future__ import annotations
 
-import math
+import argparse
+import json
+import os
+import shlex
 import sys
 from dataclasses import asdict, dataclass, replace
-from fractions import Fraction
-from typing import Any, Sequence
+from typing import Any, Callable, NamedTuple, NoReturn, Sequence
 
-ROWS = (512, 1024, 2048, 4096, 8192, 16384, 32768)  # the batch sizes that the paper trained at
-STAGE_LENGTHS = (128, 512)  # tokens a sequence in stage 1 and stage 2
-LONGEST = 512  # BERT's position embedding has so many rows
+import lamb_paper
+from base.errors import InputError
+from hosts import mpirun, print_byteps
+from hosts.hostfile import read_host_lines, read_hostfile
+from hosts.shell import Cluster, Job, Required, Word, this_machine
+from lamb_paper import CHECKED, PAPER, STAGE_LENGTHS, Baseline, Plan, Recipe, Stage
+from training.options import parse_options
 
 
-class InputError(Exception):
-    """Bad input by the user; the message is one line that names the flag."""
+class Launcher(NamedTuple):
+    """Reader of a host file, printer of the commands, and the training script that they start."""
+
+    read: Callable[[str], list[tuple[str, int]]]
+    command: Callable[[Job, Cluster], str]
+    script: str
+
+
+LAUNCHERS = {
+    "hvd": Launcher(read_hostfile, mpirun.command, "run_pretraining_hvd.py"),
+    # A host that is listed twice is two workers to BytePS.
+    "byteps": Launcher(read_host_lines, print_byteps.command, "run_pretraining_byteps.py"),
+}
+COMPUTED = (  # options of the training scripts that follow from the plan
+    *("--num_steps", "--lr", "--warmup_ratio", "--batch_size", "--use_avg_len", "--accumulate"),
+    *("--max_seq_length", "--max_predictions_per_seq", "--ckpt_dir"),
+)
+DATA = Required("DATA", "set it to your text files, for example /corpus/*.txt")
 
 
 @dataclass(frozen=True)
-class Baseline:
-    """The run that every plan reproduces: the same number of sequences seen in each stage."""
+class Options:
+    """The command's options as given (None: left out), and the training script's own, after `--`.
 
-    batch_size: int = 512
-    steps: tuple[int, int] = (900_000, 100_000)
-
-
-PAPER = Baseline()
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One stage of a plan. What has an option of the training scripts has its name and meaning.
-
-    `sequences_per_step` counts the sequences in one optimizer step over all GPUs. It is a float only where
-    the tokens do not divide into whole sequences, and then an average. `tokens_seen` counts padding too.
+    For the meanings see --help.
     """
 
-    stage: int
-    max_seq_length: int
-    sequences_per_step: float
-    num_steps: int
-    lr: float
-    warmup_ratio: float
-    warmup_steps: int
-    max_predictions_per_seq: int
-    accumulate: int
-    tokens_per_gpu: int
-    tokens_seen: int
-    baseline_sequences: int
-    source: str
-    warnings: tuple[str, ...] = ()
+    num_gpus: int | None = None
+    tokens_per_gpu: int | None = None
+    accumulate: int | None = None
+    target_batch_size: int | None = None
+    target_batch_size_2: int | None = None
+    mixed_batch: bool = False
+    stage: int | None = None
+    max_seq_length_1: int | None = None
+    max_seq_length_2: int | None = None
+    baseline_batch_size: int = PAPER.batch_size
+    baseline_steps_1: int = PAPER.steps[0]
+    baseline_steps_2: int = PAPER.steps[1]
+    json: bool = False
+    launch: str | None = None
+    check: bool = False
+    hostfile: str | None = None
+    sockets: int | None = None
+    interface: str | None = None
+    num_steps: int | None = None
+    lr: float | None = None
+    warmup_ratio: float | None = None
+    max_predictions_per_seq: int | None = None
+    batch_size: int | None = None
+    use_avg_len: bool = False
+    max_seq_length: int | None = None
+    passed_on: tuple[str, ...] = ()
 
-    def options(self) -> str:
-        """The stage as options of the training scripts, on one line; the floats read back unchanged."""
-        return (
-            f"--num_steps {self.num_steps} --lr {self.lr!r} --warmup_ratio {self.warmup_ratio!r} "
-            f"--batch_size {self.tokens_per_gpu} --use_avg_len --accumulate {self.accumulate} "
-            f"--max_seq_length {self.max_seq_length} --max_predictions_per_seq {self.max_predictions_per_seq}"
-        )
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Both stages, or the one asked for, on one cluster."""
-
-    num_gpus: int
-    tokens_per_gpu: int
-    stages: tuple[Stage, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """What --json prints. The outer `accumulate` is None when the stages differ in it."""
-        accumulations = {stage.accumulate for stage in self.stages}
-        return {
-            "num_gpus": self.num_gpus,
-            "tokens_per_gpu": self.tokens_per_gpu,
-            "accumulate": accumulations.pop() if len(accumulations) == 1 else None,
-            "stages": [{**asdict(stage), "options": stage.options()} for stage in self.stages],
-        }
+    @property
+    def baseline(self) -> Baseline:
+        """The run to match."""
+        return Baseline(self.baseline_batch_size, (self.baseline_steps_1, self.baseline_steps_2))
 
 
-def scaled_lr(batch_size: float) -> float:
-    """Peak learning rate: the square-root rule through 0.005 at 32768 (the paper's table of untuned LAMB)."""
-    return 0.005 * math.sqrt(batch_size / 32768)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code (0; 1 if --check finds a disagreement; 2 on bad input)."""
+    own = list(sys.argv[1:] if argv is None else argv)
+    passed_on: list[str] = []
+    if "--" in own:
+        cut = own.index("--")
+        own, passed_on = own[:cut], own[cut + 1 :]
+    options = Options(**vars(_parser().parse_args(own)), passed_on=tuple(passed_on))
+    try:
+        code = _run(options)
+        sys.stdout.flush()
+        return code
+    except InputError as error:
+        print(f"hparams.py: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
-def scaled_warmup_ratio(batch_size: float) -> float:
-    """Share of the steps spent warming up: linear, 1/5 at 32768 (the same table); never more than all."""
-    return min(1.0, batch_size / 163840)
+def _run(options: Options) -> int:
+    _check_options(options)
+    hosts = []
+    if options.launch:
+        assert options.hostfile is not None
+        hosts = LAUNCHERS[options.launch].read(options.hostfile)
+        slots = sum(count for _, count in hosts)
+        if options.num_gpus not in (None, slots):
+            raise InputError(
+                f"--num_gpus {options.num_gpus}: --hostfile {options.hostfile} has {slots} slots"
+            )
+        options = replace(options, num_gpus=slots)
+    if options.num_gpus is None:
+        raise InputError("--num_gpus is missing")
+    if options.check:
+        return _check(options)
+    if options.batch_size is not None:
+        raise InputError(_meanings_of_batch_size(options))
+    plan = _plan(options)
+    if options.launch:
+        _print_commands(plan, options, hosts)
+    else:
+        print(json.dumps(plan.as_dict(), indent=2) if options.json else table(plan))
+    return 0
 
 
-def warmup_steps(num_steps: int, warmup_ratio: float) -> int:
-    """Whole warmup steps: num_steps * warmup_ratio, a half rounded up (14063 * 0.2 = 2812.6 becomes 2813)."""
-    return math.floor(num_steps * warmup_ratio + 0.5)
+def _plan(options: Options) -> Plan:
+    """The plan that the options describe."""
+    if options.tokens_per_gpu is None:
+        raise InputError("--tokens_per_gpu is missing")
+    assert options.num_gpus is not None
+    cluster = (options.num_gpus, options.tokens_per_gpu)
+    stages = (1, 2) if options.stage is None else (options.stage,)
+    first, second = options.max_seq_length_1, options.max_seq_length_2
+    if options.mixed_batch:
+        if (first, second) != (None, None) or options.baseline != PAPER:
+            raise InputError("--mixed_batch is a published run: sequence lengths and baseline are fixed")
+        return lamb_paper.mixed_batch_plan(*cluster, stages)
+    lengths = (
+        STAGE_LENGTHS[0] if first is None else first,
+        STAGE_LENGTHS[1] if second is None else second,
+    )
+    recipe = Recipe(stages, lengths, options.baseline)
+    if options.target_batch_size is not None:
+        targets = (options.target_batch_size, options.target_batch_size_2)
+        return lamb_paper.plan_for_target(*cluster, *targets, recipe)
+    return lamb_paper.plan(*cluster, _accumulate(options), recipe)
 
 
-def default_max_predictions(max_seq_length: int) -> int:
-    """Masked positions in a sequence: the published runs' 20 at 128 and 80 at 512, else 15% rounded up."""
-    return {128: 20, 512: 80}.get(max_seq_length, math.ceil(Fraction(15 * max_seq_length, 100)))
+def _accumulate(options: Options) -> int:
+    return 1 if options.accumulate is None else options.accumulate
 
 
-def stage_for_run(
-    world_size: int,
-    tokens_per_gpu: int,
-    accumulate: int,
-    max_seq_length: int,
-    baseline: Baseline = PAPER,
-    stage: int | None = None,
-) -> Stage:
-    """The paper's values for a run on `world_size` GPUs (or processes without a GPU).
+def table(plan: Plan) -> str:
+    """A plan as text: a column for each stage, its options as a line to paste, warnings."""
+    rows = (
+        ("max_seq_length", lambda s: s.max_seq_length),
+        ("accumulate", lambda s: s.accumulate),
+        ("sequences per step", lambda s: lamb_paper.number(s.sequences_per_step)),
+        ("num_steps", lambda s: s.num_steps),
+        ("lr", lambda s: f"{s.lr:.5g}"),
+        ("warmup_ratio", lambda s: f"{s.warmup_ratio:.5g}"),
+        ("warmup steps", lambda s: s.warmup_steps),
+        ("max_predictions_per_seq", lambda s: s.max_predictions_per_seq),
+        ("tokens seen", lambda s: f"{s.tokens_seen:,}"),
+        ("in the paper's table", lambda s: s.source),
+    )
+    lines = [f"{plan.num_gpus} GPUs, {plan.tokens_per_gpu} tokens a GPU in one pass", ""]
+    lines.append(" " * 24 + "".join(f"{f'stage {stage.stage}':>20}" for stage in plan.stages))
+    lines += [f"{name:24}" + "".join(f"{cell(stage)!s:>20}" for stage in plan.stages) for name, cell in rows]
+    for stage in plan.stages:
+        lines += ["", f"stage {stage.stage}, as options of the training scripts:", stage.options()]
+    warnings = [f"warning: {text}" for stage in plan.stages for text in stage.warnings]
+    return "\n".join(lines + [""] * bool(warnings) + warnings)
 
-    A run of at most 128 tokens a sequence is read as stage 1, a longer one as stage 2, unless `stage` says
-    otherwise; that choice decides which of the baseline's step counts the run has to match.
 
-    Raises:
-        InputError: a count below one, sequences above 512 tokens, or a GPU that cannot hold one sequence.
-    """
-    _check_sizes(world_size, tokens_per_gpu, max_seq_length, baseline, stage)
-    _at_least_one("--accumulate", accumulate)
-    if stage is None:
-        stage = 1 if max_seq_length <= STAGE_LENGTHS[0] else 2
-    tokens = world_size * tokens_per_gpu * accumulate
-    exact = Fraction(tokens, max_seq_length)
-    batch_size = _plain(exact)
-    sequences = baseline.batch_size * baseline.steps[stage - 1]
-    num_steps = math.ceil(sequences / exact)
-    warmup_ratio = scaled_warmup_ratio(batch_size)
-    return Stage(
-        stage=stage,
-        max_seq_length=max_seq_length,
-        sequences_per_step=batch_size,
-        num_steps=num_steps,
-        lr=scaled_lr(batch_size),
-        warmup_ratio=warmup_ratio,
-        warmup_steps=warmup_steps(num_steps, warmup_ratio),
-        max_predictions_per_seq=default_max_predictions(max_seq_length),
-        accumulate=accumulate,
-        tokens_per_gpu=tokens_per_gpu,
-        tokens_seen=num_steps * tokens,
-        baseline_sequences=sequences,
-        source=_source(batch_size),
-        warnings=_warnings(stage, batch_size),
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"hparams.py: {message}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="hparams.py",
+        description=f"{__doc__}\n{lamb_paper.__doc__}",
+        epilog="Rule of thumb: four times the sequences in a step are a quarter of the steps, twice the\n"
+        "learning rate and four times the warmup ratio, that is, as many warmup steps as before.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
 
+    def count(group: Any, flag: str, text: str, metavar: str = "N", default: int | None = None) -> None:
+        shown = text if default is None else f"{text} (default {default})"
+        group.add_argument(flag, type=int, metavar=metavar, default=default, help=shown)
 
-def plan(
-    num_gpus: int,
-    tokens_per_gpu: int,
-    accumulate: int = 1,
-    max_seq_lengths: Sequence[int] = STAGE_LENGTHS,
-    baseline: Baseline = PAPER,
-    stages: Sequence[int] = (1, 2),
-) -> Plan:
-    """The plan that follows from what the cluster does in a step; both stages accumulate alike."""
-    chosen = []
-    for n in stages:
-        length = max_seq_lengths[n - 1]
-        chosen.append(stage_for_run(num_gpus, tokens_per_gpu, accumulate, length, baseline, n))
-    return Plan(num_gpus, tokens_per_gpu, tuple(chosen))
+    group = parser.add_argument_group("the cluster")
+    count(group, "--num_gpus", "GPUs, or processes without one; --launch counts the slots of --hostfile")
+    count(group, "--tokens_per_gpu", "tokens a GPU takes in one pass; the published p3dn runs had 8192")
+    count(
+        group, "--accumulate", "passes added up for one step (default 1); doubled, it is like twice the GPUs"
+    )
+
+    group = parser.add_argument_group("the other way round, from the batch to the accumulation")
+    count(group, "--target_batch_size", "sequences wanted in a step, in each stage", "B")
+    count(group, "--target_batch_size_2", "sequences wanted in a step of stage 2, where that differs", "B")
+    text = "the paper's fastest run as published: 7038 steps of 65536 sequences, then 1561 of 32768"
+    group.add_argument("--mixed_batch", action="store_true", help=text)
+
+    group = parser.add_argument_group("the recipe")
+    group.add_argument("--stage", type=int, choices=(1, 2), help="only this stage")
+    count(group, "--max_seq_length_1", "tokens a sequence in stage 1 (default 128)", "L")
+    count(group, "--max_seq_length_2", "tokens a sequence in stage 2 (default 512)", "L")
+    count(group, "--baseline_batch_size", "sequences in a step of the run to match", "B", PAPER.batch_size)
+    count(group, "--baseline_steps_1", "its steps in stage 1", "N", PAPER.steps[0])
+    count(group, "--baseline_steps_2", "its steps in stage 2", "N", PAPER.steps[1])
+
+    group = parser.add_argument_group("what to print instead of the table")
+    one_of = group.add_mutually_exclusive_group()
+    one_of.add_argument("--json", action="store_true", help="the plan as JSON")
+    text = "the commands that start each stage; options after a bare -- are the training script's own"
+    one_of.add_argument("--launch", choices=sorted(LAUNCHERS), help=text)
+    text = "compare a run's options with the paper's; exit code 1 if any differs"
+    one_of.add_argument("--check", action="store_true", help=text)
+
+    group = parser.add_argument_group("for --launch")
+    group.add_argument("--hostfile", metavar="FILE", help="Open MPI host file, a line a host: name slots=8")
+    count(group, "--sockets", "for hvd: CPU sockets of a host (default 2 from 8 slots on, else 1)")
+    text = "network interface between the hosts (default: any but loopback and Docker's)"
+    group.add_argument("--interface", metavar="NAME", help=text)
+
+    group = parser.add_argument_group("for --check: options of the training scripts")
+    count(group, "--num_steps", "steps")
+    group.add_argument("--lr", type=float, help="peak learning rate")
+    group.add_argument("--warmup_ratio", type=float, help="share of the steps")
+    count(group, "--max_predictions_per_seq", "masked positions")
+    count(group, "--batch_size", "sequences a GPU, or with --use_avg_len tokens (then: --tokens_per_gpu)")
+    group.add_argument("--use_avg_len", action="store_true", help="--batch_size counts tokens")
+    count(group, "--max_seq_length", "at most 128 is stage 1, longer is stage 2 (default 128)", "L")
+    return parser
 
 
-def plan_for_target(
-    num_gpus: int,
-    tokens_per_gpu: int,
-    target_batch_size: int,
-    target_batch_size_2: int | None = None,
-    max_seq_lengths: Sequence[int] = STAGE_LENGTHS,
-    baseline: Baseline = PAPER,
-    stages: Sequence[int] = (1, 2),
-) -> Plan:
-    """The inverse: the accumulation with which each stage has `target_batch_size` sequences in a step.
+def _print_commands(plan: Plan, options: Options, hosts: Sequence[tuple[str, int]]) -> None:
+    """Prints the commands that start each stage; warnings go to standard error."""
+    assert options.launch is not None and options.hostfile is not None
+    launcher = LAUNCHERS[options.launch]
+    machine = this_machine(hosts)
+    cluster = Cluster(options.hostfile, tuple(hosts), options.sockets, options.interface, machine)
+    jobs = [_job(stage, launcher.script, options.passed_on, machine is not None) for stage in plan.stages]
+    for job in jobs:
+        _check_script_options(job)
+    commands = [launcher.command(job, cluster) for job in jobs]
+    for stage, command in zip(plan.stages, commands):
+        print(command, end="\n\n")
+        for text in stage.warnings:
+            print(f"warning: {text}", file=sys.stderr)
 
-    Stage 2 has the same target, as in every row of the paper's table, unless `target_batch_size_2` is given.
-    Its sequences are longer, so it accumulates more often.
+
+def _job(stage: Stage, script: str, own: Sequence[str], any_dtype: bool) -> Job:
+    """A stage as a job of the training script.
+
+    Args:
+        stage: computed options.
+        script: the training script.
+        own: the user's own options. They replace the defaults (BERT-large, float16, lamb, raw text from
+            $DATA) but not what `stage` has computed.
+        any_dtype: leave the precision to the script, which chooses float16 on GPUs and float32 without: for
+            a machine that may have none, where MXNet has no float16.
 
     Raises:
-        InputError: no whole number fits; the message names the nearest that do.
+        InputError: `own` contradict the stage.
     """
-    flags = ["--target_batch_size", "--target_batch_size"]
-    targets = [target_batch_size, target_batch_size]
-    if target_batch_size_2 is not None:
-        flags[1], targets[1] = "--target_batch_size_2", target_batch_size_2
-    chosen = []
-    for n in stages:
-        length, target = max_seq_lengths[n - 1], targets[n - 1]
-        _check_sizes(num_gpus, tokens_per_gpu, length, baseline, n)
-        _at_least_one(flags[n - 1], target)
-        one_pass = Fraction(num_gpus * tokens_per_gpu, length)
-        exact = target / one_pass
-        if exact.denominator != 1:
-            near = sorted({max(1, math.floor(exact)), math.ceil(exact)})
-            fits = [f"{number(_plain(count * one_pass))} with --accumulate {count}" for count in near]
-            raise InputError(
-                f"{flags[n - 1]} {target}: no whole accumulation gives it in stage {n}, where one pass of "
-                f"{num_gpus} GPUs x {tokens_per_gpu} tokens is {number(_plain(one_pass))} sequences of "
-                f"{length}; nearest: {', '.join(fits)}"
-            )
-        chosen.append(stage_for_run(num_gpus, tokens_per_gpu, int(exact), length, baseline, n))
-    return Plan(num_gpus, tokens_per_gpu, tuple(chosen))
-
-
-# Batch size, steps, lr and warmup ratio of the mixed 64K/32K run. They are published constants; no rule here
-# gives them. The paper's table has only the total of the steps, 8,599. NVIDIA's DeepLearningExamples, which
-# repeat the run, take 7,038 (9/10 of their 7,820) at 0.006 after about 2,000 of warmup, then 1,563 at 0.004
-# after 200. 1,563 is also what the formula gives: 512 * 100,000 / 32768, rounded up. What the paper's total
-# leaves is 1,561. The two differ by 0.1%, and it is the paper's run that is wanted here.
-MIXED = ((65536, 7038, 0.006, 0.2843), (32768, 1561, 0.004, 0.128))
-MIXED_NOTES = (
-    "stage 1: 7038 steps, lr and warmup are NVIDIA's published values for the paper's mixed batch",
-    "stage 2: 1561 steps are the paper's total of 8599 less 7038 (NVIDIA's scripts: 1563); lr and warmup are "
-    "NVIDIA's published values",
-)
-
-
-def mixed_batch_plan(num_gpus: int, tokens_per_gpu: int, stages: Sequence[int] = (1, 2)) -> Plan:
-    """The paper's mixed-batch run: 65536 sequences of 128 tokens a step, then 32768 of 512; 8,599 steps."""
-    found = plan_for_target(num_gpus, tokens_per_gpu, MIXED[0][0], MIXED[1][0], stages=stages)
-    published = []
-    for stage in found.stages:
-        _, steps, lr, ratio = MIXED[stage.stage - 1]
-        formula = f"the formula: {stage.num_steps}, lr {stage.lr:.5g}, warmup_ratio {stage.warmup_ratio:.5g}"
-        published.append(
-            replace(
-                stage,
-                num_steps=steps,
-                lr=lr,
-                warmup_ratio=ratio,
-                warmup_steps=warmup_steps(steps, ratio),
-                tokens_seen=steps * (stage.tokens_seen // stage.num_steps),
-                source="published run",
-                warnings=(f"{MIXED_NOTES[stage.stage - 1]}; {formula}",),
-            )
+    comment = [
+        f"{stage.num_steps} steps of {stage.sequences_per_step:.10g} sequences of {stage.max_seq_length}"
+    ]
+    if stage.stage == 2:
+        comment.append(
+            "It does not continue from stage 1's checkpoint yet: as it is, it trains from scratch."
         )
-    return replace(found, stages=tuple(published))
+    names = [word.split("=", 1)[0] for word in own if word.startswith("--")]
+    for name in names:
+        if name in COMPUTED:
+            raise InputError(f"{name} after --: computed for each stage; change it in the printed command")
+    defaults = {"--model": "bert_24_1024_16", "--dtype": "float16", "--optimizer": "lamb"}
+    if any_dtype:
+        del defaults["--dtype"]
+    computed = shlex.split(stage.options())
+    cut = computed.index("--batch_size")
+    data: list[Word] = []
+    if "--dummy_data_len" not in names:
+        data += [] if "--raw" in names or _is_npz(own) else ["--raw"]
+        data += [] if "--data" in names else ["--data", DATA]
+    lines: list[Sequence[Word]] = [
+        [word for name, value in defaults.items() if name not in names for word in (name, value)],
+        computed[:cut],
+        computed[cut:],
+        data,
+        own,
+        ["--ckpt_dir", f"ckpt_stage{stage.stage}"],
+    ]
+    return Job(f"stage {stage.stage}", tuple(comment), script, tuple(map(tuple, lines)))
 
 
-def _check_sizes(
-    num_gpus: int, tokens_per_gpu: int, length: int, baseline: Baseline, stage: int | None
-) -> None:
-    tokens_flag = "--tokens_per_gpu (the training scripts' --batch_size)"
-    length_flag = "--max_seq_length" if stage is None else f"--max_seq_length_{stage}"
-    _at_least_one("--num_gpus", num_gpus)
-    _at_least_one(tokens_flag, tokens_per_gpu)
-    _at_least_one(length_flag, length)
-    _at_least_one("--baseline_batch_size", baseline.batch_size)
-    _at_least_one("--baseline_steps_1", baseline.steps[0])
-    _at_least_one("--baseline_steps_2", baseline.steps[1])
-    if length > LONGEST:
-        raise InputError(f"{length_flag} {length}: BERT has positions for {LONGEST} tokens and no more")
-    if tokens_per_gpu < length:
-        raise InputError(f"{tokens_flag} {tokens_per_gpu}: a GPU cannot hold one sequence of {length} tokens")
+def _is_npz(own: Sequence[str]) -> bool:
+    """Tests whether the training data are npz files rather than text."""
+    values = [word.split("=", 1)[1] for word in own if word.startswith("--data=")]
+    values += [value for name, value in zip(own, own[1:]) if name == "--data"]
+    return any(value.endswith(".npz") for value in values)
 
 
-def _at_least_one(flag: str, value: int) -> None:
-    if value < 1:
-        raise InputError(f"{flag} {value}: must be at least 1")
+def _check_script_options(job: Job) -> None:
+    """Raises InputError where the training script would not take its options."""
+    words = [word if isinstance(word, str) else "DATA" for line in job.options for word in line]
+    if {"--help", "-h"} & set(words):
+        raise InputError(f"--help after --: python {job.script} --help lists the training script's options")
+    try:
+        parse_options(words, job.script)
+    except InputError as error:
+        reason = str(error).replace(
+            "(--help lists the options)", f"(python {job.script} --help lists the options)"
+        )
+        raise InputError(f"after --: {reason}") from None
 
 
-def _source(batch_size: float) -> str:
-    if batch_size in ROWS:
-        return f"row {batch_size}"
-    return "between rows" if ROWS[0] < batch_size < ROWS[-1] else "extrapolated"
+def _check(options: Options) -> int:
+    """Prints the comparison of a run's options with the paper's; returns the exit code."""
+    length = STAGE_LENGTHS[0] if options.max_seq_length is None else options.max_seq_length
+    if (options.batch_size is None) == (options.tokens_per_gpu is None):
+        raise InputError("--check needs one of --batch_size, as the run has it, and --tokens_per_gpu")
+    if options.batch_size is None:
+        tokens = options.tokens_per_gpu
+    else:
+        tokens = options.batch_size * (1 if options.use_avg_len else length)
+    run = {name: getattr(options, name) for name in CHECKED}
+    given = [f"--{name}" for name, value in run.items() if value is not None]
+    if not given:
+        raise InputError("--check needs something to judge: " + ", ".join(f"--{n}" for n in CHECKED))
+    assert options.num_gpus is not None and tokens is not None
+    accumulate = _accumulate(options)
+    stage = lamb_paper.stage_for_run(options.num_gpus, tokens, accumulate, length, options.baseline)
+    different = lamb_paper.disagreements(run, stage)
+    print(
+        f"stage {stage.stage}: {options.num_gpus} GPUs x {tokens} tokens x {accumulate} accumulated "
+        f"= {lamb_paper.number(stage.sequences_per_step)} sequences of {length} tokens a step"
+    )
+    mixed = lamb_paper.follows_mixed_run(run, stage)
+    hint = None
+    if options.batch_size is not None:
+        hint = lamb_paper.batch_size_hint(options.batch_size, options.use_avg_len, length)
+    warnings = [] if mixed else [f"warning: {text}" for text in stage.warnings]  # the paper has trained there
+    for line in [*([f"hint: {hint}"] if hint else []), *warnings, *(one.sentence for one in different)]:
+        print(line)
+    if not different:
+        print(f"{', '.join(given)}: as in the paper" + ("'s mixed 64K/32K run" if mixed else ""))
+    return 1 if different else 0
 
 
-def _warnings(stage: int, batch_size: float) -> tuple[str, ...]:
-    start = f"stage {stage}: {number(batch_size)} sequences a step"
-    found = []
-    if not ROWS[0] <= batch_size <= ROWS[-1]:
-        side = f"below {ROWS[0]}" if batch_size < ROWS[0] else f"above {ROWS[-1]}"
-        found.append(f"{start} are {side}, where the paper did not train; lr and warmup are extrapolated")
-    if batch_size > 163840:
-        found.append(f"{start} would need more warmup than there are steps; cut to all of them")
-    if isinstance(batch_size, float):
-        found.append(f"{start} are an average: the tokens do not divide into whole sequences")
-    return tuple(found)
+def _meanings_of_batch_size(options: Options) -> str:
+    """The error for --batch_size without --check, with a command for each meaning that gives a plan."""
+    size = options.batch_size
+    assert size is not None and options.num_gpus is not None
+    length = options.max_seq_length or options.max_seq_length_1 or STAGE_LENGTHS[0]
+    own = replace(options, batch_size=None, use_avg_len=False, max_seq_length=None)
+    readings = [(f"{size} tokens a GPU", replace(own, tokens_per_gpu=size))]
+    if not options.use_avg_len:
+        if size * length <= lamb_paper.MANY_TOKENS:
+            text = f"{size} sequences of {length} a GPU"
+            readings.append((text, replace(own, tokens_per_gpu=size * length)))
+        one_pass = size * length // max(1, options.num_gpus)  # tokens a GPU, when no pass is accumulated
+        usual = [tokens for tokens in (8192, 4096, 2048, 1024, 512) if one_pass % tokens == 0]
+        tokens = options.tokens_per_gpu or (usual[0] if usual else one_pass)
+        in_all = replace(own, tokens_per_gpu=tokens, target_batch_size=size, accumulate=None)
+        readings.append((f"{size} sequences in a step of all GPUs", in_all))
+    parts = [f"--batch_size {size} goes with --check only"]
+    for text, reading in readings:
+        try:
+            _plan(reading)
+        except InputError:
+            continue
+        parts.append(f"for {text}: {_as_command(reading)}")
+    return "; ".join(parts)
 
 
-def _plain(exact: Fraction) -> float:
-    return int(exact) if exact.denominator == 1 else float(exact)
+def _as_command(options: Options) -> str:
+    """The command line of these options, without those that have their default value."""
+    usual = asdict(Options())
+    words = ["python", "hparams.py"]
+    for name, value in asdict(replace(options, passed_on=())).items():
+        if value != usual[name] and not (name == "num_gpus" and options.launch):  # the host file has them
+            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return shlex.join([*words, *(["--", *options.passed_on] if options.passed_on else [])])
 
 
-def number(value: float) -> str:
-    """A count for people: whole, or with two digits where it is an average."""
-    return str(value) if isinstance(value, int) else f"{value:.2f}"
+def _check_options(options: Options) -> None:
+    """Raises InputError for options that exclude each other or would have no effect."""
+    given = {name for name, value in asdict(options).items() if value is not None and value is not False}
+    ways = [name for name in ("accumulate", "target_batch_size", "mixed_batch") if name in given]
+    if len(ways) > 1:
+        raise InputError(f"--{ways[0]} and --{ways[1]} exclude each other: one follows from the other")
+    needs = {
+        "launch": ["hostfile", "sockets", "interface"],
+        "target_batch_size": ["target_batch_size_2"],
+        "check": [*CHECKED, "use_avg_len", "max_seq_length"],
+    }
+    for needed, names in needs.items():
+        for name in names:
+            if name in ("use_avg_len", "max_seq_length") and "batch_size" in given:
+                continue  # they say how it is meant
+            if name in given and needed not in given:
+                raise InputError(f"--{name} goes with --{needed} only")
+    for name in ("target_batch_size", "mixed_batch", "stage", "max_seq_length_1", "max_seq_length_2"):
+        if options.check and name in given:
+            raise InputError(f"--{name} plans a run and --check judges one: give one of them only")
+    if options.launch and options.hostfile is None:
+        raise InputError("--launch needs --hostfile, for example --hostfile hosts/1x_p3dn")
+    if options.passed_on and not options.launch:
+        raise InputError(
+            f"{options.passed_on[0]}: options after -- are the training script's, for --launch only"
+        )
 
 
 if __name__ == "__main__":
-    from hparams_command import main
-
     sys.exit(main())

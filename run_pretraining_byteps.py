@@ -16,7 +16,9 @@ import sys
 from functools import partial
 
 from base.threads import set_threads
-from comm.compression.settings import byteps_settings, with_compression
+from comm.compression import byteps_settings, with_compression
+from comm.options import communication_config
+from training.config import run_config
 from training.entry import exit_code
 from training.inputs import check_inputs
 from training.options import parse_options
@@ -25,18 +27,21 @@ from training.profiling.profiler import separate_operators
 
 def main() -> int:
     options = parse_options(None, __doc__)
-    inputs = check_inputs(options)
+    communication = communication_config(options)
+    config = run_config(options)
+    inputs = check_inputs(config)
     set_threads()  # before mxnet is imported below
     if options.profile:
         separate_operators()
 
     from comm.byteps.communicator import BytePSCommunicator
     from comm.watch.watchdog import watched
-    from training.run import pretrain
+    from tasks.pretraining.task import Pretraining
+    from training.run import train
 
-    backend = partial(BytePSCommunicator, **byteps_settings(options))
-    communicator = with_compression(watched(backend, options.comm_timeout), options)
-    code = pretrain(options, inputs, communicator)
+    backend = partial(BytePSCommunicator, **byteps_settings(communication))
+    communicator = with_compression(watched(backend, communication.timeout), communication)
+    code = train(config, inputs, Pretraining(), communicator)
     communicator.close()
     return code
 

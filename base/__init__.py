@@ -1,1 +1,13 @@
-"""Foundations of every other package: errors, files, locks, numbers, progress, processes, machine."""
+"""Foundations of every other package.
+
+errors        exceptions that end a program: one line and an exit code
+command_line  a parser with one-line errors, numbers in their ranges
+files         files that appear whole or not at all, checksums
+locks         exclusive locks between processes
+progress      a bar on a terminal, lines with the time left elsewhere
+processes     child processes that end as a whole
+workers       a function called on many jobs at once, in worker processes
+launchers     places of processes as launchers announce them
+threads       the number of threads for MXNet in a process
+machine       description of a machine and of the load on it
+"""

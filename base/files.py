@@ -36,12 +36,12 @@ def replacing(path: str) -> Iterator[IO[bytes]]:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file of this name is what `replacing` leaves behind when its process is killed."""
+    """Returns whether a file of this name is what `replacing` leaves behind when its process is killed."""
     return _TEMPORARY in os.path.basename(name)
 
 
 def sync_directory(path: str) -> None:
-    """Make the renames inside directory `path` durable."""
+    """Makes the renames inside directory `path` durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

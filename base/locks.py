@@ -1,4 +1,8 @@
-"""One process at a time: a lock that ends with the process that holds it."""
+"""Exclusive locks between processes; a lock ends with the process that holds it.
+
+The package filelock (3.16, the last for Python 3.8) would wait without end on a file system without locks,
+whose errors it takes for another holder's, and leaves the lock's file behind.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ _NO_LOCKS_HERE = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 @contextmanager
 def locked(path: str, waiting: Callable[[], None]) -> Iterator[bool]:
-    """Hold an exclusive lock named by the file `path`, waiting for it without limit.
+    """Holds an exclusive lock named by the file `path`, waiting for it without limit.
 
     `waiting` is called once after ten seconds of it. The file is removed at the end. Yields False, and holds
     nothing, where the file system has no locks (some network file systems).
@@ -37,7 +41,7 @@ def locked(path: str, waiting: Callable[[], None]) -> Iterator[bool]:
 
 def _acquire(path: str, waiting: Callable[[], None]) -> int | None:
     started = time.monotonic()
-    told = False
+    noted = False
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -53,14 +57,14 @@ def _acquire(path: str, waiting: Callable[[], None]) -> int | None:
                 return descriptor
             os.close(descriptor)
             continue
-        if not told and time.monotonic() - started > SECONDS_BEFORE_NOTE:
-            told = True
+        if not noted and time.monotonic() - started > SECONDS_BEFORE_NOTE:
+            noted = True
             waiting()
         time.sleep(_POLL_SECONDS)
 
 
 def _is_named(descriptor: int, path: str) -> bool:
-    """Whether `path` is still the name of the open file."""
+    """Returns whether `path` is still the name of the open file."""
     try:
         named = os.stat(path)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Which machine a measurement was made on, and how much of it others used meanwhile. Linux only."""
+"""Description of the machine of a measurement, and of the load that others put on it. Linux only."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def available_bytes() -> float:
 
 
 class Others:
-    """What the rest of the machine does while something is measured."""
+    """Load of the rest of the machine during a measurement."""
 
     def __init__(self) -> None:
         self._begun = time.monotonic()
@@ -76,7 +76,7 @@ def _busy_and_stolen() -> tuple[float, float]:
 
 
 def _cpu_fields(cpuinfo: Path) -> dict[str, str]:
-    """Of the first processor."""
+    """Fields of the first processor in /proc/cpuinfo."""
     try:
         first = cpuinfo.read_text(encoding="utf-8").split("\n\n")[0]
     except OSError:

@@ -1,4 +1,4 @@
-"""How far a long preparation is: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of long work: a bar on a terminal, lines with the time left elsewhere."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 SECONDS_PER_LINE = 10.0
+# Of work that is counted in units of very different lengths: the caller knows better how long it will take.
+_BAR_OF_UNITS = "{desc} |{bar}| {n_fmt}/{total_fmt}{postfix}"
 
 
 class Progress(Protocol):
-    """What is told of a preparation. All calls come from one thread."""
+    """Listener to the preparation of data. All calls come from one thread."""
 
     def begin(self, what: str, total: int) -> None:
         """`what` (such as "tokenizing") starts; `total` bytes are to be read."""
@@ -33,7 +35,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Tells nothing."""
+    """Shows nothing."""
 
     def begin(self, what: str, total: int) -> None:
         """Nothing."""
@@ -49,53 +51,107 @@ class Silent:
 
 
 class Printed:
-    """A tqdm bar if `stream` (default: standard error) is a terminal, else a line every 10 seconds."""
+    """A tqdm bar if `stream` (default: standard error) is a terminal, else lines.
 
-    def __init__(self, stream: IO[str] | None = None, seconds_per_line: float = SECONDS_PER_LINE) -> None:
+    There are two kinds of work. Bytes: `update` says how many are done, and a line appears every
+    `seconds_per_line`. Units that end one by one with a result, such as launches: `begin` gets their name,
+    `start` and `finish` are called for each, and each has a line.
+
+    Lines go to `lines`, by default to `stream`.
+    """
+
+    def __init__(
+        self,
+        stream: IO[str] | None = None,
+        seconds_per_line: float = SECONDS_PER_LINE,
+        lines: IO[str] | None = None,
+    ) -> None:
         self._stream = stream if stream is not None else sys.stderr
+        self._lines = lines if lines is not None else self._stream
         self._seconds = seconds_per_line
         self._bar: tqdm | None = None
-        self._what, self._total, self._first = "", 0, 0
-        self._started = self._told = 0.0
+        self._what, self._unit = "", "B"
+        self._total = self._done = self._first = 0
+        self._started = self._last_line = self._first_update = 0.0
         self._first_tokens: int | None = None
 
-    def begin(self, what: str, total: int) -> None:
-        """Start the bar, or the clock of the lines."""
-        self._what, self._total = what, total
-        self._started = self._told = time.monotonic()
+    def begin(self, what: str, total: int, unit: str = "B", done: int = 0) -> None:
+        """Starts the bar, or the clock of the lines. `done`: units that were done before."""
+        self._what, self._total, self._unit, self._done = what, total, unit, done
+        self._started = self._last_line = time.monotonic()
         self._first_tokens = None
         if self._stream.isatty():
             from tqdm import tqdm  # workers, which import this module too, start faster without it
 
-            self._bar = tqdm(total=total, desc=what, unit="B", unit_scale=True, file=self._stream)
+            if unit == "B":
+                self._bar = tqdm(total=total, desc=what, unit="B", unit_scale=True, file=self._stream)
+            else:
+                self._bar = tqdm(
+                    total=total, initial=done, desc=what, unit=unit, dynamic_ncols=True,
+                    bar_format=_BAR_OF_UNITS, file=self._stream,
+                )  # fmt: skip
 
     def update(self, done: int, counts: Mapping[str, int]) -> None:
-        """Move the bar; print a line if the last one is long ago."""
+        """Moves the bar; prints a line if the last one is long ago."""
         tokens = counts.get("tokens", 0)
         if self._first_tokens is None:  # a resumed build: what was there before is no speed of this run
             self._first_tokens, self._first = tokens, done
+            self._first_update = time.monotonic()
         now = time.monotonic()
         rate = (tokens - self._first_tokens) / max(now - self._started, 1e-9)
         if self._bar is not None:
             self._bar.set_postfix_str(f"{rate / 1e6:.2f} M tokens/s" if tokens else "", refresh=False)
             self._bar.update(done - self._bar.n)
-        elif now - self._told >= self._seconds:
-            self._told = now
+        elif now - self._last_line >= self._seconds:
+            self._last_line = now
             speed = f", {rate / 1e6:.2f} M tokens/s" if tokens else ""
-            self.note(f"{self._what}: {_amount(done, self._total)}{speed}")
+            left = ""
+            if done > self._first:
+                seconds = (now - self._first_update) * (self._total - done) / (done - self._first)
+                left = f", {_clock(seconds)} left"
+            self.note(f"{self._what}: {_amount(done, self._total)}{speed}{left}")
+
+    def start(self, name: str) -> None:
+        """The unit `name` begins."""
+        if self._bar is not None:
+            self._bar.set_description_str(name)
+
+    def finish(self, name: str, result: str, left: str, failed: bool = False) -> None:
+        """The unit `name` has ended. left: the time that the others will take, in words. On a terminal only a
+        failure has a line of its own."""
+        self._done += 1
+        if self._bar is not None:
+            self._bar.update()
+            self._bar.set_postfix_str(left)
+        if self._bar is None or failed:
+            self.note(f"{self._unit} {self._done}/{self._total} {name}: {result}, {left}")
+
+    def skip(self, number: int) -> None:
+        """Counts units that will not be done."""
+        self._done += number
+        if self._bar is not None:
+            self._bar.update(number)
 
     def note(self, line: str) -> None:
-        """Print the line, above the bar if there is one."""
+        """Prints the line, above the bar if there is one."""
         if self._bar is not None:
-            self._bar.write(line, file=self._stream)
+            self._bar.write(line, file=self._lines)
+            self._lines.flush()
         else:
-            print(line, file=self._stream, flush=True)
+            print(line, file=self._lines, flush=True)
 
     def end(self) -> None:
-        """Close the bar."""
+        """Closes the bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def _clock(seconds: float) -> str:
+    """Minutes and seconds as 04:10, from an hour on 1:04:10."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes:02}:{rest:02}"
 
 
 def _amount(done: int, total: int) -> str:

@@ -1,5 +1,5 @@
-"""How many threads MXNet may use in this process. To be called before mxnet is imported: it reads
-OMP_NUM_THREADS once, and by itself takes half of the machine's cores, however many ranks share them.
+"""Number of threads that MXNet may use in this process. It is set before mxnet is imported, which reads
+OMP_NUM_THREADS once and by itself takes half of the machine's cores, however many ranks share them.
 
 Standard library only.
 """
@@ -13,29 +13,16 @@ from pathlib import Path
 from typing import Callable, Mapping, MutableMapping
 
 from base.errors import InputError
-from comm.byteps.environment import is_loopback
+from base.launchers import local_size
 
-# Ranks on this host, as launchers announce them: hosts/launch_byteps.py (several workers may share a host),
-# Open MPI, MPICH and Intel MPI, MVAPICH2, horovodrun, bpslaunch, Slurm ("4", or "4(x2),3" for several hosts:
-# the first number is this host's unless the hosts differ).
-_LOCAL_SIZES = (
-    "RANKS_ON_HOST",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "MPI_LOCALNRANKS",
-    "MV2_COMM_WORLD_LOCAL_SIZE",
-    "HOROVOD_LOCAL_SIZE",
-    "BYTEPS_LOCAL_SIZE",
-    "SLURM_NTASKS_PER_NODE",
-    "SLURM_STEP_TASKS_PER_NODE",
-)
 # Set to 1 for processes that are bound to a core, a socket or another part of the machine: by Open MPI for
 # those that it has bound, by users who want bpslaunch to bind.
 _BOUND = ("OMPI_MCA_orte_bound_at_launch", "BYTEPS_NUMA_ON")
 
 
 def set_threads(environ: MutableMapping[str, str] = os.environ) -> int:
-    """Set OMP_NUM_THREADS in `environ` for this process and return it. Raises InputError when OMP_NUM_THREADS
-    is given and is no positive number, RuntimeError when mxnet has already been imported."""
+    """Sets OMP_NUM_THREADS in `environ` for this process and returns it. Raises InputError when
+    OMP_NUM_THREADS is given and is no positive number, RuntimeError when mxnet has already been imported."""
     if environ is os.environ and "mxnet" in sys.modules:
         raise RuntimeError("set_threads must be called before mxnet is imported")
     threads = choose_threads(
@@ -82,24 +69,6 @@ def choose_threads(
     return max(1, threads)
 
 
-def local_size(environ: Mapping[str, str]) -> int:
-    """Number of ranks on this host according to the launcher; 1 without a launcher.
-
-    bpslaunch knows the ranks of one worker only. Where the scheduler has a loopback address all workers are
-    on this host; RANKS_ON_HOST, set by hand, says it for others.
-    """
-    for name in _LOCAL_SIZES:
-        digits = environ.get(name, "").partition("(")[0].partition(",")[0]
-        if digits.isdigit() and int(digits) > 0:
-            return int(digits) * (_workers_here(environ) if name == "BYTEPS_LOCAL_SIZE" else 1)
-    return 1
-
-
-def _workers_here(environ: Mapping[str, str]) -> int:
-    workers, scheduler = environ.get("DMLC_NUM_WORKER", ""), environ.get("DMLC_PS_ROOT_URI", "")
-    return int(workers) if workers.isdigit() and is_loopback(scheduler) and int(workers) > 0 else 1
-
-
 def read_cpu_quota(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> float | None:
     """CPUs' worth of time that this process's control groups allow (version 1 or 2, the tightest of the group
     and its ancestors), None without a limit."""
@@ -123,12 +92,12 @@ def _quotas(mount: Path, path: str, read: Callable[[Path], float | None]) -> lis
     # Inside a container the group's own directory may be the mount itself, while the path still counts from
     # the host: every ancestor is tried down to the mount.
     parts = [part for part in path.split("/") if part not in ("", "..")]
-    found = []
+    quotas = []
     for length in range(len(parts), -1, -1):
         quota = read(mount.joinpath(*parts[:length]))
         if quota is not None:
-            found.append(quota)
-    return found
+            quotas.append(quota)
+    return quotas
 
 
 def _read_v2(directory: Path) -> float | None:

@@ -7,7 +7,6 @@ ends. A job that crashes its process (a damaged HDF5 file can) is an error namin
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import os
@@ -20,9 +19,9 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, Callable, Generator, Sequence
 
 from base.errors import InputError
+from base.processes import end_with_parent
 
 JOBS_AHEAD = 2  # jobs a worker that are under way or done and not yet taken
-_PR_SET_PDEATHSIG = 1
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from base.workers import serve; "
     "serve(*json.loads(sys.argv[2]))"
@@ -43,7 +42,7 @@ class WorkerCrash(InputError):
 def in_order(
     call: Callable[[Any], Any], jobs: Sequence[Any], num_workers: int, memory_limit: int | None = None
 ) -> Generator[Any, None, None]:
-    """Yield `call(job)` for each job, in their order, computed by up to `num_workers` processes.
+    """Yields `call(job)` for each job, in their order, computed by up to `num_workers` processes.
 
     `call` and the jobs are pickled; a job's `name` is used in messages. At most two jobs a worker are under
     way or done and not yet taken. `memory_limit` bounds each worker's address space, in bytes.
@@ -102,6 +101,7 @@ class _Worker:
         theirs.close()
 
     def submit(self, number: int, job: Any) -> None:
+        """Sends a job. Raises WorkerCrash if the process has ended."""
         self.number, self._name = number, str(getattr(job, "name", f"job {number}"))
         self.send((number, job))
 
@@ -122,12 +122,13 @@ class _Worker:
         return content
 
     def end(self) -> None:
+        """Kills the process, whatever it is doing."""
         self._process.kill()
         self._process.wait()
         self.connection.close()
 
     def send(self, message: Any) -> None:
-        """Send the function (first), or a job. Raises WorkerCrash if the process has ended."""
+        """Sends the function (first), or a job. Raises WorkerCrash if the process has ended."""
         try:
             self.connection.send(message)
         except (BrokenPipeError, ConnectionResetError):
@@ -145,9 +146,7 @@ class _Worker:
 
 def serve(descriptor: int, parent: int, num_workers: int, memory_limit: int | None) -> None:
     """The worker's side: receive the function, then jobs until the other side ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the line above
-        os._exit(1)
+    end_with_parent(parent)
     # mpirun may have bound the parent to one core. Cores outside of our control group stay forbidden.
     if num_workers > len(os.sched_getaffinity(0)):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))

@@ -1,0 +1,19 @@
+"""Measurements against peers.
+
+quick              --quick and the default text of all measurements
+step               command: a training step, against Hugging Face on PyTorch and GluonNLP
+contestants        the participants of bench.step, and their interpreters
+work               sizes, matrix products and memory of the measured step
+rounds             interleaved rounds, ratios, spread, the table
+workers, serve     processes that take a step on request: the parent's side, the worker's side
+step_ours          the worker of this project
+peer_torch         the worker of Hugging Face on PyTorch
+peer_gluonnlp      the worker of GluonNLP
+loader             command: batches, against GluonNLP's raw path
+raw_path           that path: Google's algorithm, document by document
+tokenize_text      command: tokenizers, against Hugging Face's and GluonNLP's
+optimizer          command: the update, against MXNet's operators and PyTorch's AdamW
+optimizer_torch    the process of PyTorch's AdamW
+threads            command: numbers of threads and bindings for 1, 2 and 4 ranks
+bfloat16           command: training in bfloat16 against float32, from the same seeds
+"""

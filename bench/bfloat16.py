@@ -1,4 +1,4 @@
-"""Training in bfloat16 against training in float32: curves of real runs, from the same seeds.
+"""Training in bfloat16 against float32: loss curves of real runs from the same seeds.
 
     python -m bench.bfloat16 [--seeds 3] [--num_steps 200] [--plot bfloat16.png] [--json bfloat16.json]
 
@@ -16,11 +16,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from base.command_line import at_least
 from base.errors import InputError
 from base.files import replacing
+from bench.quick import NOTICE, add_quick, settle
 from data.embedded import build as build_embedded
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DTYPES = ("float32", "bfloat16")
@@ -32,17 +37,14 @@ def main() -> int:
         prog="python -m bench.bfloat16",
         description="Pretrains in float32 and bfloat16 from the same seeds and compares the losses.",
     )
-    parser.add_argument("--seeds", type=int, default=3, help="runs in each dtype (default: 3)")
-    parser.add_argument("--num_steps", type=int, default=200, help="steps of each run (default: 200)")
+    parser.add_argument("--seeds", type=at_least(2), help="runs in each dtype (default: 3)")
+    parser.add_argument("--num_steps", type=at_least(EVERY), help="steps of each run (default: 200)")
     parser.add_argument("--model", default="bert_2_128_2", help="default: %(default)s")
     parser.add_argument("--plot", default="bfloat16.png", help="where the curves go (default: %(default)s)")
     parser.add_argument("--json", help="also write all numbers to this file")
+    add_quick(parser, "2 seeds, 20 steps")
     options = parser.parse_args()
-    if options.seeds < 2 or options.num_steps < EVERY:
-        print(
-            f"bench.bfloat16: use --seeds of at least 2 and --num_steps of at least {EVERY}", file=sys.stderr
-        )
-        return 2
+    settle(options, {"seeds": 3, "num_steps": 200}, {"seeds": 2, "num_steps": 20})
     with tempfile.TemporaryDirectory() as scratch:
         build_embedded(os.path.join(scratch, "text"))
         runs = [
@@ -52,8 +54,10 @@ def main() -> int:
         ]
     figures = summary(runs)
     print(table(runs, figures))
-    draw(runs, options.plot)
+    draw(runs, options)
     print(f"curves     {options.plot}")
+    if options.quick:
+        print(NOTICE)
     if options.json:
         with replacing(options.json) as file:
             file.write(json.dumps({"runs": runs, "summary": figures}, indent=1).encode() + b"\n")
@@ -118,24 +122,48 @@ def table(runs: list[dict[str, Any]], figures: dict[str, float]) -> str:
     return "\n".join(lines)
 
 
-def draw(runs: list[dict[str, Any]], path: str) -> None:
-    """One line for each run; a colour for each dtype."""
+def draw(runs: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    """Writes the curves of all runs to --plot."""
+    figure = curves(runs, f"{options.model}: training losses from the same seeds in float32 and bfloat16")
+    with replacing(options.plot) as file:
+        figure.savefig(file, dpi=110, format="png")
+
+
+def curves(runs: list[dict[str, Any]], title: str) -> Figure:
+    """One line for each run, each in the legend: a colour for each seed, a style for each dtype. Below them
+    how far bfloat16 is from float32, which the lines themselves are too close to show."""
+    from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    figure = Figure(figsize=(8, 6.5), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    styles = {"float32": ("tab:blue", "-"), "bfloat16": ("tab:orange", "--")}
-    for run in runs:
-        color, line = styles[run["dtype"]]
-        label = run["dtype"] if run["seed"] == 0 else None
-        axes.plot(run["steps"], run["losses"], line, color=color, label=label, linewidth=1.2)
-    axes.set(xlabel="step", ylabel="MLM loss (nats)", title="the same seeds in float32 and bfloat16")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    with replacing(path) as file:
-        figure.savefig(file, dpi=110, format="png")
+    upper, lower = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": (2, 1)})
+    # Wide and pale below narrow and dashed: both can be seen where they are equal.
+    styles: dict[str, dict[str, Any]] = {
+        "float32": {"linestyle": "-", "linewidth": 4.0, "alpha": 0.4},
+        "bfloat16": {"linestyle": "--", "linewidth": 1.4},
+    }
+    palette = colormaps["tab10"].colors
+    pairs = list(zip(*[[run for run in runs if run["dtype"] == dtype] for dtype in DTYPES]))
+    for place, pair in enumerate(pairs):
+        color = palette[place % len(palette)]
+        for run in pair:
+            label = f"seed {run['seed']}, {run['dtype']}"
+            upper.plot(run["steps"], run["losses"], color=color, label=label, **styles[run["dtype"]])
+        full, low = (run["losses"] for run in pair)
+        lower.plot(
+            pair[0]["steps"], [b - a for a, b in zip(full, low)], ".-", color=color, linewidth=1.0,
+            label=f"seed {pair[0]['seed']}",
+        )  # fmt: skip
+    upper.set(ylabel="MLM loss (nats)", title=title)
+    upper.legend(ncols=len(pairs) if len(pairs) <= 3 else 3, fontsize=9)
+    lower.set(xlabel="step", ylabel="bfloat16 less float32 (nats)")
+    lower.axhline(0.0, color="grey", linewidth=0.8)
+    lower.legend(ncols=min(len(pairs), 6), fontsize=9)
+    for axes in (upper, lower):
+        axes.grid(alpha=0.3)
+    return figure
 
 
 if __name__ == "__main__":

@@ -30,15 +30,15 @@ from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
+from base.command_line import positive_int
 from base.errors import InputError
 from bench.quick import NOTICE, add_quick, default_text, settle
 from bench.raw_path import Settings, create_instances, gluonnlp_tokenizer, read_documents
 from bench.raw_path import batches as raw_batches
+from data.masked_copies import CopiesConfig, build_masked
+from data.options import BatchingConfig, MaskingConfig
 from data.pretraining.batches import PretrainingBatches, prefetched
-from data.pretraining.instance_source import StoredSource
-from data.pretraining.sources import Source
-from data.pretraining.text_source import RawSource
-from data.store.from_tokens import MaskSettings, build_masked
+from data.pretraining.sources import InstanceSource, Source, TextSource
 from data.store.instances import InstanceStore
 from data.store.tokens import TokenStore, build_store
 from data.text.corpus import expand_inputs
@@ -46,7 +46,7 @@ from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab
 
 TOKENS_PER_BATCH = 8192
-NUM_BUCKETS = 10
+BATCHING = BatchingConfig(TOKENS_PER_BATCH, True, 10)
 SHORT_SEQ_PROB, MASKED_LM_PROB = 0.1, 0.15
 PREDICTIONS = {128: 20, 512: 80}
 STEP_SECONDS = 0.02
@@ -80,7 +80,7 @@ def measure_loader(source: Source, num_batches: int, seed: int) -> dict[str, flo
     """Real tokens per CPU second of batches made one after the other; "in all" with the epoch's plan."""
     begun = time.process_time()
     lengths = source.lengths(seed, 1)
-    batches = PretrainingBatches(source, TOKENS_PER_BATCH, True, NUM_BUCKETS, seed, 0, 1)
+    batches = PretrainingBatches(source, BATCHING, seed, 0, 1)
     # Lengths and order of epoch 0 are made for the bounds and the first batch.
     # In the last three quarters of an epoch the next one is prepared in the background, on the same clock.
     num_batches = max(1, min(num_batches, batches.blocks_in_epoch(0) // 4))
@@ -122,7 +122,7 @@ def measure_raw_path(
 
 def measure_waiting(source: Source, num_workers: int, steps: int) -> float:
     """The share of time that `steps` steps of 20 ms wait for their batches."""
-    batches = PretrainingBatches(source, TOKENS_PER_BATCH, True, NUM_BUCKETS, 0, 0, 1)
+    batches = PretrainingBatches(source, BATCHING, 0, 0, 1)
     waited = 0.0
     with prefetched(batches, 8, num_workers) as ahead:
         next(ahead)
@@ -144,12 +144,13 @@ def prepare(paths: Sequence[str], vocab_path: str, folder: str, least_tokens: in
     sources: dict[str, Source] = {}
     for length, predictions in PREDICTIONS.items():
         for words in (False, True):
-            source = RawSource(store, vocab, length, SHORT_SEQ_PROB, MASKED_LM_PROB, predictions, words)
+            masking = MaskingConfig(length, SHORT_SEQ_PROB, MASKED_LM_PROB, predictions, words)
+            source = TextSource(store, vocab, masking)
             sources[f"ours, {length}{', whole words' if words else ''}"] = source
         stored = os.path.join(folder, f"stored-{length}")
-        masks = MaskSettings(length, SHORT_SEQ_PROB, MASKED_LM_PROB, predictions)
-        build_masked([directory], masks, stored, {"length": length})
-        sources[f"ours, {length}, stored masks"] = StoredSource(InstanceStore.open(stored), vocab.pad_id)
+        copies = CopiesConfig(MaskingConfig(length, SHORT_SEQ_PROB, MASKED_LM_PROB, predictions))
+        build_masked([directory], copies, stored, {"length": length})
+        sources[f"ours, {length}, stored masks"] = InstanceSource(InstanceStore.open(stored), vocab.pad_id)
     return sources
 
 
@@ -206,8 +207,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--input", metavar="GLOB", help="text files, a sentence a line")
     parser.add_argument("--vocab", metavar="FILE", help="BERT vocab.txt, needed with --input")
-    parser.add_argument("--repeats", type=int, metavar="N", help="of all rows (default: 5)")
-    parser.add_argument("--batches", type=int, metavar="N", help="a measurement (default: 100)")
+    parser.add_argument("--repeats", type=positive_int, metavar="N", help="of all rows (default: 5)")
+    parser.add_argument("--batches", type=positive_int, metavar="N", help="a measurement (default: 100)")
     parser.add_argument("--json", metavar="FILE", help="write all figures there")
     add_quick(parser, "1 repeat, 10 batches, little text")
     options = parser.parse_args(arguments)
@@ -215,8 +216,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scale = QUICK if options.quick else Scale()
     if bool(options.input) != bool(options.vocab):
         parser.error("--input and --vocab belong together")
-    if options.repeats < 1 or options.batches < 1:
-        parser.error("--repeats and --batches must be at least 1")
     try:
         with tempfile.TemporaryDirectory() as folder:
             if options.input:

@@ -28,11 +28,12 @@ os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
 
 import mxnet as mx  # noqa: E402
 
+from base.command_line import positive_int  # noqa: E402
 from base.errors import InputError  # noqa: E402
 from bench.contestants import NO_TORCH, find_torch_python  # noqa: E402
 from bench.quick import NOTICE, add_quick, settle  # noqa: E402
 from bert.model import build_model, initialize, trainable  # noqa: E402
-from bert.native_operators import load_operators  # noqa: E402
+from bert.operators import load_operators  # noqa: E402
 from training.optimizer.optimizer import Optimizer, global_norm  # noqa: E402
 
 VOCABULARY = 30522
@@ -148,14 +149,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("--model", help="default: bert_12_768_12")
-    parser.add_argument("--repeats", type=int, metavar="N", help="default: 9")
+    parser.add_argument("--repeats", type=positive_int, metavar="N", help="default: 9")
     parser.add_argument("--torch_python", metavar="PATH", help="a Python with PyTorch, to compare with")
     parser.add_argument("--json", metavar="FILE", help="write all figures there")
     add_quick(parser, "bert_2_128_2, 3 repeats")
     options = parser.parse_args(arguments)
     settle(options, {"model": "bert_12_768_12", "repeats": 9}, {"model": "bert_2_128_2", "repeats": 3})
-    if options.repeats < 1:
-        parser.error("--repeats must be at least 1")
     try:
         options.torch_python = find_torch_python(options.torch_python, os.environ)
         model = build_model(options.model, VOCABULARY)

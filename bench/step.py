@@ -33,6 +33,7 @@ from types import FrameType
 from typing import Any, NoReturn, Sequence
 
 from base import machine
+from base.command_line import positive_int
 from base.errors import InputError
 from base.threads import set_threads
 from bench import contestants
@@ -174,14 +175,14 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", metavar="MODEL", help="base, large, bert_LAYERS_UNITS_HEADS")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, help="default: what the CPU multiplies")
     parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, metavar="NAME", help=f"of {names}")
-    parser.add_argument("--rounds", type=int, metavar="N", help="steps of each (default 7; of large, half)")
+    parser.add_argument(
+        "--rounds", type=positive_int, metavar="N", help="steps of each (default 7; of large, half)"
+    )
     parser.add_argument("--torch_python", metavar="PATH", help="interpreter with torch and transformers")
     parser.add_argument("--json", metavar="FILE", help="write all figures there")
     add_quick(parser, f"{QUICK_MODEL}, 3 rounds")
     options = parser.parse_args(arguments)
     settle(options, {"models": list(MODELS), "rounds": 7}, {"models": [QUICK_MODEL], "rounds": 3})
-    if options.rounds < 1:
-        parser.error("--rounds must be at least 1")
     try:
         for model in options.models:
             size_of(model)

@@ -34,14 +34,13 @@ from bench.work import (
     size_of,
 )
 from bert.model import build_model, initialize, trainable
-from bert.native_operators import load_operators
-from bert.network import choose_operators, make_network
+from bert.operators import choose_operators, load_operators
 from comm.local import LocalCommunicator
 from data.pretraining.batches import dummy_batch
-from training.optimizer.accumulation import make_accumulation
+from tasks.pretraining.task import Pretraining
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import StaticScaler
-from training.step import TrainStep
+from training.step import StepSettings, TrainStep
 
 SQUARE = 2048  # rows and columns of the product that gives the machine's peak
 CLIP_NORM = 1.0
@@ -61,16 +60,15 @@ def make_step(model: str, dtype: str, operators: str) -> tuple[TrainStep, dict[s
     parameters = trainable(bert)
     weights = [parameter.data(device) for parameter in parameters.values()]
     optimizer = Optimizer("lamb", list(parameters), weights, native=operators == "fused")
-    network = make_network(bert, name, dtype, DROPOUT, operators)
+    task = Pretraining()
+    network = task.network(bert, name, dtype, DROPOUT, operators)
     step = TrainStep(
+        task,
         network,
-        make_accumulation(list(parameters.values()), device, 1, network.adds_in_backward),
         optimizer,
         StaticScaler(),
         LocalCommunicator(),
-        device,
-        CLIP_NORM,
-        lambda number: number,  # seeds of dropout
+        StepSettings(1, CLIP_NORM, lambda number: number),  # seeds of dropout
     )
     return step, parameters, operators == "fused"
 

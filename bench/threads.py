@@ -13,12 +13,10 @@ real run would, and the number of data threads is tried as well. One launch take
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -28,8 +26,10 @@ from typing import Mapping, NamedTuple, NoReturn, Sequence
 from tqdm import tqdm
 
 from base import machine
+from base.command_line import at_least, positive_int
 from base.errors import InputError
 from base.files import replacing
+from base.processes import run_in_session
 from bench.contestants import ROOT
 from bench.quick import NOTICE, add_quick, default_text, settle
 from bench.rounds import ratios, spread
@@ -107,22 +107,9 @@ def launch(setting: Setting, ranks: int, script: Sequence[str]) -> float:
     with tempfile.TemporaryDirectory() as folder:
         words = command(setting, ranks, script, folder)
         environ = environment(setting, os.environ, os.geteuid() == 0)
-        pipe, into = subprocess.PIPE, subprocess.STDOUT
-        with subprocess.Popen(
-            words, env=environ, stdout=pipe, stderr=into, text=True, start_new_session=True
-        ) as process:
-            try:
-                text, _ = process.communicate(timeout=TIME_LIMIT)
-            except BaseException:
-                # mpirun ends its ranks on SIGTERM; they are not in its process group.
-                process.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(10)
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                raise
-        if process.returncode:
-            raise SystemExit(f"{' '.join(words)}\nfailed ({process.returncode}):\n{text[-2000:]}")
+        code, text = run_in_session(words, environ, TIME_LIMIT)
+        if code:
+            raise SystemExit(f"{' '.join(words)}\nfailed ({code}):\n{text[-2000:]}")
         return step_seconds(Path(folder) / "metrics.jsonl")
 
 
@@ -168,18 +155,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--ranks", type=int, nargs="+", help="(default: 1 2 4)")
+    parser.add_argument("--ranks", type=positive_int, nargs="+", help="(default: 1 2 4)")
     parser.add_argument("--settings", nargs="+", metavar="NAME", help="beside the default (default: all)")
-    parser.add_argument("--repeats", type=int, metavar="N", help="launches of each (default: 3)")
+    parser.add_argument("--repeats", type=positive_int, metavar="N", help="launches of each (default: 3)")
     parser.add_argument("--model", help="(default: bert_4_512_8)")
-    parser.add_argument("--steps", type=int, metavar="N", help="of a launch (default: 24)")
+    parser.add_argument("--steps", type=at_least(LOG_INTERVAL), metavar="N", help="of a launch (default: 24)")
     parser.add_argument("--with_data", action="store_true", help="read text instead of random tokens")
     parser.add_argument("--json", metavar="FILE", help="write all figures there")
     add_quick(parser, "2 ranks, omp_passive, 1 repeat, bert_2_128_2, 6 steps")
     options = parser.parse_args(arguments)
     settle(options, USUAL, QUICK)
-    if min(options.repeats, *options.ranks) < 1 or options.steps < LOG_INTERVAL:
-        parser.error(f"--repeats and --ranks must be at least 1, --steps at least {LOG_INTERVAL}")
     here = machine.describe(ROOT)
     chosen: dict[int, dict[str, Setting]] = {}
     for ranks in options.ranks:

@@ -22,6 +22,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
+from base.command_line import at_least
 from base.errors import InputError
 from bench.quick import NOTICE, add_quick, default_text, settle
 from data.text.corpus import expand_inputs, sentences
@@ -103,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--input", help="text: files, globs and directories, comma-separated")
     parser.add_argument("--vocab", help="a BERT vocab.txt, needed with --input")
     parser.add_argument("--cased", action="store_true")
-    parser.add_argument("--rounds", type=int, help="at least 2 (default: 5)")
+    parser.add_argument("--rounds", type=at_least(2), help="at least 2 (default: 5)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_quick(parser, f"2 rounds of the first {QUICK_LINES} sentences")
     options = parser.parse_args(arguments)
@@ -111,8 +112,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if bool(options.input) != bool(options.vocab):
             raise InputError("--input and --vocab belong together; without both the embedded text is taken")
-        if options.rounds < 2:
-            raise InputError(f"--rounds {options.rounds}: must be at least 2")
         with tempfile.TemporaryDirectory() as folder:
             if options.input:
                 paths, vocab_path = expand_inputs(options.input, "--input"), options.vocab

@@ -13,6 +13,8 @@ import time
 from types import TracebackType
 from typing import Any, Mapping, Sequence
 
+from base.processes import kill_group
+
 SET_UP_LIMIT = 300.0  # seconds
 STEP_LIMIT = 300.0
 END_LIMIT = 20.0
@@ -54,10 +56,7 @@ class Worker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # The group may outlive its leader.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        kill_group(self._process)
         for stream in (self._process.stdin, self._process.stdout, self._log):
             with contextlib.suppress(OSError):  # what was still to be written to a worker that has ended
                 stream.close()  # type: ignore[union-attr]

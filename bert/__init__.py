@@ -1,1 +1,8 @@
-"""The network: its configuration, its blocks on MXNet's operators and on this project's, parameter files."""
+"""The network and its parameters.
+
+configuration  sizes of a BERT by its name
+model          BERT with its two heads, from GluonNLP's blocks
+operators      the fused CPU operators: loading, and the choice between them and MXNet's
+fused          embedding and transformer layers on the fused operators
+weights/       parameter files
+"""

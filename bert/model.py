@@ -5,8 +5,8 @@ from __future__ import annotations
 import mxnet as mx
 from gluonnlp.model.bert import BERTEncoder, BERTModel
 
-from training.data_options import MAX_POSITIONS
-from training.options import parse_model
+from bert.configuration import parse_model
+from data.options import MAX_POSITIONS
 
 INITIAL_STDEV = 0.02  # Devlin et al., arXiv:1810.04805, the released code
 LAYER_NORM_EPSILON = 1e-12  # the same

@@ -10,7 +10,7 @@ Rules that hold for every implementation:
 - No names. An implementation that needs names for its library derives them from an array's position and
   shape, so that a training step finds the names of the step before it.
 
-When a rank ends without `close` the others learn of it: a method that blocks raises `CommunicationError`, and
+When a rank ends without `close` the others notice: a method that blocks raises `CommunicationError`, and
 reading an array that `average` was working on raises `mxnet.base.MXNetError`. A rank that fails therefore
 lets its exception end the interpreter, or calls `abort`; it does not call `close`, which may wait for the
 others.
@@ -34,7 +34,7 @@ class CommunicationError(RuntimeError):
 
 
 class Communicator(Protocol):
-    """What training needs from the other ranks."""
+    """Exchange of arrays between the ranks of one run."""
 
     @property
     def rank(self) -> int:
@@ -53,7 +53,7 @@ class Communicator(Protocol):
         """Number of processes on this host."""
 
     def broadcast(self, arrays: Sequence[NDArray], root: int = 0) -> None:
-        """Give every rank the values that rank `root` has, bit for bit and whatever the others held before,
+        """Gives every rank the values that rank `root` has, bit for bit and whatever the others held before,
         NaN included. In place; returns when this rank's arrays hold them.
 
         dtypes: float16, float32, float64, uint8, int8, int32, int64. An empty sequence is allowed.
@@ -62,7 +62,7 @@ class Communicator(Protocol):
         """
 
     def average(self, arrays: Sequence[NDArray]) -> None:
-        """Replace each array by its mean over all ranks: the sum divided by `size`, bit-identical on all
+        """Replaces each array by its mean over all ranks: the sum divided by `size`, bit-identical on all
         ranks.
 
         Asynchronous, like an MXNet operator: the call returns after queueing, the exchange of an array starts
@@ -82,31 +82,56 @@ class Communicator(Protocol):
         rank has called it. `flags` has the same length on all ranks. Raises CommunicationError."""
 
     def barrier(self) -> None:
-        """Return after every rank has called it. Raises CommunicationError."""
+        """Returns after every rank has called it. Raises CommunicationError."""
 
     def close(self) -> None:
-        """Finish what `average` has queued and leave the run in order; every rank calls it at its normal end.
-        Calling it again does nothing; no other method may follow, nor a second communicator in the same
+        """Finishes what `average` has queued and leaves the run in order; every rank calls it at its normal
+        end. Calling it again does nothing; no other method may follow, nor a second communicator in the same
         process."""
 
 
+class DelegatingCommunicator:
+    """A `Communicator` around another one, `inner`, which does all the work; the base of those that change a
+    part of it."""
+
+    def __init__(self, inner: Communicator) -> None:
+        self._inner = inner
+        self.rank, self.size = inner.rank, inner.size
+        self.local_rank, self.local_size = inner.local_rank, inner.local_size
+
+    def broadcast(self, arrays: Sequence[NDArray], root: int = 0) -> None:
+        self._inner.broadcast(arrays, root)
+
+    def average(self, arrays: Sequence[NDArray]) -> None:
+        self._inner.average(arrays)
+
+    def all_agree(self, flags: Sequence[bool]) -> list[bool]:
+        return self._inner.all_agree(flags)
+
+    def barrier(self) -> None:
+        self._inner.barrier()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
 def abort(exit_code: int) -> NoReturn:
-    """End this process at once, without an interpreter shutdown that could wait for threads or for other
+    """Ends this process at once, without an interpreter shutdown that could wait for threads or for other
     ranks.
 
     The launcher sees the exit code and ends the other ranks: mpirun exits with this code, horovodrun with 1.
-    For a rank that has failed (or found that another one has) and has said so; flushes the standard streams.
+    For a rank that has failed (or knows that another one has) and has said so; flushes the standard streams.
     """
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):  # closed, or the reader is gone: nobody is left to be told
+        except (OSError, ValueError):  # closed, or the reader is gone
             continue
     os._exit(exit_code)
 
 
 def check_arrays(arrays: Sequence[NDArray], dtypes: Sequence[str]) -> None:
-    """Raise TypeError for an element that is not a dense NDArray of one of `dtypes`, ValueError for an empty
+    """Raises TypeError for an element that is not a dense NDArray of one of `dtypes`, ValueError for an empty
     one and for arrays on different devices. The message gives the position in `arrays`."""
     for index, array in enumerate(arrays):
         storage = getattr(array, "stype", None)
@@ -127,6 +152,6 @@ def check_arrays(arrays: Sequence[NDArray], dtypes: Sequence[str]) -> None:
 
 
 def check_root(root: int, size: int) -> None:
-    """Raise ValueError unless 0 <= root < size."""
+    """Raises ValueError unless 0 <= root < size."""
     if not 0 <= root < size:
         raise ValueError(f"root {root} is not a rank; ranks are 0 to {size - 1}")

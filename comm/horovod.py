@@ -7,13 +7,13 @@ NCCL from 2.10 on uses ncclAvg. Summing first overflows in float16 where the mea
 
 Arrays are sent one by one, so that each can travel while the backward pass still makes the next. Horovod
 fuses those that are ready at the same time; which these are depends on timing, and with more than two ranks
-the order of summation with it. On CPUs it is told not to (HOROVOD_FUSION_THRESHOLD=0, unless the user sets
+the order of summation with it. On CPUs fusion is off (HOROVOD_FUSION_THRESHOLD=0, unless the user sets
 it): a repeated run then gives the same bits. It costs nothing there: BERT-base's gradients, 440 MB, took two
 local ranks over MPI 0.44 to 0.60 s unfused, 0.44 to 0.80 s fused, and 0.42 to 0.80 s as one group, which
 could only start when the last gradient was there. (HOROVOD_DISABLE_GROUP_FUSION is not used: under it a rank
 once filled the machine's memory instead of shutting down.)
 
-`hvd.broadcast_` is not used. It hands the tensor to Horovod's background thread and then still reads the
+`hvd.broadcast_` is not used. It passes the tensor to Horovod's background thread and then still reads the
 tensor's name for a log message; if the thread was quicker, MXNet has freed the name by then, and the rank
 crashes (EnqueueTensorBroadcast in horovod/common/operations.cc; it happened on a busy machine). `allreduce_`
 reads names before, and the sum of one rank's bits and the others' zeros is a broadcast (comm.bits).
@@ -26,14 +26,12 @@ import os
 from typing import TYPE_CHECKING, Any, Sequence
 
 from base.errors import InputError
+from base.launchers import SIZE_VARIABLES
 from comm.base import AVERAGE_DTYPES, BROADCAST_DTYPES, CommunicationError, check_arrays, check_root
 from comm.bits import bits_of
 
 if TYPE_CHECKING:
     from mxnet.nd import NDArray
-
-# Number of processes as the usual launchers announce it.
-_LAUNCHER_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE")
 
 
 class HorovodCommunicator:
@@ -118,7 +116,7 @@ class HorovodCommunicator:
         self._hvd.shutdown()
 
     def _release(self, name: str, array: NDArray) -> None:
-        """Horovod refuses a name that is still in use. The same array under the same name waits in MXNet's
+        """Horovod rejects a name that is still in use. The same array under the same name waits in MXNet's
         queue; a different one must not be queued before the earlier one has its mean."""
         earlier = self._latest.get(name, array)
         if earlier is not array:
@@ -148,10 +146,10 @@ def _import_horovod() -> Any:
 
 
 def _check_size(size: int) -> None:
-    for variable in _LAUNCHER_SIZES:
+    for variable in SIZE_VARIABLES:
         announced = os.environ.get(variable, "")
         if announced.isdigit() and int(announced) != size:
             raise InputError(
                 f"the launcher started {announced} processes ({variable}) but Horovod joined {size}: it was "
-                "built without this launcher's library or told to use another; see `horovodrun --check-build`"
+                "built without this launcher's library, or uses another; see `horovodrun --check-build`"
             )

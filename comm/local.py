@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class LocalCommunicator:
-    """`comm.base.Communicator` for one process. It refuses the same arguments as the others do, so that a
+    """`comm.base.Communicator` for one process. It rejects the same arguments as the others do, so that a
     program which runs alone also runs on several ranks."""
 
     rank = 0

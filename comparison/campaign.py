@@ -22,11 +22,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Callable, Hashable, Mapping, Sequence, TypeVar
 
-from tqdm import tqdm
-
 from base import machine
 from base.errors import InputError
 from base.files import replacing
+from base.progress import Printed
 from comparison.launching.backends import ROOT, Backend, Cluster
 from comparison.reporting.wording import duration
 from comparison.verdicts import FEWEST_REPEATS
@@ -241,52 +240,16 @@ def _json(values: Mapping[str, Any]) -> bytes:
     return (json.dumps(values, indent=1, allow_nan=False) + "\n").encode("utf-8")
 
 
-class Progress:
+def begin_progress(total: int, done: int) -> Printed:
     """Bar on a terminal, lines in a log. `total`: launches in all; `done`: those that earlier calls made."""
+    progress = Printed(lines=sys.stdout)
+    progress.begin("", total, "launch", done)
+    return progress
 
-    def __init__(self, total: int, done: int):
-        self._total, self._done = total, done
-        self._bar = None
-        if sys.stderr.isatty():
-            self._bar = tqdm(
-                total=total,
-                initial=done,
-                unit="launch",
-                dynamic_ncols=True,
-                bar_format="{desc} |{bar}| {n_fmt}/{total_fmt}{postfix}",
-            )
 
-    def begin(self, launch: str) -> None:
-        if self._bar is not None:
-            self._bar.set_description_str(launch)
-
-    def say(self, text: str) -> None:
-        if self._bar is None:
-            print(text, flush=True)
-        else:
-            tqdm.write(text, file=sys.stdout)
-
-    def end(self, launch: str, result: str, failed: bool, left_s: float) -> None:
-        """A launch has ended. `left_s`: seconds that those to come will take."""
-        self._done += 1
-        left = f"about {duration(left_s)} left" if left_s else "none left"
-        if self._bar is not None:
-            self._bar.update()
-            self._bar.set_postfix_str(left)
-        if self._bar is None or failed:
-            self.say(f"launch {self._done}/{self._total} {launch}: {result}, {left}")
-
-    def skip(self, setting: str, number: int) -> None:
-        """Notes that so many launches of a setting will not be made."""
-        self._done += number
-        if self._bar is not None:
-            self._bar.update(number)
-        if number:
-            self.say(f"{setting} has failed too often: {number} more launches of it are left out")
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
+def left_in_words(seconds: float) -> str:
+    """Time that the launches to come will take, in words."""
+    return f"about {duration(seconds)} left" if seconds else "none left"
 
 
 def seconds_left(

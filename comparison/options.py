@@ -6,10 +6,11 @@ import argparse
 import math
 import os
 import tempfile
-from typing import Any, Mapping, NoReturn, Sequence, Union
+from typing import Any, Mapping, Sequence, Union
 
+from base.command_line import OptionParser, count, positive, positive_int
 from base.errors import InputError
-from base.numbers import count, positive, positive_int
+from bert.configuration import parse_model
 from comparison.campaign import CampaignOptions
 from comparison.launching.backends import (
     BYTEPS,
@@ -28,8 +29,6 @@ from comparison.runs.launches import EMBEDDED_BATCHES, EMBEDDED_MODEL, Trained
 from comparison.runs.record import Steps
 from comparison.settings import all_settings
 from comparison.verdicts import FEWEST_REPEATS
-from hosts.hostfile import HostsError
-from training.options import parse_model
 
 OUTPUT = "runs/comparison"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -40,13 +39,6 @@ Options = Union[RunsOptions, MessagesOptions, ProjectionOptions]
 _EXIT_CODES = """exit code: 0 when every setting has its figures or has run out of memory, 1 when a backend
 was wrong or failed, 2 for bad input, 130 after Ctrl-C and 143 after SIGTERM (the report is then partial, and
 the same command continues)."""
-
-
-class _Parser(argparse.ArgumentParser):
-    """Raises InputError instead of printing the whole usage."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message} (--help lists the options)")
 
 
 def parse_options(
@@ -86,10 +78,7 @@ def parse_options(
         return projection.options_of(options)
     options.output = os.path.expanduser(options.output or OUTPUT)
     options.script_args = script_args
-    try:
-        cluster = Cluster.read(options.hostfile) if options.hostfile else None
-    except HostsError as error:
-        raise InputError(str(error)) from error
+    cluster = Cluster.read(options.hostfile) if options.hostfile else None
     options.gpus = count_gpus()
     _fill_axes(options, cluster)
     _check_axes(options, backends, cluster)
@@ -129,7 +118,7 @@ def _of_runs(options: argparse.Namespace, campaign: CampaignOptions) -> RunsOpti
             backend = campaign.backends[setting.backend]
             try:
                 launch_words(backend, setting.workers, campaign.cluster, directory)
-            except HostsError as error:
+            except InputError as error:
                 raise InputError(f"--backends {setting.backend}: {error}") from error
     if options.no_profile and options.profiles != PROFILES:
         raise InputError(f"--profiles {options.profiles} and --no_profile exclude each other; leave one out")
@@ -160,7 +149,7 @@ def _of_runs(options: argparse.Namespace, campaign: CampaignOptions) -> RunsOpti
 
 
 def _parser(backends: Mapping[str, Backend], description: str | None) -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = OptionParser(
         prog="compare.py",
         usage="%(prog)s [options] [-- options of the training scripts]",
         description=description,

@@ -21,8 +21,9 @@ import numpy as np
 from base.errors import InputError
 from data.formats.blocks import RawBlock, check_expansion, check_shapes, check_type, checked
 from data.formats.npz import BoundedFile
-from data.formats.records import BLOCK_INSTANCES, MAX_LENGTH, PretrainingArrays
+from data.formats.records import BLOCK_INSTANCES, PretrainingArrays
 from data.formats.write import write_instances
+from data.options import MAX_POSITIONS
 from data.text.corpus import expand_globs
 
 _NUMBER_TYPES = {"i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8"}
@@ -84,13 +85,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _checked_blocks(source: str, columns: dict[str, np.ndarray]) -> Iterator[PretrainingArrays]:
-    def refuse(message: str, _: int) -> None:
+    def reject(message: str, _: int) -> None:
         raise InputError(message)
 
     for first in range(0, len(columns["valid_lengths"]), BLOCK_INSTANCES):
         block = {name: column[first : first + BLOCK_INSTANCES] for name, column in columns.items()}
         indices = np.arange(first, first + len(block["valid_lengths"]))
-        yield checked(source, RawBlock(indices, block), _ANY_VOCABULARY, refuse)
+        yield checked(source, RawBlock(indices, block), _ANY_VOCABULARY, reject)
 
 
 class _StandInDtype:
@@ -154,7 +155,7 @@ def _read_column(member: IO[bytes], source: str, name: str) -> np.ndarray:
     except (zipfile.BadZipFile, zlib.error):
         raise
     except InputError as error:
-        raise InputError(f"{source}: {name} is refused: {error}") from error
+        raise InputError(f"{source}: {name} is rejected: {error}") from error
     except Exception as error:  # a damaged pickle can fail in any way
         raise InputError(f"{source}: {name} is not an array of rows of numbers") from error
     return column
@@ -171,8 +172,8 @@ def _rows(loaded: Any) -> np.ndarray:
         return np.array(numbers).reshape(shape)
     rows = [_numbers(row) for row in loaded.content]
     widest = max(len(row) for row in rows)
-    if widest > MAX_LENGTH:
-        raise InputError(f"a row has {widest} numbers, above {MAX_LENGTH}")
+    if widest > MAX_POSITIONS:
+        raise InputError(f"a row has {widest} numbers, above {MAX_POSITIONS}")
     padded = np.zeros((len(rows), widest), dtype=rows[0].dtype)
     for index, row in enumerate(rows):
         padded[index, : len(row)] = row

@@ -51,10 +51,10 @@ def python_documents(library: str) -> Iterator[tuple[str, list[str]]]:
         yield f"topic {name}", list(dict.fromkeys(prose_sentences(text)))
     for path in _sources(library):
         if path != topics:
-            found = dict.fromkeys(
+            sentences = dict.fromkeys(
                 sentence for docstring in _docstrings(path) for sentence in prose_sentences(docstring)
             )
-            yield os.path.relpath(path, library), list(found)
+            yield os.path.relpath(path, library), list(sentences)
 
 
 def build(output: str, vocab_size: int = DEFAULT_VOCAB_SIZE, library: str | None = None) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def _files() -> list[str]:
 
 
 def _finished(output: str, report: str, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """What `report` says if it is of the same settings and the files are still there, else None."""
+    """Content of `report` if it is of the same settings and the files are still there, else None."""
     try:
         with open(report, encoding="utf-8") as handle:
             result = json.load(handle)

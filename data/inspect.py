@@ -12,27 +12,43 @@ import json
 import os
 import shutil
 import sys
-from typing import Any, Callable, NoReturn, Sequence
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Iterator, Sequence
 
 import numpy as np
 
+from base.command_line import OptionParser, count, positive_int
 from base.errors import InputError
+from base.progress import Printed
 from data.inspection.decoding import Instance, Style, Words, decode, describe
-from data.inspection.histogram import draw_lengths
-from data.inspection.opened import Opened, opened
-from data.inspection.repeated import repeated_sequences
-from data.inspection.report import report
-from data.inspection.tallies import (
-    BatchSettings,
+from data.inspection.figures import (
     batch_facts,
     length_facts,
     mask_facts,
+    repeated_sequences,
     store_occurrences,
     text_facts,
     token_facts,
 )
+from data.inspection.histogram import draw_lengths
+from data.inspection.report import report
 from data.inspection.warning_rules import warnings
-from data.text.corpus import TEXT_FORMATS
+from data.opening import (
+    ANY_VOCABULARY,
+    INSTANCE_STORE,
+    INSTANCES,
+    TEXT,
+    TOKEN_STORE,
+    DataFiles,
+    OpenedData,
+    check_instances,
+    common_vocabulary,
+    inspected_data,
+    open_data,
+)
+from data.options import DataConfig, add_option, add_options, data_config
 
 _HELP = """\
 Shows what a training would see: decoded instances with their masks, how long sentences and sequences are,
@@ -40,43 +56,71 @@ what the batches of given settings look like and how much of them is padding, an
 numbers go into a picture, NAME.lengths.png in the working directory. Options have the names, meanings and
 defaults of the training scripts; with the same ones, instance i of epoch e is the one that the training gets.
 """
+KINDS = {
+    TOKEN_STORE: "token store",
+    INSTANCE_STORE: "instance store",
+    INSTANCES: "files with masks",
+    TEXT: "text",
+}
+_OF_PAIRS = ("short_seq_prob", "masked_lm_prob", "whole_word_mask", "static_masks")
+_OF_TEXT = ("text_format", "split_sentences", "cased")
+_OF_FILES = ("raw", "skip_bad_records", "cache_dir")
+_IDLE = {  # kind: options that do nothing there, and why
+    TOKEN_STORE: ((*_OF_TEXT, *_OF_FILES), "is a token store"),
+    INSTANCE_STORE: ((*_OF_PAIRS, *_OF_TEXT, *_OF_FILES), "has its masks"),
+    INSTANCES: ((*_OF_PAIRS, *_OF_TEXT), "has its masks"),
+    TEXT: ((), ""),
+}
 
 
-class _Parser(argparse.ArgumentParser):
-    """Raises InputError instead of printing the whole usage."""
+@dataclass(frozen=True)
+class InspectConfig:
+    """One command: the data, and what is shown of it."""
 
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message} (--help lists the options)")
+    paths: tuple[str, ...]
+    data: DataConfig
+    given: frozenset[str]  # names of options with a value
+    num_workers: int
+    seed: int
+    epoch: int
+    num: int
+    start: int | None  # the first instance to show; None: random ones
+    pieces: bool
+    plot: str | None
+    no_plot: bool
+    json: bool
 
 
 def inspect(
-    options: argparse.Namespace, found: Opened, style: Style
+    config: InspectConfig, data: DataFiles, opened: OpenedData, style: Style
 ) -> tuple[dict[str, Any], list[Instance]]:
     """All that is to be shown: numbers as JSON has them, and the decoded instances.
 
     Memory is that of a training process (an epoch's plan and order, about 25 bytes a sequence; the store is
     mapped), and of the samples that masks are counted in.
     """
-    source, vocab, seed, epoch = found.source, found.vocab, options.seed, options.epoch
-    settings = BatchSettings(options.batch_size, options.use_avg_len, options.num_buckets)
+    source, vocab, seed, epoch = opened.source, opened.vocabulary, config.seed, config.epoch
     masks, occurrences = mask_facts(source, seed, epoch, vocab)
-    facts: dict[str, Any] = {"path": ",".join(options.path), "kind": found.kind, **_manifest_facts(found)}
-    if found.tokens is not None:
+    facts: dict[str, Any] = {
+        "path": ",".join(config.paths),
+        "kind": KINDS[data.kind],
+        **_manifest_facts(opened),
+    }
+    if opened.tokens is not None:
         assert vocab is not None
-        facts["text"] = {**text_facts(found.tokens), "repeated": repeated_sequences(found.tokens, vocab)}
-        facts["text"]["unknown_marks"] = found.manifest["counts"].get("unknown_marks")
-        occurrences = store_occurrences(found.tokens, vocab)
+        facts["text"] = {**text_facts(opened.tokens), "repeated": repeated_sequences(opened.tokens, vocab)}
+        facts["text"]["unknown_marks"] = opened.manifest["counts"].get("unknown_marks")
+        occurrences = store_occurrences(opened.tokens, vocab)
     facts["lengths"] = length_facts(source, seed, epoch)
-    facts["batches"] = batch_facts(source, settings, seed, epoch)
+    facts["batches"] = batch_facts(source, config.data.batching, seed, epoch)
     facts["masks"] = masks
     facts["tokens"] = token_facts(occurrences, vocab)
     facts["warnings"] = warnings(facts)
-    indices = _chosen(options, facts["lengths"]["number"])
-    instances = decode(source, seed, epoch, indices)
+    instances = decode(source, seed, epoch, _chosen(config, facts["lengths"]["number"]))
     words = Words(vocab, style)
     facts["shown"] = {"seed": seed, "epoch": epoch}
     facts["instances"] = [
-        {**describe(each, words, vocab), "file": found.file_of(each.index)} for each in instances
+        {**describe(each, words, vocab), "file": _file_of(opened, each.index)} for each in instances
     ]
     return facts, instances
 
@@ -84,8 +128,7 @@ def inspect(
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     try:
-        options = _parser().parse_args(arguments)
-        return _run(options)
+        return _run(_parse(arguments))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -98,36 +141,73 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(config: InspectConfig) -> int:
     # Names of tokens and files hold anything; what the terminal's encoding lacks is written as an escape.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
-    with opened(options) as found:
-        style = _style(options)
-        facts, instances = inspect(options, found, style)
-        picture = _picture(options, found)
+    data = inspected_data(config.paths, config.data.raw)
+    _check_idle(config, data)
+    with _cache(config.data) as cached:
+        opened = _open(replace(config, data=cached), data)
+        style = _style(config.pieces)
+        facts, instances = inspect(config, data, opened, style)
+        name = os.path.basename(os.path.abspath(data.paths[0]))
+        picture = _picture(config, name)
         if picture is not None:
             try:
-                draw_lengths(picture, f"{found.name}: {found.kind}", facts)
+                draw_lengths(picture, f"{name}: {facts['kind']}", facts)
             except OSError as error:
-                if options.plot is not None:
+                if config.plot is not None:
                     raise InputError(f"--plot: cannot write {picture}: {error.strerror}") from error
-                # It was not asked for, and the bars in the terminal say the same.
+                # It is the default, and the bars in the terminal say the same.
                 print(f"no picture: cannot write {picture}: {error.strerror}", file=sys.stderr)
                 picture = None
-        if options.json:
+        if config.json:
             print(json.dumps(facts, indent=1, ensure_ascii=True))
         else:
-            print("\n".join(report(facts, instances, found.vocab, style)))
+            print("\n".join(report(facts, instances, opened.vocabulary, style)))
             if picture is not None:
                 print(f"picture of the lengths: {picture}")
         sys.stdout.flush()
     return 0
 
 
-def _manifest_facts(found: Opened) -> dict[str, Any]:
-    """What the manifest says, under the same names for every kind of store."""
-    manifest, vocab = found.manifest, found.vocab
+def _check_idle(config: InspectConfig, data: DataFiles) -> None:
+    """Raises InputError for an option that would do nothing: whoever gives one believes that it counts."""
+    names, reason = _IDLE[data.kind]
+    for name in names:
+        if name in config.given:
+            raise InputError(f"--{name} does nothing here: {config.paths[0]} {reason}")
+
+
+def _open(config: InspectConfig, data: DataFiles) -> OpenedData:
+    vocabulary = common_vocabulary(config.data.tokenizer, data)
+    if data.kind == INSTANCES:  # before the first of them is converted
+        masking = config.data.masking
+        check_instances(data.paths, masking.max_seq_length, masking.max_predictions_per_seq)
+    size = len(vocabulary) if vocabulary is not None else ANY_VOCABULARY
+    return open_data(data, config.data, vocabulary, size, config.num_workers, Printed())
+
+
+@contextmanager
+def _cache(config: DataConfig) -> Iterator[DataConfig]:
+    """The configuration with a cache: --cache_dir, where a training finds what is tokenized or converted, or
+    a temporary directory that is removed at the end."""
+    if config.cache_dir:
+        yield config
+        return
+    with tempfile.TemporaryDirectory(prefix="inspect-") as directory:
+        yield replace(config, cache_dir=directory)
+
+
+def _file_of(opened: OpenedData, index: int) -> str | None:
+    """Name of the file that an instance was read from; None where instances are made from text."""
+    return None if opened.instances is None else opened.instances.source_of(index)
+
+
+def _manifest_facts(opened: OpenedData) -> dict[str, Any]:
+    """Content of the manifest, under the same names for every kind of store."""
+    manifest, vocab = opened.manifest, opened.vocabulary
     counts = dict(manifest["counts"])
     skipped = counts.pop("skipped", 0)
     counts.pop("unknown_marks", None)
@@ -148,26 +228,26 @@ def _manifest_facts(found: Opened) -> dict[str, Any]:
     }
 
 
-def _chosen(options: argparse.Namespace, total: int) -> list[int]:
+def _chosen(config: InspectConfig, total: int) -> list[int]:
     """The instances to show: `num` from --start on, or as many at random, the same ones for a seed."""
-    if options.start is not None:
-        if options.start >= total:
+    if config.start is not None:
+        if config.start >= total:
             raise InputError(
-                f"--start {options.start}: the epoch has {total} instances, from 0 to {total - 1}"
+                f"--start {config.start}: the epoch has {total} instances, from 0 to {total - 1}"
             )
-        return list(range(options.start, min(options.start + options.num, total)))
-    rng = np.random.default_rng([options.seed, options.epoch])
-    return sorted(rng.choice(total, min(options.num, total), replace=False).tolist())
+        return list(range(config.start, min(config.start + config.num, total)))
+    rng = np.random.default_rng([config.seed, config.epoch])
+    return sorted(rng.choice(total, min(config.num, total), replace=False).tolist())
 
 
-def _picture(options: argparse.Namespace, found: Opened) -> str | None:
-    if options.plot is not None:
-        return os.path.expanduser(options.plot)
+def _picture(config: InspectConfig, name: str) -> str | None:
+    if config.plot is not None:
+        return os.path.expanduser(config.plot)
     # Not beside the data: a glob that named it would take the picture for data.
-    return None if options.no_plot or options.json else f"{found.name}.lengths.png"
+    return None if config.no_plot or config.json else f"{name}.lengths.png"
 
 
-def _style(options: argparse.Namespace) -> Style:
+def _style(pieces: bool) -> Style:
     encoding = sys.stdout.encoding or "ascii"
     try:
         "\u2192\u2588\u258f".encode(encoding)
@@ -180,44 +260,47 @@ def _style(options: argparse.Namespace) -> Style:
         width=min(max(width, 60), 140),
         colour=terminal and not os.environ.get("NO_COLOR"),
         unicode=unicode,
-        pieces=options.pieces,
+        pieces=pieces,
     )
 
 
-def _whole(least: int) -> Callable[[str], int]:
-    def convert(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, {least} or more")
-        return value
-
-    return convert
+def _parse(arguments: Sequence[str] | None) -> InspectConfig:
+    options = _parser().parse_args(arguments)
+    return InspectConfig(
+        tuple(options.path),
+        data_config(options),
+        frozenset(name for name, value in vars(options).items() if value not in (None, False)),
+        options.num_workers,
+        options.seed,
+        options.epoch,
+        options.num,
+        options.start,
+        options.pieces,
+        options.plot,
+        options.no_plot,
+        options.json,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = OptionParser(
         prog="python -m data.inspect",
         description=_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add = parser.add_argument
-    add(
+    parser.add_argument(
         "path",
         nargs="+",
         metavar="PATH",
         help="a token store, an instance store, files with masks (npz, HDF5, TFRecord, OFRecord; globs), or "
         "with --raw text",
     )
-    group = parser.add_argument_group("what to show")
-    add = group.add_argument
-    add("--num", type=_whole(0), default=3, help="instances to show (default: 3)")
-    add("--start", type=_whole(0), help="show the instances from this one on (default: random ones)")
-    add("--seed", type=_whole(0), default=0, help="the training's --seed (default: 0)")
-    add("--epoch", type=_whole(0), default=0, help="the epoch, from 0 (default: 0)")
+    add = parser.add_argument_group("what to show").add_argument
+    add("--num", type=count, default=3, help="instances to show (default: 3)")
+    add("--start", type=count, help="show the instances from this one on (default: random ones)")
+    add("--seed", type=count, default=0, help="the training's --seed (default: 0)")
+    add("--epoch", type=count, default=0, help="the epoch, from 0 (default: 0)")
     add(
         "--pieces", action="store_true", help="show tokens as they are in the vocabulary, not joined to words"
     )
@@ -227,54 +310,41 @@ def _parser() -> argparse.ArgumentParser:
     add("--no_plot", action="store_true", help="write no PNG")
     add("--json", action="store_true", help="print everything as JSON instead; a PNG only with --plot")
 
-    group = parser.add_argument_group("how to read it")
-    add = group.add_argument
-    add(
-        "--vocab",
-        help="the vocab.txt of files with masks, or to tokenize text with; a token store has its own",
-    )
-    add("--sentencepiece", help="the same, a SentencePiece model")
-    add("--raw", action="store_true", help="the files are text; options as of the training scripts:")
-    add("--cased", action="store_true", help="with --raw: keep upper case and accents")
-    add("--text_format", choices=TEXT_FORMATS, help="with --raw: what the text files are (default: auto)")
-    add("--split_sentences", action="store_true", help="with --raw: lines are running text")
-    add(
-        "--skip_bad_records",
-        action="store_true",
-        help="leave out and count what is damaged, instead of ending",
-    )
-    add(
-        "--cache_dir",
+    # An option without a value is None here, to know which ones are given.
+    add = parser.add_argument_group("how to read it").add_argument
+    for name in ("vocab", "sentencepiece"):
+        add_option(add, name, help="of files with masks, or to tokenize text with; a token store has its own")
+    add_options(add, "raw", "cased")
+    add_option(add, "text_format", default=None)
+    add_options(add, "split_sentences", "skip_bad_records")
+    add_option(
+        add,
+        "cache_dir",
         help="keep what is tokenized or converted here, as a training's --cache_dir does (default: a "
         "temporary directory)",
     )
     add(
         "--num_workers",
-        type=_whole(1),
+        type=positive_int,
         default=len(os.sched_getaffinity(0)),
         help="processes that tokenize or convert (default: one a core)",
     )
 
-    group = parser.add_argument_group("pairs and masks, for token stores and text")
-    add = group.add_argument
-    add("--max_seq_length", type=int, help="tokens a sequence (default: 512); files with masks must fit in")
-    add(
-        "--max_predictions_per_seq",
-        type=int,
-        help="masked tokens a sequence (default: 20 at 128, 80 at 512); files with masks must fit in",
-    )
-    add("--short_seq_prob", type=float, help="share of shortened sequences (default: 0.1)")
-    add("--masked_lm_prob", type=float, help="share of masked tokens (default: 0.15)")
-    add("--whole_word_mask", action="store_true", help="mask whole words rather than single pieces")
-    add("--static_masks", action="store_true", help="pairs and masks of epoch 0 in every epoch")
+    add = parser.add_argument_group("pairs and masks, for token stores and text").add_argument
+    add_options(add, "max_seq_length", "max_predictions_per_seq")
+    add_option(add, "short_seq_prob", default=None)
+    add_option(add, "masked_lm_prob", default=None)
+    add_options(add, "whole_word_mask", "static_masks")
 
-    group = parser.add_argument_group("batches")
-    add = group.add_argument
+    add = parser.add_argument_group("batches").add_argument
     add(
-        "--batch_size", type=_whole(1), default=8, help="sequences, or with --use_avg_len tokens (default: 8)"
+        "--batch_size",
+        type=positive_int,
+        default=8,
+        help="sequences, or with --use_avg_len tokens (default: 8)",
     )
     add("--use_avg_len", action="store_true", help="batch_size counts tokens")
-    add("--num_buckets", type=_whole(1), default=32, help="length buckets (default: 32)")
+    add_options(add, "num_buckets")
     return parser
 
 

@@ -7,84 +7,110 @@ python -m data.prepare --input 'old/*.npz' --output shards/ --format tfrecord --
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import sys
 import time
+from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
+from base.command_line import OptionParser, count, positive_int
 from base.errors import InputError
 from base.progress import Printed
-from data.formats.export import Exported, export_instances, export_text
-from data.formats.find import expand_instances
-from data.formats.identify import identify
-from data.prepare_options import (
-    STORE,
-    file_settings,
-    mask_settings,
-    parse,
-    text_settings,
-    tokenizer_settings,
-    vocabulary,
-)
-from data.store.build import is_built
+from data.export import INSTANCES_PER_FILE, CopiesConfig, Exported, FileConfig, export_instances, export_text
+from data.formats.write import FORMATS
+from data.opening import INSTANCES, TOKEN_STORE, identified_data, load_vocabulary, tokenizer_settings
+from data.options import DataConfig, add_option, add_options, check_tokenizer, data_config
+from data.store.build import build_columns, is_built
 from data.store.cache import describe_sources
-from data.store.journal import MANIFEST, read_json
-from data.store.tokens import build_store, cached_store, is_store, store_identity
+from data.store.manifest import MANIFEST, read_json
+from data.store.tokens import cached_store, token_store_plan
+from data.tokenizing.vocab import Vocabulary
 
 _MESSAGES_SHOWN = 5
-_TEXT, _INSTANCES = "text", "instances"
+_STORE = "store"
+_DESCRIPTION = """Prepare data for pretraining: tokenize text once into a token store, or write files of
+masked instances for this and other projects (--format)."""
+_EPILOG = """A build that was stopped or whose disk was full goes on where it stopped when the same command is
+given again. Rules of thumb: one core tokenizes 4 million tokens a second of
+text with a sentence a line, 1.5 million of text that has to be split into sentences: a GB of English in one
+to two minutes; a token store takes 2.3 bytes a token (4.3 for vocabularies above 65,536), half the size
+of the text; memory is about 100 MB a worker, whatever the size of the text. Files of instances take as
+much again for every copy (--dupe_factor), and twice that while they are made."""
 
 
-def prepare(options: argparse.Namespace) -> None:
-    """What the options say, with its result in a line on standard output. Raises InputError."""
-    folder = os.path.expanduser(options.input.strip())
-    output = os.path.abspath(os.path.expanduser(options.output))
-    if is_store(folder):
-        if options.format == STORE:
-            raise InputError(f"--input {folder} is a token store already; give --format to make files of it")
-        _report_files(
-            output,
-            export_text(
-                [folder],
-                output,
-                mask_settings(options),
-                file_settings(options),
-                options.num_workers,
-                Printed(),
-            ),
-        )
-        return
-    paths = expand_instances(options.input, "--input")
-    _check_apart(options.input, paths, output)
-    kind = _kind_of(paths)
-    if options.format == STORE:
-        if kind == _INSTANCES:
+@dataclass(frozen=True)
+class PrepareConfig:
+    """One command: the data, and what is made of it. `files` is None for a token store."""
+
+    input: str
+    output: str  # an absolute path
+    data: DataConfig
+    copies: CopiesConfig
+    files: FileConfig | None
+    num_workers: int
+
+
+def parse(arguments: Sequence[str] | None) -> PrepareConfig:
+    """The command line, checked as far as it can be without reading files. Raises InputError."""
+    options = _parser().parse_args(arguments)
+    data = data_config(options)
+    check_tokenizer(data.tokenizer)
+    data.masking.check()
+    skip = data.text.skip_bad_records
+    files = FileConfig(options.format, options.gzip, options.instances_per_file, skip)
+    return PrepareConfig(
+        options.input,
+        os.path.abspath(os.path.expanduser(options.output)),
+        data,
+        CopiesConfig(data.masking, options.dupe_factor, options.seed),
+        None if options.format == _STORE else files,
+        options.num_workers,
+    )
+
+
+def prepare(config: PrepareConfig) -> None:
+    """Makes the output, and prints its figures on one line. Raises InputError."""
+    data = identified_data(config.input, "--input")
+    if data.kind != TOKEN_STORE:
+        _check_apart(config.input, data.paths, config.output)
+    if config.files is None:
+        if data.kind == TOKEN_STORE:
             raise InputError(
-                f"--input: {paths[0]} holds masked instances, which no token store can be made of; give "
+                f"--input {data.paths[0]} is a token store already; give --format to make files of it"
+            )
+        if data.kind == INSTANCES:
+            raise InputError(
+                f"--input: {data.paths[0]} holds masked instances, which no token store can be made of; give "
                 "--format to convert it, or train on it as it is"
             )
-        _make_store(options, paths, output)
-    elif kind == _INSTANCES:
-        size = len(vocabulary(options))
-        settings = file_settings(options)
-        skip = options.skip_bad_records
-        exported = export_instances(paths, size, output, settings, skip, options.num_workers, Printed())
-        _report_files(output, exported)
+        _make_store(config, data.paths)
+    elif data.kind == INSTANCES:
+        size = len(_vocabulary(config))
+        exported = export_instances(
+            data.paths, size, config.output, config.files, config.num_workers, Printed()
+        )
+        _report_files(config.output, exported)
     else:
-        _report_files(output, _text_to_files(options, paths, output))
+        stores = data.paths if data.kind == TOKEN_STORE else _temporary_stores(config, data.paths)
+        exported = export_text(
+            stores, config.output, config.copies, config.files, config.num_workers, Printed()
+        )
+        if data.kind != TOKEN_STORE:
+            shutil.rmtree(_temporary_folder(config))
+        _report_files(config.output, exported)
 
 
-def _make_store(options: argparse.Namespace, paths: Sequence[str], output: str) -> None:
-    progress = Printed()
-    settings, text = tokenizer_settings(options), text_settings(options)
+def _make_store(config: PrepareConfig, paths: Sequence[str]) -> None:
+    progress, output, text = Printed(), config.output, config.data.text
+    settings = tokenizer_settings(config.data.tokenizer, _vocabulary(config))
     sources = describe_sources(paths, progress=progress)
-    if is_built(output, store_identity(sources, settings, text)):
+    plan = token_store_plan(sources, settings, text)
+    if is_built(output, plan.identity):
         print(f"{output} is there already, of the same text and settings: nothing to do")
         return
     started = time.monotonic()
-    build_store(paths, settings, output, options.num_workers, text, progress, sources)
+    build_columns(output, plan, config.num_workers, progress)
     seconds = time.monotonic() - started
     manifest = read_json(os.path.join(output, MANIFEST))
     counts = manifest["counts"]
@@ -97,47 +123,38 @@ def _make_store(options: argparse.Namespace, paths: Sequence[str], output: str) 
     _report_skipped(counts, manifest["messages"])
 
 
-def _text_to_files(options: argparse.Namespace, paths: Sequence[str], output: str) -> Exported:
-    """Tokenize beside the output, export, and remove the token stores."""
-    progress = Printed()
-    stores = f"{output}.tokens"
+def _temporary_folder(config: PrepareConfig) -> str:
+    return f"{config.output}.tokens"
+
+
+def _temporary_stores(config: PrepareConfig, paths: Sequence[str]) -> list[str]:
+    """Token stores of the text beside the output: one, or for a tokenizer that samples one a copy."""
+    words = _vocabulary(config)
+    folder, text, progress = _temporary_folder(config), config.data.text, Printed()
+    samples = tokenizer_settings(config.data.tokenizer, words).samples
     directories = []
-    copies = options.dupe_factor if tokenizer_settings(options).samples else 1
-    for copy in range(copies):
-        settings, text = tokenizer_settings(options, copy), text_settings(options)
-        store = cached_store(paths, settings, stores, options.num_workers, text, progress)
+    for copy in range(config.copies.dupe_factor if samples else 1):
+        settings = tokenizer_settings(config.data.tokenizer, words, copy)
+        store = cached_store(paths, settings, folder, config.num_workers, text, progress)
         directories.append(store.directory)
         if copy == 0:
             _report_skipped(store.manifest["counts"], store.manifest["messages"])
-    masks, files = mask_settings(options), file_settings(options)
-    exported = export_text(directories, output, masks, files, options.num_workers, progress)
-    shutil.rmtree(stores)
-    return exported
+    return directories
 
 
-def _kind_of(paths: Sequence[str]) -> str:
-    """Whether the files are text or instances, which must not be mixed."""
-    instances = [path for path in paths if _holds_instances(path)]
-    if not instances:
-        return _TEXT
-    if len(instances) < len(paths):
-        other = next(path for path in paths if path not in set(instances))
+def _vocabulary(config: PrepareConfig) -> Vocabulary:
+    """The vocabulary of --vocab or --sentencepiece. Raises InputError if neither is given, or bad."""
+    vocabulary = load_vocabulary(config.data.tokenizer)
+    if vocabulary is None:
         raise InputError(
-            f"--input: {instances[0]} holds instances and {other} does not; prepare them separately"
+            "give --vocab (WordPiece; data.train_vocab makes one from a text) or --sentencepiece for the "
+            "tokens"
         )
-    return _INSTANCES
-
-
-def _holds_instances(path: str) -> bool:
-    try:
-        identify(path)
-    except InputError:  # text; or something else, which the reader of text says
-        return False
-    return True
+    return vocabulary
 
 
 def _check_apart(patterns: str, paths: Sequence[str], output: str) -> None:
-    """The output must not become part of the input when the command is given again."""
+    """Raises InputError where the output would become part of the input when the command is given again."""
     folders = [os.path.expanduser(piece.strip()) for piece in patterns.split(",")]
     inside = [folder for folder in folders if os.path.isdir(folder) and _is_below(output, folder)]
     inside += [path for path in paths if _is_below(path, output)]
@@ -164,6 +181,65 @@ def _report_skipped(counts: Mapping[str, Any], messages: Sequence[str]) -> None:
         print(f"skipped {counts['skipped']:,} bad records:", file=sys.stderr)
         for message in messages[:_MESSAGES_SHOWN]:
             print(f"  {message}", file=sys.stderr)
+
+
+def _parser() -> OptionParser:
+    parser = OptionParser(
+        prog="python -m data.prepare", description=_DESCRIPTION, epilog=_EPILOG, allow_abbrev=False
+    )
+    add = parser.add_argument
+    add(
+        "--input",
+        required=True,
+        help="text: files, folders and globs, separated by commas; with --format also a token store, or "
+        "files of instances (npz, HDF5, TFRecord, OFRecord)",
+    )
+    add("--output", required=True, help="the directory to make")
+    add_options(add, "vocab", "sentencepiece")
+    add(
+        "--num_workers",
+        type=positive_int,
+        default=len(os.sched_getaffinity(0)),
+        help="processes; the result does not depend on it (default: the cores, here %(default)s)",
+    )
+    add_options(add, "skip_bad_records")
+
+    add = parser.add_argument_group("text").add_argument
+    add_options(add, "cased", "text_format", "split_sentences")
+    add_option(add, "sp_nbest", help="SentencePiece candidates to sample from, below 0 all (default: 0)")
+    add_options(add, "sp_alpha")
+    add("--sp_seed", type=count, default=0, help="seed of that sampling (default: 0)")
+
+    add = parser.add_argument_group("files of instances (--format other than store)").add_argument
+    add(
+        "--format",
+        choices=[_STORE, *FORMATS],
+        default=_STORE,
+        help="store: a token store, from which training draws new pairs and masks each epoch; the others: "
+        "instances with their masks, for this and other projects (default: store)",
+    )
+    add_option(add, "max_seq_length", default=128, help="tokens of an instance (default: 128)")
+    add_option(
+        add,
+        "max_predictions_per_seq",
+        help="masked tokens of an instance (default: 20 at 128 tokens, 80 at 512, else 15%% rounded up)",
+    )
+    add_options(add, "short_seq_prob", "masked_lm_prob", "whole_word_mask")
+    add(
+        "--dupe_factor",
+        type=positive_int,
+        default=5,
+        help="copies of the text, each with other pairs and masks (default: 5)",
+    )
+    add("--seed", type=count, default=0, help="seed of pairs, masks and order (default: 0)")
+    add("--gzip", action="store_true", help="compress TFRecord and OFRecord (npz and HDF5 always are)")
+    add(
+        "--instances_per_file",
+        type=positive_int,
+        default=INSTANCES_PER_FILE,
+        help=f"(default: {INSTANCES_PER_FILE:,})",
+    )
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,10 +11,12 @@ import os
 import sys
 from typing import Sequence
 
+from base.command_line import OptionParser, count
 from base.errors import InputError
 from base.files import replacing
 from base.progress import Printed
-from data.text.corpus import TEXT_FORMATS, TextSettings, expand_inputs
+from data.options import add_options, data_config
+from data.text.corpus import expand_inputs
 from data.tokenizing.tokenizer import load_sentencepiece
 from data.tokenizing.train_sentencepiece import MODEL_TYPES, sentencepiece_model
 from data.tokenizing.train_wordpiece import MIN_VOCAB_SIZE, wordpiece_tokens
@@ -53,7 +55,7 @@ def train_sentencepiece(
 
 def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
-    arguments = argparse.ArgumentParser(
+    arguments = OptionParser(
         prog="python -m data.train_vocab",
         description="Train a WordPiece vocabulary or a SentencePiece model on raw text.",
         epilog="Memory: about 1 KB for each distinct word of the sentences trained on, such as 1 GB for 10 "
@@ -64,14 +66,12 @@ def parser() -> argparse.ArgumentParser:
     add("--output", required=True, help="the vocab.txt or .model file to write; must not exist")
     add("--type", choices=KINDS, default=WORDPIECE, help="default: %(default)s")
     add("--vocab_size", type=int, default=30522, help="tokens at most (default: %(default)s)")
-    add("--cased", action="store_true", help="keep case and accents")
+    add_options(add, "cased")
     add("--sp_model_type", choices=MODEL_TYPES, default="unigram", help="of SentencePiece")
-    add("--text_format", choices=TEXT_FORMATS, default="auto", help="default: what the files' content shows")
-    add("--split_sentences", action="store_true", help="lines are paragraphs of running text")
-    add("--skip_bad_records", action="store_true", help="leave out bad lines instead of stopping")
+    add_options(add, "text_format", "split_sentences", "skip_bad_records")
     add(
         "--max_sentences",
-        type=int,
+        type=count,
         default=10_000_000,
         help="train on so many sentences drawn from a larger text, 0 for all (default: %(default)s)",
     )
@@ -81,8 +81,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    options = parser().parse_args(arguments)
     try:
+        options = parser().parse_args(arguments)
         _train(options)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -103,12 +103,9 @@ def _train(options: argparse.Namespace) -> None:
         raise InputError(f"--output: no such directory: {directory}")
     if os.path.lexists(output):
         raise InputError(f"--output: {output} is there already; name another file or remove it")
-    if options.max_sentences < 0:
-        raise InputError(f"--max_sentences {options.max_sentences}: must be 0 (all) or more")
     progress = Printed()
     paths = expand_inputs(options.input, "--input")
-    settings = TextSettings(options.text_format, options.split_sentences, options.skip_bad_records)
-    text = TrainingText(paths, settings, options.max_sentences, options.seed, progress)
+    text = TrainingText(paths, data_config(options).text, options.max_sentences, options.seed, progress)
     if 0 < options.max_sentences < text.sentences:
         progress.note(f"training on {text.drawn} of {text.sentences} sentences (--max_sentences)")
     if options.type == SENTENCEPIECE:

@@ -1,1 +1,13 @@
-"""Host files, and the commands that start a run on the hosts they name."""
+"""Hosts and the processes that start on them. Standard library only.
+
+hostfile       Open MPI's host files
+addresses      numeric addresses, and the hosts that are this machine
+shell          jobs and hosts as data, commands as text
+mpirun         the mpirun command of a job
+print_byteps   the commands of a job over BytePS
+parts          processes of a run over BytePS as data
+output         lines, prefixes and log files of the parts
+running        the parts run to their end, or all taken down
+supervise      around each part: none outlives the launcher
+launch_byteps  command: a run over BytePS on all hosts
+"""

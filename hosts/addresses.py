@@ -1,4 +1,4 @@
-"""Which hosts are this machine, and the numeric addresses of all of them. Standard library only.
+"""Numeric addresses of hosts, and the hosts that are this machine. Standard library only.
 
 ps-lite, which BytePS talks through, gives the address of each process to ZeroMQ to bind to, and ZeroMQ binds
 to numbers and interfaces, not to names.
@@ -10,18 +10,18 @@ import ipaddress
 import socket
 from typing import Iterable
 
-from hosts.hostfile import HostsError
+from base.errors import InputError
 
 LOOPBACK = "127.0.0.1"
 
 
 def bare(host: str) -> str:
-    """The host of `user@host`."""
+    """Name of the host in `user@host`."""
     return host.rpartition("@")[2]
 
 
 def is_loopback(host: str) -> bool:
-    """localhost, 127.*, ::1."""
+    """Tests for a loopback name or address: localhost, 127.*, ::1."""
     try:
         return ipaddress.ip_address(bare(host)).is_loopback
     except ValueError:
@@ -29,7 +29,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_address(text: str) -> bool:
-    """Whether it is an IPv4 address in numbers."""
+    """Tests for an IPv4 address in numbers."""
     try:
         ipaddress.IPv4Address(text)
     except ValueError:
@@ -38,8 +38,10 @@ def is_address(text: str) -> bool:
 
 
 def is_here(host: str) -> bool:
-    """Whether it is this machine: loopback, its own name (with or without domain) or an address of its own.
-    With `user@` it is not: somebody wants to be another user there."""
+    """Tests whether `host` is this machine: loopback, its name or one of its addresses.
+
+    The name may lack its domain. `user@host` never is: it may be another user.
+    """
     if "@" in host:
         return False
     own = socket.gethostname()
@@ -50,27 +52,29 @@ def addresses(hosts: Iterable[str], hostfile: str, lenient: bool = False) -> dic
     """The IPv4 address of each host, by which the others reach it; 127.0.0.1 when all are this machine.
 
     Args:
+        hosts: as in the host file, `user@` included.
+        hostfile: its path, for messages.
         lenient: leave a name that has no address here as it is.
 
     Raises:
-        HostsError: a host cannot be resolved, or one of several is a loopback address.
+        InputError: a host cannot be resolved, or one of several is a loopback address.
     """
     names = list(dict.fromkeys(hosts))
     if all(map(is_here, names)):
         return dict.fromkeys(names, LOOPBACK)
     for name in names:
         if is_loopback(name):
-            raise HostsError(
+            raise InputError(
                 f"--hostfile {hostfile}: {name} means another machine on each host; "
                 "write the name or address by which the other hosts reach it"
             )
-    found = {name: _resolve(bare(name)) for name in names}
-    unknown = [name for name, address in found.items() if address is None]
+    resolved = {name: _resolve(bare(name)) for name in names}
+    unknown = [name for name, address in resolved.items() if address is None]
     if unknown and not lenient:
-        raise HostsError(
+        raise InputError(
             f"--hostfile {hostfile}: {unknown[0]} has no IPv4 address here; correct it or write an address"
         )
-    known = {name: address or bare(name) for name, address in found.items()}
+    known = {name: address or bare(name) for name, address in resolved.items()}
     peer = next((known[name] for name in names if name not in unknown and not is_here(name)), None)
     if peer is None:
         return known
@@ -79,7 +83,7 @@ def addresses(hosts: Iterable[str], hostfile: str, lenient: bool = False) -> dic
 
 
 def free_port(address: str) -> int:
-    """A TCP port that nobody uses now on this machine. Raises OSError if `address` is not its own."""
+    """A free TCP port of this machine. Raises OSError if `address` is not one of its own."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])
@@ -98,7 +102,7 @@ def _towards(peer: str) -> str:
         try:
             probe.connect((peer, 9))
         except OSError as error:
-            raise HostsError(f"there is no route from this machine to {peer}: {error.strerror}") from None
+            raise InputError(f"there is no route from this machine to {peer}: {error.strerror}") from None
         return str(probe.getsockname()[0])
 
 

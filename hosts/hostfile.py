@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import re
 
+from base.errors import InputError
+
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]*")
 _SLOTS = re.compile(r"slots=([0-9]+)")
 _MAX_SLOTS = re.compile(r"max[-_]?slots=[0-9]+")
 
 
-class HostsError(Exception):
-    """A host file or a launch option that cannot be used; the message is one line that names it."""
-
-
 def read_hostfile(path: str) -> list[tuple[str, int]]:
-    """The hosts of an Open MPI host file with their slots, in the file's order.
+    """Hosts of an Open MPI host file with their slots, in the file's order.
 
-    A host that is listed twice has the sum of its slots. For the form of a line, and for what is raised, see
+    A host that is listed twice has the sum of its slots. For the form of a line and for errors see
     `read_host_lines`.
     """
     hosts: dict[str, int] = {}
@@ -28,42 +26,42 @@ def read_hostfile(path: str) -> list[tuple[str, int]]:
 def read_host_lines(path: str) -> list[tuple[str, int]]:
     """Host and slots of each line of an Open MPI host file; a host that is listed twice comes twice.
 
-    A line is `host slots=N`, optionally with `max-slots=M`, which has no bearing on how many processes are
-    started and is passed over. `#` begins a comment. Open MPI counts a host's cores where `slots=` is
-    missing; nobody here can, so it has to be written.
+    A line is `host slots=N`, optionally with `max-slots=M`, which is ignored: it does not change how many
+    processes are started. `#` begins a comment. Where `slots=` is missing, Open MPI counts the host's cores;
+    that cannot be done from here, so it has to be written.
 
     Raises:
-        HostsError: no such file, no host in it, or a line that is none of the above (with its number).
+        InputError: no such file, no host in it, or a line that is none of the above (with its number).
     """
     try:
         with open(path, encoding="utf-8") as file:
             lines = file.read().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a text file"
-        raise HostsError(f"--hostfile {path}: {reason}") from None
+        raise InputError(f"--hostfile {path}: {reason}") from None
     hosts = []
     for number, line in enumerate(lines, 1):
         words = re.sub(r"\s*=\s*", "=", line.split("#", 1)[0]).split()
         if words:
             hosts.append(_read_line(words, f"--hostfile {path}, line {number}"))
     if not hosts:
-        raise HostsError(f"--hostfile {path}: names no host; write lines like: node-1 slots=8")
+        raise InputError(f"--hostfile {path}: names no host; write lines like: node-1 slots=8")
     return hosts
 
 
 def _read_line(words: list[str], where: str) -> tuple[str, int]:
     name, *settings = words
     if not _HOST.fullmatch(name):
-        raise HostsError(f"{where}: {name!r} is not a host's name")
+        raise InputError(f"{where}: {name!r} is not a host's name")
     slots = 0
     for setting in settings:
         match = _SLOTS.fullmatch(setting)
         if match:
             slots = int(match.group(1))
             if slots < 1:
-                raise HostsError(f"{where}: {setting}: a host has at least one slot, or no line")
+                raise InputError(f"{where}: {setting}: a host has at least one slot, or no line")
         elif not _MAX_SLOTS.fullmatch(setting):
-            raise HostsError(f"{where}: {setting!r} is not understood; write: {name} slots=N")
+            raise InputError(f"{where}: {setting!r} is not understood; write: {name} slots=N")
     if not slots:
-        raise HostsError(f"{where}: slots are missing; write: {name} slots=N (N = its GPUs)")
+        raise InputError(f"{where}: slots are missing; write: {name} slots=N (N = its GPUs)")
     return name, slots

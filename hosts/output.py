@@ -1,4 +1,4 @@
-"""What the parts of a run write, on the launcher's own standard output and error. Standard library only."""
+"""Output of the parts of a run: lines, prefixes, log files. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ _ENDS = re.compile(rb"\r\n|\n|\r")
 
 
 class Lines:
-    """Cuts a stream of bytes into lines. A carriage return ends a line, too, and is kept: what a progress bar
-    writes comes in pieces of one state each."""
+    """Cuts a stream of bytes into lines.
+
+    A carriage return ends a line, too, and is kept: each state of a progress bar is a line.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that `data` completes, with their ends."""
+        """Takes the next bytes and returns the lines that they complete, with their ends."""
         self._rest += data
         lines, start = [], 0
         for end in _ENDS.finditer(self._rest):
@@ -37,19 +39,25 @@ class Lines:
         return lines
 
     def finish(self) -> list[bytes]:
-        """The last line, if it has no end; it is given one."""
+        """Returns the last line if it has no end, with one added."""
         rest, self._rest = self._rest, b""
         return [rest + b"\n"] if rest else []
 
 
 class Screen:
-    """Writes whole lines with a prefix to a stream that others may share, from a thread of its own: a reader
-    that stalls must not keep the launcher from its work. Of what the reader leaves lying, BACKLOG bytes are
-    kept."""
+    """Writes whole lines with a prefix to a stream that others may share.
+
+    A thread of its own writes them: a reader that stalls must not keep the launcher from its work. BACKLOG
+    bytes wait for the reader, further lines are dropped.
+    """
 
     def __init__(self, stream: IO[bytes], say: Callable[[str], None] | None = None):
-        """`say`: is told in a line when the stream fails or lines have been dropped; None: the stream itself
-        is where such lines go."""
+        """Starts the thread.
+
+        Args:
+            stream: for the lines.
+            say: shows a message when the stream fails or lines have been dropped. None: `self.say`.
+        """
         self._stream: IO[bytes] | None = stream
         self._say = say or self.say
         self._terminal = stream.isatty()
@@ -62,11 +70,11 @@ class Screen:
         self._thread.start()
 
     def say(self, text: str) -> None:
-        """Write a line of the launcher's own."""
+        """Writes a line of the launcher's own."""
         self._lines.put(("launch_byteps: ", f"{text}\n".encode()))
 
     def write(self, prefix: str, line: bytes) -> None:
-        """Write a line, which has its end. Returns at once."""
+        """Writes a line, which has its end. Returns at once."""
         with self._lock:
             if self._backlog > BACKLOG:
                 self._dropped += 1
@@ -78,7 +86,7 @@ class Screen:
         self._lines.put((prefix, line))
 
     def finish(self, seconds: float) -> None:
-        """Wait until all is written, at most so long."""
+        """Waits until all is written, at most so long."""
         self._lines.put(None)
         self._thread.join(seconds)
 
@@ -105,15 +113,16 @@ class Screen:
 
 
 class LogFile:
-    """The same lines without prefix, in a file that is appended to."""
+    """A file to which lines are appended without prefix. Of its errors, the first is reported with `say`."""
 
     def __init__(self, path: Path, say: Callable[[str], None]):
-        """Raises OSError when the file cannot be made."""
+        """Opens the file. Raises OSError when it cannot be made."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path, self._say = path, say
         self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def write(self, line: bytes) -> None:
+        """Appends a line, which has its end."""
         if self._file is None:
             return
         try:
@@ -124,6 +133,7 @@ class LogFile:
             self.close()
 
     def close(self) -> None:
+        """Closes the file; lines that follow are dropped."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -1,33 +1,45 @@
-"""The processes of a run over BytePS, as data: who runs where, with which variables. Standard library only.
+"""The processes of a run over BytePS, as data: place, variables, command. Standard library only.
 
 A line of the host file is a worker, its slots are the worker's ranks. With several workers their sums are
-formed by servers, and everybody finds everybody through one scheduler. With one worker there is neither.
+formed by servers, and all processes meet through one scheduler. With one worker there is neither.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import shutil
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Mapping, Sequence
 
-from hosts.hostfile import HostsError
+from base.errors import InputError
 
-DEFAULT_PORT = 9091  # of a scheduler on another host, where nobody here can look for a free one
-SERVER = ("-c", "import byteps.server")  # which of the two it is, scheduler or server, DMLC_ROLE says
-# What a run decides for its parts; values that are already set here are of no meaning to it.
+DEFAULT_PORT = 9091  # of a scheduler on another host, where no free one can be looked for from here
+SERVER = ("-c", "import byteps.server")  # or the scheduler: DMLC_ROLE decides
+# Variables that a run decides for its parts; values that are already set here are ignored.
 DECIDED = (
     *("DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_WORKER_ID", "DMLC_NODE_HOST"),
     *("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"),
     *("BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE", "BYTEPS_GLOBAL_RANK", "RANKS_ON_HOST"),
     "BYTEPS_RUN_ID",
 )
+SUPERVISE = str(Path(__file__).resolve().with_name("supervise.py"))
+# BatchMode: fail instead of asking for a password. ServerAlive: a host that is gone is noticed within 45 s.
+SSH_OPTIONS = (
+    *("-o", "BatchMode=yes", "-o", "ConnectTimeout=30"),
+    *("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"),
+)
+PASSED_ON = re.compile(
+    r"(DMLC|BYTEPS|MXNET|NCCL|PS)_\w+|OMP_NUM_THREADS|PYTHONUNBUFFERED|PATH|PYTHONPATH|LD_LIBRARY_PATH"
+)
 
 
 @dataclass(frozen=True)
 class Part:
-    """One process. `host` is as written in the host file; `environment` is what it needs beyond the
-    launcher's."""
+    """One process. `host` is as written in the host file; `environment` adds to the launcher's."""
 
     role: str  # "scheduler", "server" or "rank"
     index: int
@@ -37,6 +49,7 @@ class Part:
 
     @property
     def name(self) -> str:
+        """As in messages and prefixes."""
         return self.role if self.role == "scheduler" else f"{self.role} {self.index}"
 
     @property
@@ -47,7 +60,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the scheduler runs, and the numeric address and port at which it is found."""
+    """The scheduler's host, numeric address and port."""
 
     host: str
     address: str
@@ -55,26 +68,28 @@ class Rendezvous:
 
 
 def check_workers(workers: Sequence[tuple[str, int]], hostfile: str) -> None:
-    """Raise HostsError unless all workers have the same number of ranks, as BytePS takes for granted: it
-    computes a rank as worker * slots + local rank."""
+    """Raises InputError unless all workers have as many ranks.
+
+    BytePS assumes it: a rank is worker * slots + local rank.
+    """
     counts = {slots for _, slots in workers}
     if len(counts) > 1:
         first, second = workers[0], next(worker for worker in workers if worker[1] != workers[0][1])
-        raise HostsError(
+        raise InputError(
             f"--hostfile {hostfile}: {first[0]} has {first[1]} slots and {second[0]} has {second[1]}; "
             "BytePS needs the same number on every line"
         )
 
 
 def choose_num_servers(given: int | None, workers: Sequence[tuple[str, int]], distributed: bool) -> int:
-    """How many servers to start: as many as hosts unless `given` says otherwise, none for a single worker.
+    """Number of servers: `given`, or as many as hosts; none for a single worker.
 
     Raises:
-        HostsError: `given` is below one, or there is nothing for a server to do.
+        InputError: `given` is below one, or a single worker has no use for servers.
     """
     if not distributed:
         if given:
-            raise HostsError(
+            raise InputError(
                 f"--num_servers {given}: the host file has one line, and a single worker needs no server; "
                 "leave the option out"
             )
@@ -82,7 +97,7 @@ def choose_num_servers(given: int | None, workers: Sequence[tuple[str, int]], di
     if given is None:
         return len({host for host, _ in workers})
     if given < 1:
-        raise HostsError(f"--num_servers {given}: several workers need at least one server")
+        raise InputError(f"--num_servers {given}: several workers need at least one server")
     return given
 
 
@@ -94,13 +109,13 @@ def plan_parts(
     command: Sequence[str],
     run_id: str,
 ) -> list[Part]:
-    """All processes: the scheduler, the servers in turn over the hosts, the ranks.
+    """Lists all processes: the scheduler, the servers in turn over the hosts, the ranks.
 
     Args:
         workers: host and slots of each worker, all with the same slots.
         num_servers: 0 for a run of one worker, which has no scheduler either (`rendezvous` is None).
-        rendezvous: the scheduler's place.
-        addresses: each host's own numeric address. A host that is missing finds its own, through
+        rendezvous: the scheduler.
+        addresses: each host's own numeric address. A missing one is determined on the host, from
             DMLC_INTERFACE.
         command: what each rank runs.
         run_id: any text that no other run on these hosts has: it keeps the sockets of local ranks apart.
@@ -119,7 +134,7 @@ def plan_parts(
     server = (python_of(command), *SERVER)
     hosts = list(dict.fromkeys(host for host, _ in workers))
     if rendezvous is not None:
-        # The scheduler's own address is the one at which it is found.
+        # The scheduler's own address is that of the rendezvous.
         parts.append(Part("scheduler", 0, rendezvous.host, server, {"DMLC_ROLE": "scheduler", **shared}))
         for index in range(num_servers):
             host = hosts[index % len(hosts)]
@@ -142,6 +157,90 @@ def plan_parts(
 
 
 def python_of(command: Sequence[str]) -> str:
-    """The interpreter for the servers: the ranks' own, where their command begins with one."""
+    """Interpreter for the servers: the ranks' own, where their command begins with one."""
     name = command[0].rpartition("/")[2]
     return command[0] if re.fullmatch(r"python[0-9.]*", name) else sys.executable
+
+
+@dataclass(frozen=True)
+class Access:
+    """Means of starting parts on the hosts.
+
+    `ssh`: the remote shell's words, without a host. `here`: the hosts that are this machine. `directory`: the
+    working directory, on every host. `environ`: the launcher's own variables. `extra`: variables of --env.
+    """
+
+    ssh: tuple[str, ...]
+    here: frozenset[str]
+    directory: str
+    environ: Mapping[str, str]
+    extra: Mapping[str, str]
+
+    def environment(self, part: Part) -> dict[str, str]:
+        """All variables of a local part; of a remote one, those that are sent along."""
+        inherited = {name: value for name, value in self.environ.items() if name not in DECIDED}
+        if part.host not in self.here:
+            inherited = {name: value for name, value in inherited.items() if PASSED_ON.fullmatch(name)}
+        return {**inherited, **self.extra, **part.environment}
+
+    def start(self, part: Part, supervision: Sequence[str]) -> tuple[list[str], dict[str, str] | None]:
+        """Command and environment (None: this process's own) that start a part under hosts/supervise.py.
+
+        `supervision`: options of hosts/supervise.py.
+        """
+        # -I -S: it needs nothing but the standard library, and starts in half the time.
+        supervise = [python_of(part.command), "-I", "-S", SUPERVISE, *supervision, "--", *part.command]
+        if part.host in self.here:
+            return supervise, self.environment(part)
+        return self._remote(part, supervise), None
+
+    def by_hand(self, part: Part) -> str:
+        """Command of a part as text for a shell, without the supervision."""
+        if part.host not in self.here:
+            return shlex.join(self._remote(part, part.command))
+        variables = {**self.extra, **part.environment}
+        words = [f"{name}={value}" for name, value in variables.items()]
+        return shlex.join(["env", *words, *part.command])
+
+    def _remote(self, part: Part, command: Sequence[str]) -> list[str]:
+        words = [f"{name}={value}" for name, value in self.environment(part).items()]
+        text = f"cd {shlex.quote(self.directory)} && exec {shlex.join(['env', *words, *command])}"
+        return [*self.ssh, part.host, text]
+
+
+def ssh_words(given: str, only_show: bool = False) -> tuple[str, ...]:
+    """Words of --ssh, with the options that a launcher needs if it is OpenSSH's client.
+
+    Args:
+        given: the value of --ssh, as a shell would split it.
+        only_show: the program need not exist.
+
+    Raises:
+        InputError: it is empty, cannot be split, or names no program.
+    """
+    try:
+        words = shlex.split(given)
+    except ValueError as error:
+        raise InputError(f"--ssh {given}: {error}") from None
+    if not words:
+        raise InputError("--ssh: is empty; write for example: --ssh 'ssh -p 2222'")
+    if shutil.which(words[0]) is None and not only_show:
+        raise InputError(f"--ssh {given}: there is no program {words[0]} here")
+    if os.path.basename(words[0]) == "ssh":
+        return (words[0], *SSH_OPTIONS, *words[1:])
+    return tuple(words)
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Raises InputError when the ranks' program, or an interpreter's script, does not exist.
+
+    The other hosts are expected to have it at the same place.
+    """
+    if not command:
+        raise InputError("the command of the ranks is missing; write it after --, for example: "
+                         "-- python run_pretraining_byteps.py --ckpt_dir ckpt")  # fmt: skip
+    if shutil.which(command[0]) is None:
+        raise InputError(f"{command[0]}: there is no such program")
+    interpreted = python_of(command) == command[0] and len(command) > 1
+    if interpreted and command[1].endswith(".py") and not os.path.isfile(command[1]):
+        raise InputError(f"{command[1]}: there is no such script in {os.getcwd()}")

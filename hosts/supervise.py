@@ -1,4 +1,4 @@
-"""Run one part of a run (a rank, a server, the scheduler) so that it cannot outlive the launcher.
+"""Runs one part of a run (a rank, a server, the scheduler) so that it cannot outlive the launcher.
 
     python hosts/supervise.py --token WORD -- COMMAND...
 
@@ -35,9 +35,10 @@ CONTROL = 0  # the launcher's line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command to its end; returns its exit code."""
     args = _parser().parse_args(argv)
     libc = ctypes.CDLL(None, use_errno=True)
-    # What the part leaves behind becomes a child of this process, and can be found.
+    # Processes that the part leaves behind become children of this one, and can be identified.
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     wakeup = _wake_on_signals()
     report = _Report(args.token)
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Run one part of a run for hosts/launch_byteps.py.")
+    parser = argparse.ArgumentParser(description="Runs one part of a run for hosts/launch_byteps.py.")
     parser.add_argument("--token", required=True)
     parser.add_argument("--stopped_timeout", type=float, default=60.0)
     parser.add_argument("--grace", type=float, default=5.0)
@@ -69,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _wake_on_signals() -> int:
-    """A file descriptor that becomes readable when a signal arrives, with its number as a byte."""
+    """Makes a file descriptor that becomes readable when a signal arrives, with its number as a byte."""
     reader, writer = os.pipe()
     for end in (reader, writer):
         os.set_blocking(end, False)
@@ -94,8 +95,11 @@ def _start(command: Sequence[str], libc: ctypes.CDLL) -> subprocess.Popen[bytes]
 
 
 def _watch(part: subprocess.Popen[bytes], wakeup: int, stopped_timeout: float, grace: float) -> float | None:
-    """Until the part has ended, pass signals on. Returns how many seconds it had been stopped, None if it was
-    not."""
+    """Passes signals on until the part has ended.
+
+    Returns:
+        Seconds that the part had been stopped when it was killed, None if it was not stopped.
+    """
     interval = min(2.0, max(0.1, stopped_timeout / 10))
     watched = [CONTROL, wakeup]
     stopped_since: float | None = None
@@ -167,7 +171,7 @@ def _kill_group(leader: int) -> None:
 
 
 def _kill_descendants(leader: int, seconds: float = 5.0) -> None:
-    """Kill what the part has left: its process group, and what has left that."""
+    """Kills what the part has started: its process group, and processes that have left that."""
     _kill_group(leader)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

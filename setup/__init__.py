@@ -1,1 +1,19 @@
-"""The set-up: `make setup` runs this package with bootstrap.sh; standard library only."""
+"""`make setup` runs this package, after bootstrap.sh has chosen a Python: the stages in `__main__.py`.
+
+It uses the standard library only.
+
+wanted           the list of packages to install and build, from the pins
+machine          checks of the machine before any work
+packages         Debian packages
+environment      .venv and its pinned packages
+wheels           the wheel cache outside the clone
+building         one wheel from its source, in an environment of its own
+byteps_build     BytePS's build, over the host runtime or CUDA
+operators_build  the build of the fused operators
+bpslaunch        a default without which bpslaunch fails on few cores
+check_horovod    a trial of Horovod
+check_byteps     a trial of BytePS: workers, server, scheduler
+progress         stages, signs of life, the log
+failure          the first error in a failed command's output
+errors           the exception that ends the set-up
+"""

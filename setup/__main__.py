@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STAGES = 7
 CHECK_LIMIT = 180.0  # seconds for a few processes to start and add up a vector
 IMPORTS = "import mxnet, gluonnlp, tokenizers, sentencepiece, matplotlib, tensorboardX, tqdm, psutil, pytest"
-OPERATORS = "from bert.native_operators import load_operators; assert load_operators(), 'no library'"
+OPERATORS = "from bert.operators import load_operators; assert load_operators(), 'no library'"
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ LINE = (
 
 
 def leave_ranks_unbound(venv: Path) -> Path:
-    """Make BYTEPS_NUMA_ON=0 the default of bpslaunch in `venv`, an environment of this Python; returns the
+    """Makes BYTEPS_NUMA_ON=0 the default of bpslaunch in `venv`, an environment of this Python; returns the
     file that does it."""
     version = ".".join(map(str, sys.version_info[:2]))
     target = venv / "lib" / f"python{version}" / "site-packages" / NAME

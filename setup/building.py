@@ -51,7 +51,7 @@ class Source(NamedTuple):
 
 
 class Tools(NamedTuple):
-    """What builds are made with: the base interpreter, the downloaded wheels, and their pins."""
+    """Means of the builds: the base interpreter, the downloaded wheels, and their pins."""
 
     python: str
     downloads: Path

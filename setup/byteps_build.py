@@ -1,4 +1,4 @@
-"""How BytePS is built: unmodified, from its source archive.
+"""Build of BytePS, unmodified, from its source archive.
 
 On machines without CUDA it is compiled against the host runtime in ``native/byteps_host``, which offers
 the CUDA and NCCL calls of its workers on host memory, keeps the runs of one host apart and lets its threads

@@ -17,7 +17,7 @@ from setup.wanted import Wanted, mxnet_requirement
 
 
 class Environment:
-    """``.venv`` in ``root``. Its ``setup.json`` exists once pip runs in it and tells when all is there."""
+    """``.venv`` in ``root``. Its ``setup.json`` exists once pip runs in it and records when all is there."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -28,12 +28,12 @@ class Environment:
         self._made_from = self._digest_of_files()
 
     def recorded_cuda(self) -> str | None:
-        """What an earlier set-up was asked for: "cpu" or a CUDA version; None if there was none."""
+        """Device of an earlier set-up: "cpu" or a CUDA version; None if there was none."""
         cuda = self._read().get("cuda")
         return cuda if isinstance(cuda, str) else None
 
     def complete(self, cuda: str, open_mpi: str) -> bool:
-        """Whether a set-up for exactly this ended well and its interpreter is still there."""
+        """Returns whether a set-up for exactly this ended well and its interpreter is still there."""
         return self.python.exists() and self._read().get("made_from") == self._fingerprint(cuda, open_mpi)
 
     def summary(self) -> str:

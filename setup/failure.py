@@ -1,4 +1,4 @@
-"""What to show of a failed command's output: its first error, not its last lines."""
+"""Excerpt of a failed command's output: its first error, not its last lines."""
 
 from __future__ import annotations
 

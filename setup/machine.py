@@ -71,14 +71,14 @@ def open_mpi_version() -> str:
         SetupError: mpicxx belongs to another MPI.
     """
     result = subprocess.run(["mpicxx", "--showme:version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    found = re.search(r"Open MPI (\S+)", result.stdout.decode(errors="replace"))
-    if found is None:
+    version = re.search(r"Open MPI (\S+)", result.stdout.decode(errors="replace"))
+    if version is None:
         raise SetupError("mpicxx on PATH is not Open MPI's; put Open MPI's first on PATH.")
-    return found.group(1)
+    return version.group(1)
 
 
 def pip_command() -> list[str] | None:
-    """How to run pip with this Python before there is an environment; None where Debian has split it off."""
+    """Command for pip with this Python before there is an environment; None where Debian has split it off."""
     if find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
     ensurepip = find_spec("ensurepip")

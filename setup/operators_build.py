@@ -1,4 +1,4 @@
-"""How the fused CPU operators in ``native/operators`` become a library that MXNet loads."""
+"""Build of the fused CPU operators in ``native/operators`` into a library that MXNet loads."""
 
 from __future__ import annotations
 

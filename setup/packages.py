@@ -47,7 +47,7 @@ def _file(path: str) -> Callable[[], bool]:
 
 
 def system_needs() -> list[Need]:
-    """What the machine must have, for this Python."""
+    """Packages that the machine must have, for this Python."""
     needs = [
         Need("the C++ compiler g++", _tool("g++"), "g++"),
         Need("make", _tool("make"), "make"),
@@ -92,9 +92,7 @@ def missing(needs: Sequence[Need]) -> list[str]:
         raise SetupError(f"missing: {listed}. Install them with this system's package manager.")
     for need in absent:
         if _installed(need.package):
-            raise SetupError(
-                f"{need.what} is not found on PATH although the package {need.package} is installed."
-            )
+            raise SetupError(f"{need.what} is not on PATH although the package {need.package} is installed.")
     return [need.package for need in absent]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,12 +10,13 @@ import time
 from pathlib import Path
 from typing import IO, Mapping, Sequence
 
+from base.processes import end_group
 from setup.errors import SetupError
 from setup.failure import excerpt
 
 TTY_INTERVAL = 1.0  # seconds between signs of life on a terminal, rewritten in place
 PLAIN_INTERVAL = 15.0  # and otherwise, a line each
-STOP_GRACE = 5.0  # seconds between asking a command to stop and killing it
+STOP_GRACE = 5.0  # seconds from SIGTERM to SIGKILL for a command that is stopped
 
 
 class Stopped(Exception):
@@ -93,7 +93,8 @@ class Progress:
             try:
                 code = self._wait(child, what, limit)
             finally:
-                _stop(child)
+                if child.poll() is None:
+                    end_group(child, STOP_GRACE)
         if code is None:
             raise SetupError(f"{what} did not end within {limit:.0f} seconds.{self._excerpt(start)}")
         if code != 0:
@@ -139,20 +140,6 @@ class Progress:
     def _print(self, text: str, end: str = "\n") -> None:
         self.out.write(text + end)  # at once: print() writes twice, and threads would come between
         self.out.flush()
-
-
-def _stop(child: subprocess.Popen[bytes]) -> None:
-    """Ends the group of a child that still runs; asks first, because mpirun then ends its ranks."""
-    if child.poll() is not None:
-        return
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(child.pid, number)
-            child.wait(timeout=STOP_GRACE)
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
 
 
 def stop_on_signals() -> None:

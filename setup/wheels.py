@@ -31,7 +31,7 @@ VECTOR_FLAGS = ("avx", "f16c", "fma")  # those that Horovod's CMake files turn o
 
 
 def cache_root(env: Mapping[str, str]) -> Path:
-    """Where the wheels are kept.
+    """Directory of the wheels.
 
     Raises:
         SetupError: it cannot be written.
@@ -81,7 +81,7 @@ def complete(place: Path, source: Source) -> Path | None:
 
 
 def all_cached(folder: Path, wanted: Wanted) -> bool:
-    """Whether the cache has everything, so that no package index is needed."""
+    """Returns whether the cache has everything, so that no package index is needed."""
     built = [complete(place(folder, source, wanted.pins), source) for source in wanted.sources]
     return None not in built and pinned(folder, wanted).exists()
 
@@ -117,7 +117,7 @@ def _workplace(folder: Path, progress: Progress) -> Iterator[Path]:
 
 
 def pinned(folder: Path, wanted: Wanted) -> Path:
-    """Where the downloaded packages are kept; the path exists only when all of them are there."""
+    """Directory of the downloaded packages; the path exists only when all of them are there."""
     pins = "\n".join([*wanted.requirements, "", *wanted.build_tools, "", *wanted.constraints])
     return folder / f"pinned-{hashlib.sha256(pins.encode()).hexdigest()[:16]}"
 

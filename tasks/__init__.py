@@ -1,1 +1,5 @@
-"""What a network is trained for: its losses and its figures."""
+"""The tasks that a network is trained for: batches to losses to figures.
+
+base          the interface of a task
+pretraining/  masked language model and next sentence
+"""

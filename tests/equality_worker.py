@@ -19,10 +19,10 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from bert.fused import FusedPretrainingLoss
 from bert.model import trainable
 from comm.base import Communicator
 from data.pretraining.batches import Batch
+from tasks.pretraining.fused import FusedPretrainingLoss
 from tests.bert.tiny import make_step, random_batch, tiny_network, weights
 from training.optimizer.scaler import DynamicScaler
 from training.step import TrainStep

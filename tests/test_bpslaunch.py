@@ -30,7 +30,7 @@ def free_port():
 
 
 def traces():
-    """What BytePS may leave on a machine."""
+    """Files that BytePS may leave on a machine."""
     places = [("/tmp", "socket_"), ("/dev/shm", "BytePS_")]
     return {
         f"{place}/{name}" for place, start in places for name in os.listdir(place) if name.startswith(start)

@@ -1,4 +1,4 @@
-"""hparams.py and the launch commands, against the tables as the LAMB paper prints them (arXiv:1904.00962)."""
+"""hparams.py: its plans, its checks of a run, and the launch commands that it prints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -18,237 +17,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hparams
-import hparams_check
-import hparams_command
-from hosts.hostfile import HostsError, read_host_lines, read_hostfile
+import lamb_paper
 from tests.processes import python_3_8, run_command
 
 ROOT = Path(__file__).resolve().parent.parent
 BPSLAUNCH = str(Path(sys.executable).with_name("bpslaunch"))
-
-# B, steps of both stages, lr, warmup ratio
-PAPER_ROWS = [
-    (512, 1_000_000, 5 / (2**3.0 * 1e3), 1 / 320),
-    (1024, 500_000, 5 / (2**2.5 * 1e3), 1 / 160),
-    (2048, 250_000, 5 / (2**2.0 * 1e3), 1 / 80),
-    (4096, 125_000, 5 / (2**1.5 * 1e3), 1 / 40),
-    (8192, 62_500, 5 / (2**1.0 * 1e3), 1 / 20),
-    (16384, 31_250, 5 / (2**0.5 * 1e3), 1 / 10),
-    (32768, 15_625, 5 / (2**0.0 * 1e3), 1 / 5),
-]
-
 clusters = st.tuples(st.integers(1, 2048), st.integers(512, 65536), st.integers(1, 256))
 
 
 def run(line: str, *more: object, capsys) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of `hparams.py line more...`, run in this process."""
     try:
-        code = hparams_command.main(shlex.split(line) + [str(one) for one in more])
+        code = hparams.main(shlex.split(line) + [str(one) for one in more])
     except SystemExit as stop:  # argparse's own errors
         code = stop.code
     out = capsys.readouterr()
     return code, out.out, out.err
-
-
-# ---------------------------------------------------------------------------------------- the paper's table
-
-
-@pytest.mark.parametrize(("batch_size", "steps", "lr", "ratio"), PAPER_ROWS)
-def test_every_row_of_the_paper(batch_size, steps, lr, ratio):
-    first, second = hparams.plan_for_target(1, 8192, batch_size).stages
-    for stage, share in ((first, Fraction(9, 10)), (second, Fraction(1, 10))):
-        assert stage.sequences_per_step == batch_size
-        assert stage.lr == pytest.approx(lr, rel=1e-12)
-        assert stage.warmup_ratio == pytest.approx(ratio, rel=1e-12)
-        assert stage.num_steps == math.ceil(steps * share)
-        assert stage.source == f"row {batch_size}"
-        assert stage.warnings == ()
-    # every row of the paper warms up for 3,125 steps in all: 2,812.5 and 312.5
-    assert first.warmup_steps in (2812, 2813)
-    assert second.warmup_steps in (312, 313)
-
-
-def test_warmup_steps_round_a_half_up():
-    assert hparams.warmup_steps(14063, 0.2) == 2813
-    assert hparams.warmup_steps(900_000, 1 / 320) == 2813  # 2812.5
-    assert hparams.warmup_steps(6250, 0.05) == 313  # 312.5
-    assert hparams.warmup_steps(10, 0.0) == 0
-    assert hparams.warmup_steps(10, 1.0) == 10
-
-
-@pytest.mark.parametrize(
-    ("num_gpus", "accumulate", "batch_size", "num_steps", "lr", "ratio"),
-    [
-        (256, 2, 32768, 14063, 0.005, 1 / 5),
-        (32, 1, 2048, 225_000, 0.00125, 1 / 80),
-        (8, 1, 512, 900_000, 0.000625, 1 / 320),
-    ],
-)
-def test_the_three_p3dn_experiments(num_gpus, accumulate, batch_size, num_steps, lr, ratio):
-    stage = hparams.plan(num_gpus, 8192, accumulate).stages[0]
-    assert (stage.sequences_per_step, stage.num_steps) == (batch_size, num_steps)
-    assert (stage.lr, stage.warmup_ratio) == (pytest.approx(lr, rel=1e-12), pytest.approx(ratio, rel=1e-12))
-
-
-def test_mixed_batch_is_the_published_run():
-    first, second = hparams.mixed_batch_plan(256, 8192).stages
-    assert (first.sequences_per_step, second.sequences_per_step) == (65536, 32768)
-    assert (first.num_steps, second.num_steps) == (7038, 1561)
-    assert first.num_steps + second.num_steps == 8599  # the paper's total
-    assert (first.lr, second.lr) == (0.006, 0.004)
-    assert first.warmup_steps == pytest.approx(2000, abs=1)  # NVIDIA's scripts: 2000 and 200
-    assert second.warmup_steps == 200
-    assert first.tokens_seen == 7038 * 65536 * 128
-    assert "1563" in second.warnings[0] and "7032" in first.warnings[0]  # what the formula gives instead
-
-
-def test_max_predictions():
-    for length, expected in ((128, 20), (512, 80), (1, 1), (20, 3), (64, 10), (256, 39), (384, 58)):
-        assert hparams.default_max_predictions(length) == expected
-
-
-# ------------------------------------------------------------------------------------------------ the rules
-
-
-@given(clusters)
-def test_both_stages_see_the_baseline_within_one_step(cluster):
-    for stage, sequences in zip(hparams.plan(*cluster).stages, (512 * 900_000, 512 * 100_000)):
-        exact = Fraction(math.prod(cluster), stage.max_seq_length)
-        assert sequences <= stage.num_steps * exact < sequences + exact
-        assert stage.tokens_seen == stage.num_steps * math.prod(cluster)
-
-
-@given(st.integers(1, 2048), st.integers(1, 128), st.integers(1, 256))
-def test_target_batch_size_inverts_the_plan(num_gpus, sequences, accumulate):
-    tokens = 512 * sequences  # whole sequences in both stages
-    planned = hparams.plan(num_gpus, tokens, accumulate)
-    targets = [stage.sequences_per_step for stage in planned.stages]
-    assert hparams.plan_for_target(num_gpus, tokens, *targets) == planned
-
-
-@given(clusters, st.integers(1, 100))
-def test_a_larger_batch_never_takes_more_steps_nor_a_smaller_lr(cluster, more):
-    num_gpus, tokens, accumulate = cluster
-    small = hparams.stage_for_run(num_gpus, tokens, accumulate, 128)
-    large = hparams.stage_for_run(num_gpus, tokens, accumulate + more, 128)
-    assert large.num_steps <= small.num_steps
-    assert large.lr > small.lr
-    assert large.warmup_ratio >= small.warmup_ratio
-    assert 0 <= large.warmup_steps <= large.num_steps
-
-
-@given(clusters)
-def test_options_on_one_line_read_back_exactly(cluster):
-    stage = hparams.plan(*cluster).stages[1]
-    words = [word for word in shlex.split(stage.options()) if word != "--use_avg_len"]
-    values = dict(zip(words[::2], words[1::2]))
-    assert float(values["--lr"]) == stage.lr
-    assert float(values["--warmup_ratio"]) == stage.warmup_ratio
-    assert int(values["--num_steps"]) == stage.num_steps
-    assert int(values["--batch_size"]) * int(values["--accumulate"]) == cluster[1] * cluster[2]
-    assert (values["--max_seq_length"], values["--max_predictions_per_seq"]) == ("512", "80")
-
-
-def test_the_length_chooses_the_stage():
-    assert [hparams.stage_for_run(8, 8192, 1, n).stage for n in (64, 128, 129, 512)] == [1, 1, 2, 2]
-    assert hparams.stage_for_run(8, 8192, 1, 512) == hparams.plan(8, 8192, 1).stages[1]
-
-
-def test_stage_2_accumulates_for_its_own_batch():
-    assert [s.accumulate for s in hparams.plan_for_target(32, 8192, 32768).stages] == [16, 64]
-    assert [s.accumulate for s in hparams.plan_for_target(32, 8192, 65536, 32768).stages] == [32, 64]
-
-
-def test_other_lengths_and_baselines():
-    baseline = hparams.Baseline(256, (1000, 10))
-    first, second = hparams.plan(1, 4096, 1, (64, 256), baseline).stages
-    assert (first.sequences_per_step, first.num_steps) == (64, 4000)
-    assert (second.sequences_per_step, second.num_steps) == (16, 160)
-
-
-def test_a_batch_of_no_whole_number_is_an_average():
-    stage = hparams.stage_for_run(3, 1000, 1, 128)
-    assert stage.sequences_per_step == 3000 / 128
-    assert stage.num_steps == math.ceil(Fraction(512 * 900_000 * 128, 3000))
-    assert any("average" in text for text in stage.warnings)
-
-
-@pytest.mark.parametrize(("gpus", "side"), [(7, "below 512"), (513, "above 32768")])
-def test_outside_the_table_is_extrapolated_with_a_warning(gpus, side):
-    stage = hparams.stage_for_run(gpus, 8192, 1, 128)
-    assert hparams.stage_for_run(8, 8192, 1, 128).warnings == ()
-    assert hparams.stage_for_run(512, 8192, 1, 128).warnings == ()
-    assert stage.lr == pytest.approx(0.005 * math.sqrt(gpus * 64 / 32768))
-    assert side in stage.warnings[0] and stage.source == "extrapolated"
-
-
-def test_warmup_is_cut_to_the_whole_run():
-    stage = hparams.stage_for_run(4096, 8192, 1, 128)
-    assert stage.warmup_ratio == 1.0 and stage.warmup_steps == stage.num_steps
-    assert any("warmup" in text for text in stage.warnings[1:])
-
-
-# -------------------------------------------------------------------------------------------- disagreements
-
-
-def test_the_first_experiment_disagrees_and_the_second_does_not():
-    first = hparams.stage_for_run(256, 8192, 2, 128)
-    found = hparams_check.disagreements({"num_steps": 25600, "lr": 0.00354, "warmup_ratio": 0.1}, first)
-    assert [one.option for one in found] == ["num_steps", "lr", "warmup_ratio"]
-    assert [one.paper for one in found] == [14063, 0.005, 0.2]
-    assert [one.ratio for one in found] == pytest.approx([25600 / 14063, 0.708, 0.5])
-    assert "fits no row" in found[0].sentence
-    assert all("the value for 16384" in one.sentence for one in found[1:])
-
-    second = hparams.stage_for_run(32, 8192, 1, 128)
-    assert (
-        hparams_check.disagreements({"num_steps": 225000, "lr": 0.00125, "warmup_ratio": 0.0125}, second)
-        == []
-    )
-
-
-def test_rounding_to_three_digits_is_no_disagreement():
-    stage = hparams.stage_for_run(128, 8192, 2, 128)  # 16384: lr 0.0035355..., 28125 steps
-    assert hparams_check.disagreements({"lr": 0.00354, "num_steps": 28125}, stage) == []
-    assert [one.option for one in hparams_check.disagreements({"lr": 0.0036}, stage)] == ["lr"]
-    assert [one.option for one in hparams_check.disagreements({"lr": float("nan")}, stage)] == ["lr"]
-
-
-def test_absent_and_unrelated_options_are_passed_over():
-    stage = hparams.stage_for_run(8, 8192, 1, 128)
-    assert hparams_check.disagreements({"lr": None, "model": "bert_24_1024_16", "batch_size": 1}, stage) == []
-    assert [one.option for one in hparams_check.disagreements({"max_predictions_per_seq": 80}, stage)] == [
-        "max_predictions_per_seq"
-    ]
-
-
-def test_the_mixed_run_is_a_whole():
-    """Its values are accepted together; one of them among the formula's is named as what it is."""
-    for number, length in ((1, 128), (2, 512)):
-        stage = hparams.stage_for_run(256, 8192, (4, 8)[number - 1], length)
-        _, steps, lr, ratio = hparams.MIXED[number - 1]
-        mixed = {"num_steps": steps, "lr": lr, "warmup_ratio": ratio}
-        assert hparams_check.disagreements(mixed, stage) == []
-        assert hparams_check.disagreements({"lr": lr}, stage) == []
-        (found,) = hparams_check.disagreements({**mixed, "warmup_ratio": stage.warmup_ratio}, stage)
-        assert found.option == "lr" and "mixed" in found.sentence
-        wrong = hparams_check.disagreements({**mixed, "lr": 0.0055}, stage)
-        assert [one.option for one in wrong] == ["lr", "warmup_ratio"]
-        # another batch, another baseline, another length: it is not that run
-        for other in (
-            hparams.stage_for_run(128, 8192, (4, 8)[number - 1], length),
-            hparams.stage_for_run(256, 8192, (4, 8)[number - 1], length, hparams.Baseline(256)),
-            hparams.stage_for_run(256, 4096, (4, 8)[number - 1], length // 2, stage=number),
-        ):
-            assert "lr" in [one.option for one in hparams_check.disagreements(mixed, other)]
-
-
-def test_a_batch_that_was_meant_in_tokens_gets_a_hint():
-    hint = hparams_check.batch_size_hint(4096, False, 128)
-    assert "4096 sequences of 128, 524288 tokens" in hint and "add --use_avg_len" in hint
-    assert hparams_check.batch_size_hint(4096, True, 128) is None
-    assert hparams_check.batch_size_hint(512, False, 128) is None  # 65536 tokens: a large GPU takes them
-    assert hparams_check.batch_size_hint(256, False, 512) is None  # as tokens it would hold no sequence
 
 
 # ---------------------------------------------------------------------------------------------- the command
@@ -257,17 +41,17 @@ def test_a_batch_that_was_meant_in_tokens_gets_a_hint():
 def test_json_has_the_promised_shape(capsys):
     args = "--num_gpus 256 --tokens_per_gpu 8192 --accumulate 2 --json"
     code, out, _ = run(args, capsys=capsys)
-    found = json.loads(out)
+    printed = json.loads(out)
     assert code == 0
-    assert [*found] == ["num_gpus", "tokens_per_gpu", "accumulate", "stages"]
-    assert (found["num_gpus"], found["tokens_per_gpu"], found["accumulate"]) == (256, 8192, 2)
+    assert [*printed] == ["num_gpus", "tokens_per_gpu", "accumulate", "stages"]
+    assert (printed["num_gpus"], printed["tokens_per_gpu"], printed["accumulate"]) == (256, 8192, 2)
     promised = [
         {"stage": 1, "max_seq_length": 128, "sequences_per_step": 32768, "num_steps": 14063, "lr": 0.005,
          "warmup_ratio": 0.2, "warmup_steps": 2813, "max_predictions_per_seq": 20},
         {"stage": 2, "max_seq_length": 512, "sequences_per_step": 8192, "num_steps": 6250, "lr": 0.0025,
          "warmup_ratio": 0.05, "warmup_steps": 313, "max_predictions_per_seq": 80},
     ]  # fmt: skip
-    for stage, expected in zip(found["stages"], promised):
+    for stage, expected in zip(printed["stages"], promised):
         assert [*stage][: len(expected)] == [*expected]
         assert {key: stage[key] for key in expected} == expected
         assert isinstance(stage["sequences_per_step"], int)
@@ -314,8 +98,8 @@ def test_check_flags_the_first_experiment(capsys):
 
 @given(clusters, st.sampled_from([128, 512]))
 def test_check_accepts_what_the_plan_prints(cluster, length):
-    options = hparams.stage_for_run(*cluster, length).options()
-    assert hparams_command.main(["--check", "--num_gpus", str(cluster[0]), *shlex.split(options)]) == 0
+    options = lamb_paper.stage_for_run(*cluster, length).options()
+    assert hparams.main(["--check", "--num_gpus", str(cluster[0]), *shlex.split(options)]) == 0
 
 
 @pytest.mark.parametrize("stage", [1, 2])
@@ -421,55 +205,7 @@ def test_bad_input_is_one_line_that_names_the_flag(args, named, capsys, monkeypa
     assert err.count("\n") == 1 and named in err
 
 
-# -------------------------------------------------------------------------------------- hosts and launching
-
-
-@pytest.mark.parametrize(
-    ("name", "hosts", "slots"), [("1x_p3dn", 1, 8), ("4x_p3dn", 4, 32), ("32x_p3dn", 32, 256)]
-)
-def test_host_files_of_the_experiments(name, hosts, slots):
-    found = read_hostfile(str(ROOT / "hosts" / name))
-    assert (len(found), sum(count for _, count in found)) == (hosts, slots)
-
-
-def test_host_file_forms(tmp_path):
-    path = tmp_path / "hosts"
-    path.write_text(
-        "# the cluster\n\nnode-1 slots=8  # rack 1\n10.0.0.2   slots = 4 max-slots=8\n"
-        "user@node-3.example max_slots=4 slots=2\nnode-1 slots=2\n"
-    )
-    assert read_hostfile(str(path)) == [("node-1", 10), ("10.0.0.2", 4), ("user@node-3.example", 2)]
-    lines = [("node-1", 8), ("10.0.0.2", 4), ("user@node-3.example", 2), ("node-1", 2)]
-    assert read_host_lines(str(path)) == lines
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "said"),
-    [
-        ("a slots=8\nb\n", 2, "slots"),
-        ("a slots=0\n", 1, "slots=0"),
-        ("a slots=-1\n", 1, "slots=-1"),
-        ("a slots=many\n", 1, "slots=many"),
-        ("# c\n\na 8\n", 3, "'8'"),
-        ("^a slots=8\n", 1, "'^a'"),
-        ("a slots=8 b slots=8\n", 1, "'b'"),
-    ],
-)
-def test_host_file_errors_name_file_and_line(text, line, said, tmp_path):
-    path = tmp_path / "hosts"
-    path.write_text(text)
-    with pytest.raises(HostsError) as error:
-        read_hostfile(str(path))
-    assert f"{path}, line {line}:" in str(error.value) and said in str(error.value)
-
-
-@pytest.mark.parametrize("content", [b"", b"# nobody\n", b"\xff\xfe\x00", None])
-def test_host_files_without_hosts(content, tmp_path):
-    path = tmp_path / "hosts"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(HostsError, match="--hostfile .*hosts: "):
-        read_hostfile(str(path))
+# ------------------------------------------------------------------------------------------------ launching
 
 
 def launch(*args, capsys) -> list[list[str]]:
@@ -494,7 +230,7 @@ def test_launch_256_gpus(capsys, monkeypatch):
         assert any(one.startswith("NCCL_SOCKET_IFNAME=") for one in exported)
         assert any(one.startswith("HOROVOD_FUSION_THRESHOLD=") for one in exported)
         script = text[text.index("python run_pretraining_hvd.py") :]
-        assert hparams.plan(256, 8192, 2).stages[stage - 1].options() in script
+        assert lamb_paper.plan(256, 8192, 2).stages[stage - 1].options() in script
         assert "--model bert_24_1024_16 --dtype float16 --optimizer lamb" in script
         assert "--raw --data" in script and f"--ckpt_dir ckpt_stage{stage}" in script
 
@@ -559,7 +295,7 @@ def launch_text(directory: Path) -> str:
     return result.stdout
 
 
-def test_the_shell_refuses_the_command_without_data(tmp_path):
+def test_the_shell_stops_the_command_without_data(tmp_path):
     (tmp_path / "mpirun").write_text("#!/bin/sh\ntouch started\n")
     (tmp_path / "mpirun").chmod(0o755)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
@@ -597,7 +333,7 @@ def test_mpirun_runs_the_printed_command(tmp_path):
 
 
 def byteps_blocks(*args, capsys) -> list[list[str]]:
-    """What --launch byteps prints: for each stage launch_byteps.py's command, then the roles' by hand."""
+    """Output of --launch byteps: for each stage launch_byteps.py's command, then the roles' by hand."""
     code, out, err = run("--launch byteps", *args, capsys=capsys)
     assert code == 0, err
     blocks = out.rstrip("\n").split("\n\n")
@@ -618,7 +354,7 @@ def test_byteps_commands_of_32_gpus(capsys, monkeypatch):
         cut = command.index("--")
         assert "MXNET_SAFE_ACCUMULATION=1" in command[:cut]
         assert command[cut + 1 : cut + 3] == ["python", "run_pretraining_byteps.py"]
-        options = hparams.plan(32, 8192).stages[stage - 1].options()
+        options = lamb_paper.plan(32, 8192).stages[stage - 1].options()
         for text in (easy, by_hand):
             assert options in " ".join(split(text))
             assert "--model bert_24_1024_16 --dtype float16 --optimizer lamb" in text
@@ -643,17 +379,17 @@ def test_byteps_commands_name_the_interface(capsys, tmp_path):
 
 def role_commands(by_hand: str) -> dict[str, str]:
     """The blocks of text below the lines of comment, by their first word after "the" or "a"."""
-    found, name = {}, ""
+    commands, name = {}, ""
     for line in by_hand.splitlines():
         if line.startswith("# "):
             name = re.sub(r"^# (the |a )?", "", line).split()[0].strip(",:")
-            found[name] = ""
+            commands[name] = ""
         else:
-            found[name] += line + "\n"
-    return found
+            commands[name] += line + "\n"
+    return commands
 
 
-# Says where the words and variables of a command go instead of starting anything.
+# Writes down the words and variables of a command instead of starting anything.
 RECORDER = """#!{python}
 import json, os, sys
 json.dump([sys.argv[1:], dict(os.environ)], open(os.environ["DMLC_ROLE"], "w"))
@@ -670,7 +406,7 @@ def test_byteps_roles_by_hand_get_their_variables(capsys, tmp_path):
     (tmp_path / "bpslaunch").chmod(0o755)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     for name, value in (("PS_ROOT_URI", "10.0.0.1"), ("INTERFACE", "ens5"), ("", "/x/*.txt")):
-        # The shell refuses what only the user can know until it is given.
+        # The shell stops until the values that only the user can know are set.
         result = run_command(["sh", "-c", commands["stage"]], cwd=tmp_path, env=env)
         variable = f"DMLC_{name}" if name else "DATA"
         assert result.returncode != 0 and f"{variable}:" in result.stderr

@@ -1,23 +1,64 @@
-"""Who may import whom, read from the syntax trees: nothing is imported to find out.
+"""The rules of the house, read from the syntax trees: nothing is imported to check them.
 
-scripts -> bert -> data, comm, hparams          data/ and hparams*.py: no MXNet
-compare -> comparison -> bench, hosts, bert     comparison/: none but in its ranks
-                                                comm/horovod.py alone: Horovod
-                                                comm/byteps/library.py alone: BytePS
+scripts -> bench, comparison -> training -> tasks -> bert -> data, comm, hosts -> base, lamb_paper
+
+A module imports from the layers below its own and from its own package. KNOWN lists the violations that
+exist. It has to be exact: a new violation fails, and so does one that is gone and still listed.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib.util
+import re
+import sys
+import sysconfig
+from functools import lru_cache
 from pathlib import Path
 from typing import Iterator
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("data", "bert", "comm", "hosts", "setup", "bench", "comparison")
-LONGEST = 350  # lines of a module
-SCRIPTS = ("run_pretraining_hvd", "run_pretraining_byteps", "compare", "comparison")
+
+# The lowest first. No package imports another one of its layer.
+LAYERS = (
+    ("base",),
+    ("lamb_paper",),
+    ("data", "comm", "hosts"),
+    ("bert",),
+    ("tasks",),
+    ("training",),
+    ("bench", "comparison"),
+    (
+        *("run_pretraining_hvd", "run_pretraining_byteps", "finetune_squad", "finetune_classifier"),
+        *("convert", "compare", "hparams"),
+    ),
+)
+ALONE = "setup"  # it runs before anything is installed
+SETUP_MAY_USE = "base"  # those of its modules that need the standard library only
+
+FRAMEWORKS = {"mxnet", "gluonnlp", "horovod", "byteps"}
+WITHOUT_FRAMEWORKS = ("base", "data", "hosts", "lamb_paper", "hparams")
+LIBRARIES_OF_BASE = {"tqdm"}
+SETUP_CHECKS = {"setup.check_horovod", "setup.check_byteps"}  # they run what setup/ has built
+
+# Importing one of these decides how ranks communicate: scripts do, and commands that start ranks themselves.
+IMPLEMENTATIONS = ("comm.horovod", "comm.byteps", "comm.local")
+STARTS_RANKS = {"training.profile", "bench.step_ours", "comparison.messages.rank"}
+
+LONGEST = 500  # lines of a module
+MOST_PARAMETERS = 6  # of a function, without self and cls
+# Gluon calls it with the block's inputs and every parameter that the block has registered, by name.
+CALLED_BY_A_LIBRARY = {"hybrid_forward"}
+# They make frozen configurations of parsed options; nothing below them sees a Namespace.
+MAKES_CONFIGURATIONS = {"training.config", "data.options"}
+
+KNOWN: dict[str, set[str]] = {
+    "many_parameters": {
+        "training.profiling.flops: forward_flops takes 8",
+    },
+}
 
 
 def modules(*patterns: str) -> list[Path]:
@@ -49,19 +90,195 @@ def imported(node: ast.AST, at_import: bool = False) -> Iterator[str]:
         yield from imported(child, at_import)
 
 
+@lru_cache(maxsize=None)
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
 def imports_of(path: Path, at_import: bool = False) -> set[str]:
-    return set(imported(ast.parse(path.read_text(encoding="utf-8"), str(path)), at_import))
+    return set(imported(tree_of(path), at_import))
 
 
-def offending(paths: list[Path], *forbidden: str) -> dict[str, list[str]]:
-    """Module: what it imports of the forbidden packages."""
-    assert paths, "no modules: has a folder been renamed?"
-    found = {}
-    for path in paths:
-        bad = sorted({name for name in imports_of(path) if name.split(".")[0] in forbidden})
-        if bad:
-            found[str(path.relative_to(ROOT))] = bad
-    return found
+def dotted(path: Path) -> str:
+    """`data/text/lines.py` -> `data.text.lines`; a package's `__init__.py` -> the package."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+PACKAGES = sorted({path.parent.name for path in modules("*/__init__.py")} - {"tests"})
+PROJECT = {dotted(path): path for path in modules("*.py", *(f"{package}/**/*.py" for package in PACKAGES))}
+
+
+def of_project(path: Path) -> set[str]:
+    """The modules of this project that one imports anywhere in it."""
+    return {name for name in imports_of(path) if name in PROJECT and PROJECT[name].stem != "__init__"}
+
+
+def package_of(module: str) -> str:
+    """The name in LAYERS that a module belongs to."""
+    return module.partition(".")[0]
+
+
+def layer_of(module: str) -> int:
+    return next(index for index, layer in enumerate(LAYERS) if package_of(module) in layer)
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node
+
+
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
+    """All that it takes, `*args` and `**kwargs` included; self and cls left out."""
+    given = function.args
+    starred = [each for each in (given.vararg, given.kwarg) if each is not None]
+    every = [*given.posonlyargs, *given.args, *given.kwonlyargs, *starred]
+    return [each for each in every if each.arg not in ("self", "cls")]
+
+
+def is_standard_library(name: str) -> bool:
+    """Whether a top-level name is a module of Python itself (3.10 and later have sys.stdlib_module_names)."""
+    spec = importlib.util.find_spec(name) if name not in sys.builtin_module_names else None
+    if name in sys.builtin_module_names or (spec and spec.origin in ("built-in", "frozen")):
+        return True
+    if spec is None or spec.origin is None:
+        return False
+    origin = Path(spec.origin).resolve()
+    folders = {Path(sysconfig.get_path(each)).resolve() for each in ("stdlib", "platstdlib")}
+    installed = {"site-packages", "dist-packages"} & set(origin.parts)
+    return not installed and any(folder in origin.parents for folder in folders)
+
+
+# --- The rules: each gives its violations as lines of text.
+
+
+def layers() -> set[str]:
+    """Imports from a layer above or from a neighbour."""
+    return {
+        f"{module} imports {name}"
+        for module, path in PROJECT.items()
+        if package_of(module) != ALONE
+        for name in of_project(path)
+        if package_of(name) == ALONE
+        or (layer_of(name) >= layer_of(module) and package_of(name) != package_of(module))
+    }
+
+
+def scripts_choose_the_backend() -> set[str]:
+    """Imports of a communicator's implementation outside comm/, the scripts and what starts ranks itself."""
+    return {
+        f"{module} imports {name}"
+        for module, path in PROJECT.items()
+        if package_of(module) not in ("comm", *LAYERS[-1]) and module not in STARTS_RANKS
+        for name in of_project(path)
+        if name.startswith(IMPLEMENTATIONS)
+    }
+
+
+def cycles() -> set[str]:
+    """Imports between modules of which each leads back to the other, directly or through more, inside a
+    package too and at whatever time."""
+    graph = {module: of_project(path) for module, path in PROJECT.items()}
+    group_of = {module: index for index, group in enumerate(strongly_connected(graph)) for module in group}
+    return {
+        f"{module} imports {name}, which leads back"
+        for module in graph
+        for name in graph[module]
+        if group_of[module] == group_of[name]
+    }
+
+
+def strongly_connected(graph: dict[str, set[str]]) -> list[set[str]]:
+    """The strongly connected components (Tarjan 1972)."""
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    groups: list[set[str]] = []
+
+    def visit(node: str) -> None:
+        order[node] = lowest[node] = len(order)
+        stack.append(node)
+        for other in sorted(graph[node]):
+            if other not in order:
+                visit(other)
+                lowest[node] = min(lowest[node], lowest[other])
+            elif other in stack:
+                lowest[node] = min(lowest[node], order[other])
+        if lowest[node] == order[node]:
+            start = stack.index(node)
+            groups.append(set(stack[start:]))
+            del stack[start:]
+
+    for node in sorted(graph):
+        if node not in order:
+            visit(node)
+    return groups
+
+
+def many_parameters() -> set[str]:
+    return {
+        f"{module}: {function.name} takes {len(parameters(function))}"
+        for module, path in PROJECT.items()
+        for function in functions(path)
+        if len(parameters(function)) > MOST_PARAMETERS and function.name not in CALLED_BY_A_LIBRARY
+    }
+
+
+def namespaces() -> set[str]:
+    """Modules that name argparse.Namespace as a type and neither define nor parse options."""
+    return {
+        module
+        for module, path in PROJECT.items()
+        if any(names_a_namespace(each) for each in annotations(path))
+        and not (defines_options(path) or module in MAKES_CONFIGURATIONS)
+    }
+
+
+def annotations(path: Path) -> Iterator[ast.AST]:
+    for node in ast.walk(tree_of(path)):
+        for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+            if annotation is not None:
+                yield annotation
+
+
+def names_a_namespace(annotation: ast.AST) -> bool:
+    names = [getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(annotation)]
+    return "Namespace" in names
+
+
+def defines_options(path: Path) -> bool:
+    """Whether it parses options or defines some, perhaps by an `add_argument` under another name."""
+    attributes = {node.attr for node in ast.walk(tree_of(path)) if isinstance(node, ast.Attribute)}
+    firsts = [node.args[0] for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call) and node.args]
+    values = [str(first.value) for first in firsts if isinstance(first, ast.Constant)]
+    parses = bool(attributes & {"ArgumentParser", "add_argument", "parse_args"})
+    return parses or any(re.fullmatch("--[a-z]\\w+", value) for value in values)
+
+
+def long_modules() -> set[str]:
+    return {
+        module
+        for module, path in PROJECT.items()
+        if len(path.read_text(encoding="utf-8").splitlines()) > LONGEST
+    }
+
+
+RULES = (layers, scripts_choose_the_backend, cycles, many_parameters, namespaces, long_modules)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_rule(rule):
+    violations, known = rule(), KNOWN.get(rule.__name__, set())
+    assert sorted(violations - known) == [], "new"
+    assert sorted(known - violations) == [], "gone: take these off KNOWN"
+
+
+def test_known_names_rules():
+    assert set(KNOWN) <= {rule.__name__ for rule in RULES}
+
+
+# --- The reader itself.
 
 
 def test_the_reader_sees_every_kind_of_import():
@@ -88,46 +305,97 @@ except ImportError:
     assert names - set(imported(ast.parse(source), at_import=True)) == {"g", "i.j", "k"}
 
 
-def test_data_and_hparams_run_without_mxnet():
-    assert offending(modules("data/**/*.py", "hparams*.py"), "mxnet", "gluonnlp", "horovod", "byteps") == {}
+def test_the_reader_sees_what_the_rules_are_about(tmp_path):
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": {"d"}, "f": {"a"}}
+    assert sorted(map(sorted, strongly_connected(graph))) == [["a", "b", "c"], ["d", "e"], ["f"]]
+
+    module = tmp_path / "module.py"
+    module.write_text("class A:\n    def f(self, a, /, b, *c, d: argparse.Namespace | None, **e): pass\n")
+    (function,) = functions(module)
+    assert [each.arg for each in parameters(function)] == ["a", "b", "d", "c", "e"]
+    assert any(names_a_namespace(each) for each in annotations(module)) and not defines_options(module)
+
+    assert {name for name in ("json", "math", "sys", "numpy", "pytest") if is_standard_library(name)} == {
+        *("json", "math", "sys")
+    }
+
+
+def test_every_module_is_in_a_layer():
+    named = {name for layer in LAYERS for name in layer} | {ALONE}
+    assert {package_of(module) for module in PROJECT} <= named
+    assert "data" in PACKAGES and len(PROJECT) > 100, "has a folder been renamed?"
+
+
+def test_nothing_imports_the_tests():
+    assert [module for module, path in PROJECT.items() if any_of("tests", imports_of(path))] == []
+
+
+def any_of(package: str, names: set[str]) -> bool:
+    return package in {name.partition(".")[0] for name in names}
+
+
+# --- Libraries.
+
+
+def libraries_of(path: Path) -> set[str]:
+    """Top-level names of all that a module imports and that is neither Python's nor this project's."""
+    tops = {name.partition(".")[0] for name in imports_of(path)}
+    own = {module.partition(".")[0] for module in PROJECT}
+    return {top for top in tops - own if not is_standard_library(top)}
+
+
+def test_modules_without_frameworks():
+    """They run where only the standard library or NumPy is installed, and start in no time."""
+    users = {
+        module: sorted(tops)
+        for module, path in PROJECT.items()
+        if module.partition(".")[0] in WITHOUT_FRAMEWORKS
+        for tops in [{name.partition(".")[0] for name in imports_of(path)} & FRAMEWORKS]
+        if tops
+    }
+    assert users == {}
+
+
+def test_base_needs_little():
+    needed = {name for path in modules("base/*.py") for name in libraries_of(path)}
+    assert needed == LIBRARIES_OF_BASE
+
+
+def test_setup_stands_alone():
+    """It runs on the interpreter that it finds, before .venv exists."""
+    todo, seen = {path for path in modules("setup/**/*.py") if dotted(path) not in SETUP_CHECKS}, set()
+    while todo:
+        path = todo.pop()
+        seen.add(path)
+        assert package_of(dotted(path)) in (ALONE, SETUP_MAY_USE), path
+        assert libraries_of(path) == set(), path
+        todo |= {PROJECT[name] for name in of_project(path)} - seen
+    for module in SETUP_CHECKS:
+        assert {package_of(name) for name in of_project(PROJECT[module])} <= {ALONE}
 
 
 def test_hparams_needs_the_standard_library_only():
     """The command also asks the training scripts' parser, and what that is made of."""
-    todo, seen = set(modules("hparams*.py")), set()
-    own = {"hparams", "hparams_check", "hparams_command", "hosts", "base", "data", "training"}
+    todo, seen = set(modules("hparams.py", "lamb_paper.py")), set()
     while todo:
         path = todo.pop()
         seen.add(path)
-        names = imports_of(path)
-        files = {ROOT / (name.replace(".", "/") + ".py") for name in names}
-        assert {name.split(".")[0] for name in names} - own <= STANDARD_LIBRARY, path
-        todo |= {file for file in files if file.exists()} - seen
+        assert libraries_of(path) == set(), path
+        todo |= {PROJECT[name] for name in of_project(path)} - seen
     assert {ROOT / "hosts/hostfile.py", ROOT / "training/options.py", ROOT / "base/errors.py"} <= seen
 
 
 def test_only_one_module_imports_each_library():
     """setup/ runs a check of its own on what it has built; it is no part of training."""
-    everything = modules("*.py", "data/**/*.py", "bert/**/*.py", "comm/**/*.py", "hosts/**/*.py")
-    everything += modules("bench/**/*.py", "comparison/**/*.py")
-    assert set(offending(everything, "horovod")) == {"comm/horovod.py"}
-    assert set(offending(everything, "byteps")) == {"comm/byteps/library.py"}
-
-
-@pytest.mark.parametrize(
-    "package, forbidden",
-    [
-        ("data", ("bert", "comm", "hosts", "setup", *SCRIPTS)),
-        ("comm", ("bert", "hosts", "setup", *SCRIPTS)),
-        ("bert", ("hosts", "setup", *SCRIPTS)),
-        ("hosts", ("bert", "setup", *SCRIPTS)),
-        ("setup", ("bert", "data", "comm", "hosts", *SCRIPTS)),
-        ("bench", ("setup", *SCRIPTS)),
-        ("comparison", ("setup", "run_pretraining_hvd", "run_pretraining_byteps", "compare")),
-    ],
-)
-def test_imports_point_one_way(package, forbidden):
-    assert offending(modules(f"{package}/**/*.py"), "tests", *forbidden) == {}
+    users = {
+        library: {
+            module
+            for module, path in PROJECT.items()
+            if module not in SETUP_CHECKS and library in {name.partition(".")[0] for name in imports_of(path)}
+        }
+        for library in ("horovod", "byteps")
+    }
+    assert users == {"horovod": {"comm.horovod"}, "byteps": {"comm.byteps.library"}}
 
 
 def test_comparing_needs_no_mxnet_but_in_the_ranks():
@@ -138,32 +406,20 @@ def test_comparing_needs_no_mxnet_but_in_the_ranks():
         path = todo.pop()
         seen.add(path)
         names = imports_of(path, at_import=path not in modules("comparison/**/*.py"))
-        assert not {name.split(".")[0] for name in names} & {"mxnet", "gluonnlp", "horovod", "byteps"}, path
-        files = {ROOT / (name.replace(".", "/") + ".py") for name in names}
-        todo |= {file for file in files if file.exists()} - seen
-    assert ROOT / "hparams.py" in seen and ROOT / "training/profiling/breakdown.py" in seen
+        assert not {name.split(".")[0] for name in names} & FRAMEWORKS, path
+        todo |= {PROJECT[name] for name in names if name in PROJECT} - seen
+    assert ROOT / "lamb_paper.py" in seen and ROOT / "training/profiling/breakdown.py" in seen
 
 
-def test_comm_takes_only_the_exceptions_from_data():
+def test_training_knows_communicators_by_their_interface():
     taken = {
         name
-        for path in modules("comm/**/*.py")
-        for name in imports_of(path)
-        if name.split(".")[0] == "data" and name.count(".") == 1
+        for module, path in PROJECT.items()
+        if package_of(module) in ("bert", "tasks", "training") and module not in STARTS_RANKS
+        for name in of_project(path)
+        if package_of(name) == "comm"
     }
-    assert taken <= {"base.errors"}
-
-
-def test_bert_knows_communicators_by_their_interface():
-    commands = modules("training/profile.py")  # python -m training.profile starts a run, as the scripts do
-    taken = {
-        name
-        for path in modules("bert/**/*.py")
-        if path not in commands
-        for name in imports_of(path)
-        if name.split(".")[0] == "comm" and name.count(".") == 1
-    }
-    assert taken == {"comm.base", "comm.watch.run_processes"}  # the latter for the rank in an error line
+    assert taken == {"comm.base", "comm.options"}
 
 
 def test_the_scripts_import_mxnet_after_the_threads_are_set():
@@ -173,40 +429,26 @@ def test_the_scripts_import_mxnet_after_the_threads_are_set():
         while todo:
             name = todo.pop()
             seen.add(name)
-            module = ROOT / (name.replace(".", "/") + ".py")
-            if module.exists():
-                todo |= imports_of(module, at_import=True) - seen
-        assert {"training.options", "data.tokenizing.vocab"} <= seen, "the search has found what lies deeper"
-        assert not {name.split(".")[0] for name in seen} & {"mxnet", "gluonnlp", "horovod", "byteps"}, script
+            if name in PROJECT:
+                todo |= imports_of(PROJECT[name], at_import=True) - seen
+        assert {"training.options", "data.tokenizing.vocab"} <= seen, "the search has to go into the depth"
+        assert not {name.split(".")[0] for name in seen} & FRAMEWORKS, script
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_modules_are_short(package):
-    lengths = {
-        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
-        for path in modules(f"{package}/**/*.py")
-    }
-    assert lengths and {path: length for path, length in lengths.items() if length >= LONGEST} == {}
+# --- Package docstrings.
+
+NAMED = [path.parent for path in modules(*(f"{package}/**/__init__.py" for package in PACKAGES))]
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_package_files_hold_at_most_a_docstring(package):
-    for path in modules(f"{package}/**/__init__.py"):
-        body = ast.parse(path.read_text(encoding="utf-8")).body
-        assert all(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in body), path
-
-
-# sys.stdlib_module_names exists from Python 3.10 on; these are what hparams may want.
-STANDARD_LIBRARY = {
-    *(
-        "__future__",
-        "argparse",
-        "collections",
-        "dataclasses",
-        "fractions",
-        "functools",
-        "ipaddress",
-        "itertools",
-    ),
-    *("itertools", "json", "math", "os", "pathlib", "re", "shlex", "socket", "sys", "textwrap", "typing"),
-}
+@pytest.mark.parametrize("package", NAMED, ids=lambda package: str(package.relative_to(ROOT)))
+def test_package_files_hold_a_docstring_that_names_the_modules(package):
+    """Lines of its list are `module   phrase` or `module, module   phrase`; subpackages end with a slash."""
+    (docstring,) = tree_of(package / "__init__.py").body
+    assert isinstance(docstring, ast.Expr) and isinstance(docstring.value, ast.Constant)
+    first, _, rest = str(docstring.value.value).strip().partition("\n")
+    assert first.endswith((".", ":"))
+    lists = re.findall(r"^(\w+/?(?:, \w+/?)*) {2,}\S.* \S", rest, re.MULTILINE)
+    named = [name for each in lists for name in each.split(", ")]
+    files = {path.stem for path in package.glob("*.py")} - {"__init__", "__main__"}
+    folders = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
+    assert sorted(named) == sorted(files | folders)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import hparams
+import lamb_paper
 from tests.processes import run_command, run_ranks, start_ranks
 from training.checkpoint import newest_complete
 from training.optimizer.schedule import Schedule
@@ -304,7 +304,7 @@ def test_left_out_hyperparameters_come_from_the_paper(corpus, tmp_path):
         wait_for_metrics(tmp_path, 1)
         said = run.stdout()
     assert f"no complete checkpoint in {tmp_path}: starting from the beginning" in said
-    stage = hparams.stage_for_run(1, 128, 1, 128)
+    stage = lamb_paper.stage_for_run(1, 128, 1, 128)
     assert f"--num_steps {stage.num_steps} --lr {stage.lr!r} --warmup_ratio {stage.warmup_ratio!r}" in said
     (first, *_) = metrics_of(tmp_path)
     assert first["lr"] == pytest.approx(stage.lr / stage.warmup_steps)

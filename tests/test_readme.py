@@ -1,4 +1,4 @@
-"""What README.md and docs/ say is true: commands are run, shown output is compared, names are looked up.
+"""The guides are true: their commands are run, shown output is compared, names are looked up.
 
 Fenced blocks are `bash` (commands), `console` (lines that begin with `$ ` are commands, the others what they
 print, which for hparams.py is compared exactly) or `text` (neither). Every command must be of a kind that is
@@ -19,7 +19,7 @@ from typing import Iterator, NamedTuple
 import numpy as np
 import pytest
 
-import hparams
+import lamb_paper
 from comparison.launching.backends import BACKENDS
 from comparison.options import parse_options as parse_comparison
 from comparison.projection.command import ProjectionOptions
@@ -29,12 +29,18 @@ from training.options import parse_options
 
 README = ROOT / "README.md"
 GUIDES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-PACKAGES = ("bench", "bert", "comm", "comparison", "data", "hosts", "setup")
+TRAINING_GUIDE, EXPERIMENTS = ROOT / "docs/training.md", ROOT / "docs/experiments.md"
+FOLDERS = (
+    *("base", "bench", "bert", "comm", "comparison", "data", "hosts", "native", "setup", "tasks", "training"),
+    *("tests", "docs"),
+)
+README_LINES = 250
 SCRIPT = "run_pretraining_hvd.py"
 SCRIPTS = (SCRIPT, "run_pretraining_byteps.py")
 DATA_COMMANDS = ("data.prepare", "data.inspect", "data.train_vocab", "data.convert_npz")
 OWN_TEXT = "## Your own text"
-LARGE_CORPUS = "### A large corpus"
+LARGE_CORPUS = "## A large corpus"
+CHECKPOINT_DIRECTORY = "## The checkpoint directory"
 TREE = "## The files"
 # What the own-text example is cut down to, so that it takes seconds; each must occur in it.
 SMALLER = {
@@ -91,17 +97,19 @@ def commands(block: Block) -> list[Command]:
 
 
 def section(guide: Path, heading: str) -> str:
-    """The text below a heading, up to the next one of its level or above."""
+    """The text below a heading, up to the next one of its level or above. The empty heading: all of it."""
     text = guide.read_text("utf-8")
+    if not heading:
+        return text
     assert f"\n{heading}\n" in text
     level = heading.index(" ")
     return re.split(rf"^#{{1,{level}}} ", text.split(f"\n{heading}\n", 1)[1], flags=re.MULTILINE)[0]
 
 
-def blocks_of(heading: str) -> list[Block]:
-    """The blocks below a heading of the README."""
-    text = section(README, heading)
-    return [block for block in blocks(README) if f"```{block.language}\n{block.text}```" in text]
+def blocks_of(guide: Path, heading: str) -> list[Block]:
+    """The blocks below a heading of a guide."""
+    text = section(guide, heading)
+    return [block for block in blocks(guide) if f"```{block.language}\n{block.text}```" in text]
 
 
 def prose(guide: Path) -> str:
@@ -183,7 +191,7 @@ def test_hparams(command):
 
 def test_the_table_of_experiments():
     """Each computed figure is hparams.py's, and bold are the stated ones that differ from it."""
-    text = section(README, "### The experiments this project starts from")
+    text = section(EXPERIMENTS, "")
     table = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\|.*", text, re.M)
     ]
@@ -193,7 +201,7 @@ def test_the_table_of_experiments():
         ("32", "4096"),
     ]
     for gpus, _, tokens, accumulate, *pairs in table[2:]:
-        stage = hparams.stage_for_run(int(gpus), int(tokens), int(accumulate), 128)
+        stage = lamb_paper.stage_for_run(int(gpus), int(tokens), int(accumulate), 128)
         wanted = (stage.sequences_per_step, stage.num_steps, stage.lr, stage.warmup_ratio)
         for pair, value in zip(pairs, wanted):
             stated, computed = pair.split(" / ")
@@ -242,10 +250,25 @@ def test_make_targets():
             run_command([*shlex.split(text), "--dry-run"]).check()
 
 
+def test_the_readme_is_short():
+    lines = README.read_text("utf-8").splitlines()
+    assert len(lines) <= README_LINES
+    first = "\n".join(lines[:30])
+    assert "make pretrain\nmake test\n" in first and "**Never run:**" in first
+
+
+def test_the_readme_leads_to_every_guide():
+    linked = set(re.findall(r"\]\(([^)#\s]+)", prose(README)))
+    assert {str(guide.relative_to(ROOT)) for guide in GUIDES} - {"README.md"} <= linked
+
+
 def test_a_run_is_shown():
-    (block,) = blocks_of("## What a run looks like")
+    (block,) = blocks_of(TRAINING_GUIDE, "## The output of a run")
+    (excerpt,) = blocks_of(README, "## A run")
+    shown = iter(block.text.splitlines())  # the README's lines are among them, in their order
+    assert [line for line in excerpt.text.splitlines() if line != "..." and line not in shown] == []
     assert "checkpoint runs/embedded/ckpt/" in block.text and "unigram entropy" in block.text
-    # As training.summary says it, of the figures shown above it.
+    # As tasks.pretraining.task says it, of the figures shown above it.
     floor = float(re.search(r"has an MLM loss of at least (\S+) nats on the held-out text\.", block.text)[1])
     loss = float(re.findall(r"^evaluation at step 900: mlm_loss (\S+)", block.text, re.MULTILINE)[0])
     said = re.search(r"^The held-out MLM loss, (.*): (.*)\.$", block.text, re.MULTILINE)
@@ -280,7 +303,7 @@ def own_text(tmp_path_factory, corpus) -> OwnText:
         documents = [document for document in text.split("\n\n") if len(document) < 10_000]
         (directory / "corpus" / name).write_text("\n\n".join(documents[:12]) + "\n", "utf-8")
 
-    block = next(block for block in blocks_of(OWN_TEXT) if block.language == "bash")
+    block = next(block for block in blocks_of(README, OWN_TEXT) if block.language == "bash")
     mine = commands(block)
     assert [command.words[0] for command in mine] == ["make", ".venv/bin/python", "mpirun"]
     used = {word for command in mine for word in command.words}
@@ -305,7 +328,7 @@ def test_own_text(own_text):
 
 
 def test_the_files_of_a_run(own_text):
-    table = section(README, "## What a run leaves in its checkpoint directory")
+    table = section(TRAINING_GUIDE, CHECKPOINT_DIRECTORY)
     rows = re.findall(r"^\| (`.*?) \|", table.split("| field |")[0], re.MULTILINE)
     named = {name.replace("0002000", "0000006").rstrip("/") for row in rows for name in code_in(row)}
     there = {path.name for path in (own_text.directory / "runs" / "own").iterdir()}
@@ -313,7 +336,7 @@ def test_the_files_of_a_run(own_text):
 
 
 def test_the_fields_of_metrics(own_text):
-    table = section(README, "## What a run leaves in its checkpoint directory").split("| field |")[1]
+    table = section(TRAINING_GUIDE, CHECKPOINT_DIRECTORY).split("| field |")[1]
     named = {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in code_in(row)}
     lines = (own_text.directory / "runs" / "own" / "metrics.jsonl").read_text("utf-8").splitlines()
     assert named == {name for line in lines for name in json.loads(line)}
@@ -326,7 +349,7 @@ def code_in(text: str) -> list[str]:
 def test_a_large_corpus(own_text):
     """The three commands in their order, on the text of the own-text example; the run is cut down, to one
     process too."""
-    (block,) = blocks_of(LARGE_CORPUS)
+    (block,) = blocks_of(TRAINING_GUIDE, LARGE_CORPUS)
     prepare, inspect, training = commands(block)
     prepared = run_command([sys.executable, *prepare.words[1:]], cwd=own_text.directory).check()
     assert "tokens" in prepared.stdout
@@ -350,7 +373,7 @@ def test_options_of_the_data_commands_exist(helps_of):
 
 
 def test_conversion_of_gluonnlps_files(tmp_path):
-    """The README's command on a file as GluonNLP writes it; the result is what the training script reads."""
+    """The guide's command on a file as GluonNLP writes it; the result is what the training script reads."""
     (tmp_path / "pretrain").mkdir()
     rows = [np.arange(5, 5 + length, dtype=np.int32) for length in (9, 12)]
     masked = [np.array([2], np.int32), np.array([2, 4], np.int32)]
@@ -373,29 +396,23 @@ def test_conversion_of_gluonnlps_files(tmp_path):
 
 
 def tree_entries() -> list[str]:
-    """The paths of the file tree, relative to the root."""
-    (block,) = blocks_of(TREE)
-    entries, directory = [], ""
+    """The names of the file tree, all of them at the root."""
+    (block,) = blocks_of(README, TREE)
+    entries = []
     for line in block.text.splitlines():
-        names, phrase = re.fullmatch(r"( *[^\s,]+(?:, [^\s,]+)*) +(\S.*)", line).groups()
+        names, phrase = re.fullmatch(r"([^\s,]+(?:, [^\s,]+)*) {2,}(\S.*)", line).groups()
         assert len(phrase.split()) > 1, f"no phrase: {line}"
-        indented = names.startswith(" ")
-        for name in names.strip().split(", "):
-            entries.append((directory if indented else "") + name)
-        if not indented:
-            directory = names if names.endswith("/") else ""
+        entries += names.split(", ")
     return entries
 
 
 def test_the_file_tree_is_the_real_one():
+    """Files and folders; the modules of a package are in its docstring, see tests/test_imports.py."""
     entries = tree_entries()
     assert len(entries) == len(set(entries))
     for entry in entries:
         path = ROOT / entry
         assert path.is_dir() if entry.endswith("/") else path.is_file(), entry
-    for package in PACKAGES:
-        modules = {str(path.relative_to(ROOT)) for path in (ROOT / package).rglob("*.py")}
-        assert {name for name in modules if not name.endswith("/__init__.py")} <= set(entries)
 
 
 def test_everything_at_the_top_is_in_the_file_tree():
@@ -429,7 +446,7 @@ def anchors(guide: Path) -> set[str]:
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)
 def test_files_named_in_the_text_exist(guide):
-    pattern = re.compile(rf"(?:{'|'.join((*PACKAGES, 'tests', 'docs'))})/[\w./-]*|[\w-]+\.(?:py|md|toml)")
+    pattern = re.compile(rf"(?:{'|'.join(FOLDERS)})/[\w./-]*|[\w-]+\.(?:py|md|toml)")
     for code in inline_code(guide):
         if pattern.fullmatch(code) and "<" not in code:
             assert (ROOT / code).exists(), f"{guide.name}: {code}"

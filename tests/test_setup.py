@@ -30,6 +30,7 @@ PARTS = [
     "requirements.txt",
     "requirements-build.txt",
     "constraints.txt",
+    "base",
     "setup",
     "native",
 ]
@@ -565,7 +566,7 @@ def test_a_failure_stops_the_work_beside_it(tmp_path):
 
 
 def test_a_set_up_records_the_files_that_it_began_with(clone):
-    """What is pulled meanwhile has not been set up."""
+    """Changes that are pulled meanwhile have not been set up."""
     environment = Environment(clone)
     environment.python.parent.mkdir(parents=True)
     environment.python.write_text("")

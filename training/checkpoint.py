@@ -47,14 +47,6 @@ class Checkpoint:
     states_path: str | None
     manifest: dict[str, Any] | None
 
-    def require(self, key: str, value: Any, flag: str) -> None:
-        """InputError, naming the flag, unless the manifest's `key` is `value`; a bare .params file passes."""
-        if self.manifest is not None and self.manifest.get(key) != value:
-            raise InputError(
-                f"{flag}: the checkpoint {self.params_path} has {key} {self.manifest.get(key)!r}, "
-                f"this run has {value!r}; use the same or another --ckpt_dir"
-            )
-
     @contextlib.contextmanager
     def open_states(self) -> Iterator[Mapping[str, np.ndarray]]:
         """The optimizer states by name, each loaded when it is asked for. ValueError for a bare .params file.
@@ -200,6 +192,11 @@ def read_manifest(ckpt_dir: str, step: int) -> dict[str, Any]:
 def manifest_name(step: int) -> str:
     """The name of a step's manifest in its directory."""
     return f"{step:07d}{MANIFEST}"
+
+
+def params_path(ckpt_dir: str, step: int) -> str:
+    """The parameters' file of a checkpoint."""
+    return _path(ckpt_dir, step, PARAMS)
 
 
 def block_arrays(block: Any) -> dict[str, Any]:

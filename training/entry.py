@@ -1,4 +1,4 @@
-"""From an exception to one line and an exit code. Light imports: most errors come before mxnet does."""
+"""Exceptions to one line and an exit code. Light imports: most errors come before mxnet does."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import traceback
 from typing import Callable, NoReturn
 
 from base.errors import InputError, TrainingError
+from base.launchers import launched_rank
 from comm.base import CommunicationError, abort
-from comm.watch.run_processes import launched_rank
 
 PATIENCE = 2.0  # seconds that other ranks leave to rank 0 to say the same thing first
 

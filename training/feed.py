@@ -1,8 +1,7 @@
-"""The batches that the loop eats, from the run's files: which rank prepares what, and who waits for it."""
+"""Micro-batches of this rank for the loop, from the run's files or of random tokens."""
 
 from __future__ import annotations
 
-import argparse
 import time
 from typing import Callable, Iterator, Protocol
 
@@ -10,9 +9,10 @@ import numpy as np
 
 from comm.base import Communicator
 from data.pretraining.batches import Batch, PretrainingBatches, dummy_batch, evaluation_batches, prefetched
+from data.pretraining.prefetch import Prefetcher
 from data.store.entropy import context_free_loss, unigram_entropy
-from training.inputs import Inputs
-from training.open_data import open_source
+from training.config import RunConfig
+from training.inputs import Inputs, open_source
 from training.plan import RunPlan
 from training.report import Reporter
 
@@ -22,9 +22,8 @@ BATCHES_AHEAD = 8  # a few steps' worth: enough to hide the making of batches, l
 class Feed(Protocol):
     """This rank's micro-batches, for ever."""
 
-    context_free_loss: (
-        float | None
-    )  # of the training text (data.store.entropy); on rank 0, where text is known
+    # Of the training text (data.store.entropy); on rank 0, where the text is known.
+    context_free_loss: float | None
     position: int  # after the batch taken last, for a checkpoint
     waited: float  # seconds that __next__ has taken so far: the loop stood still for want of data
 
@@ -40,7 +39,7 @@ class Feed(Protocol):
 class DummyFeed:
     """One batch of random tokens again and again: for speed and memory, without any data."""
 
-    context_free_loss = None
+    context_free_loss: float | None = None
 
     def __init__(self, batch: Batch):
         self._batch = batch
@@ -65,20 +64,19 @@ class FileFeed:
         self._batches = batches
         self._num_workers = num_workers
         self.context_free_loss = context_free
+        self.position = 0
         self.waited = 0.0
-        self._ahead = None
-
-    @property
-    def position(self) -> int:
-        return self._batches.position
+        self._ahead: Prefetcher[tuple[int, Batch]] | None = None
 
     def seek(self, position: int) -> None:
+        self.position = position
         self._batches.seek(position)
         self._ahead = prefetched(self._batches, BATCHES_AHEAD, self._num_workers)
 
     def __next__(self) -> Batch:
+        assert self._ahead is not None, "seek comes first"
         begun = time.monotonic()
-        batch = next(self._ahead)
+        self.position, batch = next(self._ahead)
         self.waited += time.monotonic() - begun
         return batch
 
@@ -100,7 +98,7 @@ class EvaluationFeed:
 
 
 def training_feed(
-    options: argparse.Namespace,
+    config: RunConfig,
     inputs: Inputs,
     plan: RunPlan,
     seed: int,
@@ -108,14 +106,15 @@ def training_feed(
     reporter: Reporter,
 ) -> Feed | None:
     """This rank's share of --data, or random tokens with --dummy_data_len; None without either."""
-    if options.dummy_data_len:
-        length = options.dummy_data_len
-        rows = max(1, options.batch_size // length) if options.use_avg_len else options.batch_size
+    batch, length = config.batch, config.data.dummy_data_len
+    if length:
+        rows = max(1, batch.batch_size // length) if batch.use_avg_len else batch.batch_size
         rng = np.random.default_rng([seed, communicator.rank])
         return DummyFeed(dummy_batch(rows, length, plan.max_predictions_per_seq, inputs.vocab_size, rng))
     if not inputs.train.kind:
         return None
-    source, store = open_source(options, inputs, inputs.train, plan, communicator)
+    opened = open_source(inputs, inputs.train, communicator)
+    source, store = opened.source, opened.tokens
     context_free = None
     if store is not None and communicator.rank == 0:
         context_free = context_free_loss(store)
@@ -125,30 +124,28 @@ def training_feed(
         )
     batches = PretrainingBatches(
         source,
-        options.batch_size,
-        options.use_avg_len,
-        options.num_buckets,
+        inputs.config.batching,
         seed,
         communicator.rank,
         communicator.size,
     )
     shapes = ", ".join(f"{rows}x{length}" for rows, length in batches.shapes)
     reporter.note(f"batches of a process (sequences x tokens): {shapes}")
-    return FileFeed(batches, options.num_data_workers, context_free)
+    return FileFeed(batches, config.data.num_data_workers, context_free)
 
 
 def evaluation_feed(
-    options: argparse.Namespace,
+    config: RunConfig,
     inputs: Inputs,
-    plan: RunPlan,
     communicator: Communicator,
 ) -> EvaluationFeed | None:
     """This rank's share of --data_eval; None without it."""
     if not inputs.evaluation.kind:
         return None
-    source, store = open_source(options, inputs, inputs.evaluation, plan, communicator)
+    opened = open_source(inputs, inputs.evaluation, communicator)
+    source, store = opened.source, opened.tokens
     rank, size = communicator.rank, communicator.size
     return EvaluationFeed(
-        lambda: evaluation_batches(source, options.batch_size_eval, rank, size),
+        lambda: evaluation_batches(source, config.batch.batch_size_eval, rank, size),
         context_free_loss(store) if store is not None and rank == 0 else None,
     )

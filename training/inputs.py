@@ -1,41 +1,45 @@
-"""Everything about a run's files that can be checked before mxnet is imported and before any work starts."""
+"""The run's files: all that can be checked before mxnet is imported and before any work starts, and the data
+opened."""
 
 from __future__ import annotations
 
-import argparse
 import glob
 import os
 import re
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Sequence
 
 from base.errors import InputError
+from base.launchers import launched_rank
+from base.progress import Printed
+from bert.configuration import parse_model
 from bert.weights.bare_params import DECODER, EMBEDDING, check_index, check_values, expected_shapes
 from bert.weights.params_file import read_index
-from comm.watch.run_processes import launched_rank
-from data.formats.find import expand_instances
-from data.formats.identify import identify
-from data.formats.read import check_limits, peek
-from data.store.tokens import TokenStore, is_store
-from data.tokenizing.tokenizer import load_sentencepiece
-from data.tokenizing.vocab import Vocabulary, load_vocab
+from comm.base import Communicator
+from data.opening import (
+    INSTANCES,
+    NOTHING,
+    TEXT,
+    DataFiles,
+    OpenedData,
+    check_instances,
+    check_text,
+    common_vocabulary,
+    named_data,
+    open_data,
+)
+from data.options import MAX_POSITIONS, DataConfig, MaskingConfig
+from data.tokenizing.vocab import Vocabulary
 from training.checkpoint import list_steps, read_manifest
-from training.data_options import MAX_POSITIONS
-from training.options import PUBLISHED_VOCABULARIES, parse_model
+from training.config import RunConfig
+from training.options import PUBLISHED_VOCABULARIES
 
 _LAYER = re.compile(r"encoder\.transformer_cells\.(\d+)\.")
 
 
-class DataFiles(NamedTuple):
-    """What --data or --data_eval names."""
-
-    kind: str  # "text", "store" (a token store), "instances" (sequences with their masks), or "" for nothing
-    paths: Sequence[str] = ()
-
-
 @dataclass(frozen=True)
 class Inputs:
-    """What the run reads, known to exist and to be of the right form. `train` is nothing when random tokens
+    """The run's data, known to exist and to be of the right form. `train` is nothing when random tokens
     (--dummy_data_len) take its place."""
 
     train: DataFiles
@@ -43,118 +47,105 @@ class Inputs:
     vocabulary: Vocabulary | None  # None: the one of --dataset_name, to be downloaded, or none needed
     vocab_size: int
     max_seq_length: int
+    config: DataConfig = field(default_factory=DataConfig)  # with a cache and the sequence length filled in
 
     @property
     def reads_text(self) -> bool:
         """Whether something has to be tokenized, for which there must be a vocabulary."""
-        return "text" in (self.train.kind, self.evaluation.kind)
+        return TEXT in (self.train.kind, self.evaluation.kind)
 
 
-def check_inputs(options: argparse.Namespace) -> Inputs:
+def check_inputs(config: RunConfig) -> Inputs:
     """Opens what the options name. All of the data is checked later, while it is tokenized or converted.
 
     Raises:
         InputError: a file that is missing, empty or of the wrong form; a checkpoint of another model; a new
             run in a directory that already holds one.
     """
-    train = _find_data("--data", options.data, options.raw)
-    evaluation = _find_data("--data_eval", options.data_eval, options.raw and not options.eval_use_npz)
-    vocabulary = _vocabulary(options, train, evaluation)
-    vocab_size = len(vocabulary) if vocabulary else PUBLISHED_VOCABULARIES[options.dataset_name]
-    if options.dummy_data_len:  # of --data only the names count
-        train = DataFiles("")
+    data = config.data
+    train = named_data(data.data, "--data", data.raw)
+    evaluation = named_data(data.data_eval, "--data_eval", data.raw and not data.eval_use_npz)
+    vocabulary = common_vocabulary(data.tokenizer, train, evaluation)
+    vocab_size = len(vocabulary) if vocabulary else PUBLISHED_VOCABULARIES[config.model.dataset_name]
+    if data.dummy_data_len:  # of --data only the names count
+        train = DataFiles(NOTHING)
+    max_seq_length = _check_data(data, train, evaluation)
+    _check_checkpoints(config, vocab_size, vocabulary)
+    filled = replace(
+        data,
+        cache_dir=data.cache_dir or os.path.join(config.checkpoint.ckpt_dir, "tokens"),
+        masking=replace(data.masking, max_seq_length=max_seq_length),
+    )
+    return Inputs(train, evaluation, vocabulary, vocab_size, max_seq_length, filled)
+
+
+def _check_data(config: DataConfig, train: DataFiles, evaluation: DataFiles) -> int:
+    """The run's sequence length: of random tokens, as given, of the widest file, or 512.
+
+    Raises InputError for files of another form, files that break a limit, and options that do nothing.
+    """
+    masking = config.masking
     widths = []
     # Beside text, or random tokens, the options for masks are theirs.
-    only_masked = {train.kind, evaluation.kind} - {""} == {"instances"} and not options.dummy_data_len
+    only_masked = {train.kind, evaluation.kind} - {NOTHING} == {INSTANCES} and not config.dummy_data_len
     for data in (train, evaluation):
-        if data.kind == "instances":
-            predictions = options.max_predictions_per_seq if only_masked or data is train else None
-            for path in data.paths:
-                facts = peek(path)
-                check_limits(path, facts.width, facts.num_predictions, options.max_seq_length, predictions)
-                widths.append(facts.width)
-        elif data.kind == "text":
-            _check_text(data.paths)
-    # What is not padded may just miss the length that it was made for: 126 tokens mean 128.
-    longest = max(widths, default=MAX_POSITIONS)
-    max_seq_length = options.dummy_data_len or options.max_seq_length or -(-longest // 8) * 8
-    for flag, default in (("whole_word_mask", False), ("masked_lm_prob", 0.15), ("short_seq_prob", 0.1)):
-        if only_masked and getattr(options, flag) != default:
+        if data.kind == INSTANCES:
+            predictions = masking.max_predictions_per_seq if only_masked or data is train else None
+            widths.append(check_instances(data.paths, masking.max_seq_length, predictions))
+        elif data.kind == TEXT:
+            check_text(data.paths)
+    default = MaskingConfig()
+    for flag in ("whole_word_mask", "masked_lm_prob", "short_seq_prob"):
+        if only_masked and getattr(masking, flag) != getattr(default, flag):
             raise InputError(f"--{flag}: files with masks hold theirs already; it needs text or a store")
-    _check_checkpoints(options, vocab_size, vocabulary)
-    return Inputs(train, evaluation, vocabulary, vocab_size, max_seq_length)
+    # What is not padded may just miss the length that it was made for: 126 tokens mean 128.
+    longest = -(-max(widths, default=MAX_POSITIONS) // 8) * 8
+    return config.dummy_data_len or masking.max_seq_length or longest
 
 
-def _find_data(flag: str, patterns: str | None, text: bool) -> DataFiles:
-    if not patterns:
-        return DataFiles("")
-    folder = os.path.expanduser(patterns.strip())
-    if is_store(folder):
-        return DataFiles("store", (folder,))
-    return DataFiles("text" if text else "instances", expand_instances(patterns, flag))
+def open_source(inputs: Inputs, data: DataFiles, communicator: Communicator) -> OpenedData:
+    """The samples of `data`, one of the two of `inputs`. Every rank calls it.
+
+    Text is tokenized, and files with masks are converted, into the cache by the first rank of each host, with
+    all its cores; the others wait, then map the same files. Hosts that share the cache share the work.
+
+    Raises:
+        InputError: bad data, with the file and the line or record.
+    """
+    if communicator.local_rank != 0:
+        communicator.barrier()
+    cores = os.cpu_count() or 1
+    opened = open_data(data, inputs.config, inputs.vocabulary, inputs.vocab_size, cores, Printed())
+    if communicator.local_rank == 0:
+        communicator.barrier()
+    return opened
 
 
-def _vocabulary(options: argparse.Namespace, *data: DataFiles) -> Vocabulary | None:
-    """The vocabulary that the options name; without, that of a token store. They must not differ."""
-    chosen: Vocabulary | None = None
-    source = "--vocab" if options.vocab else "--sentencepiece"
-    if options.vocab:
-        chosen = load_vocab(os.path.expanduser(options.vocab))
-    elif options.sentencepiece:
-        chosen = load_sentencepiece(os.path.expanduser(options.sentencepiece))
-    for each in data:
-        if each.kind == "store":
-            stored = TokenStore.open(each.paths[0], verify=False).vocabulary
-            if chosen is not None and chosen.sha256 != stored.sha256:
-                raise InputError(
-                    f"{each.paths[0]} was tokenized with another vocabulary than that of {source}; leave out "
-                    f"{source}, or prepare the text again"
-                )
-            chosen, source = chosen or stored, source if chosen else each.paths[0]
-    if options.sp_nbest not in (0, 1) and any(each.kind == "store" for each in data):
-        raise InputError("--sp_nbest: a token store is tokenized already; give the text, with --raw")
-    return chosen
-
-
-def _check_text(files: Sequence[str]) -> None:
-    """A look at the beginning of each file. Lines are checked when they are tokenized, at once or, if the
-    run finds its text tokenized already, never again."""
-    for path in files:
-        try:
-            kind = identify(path)
-        except InputError:
-            continue
-        raise InputError(
-            f"{path} is not text but {kind.format}, which is read without --raw "
-            "(as --data_eval beside text: with --eval_use_npz)"
-        )
-
-
-def _check_checkpoints(options: argparse.Namespace, vocab_size: int, vocabulary: Vocabulary | None) -> None:
+def _check_checkpoints(config: RunConfig, vocab_size: int, vocabulary: Vocabulary | None) -> None:
     """What the run goes on from must be of this model; a new run must not write over an old one.
 
     Damaged checkpoints are found, and passed over, later.
     """
-    ckpt_dir = options.ckpt_dir
+    ckpt_dir = config.checkpoint.ckpt_dir
     if os.path.exists(ckpt_dir) and not os.path.isdir(ckpt_dir):
         raise InputError(f"--ckpt_dir {ckpt_dir} is a file; name a directory")
     steps = list_steps(ckpt_dir)
-    if not (options.resume or options.start_step):
-        if options.data or options.dummy_data_len:
+    if not (config.checkpoint.resume or config.checkpoint.start_step):
+        if config.data.data or config.data.dummy_data_len:
             _check_unused(ckpt_dir, steps)
         return
     for step in reversed(steps):
-        if options.start_step and step != options.start_step:
+        if config.checkpoint.start_step and step != config.checkpoint.start_step:
             continue
         try:
             manifest = read_manifest(ckpt_dir, step)
         except InputError:
             continue
-        _check_manifest(options, manifest, vocab_size, vocabulary)
+        _check_manifest(config, manifest, vocab_size, vocabulary)
         return
-    bare = os.path.join(ckpt_dir, f"{options.start_step:07d}.params")
-    if options.start_step and options.start_step not in steps and os.path.isfile(bare):
-        _check_parameters(options, bare, vocab_size)
+    bare = os.path.join(ckpt_dir, f"{config.checkpoint.start_step:07d}.params")
+    if config.checkpoint.start_step and config.checkpoint.start_step not in steps and os.path.isfile(bare):
+        _check_parameters(config, bare, vocab_size)
 
 
 def _check_unused(ckpt_dir: str, steps: Sequence[int]) -> None:
@@ -172,10 +163,10 @@ def _check_unused(ckpt_dir: str, steps: Sequence[int]) -> None:
 
 
 def _check_manifest(
-    options: argparse.Namespace, manifest: dict[str, Any], vocab_size: int, vocabulary: Vocabulary | None
+    config: RunConfig, manifest: dict[str, Any], vocab_size: int, vocabulary: Vocabulary | None
 ) -> None:
     facts = [
-        ("model", manifest.get("model"), options.model),
+        ("model", manifest.get("model"), config.model.model),
         ("vocabulary size", manifest.get("vocab_size"), vocab_size),
     ]
     if vocabulary and manifest.get("vocab_sha256"):  # unknown for npz files and before a download
@@ -183,29 +174,30 @@ def _check_manifest(
     for name, made_with, wanted in facts:
         if made_with != wanted:
             raise InputError(
-                f"--ckpt_dir {options.ckpt_dir}: its checkpoint of step {manifest['step']} has {name} "
-                f"{made_with}, this run {wanted}; name the run's own directory, or the model and "
+                f"--ckpt_dir {config.checkpoint.ckpt_dir}: its checkpoint of step {manifest['step']} has"
+                f" {name} {made_with}, this run {wanted}; name the run's own directory, or the model and "
                 "vocabulary that it was trained with"
             )
 
 
-def _check_parameters(options: argparse.Namespace, path: str, vocab_size: int) -> None:
+def _check_parameters(config: RunConfig, path: str, vocab_size: int) -> None:
     """A .params file without a manifest: its model, then every parameter."""
     arrays = read_index(path)
     found_layers = len({match[1] for match in map(_LAYER.match, arrays) if match})
     embedding = arrays.get(EMBEDDING, arrays.get(DECODER))
     if embedding is None or len(embedding.shape) != 2 or not found_layers:
         raise InputError(
-            f"--start_step {options.start_step}: {path} is no BERT with GluonNLP's parameter names"
+            f"--start_step {config.checkpoint.start_step}: {path} is no BERT with GluonNLP's parameter names"
         )
-    layers, units, _ = parse_model(options.model)
+    layers, units, _ = parse_model(config.model.model)
     found = (found_layers, *embedding.shape[::-1])
     if found != (layers, units, vocab_size):
         raise InputError(
-            f"--start_step {options.start_step}: {path} has {found[0]} layers, {found[1]} units and "
-            f"{found[2]} tokens, this run {layers}, {units} and {vocab_size}; name its model and vocabulary"
+            f"--start_step {config.checkpoint.start_step}: {path} has {found[0]} layers, {found[1]} units"
+            f" and {found[2]} tokens, this run {layers}, {units} and {vocab_size}; name its model and"
+            " vocabulary"
         )
-    source = f"--start_step {options.start_step}: {path}"
+    source = f"--start_step {config.checkpoint.start_step}: {path}"
     check_index(source, arrays, expected_shapes(layers, units, vocab_size))
     if launched_rank(os.environ) == 0:  # the others get the numbers from it
         check_values(source, path, arrays)

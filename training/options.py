@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
-from typing import NoReturn, Sequence
+from typing import Sequence
 
+from base.command_line import OptionParser, count, not_negative, positive, positive_int, probability, rate
 from base.errors import InputError
-from base.numbers import count, not_negative, positive, positive_int, probability, rate
-from training.communication_options import add_communication_options, check_compression
-from training.data_options import add_data_options, check_data_options
+from bert.configuration import parse_model
+from comm.options import add_communication_options, communication_config
+from data.options import add_data_options, add_vocabulary_options, check_data_options
 
 PUBLISHED_VOCABULARIES = {  # --dataset_name: number of tokens, of the vocabularies that GluonNLP downloads
     "book_corpus_wiki_en_uncased": 30522,
@@ -23,14 +23,6 @@ PUBLISHED_VOCABULARIES = {  # --dataset_name: number of tokens, of the vocabular
     "wiki_multilingual_cased": 119547,
     "wiki_cn_cased": 21128,
 }
-_MODEL = re.compile(r"bert_([1-9]\d*)_([1-9]\d*)_([1-9]\d*)")
-
-
-class _Parser(argparse.ArgumentParser):
-    """Raises InputError instead of printing the whole usage."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message} (--help lists the options)")
 
 
 def parse_options(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
@@ -44,25 +36,8 @@ def parse_options(argv: Sequence[str] | None, description: str) -> argparse.Name
     return options
 
 
-def parse_model(name: str) -> tuple[int, int, int]:
-    """`bert_L_H_A` as (layers, units, heads).
-
-    Raises:
-        InputError: another form, or units that the heads do not divide.
-    """
-    match = _MODEL.fullmatch(name)
-    if not match:
-        raise InputError(
-            f"--model {name}: use bert_12_768_12, bert_24_1024_16 or any other bert_LAYERS_UNITS_HEADS"
-        )
-    layers, units, heads = (int(part) for part in match.groups())
-    if units % heads:
-        raise InputError(f"--model {name}: {heads} heads do not divide {units} units")
-    return layers, units, heads
-
-
 def _parser(description: str) -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = OptionParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
 
@@ -80,8 +55,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
         choices=sorted(PUBLISHED_VOCABULARIES),
         help="vocabulary to download without --vocab and --sentencepiece (default: %(default)s)",
     )
-    add("--vocab", help="a BERT vocab.txt, one token a line; python -m data.train_vocab makes one")
-    add("--sentencepiece", help="a SentencePiece .model file, used as tokenizer and vocabulary")
+    add_vocabulary_options(add)
     add(
         "--dtype",
         choices=["float32", "float16", "bfloat16"],
@@ -176,7 +150,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     )
 
     group = parser.add_argument_group("communication")
-    add_communication_options(group.add_argument, positive)
+    add_communication_options(group.add_argument)
 
     group = parser.add_argument_group("checkpoints and output")
     add = group.add_argument
@@ -240,6 +214,6 @@ def _check(options: argparse.Namespace) -> None:
         raise InputError(f"--end_lr {options.end_lr} is above --lr {options.lr}")
     if options.num_steps and options.start_step > options.num_steps:
         raise InputError(f"--start_step {options.start_step} is beyond --num_steps {options.num_steps}")
-    check_compression(options)
+    options.compression_k = communication_config(options).compression_k  # its default where it was left out
     check_data_options(options)
     options.ckpt_dir = os.path.expanduser(options.ckpt_dir)

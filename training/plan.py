@@ -1,13 +1,12 @@
-"""Steps, learning rate and warmup of a run: as given, or hparams.py's for the actual number of processes."""
+"""Steps, learning rate and warmup of a run: as given, or the LAMB paper's for its number of processes."""
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 
-import hparams
-import hparams_check
+import lamb_paper
 from base.errors import InputError
+from training.config import BatchConfig, OptimizationConfig
 from training.optimizer.schedule import Schedule
 
 
@@ -25,7 +24,9 @@ class RunPlan:
     warnings: tuple[str, ...]
 
 
-def make_plan(options: argparse.Namespace, world_size: int, max_seq_length: int) -> RunPlan:
+def make_plan(
+    batch: BatchConfig, optimization: OptimizationConfig, world_size: int, max_seq_length: int
+) -> RunPlan:
     """Fills in what was left out with the LAMB paper's values; what was given is kept and compared.
 
     Args:
@@ -35,36 +36,36 @@ def make_plan(options: argparse.Namespace, world_size: int, max_seq_length: int)
     Raises:
         InputError: a batch that cannot hold one sequence, or options that contradict the resulting plan.
     """
-    tokens = options.batch_size * (1 if options.use_avg_len else max_seq_length)
+    tokens = batch.batch_size * (1 if batch.use_avg_len else max_seq_length)
     try:
-        paper = hparams.stage_for_run(world_size, tokens, options.accumulate, max_seq_length)
-    except hparams.InputError as error:
+        paper = lamb_paper.stage_for_run(world_size, tokens, batch.accumulate, max_seq_length)
+    except InputError as error:
         message = str(error).replace("--tokens_per_gpu (the training scripts' --batch_size)", "--batch_size")
         raise InputError(message) from error
-    num_steps = options.num_steps or paper.num_steps
-    lr = options.lr or paper.lr
-    ratio = paper.warmup_ratio if options.warmup_ratio is None else options.warmup_ratio
-    warmup_steps = hparams.warmup_steps(num_steps, ratio)
-    predictions = options.max_predictions_per_seq or paper.max_predictions_per_seq
-    if options.end_lr > lr:
-        raise InputError(f"--end_lr {options.end_lr} is above the learning rate {lr:.5g}; give --lr too")
-    schedule = Schedule(num_steps, lr, warmup_steps, options.end_lr, options.decay_power)
+    num_steps = optimization.num_steps or paper.num_steps
+    lr = optimization.lr or paper.lr
+    ratio = paper.warmup_ratio if optimization.warmup_ratio is None else optimization.warmup_ratio
+    warmup_steps = lamb_paper.warmup_steps(num_steps, ratio)
+    predictions = batch.max_predictions_per_seq or paper.max_predictions_per_seq
+    if optimization.end_lr > lr:
+        raise InputError(f"--end_lr {optimization.end_lr} is above the learning rate {lr:.5g}; give --lr too")
+    schedule = Schedule(num_steps, lr, warmup_steps, optimization.end_lr, optimization.decay_power)
     left_out = [
         f"--{name} {getattr(paper, name)!r}"
         for name in ("num_steps", "lr", "warmup_ratio")
-        if getattr(options, name) is None
+        if getattr(optimization, name) is None
     ]
     # What was left out is the formula's, and agrees; the mixed run's values have to be there together.
     run = {"num_steps": num_steps, "lr": lr, "warmup_ratio": ratio, "max_predictions_per_seq": predictions}
     summary = (
         f"{paper.sequences_per_step:g} sequences of {max_seq_length} tokens a step"
-        f" ({world_size} x {tokens} tokens x {options.accumulate}); {num_steps} steps,"
+        f" ({world_size} x {tokens} tokens x {batch.accumulate}); {num_steps} steps,"
         f" peak learning rate {lr:.5g}, {warmup_steps} warmup steps"
         + (f"; from the LAMB paper: {' '.join(left_out)}" if left_out else "")
     )
-    hint = hparams_check.batch_size_hint(options.batch_size, options.use_avg_len, max_seq_length)
+    hint = lamb_paper.batch_size_hint(batch.batch_size, batch.use_avg_len, max_seq_length)
     warnings = [hint] if hint else []
-    warnings += [each.sentence for each in hparams_check.disagreements(run, paper)]
+    warnings += [each.sentence for each in lamb_paper.disagreements(run, paper)]
     if left_out:
         warnings += paper.warnings
     return RunPlan(num_steps, lr, ratio, warmup_steps, predictions, schedule, summary, tuple(warnings))

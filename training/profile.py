@@ -1,4 +1,4 @@
-"""Where a training step's time goes: matrix products, attention, optimizer, communication, waiting.
+"""The parts of a training step's time: matrix products, attention, optimizer, communication, waiting.
 
 python -m training.profile --model bert_12_768_12 --max_seq_length 128 --batch_size 8
 python -m training.profile trace.json
@@ -16,13 +16,14 @@ import sys
 import tempfile
 import time
 from contextlib import redirect_stderr, redirect_stdout
-from typing import Any, NoReturn, Sequence
+from typing import Any, Sequence
 
+from base.command_line import OptionParser, count, positive, positive_int
 from base.errors import InputError
 from base.files import replacing
-from base.numbers import count, positive, positive_int
 from base.threads import set_threads
-from training.data_options import MAX_POSITIONS
+from data.options import MAX_POSITIONS
+from training.config import run_config
 from training.entry import exit_code
 from training.inputs import check_inputs
 from training.options import parse_options
@@ -45,13 +46,6 @@ the other files of the run, unless --out names another place.
 _LENGTH = 128  # tokens of random sequences when --max_seq_length is left out
 _PRODUCT = 2048  # rows and columns of the matrix product that measures the peak
 _REPEATS = 8
-
-
-class _Parser(argparse.ArgumentParser):
-    """Raises InputError instead of printing the whole usage."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message} (--help lists the options)")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -92,12 +86,13 @@ def profile(arguments: Sequence[str], warmup: int, steps: int) -> Trace:
         # In front: what the user gives comes later and wins.
         arguments = ["--ckpt_dir", folder, *_dummy_length(arguments), *arguments]
         options = parse_options(arguments, _HELP)
-        inputs = check_inputs(options)
+        inputs = check_inputs(run_config(options))
         separate_operators()
         set_threads()  # before mxnet is imported below
 
         from comm.local import LocalCommunicator
-        from training.run import pretrain
+        from tasks.pretraining.task import Pretraining
+        from training.run import train
 
         facts: dict[str, Any] = {"model": options.model, "vocab_size": inputs.vocab_size}
         facts.update(dtype=options.dtype or "float32", threads=int(os.environ["OMP_NUM_THREADS"]))
@@ -106,7 +101,7 @@ def profile(arguments: Sequence[str], warmup: int, steps: int) -> Trace:
         # The scripts speak of schedules and losses, which are not this command's business.
         said = io.StringIO()
         with contextlib.suppress(TraceComplete), redirect_stdout(said), redirect_stderr(said):
-            pretrain(options, inputs, LocalCommunicator())
+            train(run_config(options), inputs, Pretraining(), LocalCommunicator())
             raise InputError(f"the run ended before step {warmup + steps}: give it a larger --num_steps")
         trace = read_trace(path)
     if not trace.facts.get("batches") and options.dummy_data_len:
@@ -164,8 +159,8 @@ def matrix_peak(dtype: str) -> float:
     return 2 * _PRODUCT**3 / best / 1e9
 
 
-def _parser(description: str) -> _Parser:
-    parser = _Parser(
+def _parser(description: str) -> OptionParser:
+    parser = OptionParser(
         prog="python -m training.profile", description=description, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
@@ -174,8 +169,8 @@ def _parser(description: str) -> _Parser:
     return parser
 
 
-def _run_parser() -> _Parser:
-    parser = _Parser(
+def _run_parser() -> OptionParser:
+    parser = OptionParser(
         prog="python -m training.profile", description=_HELP, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="python -m training.profile [TRACE ...] [--steps N] [--warmup N] [--out OUT] [--peak GFLOPS]"
@@ -217,7 +212,7 @@ def _of_all_ranks(paths: Sequence[str]) -> list[str]:
 
 def _checkpoint_folder(arguments: Sequence[str]) -> str:
     """What --ckpt_dir says; empty, for the current folder, without it."""
-    parser = _Parser(allow_abbrev=False, add_help=False)
+    parser = OptionParser(allow_abbrev=False, add_help=False)
     parser.add_argument("--ckpt_dir", default="")
     given, _ = parser.parse_known_args(arguments)
     return os.path.expanduser(given.ckpt_dir)
@@ -230,7 +225,7 @@ def _check_folder(out: str) -> None:
 
 def _dummy_length(arguments: Sequence[str]) -> list[str]:
     """The option for random tokens, unless there is another source of batches."""
-    parser = _Parser(allow_abbrev=False, add_help=False)
+    parser = OptionParser(allow_abbrev=False, add_help=False)
     parser.add_argument("--data")
     parser.add_argument("--dummy_data_len")
     parser.add_argument("--max_seq_length", type=positive_int, default=_LENGTH)
@@ -244,7 +239,8 @@ def _dummy_batches(options: argparse.Namespace, steps: int) -> list[list[tuple[i
 
     length = min(options.dummy_data_len, MAX_POSITIONS)
     rows = max(1, options.batch_size // length) if options.use_avg_len else options.batch_size
-    predictions = make_plan(options, 1, length).max_predictions_per_seq
+    config = run_config(options)
+    predictions = make_plan(config.batch, config.optimization, 1, length).max_predictions_per_seq
     return [[(rows, length, predictions)] * options.accumulate] * steps
 
 

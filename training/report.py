@@ -1,15 +1,17 @@
-"""What rank 0 tells: a progress bar or lines, metrics.jsonl, TensorBoard events, a plot."""
+"""Output of rank 0: a progress bar or lines, metrics.jsonl, TensorBoard events, a plot, closing lines."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import time
-from typing import IO, Any, Mapping, Protocol
+from typing import IO, Any, Protocol, Sequence
 
 from tqdm import tqdm
+
+from tasks.base import Floors, Panel, Task
+from training.checkpoint import params_path
 
 METRICS_FILE = "metrics.jsonl"
 PLOT_FILE = "loss.png"
@@ -18,7 +20,7 @@ LAUNCHED = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "BYTEPS_LOCAL_RA
 
 
 class Reporter(Protocol):
-    """What the training loop tells, without knowing who listens."""
+    """Receiver of a run's messages and metrics."""
 
     def note(self, message: str) -> None:
         """A sentence for people."""
@@ -72,6 +74,7 @@ class RunReporter:
 
     Args:
         directory: where metrics.jsonl and the TensorBoard events go; it exists.
+        task: puts its figures into words.
         start_step: the step that the run continues from; later lines of an earlier metrics.jsonl are dropped,
             since their steps are run again. A new run (0) moves an earlier file aside.
         num_steps: the last step.
@@ -79,7 +82,15 @@ class RunReporter:
         verbose: whether debug messages are shown.
     """
 
-    def __init__(self, directory: str, start_step: int, num_steps: int, progress: str, verbose: bool = False):
+    def __init__(
+        self,
+        directory: str,
+        task: Task,
+        start_step: int,
+        num_steps: int,
+        progress: str,
+        verbose: bool = False,
+    ):
         from tensorboardX import SummaryWriter
 
         self._path = os.path.join(directory, METRICS_FILE)
@@ -103,6 +114,7 @@ class RunReporter:
                 mininterval=0.5,
                 leave=True,
             )
+        self._task = task
         self._num_steps = num_steps
         self._verbose = verbose
         self._start_step = start_step
@@ -124,16 +136,14 @@ class RunReporter:
 
     def training(self, metrics: dict[str, Any]) -> None:
         self._write(metrics)
-        loss = _shown(metrics["mlm_loss"], ".3f")
         speed = f"{metrics['tokens_per_s']:,.0f}"
         if self._bar is not None:
-            self._bar.set_postfix_str(f"mlm {loss}, lr {metrics['lr']:.2e}, {speed} tokens/s")
+            figure = self._task.short_line(metrics)
+            self._bar.set_postfix_str(f"{figure}, lr {metrics['lr']:.2e}, {speed} tokens/s")
         if self._lines:
             step = metrics["step"]
             self.note(
-                f"step {step}/{self._num_steps}  mlm_loss {loss}  mlm_acc {_shown(metrics['mlm_acc'], '.1%')}"
-                f"  nsp_loss {_shown(metrics['nsp_loss'], '.3f')}"
-                f"  nsp_acc {_shown(metrics['nsp_acc'], '.1%')}"
+                f"step {step}/{self._num_steps}  {self._task.line(metrics)}"
                 f"  lr {metrics['lr']:.3g}  {speed} tokens/s  {metrics['step_s']:.3g} s/step"
                 f"  {self._remaining(step)} left"
             )
@@ -141,10 +151,7 @@ class RunReporter:
     def evaluation(self, metrics: dict[str, Any]) -> None:
         self._write(metrics)
         self.note(
-            f"evaluation at step {metrics['step']}: mlm_loss {_shown(metrics['eval_mlm_loss'], '.3f')}"
-            f"  mlm_acc {_shown(metrics['eval_mlm_acc'], '.1%')}"
-            f"  nsp_loss {_shown(metrics['eval_nsp_loss'], '.3f')}"
-            f"  nsp_acc {_shown(metrics['eval_nsp_acc'], '.1%')}"
+            f"evaluation at step {metrics['step']}: {self._task.line(metrics, 'eval_')}"
             f"  ({metrics['eval_sequences']:,} sequences, {metrics['eval_s']:.1f} s)"
         )
 
@@ -174,11 +181,6 @@ class RunReporter:
         elapsed = time.monotonic() - self._start_time
         seconds = elapsed / max(1, step - self._start_step) * (self._num_steps - step)
         return tqdm.format_interval(seconds)
-
-
-def finite_or_none(value: float) -> float | None:
-    """JSON has no NaN: a figure that does not exist is null."""
-    return value if math.isfinite(value) else None
 
 
 def launching_terminal() -> str | None:
@@ -216,30 +218,30 @@ def read_metrics(directory: str) -> list[dict[str, Any]]:
     return found
 
 
-def plot_losses(directory: str, floors: Mapping[str, float]) -> str:
-    """Draws loss.png from metrics.jsonl: MLM and NSP loss by step, evaluation as points. Returns its path.
-
-    `floors`: name of a text -> the least MLM loss in nats that a model without context can have on it.
-    """
+def plot_losses(directory: str, panels: Sequence[Panel]) -> str:
+    """Draws loss.png from metrics.jsonl: each panel's figure by step, evaluations as points. Returns its
+    path."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     metrics = read_metrics(directory)
-    figure, (mlm, nsp) = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    for axes, key, title in ((mlm, "mlm_loss", "masked-LM loss"), (nsp, "nsp_loss", "next-sentence loss")):
-        for name, style, label in ((key, "-", "training"), (f"eval_{key}", "o", "evaluation")):
+    width = 5.5 * len(panels)
+    figure, rows = pyplot.subplots(1, len(panels), figsize=(width, 4.2), layout="constrained", squeeze=False)
+    for axes, panel in zip(rows[0], panels):
+        for name, style, label in (
+            (panel.figure, "-", "training"),
+            (f"eval_{panel.figure}", "o", "evaluation"),
+        ):
             points = [(each["step"], each[name]) for each in metrics if each.get(name) is not None]
             if points:
                 # A line needs two points to be seen.
                 axes.plot(*zip(*points), style if len(points) > 1 else "o", label=label, markersize=4)
-        axes.set(title=title, xlabel="step", ylabel="nats")
+        axes.set(title=panel.title, xlabel="step", ylabel=panel.unit)
         axes.grid(alpha=0.3)
-    for (text, floor), style in zip(floors.items(), ("--", ":")):
-        mlm.axhline(floor, color="grey", linestyle=style, label=f"least without context, {text}")
-    nsp.axhline(math.log(2), color="grey", linestyle="--", label="guessing")
-    for axes in (mlm, nsp):
+        for (label, value), style in zip(panel.marks.items(), ("--", ":", "-.")):
+            axes.axhline(value, color="grey", linestyle=style, label=label)
         axes.legend()
     path = os.path.join(directory, PLOT_FILE)
     temporary = path + ".tmp"
@@ -247,6 +249,16 @@ def plot_losses(directory: str, floors: Mapping[str, float]) -> str:
     pyplot.close(figure)
     os.replace(temporary, path)
     return path
+
+
+def summarize(task: Task, directory: str, step: int, floors: Floors, reporter: Reporter) -> None:
+    """Draws the plot and says how far a run has come that ended at `step`; rank 0 calls it."""
+    plot = plot_losses(directory, task.panels(floors))
+    reporter.note("")
+    for line in task.summary(read_metrics(directory), step, floors):
+        reporter.note(line)
+    reporter.note(f"checkpoint {params_path(directory, step)}")
+    reporter.note(f"plot       {plot}")
 
 
 def _keep_until(path: str, step: int) -> None:
@@ -280,7 +292,3 @@ def _columns(terminal: str | None) -> int | None:
         return 100
     finally:
         os.close(descriptor)
-
-
-def _shown(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)

@@ -1,284 +1,285 @@
-"""A training run, from the options to the last checkpoint. It reads in the order of a run."""
+"""A run: everything it has, opened in the order of a run, and the state that a checkpoint holds of it."""
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import os
-import signal
-import time
-from dataclasses import replace
-from types import FrameType
-from typing import Any, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import mxnet as mx
 import numpy as np
+from gluonnlp.model.bert import BERTModel
 
-from base.errors import InputError
+from base.errors import InputError, TrainingError
 from bert.model import build_model, initialize, trainable
-from bert.network import choose_operators, make_network
+from bert.operators import choose_operators
+from bert.weights.bare_params import check_index
+from bert.weights.params_file import read_array, read_index
 from bert.weights.published import download_vocabulary, load_published
 from comm.base import Communicator
-from data.pretraining.batches import Batch
 from data.tokenizing.vocab import Vocabulary
+from tasks.base import Task
+from training.checkpoint import Checkpoint, block_arrays, save
+from training.config import ModelConfig, RunConfig
 from training.evaluation import evaluate
-from training.feed import Feed, evaluation_feed, training_feed
+from training.feed import EvaluationFeed, Feed, evaluation_feed, training_feed
 from training.inputs import Inputs
-from training.metrics import Stopwatch, Totals, losses_and_accuracies
-from training.optimizer.accumulation import make_accumulation
+from training.loop import Loop
 from training.optimizer.optimizer import Optimizer
-from training.optimizer.scaler import DynamicScaler, SkipCounter, StaticScaler
+from training.optimizer.scaler import DynamicScaler, LossScaler, SkipCounter, StaticScaler
+from training.optimizer.update_rule import Rule
 from training.plan import RunPlan, make_plan
-from training.profiling.profiler import TraceOfSteps
-from training.report import Reporter, RunReporter, SilentReporter, finite_or_none
-from training.state import (
-    changed_options,
-    find_checkpoint,
-    position_to_continue,
-    restore_parameters,
-    restore_states,
-    save_checkpoint,
-)
-from training.step import TrainStep
-from training.summary import Floors, summarize
+from training.report import Reporter, RunReporter, SilentReporter
+from training.start import Start, broadcast_json, changed_options, find_start, position_to_continue
 
 
-def pretrain(options: argparse.Namespace, inputs: Inputs, communicator: Communicator) -> int:
+def train(config: RunConfig, inputs: Inputs, task: Task, communicator: Communicator) -> int:
     """Trains, evaluates and saves; every rank calls it.
 
     Returns:
         The exit code of the process: 0, 143 after SIGTERM or SIGUSR1, 130 after Ctrl-C.
 
     Raises:
-        InputError: bad input that could not be found before mxnet was imported.
+        InputError: bad input that could not be identified before mxnet was imported.
         TrainingError: gradients that stay non-finite, a disk that is full.
     """
-    device = mx.gpu(communicator.local_rank) if mx.context.num_gpus() else mx.cpu()
-    dtype = _dtype(options, device)
-    operators = choose_operators(options.operators, dtype, device)
-    plan = make_plan(options, communicator.size, inputs.max_seq_length)
-    os.makedirs(options.ckpt_dir, exist_ok=True)
-    if inputs.vocabulary is None and inputs.reads_text:
-        inputs = replace(inputs, vocabulary=_downloaded_vocabulary(options, communicator))
+    with contextlib.ExitStack() as stack:
+        run = open_run(config, inputs, task, communicator, stack)
+        if run.feed is None:
+            run.evaluate(run.start.step)
+            return 0
+        return Loop(run).to_the_end()
 
-    found = find_checkpoint(options, communicator)
-    seed = found.facts.get("seed", 0) if options.seed is None else options.seed
-    if found.step > plan.num_steps and (options.data or options.dummy_data_len):
-        raise InputError(f"--num_steps {plan.num_steps}: the checkpoint is already at step {found.step}")
+
+@dataclass
+class Model:
+    """A network on its device. `network`: the task's heads and losses above `bert`."""
+
+    bert: BERTModel
+    network: Any
+    device: mx.Context
+    dtype: str
+    operators: str
+
+
+@dataclass
+class Run:
+    """Everything that a run has. `feed` is None where nothing is trained."""
+
+    config: RunConfig
+    inputs: Inputs
+    task: Task
+    communicator: Communicator
+    plan: RunPlan
+    start: Start
+    seed: int
+    reporter: Reporter
+    feed: Feed | None
+    eval_feed: EvaluationFeed | None
+    model: Model
+    optimizer: Optimizer
+    scaler: LossScaler
+    skips: SkipCounter
+
+    def evaluate(self, step: int) -> None:
+        """Evaluates and reports, if there is --data_eval; every rank calls it."""
+        if self.eval_feed is not None:
+            batches = self.eval_feed()
+            metrics = evaluate(self.task, self.model.network, batches, self.communicator, self.model.device)
+            self.reporter.evaluation({"step": step, **metrics})
+
+    def state(self) -> dict[str, Any]:
+        """The facts of a checkpoint's manifest, besides its own entries: all that is no array."""
+        vocabulary = self.inputs.vocabulary
+        assert self.feed is not None, "only what trains is saved"
+        return {
+            "model": self.config.model.model,
+            "vocab_size": self.inputs.vocab_size,
+            "vocab_sha256": vocabulary.sha256 if vocabulary else None,
+            "world_size": self.communicator.size,
+            "options": dict(self.config.options),
+            "scaler": self.scaler.state(),
+            "skips": self.skips.state(),
+            "seed": self.seed,
+            "blocks": self.feed.position,
+        }
+
+    def save(self, step: int) -> Checkpoint | None:
+        """Writes the checkpoint of `step`; every rank calls it, rank 0 writes.
+
+        Raises:
+            TrainingError: a parameter is not finite, or it could not be written; earlier checkpoints are
+                intact.
+        """
+        if self.communicator.rank != 0:
+            return None
+        arrays = block_arrays(self.model.bert)
+        if not all_finite(list(arrays.values())):
+            raise TrainingError(
+                f"a parameter is no longer finite at step {step}, so it is not saved; lower --lr and "
+                "--resume from the checkpoint before"
+            )
+        place = self.config.checkpoint
+        states = self.optimizer.state_views()
+        saved = save(place.ckpt_dir, step, arrays, states, self.state(), keep=place.keep_checkpoints)
+        self.reporter.note(f"saved {saved.params_path}")
+        return saved
+
+    def restore(self) -> None:
+        """Gives every rank the optimizer states, the loss scale and the count of skipped steps of the
+        checkpoint that the run starts from, if any. The parameters were restored when the model was made.
+
+        Raises:
+            InputError: states of another model or dtype.
+        """
+        if self.start.kind != "resumed":
+            return
+        if self.start.checkpoint is not None:
+            with self.start.checkpoint.open_states() as states:
+                self.optimizer.restore(states)
+        (self.optimizer.t,) = broadcast_json([self.optimizer.t], self.communicator)
+        self.communicator.broadcast(list(self.optimizer.state_arrays().values()))
+        self.scaler.restore(self.start.facts["scaler"])
+        self.skips.restore(self.start.facts["skips"])
+
+    def introduce(self) -> None:
+        """Reports warnings, and the run's model, devices and options."""
+        config, model = self.config, self.model
+        for message in [*self.start.messages, *changed_options(self.start, config)]:
+            self.reporter.warn(message)
+        position, messages = position_to_continue(self.start, config.options, self.communicator.size)
+        for message in [*messages, *self.plan.warnings]:
+            self.reporter.warn(message)
+        count = sum(int(np.prod(parameter.shape)) for parameter in trainable(model.bert).values())
+        size = self.communicator.size
+        self.reporter.note(
+            f"{config.model.model}, {count / 1e6:,.1f} M parameters, vocabulary {self.inputs.vocab_size:,},"
+            f" {model.dtype} on {model.operators} operators, {size} process{'es' if size > 1 else ''} on"
+            f" {model.device.device_type}, OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS')},"
+            f" seed {self.seed}"
+        )
+        for name, value in sorted(config.options.items()):
+            self.reporter.debug(f"--{name} {value}")
+        if self.feed is None:
+            return
+        self.reporter.note(self.plan.summary)
+        if self.start.step:
+            self.reporter.note(f"continuing after step {self.start.step}")
+        elif config.checkpoint.resume:
+            self.reporter.note(
+                f"no complete checkpoint in {config.checkpoint.ckpt_dir}: starting from the beginning"
+            )
+        self.feed.seek(position)
+
+
+def open_run(
+    config: RunConfig, inputs: Inputs, task: Task, communicator: Communicator, stack: contextlib.ExitStack
+) -> Run:
+    """Opens everything, in the order of a run; every rank calls it. What must be closed is left to `stack`.
+
+    Raises:
+        InputError: as `train`.
+    """
+    device = mx.gpu(communicator.local_rank) if mx.context.num_gpus() else mx.cpu()
+    dtype = _dtype(config.model, device)
+    operators = choose_operators(config.model.operators, dtype, device)
+    plan = make_plan(config.batch, config.optimization, communicator.size, inputs.max_seq_length)
+    os.makedirs(config.checkpoint.ckpt_dir, exist_ok=True)
+    if inputs.vocabulary is None and inputs.reads_text:
+        vocabulary = _downloaded_vocabulary(config.model.dataset_name, communicator)
+        inputs = replace(inputs, vocabulary=vocabulary)
+
+    start = find_start(config.checkpoint, communicator)
+    given_seed = config.optimization.seed
+    seed = start.facts.get("seed", 0) if given_seed is None else given_seed
+    if start.step > plan.num_steps and (config.data.data or config.data.dummy_data_len):
+        raise InputError(f"--num_steps {plan.num_steps}: the checkpoint is already at step {start.step}")
     reporter: Reporter = SilentReporter()
     if communicator.rank == 0:
+        shown = config.report
         reporter = RunReporter(
-            options.ckpt_dir, found.step, plan.num_steps, options.progress, options.verbose
+            config.checkpoint.ckpt_dir, task, start.step, plan.num_steps, shown.progress, shown.verbose
         )
-    feed = None
-    try:
-        feed = training_feed(options, inputs, plan, seed, communicator, reporter)
-        eval_feed = evaluation_feed(options, inputs, plan, communicator)
+    stack.callback(reporter.close)
+    feed = training_feed(config, inputs, plan, seed, communicator, reporter)
+    if feed is not None:
+        stack.callback(feed.close)
+    eval_feed = evaluation_feed(config, inputs, communicator)
 
-        bert = build_model(options.model, inputs.vocab_size, options.dropout)
-        initialize(bert, device, "float16" if dtype == "float16" else "float32", seed)
-        if options.pretrained and not found.step and communicator.rank == 0:  # the others get rank 0's
-            load_published(bert, options.model, options.dataset_name, device)
-        restore_parameters(found, bert, communicator, device)
-        parameters = trainable(bert)
-        optimizer = Optimizer(
-            options.optimizer,
-            list(parameters),
-            [parameter.data(device) for parameter in parameters.values()],
-            bias_correction=options.bias_correction,
-            lower_bound=options.lower_bound,
-            upper_bound=options.upper_bound,
-            native=operators == "fused",
-        )
-        scaler = DynamicScaler() if dtype == "float16" else StaticScaler()
-        skips = SkipCounter()
-        restore_states(found, optimizer, scaler, skips, communicator)
-        network = make_network(bert, options.model, dtype, options.dropout, operators)
-
-        position, messages = position_to_continue(found, options, communicator.size)
-        for message in [*found.messages, *changed_options(found, options), *messages, *plan.warnings]:
-            reporter.warn(message)
-        count = sum(int(np.prod(parameter.shape)) for parameter in parameters.values())
-        reporter.note(
-            f"{options.model}, {count / 1e6:,.1f} M parameters, vocabulary {inputs.vocab_size:,}, {dtype} on"
-            f" {operators} operators,"
-            f" {communicator.size} process{'es' if communicator.size > 1 else ''} on"
-            f" {device.device_type}, OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS')}, seed {seed}"
-        )
-
-        for name, value in sorted(vars(options).items()):
-            reporter.debug(f"--{name} {value}")
-
-        def evaluate_at(step: int) -> None:
-            if eval_feed is not None:
-                metrics = evaluate(network, eval_feed(), communicator, device)
-                reporter.evaluation({"step": step, **metrics})
-
-        def save(step: int) -> None:
-            if communicator.rank == 0:
-                size, place = communicator.size, feed.position
-                saved = save_checkpoint(
-                    options, inputs, step, place, seed, bert, optimizer, scaler, skips, size
-                )
-                reporter.note(f"saved {saved.params_path}")
-
-        if feed is None:
-            evaluate_at(found.step)
-            return 0
-        reporter.note(plan.summary)
-        if found.step:
-            reporter.note(f"continuing after step {found.step}")
-        elif options.resume:
-            reporter.note(f"no complete checkpoint in {options.ckpt_dir}: starting from the beginning")
-        feed.seek(position)
-        take_step = TrainStep(
-            network,
-            make_accumulation(
-                list(parameters.values()), device, options.accumulate, network.adds_in_backward
-            ),
-            optimizer,
-            scaler,
-            communicator,
-            device,
-            options.clip_norm,
-            lambda step: dropout_seed(seed, step, communicator.rank),
-        )
-        facts: dict[str, Any] = {"model": options.model, "vocab_size": inputs.vocab_size, "dtype": dtype}
-        facts["exchanged_bytes"] = exchanged_bytes(take_step.gradients, options.compression)
-        trace = TraceOfSteps(options.profile, communicator.rank, facts)
-        stop = StopRequest()
-        last_step, keep_going = run_steps(
-            options, plan, found.step, feed, take_step, scaler, skips, communicator, device, reporter, trace,
-            stop, save, evaluate_at,
-        )  # fmt: skip
-        communicator.barrier()  # no rank ends while rank 0 still writes
-        if not keep_going:
-            reporter.warn(f"stopped by a signal after step {last_step}; --resume continues")
-            return stop.exit_code or 143
-        if communicator.rank == 0:
-            floors = Floors(feed.context_free_loss, eval_feed.context_free_loss if eval_feed else None)
-            summarize(options, reporter, last_step, floors)
-        return 0
-    finally:
-        if feed is not None:
-            feed.close()
-        reporter.close()
+    bert = build_model(config.model.model, inputs.vocab_size, config.model.dropout)
+    initialize(bert, device, "float16" if dtype == "float16" else "float32", seed)
+    if config.model.pretrained and start.kind == "fresh" and communicator.rank == 0:  # others get rank 0's
+        load_published(bert, config.model.model, config.model.dataset_name, device)
+    restore_parameters(start, bert, communicator, device)
+    parameters = trainable(bert)
+    settings = config.optimization
+    optimizer = Optimizer(
+        settings.optimizer,
+        list(parameters),
+        [parameter.data(device) for parameter in parameters.values()],
+        Rule(
+            bias_correction=settings.bias_correction,
+            lower_bound=settings.lower_bound,
+            upper_bound=settings.upper_bound,
+        ),
+        native=operators == "fused",
+    )
+    scaler: LossScaler = DynamicScaler() if dtype == "float16" else StaticScaler()
+    network = task.network(bert, config.model.model, dtype, config.model.dropout, operators)
+    model = Model(bert, network, device, dtype, operators)
+    run = Run(
+        config, inputs, task, communicator, plan, start, seed, reporter, feed, eval_feed, model, optimizer,
+        scaler, SkipCounter(),
+    )  # fmt: skip
+    run.restore()
+    run.introduce()
+    return run
 
 
-def run_steps(
-    options: argparse.Namespace,
-    plan: RunPlan,
-    step: int,
-    feed: Feed,
-    take_step: TrainStep,
-    scaler: StaticScaler | DynamicScaler,
-    skips: SkipCounter,
-    communicator: Communicator,
-    device: mx.Context,
-    reporter: Reporter,
-    trace: TraceOfSteps,
-    stop: StopRequest,
-    save: Callable[[int], None],
-    evaluate_at: Callable[[int], None],
-) -> tuple[int, bool]:
-    """The loop: steps, metrics at multiples of --log_interval, checkpoint and evaluation at --ckpt_interval.
+def restore_parameters(start: Start, bert: BERTModel, communicator: Communicator, device: mx.Context) -> None:
+    """Gives every rank rank 0's parameters: the checkpoint's, or those it has initialized. To be called
+    before the optimizer takes its copies.
 
-    Returns:
-        The last step taken, and whether the run came to its end (False: some rank was asked to stop).
+    Raises:
+        InputError: on rank 0, for parameters of another model, or of a bare .params file that the model's
+            dtype cannot hold.
     """
-    totals, clock = Totals(device), Stopwatch()
-    steps_in_interval = 0
-    last_saved = os.path.join(options.ckpt_dir, f"{step:07d}.params") if step else None
-    keep_going = True
-    while step < plan.num_steps and keep_going:
-        step += 1
-        trace.before_step()
-        waited = feed.waited
-        micro_batches: list[Batch] = [next(feed) for _ in range(options.accumulate)]
-        waited = feed.waited - waited
-        lr = plan.schedule(step)
-        result = take_step(step, micro_batches, lr, keep_going=stop.exit_code is None)
-        trace.after_step(micro_batches)
-        keep_going = result.keep_going
-        skips.update(result.applied, step, last_saved)
-        totals.add(micro_batches, result.sums, result.applied, waited)
-        steps_in_interval += 1
-        reporter.advance(step)
-        reporter.debug(
-            f"step {step}: lr {lr:.6g}, gradient norm {result.grad_norm:.4g}, loss scale {scaler.scale:g}"
-            + ("" if result.applied else ", not finite: skipped")
-        )
-
-        at_end = step == plan.num_steps or not keep_going
-        if step % options.log_interval == 0 or at_end:
-            gathered = totals.over_ranks(communicator)
-            seconds = clock.lap()
-            reporter.training(
-                {
-                    "step": step,
-                    "time": round(time.time(), 3),
-                    **losses_and_accuracies(gathered),
-                    "lr": lr,
-                    "grad_norm": finite_or_none(result.grad_norm),
-                    "loss_scale": scaler.scale,
-                    "tokens_per_s": gathered["tokens"] / seconds,
-                    "padded_tokens_per_s": gathered["padded_tokens"] / seconds,
-                    "sequences_per_s": gathered["sequences"] / seconds,
-                    "step_s": seconds / steps_in_interval,
-                    "data_wait": gathered["waited_s"] / communicator.size / seconds,
-                    "skipped_steps": skips.total,
-                }
+    if start.checkpoint is not None:
+        path = start.checkpoint.params_path
+        named = bert._collect_params_with_prefix()
+        arrays = read_index(path)
+        check_index(path, arrays, {name: parameter.shape for name, parameter in named.items()})
+        for name, info in arrays.items():
+            with np.errstate(over="ignore"):  # what does not fit into float16 is looked for below
+                array = read_array(path, info).astype(np.dtype(named[name].dtype), copy=False)
+            named[name].set_data(mx.nd.array(array, ctx=device, dtype=array.dtype))
+        if start.checkpoint.manifest is None and not all_finite(list(block_arrays(bert).values())):
+            dtypes = {np.dtype(parameter.dtype).name for parameter in named.values()}
+            raise InputError(
+                f"{path}: it has numbers that are not finite in {' or '.join(sorted(dtypes))}; name a file "
+                "that was saved before training diverged, or train with --dtype float32"
             )
-            totals.reset()
-            steps_in_interval = 0
-        if step % options.ckpt_interval == 0 or at_end:
-            with clock:  # not training time
-                save(step)
-                last_saved = os.path.join(options.ckpt_dir, f"{step:07d}.params")
-                if keep_going:
-                    evaluate_at(step)
-    return step, keep_going
+    communicator.broadcast(list(block_arrays(bert).values()))
 
 
-class StopRequest:
-    """Turns signals into a wish that the loop reads between two steps; a second Ctrl-C interrupts at once.
-
-    SIGUSR1 means what SIGTERM means: mpirun hands it on to the ranks immediately, while a SIGTERM to mpirun
-    leaves them little time.
-    """
-
-    def __init__(self) -> None:
-        self.exit_code: int | None = None
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-            signal.signal(number, self._note)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.exit_code is not None:
-            raise KeyboardInterrupt
-        self.exit_code = 130 if number == signal.SIGINT else 143
+def all_finite(arrays: list[mx.nd.NDArray]) -> bool:
+    """Whether no array holds an infinity or a NaN. Waits for the device."""
+    # MXNet's operator takes 200 arrays at most and overruns its buffer with more.
+    parts = [arrays[start : start + 100] for start in range(0, len(arrays), 100)]
+    return all(mx.nd.multi_all_finite(*part, num_arrays=len(part)).asscalar() == 1 for part in parts)
 
 
-def dropout_seed(seed: int, step: int, rank: int) -> int:
-    """The seed of one step's dropout masks on one rank: different for each, the same in a repeated run."""
-    return int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0]) >> 1
-
-
-def exchanged_bytes(gradients: Sequence[mx.nd.NDArray], compression: str) -> int:
-    """Bytes of gradients that a rank hands to Horovod or BytePS in a step. BytePS's own compressors make less
-    of them afterwards."""
-    widest = 2 if compression == "fp16" else 8
-    return sum(array.size * min(widest, np.dtype(array.dtype).itemsize) for array in gradients)
-
-
-def _dtype(options: argparse.Namespace, device: mx.Context) -> str:
+def _dtype(config: ModelConfig, device: mx.Context) -> str:
     on_gpu = device.device_type == "gpu"
-    if options.dtype == "float16" and not on_gpu:
+    if config.dtype == "float16" and not on_gpu:
         raise InputError("--dtype float16: MXNet multiplies float16 matrices on GPUs only; use float32 here")
-    return options.dtype or ("float16" if on_gpu else "float32")
+    return config.dtype or ("float16" if on_gpu else "float32")
 
 
-def _downloaded_vocabulary(options: argparse.Namespace, communicator: Communicator) -> Vocabulary:
+def _downloaded_vocabulary(dataset_name: str, communicator: Communicator) -> Vocabulary:
     """One rank of each host downloads, the others then find it on disk."""
     if communicator.local_rank == 0:
-        vocabulary = download_vocabulary(options.dataset_name)
+        vocabulary = download_vocabulary(dataset_name)
     communicator.barrier()
-    return vocabulary if communicator.local_rank == 0 else download_vocabulary(options.dataset_name)
+    return vocabulary if communicator.local_rank == 0 else download_vocabulary(dataset_name)

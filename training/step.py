@@ -5,69 +5,83 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Callable, Sequence
+from typing import Any, Callable, Sequence
 
 import mxnet as mx
+import numpy as np
 
-from bert.fused import FusedPretrainingLoss
+from bert.model import trainable
 from comm.base import Communicator
-from data.pretraining.batches import Batch
-from tasks.pretraining.loss import SUMS, PretrainingLoss
-from training.optimizer.accumulation import Accumulation
+from tasks.base import Task
+from training.optimizer.accumulation import make_accumulation
 from training.optimizer.optimizer import Optimizer, clip_factor, global_norm
-from training.optimizer.scaler import DynamicScaler, StaticScaler
+from training.optimizer.scaler import LossScaler
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step left behind. `sums` stays on the device until somebody reads it."""
+    """The outcome of a step. `sums` stays on the device until somebody reads it."""
 
     applied: bool  # False: the gradient was not finite, on every rank alike, and the parameters are as before
     keep_going: bool  # False: some rank was asked to stop
     grad_norm: float  # of the averaged gradient, before clipping, without the loss scale
-    sums: mx.nd.NDArray  # (4,) this rank's sums over the step, as named by tasks.pretraining.loss.SUMS
+    sums: mx.nd.NDArray  # this rank's sums over the step, as named by the task's `sums`
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """Fixed for a run.
+
+    Attributes:
+        accumulate: micro-batches of a step.
+        clip_norm: greatest global norm of the averaged gradient; 0 turns clipping off.
+        random_seed_of: step number -> seed of the dropout masks of this rank. MXNet's generators cannot be
+            saved, so each step starts from a seed of its own; a resumed run then draws the same.
+    """
+
+    accumulate: int
+    clip_norm: float
+    random_seed_of: Callable[[int], int]
 
 
 class TrainStep:
     """The step, with all that it works on passed in.
 
     Args:
-        network: hybridized, on `device`.
-        accumulation: of the parameters to train, in the order of the forward pass: it is the order in which
-            the next step needs them.
-        clip_norm: greatest global norm of the averaged gradient; 0 turns clipping off.
-        random_seed_of: step number -> seed of the dropout masks of this rank. MXNet's generators cannot be
-            saved, so each step starts from a seed of its own; a resumed run then draws the same.
+        task: of the network.
+        network: hybridized; its parameters to train are those of `optimizer`, which is the order in which
+            the next step's forward pass needs them.
     """
 
     def __init__(
         self,
-        network: PretrainingLoss | FusedPretrainingLoss,
-        accumulation: Accumulation,
+        task: Task,
+        network: Any,
         optimizer: Optimizer,
-        scaler: StaticScaler | DynamicScaler,
+        scaler: LossScaler,
         communicator: Communicator,
-        device: mx.Context,
-        clip_norm: float,
-        random_seed_of: Callable[[int], int],
+        settings: StepSettings,
     ):
+        self._task = task
         self._network = network
-        self._accumulation = accumulation
         self._optimizer = optimizer
         self._scaler = scaler
         self._communicator = communicator
-        self._device = device
-        self._clip_norm = clip_norm
-        self._random_seed_of = random_seed_of
+        self._settings = settings
+        parameters = list(trainable(network.bert).values())
+        (self._device,) = parameters[0].list_ctx()
+        self._accumulation = make_accumulation(
+            parameters, self._device, settings.accumulate, network.adds_in_backward
+        )
 
     @property
     def gradients(self) -> list[mx.nd.NDArray]:
         """Of the last step, averaged over the ranks, with the loss scale, in the order of the parameters."""
         return self._accumulation.arrays
 
-    def __call__(self, step: int, batches: Sequence[Batch], lr: float, keep_going: bool = True) -> StepResult:
+    def __call__(self, step: int, batches: Sequence[Any], lr: float, keep_going: bool = True) -> StepResult:
         """Takes step number `step` on this rank's micro-batches. Every rank calls it alike."""
-        mx.random.seed(self._random_seed_of(step))
+        mx.random.seed(self._settings.random_seed_of(step))
         sums = self._forward_and_backward(batches)
         gradients = self.gradients
         self._communicator.average(gradients)
@@ -75,24 +89,21 @@ class TrainStep:
         finite, keep_going = self._communicator.all_agree([math.isfinite(norm), keep_going])
         scale = self._scaler.scale
         if finite:
-            rescale = clip_factor(norm, self._clip_norm, scale)
+            rescale = clip_factor(norm, self._settings.clip_norm, scale)
             self._optimizer.step(gradients, lr=lr, rescale=rescale)
         self._scaler.update(finite)
         return StepResult(finite, keep_going, norm / scale, sums)
 
-    def _forward_and_backward(self, batches: Sequence[Batch]) -> mx.nd.NDArray:
+    def _forward_and_backward(self, batches: Sequence[Any]) -> mx.nd.NDArray:
         scale = self._scaler.scale
-        factors = (
-            scale / max(1.0, sum(float(batch.masked_weights.sum()) for batch in batches)),
-            scale / sum(len(batch.input_ids) for batch in batches),
-        )
+        factors = [scale / each for each in self._task.normalisers(self._task.count(batches))]
         self._network.pack_weights()
         self._accumulation.begin()
-        total = mx.nd.zeros((len(SUMS),), ctx=self._device)
+        total = mx.nd.zeros((len(self._task.sums),), ctx=self._device)
         for batch in batches:
             with mx.autograd.record():
                 loss, sums = self._network(
-                    *device_inputs(batch, self._device), *_scalars(factors, self._device)
+                    *self._task.inputs(batch, self._device), *_scalars(factors, self._device)
                 )
             loss.backward()
             self._accumulation.after_backward()
@@ -100,9 +111,9 @@ class TrainStep:
         return total
 
 
-def device_inputs(batch: Batch, device: mx.Context) -> list[mx.nd.NDArray]:
-    """A batch's arrays on the device, in the order of PretrainingLoss' first seven inputs."""
-    return [mx.nd.array(array, ctx=device, dtype=array.dtype) for array in batch]
+def dropout_seed(seed: int, step: int, rank: int) -> int:
+    """The seed of one step's dropout masks on one rank: different for each, the same in a repeated run."""
+    return int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0]) >> 1
 
 
 def _scalars(values: Sequence[float], device: mx.Context) -> list[mx.nd.NDArray]:

@@ -1,1 +1,6 @@
-"""Parameter files: MXNet's format, bare files checked, GluonNLP's downloads."""
+"""Parameter files.
+
+params_file  MXNet's .params format in plain Python
+bare_params  checks of a file without a manifest
+published    downloads from GluonNLP's model zoo
+"""

@@ -12,7 +12,7 @@ import numpy as np
 
 from base.errors import InputError
 from bert.weights.params_file import ArrayInfo, read_array
-from training.data_options import MAX_POSITIONS
+from data.options import MAX_POSITIONS
 
 Shape = Tuple[int, ...]
 EMBEDDING, DECODER = "word_embed.0.weight", "decoder.3.weight"  # one array under two names

@@ -1,1 +1,6 @@
-"""All of BytePS: its library, its variables, its channels, and the communicator over them."""
+"""All of BytePS.
+
+environment   variables of a process's place in a run, checked
+library       the calls of byteps.mxnet, without their faults
+communicator  the exchange over BytePS
+"""

@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import TYPE_CHECKING, Any, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, MutableMapping, NamedTuple, Sequence
 
 from comm.base import AVERAGE_DTYPES, BROADCAST_DTYPES, CommunicationError, check_arrays, check_root
 from comm.bits import bits_of
-from comm.buckets import Bucket, make_buckets
-from comm.byteps.channels import Channels, Sum
 from comm.byteps.environment import complete_environment, read_place
 from comm.byteps.library import BytePSLibrary
 
@@ -113,7 +111,7 @@ class BytePSCommunicator:
     def all_agree(self, flags: Sequence[bool]) -> list[bool]:
         if self.size == 1 or not flags:
             return [bool(flag) for flag in flags]
-        self._wait()  # so that whoever meets has received all its sums: see comm.byteps.channels
+        self._wait()  # so that a rank that meets the others has received all its sums: see Channels
         # Each rank counts its objections; nobody objects where the sum is 0.
         votes = self._mx.nd.array([int(not flag) for flag in flags], ctx=self._mx.cpu(), dtype="int32")
         self._channels.add([Sum(f"all_agree.{len(flags)}", votes)], {}, meeting=True)
@@ -164,3 +162,135 @@ class BytePSCommunicator:
         except self._mx.base.MXNetError as error:
             reason = str(error).strip().splitlines()[-1]
             raise CommunicationError(f"rank {self.rank} lost the other ranks: {reason}") from error
+
+
+class Sum(NamedTuple):
+    """An array to sum in place, on the channel `key`. Highest priority first."""
+
+    key: str
+    array: NDArray
+    priority: int = 0
+
+
+class _Channel:
+    """The history of one channel."""
+
+    def __init__(self) -> None:
+        self.turn = 1  # of the latest use; 0: name A, 1: name B
+        self.era = -1
+        self.array: NDArray | None = None
+
+
+class Channels:
+    """Sums over the ranks through BytePS's servers, without the servers' race. Every rank makes the same
+    calls in the same order.
+
+    A server keeps one buffer for each name. A worker's next push is copied into it before the pull of a
+    slower worker has been answered with the sum of the time before; the slower worker then receives the
+    faster one's bare gradient and no error shows it (docs/byteps.md shows how to recognise it). So no push
+    may overtake a pull.
+
+    A channel is a place for sums of a fixed number of bytes; it has two names, used in turn:
+
+        rank 0 pushes name A for sum n, B for n + 1, and A again for n + 2. It does the last only when it has
+        received sum n + 1, which needs every rank's push n + 1; and a rank pushes n + 1 only when it has
+        received sum n. So all pulls of sum n have been answered before anything is pushed over it.
+
+    The same end is reached, with a single name and half the memory and start-up time, where the program
+    itself meets in between: `new_era` is called when every rank is known to have received all its sums, and
+    the use of a channel thereafter begins with name A again. A training step that agrees after it has
+    averaged never needs the second name, and it is declared only when needed.
+
+    New names are made known while none of our sums is on its way. The server's handler inserts them into
+    tables that its engine threads read without a lock.
+    """
+
+    def __init__(self, library: BytePSLibrary) -> None:
+        self._library = library
+        self._channels: dict[str, _Channel] = {}
+        self._declared: set[str] = set()
+        self._era = 0
+        self._pending: dict[str, NDArray] = {}
+
+    def add(self, sums: Sequence[Sum], compressor: Mapping[str, str], meeting: bool = False) -> None:
+        """Queues the sums.
+
+        A key always comes with the same number of bytes. compressor: BytePS's settings for names that are
+        new. meeting: the sum is itself how the ranks meet; it cannot rely on having met.
+        """
+        names = [self._next_name(item, meeting) for item in sums]
+        new = [name for name in names if name not in self._declared]
+        release = self._announce(new, sums, compressor) if new else None
+        for name, item in zip(names, sums):
+            self._library.push_pull(item.array, name, item.priority)
+            self._pending[item.key] = item.array
+        if release is not None:
+            release()
+
+    def wait(self) -> None:
+        """Returns when this rank has received all its sums."""
+        for array in self._pending.values():
+            array.wait_to_read()
+        self._pending.clear()
+
+    def new_era(self) -> None:
+        """Begins every channel with name A again. Called when every rank has returned from `wait` and each
+        knows it of all others."""
+        self._era += 1
+
+    def _next_name(self, item: Sum, meeting: bool) -> str:
+        channel = self._channels.setdefault(item.key, _Channel())
+        if channel.array is not item.array:
+            if channel.array is not None:
+                # MXNet's engine keeps the order of one array's uses, not of two's.
+                channel.array.wait_to_read()
+            # BytePS asks at once where the array lies. Where the engine is just giving it memory, both do so,
+            # and what is computed goes to one place while BytePS reads another.
+            item.array.wait_to_read()
+            channel.array = item.array
+        fresh = channel.era < self._era and not meeting
+        channel.turn = 0 if fresh else 1 - channel.turn
+        channel.era = self._era
+        return f"{item.key}.{'AB'[channel.turn]}"
+
+    def _announce(
+        self, names: Sequence[str], sums: Sequence[Sum], compressor: Mapping[str, str]
+    ) -> Callable[[], None]:
+        """Declares names. Their first push_pull makes them known to the servers; until the returned function
+        is called nothing else travels."""
+        self.wait()
+        for name in names:
+            self._library.declare(name, compressor)
+        self._declared.update(names)
+        return self._library.hold([item.array for item in sums])
+
+
+class Bucket(NamedTuple):
+    """Arrays that travel together. `indices`: their positions in the caller's list, ascending; `dtype` and
+    `nbytes` of all of them together."""
+
+    indices: tuple[int, ...]
+    dtype: str
+    nbytes: int
+
+
+def make_buckets(arrays: Sequence[tuple[str, int]], limit: int) -> list[Bucket]:
+    """Buckets in the order in which they become ready.
+
+    Args:
+        arrays: (dtype, bytes) of each array, in the order of the forward pass. The backward pass makes their
+            gradients ready from the last to the first, so the buckets are filled, and listed, from the end.
+        limit: bytes. An array of at least so many is a bucket by itself; smaller neighbours of one dtype
+            share a bucket as long as they stay within it.
+    """
+    buckets: list[Bucket] = []
+    open_bucket = False  # the last bucket may take more
+    for index in range(len(arrays) - 1, -1, -1):
+        dtype, nbytes = arrays[index]
+        last = buckets[-1] if buckets else None
+        if last and open_bucket and last.dtype == dtype and last.nbytes + nbytes <= limit:
+            buckets[-1] = Bucket((index, *last.indices), dtype, last.nbytes + nbytes)
+        else:
+            buckets.append(Bucket((index,), dtype, nbytes))
+            open_bucket = nbytes < limit
+    return buckets

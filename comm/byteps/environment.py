@@ -1,4 +1,4 @@
-"""The variables by which BytePS learns its place in a run, checked before BytePS sees them: it answers a
+"""Variables that give a process its place in a BytePS run, checked before BytePS reads them: it answers a
 missing or wrong one with an abort, or by waiting for ever. Standard library only."""
 
 from __future__ import annotations
@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Mapping, MutableMapping, NamedTuple
 
 from base.errors import InputError
+from base.launchers import is_loopback
 
 _PLACE = ("DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_WORKER_ID", "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE")
 _SCHEDULER = ("DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
@@ -32,7 +33,7 @@ class Place(NamedTuple):
 
 
 def complete_environment(environ: MutableMapping[str, str]) -> None:
-    """Fills in what BytePS wants to find and what can be known.
+    """Adds the variables that BytePS needs and whose values follow from the others.
 
     Without any of its variables the process is a run of its own, as with Horovod. A worker whose scheduler is
     on the loopback interface gets its own address there too (by itself ps-lite takes the first other
@@ -46,7 +47,10 @@ def complete_environment(environ: MutableMapping[str, str]) -> None:
 
 
 def read_place(environ: Mapping[str, str]) -> Place:
-    """Raises InputError, naming the variable, for one that is missing, malformed or contradicts another."""
+    """The place that the variables give this process.
+
+    Raises InputError, naming the variable, for one that is missing, malformed or contradicts another.
+    """
     role = environ.get("DMLC_ROLE", "")
     if role != "worker":
         raise InputError(
@@ -95,8 +99,3 @@ def _number(environ: Mapping[str, str], name: str, least: int) -> int:
     if not text.strip().isdigit() or int(text) < least:
         raise InputError(f"{name}={text}: it must be a whole number, {least} or more")
     return int(text)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether it is an address that reaches this host only: localhost, 127.*."""
-    return host == "localhost" or host.startswith("127.")

@@ -65,7 +65,7 @@ class BytePSLibrary:
         if code:
             self._mx.base._LIB.MXGetLastError.restype = ctypes.c_char_p
             reason = self._mx.base._LIB.MXGetLastError().decode(errors="replace")
-            raise CommunicationError(f"BytePS refused {name}: {reason}")
+            raise CommunicationError(f"BytePS rejected {name}: {reason}")
 
     def hold(self, arrays: Sequence[NDArray]) -> Callable[[], None]:
         """Lets operators that are queued on `arrays` from now on wait for a call of the returned function."""
@@ -78,7 +78,7 @@ class BytePSLibrary:
         self._callbacks.append(callback)  # the engine calls it at some time: it must not be collected
         context = _Context(arrays[0].context.device_typeid, arrays[0].context.device_id)
         push = self._mx.base._LIB.MXEnginePushSyncND
-        for array in arrays:  # one by one: two of them may be parts of one array, which the engine refuses
+        for array in arrays:  # one by one: the engine rejects two parts of one array
             handle = ctypes.byref(array.handle)
             code = push(callback, None, None, ctypes.byref(context), None, 0, handle, 1, None, 0, b"hold")
             self._mx.base.check_call(code)

@@ -1,9 +1,10 @@
 """Signs of life between the ranks of one run, over TCP connections of their own.
 
 Rank 0 has a `Hub`; every other rank has a `Link` to it. A link sends a beat every `interval` seconds, the hub
-answers each. Whoever hears nothing for `timeout` seconds, or sees a connection close without a goodbye, comes
-to a verdict; the hub tells its verdict to all links. A verdict is handed to `on_verdict(kind, text)` in the
-thread of the hub or link, which ends then. What is done about it is not decided here (`comm.watch.watchdog`).
+answers each. A hub or link that receives nothing for `timeout` seconds, or sees a connection close without a
+goodbye, comes to a verdict; the hub sends its verdict to all links. A verdict goes to `on_verdict(kind,
+text)` in the thread of the hub or link, which ends then. What is done about it is decided in
+`comm.watch.watchdog`.
 
 On the wire: JSON objects, one a line. Link: {"token", "rank", "host", "pid"} once, then beats {"doing",
 "waiting", "closed"}. Hub: {"host", "pid"} once, then {"doing"}, at the end {"verdict"} or {"bye"}. A
@@ -14,35 +15,60 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import json
 import os
 import secrets
+import select
 import socket
+import threading
 import time
-from typing import Any, Callable, Sequence
-
-from comm.watch.heartbeat_wire import Peer, Sign, StoppableThread, connect, readable
+from typing import Any, Callable, NamedTuple, Sequence
 
 SILENT, ENDED, STUCK, LOST, TOLD = "silent", "ended", "stuck", "lost", "told"
 _GOODBYE_SECONDS = 3.0
+_CONNECT_SECONDS = 3.0  # for one address; the others are tried after that
+_ANSWER_SECONDS = 10.0
+_LONGEST_LINE = 1 << 16
 
 
 OnVerdict = Callable[[str, str], None]
 
 
-class Hub:
-    """Rank 0's end. `address` and `token` are what the links need to connect."""
+class Sign(NamedTuple):
+    """A sign of life: the exchange that its rank is in ("" for none), and for how many seconds the rank has
+    been waiting in it (0 when it is not waiting)."""
 
-    def __init__(
-        self,
-        size: int,
-        timeout: float,
-        interval: float,
-        sign: Callable[[], Sign],
-        on_verdict: OnVerdict,
-        address: str = "",
-    ):
-        self._size, self._timeout, self._interval = size, timeout, interval
-        self._sign, self._on_verdict = sign, on_verdict
+    doing: str
+    waiting: float
+
+
+class Watch(NamedTuple):
+    """Terms on which a rank watches the others.
+
+    timeout: seconds without a sign of life after which a rank counts as missing. interval: seconds between
+    two beats. sign: returns this rank's sign of life. on_verdict: called with (kind, text), once.
+    """
+
+    timeout: float
+    interval: float
+    sign: Callable[[], Sign]
+    on_verdict: OnVerdict
+
+
+class HubAddress(NamedTuple):
+    """Place where a hub listens, and the token by which a link shows that it belongs to the run."""
+
+    addresses: Sequence[str]
+    port: int
+    token: str
+
+
+class Hub:
+    """Rank 0's end of a run of `size` ranks, listening on the interface `address` (empty: all)."""
+
+    def __init__(self, size: int, watch: Watch, address: str = ""):
+        self._size = size
+        self._timeout, self._interval, self._sign, self._on_verdict = watch
         self.token = secrets.token_hex(16)
         self._listener = socket.create_server((address, 0), backlog=max(size, 16))
         self.port: int = self._listener.getsockname()[1]
@@ -58,11 +84,11 @@ class Hub:
         return [rank for rank in range(1, self._size) if rank not in self._peers]
 
     def report(self, text: str) -> None:
-        """Make `text` the verdict: something that is no rank is missing. Any thread may call it."""
+        """Makes `text` the verdict: something that is no rank is missing. Any thread may call it."""
         self._reported = text
 
     def close(self) -> None:
-        """Wait until all links have been closed too, still watching them, then let them go. After a verdict
+        """Waits until all links have been closed too, still watching them, then lets them go. After a verdict
         this does not return before `on_verdict` does."""
         self._thread.stop()
 
@@ -151,32 +177,21 @@ class Hub:
 
 
 class Link:
-    """Another rank's end. Connects to the first of `addresses` where the hub answers.
+    """Another rank's end. Connects to the first of the hub's addresses where the hub answers.
 
     Raises ConnectionError when it answers nowhere within `connect_seconds`.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        addresses: Sequence[str],
-        port: int,
-        token: str,
-        timeout: float,
-        interval: float,
-        sign: Callable[[], Sign],
-        on_verdict: OnVerdict,
-        connect_seconds: float,
-    ):
-        self._timeout, self._interval, self._sign, self._on_verdict = timeout, interval, sign, on_verdict
-        hello = {"token": token, "rank": rank, "host": socket.gethostname(), "pid": os.getpid()}
-        self._hub = connect(addresses, port, hello, connect_seconds)
+    def __init__(self, rank: int, address: HubAddress, watch: Watch, connect_seconds: float):
+        self._timeout, self._interval, self._sign, self._on_verdict = watch
+        hello = {"token": address.token, "rank": rank, "host": socket.gethostname(), "pid": os.getpid()}
+        self._hub = connect(address.addresses, address.port, hello, connect_seconds)
         self._thread = StoppableThread(self._run)
         self._thread.start()
 
     def close(self) -> None:
-        """Tell the hub that this rank has closed, and wait until it lets the links go. After a verdict this
-        does not return before `on_verdict` does."""
+        """Announces to the hub that this rank has closed, and waits until it lets the links go. After a
+        verdict this does not return before `on_verdict` does."""
         self._thread.stop()
 
     def _run(self) -> None:
@@ -216,6 +231,112 @@ class Link:
         if now - hub.heard > self._timeout:
             return SILENT, _list([hub], f"given no sign of life for {self._timeout:g} s")
         return None
+
+
+class Peer:
+    """One connection and what is known of the rank behind it."""
+
+    def __init__(self, connection: socket.socket):
+        connection.setblocking(False)
+        self.socket = connection
+        self.is_open = True
+        self.closed = False  # its rank has closed the run
+        self.heard = time.monotonic()
+        self.sign = Sign("", 0.0)
+        self.rank, self.host, self.pid = 0, "", ""
+        self._received = b""
+
+    def send(self, **message: Any) -> None:
+        """Sends one message without waiting; a connection that does not take it loses it."""
+        # A full buffer means that the other end does not read; it will be missed for that. A closed one is
+        # noticed by reading.
+        with contextlib.suppress(OSError):
+            self.socket.send(json.dumps(message).encode() + b"\n")
+
+    def read(self) -> list[dict[str, Any]]:
+        """The messages that have come; closes the connection at its end and when it is not ours."""
+        try:
+            data = self.socket.recv(_LONGEST_LINE)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return []
+        self.heard = time.monotonic()
+        *lines, self._received = (self._received + data).split(b"\n")
+        try:
+            messages = [json.loads(line) for line in lines]
+        except ValueError:
+            messages = [None]
+        if len(self._received) > _LONGEST_LINE or not all(isinstance(each, dict) for each in messages):
+            self.close()
+            return []
+        return messages
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self.is_open = False
+        self.socket.close()
+
+
+class StoppableThread:
+    """A daemon thread that another thread can stop: `wakeup` is then readable, and remains so."""
+
+    def __init__(self, run: Callable[[], None]):
+        self.stopping = False
+        self.wakeup, self._waker = socket.socketpair()
+        self._thread = threading.Thread(target=run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stops the thread and waits until it has ended."""
+        self.stopping = True
+        self._waker.send(b"x")
+        self._thread.join()
+        self.wakeup.close()
+        self._waker.close()
+
+
+def connect(addresses: Sequence[str], port: int, hello: dict[str, Any], timeout: float) -> Peer:
+    """Connects to the first address where the hub answers to `hello`.
+
+    Raises ConnectionError when none does within `timeout` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    reason = "no address"
+    while True:
+        for address in addresses:
+            try:
+                connection = socket.create_connection((address, port), _CONNECT_SECONDS)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            except OSError as error:
+                reason = f"{address}: {error.strerror or error}"
+                continue
+            hub = Peer(connection)
+            hub.send(**hello)
+            answer = hub.read() if readable([connection], _ANSWER_SECONDS) else []
+            if answer:
+                hub.host, hub.pid = str(answer[0].get("host")), str(answer[0].get("pid"))
+                return hub
+            hub.close()
+            reason = f"{address}: it is not rank 0 that answers there"
+        if time.monotonic() > deadline:
+            raise ConnectionError(reason)
+        time.sleep(0.2)
+
+
+def readable(sources: Sequence[Any], seconds: float) -> list[Any]:
+    """The sources (with `fileno`) that have something to read, after at most `seconds`."""
+    poll = select.poll()  # select() itself cannot take descriptors above 1023
+    by_number = {source.fileno(): source for source in sources}
+    for number in by_number:
+        poll.register(number, select.POLLIN)
+    return [by_number[number] for number, _ in poll.poll(max(0.0, seconds) * 1000)]
 
 
 def _list(peers: Sequence[Peer], what: str) -> str:

@@ -1,5 +1,5 @@
-"""What one process of a run can see of the others without their help: the variables of its launcher, /proc of
-this host, and whether BytePS's scheduler answers. For error messages; standard library only."""
+"""State of a run as one of its processes sees it without help from the others: the variables of its launcher,
+/proc of this host, and whether BytePS's scheduler answers. For error messages; standard library only."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import socket
 from pathlib import Path
 from typing import Mapping, NamedTuple
 
-# A launcher's rank variable, and variables that together are one run's alone: Open MPI, horovodrun, MPICH.
-_LAUNCHERS = (
-    ("OMPI_COMM_WORLD_RANK", ("OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri")),
-    ("HOROVOD_RANK", ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")),
-    ("PMI_RANK", ()),
-)
+from base.launchers import RANK_VARIABLES, launched_rank, number_in
+
+# By a launcher's rank variable, the variables that together identify one of its runs. MPICH has none.
+_RUN_VARIABLES: Mapping[str, tuple[str, ...]] = {
+    "OMPI_COMM_WORLD_RANK": ("OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"),
+    "HOROVOD_RANK": ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
+}
 _LOCAL_SIZES = ("BYTEPS_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "HOROVOD_LOCAL_SIZE")
 _BYTEPS_RUN = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
 # A BytePS run of one worker has nothing that is its own; its ranks are known by their command line as well.
@@ -29,20 +30,10 @@ class Part(NamedTuple):
 
 
 def uses_byteps(environ: Mapping[str, str]) -> bool:
-    """Whether this process is a BytePS worker that has servers and a scheduler."""
+    """Returns whether this process is a BytePS worker that has servers and a scheduler."""
     if environ.get("DMLC_ROLE") != "worker" or any(name not in environ for name in _BYTEPS_RUN):
         return False
     return environ.get("DMLC_NUM_WORKER") != "1" or environ.get("BYTEPS_FORCE_DISTRIBUTED", "0") != "0"
-
-
-def launched_rank(environ: Mapping[str, str]) -> int:
-    """This process's rank as its launcher announces it, before any library is started; 0 without one."""
-    if environ.get("DMLC_ROLE") == "worker":
-        return (
-            _number(environ, "DMLC_WORKER_ID") * _number(environ, "BYTEPS_LOCAL_SIZE", 1)
-            + _number(environ, "BYTEPS_LOCAL_RANK")
-        )  # fmt: skip
-    return next((_number(environ, name) for name, _ in _LAUNCHERS if name in environ), 0)
 
 
 def parts_on_this_host(environ: Mapping[str, str], proc: Path = Path("/proc")) -> list[Part]:
@@ -52,7 +43,7 @@ def parts_on_this_host(environ: Mapping[str, str], proc: Path = Path("/proc")) -
     if not marks:
         return []
     own_command = _words(proc / "self" / "cmdline") if set(marks) == set(_BYTEPS_WORKER) else None
-    found: dict[str, list[tuple[int, int, bool]]] = {}
+    by_role: dict[str, list[tuple[int, int, bool]]] = {}
     for entry in proc.iterdir():
         if not entry.name.isdigit():
             continue
@@ -67,9 +58,9 @@ def parts_on_this_host(environ: Mapping[str, str], proc: Path = Path("/proc")) -
         if role and status:
             state, parent = status
             if state not in "ZX":
-                found.setdefault(role, []).append((int(entry.name), parent, state in "Tt"))
+                by_role.setdefault(role, []).append((int(entry.name), parent, state in "Tt"))
     parts = []
-    for role, processes in found.items():
+    for role, processes in by_role.items():
         if role.startswith("rank "):
             # The rank with what it has started, and what it was started by: a stopped one speaks for all.
             pid, _, stopped = min(processes, key=lambda each: (not each[2], each[0]))
@@ -81,7 +72,7 @@ def parts_on_this_host(environ: Mapping[str, str], proc: Path = Path("/proc")) -
 
 
 def scheduler_address(environ: Mapping[str, str]) -> str:
-    """Of BytePS's scheduler, host:port; empty where there is none that could be asked."""
+    """Address of BytePS's scheduler, host:port; empty where there is none to connect to."""
     # Another van than ZeroMQ's would not greet.
     if not uses_byteps(environ) or environ.get("DMLC_ENABLE_RDMA", "0") not in ("0", "", "zmq"):
         return ""
@@ -89,9 +80,9 @@ def scheduler_address(environ: Mapping[str, str]) -> str:
 
 
 def scheduler_state(environ: Mapping[str, str], seconds: float = 1.0) -> str:
-    """What becomes of a connection to BytePS's scheduler: "answers" when it greets, else what it does
-    instead. Takes at most about `seconds`."""
-    host, port = environ["DMLC_PS_ROOT_URI"], _number(environ, "DMLC_PS_ROOT_PORT")
+    """Result of a connection to BytePS's scheduler: "answers" when it greets, else what it does instead.
+    Takes at most about `seconds`."""
+    host, port = environ["DMLC_PS_ROOT_URI"], number_in(environ, "DMLC_PS_ROOT_PORT")
     try:
         with socket.create_connection((host, port), timeout=seconds) as connection:
             # ZeroMQ greets whoever connects; the kernel of a stopped process accepts, but nobody greets.
@@ -103,7 +94,7 @@ def scheduler_state(environ: Mapping[str, str], seconds: float = 1.0) -> str:
 
 
 def describe_run(environ: Mapping[str, str], ask_scheduler: bool) -> str:
-    """What is seen of the run from here, as one clause for an error line; empty if nothing is. To ask
+    """The run as seen from this process, as one clause for an error line; empty if nothing is. Asking
     BytePS's scheduler may take a second."""
     parts = parts_on_this_host(environ)
     said = []
@@ -125,12 +116,12 @@ def _missing_here(environ: Mapping[str, str], parts: list[Part]) -> str:
     if uses_byteps(environ):
         # Which of them belong on other hosts is not known here.
         servers = sum(part.role == "a BytePS server" for part in parts)
-        workers = _number(environ, "DMLC_NUM_WORKER", 1) * _number(environ, "BYTEPS_LOCAL_SIZE", 1)
-        wanted = _number(environ, "DMLC_NUM_SERVER", 1)
+        workers = number_in(environ, "DMLC_NUM_WORKER", 1) * number_in(environ, "BYTEPS_LOCAL_SIZE", 1)
+        wanted = number_in(environ, "DMLC_NUM_SERVER", 1)
         if ranks < workers or servers < wanted:
             return f"on this host run {ranks} of {workers} ranks and {servers} of {wanted} BytePS servers"
         return ""
-    local = next((_number(environ, name) for name in _LOCAL_SIZES if name in environ), 0)
+    local = next((number_in(environ, name) for name in _LOCAL_SIZES if name in environ), 0)
     return f"on this host run {ranks} of its {local} ranks" if parts and ranks < local else ""
 
 
@@ -139,7 +130,7 @@ def _marks(environ: Mapping[str, str]) -> dict[str, str]:
     if environ.get("DMLC_ROLE") == "worker":
         names = _BYTEPS_RUN if uses_byteps(environ) else _BYTEPS_WORKER
     else:
-        names = next((marks for rank, marks in _LAUNCHERS if rank in environ), ())
+        names = next((_RUN_VARIABLES.get(rank, ()) for rank in RANK_VARIABLES if rank in environ), ())
     return {name: environ[name] for name in names} if all(name in environ for name in names) else {}
 
 
@@ -152,7 +143,7 @@ def _role(variables: Mapping[str, str], argv: list[str]) -> str:
         return "the BytePS scheduler" if role == "scheduler" else "a BytePS server"
     if role == "worker" and "BYTEPS_LOCAL_RANK" not in variables:
         return ""  # bpslaunch itself
-    if role == "worker" or any(name in variables for name, _ in _LAUNCHERS):
+    if role == "worker" or any(name in variables for name in RANK_VARIABLES):
         return f"rank {launched_rank(variables)}"
     return ""
 
@@ -171,8 +162,3 @@ def _words(path: Path) -> list[str]:
         return os.fsdecode(path.read_bytes()).split("\0")
     except OSError:
         return []
-
-
-def _number(environ: Mapping[str, str], name: str, default: int = 0) -> int:
-    text = environ.get(name, "")
-    return int(text) if text.isdigit() else default

@@ -7,7 +7,7 @@ A rank that is stopped, lost with its host or cut off leaves the others waiting 
 - Afterwards a thread in each rank exchanges signs of life with rank 0 (`comm.watch.heartbeat`). Who gives
   none for so long, or whose connection closes before the run does, is named by rank 0, and every rank ends.
   If it is rank 0, rank 1 names it.
-- With BytePS rank 0 also watches the scheduler (`comm.watch.scheduler`).
+- With BytePS rank 0 also watches the scheduler.
 - If no rank is missing but all have waited inside one exchange for so long, the library or a server is stuck.
   A step's computing counts as waiting, because `average` only queues: the timeout must be longer than that.
 
@@ -28,16 +28,28 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NoReturn, Sequence
 
-from comm.base import CommunicationError, Communicator, abort
-from comm.watch.heartbeat import ENDED, LOST, SILENT, STUCK, TOLD, Hub, Link
-from comm.watch.heartbeat_wire import Sign
-from comm.watch.run_processes import describe_run, launched_rank, scheduler_address, uses_byteps
-from comm.watch.scheduler import SchedulerWatch
+from base.launchers import launched_rank
+from comm.base import CommunicationError, Communicator, DelegatingCommunicator, abort
+from comm.options import DEFAULT_TIMEOUT
+from comm.watch.heartbeat import (
+    ENDED,
+    LOST,
+    SILENT,
+    STUCK,
+    TOLD,
+    Hub,
+    HubAddress,
+    Link,
+    Sign,
+    StoppableThread,
+    Watch,
+    readable,
+)
+from comm.watch.run_processes import describe_run, scheduler_address, scheduler_state, uses_byteps
 
 if TYPE_CHECKING:
     from mxnet.nd import NDArray
 
-DEFAULT_TIMEOUT = 600.0
 LONGEST_INTERVAL = 5.0  # seconds between two signs of life
 PATIENCE = 2.0  # seconds that other ranks leave to rank 0 to say the same thing first
 _ADDRESS_BYTES = 4096
@@ -68,45 +80,44 @@ def watched(
         return WatchedCommunicator(communicator, timeout, environ)
 
 
-class WatchedCommunicator:
-    """Hands every call on, and notes for the heartbeat which one it is."""
+class WatchedCommunicator(DelegatingCommunicator):
+    """Notes for the heartbeat which call is under way; `communicator` does the work."""
 
     def __init__(self, communicator: Communicator, timeout: float, environ: Mapping[str, str]):
-        self._communicator = communicator
-        self.rank, self.size = communicator.rank, communicator.size
-        self.local_rank, self.local_size = communicator.local_rank, communicator.local_size
+        super().__init__(communicator)
         self._activity = Activity()
         self._verdict = threading.Event()
         self._environ = environ
         self._open = True
-        self._heartbeat = _connect(communicator, timeout, self._activity.sign, self._end)
+        watch = Watch(timeout, min(LONGEST_INTERVAL, timeout / 5), self._activity.sign, self._end)
+        self._heartbeat = _connect(communicator, watch)
         self._scheduler: SchedulerWatch | None = None
         if isinstance(self._heartbeat, Hub) and scheduler_address(environ):
             self._scheduler = SchedulerWatch(environ, timeout, timeout / 5, self._heartbeat.report)
 
     def broadcast(self, arrays: Sequence[NDArray], root: int = 0) -> None:
         with self._inside("broadcast"):
-            self._communicator.broadcast(arrays, root)
+            self._inner.broadcast(arrays, root)
 
     def average(self, arrays: Sequence[NDArray]) -> None:
         if arrays:
             self._activity.enter("average")  # until a call that waits has returned
-        self._communicator.average(arrays)
+        self._inner.average(arrays)
 
     def all_agree(self, flags: Sequence[bool]) -> list[bool]:
         with self._inside("all_agree"):
-            return self._communicator.all_agree(flags)
+            return self._inner.all_agree(flags)
 
     def barrier(self) -> None:
         with self._inside("barrier"):
-            self._communicator.barrier()
+            self._inner.barrier()
 
     def close(self) -> None:
         if not self._open:
             return
         self._open = False
         with self._inside("close"):
-            self._communicator.close()
+            self._inner.close()
             self._heartbeat.close()
         if self._scheduler:
             self._scheduler.close()
@@ -125,7 +136,8 @@ class WatchedCommunicator:
             self._activity.leave()
 
     def _end(self, kind: str, text: str) -> None:
-        """In the heartbeat's thread: say it, unless another rank does, and end this process."""
+        """Ends this process, in the heartbeat's thread, with a line that says why unless another rank says
+        it."""
         self._verdict.set()
         byteps = uses_byteps(self._environ)
         time.sleep(patience(self.rank, kind))
@@ -140,19 +152,57 @@ class WatchedCommunicator:
         _end_process(text, self.rank, seen)
 
 
+class SchedulerWatch:
+    """A thread that connects to BytePS's scheduler every `interval` seconds. When nobody has answered for
+    `timeout` seconds it calls `on_loss(text)`, once, and ends.
+
+    Ranks need the scheduler when they join and when they close; in between they would not miss it, and would
+    work for days towards an end that cannot come.
+    """
+
+    def __init__(
+        self, environ: Mapping[str, str], timeout: float, interval: float, on_loss: Callable[[str], None]
+    ):
+        self._environ, self._timeout, self._interval, self._on_loss = environ, timeout, interval, on_loss
+        self._thread = StoppableThread(self._run)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread; takes at most as long as one attempt to connect."""
+        self._thread.stop()
+
+    def _run(self) -> None:
+        answered = turn = time.monotonic()
+        while not self._thread.stopping:
+            state = scheduler_state(self._environ, min(2.0, self._timeout / 4))
+            now = time.monotonic()
+            if state == "answers" or now - turn > self._timeout / 2:  # or this process was stopped or starved
+                answered = now
+            elif now - answered > self._timeout:
+                where = scheduler_address(self._environ)
+                self._on_loss(f"the BytePS scheduler at {where} {state}, for {self._timeout:g} s now")
+                return
+            turn = now
+            readable([self._thread.wakeup], self._interval)
+
+
 class Activity:
-    """Which exchange the thread that made this object is in. One thread enters and leaves, another asks."""
+    """The exchange that the thread which made this object is in. One thread enters and leaves, another
+    asks."""
 
     def __init__(self) -> None:
         self._now: tuple[str, float] = ("", 0.0)  # exchanged as a whole: no lock is needed
 
     def enter(self, exchange: str) -> None:
+        """Notes the beginning of an exchange."""
         self._now = (exchange, time.monotonic())
 
     def leave(self) -> None:
+        """Notes that no exchange is under way."""
         self._now = ("", 0.0)
 
     def sign(self) -> Sign:
+        """The sign of life for the present moment."""
         exchange, begun = self._now
         return Sign(exchange, time.monotonic() - begun if exchange else 0.0)
 
@@ -168,28 +218,19 @@ def patience(rank: int, kind: str) -> float:
     return min(rank - 1, 1) * PATIENCE + (1.5 * PATIENCE if kind == ENDED else 0.0)
 
 
-def _connect(
-    communicator: Communicator,
-    timeout: float,
-    sign: Callable[[], Sign],
-    on_verdict: Callable[[str, str], None],
-) -> Hub | Link:
-    interval = min(LONGEST_INTERVAL, timeout / 5)
-    hub = Hub(communicator.size, timeout, interval, sign, on_verdict) if communicator.rank == 0 else None
-    own = {"addresses": _addresses(), "port": hub.port, "token": hub.token} if hub else {}
-    where = _from_rank_0(communicator, own)
+def _connect(communicator: Communicator, watch: Watch) -> Hub | Link:
+    hub = Hub(communicator.size, watch) if communicator.rank == 0 else None
+    own = HubAddress(_addresses(), hub.port, hub.token) if hub else HubAddress([], 0, "")
+    address = _from_rank_0(communicator, own)
     reason = ""
     link = None
     if hub is None:
         try:
-            link = Link(
-                communicator.rank, where["addresses"], where["port"], where["token"], timeout, interval, sign,
-                on_verdict, connect_seconds=timeout / 4,
-            )  # fmt: skip
+            link = Link(communicator.rank, address, watch, connect_seconds=watch.timeout / 4)
         except ConnectionError as error:
             reason = str(error)
     if communicator.all_agree([not reason]) != [True]:
-        place = f"rank 0 at port {where['port']} of {', '.join(where['addresses'])}"
+        place = f"rank 0 at port {address.port} of {', '.join(address.addresses)}"
         who = f"ranks {', '.join(map(str, hub.missing))} cannot" if hub else "cannot"
         raise CommunicationError(
             f"{who} connect to {place}: the hosts must accept TCP connections from each other"
@@ -200,27 +241,27 @@ def _connect(
     return beat
 
 
-def _from_rank_0(communicator: Communicator, value: Mapping[str, Any]) -> dict[str, Any]:
-    """Rank 0's `value`, on every rank."""
+def _from_rank_0(communicator: Communicator, address: HubAddress) -> HubAddress:
+    """Rank 0's `address`, on every rank."""
     mx: Any = importlib.import_module("mxnet")
-    text = json.dumps(value).encode().ljust(_ADDRESS_BYTES)
+    text = json.dumps(address).encode().ljust(_ADDRESS_BYTES)
     if len(text) > _ADDRESS_BYTES:
-        raise CommunicationError(f"rank 0 has too many network addresses: {len(value['addresses'])}")
+        raise CommunicationError(f"rank 0 has too many network addresses: {len(address.addresses)}")
     array = mx.nd.array(list(text), ctx=mx.cpu(), dtype="uint8")
     communicator.broadcast([array])
-    return json.loads(array.asnumpy().tobytes())
+    return HubAddress(*json.loads(array.asnumpy().tobytes()))
 
 
 def _addresses() -> list[str]:
     """This host's IPv4 addresses, loopback last."""
     psutil: Any = importlib.import_module("psutil")
-    found = [
+    addresses = [
         entry.address
         for entries in psutil.net_if_addrs().values()
         for entry in entries
         if entry.family == socket.AF_INET
     ]
-    return sorted(found, key=lambda address: address.startswith("127."))
+    return sorted(addresses, key=lambda address: address.startswith("127."))
 
 
 @contextmanager

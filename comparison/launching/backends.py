@@ -2,13 +2,12 @@
 
 On this machine every backend starts its ranks without binding them, and a rank takes its share of the cores
 (base/threads.py), so that only the exchange of gradients differs. With a host file mpirun gets the words of
-hosts/launch_hvd.py.
+hosts/mpirun.py.
 """
 
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -16,9 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Mapping, NamedTuple, Sequence
 
+from base.errors import InputError
 from base.files import replacing
-from hosts.hostfile import HostsError, read_host_lines
-from hosts.launch_hvd import options_of_mpirun
+from hosts import mpirun
+from hosts.hostfile import read_host_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 HVD_SCRIPT, BYTEPS_SCRIPT = ROOT / "run_pretraining_hvd.py", ROOT / "run_pretraining_byteps.py"
@@ -62,7 +62,7 @@ class Cluster(NamedTuple):
 
     @classmethod
     def read(cls, path: str) -> Cluster:
-        """Raises HostsError for a file that cannot be used."""
+        """Raises InputError for a file that cannot be used."""
         return cls(path, tuple(read_host_lines(path)))
 
     @property
@@ -87,11 +87,11 @@ def launch_words(backend: Backend, workers: int, cluster: Cluster | None, direct
         directory: for the host file that the launcher reads; it exists.
 
     Raises:
-        HostsError: the slots cannot be shared out as the backend needs it.
+        InputError: the slots cannot be shared out as the backend needs it.
     """
     lines = cluster.first(workers) if cluster else [("localhost", workers)]
     if sum(slots for _, slots in lines) != workers:
-        raise HostsError(f"{workers} workers are more than the slots of {cluster.path if cluster else 'it'}")
+        raise InputError(f"{workers} workers are more than the slots of {cluster.path if cluster else 'it'}")
     hostfile = Path(directory) / "hostfile"
     if backend.launcher == MPIRUN:
         words = ["mpirun", "-np", str(workers)]
@@ -100,7 +100,7 @@ def launch_words(backend: Backend, workers: int, cluster: Cluster | None, direct
             return [*words, "--oversubscribe", "--bind-to", "none", "-mca", "mpi_yield_when_idle", "1"]
         hosts = _merged(lines)
         _write(hostfile, hosts)
-        return [*words, "--hostfile", str(hostfile), *shlex.split(" ".join(options_of_mpirun(hosts)))]
+        return [*words, "--hostfile", str(hostfile), *sum(mpirun.options_of_mpirun(hosts), [])]
     if backend.launcher == HOROVODRUN:
         named = ",".join(f"{name}:{slots}" for name, slots in _merged(lines))
         return [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", str(workers), "-H", named]
@@ -109,7 +109,7 @@ def launch_words(backend: Backend, workers: int, cluster: Cluster | None, direct
     elif cluster is None:
         lines = [("localhost", 1)] * workers
     if len({slots for _, slots in lines}) > 1:
-        raise HostsError(
+        raise InputError(
             f"{workers} workers: BytePS needs as many ranks of every worker, and these slots give"
             f" {', '.join(f'{name} {slots}' for name, slots in lines)}"
         )
@@ -121,15 +121,13 @@ def environment(
     backend: Backend, environ: Mapping[str, str] = os.environ, cluster: Cluster | None = None
 ) -> dict[str, str]:
     """The variables of a launch: `environ`, what Open MPI wants of root, and the backend's own; with a
-    cluster also those that hosts/launch_hvd.py sets, for all backends alike."""
+    cluster also those that hosts/mpirun.py sets, for all backends alike."""
     variables = {**environ, "PYTHONUNBUFFERED": "1"}
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH", "")]))
     if os.geteuid() == 0:
         variables.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     if cluster is not None:
-        words = shlex.split(" ".join(options_of_mpirun(_merged(cluster.lines))))
-        exported = [after for word, after in zip(words, words[1:]) if word == "-x" and "=" in after]
-        variables.update({name: value for name, _, value in (one.partition("=") for one in exported)})
+        variables.update(mpirun.variables(_merged(cluster.lines)))
     variables.update(backend.variables)
     return variables
 

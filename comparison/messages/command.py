@@ -19,10 +19,18 @@ from pathlib import Path
 from typing import Any, Mapping, NamedTuple
 
 from base import machine
+from base.command_line import positive
 from base.errors import InputError
 from base.files import replacing
-from base.numbers import positive
-from comparison.campaign import CampaignOptions, Progress, Store, seconds_left, versions, what_counts
+from comparison.campaign import (
+    CampaignOptions,
+    Store,
+    begin_progress,
+    left_in_words,
+    seconds_left,
+    versions,
+    what_counts,
+)
 from comparison.launching.backends import ROOT, Cluster
 from comparison.messages.figures import Cell
 from comparison.messages.launches import RANK, Ranks, send
@@ -230,19 +238,21 @@ def _send_missing(sweep: Sweep, made: dict[Turn, dict[str, Any]]) -> None:
     was wrong is not sent over it again."""
     turns = _turns(sweep)
     todo = [turn for turn in turns if turn not in made]
-    progress = Progress(len(turns), len(made))
+    progress = begin_progress(len(turns), len(made))
     try:
         for number, turn in enumerate(todo, 1):
             title = sweep.title(turn)
-            progress.begin(title)
+            progress.start(title)
             launch = made[turn] = _launch(sweep, turn, made)
             seconds = {other: each["seconds"] for other, each in made.items()}
-            left_s = seconds_left(todo[number:], seconds, [lambda other: other.cell])
+            left = left_in_words(seconds_left(todo[number:], seconds, [lambda other: other.cell]))
             troubles = [*launch["wrong"].items(), *launch["failures"].items()]
             trouble = "; ".join(f"{message}: {text}" for message, text in troubles)
-            progress.end(title, trouble or f"done in {launch['seconds']:.0f} s", bool(trouble), left_s)
+            progress.finish(
+                title, trouble or f"done in {launch['seconds']:.0f} s", left, failed=bool(trouble)
+            )
     finally:
-        progress.close()
+        progress.end()
 
 
 def _launch(sweep: Sweep, turn: Turn, made: Mapping[Turn, Mapping[str, Any]]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class Ranks:
         return "byteps" if self.backend.launcher in (BYTEPS, BYTEPS_LOCAL) else "horovod"
 
     def command(self, directory: Path) -> list[str]:
-        """Raises HostsError."""
+        """Raises InputError."""
         words = launch_words(self.backend, self.workers, self.cluster, directory)
         return [*words, sys.executable, str(self.script), self.library, str(directory / PLAN), str(directory)]
 
@@ -82,7 +82,7 @@ def send(ranks: Ranks, messages: Sequence[Message], directory: Path) -> dict[str
 
     Raises:
         KeyboardInterrupt, or what a signal handler raises; nothing is left running then.
-        HostsError: the host file has no such slots.
+        InputError: the host file has no such slots.
     """
     begun = datetime.now(timezone.utc).isoformat(timespec="seconds")
     outcome: dict[str, Any] = {"begun": begun, "results": {}, "wrong": {}, "failures": {}, "notes": []}

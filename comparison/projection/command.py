@@ -14,8 +14,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Sequence
 
+from base.command_line import not_negative, positive, positive_int, share
 from base.errors import InputError
-from base.numbers import not_negative, positive, positive_int, share
+from bert.configuration import parse_model
 from comparison.projection.clusters import CLUSTERS, Cluster
 from comparison.projection.measured import Measured, read_measured
 from comparison.projection.model import GPUS, Plan, project_all
@@ -31,8 +32,7 @@ from comparison.projection.strategies import (
 )
 from comparison.projection.validation import single_compute_seconds
 from comparison.projection.workload import ELEMENT_BYTES, VOCABULARY, Workload, bert_parts, update_seconds
-from hparams import LONGEST
-from training.options import parse_model
+from lamb_paper import LONGEST
 
 OUTPUT = "runs/projection"
 STRATEGIES = (FlatRing.key, HierarchicalRing.key, BytePS.key)
@@ -218,7 +218,8 @@ def plan_of(options: ProjectionOptions) -> Plan:
     )
     if pieces > MOST_PARTITIONS:
         raise InputError(f"--model {model}: {pieces:,.0f} messages a step are too many to simulate")
-    return Plan(model, cluster, workload, strategies, gpus, dtype, source, given)
+    computing = measured.dtype if measured else None if options.compute_s is not None else dtype
+    return Plan(model, cluster, workload, strategies, gpus, dtype, computing, source, given)
 
 
 def _cluster(options: ProjectionOptions) -> tuple[Cluster, list[str]]:

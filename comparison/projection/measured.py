@@ -7,8 +7,8 @@ import statistics
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from base.errors import InputError
+from bert.configuration import parse_model
 from comparison.runs.record import PROFILED, TIMED, Record
-from training.options import parse_model
 from training.profiling.kinds import OPTIMIZER
 
 MOST_BYTES = 1 << 30  # of a report.json that is read

@@ -1,6 +1,10 @@
 """A step's time on n GPUs, predicted: compute, and what of the communication the backward pass does not hide.
 
     step = max(the backward pass ends, the last gradient has arrived) + update
+         = compute + exposed + waiting + update
+
+After the backward pass gradients are on their way (exposed), or they are ready and the queue has not looked
+for them yet (waiting): Horovod looks once a cycle.
 
 The queue of gradients is simulated (comparison.projection.strategies), so what is hidden follows from sizes,
 order and speed; no factor of overlap is assumed. All GPUs take the same time, always: there are no stragglers
@@ -22,10 +26,12 @@ GPUS = tuple(2**power for power in range(11))  # 1 to 1024
 class Projection(NamedTuple):
     """A strategy on `gpus` GPUs. Times in seconds, of one step.
 
-    communication_s: in which gradients were on their way. exposed_s: the part of the step that waits for
-    them. efficiency: throughput over that of one GPU times `gpus`; without_overlap: the same if gradients
-    travelled only after the backward pass. sent_bytes: by the busiest host into the network. collectives:
-    calls (rings) or partitions (BytePS).
+    communication_s: in which gradients were on their way. exposed_s: the part of it after the backward pass,
+    which nothing hides. waiting_s: after the backward pass, too, but with nothing on its way: the last
+    gradients wait for the next cycle of Horovod's queue. The step is the sum of compute_s, exposed_s,
+    waiting_s and optimizer_s. efficiency: throughput over that of one GPU times `gpus`;
+    without_overlap: the same if gradients travelled only after the backward pass. sent_bytes: by the busiest
+    host into the network. collectives: calls (rings) or partitions (BytePS).
     """
 
     strategy: str
@@ -37,6 +43,7 @@ class Projection(NamedTuple):
     optimizer_s: float
     communication_s: float
     exposed_s: float
+    waiting_s: float
     sequences_per_s: float
     tokens_per_s: float
     efficiency: float
@@ -47,17 +54,42 @@ class Projection(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """`compute_source`: where the compute time is from, for people. `given`: fields of the cluster that the
-    command line has replaced."""
+    """Subject of a projection.
+
+    Attributes:
+        gradient_dtype: of gradients on their way. compute_dtype: of the passes that the compute time is of;
+            None where the command line gives the time.
+        compute_source: where the compute time is from, for people.
+        given: fields of the cluster that the command line has replaced.
+    """
 
     model: str
     cluster: Cluster
     workload: Workload
     strategies: Sequence[Strategy]
     gpus: Sequence[int]
-    dtype: str
+    gradient_dtype: str
+    compute_dtype: str | None
     compute_source: str
     given: Sequence[str]
+
+    @property
+    def batch(self) -> str:
+        """Work of a GPU in a step, for people."""
+        work = self.workload
+        passes = f", {work.accumulate} passes a step" if work.accumulate > 1 else ""
+        return f"{work.sequences:g} sequences of {work.length:.4g} tokens a GPU{passes}"
+
+    @property
+    def precision(self) -> str:
+        """Precision of computing and of gradients on their way, for people."""
+        if self.compute_dtype is None:
+            return (
+                f"computing in a precision that --compute_s leaves open, gradients in {self.gradient_dtype}"
+            )
+        if self.compute_dtype == self.gradient_dtype:
+            return f"computing and gradients in {self.gradient_dtype}"
+        return f"computing in {self.compute_dtype}, gradients in {self.gradient_dtype}"
 
 
 def project(workload: Workload, strategy: Strategy, cluster: Cluster, gpus: int) -> Projection:
@@ -68,15 +100,16 @@ def project(workload: Workload, strategy: Strategy, cluster: Cluster, gpus: int)
     """
     shape = shape_of(gpus, cluster.gpus_per_host)
     compute = workload.backward_ends_s
-    travel = after = Travel(0.0, 0.0, 0.0, 0)
+    travel = after = Travel(0.0, (), 0.0, 0)
     if gpus > 1:
         travel = strategy.travel(workload.messages(), shape, cluster)
         after = travel
         if workload.overlap:
             after = strategy.travel(replace(workload, overlap=False).messages(), shape, cluster)
-    exposed = max(0.0, travel.ends_s - compute)
+    late = max(0.0, travel.ends_s - compute)
+    exposed = min(late, travel.busy_after(compute))  # the sum may be more by a rounding
     alone = compute + workload.optimizer_s
-    step = alone + exposed
+    step = alone + late
     sequences = gpus * workload.sequences * workload.accumulate / step
     return Projection(
         strategy=strategy.key,
@@ -88,6 +121,7 @@ def project(workload: Workload, strategy: Strategy, cluster: Cluster, gpus: int)
         optimizer_s=workload.optimizer_s,
         communication_s=travel.busy_s,
         exposed_s=exposed,
+        waiting_s=late - exposed,
         sequences_per_s=sequences,
         tokens_per_s=sequences * workload.length,
         efficiency=alone / step,

@@ -1,4 +1,4 @@
-"""projection.png: throughput and efficiency by GPUs. projection_validation.png: published and predicted."""
+"""projection.png: efficiency by GPUs. projection_validation.png: published and predicted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Sequence
 from base.files import replacing
 from comparison.projection.model import Plan, Projection
 from comparison.projection.published import DAYS, EFFICIENCY, STEP, THROUGHPUT, Case
-from comparison.projection.validation import Point
+from comparison.projection.validation import ErrorRange, Point, error_range
 from comparison.reporting.canvas import COLOURS, new_figure, plain
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PROJECTION, VALIDATION = "projection.png", "projection_validation.png"
+BAND = "where measurements would lie, off as in the validation"
 _IDEAL = {"color": "#888888", "linestyle": "--", "linewidth": 1.2, "zorder": 1}
 _MARKERS = "osD"
 
@@ -24,43 +25,56 @@ def draw_all(
     directory: Path, plan: Plan, projections: Sequence[Projection], points: Sequence[Point]
 ) -> list[str]:
     """Writes both; returns their names. OSError when a file cannot be written."""
-    for name, figure in ((PROJECTION, _projection(plan, projections)), (VALIDATION, _validation(points))):
+    for name, figure in (
+        (PROJECTION, projection_figure(plan, projections, points)),
+        (VALIDATION, _validation(points)),
+    ):
         with replacing(str(directory / name)) as handle:
             figure.savefig(handle, format="png", metadata={"Software": None})
     return [PROJECTION, VALIDATION]
 
 
-def _projection(plan: Plan, projections: Sequence[Projection]) -> Figure:
-    figure = new_figure((11, 4.6))
-    left, right = figure.subplots(1, 2)
-    strategies = list(dict.fromkeys(each.strategy for each in projections))
+def projection_figure(plan: Plan, projections: Sequence[Projection], points: Sequence[Point]) -> Figure:
+    """Efficiency, not throughput: on logarithmic axes strategies that are 10% apart are one line."""
+    figure = new_figure((11, 5.0))
+    panels = [(True, "gradients travel during the backward pass")] if plan.workload.overlap else []
+    panels.append((False, "gradients travel after the backward pass"))
     single = max(each.sequences_per_s / each.gpus / each.efficiency for each in projections)
-    gpus = sorted({each.gpus for each in projections})
-    left.plot(gpus, [single * count for count in gpus], label="ideal", **_IDEAL)
-    right.axhline(100, **_IDEAL)
-    for index, strategy in enumerate(strategies):
-        own = [each for each in projections if each.strategy == strategy]
-        style = {"color": COLOURS[index], "marker": _MARKERS[index], "markersize": 5, "linewidth": 1.6}
-        counts = [each.gpus for each in own]
-        left.plot(counts, [each.sequences_per_s for each in own], label=own[0].title, **style)
-        right.plot(counts, [100 * each.efficiency for each in own], **style)
-        after = {**style, "marker": "", "linestyle": ":"}
-        right.plot(counts, [100 * each.without_overlap for each in own], **after)
-    left.set(title="throughput", xlabel="GPUs", ylabel="sequences/s", xscale="log", yscale="log")
-    low = min(100 * each.without_overlap for each in projections)
-    right.set(
-        title="scaling efficiency (dotted: without overlap)",
-        xlabel="GPUs",
-        ylabel="efficiency, %",
-        xscale="log",
-    )
-    right.set_ylim(0 if low < 60 else 10 * (low // 10), 102)
-    for axes in (left, right):
-        _count_axis(axes, gpus)
+    drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, (overlap, title) in zip(drawn, panels):
+        _draw_strategies(axes, projections, overlap, error_range(points, overlap))
+        axes.set(title=title, xlabel="GPUs", xscale="log")
+        _count_axis(axes, sorted({each.gpus for each in projections}))
         plain(axes, "both")
-    figure.suptitle(f"{plan.model} on {plan.cluster.title}", fontsize=11)
-    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    drawn[0].set_ylabel("scaling efficiency, %")
+    drawn[0].set_ylim(5 * (drawn[0].get_ylim()[0] // 5), 105)
+    rate = drawn[-1].secondary_yaxis(
+        "right", functions=(lambda share: share * single / 100, lambda speed: 100 * speed / single)
+    )
+    rate.set_ylabel("sequences/s a GPU")
+    title = f"{plan.model} on {plan.cluster.title}\n{plan.batch}; {plan.precision}"
+    figure.suptitle(title, fontsize=11)
+    figure.legend(*drawn[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     return figure
+
+
+def _draw_strategies(
+    axes: Axes, projections: Sequence[Projection], overlap: bool, errors: ErrorRange
+) -> None:
+    """One line each, and a band around all where published measurements of such predictions lay."""
+    shares: dict[str, dict[int, float]] = {}
+    for each in projections:
+        share = 100 * (each.efficiency if overlap else each.without_overlap)
+        shares.setdefault(each.title, {})[each.gpus] = share
+    axes.axhline(100, label="linear", **_IDEAL)
+    for index, (title, own) in enumerate(shares.items()):
+        # The first ones are wider, so that they show around later ones that are equal.
+        style = {"marker": _MARKERS[index], "markersize": 9 - 2.5 * index, "linewidth": 2.6 - 0.6 * index}
+        axes.plot(list(own), list(own.values()), color=COLOURS[index], label=title, **style)
+    several = sorted({each.gpus for each in projections if each.gpus > 1})  # one GPU is what is calibrated
+    lowest = [errors.published(min(own[gpus] for own in shares.values()))[0] for gpus in several]
+    highest = [errors.published(max(own[gpus] for own in shares.values()))[1] for gpus in several]
+    axes.fill_between(several, lowest, highest, color="#DDDDDD", zorder=0, linewidth=0, label=BAND)
 
 
 def _validation(points: Sequence[Point]) -> Figure:

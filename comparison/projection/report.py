@@ -9,13 +9,13 @@ from typing import Any, Sequence
 from base.files import replacing
 from comparison.projection import plot as projection_plot
 from comparison.projection.model import Plan, Projection
-from comparison.projection.published import CASES, EFFICIENCY, THROUGHPUT
-from comparison.projection.validation import Point, tables, validate
+from comparison.projection.published import CASES
+from comparison.projection.validation import Point, error_range, off, tables, validate
 from comparison.reporting.tables import Row, Table, markdown, terminal
 from comparison.reporting.wording import digits, size
 
 MARKDOWN, JSON = "projection.md", "projection.json"
-SCHEMA = 1  # of projection.json
+SCHEMA = 2  # of projection.json; it grows where the meaning of a field changes
 HEAD = (
     "GPUs",
     "hosts",
@@ -23,6 +23,7 @@ HEAD = (
     "computing ms",
     "communicating ms",
     "of it exposed ms",
+    "waiting ms",
     "sequences/s",
     "tokens/s",
     "efficiency",
@@ -58,7 +59,7 @@ def write_projection(directory: Path, plan: Plan, projections: Sequence[Projecti
     first = _summary(plan, projections, points)
     text = [f"# Projection: {plan.model} on {plan.cluster.title}", first, _facts(plan)]
     text += [markdown(each) for each in own]
-    text += [f"![throughput and efficiency by the number of GPUs]({projection_plot.PROJECTION})"]
+    text += [f"![efficiency by the number of GPUs]({projection_plot.PROJECTION})", _caption(plan, points)]
     text += [markdown(_parameters(plan)), "## Validation", _validation_words()]
     text += [markdown(each) for each in validation]
     text += [f"![published and predicted]({projection_plot.VALIDATION})"]
@@ -80,6 +81,7 @@ def _table(plan: Plan, projections: Sequence[Projection], strategy: str) -> Tabl
                 _milliseconds(each.compute_s + each.optimizer_s),
                 _milliseconds(each.communication_s),
                 _milliseconds(each.exposed_s),
+                _milliseconds(each.waiting_s),
                 f"{each.sequences_per_s:,.0f}"
                 if each.sequences_per_s >= 100
                 else digits(each.sequences_per_s),
@@ -95,7 +97,7 @@ def _table(plan: Plan, projections: Sequence[Projection], strategy: str) -> Tabl
 
 
 def _summary(plan: Plan, projections: Sequence[Projection], points: Sequence[Point]) -> str:
-    errors = [p.deviation for p in points if not p.calibrated and p.case.unit in (THROUGHPUT, EFFICIENCY)]
+    errors = error_range(points)
     most = max(each.gpus for each in projections)
     last = sorted((each for each in projections if each.gpus == most), key=lambda each: each.step_s)
     shares = "; ".join(
@@ -105,20 +107,33 @@ def _summary(plan: Plan, projections: Sequence[Projection], points: Sequence[Poi
     unit = "GPU" if most == 1 else "GPUs"
     return (
         f"At {most} {unit} the predicted efficiency is {shares}. Against published throughputs the model was"
-        f" {100 * min(errors):.0f} to {100 * max(errors):.0f}% too high: see the validation."
+        f" {100 * errors.least:.0f} to {100 * errors.most:.0f}% too high: see the validation."
     )
 
 
 def _facts(plan: Plan) -> str:
     work = plan.workload
-    passes = f", {work.accumulate} passes a step" if work.accumulate > 1 else ""
     overlap = "during the backward pass" if work.overlap else "after the backward pass"
     return (
-        f"{plan.model}, {work.elements / 1e6:.1f} M parameters, {size(work.total_bytes)} of gradients in "
-        f"{plan.dtype} that travel {overlap}; {work.sequences:g} sequences of "
-        f"{work.length:.4g} tokens a GPU{passes}.\nA pass takes {digits(work.compute_s)} s, the "
-        f"update {_milliseconds(work.optimizer_s)} ms. Compute time from: {plan.compute_source}.\n"
+        f"{plan.model}, {work.elements / 1e6:.1f} M parameters, {size(work.total_bytes)} of gradients that "
+        f"travel {overlap}.\nBatch: {plan.batch}. Precision: {plan.precision}.\n"
+        f"A pass takes {digits(work.compute_s)} s, the update {_milliseconds(work.optimizer_s)} ms. "
+        f"Compute time from: {plan.compute_source}.\n"
         f"Cluster: {plan.cluster.title}."
+    )
+
+
+def _caption(plan: Plan, points: Sequence[Point]) -> str:
+    """Of the plot."""
+    ranges = []
+    for overlap in (True, False) if plan.workload.overlap else (False,):
+        errors = error_range(points, overlap)
+        when = "during" if overlap else "after"
+        ranges.append(f"{off(errors.least)} to {off(errors.most)} with gradients {when} the backward pass")
+    return (
+        f"{plan.model}, {plan.batch}, {plan.precision}. Grey: where measurements would lie if the model were"
+        f" off by as much as in the validation: {'; '.join(ranges)}. The band reaches from the lowest"
+        " strategy to the highest."
     )
 
 
@@ -164,7 +179,8 @@ def _content(plan: Plan, projections: Sequence[Projection], points: Sequence[Poi
         "workload": {
             "parameters": work.elements,
             "gradient_bytes": work.total_bytes,
-            "gradient_dtype": plan.dtype,
+            "gradient_dtype": plan.gradient_dtype,
+            "compute_dtype": plan.compute_dtype,
             "parts": [
                 {"name": part.name, "elements": part.elements, "forward_flops": part.flops}
                 for part in work.parts
@@ -178,6 +194,10 @@ def _content(plan: Plan, projections: Sequence[Projection], points: Sequence[Poi
             "overlap": work.overlap,
         },
         "projections": [each._asdict() for each in projections],
+        "validation_error": {
+            name: error_range(points, overlap)._asdict()
+            for name, overlap in (("predicted", True), ("without_overlap", False))
+        },
         "validation": [
             {
                 "case": point.case.key,
@@ -196,7 +216,7 @@ def _content(plan: Plan, projections: Sequence[Projection], points: Sequence[Poi
 
 
 def _milliseconds(seconds: float) -> str:
-    return "0" if seconds == 0 else digits(seconds * 1e3)
+    return "0" if seconds < 1e-9 else digits(seconds * 1e3)  # less is rounding
 
 
 def _write(path: Path, text: str) -> None:

@@ -51,14 +51,26 @@ def shape_of(gpus: int, gpus_per_host: int) -> Shape:
 
 
 class Travel(NamedTuple):
-    """`ends_s`: when the last gradient has arrived everywhere, from the start of the step. `busy_s`: the time
-    in which any was on its way. `sent_bytes`: out of the network interface of the busiest host.
-    `collectives`: calls or partitions."""
+    """Times in seconds from the start of the step.
+
+    ends_s: when the last gradient has arrived everywhere. spans: when any was on its way, as intervals that
+    follow each other without overlap. sent_bytes: out of the network interface of the busiest host.
+    collectives: calls or partitions.
+    """
 
     ends_s: float
-    busy_s: float
+    spans: tuple[tuple[float, float], ...]
     sent_bytes: float
     collectives: int
+
+    @property
+    def busy_s(self) -> float:
+        """In which any gradient was on its way."""
+        return self.busy_after(0.0)
+
+    def busy_after(self, start_s: float) -> float:
+        """The part of `busy_s` after a point in time; never more than `busy_s`, to the last bit."""
+        return sum(max(0.0, end - max(begin, start_s)) for begin, end in self.spans)
 
 
 class Strategy(Protocol):
@@ -198,8 +210,9 @@ def _in_turn(
     other; gradients that become ready meanwhile wait for the next cycle."""
     limit = cluster.fusion_mb * 2**20
     cycle = cluster.cycle_ms * 1e-3
-    now = busy = 0.0
+    now = 0.0
     calls = begin = 0
+    spans = []
     while begin < len(messages):
         now = max(now, messages[begin].ready_s)
         if cycle:
@@ -212,8 +225,9 @@ def _in_turn(
             more = begin < len(messages) and messages[begin].ready_s <= tick
             if not more or fused + messages[begin].nbytes > limit:
                 took = seconds(fused, shape, cluster)
-                now, busy, calls, fused = now + took, busy + took, calls + 1, 0
-    return Travel(now, busy, share * sum(message.nbytes for message in messages), calls)
+                spans.append((now, now + took))
+                now, calls, fused = now + took, calls + 1, 0
+    return Travel(now, _merged(spans), share * sum(message.nbytes for message in messages), calls)
 
 
 def _through(pieces: Sequence[Message], phases: Sequence[Sequence[_Phase]], sent: float) -> Travel:
@@ -233,13 +247,15 @@ def _through(pieces: Sequence[Message], phases: Sequence[Sequence[_Phase]], sent
         if index + 1 < len(phases[number]):
             heapq.heappush(waiting, (done, index + 1, number))
         ends = max(ends, done)
-    return Travel(ends, _covered(spans), sent, len(pieces))
+    return Travel(ends, _merged(spans), sent, len(pieces))
 
 
-def _covered(spans: list[tuple[float, float]]) -> float:
-    """Length of the union of intervals."""
-    total, reached = 0.0, -math.inf
+def _merged(spans: list[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """The union of intervals, as intervals with gaps between them."""
+    found: list[tuple[float, float]] = []
     for begin, end in sorted(spans):
-        total += max(0.0, end - max(begin, reached))
-        reached = max(reached, end)
-    return total
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((begin, end))
+    return tuple(found)

@@ -87,6 +87,25 @@ def mean_deviation(points: Sequence[Point], overlap: bool = True) -> float:
     return sum(deviations) / len(deviations)
 
 
+class ErrorRange(NamedTuple):
+    """The least and the greatest deviation of the predictions of throughput and efficiency, as Point has it:
+    predicted over published, less one."""
+
+    least: float
+    most: float
+
+    def published(self, predicted: float) -> tuple[float, float]:
+        """Where the published value of such a prediction lay: lowest and highest."""
+        return predicted / (1 + self.most), predicted / (1 + self.least)
+
+
+def error_range(points: Sequence[Point], overlap: bool = True) -> ErrorRange:
+    """Times and days are left out: they are of a network whose speed is assumed."""
+    speeds = [p for p in points if not p.calibrated and p.case.unit in (THROUGHPUT, EFFICIENCY)]
+    deviations = [p.deviation if overlap else p.deviation_without_overlap for p in speeds]
+    return ErrorRange(min(deviations), max(deviations))
+
+
 def workload_of(case: Case) -> Workload:
     """Workload of a step of the case, with the compute time from its one calibrated number."""
     parts = bert_parts(case.layers, case.units)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Sequence
 
-from hparams import LONGEST
+from lamb_paper import LONGEST
 from training.profiling.flops import BACKWARD, forward_flops
 
 VOCABULARY = 30522  # BERT's uncased English vocabulary

@@ -7,11 +7,12 @@ import statistics
 from dataclasses import dataclass
 from typing import Any, Mapping, NamedTuple, Sequence
 
-import hparams
+import lamb_paper
+from base.errors import InputError
+from bert.configuration import parse_model
 from comparison.runs.record import Record
 from comparison.settings import Setting
 from comparison.verdicts import Spread, spread
-from training.options import parse_model
 from training.profiling.breakdown import EXPOSED, PARTS
 from training.profiling.flops import forward_flops
 
@@ -126,9 +127,9 @@ def finish(setting: Setting, rate: float, length: float, facts: Mapping[str, Any
     per_gpu = setting.batch_size * (1 if facts["use_avg_len"] else facts["max_seq_length"])
     instances = math.ceil(setting.workers / (facts.get("gpus_per_instance") or 1))
     try:
-        plan = hparams.plan(setting.workers, per_gpu, facts.get("accumulate") or 1)
-    except hparams.InputError:
-        longest = max(hparams.STAGE_LENGTHS)
+        plan = lamb_paper.plan(setting.workers, per_gpu, facts.get("accumulate") or 1)
+    except InputError:
+        longest = max(lamb_paper.STAGE_LENGTHS)
         reason = f"{per_gpu} tokens a worker cannot hold one sequence of {longest}, which stage 2 has"
         return Finish((), instances, None, reason)
     stages = []
@@ -150,7 +151,7 @@ def _token_flops(length: float, facts: Mapping[str, Any]) -> float:
     """Forward operations of one token in a sequence of this length, masked as the paper's runs are."""
     layers, units, _ = parse_model(facts["model"])
     whole = max(1, round(length))
-    predictions = hparams.default_max_predictions(whole)
+    predictions = lamb_paper.default_max_predictions(whole)
     return forward_flops(layers, units, facts["vocab_size"], 1, whole, predictions).total / whole
 
 

@@ -13,7 +13,16 @@ from typing import Mapping, NamedTuple, Sequence
 
 from base import machine
 from base.errors import InputError
-from comparison.campaign import CampaignOptions, Progress, Store, seconds_left, versions, what_counts
+from base.progress import Printed
+from comparison.campaign import (
+    CampaignOptions,
+    Store,
+    begin_progress,
+    left_in_words,
+    seconds_left,
+    versions,
+    what_counts,
+)
 from comparison.launching.backends import BACKENDS, ROOT, environment
 from comparison.launching.failure import reason_of_exit
 from comparison.launching.launch import launch
@@ -140,10 +149,10 @@ def works_of(options: RunsOptions) -> list[Work]:
 def _launch_all(comparison: Comparison, made: dict[Work, Record]) -> None:
     """Makes the launches that `made` does not have, and adds them."""
     works = comparison.works
-    progress = Progress(len(works), len(made))
+    progress = begin_progress(len(works), len(made))
     try:
         if len(made) < len(works):
-            progress.say(
+            progress.note(
                 f"{len(works)} launches for {len(comparison.options.settings)} settings, {len(made)} of them"
                 f" made before, in {comparison.store.directory}"
             )
@@ -151,16 +160,24 @@ def _launch_all(comparison: Comparison, made: dict[Work, Record]) -> None:
         for index, work in enumerate(works):
             if work in made or _hopeless(made, work.setting):
                 continue
-            progress.begin(str(work))
+            progress.start(str(work))
             record = _launch(comparison, work)
             made[work] = record
             todo = [each for each in works[index + 1 :] if each not in made]
-            left_s = time_left([each for each in todo if not _hopeless(made, each.setting)], made)
-            progress.end(str(work), _result(record), bool(record.failure), left_s)
+            still = [each for each in todo if not _hopeless(made, each.setting)]
+            left = left_in_words(time_left(still, made))
+            progress.finish(str(work), _result(record), left, failed=bool(record.failure))
             if record.failure and _hopeless(made, work.setting):
-                progress.skip(work.setting.name, sum(each.setting == work.setting for each in todo))
+                _leave_out(progress, work.setting, sum(each.setting == work.setting for each in todo))
     finally:
-        progress.close()
+        progress.end()
+
+
+def _leave_out(progress: Printed, setting: Setting, number: int) -> None:
+    """Notes that so many launches of a setting will not be made."""
+    progress.skip(number)
+    if number:
+        progress.note(f"{setting.name} has failed too often: {number} more launches of it are left out")
 
 
 def _hopeless(made: Mapping[Work, Record], setting: Setting) -> bool:
@@ -185,7 +202,7 @@ def _result(record: Record) -> str:
     return f"{step:.3g} s/step"
 
 
-def _prepare(comparison: Comparison, progress: Progress) -> None:
+def _prepare(comparison: Comparison, progress: Printed) -> None:
     """Tokenizes or converts the data, unless a comparison before this one has. Raises InputError when that
     fails."""
     directory = comparison.store.directory / "preparation"
@@ -193,7 +210,7 @@ def _prepare(comparison: Comparison, progress: Progress) -> None:
     command = comparison.training.preparation(comparison.options.settings[0], directory)
     if command is None or done.exists():
         return
-    progress.say("preparing the data")
+    progress.note("preparing the data")
     directory.mkdir(exist_ok=True)
     log = directory / LOG
     ended = launch(command, environment(BACKENDS["hvd_mpi"]), log, limit_s=float("inf"))

@@ -21,6 +21,7 @@ from comparison.runs.record import METRICS, PROFILED, TIMED, TRACE, Record, Step
 from comparison.settings import Setting
 from data import embedded
 from training.checkpoint import manifest_name
+from training.config import run_config
 from training.inputs import check_inputs
 from training.options import parse_options as parse_script_options
 from training.profiling.profiler import LAST
@@ -116,7 +117,7 @@ def plan_training(
         for setting in settings
     ]
     options = parsed[0]
-    inputs = check_inputs(options)
+    inputs = check_inputs(run_config(options))
     vocabularies = [each for each in (options.vocab, options.sentencepiece) if each]
     return Training(
         words=words,

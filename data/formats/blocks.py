@@ -7,7 +7,8 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from base.errors import InputError
-from data.formats.records import MAX_LENGTH, PretrainingArrays, id_dtype
+from data.formats.records import PretrainingArrays, id_dtype
+from data.options import MAX_POSITIONS
 
 MAX_EXPANSION = 500  # unpacked bytes for a stored one: real files stay below 200, deflate reaches 1032
 EXPANSION_ALLOWANCE = 16 << 20  # bytes that any file may unpack to, however small it is
@@ -28,7 +29,7 @@ class Damage(NamedTuple):
 
 
 class FileFacts(NamedTuple):
-    """What a file's header or first record says."""
+    """Figures of a file from its header or first record."""
 
     format: str  # "npz", "hdf5", "tfrecord" or "ofrecord"
     num_instances: int | None  # None where only reading the whole file would tell
@@ -64,8 +65,8 @@ def check_shapes(path: str, shapes: Mapping[str, Sequence[int]]) -> tuple[int, i
             expected = f"({count}, {widths.get(leader, '...')})" if leader else f"({count},)"
             raise InputError(f"{path}: {name} has shape {tuple(shape)}, expected {expected}")
     for leader, width in widths.items():
-        if not 1 <= width <= MAX_LENGTH:
-            raise InputError(f"{path}: {leader} has rows of {width}, expected 1 to {MAX_LENGTH}")
+        if not 1 <= width <= MAX_POSITIONS:
+            raise InputError(f"{path}: {leader} has rows of {width}, expected 1 to {MAX_POSITIONS}")
     return count, widths["input_ids"], widths["masked_lm_positions"]
 
 
@@ -82,7 +83,7 @@ def check_expansion(path: str, unpacked: int, stored: int) -> None:
     if unpacked > EXPANSION_ALLOWANCE + MAX_EXPANSION * stored:
         raise InputError(
             f"{path}: its {stored} bytes unpack to {unpacked} or more, over {MAX_EXPANSION} times as many; "
-            "no real instances do, so the file is refused"
+            "no real instances do, so the file is rejected"
         )
 
 
@@ -121,7 +122,7 @@ def checked(path: str, block: RawBlock, vocab_size: int, report: Report) -> Pret
 
     positions, masked_ids = columns["masked_lm_positions"], columns["masked_lm_ids"]
     if "masked_lm_weights" in columns:
-        with np.errstate(over="ignore", invalid="ignore"):  # what overflows is infinite, and refused for it
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows is infinite, and rejected for it
             weights = columns["masked_lm_weights"].astype(np.float32)
         require("masked_lm_weights", np.isfinite(weights) & (weights >= 0), "finite numbers, 0 or above")
         weights = np.where(np.isfinite(weights), weights, 0)

@@ -103,7 +103,7 @@ def masked_crc(data: bytes) -> int:
 
 
 def is_tfrecord_header(start: bytes) -> bool:
-    """Whether the first 12 bytes are a record's length with its checksum."""
+    """True if the first 12 bytes are a record's length with its checksum."""
     return len(start) >= 12 and masked_crc(start[:8]) == struct.unpack_from("<I", start, 8)[0]
 
 

@@ -5,8 +5,8 @@ masked, so the first masked_lm_position that is 0 ends an instance's predictions
 pretraining_dataset.__getitem__).
 
 The HDF5 library can be made to open other files, to run filters from shared libraries and to allocate what a
-damaged file says, so everything but plain and gzip-compressed numbers is refused before anything is read. The
-library can also crash on a damaged file: read files of strangers in a process of its own.
+damaged file says, so everything but plain and gzip-compressed numbers is rejected before anything is read.
+The library can also crash on a damaged file: read files of strangers in a process of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a file is, by its content and never by its name."""
+"""Formats of files, identified by their content and never by their names."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _unpacked_start(start: bytes) -> bytes | None:
 
 
 def _is_ofrecord(path: str, packed: bool) -> bool:
-    """Whether there is a first record that parses and has at least one field of BERT's."""
+    """True if there is a first record that parses and has at least one field of BERT's."""
     with framing.Stream(path, packed) as stream:
         frame = next(framing.ofrecord_frames(stream), None)
     if frame is None or frame.error:

@@ -1,7 +1,7 @@
 """GluonNLP's npz files, read row block by row block and written from blocks of any number.
 
 GluonNLP's create_pretraining_data.py stores rows of different lengths as pickled object arrays. Unpickling
-runs whatever the file says, so these are refused here; `python -m data.convert_npz` turns them into padded
+runs whatever the file says, so these are rejected here; `python -m data.convert_npz` turns them into padded
 arrays without running anything. `numpy.load` would hold whole arrays in memory, so the members of the archive
 are read here as streams, all seven side by side.
 """
@@ -34,7 +34,7 @@ class _Column(NamedTuple):
 
 
 class BoundedFile(io.FileIO):
-    """A file whose reads are bounded, since zipfile reads as much as an archive's directory asks for."""
+    """A file whose reads are bounded, since zipfile reads as much as an archive's directory says."""
 
     limit = _DIRECTORY_LIMIT
 

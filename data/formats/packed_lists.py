@@ -15,13 +15,13 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from data.formats.records import MAX_LENGTH
+from data.options import MAX_POSITIONS
 
 _MAX_VARINT = 4  # bytes: below 2**28, so the same number as int32 and as int64; larger is wrong here anyway
 
 
 class Layout(NamedTuple):
-    """Where the fields lie in a message whose lists are bytes."""
+    """Layout of the fields in a message whose lists are bytes."""
 
     message_type: Any
     features: Callable[[Any], Any]
@@ -60,8 +60,8 @@ def decode(
     decoded = {name: _decode_lists(lists[name], kind) for name, kind in kinds.items()}
     out = {}
     for group, limit in (
-        (layout.token_fields, MAX_LENGTH),
-        (layout.prediction_fields, MAX_LENGTH),
+        (layout.token_fields, MAX_POSITIONS),
+        (layout.prediction_fields, MAX_POSITIONS),
         (layout.row_fields, 1),
     ):
         first = decoded[group[0]]

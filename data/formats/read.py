@@ -8,7 +8,8 @@ from base.errors import InputError
 from data.formats import hdf5, npz, record_files
 from data.formats.blocks import Damage, FileFacts, RawBlock, checked
 from data.formats.identify import identify
-from data.formats.records import MAX_LENGTH, PretrainingArrays
+from data.formats.records import PretrainingArrays
+from data.options import MAX_POSITIONS
 
 __all__ = ["FileFacts", "check_limits", "peek", "read_instances"]
 
@@ -34,8 +35,8 @@ def check_limits(
     `name` is the file (or store), `width` the tokens and `predictions` the masked positions it has room for
     in a row. Pairs and masks that are stored cannot be made shorter: to ignore the option would be wrong.
     """
-    if max_seq_length is not None and max_seq_length > MAX_LENGTH:
-        raise InputError(f"--max_seq_length {max_seq_length}: BERT has {MAX_LENGTH} positions")
+    if max_seq_length is not None and max_seq_length > MAX_POSITIONS:
+        raise InputError(f"--max_seq_length {max_seq_length}: BERT has {MAX_POSITIONS} positions")
     if max_seq_length is not None and width > max_seq_length:
         raise InputError(
             f"--max_seq_length {max_seq_length}: {name} holds sequences of up to {width} tokens, and what "

@@ -16,8 +16,9 @@ from base.errors import InputError
 from data.formats import framing, messages, packed_lists
 from data.formats.blocks import Damage, FileFacts, RawBlock
 from data.formats.framing import Frame, Stream
-from data.formats.records import BLOCK_INSTANCES, MAX_LENGTH
+from data.formats.records import BLOCK_INSTANCES
 from data.formats.spool import Spool
+from data.options import MAX_POSITIONS
 
 TOKEN_FIELDS = ("input_ids", "input_mask", "segment_ids")
 PREDICTION_FIELDS = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
@@ -54,7 +55,7 @@ _CODECS = {
 
 
 class _BadRecord(Exception):
-    """What is wrong with one record."""
+    """Fault of one record."""
 
 
 class _Rows:
@@ -64,7 +65,7 @@ class _Rows:
         self.indices: list[int] = []
         self._width = self._predictions = 1
         self._columns = {
-            name: np.zeros((limit, MAX_LENGTH), float if name == "masked_lm_weights" else np.int64)
+            name: np.zeros((limit, MAX_POSITIONS), float if name == "masked_lm_weights" else np.int64)
             for name in FIELDS
         }
 
@@ -215,7 +216,7 @@ def _parse(record: bytes, codec: _Codec, message_type: Any) -> dict[str, np.ndar
         if name not in features:
             raise _BadRecord(f"it lacks the field {name}")
         row[name] = _numbers(name, features[name])
-    for names, limit in ((TOKEN_FIELDS, MAX_LENGTH), (PREDICTION_FIELDS, MAX_LENGTH)):
+    for names, limit in ((TOKEN_FIELDS, MAX_POSITIONS), (PREDICTION_FIELDS, MAX_POSITIONS)):
         first = len(row[names[0]])
         for name in names:
             if len(row[name]) != first:

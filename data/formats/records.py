@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-MAX_LENGTH = 512  # rows of BERT's position embedding, so no instance is longer
 BLOCK_INSTANCES = 1024  # read and written at a time: bounds the memory, amortises the cost of a call
 
 

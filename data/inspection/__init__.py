@@ -1,1 +1,8 @@
-"""The parts of the command data.inspect."""
+"""The parts of the command data.inspect.
+
+decoding       instances made readable
+figures        figures of samples, batches and text
+warning_rules  warnings about them
+histogram      bars in a terminal and as a picture
+report         the report for a terminal
+"""

@@ -18,7 +18,7 @@ _COLOURS = {MASKED: "1;33", KEPT: "36", REPLACED: "1;31", _SPECIAL: "2"}
 
 
 class Token(NamedTuple):
-    """One token: what stands in the input, what stood in the text, and whether the model is to tell it."""
+    """One token: what stands in the input, what stood in the text, and whether the model predicts it."""
 
     shown: int
     original: int
@@ -42,7 +42,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class Style:
-    """How text is written: `width` columns, `colour` by terminal codes, `unicode` or ASCII alone."""
+    """Style of the report: `width` columns, `colour` by terminal codes, `unicode` or ASCII alone."""
 
     width: int = 100
     colour: bool = False
@@ -57,7 +57,7 @@ class Style:
 def decode(source: Source, seed: int, epoch: int, indices: Sequence[int]) -> list[Instance]:
     """The samples `indices` of an epoch as the training would see them."""
     lengths = source.lengths(seed, epoch)
-    found = []
+    instances = []
     for index in indices:
         padded = padded_to(int(lengths[index]), source.max_length)
         batch = source.collate(seed, epoch, np.array([index]), padded)
@@ -77,8 +77,8 @@ def decode(source: Source, seed: int, epoch: int, indices: Sequence[int]) -> lis
         in_b = batch.segment_ids[0, :length].astype(bool).tolist()
         parts = [tuple(token for token, b in zip(tokens, in_b) if b is wanted) for wanted in (False, True)]
         label = bool(batch.next_sentence_labels[0])
-        found.append(Instance(int(index), parts[0], parts[1], label))
-    return found
+        instances.append(Instance(int(index), parts[0], parts[1], label))
+    return instances
 
 
 def fate(token: Token, vocab: Vocabulary | None) -> str:
@@ -125,7 +125,7 @@ class Words:
         return words.lines(tokens, "")[0]
 
     def _units(self, tokens: Sequence[Token]) -> list[tuple[str, int]]:
-        """What may not be torn apart at a line's end, and its width in columns without colour codes."""
+        """Texts that a line's end must not divide, and their widths in columns without colour codes."""
         units: list[tuple[str, int]] = []
         inside = False  # a word; a piece that continues none (its beginning was cut off) keeps its mark
         for token in tokens:
@@ -153,7 +153,7 @@ class Words:
         return (f"\033[{colour}m{word}\033[0m" if colour else word), columns(word)
 
     def _joins(self, token_id: int) -> bool:
-        """Whether the token continues the word before it."""
+        """True if the token continues the word before it."""
         if self._style.pieces or self._vocab is None or token_id >= len(self._vocab):
             return False
         return bool(self._vocab.is_continuation[token_id])
@@ -206,7 +206,7 @@ def printable(text: str) -> str:
 
 
 def columns(text: str) -> int:
-    """How many columns of a terminal the text takes: two for a wide (Chinese, Japanese, Korean) character."""
+    """Columns of a terminal that the text takes: two for a wide (Chinese, Japanese, Korean) character."""
     if text.isascii():
         return len(text)
     return sum(1 + (unicodedata.east_asian_width(each) in "WF") for each in text)

@@ -42,10 +42,10 @@ def bins(
     multiples of their width. Empty ones before the first value are left out. With `tail`, a share, so many of
     the largest values may share one last bin: single ones would stretch the axis.
     """
-    found = [Bin(0, 0, number) for value, number in counts if value == 0]
+    result = [Bin(0, 0, number) for value, number in counts if value == 0]
     values = np.array([pair for pair in counts if pair[0] > 0], dtype=np.int64).reshape(-1, 2)
     if not len(values):
-        return found
+        return result
     below = np.cumsum(values[:, 1])
     end = int(values[np.searchsorted(below, (1 - tail) * below[-1]), 0])
     low = int(values[0, 0]) - 1
@@ -55,8 +55,8 @@ def bins(
     totals = np.bincount(place, values[:, 1], minlength=last - first + 1).astype(np.int64).tolist()
     for number, total in enumerate(totals):
         start = (first + number) * width
-        found.append(Bin(start + 1, start + width if number <= last - first else None, total))
-    return found
+        result.append(Bin(start + 1, start + width if number <= last - first else None, total))
+    return result
 
 
 def _steps(multiple: int) -> Iterator[int]:
@@ -66,18 +66,18 @@ def _steps(multiple: int) -> Iterator[int]:
     yield from (step * 10**exponent for exponent in itertools.count() for step in (1, 2, 5))
 
 
-def bars(found: Sequence[Bin], width: int, unicode: bool = True) -> list[str]:
+def bars(shown: Sequence[Bin], width: int, unicode: bool = True) -> list[str]:
     """A line for each bin, of at most `width` columns: its range, a bar, its count and its share."""
-    total = sum(each.number for each in found) or 1
-    most = max((each.number for each in found), default=0) or 1
-    names = [each.name for each in found]
-    counts = [f"{each.number:,}" for each in found]
+    total = sum(each.number for each in shown) or 1
+    most = max((each.number for each in shown), default=0) or 1
+    names = [each.name for each in shown]
+    counts = [f"{each.number:,}" for each in shown]
     name_width, count_width = max(map(len, names)), max(map(len, counts))
     room = max(10, width - name_width - count_width - 12)
     return [
         f"  {name:>{name_width}} {bar(each.number / most, room, unicode):<{room}} "
         f"{count:>{count_width}} {each.number / total:6.1%}"
-        for name, count, each in zip(names, counts, found)
+        for name, count, each in zip(names, counts, shown)
     ]
 
 
@@ -117,7 +117,7 @@ def draw_lengths(path: str, title: str, facts: dict[str, Any]) -> None:
 def _draw_sequences(axes: Axes, facts: dict[str, Any]) -> None:
     batches, lengths = facts["batches"], facts["lengths"]
     longest = batches["buckets"][-1]["padded_to"]
-    _draw_bars(axes, lengths["counts"], 0, longest, 64)
+    _draw_bars(axes, lengths["counts"], longest, 64)
     for number, bucket in enumerate(batches["buckets"]):
         axes.axvline(
             bucket["padded_to"] + 0.5,
@@ -147,7 +147,7 @@ def _draw_sentences(axes: Axes, facts: dict[str, Any]) -> None:
     # The longest one in a hundred would squeeze all others into a corner.
     below = np.cumsum([count for _, count in counts])
     end = counts[int(np.searchsorted(below, 0.99 * below[-1]))][0]
-    _draw_bars(axes, counts, 0, end, 50)
+    _draw_bars(axes, counts, end, 50)
     axes.axvline(facts["mean"], color=_GREY, linestyle=":", label=f"mean {facts['mean']:.1f}")
     axes.set(
         title=f"{facts['number']:,} sentences (shortest 99%)",
@@ -159,7 +159,7 @@ def _draw_sentences(axes: Axes, facts: dict[str, Any]) -> None:
 
 
 def _draw_predictions(axes: Axes, facts: dict[str, Any]) -> None:
-    _draw_bars(axes, facts["counts"], -1, facts["largest"], 80)
+    _draw_bars(axes, facts["counts"], facts["largest"], 80)
     axes.axvline(facts["mean"], color=_GREY, linestyle=":", label=f"mean {facts['mean']:.1f}")
     axes.set(
         title=f"predictions of {facts['number']:,} sequences", xlabel="masked tokens", ylabel="sequences"
@@ -167,17 +167,19 @@ def _draw_predictions(axes: Axes, facts: dict[str, Any]) -> None:
     axes.legend(loc="upper left")
 
 
-def _draw_bars(axes: Axes, counts: Sequence[Sequence[int]], low: int, high: int, most: int) -> None:
-    """Bars for values from low + 1 to high, of one width."""
-    width = -(-(high - low) // most)
-    inside = [(value, count) for value, count in counts if value <= high]
-    edges = np.arange(low + 0.5, high + width + 0.5, width)
-    axes.hist(
-        [value for value, _ in inside],
-        edges,
-        weights=[count for _, count in inside],
+def _draw_bars(axes: Axes, counts: Sequence[Sequence[int]], high: int, most: int) -> None:
+    """Bars for the values up to `high`, of one width."""
+    drawn = bins([pair for pair in counts if pair[0] <= high], most=most)
+    axes.bar(
+        [each.first - 0.5 + 0.04 * _width(each) for each in drawn],
+        [each.number for each in drawn],
+        [0.92 * _width(each) for each in drawn],
+        align="edge",
         color=_BLUE,
-        rwidth=0.92,
     )
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
+
+
+def _width(each: Bin) -> int:
+    return (each.first if each.last is None else each.last) - each.first + 1

@@ -1,4 +1,4 @@
-"""What data.inspect prints on a terminal, from the facts that --json gives as they are."""
+"""The report of data.inspect for a terminal, from the facts that --json prints as they are."""
 
 from __future__ import annotations
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from types import TracebackType
 from typing import Callable, Iterator
 
+import numpy as np
+
+from data.options import BatchingConfig
 from data.pretraining.buckets import EpochOrder, bucket_bounds, epoch_order, padded_to, rows_per_batch
 from data.pretraining.epochs import EpochCache
 from data.pretraining.prefetch import Prefetcher
-from data.pretraining.sources import Batch, Source, dummy_batch
-from data.pretraining.streams import epoch_key
+from data.pretraining.randomness import epoch_key
+from data.pretraining.sources import Batch, Source
 
 __all__ = [
     "EPOCH_SHIFT",
@@ -43,16 +45,14 @@ class PretrainingBatches:
     In one step the ranks may have blocks of different buckets. With `use_avg_len` all hold about the same
     number of tokens, so that the ranks still take about the same time. All ranks must be given the same
     source content, options and seed. Batches of a bucket have one shape, except the one block of an epoch
-    that is smaller. The bucket bounds come from the lengths of epoch 0. `batch_size` counts sequences of a
-    rank, or with `use_avg_len` its tokens (see `data.pretraining.buckets.rows_per_batch`).
+    that is smaller. The bucket bounds come from the lengths of epoch 0. See
+    `data.pretraining.buckets.rows_per_batch` for `batching`.
     """
 
     def __init__(
         self,
         source: Source,
-        batch_size: int,
-        use_avg_len: bool,
-        num_buckets: int,
+        batching: BatchingConfig,
         seed: int,
         rank: int,
         world_size: int,
@@ -61,19 +61,19 @@ class PretrainingBatches:
         self._source = source
         self._seed, self._shuffle = seed, shuffle
         self._rank, self._world_size = rank, world_size
-        self._batch_size, self._use_avg_len = batch_size, use_avg_len
-        self._bounds = bucket_bounds(source.lengths(seed, 0), num_buckets, source.max_length)
+        self._batching = batching
+        self._bounds = bucket_bounds(source.lengths(seed, 0), batching.num_buckets, source.max_length)
         self._orders: EpochCache[int, EpochOrder] = EpochCache(self._make_order, lambda order: order.nbytes)
         self._position = 0
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
         """(rows, padded length) of each bucket's batches, shortest first."""
-        return [(rows_per_batch(bound, self._batch_size, self._use_avg_len), bound) for bound in self._bounds]
+        return [(self._rows(bound), bound) for bound in self._bounds]
 
     @property
     def position(self) -> int:
-        """Where the next step is, for a checkpoint; it rises, is the same on every rank, and means the same
+        """Place of the next step, for a checkpoint; it rises, is the same on every rank, and means the same
         for any number of ranks.
 
         It is epoch * 2**32 + blocks of that epoch that all ranks together have consumed: batches before it
@@ -82,7 +82,7 @@ class PretrainingBatches:
         return self._position
 
     def seek(self, position: int) -> None:
-        """Continue at a `position`; a plain number of blocks from the start is understood too."""
+        """Continues at a `position`; a plain number of blocks from the start is understood too."""
         if position < 0:
             raise ValueError(f"position {position} is negative")
         self._position = position
@@ -98,12 +98,12 @@ class PretrainingBatches:
     def __iter__(self) -> Iterator[Batch]:
         for position, make in self.tasks():
             batch = make()
-            # Moved on before the batch is handed out: whoever holds batch k has consumed k + 1.
+            # Moved on before the batch is yielded: whoever holds batch k has consumed k + 1.
             self._position = position
             yield batch
 
     def tasks(self) -> Iterator[tuple[int, Callable[[], Batch]]]:
-        """From the present position for ever: the position after a batch, and the function making it."""
+        """Tasks from the present position on, without end: the position after a batch, and its maker."""
         epoch, consumed = self._place(self._position >> EPOCH_SHIFT, self._position & _BATCHES_MASK)
         while True:
             own_epoch, block = self._place(epoch, consumed + self._rank)
@@ -123,56 +123,27 @@ class PretrainingBatches:
             epoch += 1
         return epoch, blocks
 
+    def _rows(self, bound: int) -> int:
+        return rows_per_batch(bound, self._batching.batch_size, self._batching.use_avg_len)
+
     def _make_order(self, epoch: int) -> EpochOrder:
         lengths = self._source.lengths(self._seed, epoch)
         # A later epoch may hold a longer sample than the first one had.
         longest = max(self._bounds[-1], padded_to(int(lengths.max()), self._source.max_length))
         bounds = [*self._bounds[:-1], longest]
-        rows = [rows_per_batch(bound, self._batch_size, self._use_avg_len) for bound in bounds]
+        rows = [self._rows(bound) for bound in bounds]
         key = epoch_key(self._seed, epoch, _ORDER_PURPOSE) if self._shuffle else None
         return epoch_order(lengths, bounds, rows, key)
 
 
-class _PrefetchedBatches:
-    """Iterator over batches made ahead that keeps `batches.position` at what the consumer has taken."""
-
-    def __init__(self, batches: PretrainingBatches, depth: int, num_workers: int) -> None:
-        self._batches = batches
-        tasks = (partial(_run, position, make) for position, make in batches.tasks())
-        self._prefetcher: Prefetcher[tuple[int, Batch]] = Prefetcher(tasks, depth, num_workers)
-
-    def __iter__(self) -> _PrefetchedBatches:
-        return self
-
-    def __next__(self) -> Batch:
-        position, batch = next(self._prefetcher)
-        self._batches.seek(position)
-        return batch
-
-    def close(self) -> None:
-        """End the worker threads."""
-        self._prefetcher.close()
-
-    def __enter__(self) -> _PrefetchedBatches:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-def prefetched(batches: PretrainingBatches, depth: int, num_workers: int) -> _PrefetchedBatches:
-    """Iterate over `batches` from its position, `num_workers` threads working up to `depth` batches ahead.
+def prefetched(batches: PretrainingBatches, depth: int, num_workers: int) -> Prefetcher[tuple[int, Batch]]:
+    """Iterates over (position after the batch, batch) from the position of `batches`, which stays as it is;
+    `num_workers` threads work up to `depth` batches ahead.
 
     Same batches in the same order for any number of workers; 0 (--num_data_workers 0) makes each when it is
-    asked for. `batches.position` counts what was taken, not what was made ahead. To seek, close, seek and
-    prefetch anew. An exception surfaces where its batch is taken. Use it in a `with` block or call close().
+    due. An exception surfaces where its batch is taken. Use it in a `with` block or call close().
     """
-    return _PrefetchedBatches(batches, depth, num_workers)
+    return Prefetcher((partial(_run, *task) for task in batches.tasks()), depth, num_workers)
 
 
 def evaluation_batches(source: Source, batch_size: int, rank: int, world_size: int) -> Iterator[Batch]:
@@ -191,3 +162,30 @@ def evaluation_batches(source: Source, batch_size: int, rank: int, world_size: i
 
 def _run(position: int, make: Callable[[], Batch]) -> tuple[int, Batch]:
     return position, make()
+
+
+def dummy_batch(
+    batch_size: int, length: int, max_predictions: int, vocab_size: int, rng: np.random.Generator
+) -> Batch:
+    """A batch of random tokens without padding, for measuring speed (--dummy_data_len)."""
+    predictions = min(max_predictions, length)
+    order = np.argsort(rng.random((batch_size, length)), axis=1)[:, :predictions]
+    segment_ids = np.zeros((batch_size, length), dtype=np.int32)
+    segment_ids[:, length // 2 :] = 1
+    return Batch(
+        rng.integers(0, vocab_size, (batch_size, length), dtype=np.int32),
+        segment_ids,
+        np.full(batch_size, length, dtype=np.int32),
+        _fit_width(np.sort(order, axis=1), max_predictions),
+        _fit_width(rng.integers(0, vocab_size, (batch_size, predictions)), max_predictions),
+        _fit_width(np.ones((batch_size, predictions)), max_predictions).astype(np.float32),
+        rng.integers(0, 2, batch_size, dtype=np.int32),
+    )
+
+
+def _fit_width(array: np.ndarray, width: int) -> np.ndarray:
+    """A new int32 array (B, width), cut or padded with 0."""
+    fitted = np.zeros((len(array), width), dtype=np.int32)
+    shared = min(width, array.shape[1])
+    fitted[:, :shared] = array[:, :shared]
+    return fitted

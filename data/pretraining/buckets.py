@@ -12,7 +12,7 @@ from typing import Sequence
 
 import numpy as np
 
-from data.pretraining.streams import draw
+from data.pretraining.randomness import draw
 
 LENGTH_MULTIPLE = 8  # GluonNLP pads to this too; matrix units like it
 _CHUNK = 1 << 20  # samples worked on at a time: bounds temporaries, and how long a thread holds the GIL
@@ -24,7 +24,7 @@ def padded_to(length: int, max_length: int) -> int:
 
 
 def length_counts(lengths: np.ndarray) -> np.ndarray:
-    """How many of `lengths` (whole numbers >= 0) are 0, 1, 2, ... long, int64 up to the longest."""
+    """Numbers of `lengths` (whole numbers >= 0) that are 0, 1, 2, ... long, int64 up to the longest."""
     counts = np.zeros(int(lengths.max(initial=0)) + 1, dtype=np.int64)
     for start in range(0, len(lengths), _CHUNK):
         counts += np.bincount(lengths[start : start + _CHUNK], minlength=len(counts))
@@ -115,7 +115,7 @@ def epoch_order(
 
     What does not fill a block moves up into the next longer bucket; what is left at the end makes one last,
     smaller block. `lengths` (whole numbers, (N,), N >= 1) must not exceed bounds[-1]. `key` is 64 random bits
-    (see data.pretraining.streams); None keeps samples of a bucket, and blocks, in order.
+    (see data.pretraining.randomness); None keeps samples of a bucket, and blocks, in order.
     """
     # Sorting words of (bucket, random bits, sample) puts samples into buckets and shuffles them in one pass,
     # in one array, and without the GIL, which NumPy's own shuffle holds.

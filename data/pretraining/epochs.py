@@ -1,4 +1,4 @@
-"""What belongs to an epoch: made once, kept while it is of use, and made ahead in the background."""
+"""Results that belong to an epoch: made once, kept while they are of use, made ahead in the background."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _OVERHEAD_BYTES = 4096  # of Python objects, so that tiny results do not pile up
 class EpochCache(Generic[Key, Result]):
     """The results of `make(key)`, each made by one thread while the others that want it wait.
 
-    The two keys asked for last are kept, and more as long as all of them together hold less than 64 MiB by
+    The two keys requested last are kept, and more as long as all of them together hold less than 64 MiB by
     `size_of`. An older one is given up before a new one is made, so that memory never holds a third. A result
-    asked for again after that is made again: `make` must be a pure function.
+    requested again after that is made again: `make` must be a pure function.
     """
 
     def __init__(self, make: Callable[[Key], Result], size_of: Callable[[Result], int]) -> None:
@@ -48,9 +48,9 @@ class EpochCache(Generic[Key, Result]):
         return entry.result
 
     def prepare(self, key: Key) -> None:
-        """Start to make the result for `key` in a background thread, unless it is there or being made.
+        """Starts to make the result for `key` in a background thread, unless it is there or being made.
 
-        An exception waits for the `get` that asks for the result. The thread is a daemon: it does not keep
+        An exception waits for the `get` of the result. The thread is a daemon: it does not keep
         a process alive that wants to end.
         """
         entry, is_new = self._entry(key)
@@ -59,14 +59,14 @@ class EpochCache(Generic[Key, Result]):
 
     def _entry(self, key: Key) -> tuple[_Entry[Result], bool]:
         with self._lock:
-            found = self._entries.get(key)
-            if found is not None:
+            entry = self._entries.get(key)
+            if entry is not None:
                 self._entries.move_to_end(key)
-                return found, False
+                return entry, False
             while len(self._entries) >= _KEPT and self._held > _SPARE_BYTES:
                 self._held -= self._entries.popitem(last=False)[1].size
-            entry = self._entries[key] = _Entry[Result]()
-            return entry, True
+            made = self._entries[key] = _Entry[Result]()
+            return made, True
 
     def _fill(self, key: Key, entry: _Entry[Result]) -> None:
         try:
@@ -76,14 +76,14 @@ class EpochCache(Generic[Key, Result]):
                 if self._entries.get(key) is entry:
                     entry.size = self._size_of(entry.result) + _OVERHEAD_BYTES
                     self._held += entry.size
-        except BaseException as error:  # handed to whoever asks for the result
+        except BaseException as error:  # raised by every `get` of the result
             entry.error = error
         finally:
             entry.done.set()
 
 
 def _return_free_memory() -> None:
-    """Give the pages that making a result has used and freed back to the system.
+    """Gives the pages that making a result has used and freed back to the system.
 
     glibc keeps what was freed in the heap of each thread: for an epoch's plan as much as the plan itself.
     """

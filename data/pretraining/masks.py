@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from data.pretraining.streams import draw
+from data.options import MaskingConfig
+from data.pretraining.randomness import draw
 from data.tokenizing.vocab import Vocabulary
 
 _CORRUPTION_PLACE = 1 << 32  # the places in a sample's stream past those that choose positions
@@ -22,17 +23,16 @@ def mask(
     valid_lengths: np.ndarray,
     keys: np.ndarray,
     vocab: Vocabulary,
-    masked_lm_prob: float,
-    max_predictions_per_seq: int,
-    whole_word_mask: bool = False,
+    masking: MaskingConfig,
+    columns: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Choose tokens to predict and corrupt them: 80% become [MASK], 10% stay, 10% become any token.
 
     `input_ids` int32 (B, L); `valid_lengths` int32 (B,); `keys` uint64 (B,), one random key a sequence (see
-    data.pretraining.streams). [CLS], [SEP] and [PAD] are never chosen. A sequence of n tokens has
-    min(max_predictions_per_seq, max(1, round(n * masked_lm_prob))) predictions, if it has that many
+    data.pretraining.randomness). [CLS], [SEP] and [PAD] are never chosen. A sequence of n tokens has
+    min(columns, max(1, round(n * masked_lm_prob))) predictions, if it has that many
     candidates; whole words that do not fit are passed over, so that there can be fewer. A word never reaches
-    across [SEP].
+    across [SEP]. P is `columns`.
     Returns new arrays: corrupted ids int32 (B, L), positions int32 (B, P) in rising order, original ids int32
     (B, P), and weights float32 (B, P): 1 for predictions, then 0 for padding, whose position and id are 0.
     """
@@ -40,9 +40,9 @@ def mask(
     candidates = np.arange(length, dtype=np.int32) < valid_lengths[:, None]
     for special in (vocab.cls_id, vocab.sep_id, vocab.pad_id):
         candidates &= input_ids != special
-    wanted = np.maximum(1, np.rint(valid_lengths * float(masked_lm_prob))).astype(np.int64)
-    wanted = np.minimum(np.minimum(wanted, max_predictions_per_seq), candidates.sum(axis=1))
-    if whole_word_mask:
+    wanted = np.maximum(1, np.rint(valid_lengths * float(masking.masked_lm_prob))).astype(np.int64)
+    wanted = np.minimum(np.minimum(wanted, columns), candidates.sum(axis=1))
+    if masking.whole_word_mask:
         chosen = _choose_words(input_ids, candidates, wanted, keys, vocab)
     else:
         chosen = _choose_tokens(candidates, wanted, keys)
@@ -50,7 +50,7 @@ def mask(
     row, position = np.nonzero(chosen)
     column = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
 
-    positions = np.zeros((rows, max_predictions_per_seq), dtype=np.int32)
+    positions = np.zeros((rows, columns), dtype=np.int32)
     masked_ids = np.zeros_like(positions)
     weights = np.zeros(positions.shape, dtype=np.float32)
     original = input_ids[row, position]

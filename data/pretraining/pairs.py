@@ -15,10 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from base.errors import InputError
-from data.pretraining.streams import draw, fractions, ones_among
+from data.pretraining.randomness import draw, fractions, ones_among
 from data.store.tokens import TokenStore
-
-MIN_SEQ_LENGTH = 5  # [CLS] a [SEP] b [SEP]
 
 _LANES = 4096  # documents in lock step: their state stays in the cache
 _FEW_LANES = 12  # fewer are faster one by one
@@ -64,7 +62,7 @@ def pair_plan(store: TokenStore, max_seq_length: int, short_seq_prob: float, key
     probability one half, or when there is a single sentence, B is replaced by sentences from a random place
     in another document and the unused ones are returned. A pair that is too long loses tokens from the front
     or back, at random, of its longer half.
-    `key` is 64 random bits (pretraining.streams.epoch_key); a document's pairs depend on it and on its
+    `key` is 64 random bits (pretraining.randomness.epoch_key); a document's pairs depend on it and on its
     number alone.
     Raises InputError when the store has a single document, which leaves no other to take a random B from.
     """
@@ -89,8 +87,17 @@ def pair_plan(store: TokenStore, max_seq_length: int, short_seq_prob: float, key
     return Pairs(*columns)
 
 
+class _Window(NamedTuple):
+    """Documents whose pairs are put in order together."""
+
+    first: int  # number of the first
+    keys: np.ndarray  # uint64 (n,)
+    targets: np.ndarray  # int64 (n,), tokens of a pair
+    bounds: np.ndarray  # int64 (n + 1,), sentences before each
+
+
 class _Chunks(NamedTuple):
-    """What one or several steps found: tokens of A and B before anything is cut, all of shape (n,)."""
+    """Chunks of one or several steps: tokens of A and B before anything is cut, all of shape (n,)."""
 
     document: np.ndarray  # uint16, counted from the window's first
     a_start: np.ndarray  # int64
@@ -122,8 +129,7 @@ class _Walk:
     def pairs(self, first: int, last: int) -> Pairs:
         """The pairs of the documents from `first` to last - 1."""
         keys = draw(self._key, np.arange(first, last, dtype=np.uint64))
-        targets = self._targets(keys)
-        chunks = self._chunks(first, keys, targets, self._bounds[first : last + 1])
+        chunks = self._chunks(_Window(first, keys, self._targets(keys), self._bounds[first : last + 1]))
         order = np.argsort(chunks.document, kind="stable")  # a radix sort for 16 bits
         chunks = _Chunks(*(column[order] for column in chunks))
         per_document = np.bincount(chunks.document, minlength=last - first)
@@ -137,22 +143,20 @@ class _Walk:
         short = 2 + (chance[:, 1] * (self._max_tokens - 1)).astype(np.int64)
         return np.where(chance[:, 0] < self._short_seq_prob, short, self._max_tokens)
 
-    def _chunks(self, first: int, keys: np.ndarray, targets: np.ndarray, bounds: np.ndarray) -> _Chunks:
+    def _chunks(self, window: _Window) -> _Chunks:
         """All chunks of a window's documents, those of one document in rising order."""
+        bounds = window.bounds
         # Those with most chunks begin first, so that at the end few long ones are not left alone.
-        expected = np.diff(self._offsets[bounds]) / targets
+        expected = np.diff(self._offsets[bounds]) / window.targets
         queue = np.argsort(-expected, kind="stable")
         document, queue = queue[:_LANES].copy(), queue[_LANES:]
         sentence, number = bounds[document], np.zeros(len(document), dtype=np.int64)
-        found: list[_Chunks] = []
+        parts: list[_Chunks] = []
         while len(queue) or len(document) >= _FEW_LANES:
-            end = bounds[document + 1]
-            chunks, sentence = self._step(
-                first, document, sentence, end, targets[document], keys[document], number
-            )
-            found.append(chunks)
+            chunks, sentence = self._step(window, document, sentence, number)
+            parts.append(chunks)
             number += 1
-            over = np.flatnonzero(sentence >= end)
+            over = np.flatnonzero(sentence >= bounds[document + 1])
             if len(over):
                 fresh, queue = queue[: len(over)], queue[len(over) :]
                 filled = over[: len(fresh)]
@@ -162,32 +166,17 @@ class _Walk:
                     keep[over[len(fresh) :]] = False
                     document, sentence, number = document[keep], sentence[keep], number[keep]
         for lane in range(len(document)):
-            at = int(document[lane])
-            found.append(
-                self._rest_of_document(
-                    first,
-                    at,
-                    int(sentence[lane]),
-                    int(bounds[at + 1]),
-                    int(targets[at]),
-                    keys[at],
-                    number[lane],
-                )
+            parts.append(
+                self._rest_of_document(window, int(document[lane]), int(sentence[lane]), number[lane])
             )
-        return _Chunks(*(np.concatenate(columns) for columns in zip(*found)))
+        return _Chunks(*(np.concatenate(columns) for columns in zip(*parts)))
 
     def _step(
-        self,
-        first: int,
-        document: np.ndarray,
-        sentence: np.ndarray,
-        end: np.ndarray,
-        target: np.ndarray,
-        keys: np.ndarray,
-        number: np.ndarray,
+        self, window: _Window, document: np.ndarray, sentence: np.ndarray, number: np.ndarray
     ) -> tuple[_Chunks, np.ndarray]:
         """The next chunk of each lane, which begins at `sentence`, and the sentence after what it used."""
         offsets = self._offsets
+        end, target, keys = window.bounds[document + 1], window.targets[document], window.keys[document]
         split_chance, random_chance, document_chance, sentence_chance = _chances(keys, number)
         start = offsets[sentence]
         stop = _reach(offsets, start + target, sentence, end)
@@ -198,7 +187,7 @@ class _Walk:
 
         row = np.flatnonzero(is_random)
         other = (document_chance[row] * (self._num_documents - 1)).astype(np.int64)
-        other += other >= document[row] + first
+        other += other >= document[row] + window.first
         low, high = self._bounds[other], self._bounds[other + 1]
         begin = low + (sentence_chance[row] * (high - low)).astype(np.int64)
         wanted = np.maximum(target[row] - a_length[row], 1)
@@ -211,10 +200,13 @@ class _Walk:
         )
         return chunks, np.where(is_random, split, stop)
 
-    def _rest_of_document(
-        self, first: int, document: int, sentence: int, end: int, target: int, key: np.uint64, number: int
-    ) -> _Chunks:
+    def _rest_of_document(self, window: _Window, document: int, sentence: int, number: int) -> _Chunks:
         """The same for one document alone, chunk by chunk: a huge one would keep NumPy busy with one lane."""
+        end, target, key = (
+            int(window.bounds[document + 1]),
+            int(window.targets[document]),
+            window.keys[document],
+        )
         # memoryview elements are Python integers without the cost of NumPy scalars, and bisect takes them.
         offsets: memoryview = memoryview(self._offsets)  # type: ignore[arg-type]
         bounds: memoryview = memoryview(self._bounds)  # type: ignore[arg-type]
@@ -235,7 +227,7 @@ class _Walk:
             begin, last = split, stop
             if random:
                 other = int(chance[_OTHER_DOCUMENT] * (self._num_documents - 1))
-                other += other >= document + first
+                other += other >= document + window.first
                 low, high = bounds[other], bounds[other + 1]
                 begin = low + int(chance[_OTHER_SENTENCE] * (high - low))
                 wanted = max(target - (offsets[split] - start), 1)

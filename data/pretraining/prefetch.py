@@ -12,7 +12,7 @@ class Prefetcher(Generic[Result]):
     """Iterates over the results of `tasks`, functions without arguments, in their order.
 
     `num_workers` threads run at most `depth` tasks ahead of the consumer; with 0 workers each task runs when
-    its result is asked for. An exception of a task, or of the iterator of tasks, surfaces in the consumer in
+    its result is taken. An exception of a task, or of the iterator of tasks, surfaces in the consumer in
     its place. `close` (or leaving a `with` block) ends the threads; results not taken are lost.
     """
 
@@ -22,7 +22,7 @@ class Prefetcher(Generic[Result]):
         self._source = threading.Lock()  # held while the next task is taken
         self._changed = threading.Condition()  # guards everything below
         self._ready: dict[int, tuple[Result | None, BaseException | None]] = {}
-        self._taken = 0  # results handed out
+        self._taken = 0  # results given to the consumer
         self._issued = 0  # tasks given to workers
         self._end: int | None = None  # number of tasks, once known
         self._closed = False
@@ -55,7 +55,7 @@ class Prefetcher(Generic[Result]):
         return result  # type: ignore[return-value]
 
     def close(self) -> None:
-        """End the threads and wait for them; to call again does nothing."""
+        """Ends the threads and waits for them; to call again does nothing."""
         with self._changed:
             self._closed = True
             self._ready.clear()
@@ -89,14 +89,14 @@ class Prefetcher(Generic[Result]):
                         self._end = number
                         self._changed.notify_all()
                     return
-                except BaseException as caught:  # handed to the consumer
+                except BaseException as caught:  # raised in the consumer
                     error = caught
                     with self._changed:
                         self._end = number + 1
             if task is not None:
                 try:
                     result = task()
-                except BaseException as caught:  # handed to the consumer
+                except BaseException as caught:  # raised in the consumer
                     error = caught
             with self._changed:
                 if not self._closed:

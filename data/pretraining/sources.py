@@ -1,12 +1,28 @@
-"""What batches are made from: samples by index, whether made from text or read from files."""
+"""Samples by index, as batches are made of them: from a token store, with sentence pairs and masks drawn anew
+each epoch, or from an instance store, with those that its files had."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Callable, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
-MAX_SEQ_LENGTH = 512  # rows of BERT's position embedding
+from base.errors import InputError
+from base.progress import Progress
+from data.options import MAX_POSITIONS, MaskingConfig, TextConfig
+from data.pretraining.epochs import EpochCache
+from data.pretraining.masks import mask
+from data.pretraining.pairs import Pairs, pair_plan
+from data.pretraining.randomness import epoch_key, sample_keys
+from data.store.instances import InstanceStore
+from data.store.tokens import TokenStore, cached_store
+from data.tokenizing.tokenizer import TokenizerSettings
+from data.tokenizing.vocab import Vocabulary
+from lamb_paper import default_max_predictions
+
+SAMPLED_STORES = 10  # segmentations kept when SentencePiece samples, then they repeat
+_PAIRS_PURPOSE = 1
+_ROWS_AT_ONCE = 1 << 20
 
 
 class Batch(NamedTuple):
@@ -46,28 +62,240 @@ class Source(Protocol):
         ...
 
 
-def dummy_batch(
-    batch_size: int, length: int, max_predictions: int, vocab_size: int, rng: np.random.Generator
+class TextSource:
+    """Samples from a token store: a fresh pairing and a fresh mask every epoch.
+
+    With `static_masks` pairs and masks are those of epoch 0 in every epoch, as in files of masked instances;
+    only the order of samples is drawn anew. `store` may also be a function from the epoch to its store, for
+    tokenizers that sample. An epoch's plan takes 13 bytes a sample (21 for stores of 2**32 tokens and more);
+    two are kept, for epochs that follow each other. Raises InputError for options out of range.
+    """
+
+    def __init__(
+        self, store: TokenStore | Callable[[int], TokenStore], vocab: Vocabulary, masking: MaskingConfig
+    ) -> None:
+        masking.check()
+        self.max_length = MAX_POSITIONS if masking.max_seq_length is None else masking.max_seq_length
+        predictions = masking.max_predictions_per_seq
+        self.max_predictions = (
+            default_max_predictions(self.max_length) if predictions is None else predictions
+        )
+        self._store_of: Callable[[int], TokenStore]
+        if isinstance(store, TokenStore):
+            fixed = store
+            self._store_of = lambda epoch: fixed
+        else:
+            self._store_of = store
+        self._vocab = vocab
+        self._masking = masking
+        self._plans: EpochCache[tuple[int, int], tuple[TokenStore, Pairs]] = EpochCache(
+            self._make_plan, lambda plan: plan[1].nbytes
+        )
+
+    def lengths(self, seed: int, epoch: int) -> np.ndarray:
+        """Length in tokens of each sample of the epoch, int32 of shape (N,)."""
+        return self._plan(seed, epoch)[1].lengths()
+
+    def columns(self, padded_length: int) -> int:
+        """Prediction columns P of batches padded to `padded_length`: as many as such a sequence can have.
+
+        The decoder pays for every column, so a batch of short sequences must not have those of a long one.
+        """
+        return min(self.max_predictions, max(1, round(padded_length * self._masking.masked_lm_prob)))
+
+    def collate(self, seed: int, epoch: int, indices: np.ndarray, padded_length: int) -> Batch:
+        """The samples `indices`, masked, as a batch padded to `padded_length`.
+
+        Raises InputError naming a file of the store that was cut since the store was opened.
+        """
+        store, pairs = self._plan(seed, epoch)
+        input_ids, segment_ids, valid_lengths = _assemble(store, pairs, indices, padded_length, self._vocab)
+        store.check()
+        corrupted, positions, masked_ids, weights = mask(
+            input_ids,
+            valid_lengths,
+            sample_keys(seed, self._drawn_in(epoch), indices),
+            self._vocab,
+            self._masking,
+            self.columns(padded_length),
+        )
+        labels = pairs.is_random[indices].astype(np.int32)
+        return Batch(corrupted, segment_ids, valid_lengths, positions, masked_ids, weights, labels)
+
+    def _drawn_in(self, epoch: int) -> int:
+        """The epoch whose pairs and masks an epoch has."""
+        return 0 if self._masking.static_masks else epoch
+
+    def _plan(self, seed: int, epoch: int) -> tuple[TokenStore, Pairs]:
+        return self._plans.get((seed, self._drawn_in(epoch)))
+
+    def _make_plan(self, key: tuple[int, int]) -> tuple[TokenStore, Pairs]:
+        seed, epoch = key
+        store = self._store_of(epoch)
+        if store.vocabulary_sha256 != self._vocab.sha256:
+            raise InputError("the token store was made with another vocabulary; tokenize the text again")
+        pairs_key = epoch_key(seed, epoch, _PAIRS_PURPOSE)
+        try:
+            return store, pair_plan(store, self.max_length, self._masking.short_seq_prob, pairs_key)
+        finally:
+            store.check()  # zeros in the place of offsets can raise anything
+
+
+def epoch_stores(
+    paths: Sequence[str],
+    settings_of: Callable[[int], TokenizerSettings],
+    cache_dir: str,
+    num_workers: int = 1,
+    text: TextConfig = TextConfig(),
+    progress: Progress | None = None,
+) -> TokenStore | Callable[[int], TokenStore]:
+    """The `store` of a TextSource: one store, or for a tokenizer that samples one for each of ten epochs.
+
+    `settings_of` gives the tokenizer's settings for a seed. Sampling (--sp_nbest other than 0 and 1) costs
+    one tokenization for each of the first ten epochs, in the background while the epoch before it is in use;
+    from the eleventh epoch on the ten stores are used again. Measured on one core: 0.2 million tokens a
+    second with --sp_nbest -1, 0.1 with 64 (without sampling 0.7). Disk: ten times about 2.5 bytes a token,
+    and low --sp_alpha makes more tokens of the same text (0.1: nearly twice as many).
+    """
+    first = settings_of(0)
+    if not first.samples:
+        return cached_store(paths, first, cache_dir, num_workers, text, progress)
+
+    def store_of(epoch: int) -> TokenStore:
+        settings = settings_of(epoch % SAMPLED_STORES)
+        return cached_store(paths, settings, cache_dir, num_workers, text, progress)
+
+    return store_of
+
+
+def _assemble(
+    store: TokenStore, pairs: Pairs, indices: np.ndarray, padded_length: int, vocab: Vocabulary
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """[CLS] A [SEP] B [SEP] of each pair: ids and segments int32 (B, L), valid lengths int32 (B,)."""
+    a_start, b_start = (column[indices].astype(np.int64) for column in (pairs.a_start, pairs.b_start))
+    a_length, b_length = (column[indices].astype(np.int64) for column in (pairs.a_length, pairs.b_length))
+    valid_lengths = (a_length + b_length + 3).astype(np.int32)
+    place = np.arange(padded_length)
+    after_a = place >= (a_length + 2)[:, None]
+    outside = place >= valid_lengths[:, None]
+    source = np.where(after_a, (b_start - a_length - 2)[:, None], (a_start - 1)[:, None])
+    source += place
+    # Places of special tokens and padding point beside the range or the store; they are overwritten below.
+    input_ids = store.ids.take(source, mode="clip").astype(np.int32)
+    rows = np.arange(len(indices))
+    input_ids[:, 0] = vocab.cls_id
+    input_ids[rows, a_length + 1] = vocab.sep_id
+    input_ids[rows, valid_lengths - 1] = vocab.sep_id
+    input_ids[outside] = vocab.pad_id
+    segment_ids = (after_a & ~outside).astype(np.int32)
+    return input_ids, segment_ids, valid_lengths
+
+
+class InstanceSource:
+    """Samples of an InstanceStore; see data.pretraining.sources.Source. `pad_id` fills short sequences.
+
+    Sample i is instance i in every epoch, so that any number of ranks can share any number of files. Beside
+    the mapped store it takes a few KB.
+    """
+
+    def __init__(self, store: InstanceStore, pad_id: int = 0) -> None:
+        self._store = store
+        self._pad_id = pad_id
+        try:
+            self._predictions = _most_predictions(store)
+        finally:
+            store.check()
+        self.max_length = int(np.flatnonzero(self._predictions)[-1])
+        self._predictions = np.maximum(np.maximum.accumulate(self._predictions) - 1, 1)
+        self.max_predictions = int(self._predictions[-1])
+
+    def lengths(self, seed: int, epoch: int) -> np.ndarray:
+        """Length in tokens of each sample, int32 of shape (N,): the mapped column itself, read-only."""
+        return self._store.lengths
+
+    def collate(self, seed: int, epoch: int, indices: np.ndarray, padded_length: int) -> Batch:
+        """The samples `indices` as a batch padded to `padded_length`, no less than any of their lengths."""
+        return padded_batch(self._store, indices, padded_length, self.columns(padded_length), self._pad_id)
+
+    def columns(self, padded_length: int) -> int:
+        """Prediction columns P of batches padded to `padded_length`: as many as its instances need.
+
+        A bucket's batches so have one shape, and those of short instances none of a long one's columns.
+        """
+        return int(self._predictions[min(padded_length, len(self._predictions) - 1)])
+
+
+def padded_batch(
+    store: InstanceStore, indices: np.ndarray, padded_length: int, num_predictions: int, pad_id: int
 ) -> Batch:
-    """A batch of random tokens without padding, for measuring speed (--dummy_data_len)."""
-    predictions = min(max_predictions, length)
-    order = np.argsort(rng.random((batch_size, length)), axis=1)[:, :predictions]
-    segment_ids = np.zeros((batch_size, length), dtype=np.int32)
-    segment_ids[:, length // 2 :] = 1
+    """Rows of the store as a Batch of shapes (B, padded_length) and (B, num_predictions).
+
+    `indices` are integers of shape (B,). Raises ValueError if an instance does not fit in, InputError naming
+    a file of the store that was cut since the store was opened.
+    """
+    try:
+        return _padded_batch(store, indices, padded_length, num_predictions, pad_id)
+    finally:
+        store.check()
+
+
+def _padded_batch(
+    store: InstanceStore, indices: np.ndarray, padded_length: int, num_predictions: int, pad_id: int
+) -> Batch:
+    token_ends, prediction_ends = store.token_ends, store.prediction_ends
+    following = indices + 1
+    start, lengths = token_ends[indices], store.lengths[indices]
+    first = prediction_ends[indices]
+    counts = prediction_ends[following] - first
+    if len(indices) and (lengths.max() > padded_length or counts.max() > num_predictions):
+        raise ValueError(
+            f"instances of up to {lengths.max()} tokens and {counts.max()} predictions do not fit into "
+            f"{padded_length} and {num_predictions}"
+        )
+    # Places of padding point beside the row, at the end beside the store; they are overwritten.
+    place = np.arange(padded_length)
+    source = start[:, None] + place
+    outside = place >= lengths[:, None]
+    input_ids = store.ids.take(source, mode="clip").astype(np.int32)
+    segment_ids = store.segments.take(source, mode="clip").astype(np.int32)
+    np.copyto(input_ids, pad_id, where=outside)
+    np.copyto(segment_ids, 0, where=outside)
+
+    place = np.arange(num_predictions)
+    source = first[:, None] + place
+    outside = place >= counts[:, None]
+    columns = []
+    for column in (store.positions, store.masked_ids, store.weights):
+        dtype = np.dtype(np.float32 if column is store.weights else np.int32)
+        values = np.zeros(source.shape, dtype)
+        if len(column):  # of a store without a single prediction there is nothing to take
+            values = column.take(source, mode="clip").astype(dtype)
+            np.copyto(values, 0, where=outside)
+        columns.append(values)
     return Batch(
-        rng.integers(0, vocab_size, (batch_size, length), dtype=np.int32),
+        input_ids,
         segment_ids,
-        np.full(batch_size, length, dtype=np.int32),
-        _fit_width(np.sort(order, axis=1), max_predictions),
-        _fit_width(rng.integers(0, vocab_size, (batch_size, predictions)), max_predictions),
-        _fit_width(np.ones((batch_size, predictions)), max_predictions).astype(np.float32),
-        rng.integers(0, 2, batch_size, dtype=np.int32),
+        np.array(lengths, dtype=np.int32),
+        columns[0],
+        columns[1],
+        columns[2],
+        store.labels[indices].astype(np.int32),
     )
 
 
-def _fit_width(array: np.ndarray, width: int) -> np.ndarray:
-    """A new int32 array (B, width), cut or padded with 0."""
-    fitted = np.zeros((len(array), width), dtype=np.int32)
-    shared = min(width, array.shape[1])
-    fitted[:, :shared] = array[:, :shared]
-    return fitted
+def _most_predictions(store: InstanceStore) -> np.ndarray:
+    """For each length 0..512 one more than the most predictions of its instances, 0 where it has none."""
+    most = np.zeros(MAX_POSITIONS + 1, dtype=np.int64)
+    for start in range(0, store.num_instances, _ROWS_AT_ONCE):
+        lengths = store.lengths[start : start + _ROWS_AT_ONCE].astype(np.int64)
+        counts = np.diff(store.prediction_ends[start : start + _ROWS_AT_ONCE + 1])
+        if lengths.max() > MAX_POSITIONS:
+            # The readers reject such files; a store by someone else may hold one.
+            raise InputError(
+                f"{store.source_of(start + int(lengths.argmax()))} has {lengths.max()} tokens, above "
+                f"{MAX_POSITIONS}"
+            )
+        base = int(counts.max()) + 1
+        seen = np.flatnonzero(np.bincount(lengths * base + counts))
+        np.maximum.at(most, seen // base, seen % base + 1)
+    return most

@@ -14,6 +14,7 @@ import os
 import shutil
 import time
 import uuid
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Generator, Mapping, Optional, Protocol, Sequence
 
 from base.errors import InputError
@@ -22,20 +23,19 @@ from base.locks import locked
 from base.progress import Progress, Silent
 from base.workers import WorkerCrash, in_order
 from data.store.columns import SHARD_BYTES
-from data.store.journal import (
-    MANIFEST,
+from data.store.manifest import MANIFEST, as_json, read_json, write_json
+from data.store.parts import (
     BuildState,
+    Column,
+    Part,
+    PartFiles,
+    PartJob,
     Table,
-    as_json,
     has_journal,
-    read_json,
+    remove_parts,
     units_digest,
     units_done,
-    write_json,
 )
-from data.store.parts import Column, Part, PartFiles, PartJob, remove_parts
-
-__all__ = ["Column", "Part", "Unit", "build_columns", "is_built"]
 
 SECONDS_PER_JOURNAL = 5.0
 IN_PROCESS_BYTES = 1 << 20  # less input than this is not worth half a second for starting a worker
@@ -56,34 +56,36 @@ Work = Callable[[Any, Part], Mapping[str, Any]]
 Check = Callable[[Mapping[str, int], Mapping[str, int]], Optional[Mapping[str, int]]]
 
 
-def build_columns(
-    directory: str,
-    columns: Sequence[Column],
-    units: Sequence[Unit],
-    work: Work,
-    identity: Mapping[str, Any],
-    manifest: Mapping[str, Any],
-    num_workers: int,
-    progress: Progress | None = None,
-    *,
-    what: str = "reading",
-    isolate: bool = False,
-    memory_limit: int | None = None,
-    check: Check | None = None,
-    shard_bytes: int = SHARD_BYTES,
-    journal_seconds: float = SECONDS_PER_JOURNAL,
-) -> None:
-    """Call `work(unit, part)` for every unit and write what it appends to `part` as columns of `directory`.
+@dataclass(frozen=True)
+class BuildPlan:
+    """Columns to build: `work(unit, part)` is called for every unit, and appends to `part`.
 
-    `work` runs in `num_workers` processes (in this one if the input is small, unless `isolate` is set), so it
-    is pickled. It returns "counts" (numbers, which are added up) and may return "messages" (lines about
-    records that it skipped; the first few are kept). Its result and parts depend on the unit alone.
-    `identity` (JSON) says what is built: a partial build of the same identity is continued, one of another is
-    thrown away. `manifest` (JSON) is written into manifest.json beside identity, counts, messages and
+    `work` is pickled. It returns "counts" (numbers, which are added up) and may return "messages" (lines
+    about records that it skipped; the first few are kept). Its result and parts depend on the unit alone.
+    `identity` (JSON) decides what is built: a partial build of the same identity is continued, one of another
+    is thrown away. `manifest` (JSON) is written into manifest.json beside identity, counts, messages and
     columns; nothing in it may depend on the machine or the time. `check(counts, lengths of the columns)`
-    may refuse the result by raising InputError, or return more counts. `memory_limit` bounds each worker's
-    address space, in bytes. The journal is written every `journal_seconds`, and what is lost by a kill is
-    what came since.
+    may reject the result by raising InputError, or return more counts.
+    """
+
+    columns: Sequence[Column]
+    units: Sequence[Unit]
+    work: Work
+    identity: Mapping[str, Any]
+    manifest: Mapping[str, Any]
+    check: Check | None = None
+    what: str = "reading"  # for the progress
+    isolate: bool = False  # work in other processes, however small the input
+    memory_limit: int | None = None  # bytes of each worker's address space
+    shard_bytes: int = SHARD_BYTES
+    journal_seconds: float = SECONDS_PER_JOURNAL  # work of so long is lost by a kill
+
+
+def build_columns(
+    directory: str, plan: BuildPlan, num_workers: int, progress: Progress | None = None
+) -> None:
+    """Builds the columns of `plan` in `directory`, with `num_workers` processes (in this one if the input is
+    small).
 
     Other processes that build the same directory meanwhile wait here, then find it. Returns at once if
     `directory` is there with this identity.
@@ -91,37 +93,35 @@ def build_columns(
     is left, and continued by the next call), or if `directory` holds something else.
     """
     directory = os.path.abspath(directory)
-    identity = as_json(identity)
-    told = progress if progress is not None else Silent()
+    plan = replace(plan, identity=as_json(plan.identity))
+    reporter = progress if progress is not None else Silent()
     try:
-        if is_built(directory, identity):
+        if is_built(directory, plan.identity):
             return
         os.makedirs(os.path.dirname(directory), exist_ok=True)
         with locked(
-            f"{directory}.lock", lambda: told.note(f"waiting for another process to build {directory}")
+            f"{directory}.lock", lambda: reporter.note(f"waiting for another process to build {directory}")
         ) as alone:
-            if is_built(directory, identity):
+            if is_built(directory, plan.identity):
                 return
             # Without locks on this file system each builds privately, and the first rename wins.
             partial = f"{directory}.partial" if alone else f"{directory}.partial-{uuid.uuid4().hex[:12]}"
-            if not _is_complete(partial, identity):
-                builder = _Builder(
-                    partial, columns, units, identity, shard_bytes, journal_seconds, told, alone
-                )
-                in_process = not isolate and sum(unit.size for unit in units) < IN_PROCESS_BYTES
-                builder.run(work, 0 if in_process else num_workers, memory_limit, what)
-                builder.finish(manifest, check)
-            _rename(partial, directory, identity)
+            if not _is_complete(partial, plan.identity):
+                builder = _Builder(partial, plan, reporter, alone)
+                in_process = not plan.isolate and sum(unit.size for unit in plan.units) < IN_PROCESS_BYTES
+                builder.run(0 if in_process else num_workers)
+                builder.finish()
+            _rename(partial, directory, plan.identity)
             sync_directory(os.path.dirname(directory))
     except OSError as error:
         if error.errno in _FULL:
-            raise _disk_full(f"{directory}.partial", units, error) from error
+            raise _disk_full(f"{directory}.partial", plan.units, error) from error
         where = f" ({error.filename})" if error.filename else ""
         raise InputError(f"cannot build {directory}: {error.strerror or error}{where}") from error
 
 
 def is_built(directory: str, identity: Mapping[str, Any]) -> bool:
-    """Whether `directory` was built with this identity. Raises InputError if it holds anything else."""
+    """True if `directory` was built with this identity. Raises InputError if it holds anything else."""
     if not os.path.lexists(directory):
         return False
     if not os.path.isdir(directory):
@@ -140,21 +140,10 @@ def is_built(directory: str, identity: Mapping[str, Any]) -> bool:
 class _Builder:
     """One build in its partial directory, from the journal if there is one."""
 
-    def __init__(
-        self,
-        partial: str,
-        columns: Sequence[Column],
-        units: Sequence[Unit],
-        identity: Mapping[str, Any],
-        shard_bytes: int,
-        journal_seconds: float,
-        progress: Progress,
-        keep: bool,
-    ) -> None:
-        self._partial, self._columns, self._units = partial, columns, units
-        self._identity, self._progress, self._keep = identity, progress, keep
-        self._journal_seconds = journal_seconds
-        key = {"identity": identity, "units": units_digest(units), "shard_bytes": shard_bytes}
+    def __init__(self, partial: str, plan: BuildPlan, progress: Progress, keep: bool) -> None:
+        self._partial, self._plan, self._progress, self._keep = partial, plan, progress, keep
+        columns, shard_bytes = plan.columns, plan.shard_bytes
+        key = {"identity": plan.identity, "units": units_digest(plan.units), "shard_bytes": shard_bytes}
         self._state = BuildState.resume(partial, key, columns)
         remove_parts(partial)
         try:
@@ -164,26 +153,28 @@ class _Builder:
             self._state = BuildState.fresh(partial, key, columns)
             self._table = Table(partial, columns, self._state, shard_bytes)
 
-    def run(self, work: Work, num_workers: int, memory_limit: int | None, what: str) -> None:
+    def run(self, num_workers: int) -> None:
         """Build all units that are missing; `num_workers` 0 works in this process."""
-        total = sum(unit.size for unit in self._units)
-        done = sum(unit.size for unit in self._units[: self._state.next])
-        self._progress.begin(what, total)
+        plan, first = self._plan, self._state.next
+        total = sum(unit.size for unit in plan.units)
+        done = sum(unit.size for unit in plan.units[:first])
+        self._progress.begin(plan.what, total)
         try:
-            if self._state.next:
+            if first:
                 self._progress.note(f"going on with the unfinished {self._partial}")
             self._progress.update(done, self._state.counts)
             jobs = [
-                PartJob(unit, number, self._partial, tuple(self._columns))
-                for number, unit in enumerate(self._units[self._state.next :], self._state.next)
+                PartJob(unit, number, self._partial, tuple(plan.columns))
+                for number, unit in enumerate(plan.units[first:], first)
             ]
             saved = time.monotonic()
-            with contextlib.closing(_results(PartFiles(work), jobs, num_workers, memory_limit)) as results:
-                for unit, result in zip(self._units[self._state.next :], results):
+            made = _results(PartFiles(plan.work), jobs, num_workers, plan.memory_limit)
+            with contextlib.closing(made) as results:
+                for unit, result in zip(plan.units[first:], results):
                     self._state = self._table.append_part(self._state, result)
                     done += unit.size
                     self._progress.update(done, self._state.counts)
-                    if time.monotonic() - saved >= self._journal_seconds:
+                    if time.monotonic() - saved >= plan.journal_seconds:
                         self._table.save(self._state)
                         saved = time.monotonic()
         except BaseException as error:
@@ -192,18 +183,19 @@ class _Builder:
         finally:
             self._progress.end()
 
-    def finish(self, manifest: Mapping[str, Any], check: Check | None) -> None:
-        """Close the columns and write the manifest."""
+    def finish(self) -> None:
+        """Closes the columns and writes the manifest."""
+        plan = self._plan
         try:
-            lengths = {column.name: self._table.length(column.name) for column in self._columns}
-            more = check(self._state.counts, lengths) if check is not None else None
+            lengths = {column.name: self._table.length(column.name) for column in plan.columns}
+            more = plan.check(self._state.counts, lengths) if plan.check is not None else None
             self._table.save(self._state)
             described = self._table.close()
             write_json(
                 os.path.join(self._partial, MANIFEST),
                 {
-                    **manifest,
-                    "identity": self._identity,
+                    **plan.manifest,
+                    "identity": plan.identity,
                     "counts": {**self._state.counts, **(more or {})},
                     "messages": self._state.messages,
                     "columns": described,
@@ -246,7 +238,7 @@ def _rename(partial: str, directory: str, identity: Mapping[str, Any]) -> None:
 
 
 def _is_complete(partial: str, identity: Mapping[str, Any]) -> bool:
-    """Whether an earlier build was killed just before its rename."""
+    """True if an earlier build was killed just before its rename."""
     manifest = read_json(os.path.join(partial, MANIFEST))
     return manifest.get("identity") == identity and not has_journal(partial)
 

@@ -9,13 +9,13 @@ import os
 import shutil
 import time
 import uuid
-from typing import Any, Callable, Mapping, Sequence, TypeVar
+from typing import Any, Callable, Mapping, NamedTuple, Sequence, TypeVar
 
 from base.errors import InputError
 from base.files import sha256_of_all
 from base.locks import locked
 from base.progress import Progress, Silent
-from data.store.journal import read_json, write_json
+from data.store.manifest import read_json, write_json
 
 _HASHES = "hashes.json"
 _VERIFIED = "verified.json"
@@ -26,15 +26,28 @@ _SETTLED_NS = 2_000_000_000
 Opened = TypeVar("Opened")
 
 
+class SourceFile(NamedTuple):
+    """A file that a store is made from."""
+
+    path: str
+    size: int  # bytes
+    sha256: str
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """Name, size and SHA-256, for a manifest: nothing that depends on the machine."""
+        return {"name": os.path.basename(self.path), "size": self.size, "sha256": self.sha256}
+
+
 def describe_sources(
     paths: Sequence[str], cache_dir: str | None = None, progress: Progress | None = None
-) -> list[dict[str, Any]]:
-    """Name, size in bytes and SHA-256 of each file.
+) -> list[SourceFile]:
+    """The files with their sizes and checksums.
 
     With `cache_dir`, checksums are remembered there (hashes.json) by path, size, time and inode, so that the
     next start need not read a corpus again. Raises InputError for a file that cannot be read.
     """
-    told = progress if progress is not None else Silent()
+    reporter = progress if progress is not None else Silent()
     memo_path = os.path.join(cache_dir, _HASHES) if cache_dir is not None else None
     memo = read_json(memo_path) if memo_path is not None else {}
     try:
@@ -44,15 +57,15 @@ def describe_sources(
         missing = [index for index, checksum in enumerate(known) if checksum is None]
         if missing:
             total = sum(facts[index][0] for index in missing)
-            told.begin("computing checksums", total)
+            reporter.begin("computing checksums", total)
             try:
                 done = 0
                 for index, checksum in zip(missing, sha256_of_all([paths[index] for index in missing])):
                     known[index] = checksum
                     done += facts[index][0]
-                    told.update(done, {})
+                    reporter.update(done, {})
             finally:
-                told.end()
+                reporter.end()
         fresh = {
             keys[index]: [*facts[index], known[index]]
             for index in missing
@@ -62,10 +75,7 @@ def describe_sources(
         raise InputError(f"cannot read {error.filename}: {error.strerror}") from error
     if memo_path is not None and fresh:
         _remember(memo_path, fresh)
-    return [
-        {"name": os.path.basename(path), "size": fact[0], "sha256": checksum}
-        for path, fact, checksum in zip(paths, facts, known)
-    ]
+    return [SourceFile(path, fact[0], str(checksum)) for path, fact, checksum in zip(paths, facts, known)]
 
 
 def file_facts(paths: Sequence[str]) -> list[list[int]]:
@@ -77,7 +87,7 @@ def file_facts(paths: Sequence[str]) -> list[list[int]]:
 
 
 def cached_directory(cache_dir: str, prefix: str, identity: Mapping[str, Any]) -> str:
-    """Where in the cache the data of this identity belongs."""
+    """Directory in the cache for the data of this identity."""
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode("utf-8")).hexdigest()
     return os.path.join(os.path.expanduser(cache_dir), f"{prefix}-{key[:32]}")
 
@@ -88,23 +98,25 @@ def open_or_build(
     builds: Callable[[], None],
     progress: Progress | None = None,
 ) -> Opened:
-    """What `opens` finds in `directory`, after `builds` if that is missing or damaged.
+    """Result of `opens` for `directory`, after `builds` if that is missing or damaged.
 
     `opens` raises InputError for damage. Any number of processes may call this at once.
     """
-    told = progress if progress is not None else Silent()
+    reporter = progress if progress is not None else Silent()
     if os.path.isdir(directory):
         try:
             return opens()
         except InputError:
-            with locked(f"{directory}.repair", lambda: told.note(f"waiting for the repair of {directory}")):
+            with locked(
+                f"{directory}.repair", lambda: reporter.note(f"waiting for the repair of {directory}")
+            ):
                 _discard_damaged(directory, opens)
     builds()
     return opens()
 
 
 def is_verified(directory: str, files: Sequence[str]) -> bool:
-    """Whether `remember_verified` was called for these files as they are now.
+    """True if `remember_verified` was called for these files as they are now.
 
     Goes by size, time of change and inode: damage to the disk itself that came later is not seen.
     """

@@ -153,8 +153,8 @@ def map_column(
         if _size(path) != size:
             raise InputError(f"{path} is missing or does not have its {size} bytes")
     if verify:
-        for (path, _, checksum), found in zip(described, sha256_of_all([path for path, _, _ in described])):
-            if found != checksum:
+        for (path, _, checksum), actual in zip(described, sha256_of_all([path for path, _, _ in described])):
+            if actual != checksum:
                 raise InputError(f"{path} does not have its checksum")
     if not described:
         return np.empty(0, dtype=kind)
@@ -162,7 +162,7 @@ def map_column(
 
 
 def mapped_files(columns: Iterable[np.ndarray]) -> tuple[MappedFiles, ...]:
-    """What `map_column` has mapped for these columns: to be asked after reading, `check_mapped` does it."""
+    """The files that `map_column` has mapped for these columns, for `check_mapped` after reading."""
     return tuple(mapped_at(column.ctypes.data) for column in columns if len(column))
 
 

@@ -11,7 +11,7 @@ from typing import Any, Mapping
 import numpy as np
 
 from base.errors import InputError
-from data.store.journal import read_json, write_json
+from data.store.manifest import read_json, write_json
 from data.store.tokens import TokenStore
 
 _BLOCK = 1 << 22
@@ -20,7 +20,7 @@ _FILE = "statistics.json"  # beside the store's own files, and none of them
 
 
 def token_counts(store: TokenStore) -> np.ndarray:
-    """How often each token occurs in the store, int64 of shape (vocabulary size,)."""
+    """Occurrences of each token in the store, int64 of shape (vocabulary size,)."""
     size = len(store.vocabulary)
     counts = np.zeros(size, dtype=np.int64)
     for start in range(0, store.num_tokens, _BLOCK):
@@ -52,7 +52,7 @@ def entropy(counts: np.ndarray) -> float:
 
 
 def entropy_given_place(counts: np.ndarray) -> float:
-    """Entropy in nats of a token to predict, given what stands in its place by the rule of data.pretraining.masks:
+    """Entropy in nats of a token to predict, given what stands in its place by data.pretraining.masks' rule:
     [MASK] in 80% of cases, in 10% the token itself, in 10% any token of the vocabulary.
 
     The entropy of the frequencies alone is no bound: a model that repeats what it sees in the place where
@@ -76,15 +76,15 @@ def _statistics(store: TokenStore) -> dict[str, float]:
     if known.get("ids") == ids and all(isinstance(known.get(name), float) for name in _FIGURES):
         return {name: known[name] for name in _FIGURES}
     counts = token_counts(store)
-    found = {"unigram_entropy": entropy(counts), "context_free_loss": entropy_given_place(counts)}
-    content = {**found, "ids": ids}
+    figures = {"unigram_entropy": entropy(counts), "context_free_loss": entropy_given_place(counts)}
+    content = {**figures, "ids": ids}
     with contextlib.suppress(OSError):
         write_json(path, {**content, "sha256": _checksum(content)})
-    return found
+    return figures
 
 
 def _read(path: str) -> dict[str, Any]:
-    """What was kept, without its checksum; empty if there is nothing, or nothing with a checksum."""
+    """The figures in a file, without their checksum; empty if there is none, or none with a checksum."""
     if not os.path.exists(path):
         return {}
     content = read_json(path)

@@ -8,6 +8,7 @@ instances source_ends[s] to source_ends[s+1], which were padded to token_widths[
 
 from __future__ import annotations
 
+import faulthandler
 import os
 from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
@@ -15,15 +16,29 @@ from typing import Any, Mapping, Sequence
 import numpy as np
 
 from base.errors import InputError
-from data.formats.records import MAX_LENGTH, PretrainingArrays
-from data.store.build import Column, Part
-from data.store.cache import is_verified, remember_verified
+from base.progress import Progress
+from data.formats.read import read_instances
+from data.formats.records import PretrainingArrays
+from data.options import MAX_POSITIONS
+from data.store.build import BuildPlan, build_columns
+from data.store.cache import (
+    SourceFile,
+    cached_directory,
+    describe_sources,
+    is_verified,
+    open_or_build,
+    remember_verified,
+)
 from data.store.columns import check_mapped, map_column, mapped_files
-from data.store.journal import MANIFEST, read_json
+from data.store.manifest import MANIFEST, MESSAGES_KEPT, read_json
 from data.store.mapped import MappedFiles
+from data.store.parts import Column, Part
 
 FORMAT = "instance-store-1"
 _CHECK_ROWS = 1 << 18
+# Address space of a worker, against what a damaged file may ask for. Good files need 0.2 GiB (measured).
+WORKER_BYTES = 2 << 30
+SECONDS_PER_BLOCK = 300.0  # for up to 1024 instances: even a slow disk needs a hundredth of it
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,12 +145,12 @@ class InstanceStore:
 
 
 def is_instance_store(directory: str) -> bool:
-    """Whether `directory` claims to be a store of instances."""
+    """True if `directory` claims to be a store of instances."""
     return read_json(os.path.join(directory, MANIFEST)).get("format") == FORMAT
 
 
 def store_manifest(vocab_size: int, sources: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What data.store.build writes into the manifest of a store of these sources."""
+    """Part of the manifest of a store of these sources."""
     return {"format": FORMAT, "vocab_size": vocab_size, "sources": [dict(source) for source in sources]}
 
 
@@ -223,7 +238,10 @@ def _check_lengths(store: InstanceStore) -> None:
         raise InputError("its columns do not fit each other")
     if (np.diff(store.source_ends) < 0).any():
         raise InputError("the offsets in source_ends do not rise")
-    if min(store.token_widths.min(), store.prediction_widths.min()) < 0 or not 1 <= store.width <= MAX_LENGTH:
+    if (
+        min(store.token_widths.min(), store.prediction_widths.min()) < 0
+        or not 1 <= store.width <= MAX_POSITIONS
+    ):
         raise InputError("the widths of the sources are out of range")
 
 
@@ -252,3 +270,126 @@ def _check_rows(store: InstanceStore, start: int, stop: int) -> None:
     )
     if not good:
         raise InputError(f"instances from {start} to {stop - 1} hold values out of range")
+
+
+@dataclass(frozen=True)
+class InstanceFile:
+    """One source file as a unit of data.store.build."""
+
+    name: str
+    path: str
+    size: int
+
+
+@dataclass(frozen=True)
+class ConvertFile:
+    """Reads and checks one file in a worker process and appends its instances to a part."""
+
+    vocab_size: int
+    skip_bad_records: bool
+
+    def __call__(self, unit: InstanceFile, part: Part) -> dict[str, Any]:
+        skipped = 0
+        messages: list[str] = []
+
+        def on_bad(message: str, number: int) -> None:
+            nonlocal skipped
+            skipped += number
+            if len(messages) < MESSAGES_KEPT:
+                messages.append(message)
+
+        rows = RowWriter(part)
+        blocks = read_instances(unit.path, self.vocab_size, on_bad if self.skip_bad_records else None)
+        with open(os.devnull, "w") as nowhere:
+            try:
+                while True:
+                    # On a damaged file the HDF5 library can loop for ever, where no exception reaches it.
+                    faulthandler.dump_traceback_later(SECONDS_PER_BLOCK, exit=True, file=nowhere)
+                    block = next(blocks, None)
+                    if block is None:
+                        break
+                    rows.write(block)
+            finally:
+                faulthandler.cancel_dump_traceback_later()
+        counts = rows.finish()
+        return {"counts": {**counts, "skipped": skipped}, "messages": messages}
+
+
+def build_instances(
+    paths: Sequence[str],
+    vocab_size: int,
+    directory: str,
+    num_workers: int = 1,
+    skip_bad_records: bool = False,
+    progress: Progress | None = None,
+) -> None:
+    """Converts files of instances, of any formats, into a store at `directory`.
+
+    Every value is checked once, here. The files are read in worker processes, one file each at a time, in
+    bounded memory; a library that crashes on a damaged file takes only its worker along. With
+    `skip_bad_records` bad instances are counted and left out.
+    Raises InputError naming the file and the instance, or as data.store.build.build_columns.
+    """
+    sources = describe_sources(paths, progress=progress)
+    plan = instance_store_plan(sources, vocab_size, skip_bad_records)
+    build_columns(directory, plan, num_workers, progress)
+
+
+def instance_store_plan(sources: Sequence[SourceFile], vocab_size: int, skip_bad_records: bool) -> BuildPlan:
+    """The building of a store of files of instances; see `build_instances`."""
+    units = [InstanceFile(source.path, os.path.abspath(source.path), source.size) for source in sources]
+
+    def check(counts: Mapping[str, int], lengths: Mapping[str, int]) -> None:
+        if not counts.get("instances"):
+            skipped = counts.get("skipped", 0)
+            raise InputError(f"{_files(sources)}: no instance is good; {skipped} bad ones were skipped")
+
+    return BuildPlan(
+        instance_columns(vocab_size),
+        units,
+        ConvertFile(vocab_size, skip_bad_records),
+        _identity(vocab_size, skip_bad_records, sources),
+        store_manifest(vocab_size, [source.described for source in sources]),
+        check,
+        "converting",
+        isolate=True,
+        memory_limit=WORKER_BYTES,
+    )
+
+
+def cached_instances(
+    paths: Sequence[str],
+    vocab_size: int,
+    cache_dir: str,
+    num_workers: int = 1,
+    skip_bad_records: bool = False,
+    progress: Progress | None = None,
+) -> InstanceStore:
+    """The store of these files under `cache_dir`, built if it is not there; a damaged one is built again.
+
+    Its name is a hash of the files' content, so that moved files find it and changed ones do not. Several
+    processes may ask at once: one converts, the others wait for it. Raises InputError as `build_instances`.
+    """
+    cache = os.path.expanduser(cache_dir)
+    sources = describe_sources(paths, cache, progress)
+    directory = cached_directory(cache, "instances", _identity(vocab_size, skip_bad_records, sources))
+
+    def build() -> None:
+        plan = instance_store_plan(sources, vocab_size, skip_bad_records)
+        build_columns(directory, plan, num_workers, progress)
+
+    return open_or_build(directory, lambda: InstanceStore.open(directory), build, progress)
+
+
+def _identity(vocab_size: int, skip_bad_records: bool, sources: Sequence[SourceFile]) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "vocab_size": vocab_size,
+        "skip_bad_records": skip_bad_records,
+        "sources": [source.sha256 for source in sources],
+    }
+
+
+def _files(sources: Sequence[SourceFile]) -> str:
+    first = sources[0].path
+    return first if len(sources) == 1 else f"{first} and {len(sources) - 1} other files"

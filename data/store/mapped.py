@@ -40,7 +40,7 @@ class _SignalAction(ctypes.Structure):
 
 
 class MappedFiles:
-    """What is known of files that `map_files` has mapped at addresses from `start` on."""
+    """Files that `map_files` has mapped at addresses from `start` on."""
 
     def __init__(self, files: Sequence[tuple[str, int]], start: int) -> None:
         self._paths = [path for path, _ in files]
@@ -83,7 +83,7 @@ class MappedFiles:
                 )
 
     def covers(self, address: int) -> bool:
-        """Whether the address lies in one of the files."""
+        """True if the address lies in one of the files."""
         return self._start <= address < self._ends[-1]
 
     def replace_with_zeros(self, address: int) -> None:
@@ -103,7 +103,7 @@ def map_files(files: Sequence[tuple[str, int]]) -> memoryview:
     """Map files one after the other into one range of addresses, read-only, as long as a view of it lives.
 
     `files` are paths and sizes in bytes, all sizes but the last multiples of the page size. Raises OSError as
-    the system does. `mapped_at` gives what must be asked after reading.
+    the system does. `mapped_at` gives the files to check after reading.
     """
     total = sum(size for _, size in files)
     start = _map(None, total, _PROT_NONE, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1)

@@ -1,16 +1,25 @@
-"""Parts: what a worker makes of one unit, as files that the building process appends and removes."""
+"""Parts: the files that a worker makes of one unit, the columns that they are appended to, and the journal of
+how far a build has come."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, Any, Callable, Mapping, Protocol, Sequence
 
 import numpy as np
 
+from base.files import is_temporary
+from data.store.columns import ColumnWriter
+from data.store.manifest import MESSAGES_KEPT, read_json, write_json
+
 _PARTS = "parts"
 _BUFFER = 1 << 18
+_JOURNAL = "journal.json"
+_VERSION = 1
+_BLOCK = 1 << 20  # numbers
 
 
 @dataclass(frozen=True)
@@ -29,7 +38,7 @@ class Column:
 
 
 class Part(Protocol):
-    """Where `work` puts the numbers of its unit; `number` is the unit's place among all units."""
+    """Receives the numbers of a unit from `work`; `number` is the unit's place among all units."""
 
     number: int
 
@@ -54,7 +63,7 @@ class PartJob:
 
 @dataclass(frozen=True)
 class PartResult:
-    """What came of a unit: a file for each column that something was appended to, and the counts."""
+    """Result of a unit: a file for each column that something was appended to, and the counts."""
 
     files: Mapping[str, str]
     counts: Mapping[str, int]
@@ -117,3 +126,165 @@ class _PartWriter:
 def remove_parts(partial: str) -> None:
     """Remove all files of parts: of workers that were stopped, or of an earlier build."""
     shutil.rmtree(os.path.join(partial, _PARTS), ignore_errors=True)
+
+
+@dataclass
+class BuildState:
+    """State after the first `next` units; only whole units count.
+
+    `columns` has for each column its elements, its full shards and its last offset.
+    """
+
+    key: Mapping[str, Any]
+    next: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    messages: list[str] = field(default_factory=list)
+    columns: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @staticmethod
+    def resume(partial: str, key: Mapping[str, Any], columns: Sequence[Column]) -> BuildState:
+        """The state of the partial build of the same key, else a fresh one in an empty directory."""
+        journal = read_json(os.path.join(partial, _JOURNAL))
+        if journal.get("version") == _VERSION and journal.get("key") == key:
+            for name in os.listdir(partial):  # of a process that was killed while it wrote the journal
+                if is_temporary(name):
+                    os.unlink(os.path.join(partial, name))
+            return BuildState(
+                key, journal["next"], journal["counts"], journal["messages"], journal["columns"]
+            )
+        return BuildState.fresh(partial, key, columns)
+
+    @staticmethod
+    def fresh(partial: str, key: Mapping[str, Any], columns: Sequence[Column]) -> BuildState:
+        """The state before the first unit; whatever was in the directory is removed."""
+        shutil.rmtree(partial, ignore_errors=True)
+        os.mkdir(partial)
+        start = {column.name: {"length": 0, "shards": [], "last": 0} for column in columns}
+        return BuildState(key, columns=start)
+
+    def save(self, partial: str) -> None:
+        """Write the journal. What it speaks of must be on the disk already."""
+        content = {
+            "version": _VERSION,
+            "key": self.key,
+            "next": self.next,
+            "counts": self.counts,
+            "messages": self.messages,
+            "columns": self.columns,
+        }
+        write_json(os.path.join(partial, _JOURNAL), content)
+
+    def remove(self, partial: str) -> None:
+        """Remove the journal: the build is complete."""
+        os.unlink(os.path.join(partial, _JOURNAL))
+
+
+class Table:
+    """The columns of a build, opened where `state` says."""
+
+    def __init__(self, partial: str, columns: Sequence[Column], state: BuildState, shard_bytes: int) -> None:
+        self._partial, self._columns = partial, columns
+        self._writers = {
+            column.name: ColumnWriter(
+                partial,
+                column.name,
+                column.dtype,
+                shard_bytes,
+                state.columns[column.name]["length"],
+                state.columns[column.name]["shards"],
+            )
+            for column in columns
+        }
+        for column in columns:
+            if column.ends_of is not None and not self._writers[column.name].length:
+                self._writers[column.name].append(np.zeros(1, dtype=np.int64))
+        state.columns = self._described({name: state.columns[name]["last"] for name in self._writers})
+
+    def length(self, name: str) -> int:
+        """Elements of a column; for a column of offsets without the 0 that it begins with."""
+        return self._length(next(column for column in self._columns if column.name == name))
+
+    def append_part(self, state: BuildState, part: PartResult) -> BuildState:
+        """Append the files of a part and remove them; returns the state after it.
+
+        If this is interrupted, or the disk is full, `state` is still that of the last whole part.
+        """
+        before = {column.name: self._length(column) for column in self._columns}
+        lasts = {}
+        for column in self._columns:
+            lasts[column.name] = state.columns[column.name]["last"]
+            if column.name in part.files:
+                base = 0 if column.ends_of is None else before[column.ends_of]
+                lasts[column.name] = self._append_file(
+                    column, part.files[column.name], base, lasts[column.name]
+                )
+        for path in part.files.values():
+            os.unlink(path)
+        counts = dict(state.counts)
+        for name, number in part.counts.items():
+            counts[name] = counts.get(name, 0) + int(number)
+        messages = [*state.messages, *part.messages][:MESSAGES_KEPT]
+        return BuildState(state.key, state.next + 1, counts, messages, self._described(lasts))
+
+    def save(self, state: BuildState) -> None:
+        """Sync the columns, then write the journal."""
+        for writer in self._writers.values():
+            writer.sync()
+        state.save(self._partial)
+
+    def close(self) -> dict[str, Any]:
+        """Sync and close all columns; returns what the manifest says of them."""
+        return {
+            column.name: {
+                "dtype": np.dtype(column.dtype).str,
+                "length": self._writers[column.name].length,
+                "shards": self._writers[column.name].close(),
+            }
+            for column in self._columns
+        }
+
+    def abandon(self) -> None:
+        """Close the files as they are."""
+        for writer in self._writers.values():
+            writer.abandon()
+
+    def _length(self, column: Column) -> int:
+        return self._writers[column.name].length - (column.ends_of is not None)
+
+    def _described(self, lasts: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+        return {
+            name: {"length": writer.length, "shards": writer.shards, "last": lasts[name]}
+            for name, writer in self._writers.items()
+        }
+
+    def _append_file(self, column: Column, path: str, base: int, last: int) -> int:
+        """Append the numbers in a file, block by block; returns the last offset of a column of offsets."""
+        with open(path, "rb") as handle:
+            while True:
+                values = np.fromfile(handle, dtype=column.dtype, count=_BLOCK)
+                if not len(values):
+                    return last
+                if column.ends_of is not None:
+                    values += base
+                    if column.drop_repeated:
+                        values = values[np.diff(values, prepend=last) != 0]
+                    last = int(values[-1]) if len(values) else last
+                self._writers[column.name].append(values)
+
+
+def units_digest(units: Sequence[Any]) -> str:
+    """A hash of how the input is divided; a journal counts units, so it must be the same division."""
+    digest = hashlib.sha256()
+    for unit in units:
+        digest.update(f"{unit.size} {os.path.basename(unit.name)}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def has_journal(partial: str) -> bool:
+    """True if the partial build has a journal; a complete one has none."""
+    return os.path.exists(os.path.join(partial, _JOURNAL))
+
+
+def units_done(partial: str) -> int:
+    """Number of units that the journal counts."""
+    return int(read_json(os.path.join(partial, _JOURNAL)).get("next", 0))

@@ -17,8 +17,10 @@ import numpy as np
 
 from base.errors import InputError
 from base.progress import Progress
-from data.store.build import build_columns
+from data.options import TextConfig
+from data.store.build import BuildPlan, build_columns
 from data.store.cache import (
+    SourceFile,
     cached_directory,
     describe_sources,
     file_facts,
@@ -27,19 +29,20 @@ from data.store.cache import (
     remember_verified,
 )
 from data.store.columns import check_mapped, map_column, mapped_files
-from data.store.journal import MANIFEST, read_json
+from data.store.manifest import MANIFEST, MESSAGES_KEPT, read_json
 from data.store.mapped import MappedFiles
-from data.store.tokenize import TokenizeUnit, token_columns
-from data.text.corpus import TextSettings, text_units
-from data.tokenizing.tokenizer import TokenizerSettings
+from data.store.parts import Column, Part
+from data.text.corpus import UNKNOWN, TextUnit, read_unit, text_units
+from data.tokenizing.tokenizer import Tokenizer, TokenizerSettings
 from data.tokenizing.vocab import Vocabulary, save_vocabulary, vocabulary_from_saved
-
-__all__ = ["FORMAT", "Progress", "TokenStore", "build_store", "cached_store", "is_store", "store_identity"]
 
 FORMAT = "token-store-2"
 _KIND = "token-store-"
 _CHECK_BLOCK = 1 << 22
 _COLUMNS = ("ids", "sentences", "documents")
+LINES_PER_BATCH = 4096
+CHARACTERS_PER_BATCH = 1 << 20
+_MAX_UINT16_VOCABULARY = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +125,7 @@ class TokenStore:
 
 
 def is_store(directory: str) -> bool:
-    """Whether the directory is a token store of any version; it may be damaged."""
+    """True if the directory is a token store of any version; it may be damaged."""
     return str(read_json(os.path.join(directory, MANIFEST)).get("format", "")).startswith(_KIND)
 
 
@@ -131,20 +134,28 @@ def build_store(
     settings: TokenizerSettings,
     directory: str,
     num_workers: int = 1,
-    text: TextSettings = TextSettings(),  # noqa: B008 (frozen)
+    text: TextConfig = TextConfig(),
     progress: Progress | None = None,
-    sources: list[dict[str, Any]] | None = None,
 ) -> None:
-    """Tokenize the text files `paths` into a store at `directory`, with `num_workers` processes.
+    """Tokenizes the text files `paths` into a store at `directory`, with `num_workers` processes.
 
     Neither memory nor the result depend on their number; memory not on the size of the text either. An
-    unfinished build of the same texts and settings is continued; a finished one is left as it is. `sources`
-    is `describe_sources(paths)` if already known.
+    unfinished build of the same texts and settings is continued; a finished one is left as it is.
     Raises InputError for bad text (see `data.text.corpus.read_unit`), for text without two documents, for a
     full disk, for text that changes meanwhile, and when `directory` holds something else.
     """
-    if sources is None:
-        sources = describe_sources(paths, progress=progress)
+    plan = token_store_plan(describe_sources(paths, progress=progress), settings, text)
+    build_columns(directory, plan, num_workers, progress)
+
+
+def token_store_plan(
+    sources: Sequence[SourceFile], settings: TokenizerSettings, text: TextConfig
+) -> BuildPlan:
+    """The building of a store of text files; its `identity` is all that decides what the store holds.
+
+    Raises InputError for files that cannot be read.
+    """
+    paths = [source.path for source in sources]
     vocabulary = settings.vocabulary
     before = file_facts(paths)
     manifest = {
@@ -152,7 +163,7 @@ def build_store(
         "vocabulary_sha256": vocabulary.sha256,
         "tokenizer": settings.fingerprint,
         "text": asdict(text),
-        "sources": sources,
+        "sources": [source.described for source in sources],
         "vocabulary": save_vocabulary(vocabulary),
     }
 
@@ -169,17 +180,14 @@ def build_store(
             )
         return {"documents": lengths["documents"]}
 
-    build_columns(
-        directory,
+    return BuildPlan(
         token_columns(len(vocabulary)),
         text_units(paths, text),
         TokenizeUnit(settings, text),
-        store_identity(sources, settings, text),
+        _identity(sources, settings, text),
         manifest,
-        num_workers,
-        progress,
-        what="tokenizing",
-        check=check,
+        check,
+        "tokenizing",
     )
 
 
@@ -188,7 +196,7 @@ def cached_store(
     settings: TokenizerSettings,
     cache_dir: str,
     num_workers: int = 1,
-    text: TextSettings = TextSettings(),  # noqa: B008 (frozen)
+    text: TextConfig = TextConfig(),
     progress: Progress | None = None,
 ) -> TokenStore:
     """The store of these texts under `cache_dir`, built if it is not there.
@@ -199,25 +207,22 @@ def cached_store(
     """
     cache_dir = os.path.expanduser(cache_dir)
     sources = describe_sources(paths, cache_dir, progress)
-    directory = cached_directory(cache_dir, "tokens", store_identity(sources, settings, text))
+    directory = cached_directory(cache_dir, "tokens", _identity(sources, settings, text))
     return open_or_build(
         directory,
         lambda: TokenStore.open(directory),
-        lambda: build_store(paths, settings, directory, num_workers, text, progress, sources),
+        lambda: build_columns(directory, token_store_plan(sources, settings, text), num_workers, progress),
         progress,
     )
 
 
-def store_identity(
-    sources: Sequence[Mapping[str, Any]], settings: TokenizerSettings, text: TextSettings
-) -> dict[str, Any]:
-    """All that decides what a store holds."""
+def _identity(sources: Sequence[SourceFile], settings: TokenizerSettings, text: TextConfig) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "vocabulary": settings.vocabulary.sha256,
         "tokenizer": settings.fingerprint,
         "text": asdict(text),
-        "sources": [source["sha256"] for source in sources],
+        "sources": [source.sha256 for source in sources],
     }
 
 
@@ -234,13 +239,13 @@ def _read_manifest(directory: str) -> dict[str, Any]:
     manifest = read_json(path)
     if not manifest:
         raise _damaged(directory, "its manifest cannot be read")
-    found = str(manifest.get("format"))
-    if found.startswith(_KIND) and found != FORMAT:
+    version = str(manifest.get("format"))
+    if version.startswith(_KIND) and version != FORMAT:
         raise InputError(
-            f"{directory} is a {found}, but this version reads {FORMAT}: prepare the text again with "
+            f"{directory} is a {version}, but this version reads {FORMAT}: prepare the text again with "
             "python -m data.prepare (the token store of a cache may just be deleted)"
         )
-    if found != FORMAT:
+    if version != FORMAT:
         raise InputError(f"{directory} is not a token store; make one with python -m data.prepare")
     return manifest
 
@@ -267,3 +272,92 @@ def _check_structure(store: TokenStore, directory: str) -> None:
 
 def _damaged(directory: str, what: str) -> InputError:
     return InputError(f"the token store {directory} is damaged: {what}; delete it to have it rebuilt")
+
+
+def token_columns(vocab_size: int) -> list[Column]:
+    """The columns of a token store; ids are 16 bits wide if the vocabulary fits, else 32."""
+    return [
+        Column("ids", "<u2" if vocab_size <= _MAX_UINT16_VOCABULARY else "<u4"),
+        Column("sentences", "<i8", ends_of="ids"),
+        Column("documents", "<i8", ends_of="sentences", drop_repeated=True),
+    ]
+
+
+class TokenizeUnit:
+    """Tokenizes one unit of text at a time. Picklable; the tokenizer is made in the process that works."""
+
+    def __init__(self, settings: TokenizerSettings, text: TextConfig) -> None:
+        self._settings, self._text = settings, text
+        self._tokenizer: Tokenizer | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_settings": self._settings, "_text": self._text, "_tokenizer": None}
+
+    def __call__(self, unit: TextUnit, part: Part) -> dict[str, Any]:
+        if self._tokenizer is None:
+            self._tokenizer = self._settings.build()
+        writer = _SentenceWriter(self._tokenizer, len(self._settings.vocabulary), part)
+        messages: list[str] = []
+        skipped = 0
+
+        def on_bad(message: str) -> None:
+            nonlocal skipped
+            skipped += 1
+            if len(messages) < MESSAGES_KEPT:
+                messages.append(message)
+
+        for sentence in read_unit(unit, self._text, on_bad):
+            writer.write(sentence)
+        writer.flush()
+        counts = {
+            "lines": writer.lines,
+            "sentences": writer.sentences,
+            "tokens": writer.tokens,
+            "skipped": skipped,
+            "unknown_marks": writer.unknown_marks,
+        }
+        return {"counts": counts, "messages": messages}
+
+
+class _SentenceWriter:
+    """Collects sentences into batches for the tokenizer and appends what it gives."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, part: Part) -> None:
+        self._tokenizer, self._vocab_size, self._part = tokenizer, vocab_size, part
+        self.lines = self.sentences = self.tokens = 0
+        self.unknown_marks = 0  # words that the text's makers took out: <unk> in WikiText
+        self._batch: list[str] = []
+        self._document_ends: list[int] = []  # lines of the batch before each
+        self._characters = 0
+        self._batches = 0
+
+    def write(self, sentence: str | None) -> None:
+        """A sentence, or None for a document's end."""
+        if sentence is None:
+            self._document_ends.append(len(self._batch))
+            return
+        self._batch.append(sentence)
+        self.unknown_marks += sentence.count(UNKNOWN)
+        self._characters += len(sentence)
+        if len(self._batch) >= LINES_PER_BATCH or self._characters >= CHARACTERS_PER_BATCH:
+            self.flush()
+
+    def flush(self) -> None:
+        """Tokenize and append what was collected. Sentences without tokens are left out."""
+        # A tokenizer that samples draws from this stream: it depends on the place in the text alone.
+        stream = (self._part.number << 32) + self._batches
+        ids, ends = self._tokenizer.encode_flat(self._batch, stream)
+        if len(ids) and not 0 <= ids.min() <= ids.max() < self._vocab_size:
+            raise InputError(
+                f"the tokenizer gives ids up to {ids.max()}, outside the vocabulary of {self._vocab_size}"
+            )
+        kept = np.diff(ends, prepend=0) > 0
+        before = np.concatenate([[0], np.cumsum(kept)])  # sentences kept before each line
+        self._part.append("ids", ids.astype(np.uint32))
+        self._part.append("sentences", self.tokens + ends[kept])
+        self._part.append("documents", self.sentences + before[self._document_ends])
+        self.lines += len(self._batch)
+        self.tokens += len(ids)
+        self.sentences += int(before[-1])
+        self._batches += 1
+        self._batch, self._document_ends, self._characters = [], [], 0

@@ -1,1 +1,7 @@
-"""Text files: where they are, in which form, and their sentences."""
+"""Text files to sentences.
+
+corpus        files, the parts they are read in, their documents
+formats       WikiExtractor, WikiText, books, plain lines
+lines         checked lines, with file and line number for errors
+sentences     running text into sentences
+"""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Callable, Iterator, Sequence
 
 from base.errors import InputError
+from data.options import TextConfig
 from data.text.formats import (
     BOOKS,
     DOC,
@@ -25,9 +26,7 @@ from data.text.lines import Problems, line_blocks, open_text
 from data.text.sentences import UNKNOWN, split_sentences
 
 __all__ = [
-    "TEXT_FORMATS",
     "UNKNOWN",
-    "TextSettings",
     "TextUnit",
     "documents",
     "expand_globs",
@@ -37,33 +36,10 @@ __all__ = [
     "text_units",
 ]
 
-TEXT_FORMATS = ("auto", "lines", "books", "wikiextractor", "wikitext")
 MAX_SENTENCE_BYTES = 1 << 20  # of a line that is one sentence
 MAX_PARAGRAPH_BYTES = 1 << 24  # of a line that is a paragraph, or a whole document in JSON
 UNIT_BYTES = 4 << 20
 _LISTED = 3  # names of files in a message
-
-
-@dataclass(frozen=True)
-class TextSettings:
-    """How text files are read.
-
-    text_format: one of TEXT_FORMATS. "lines": a blank line ends a document. "books": every file is one
-        document, blank lines are nothing. "wikiextractor": <doc> elements or JSON lines with a "text".
-        "wikitext": " = Title = " begins a document. "auto": whichever of them, except "books", each file's
-        content shows.
-    split_sentences: for "lines" and "books": a line is a paragraph, to be split into sentences; otherwise it
-        is one sentence. Wikipedia's text is always split.
-    skip_bad_records: leave out bad lines or documents instead of raising InputError.
-    """
-
-    text_format: str = "auto"
-    split_sentences: bool = False
-    skip_bad_records: bool = False
-
-    def __post_init__(self) -> None:
-        if self.text_format not in TEXT_FORMATS:
-            raise InputError(f"--text_format {self.text_format}: must be one of {', '.join(TEXT_FORMATS)}")
 
 
 @dataclass(frozen=True)
@@ -106,7 +82,7 @@ def expand_inputs(patterns: str, flag: str) -> list[str]:
 
 
 def text_units(
-    paths: Sequence[str], settings: TextSettings = TextSettings(), unit_bytes: int = UNIT_BYTES
+    paths: Sequence[str], settings: TextConfig = TextConfig(), unit_bytes: int = UNIT_BYTES
 ) -> list[TextUnit]:
     """The files in parts of about `unit_bytes` bytes, in order; every file has one at least.
 
@@ -118,7 +94,7 @@ def text_units(
 
 
 def read_unit(
-    unit: TextUnit, settings: TextSettings = TextSettings(), on_bad: Callable[[str], None] | None = None
+    unit: TextUnit, settings: TextConfig = TextConfig(), on_bad: Callable[[str], None] | None = None
 ) -> Iterator[str | None]:
     """The sentences of one part of a file, and None where a document ends.
 
@@ -146,7 +122,7 @@ def read_unit(
 
 def sentences(
     paths: Sequence[str],
-    settings: TextSettings = TextSettings(),
+    settings: TextConfig = TextConfig(),
     on_bad: Callable[[str], None] | None = None,
 ) -> Iterator[str | None]:
     """The sentences of the files in order, with one None after each document, which is never empty.
@@ -165,7 +141,7 @@ def sentences(
 
 def documents(
     paths: Sequence[str],
-    settings: TextSettings = TextSettings(),
+    settings: TextConfig = TextConfig(),
     on_bad: Callable[[str], None] | None = None,
 ) -> Iterator[list[str]]:
     """The documents of the files, each a non-empty list of sentences. Otherwise as `sentences`."""
@@ -182,7 +158,7 @@ def _expand(patterns: str, flag: str, directories: bool) -> list[str]:
     pieces = [piece.strip() for piece in patterns.split(",") if piece.strip()]
     if not pieces:
         raise InputError(f"{flag}: no file given")
-    found = set()
+    paths = set()
     for piece in pieces:
         matches: list[str] = []
         empty: list[str] = []
@@ -200,8 +176,8 @@ def _expand(patterns: str, flag: str, directories: bool) -> list[str]:
             raise InputError(f"{flag}: {piece} holds nothing but empty files: {_listed(sorted(empty))}")
         if not matches:
             raise InputError(f"{flag}: no file matches {piece!r}")
-        found.update(matches)
-    return sorted(found)
+        paths.update(matches)
+    return sorted(paths)
 
 
 def _files_below(directory: str, flag: str) -> Iterator[str]:
@@ -232,7 +208,7 @@ def _check_file(path: str, flag: str) -> None:
         raise InputError(f"{flag}: cannot read {path}: {error.strerror}") from error
 
 
-def _file_units(path: str, settings: TextSettings, unit_bytes: int) -> list[TextUnit]:
+def _file_units(path: str, settings: TextConfig, unit_bytes: int) -> list[TextUnit]:
     text_format = _format_of(path, settings.text_format)
     with open_text(path) as handle:
         size = os.fstat(handle.fileno()).st_size
@@ -248,12 +224,12 @@ def _file_units(path: str, settings: TextSettings, unit_bytes: int) -> list[Text
 
 
 def _format_of(path: str, wanted: str) -> str:
-    found = detect_format(path)
+    detected = detect_format(path)
     if wanted == "auto":
-        return found
+        return detected
     if wanted == "wikiextractor":
         # Whatever else it is, reading it as elements names the line at fault.
-        return JSON if found == JSON else DOC
+        return JSON if detected == JSON else DOC
     return wanted
 
 

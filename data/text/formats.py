@@ -75,10 +75,10 @@ def border(handle: IO[bytes], text_format: str, nominal: int, end: int) -> int:
             return end
         # A line that the reader would leave out as bad begins nothing, hence the strict decoding.
         if text_format == DOC:
-            found = line.startswith(b"<doc") and _DOC_BEGIN.match(_decoded(line)) is not None
+            begins = line.startswith(b"<doc") and _DOC_BEGIN.match(_decoded(line)) is not None
         else:
-            found = blank_before and b"=" in line[:4] and heading_level(_decoded(line)) == 1
-        if found:
+            begins = blank_before and b"=" in line[:4] and heading_level(_decoded(line)) == 1
+        if begins:
             return position
         blank_before = not line.strip()
         position += len(line)
@@ -219,7 +219,7 @@ def _json_text(line: str) -> str | None:
 
 
 def _json_value(line: str | bytes) -> Any:
-    """What the line stands for, with all numbers as None, or None if it is no JSON."""
+    """Content of a JSON line with all numbers as None, or None if it is no JSON."""
     try:
         # Numbers are not wanted, and some releases of Python take quadratic time for long ones.
         return json.loads(line, parse_int=_ignored, parse_float=_ignored)
@@ -274,7 +274,7 @@ def _probe(path: str) -> bytes:
 
 
 def _next_line(handle: IO[bytes], position: int, end: int) -> int:
-    """Where the first line begins that begins at `position` or later."""
+    """Start of the first line that begins at `position` or later."""
     if position <= 0:
         return 0
     position -= 1  # a newline just before `position` makes it a beginning
@@ -284,9 +284,9 @@ def _next_line(handle: IO[bytes], position: int, end: int) -> int:
         block = handle.read(size)
         if not block:
             return end
-        found = block.find(b"\n")
-        if found >= 0:
-            return min(position + found + 1, end)
+        newline = block.find(b"\n")
+        if newline >= 0:
+            return min(position + newline + 1, end)
         position += len(block)
         size = _BLANK_BLOCK
     return end

@@ -21,7 +21,7 @@ COUNTED_BYTES = 1 << 28
 
 
 class Problems:
-    """What is wrong in a file: raised as InputError, or counted where bad records are skipped.
+    """Problems of a file: raised as InputError, or counted where bad records are skipped.
 
     With `skip`, `report` returns and `on_bad`, if given, gets the message; otherwise it raises.
     """
@@ -128,8 +128,8 @@ def _one_by_one(
     """The lines of a block with something wrong in it, as blocks of one, so that reports come in order."""
     position = mark
     while position < len(raw):
-        found = raw.find(b"\n", position)
-        end = found if found >= 0 else len(raw)
+        newline = raw.find(b"\n", position)
+        end = newline if newline >= 0 else len(raw)
         begin = offset + (position if position > mark else 0)
         yield begin, [_decoded(raw[position:end], begin, problems)]
         position = end + 1

@@ -81,7 +81,7 @@ def split_sentences(paragraph: str) -> Iterator[str]:
 
 
 def _sentence_end(text: str, start: int, match: re.Match[str]) -> int:
-    """Where the sentence from `start` ends if it does at the candidate `match`, else 0."""
+    """End of the sentence from `start` if it does at the candidate `match`, else 0."""
     end = match.end()
     mark = text[match.start()]
     if match.start() < start:
@@ -106,7 +106,7 @@ def _sentence_end(text: str, start: int, match: re.Match[str]) -> int:
 
 
 def _is_full_stop(text: str, start: int, dot: int, following: int) -> bool:
-    """Whether the dot after text[start:dot] ends a sentence, not only an abbreviation.
+    """True if the dot after text[start:dot] ends a sentence, not only an abbreviation.
 
     `following` is where the text after it begins.
     """

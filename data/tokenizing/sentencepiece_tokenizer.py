@@ -46,7 +46,7 @@ class SentencePieceTokenizer:
 
     @property
     def samples(self) -> bool:
-        """Whether segmentations are sampled, so that a text may give other tokens under another seed."""
+        """True if segmentations are sampled, so that a text may give other tokens under another seed."""
         return samples(self._nbest)
 
     def encode_batch(self, lines: Sequence[str], stream: int = 0) -> list[list[int]]:
@@ -102,14 +102,14 @@ class SentencePieceTokenizer:
 
 
 def samples(nbest: int) -> bool:
-    """Whether SentencePiece samples segmentations with this --sp_nbest."""
+    """True if SentencePiece samples segmentations with this --sp_nbest."""
     return nbest not in (0, 1)
 
 
 def sentencepiece_fingerprint(
     path: str, vocab: Vocabulary, cased: bool, nbest: int, alpha: float, seed: int
 ) -> str:
-    """What tells the tokens of one SentencePiece tokenizer from another's; reads the model's file.
+    """Identity of a SentencePiece tokenizer: another one may give other tokens. Reads the model's file.
 
     Raises InputError when it cannot be read.
     """

@@ -42,7 +42,7 @@ __all__ = [
 
 
 class Tokenizer(Protocol):
-    """What the token store needs of a tokenizer.
+    """Interface of a tokenizer for the token store.
 
     `fingerprint` changes whenever the same text may give other tokens; it is part of a store's identity.
     """
@@ -51,7 +51,7 @@ class Tokenizer(Protocol):
 
     @property
     def samples(self) -> bool:
-        """Whether the ids of a line are sampled anew under another seed."""
+        """True if the ids of a line are sampled anew under another seed."""
         ...
 
     def encode_batch(self, lines: Sequence[str], stream: int = 0) -> list[list[int]]:
@@ -73,7 +73,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class TokenizerSettings:
-    """What a worker process needs to build a tokenizer; may be pickled.
+    """Settings from which a worker process builds a tokenizer; may be pickled.
 
     `sentencepiece` is the path of a model, or None for WordPiece. `cased` keeps case and accents. `nbest`,
     `alpha` and `seed` are those of SentencePieceTokenizer and mean nothing for WordPiece.
@@ -88,7 +88,7 @@ class TokenizerSettings:
 
     @property
     def samples(self) -> bool:
-        """Whether the ids of a line are sampled anew under another seed."""
+        """True if the ids of a line are sampled anew under another seed."""
         return self.sentencepiece is not None and samples(self.nbest)
 
     @cached_property

@@ -64,7 +64,7 @@ def _alphabet(text: TrainingText, cased: bool, limit: int) -> list[str]:
 
 
 def _joins_words(character: str) -> bool:
-    """Whether basic tokenization leaves the character in words; punctuation and ideographs it isolates."""
+    """True if basic tokenization leaves the character in words; punctuation and ideographs it isolates."""
     ascii_punctuation = character.isascii() and not character.isalnum()
     ideograph = "CJK" in unicodedata.name(character, "")
     return not (ascii_punctuation or ideograph or unicodedata.category(character).startswith("P"))

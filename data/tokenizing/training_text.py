@@ -7,7 +7,8 @@ from typing import Iterator, Sequence
 
 from base.errors import InputError
 from base.progress import Progress, Silent
-from data.text.corpus import UNKNOWN, TextSettings, read_unit, text_units
+from data.options import TextConfig
+from data.text.corpus import UNKNOWN, read_unit, text_units
 from data.tokenizing.wordpiece import without_surrogates
 
 MESSAGES_KEPT = 5
@@ -25,7 +26,7 @@ class TrainingText:
     def __init__(
         self,
         paths: Sequence[str],
-        settings: TextSettings = TextSettings(),  # noqa: B008 (frozen)
+        settings: TextConfig = TextConfig(),
         max_sentences: int = 0,
         seed: int = 0,
         progress: Progress | None = None,
@@ -40,14 +41,14 @@ class TrainingText:
 
     @property
     def sentences(self) -> int:
-        """How many sentences the files have; the first use reads them."""
+        """Number of sentences in the files; the first use reads them."""
         if self._sentences is None:
             self._sentences = sum(1 for _ in self._all("counting sentences"))
         return self._sentences
 
     @property
     def drawn(self) -> int:
-        """How many sentences a pass gives."""
+        """Number of sentences that a pass gives."""
         return min(self.sentences, self._max_sentences) if self._max_sentences else self.sentences
 
     def passes(self, what: str) -> Iterator[str]:

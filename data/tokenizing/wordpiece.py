@@ -92,5 +92,5 @@ class WordPieceTokenizer:
 
 
 def wordpiece_fingerprint(vocab: Vocabulary, cased: bool) -> str:
-    """What tells the tokens of one WordPiece tokenizer from another's."""
+    """Identity of a WordPiece tokenizer: another one may give other tokens."""
     return f"wordpiece-1 cased={cased} max_chars={MAX_CHARS_PER_WORD} vocab={vocab.sha256}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mxnet as mx
 from gluonnlp.model.bert import BERTModel
 
@@ -36,17 +38,17 @@ class PretrainingLoss(mx.gluon.HybridBlock):
 
     def hybrid_forward(
         self,
-        F,
-        input_ids,
-        segment_ids,
-        valid_lengths,
-        masked_positions,
-        masked_ids,
-        masked_weights,
-        next_sentence_labels,
-        mlm_factor,
-        nsp_factor,
-    ):
+        F: Any,
+        input_ids: Any,
+        segment_ids: Any,
+        valid_lengths: Any,
+        masked_positions: Any,
+        masked_ids: Any,
+        masked_weights: Any,
+        next_sentence_labels: Any,
+        mlm_factor: Any,
+        nsp_factor: Any,
+    ) -> tuple[Any, Any]:
         # Attention masks are made from lengths of the model's own dtype; 512 is exact in float16.
         outputs = self.bert(
             input_ids, segment_ids, F.cast(valid_lengths, dtype=self._dtype), masked_positions

@@ -53,7 +53,7 @@ def test_all_measurements_run_to_their_end():
 def test_every_measurement_has_quick():
     """By its name in the Makefile, or by BENCH=name."""
     assert set(commands()) == {*BY_DEFAULT, "threads", "bfloat16"}
-    for name in {*commands()} - {"bfloat16"}:  # which is given --seeds and --num_steps to be short
+    for name in commands():
         source = (ROOT / "bench" / f"{name}.py").read_text("utf-8")
         assert "add_quick(parser" in source and "NOTICE" in source, name
 
@@ -61,6 +61,14 @@ def test_every_measurement_has_quick():
 def test_threads_quick():
     result = run_command([sys.executable, "-m", "bench.threads", "--quick"], timeout=120, cwd=ROOT).check()
     assert "omp_passive" in result.stdout and result.stdout.rstrip().endswith(quick.NOTICE)
+
+
+@pytest.mark.slow
+def test_bfloat16_quick(tmp_path):
+    words = [sys.executable, "-m", "bench.bfloat16", "--quick", "--plot", str(tmp_path / "curves.png")]
+    result = run_command(words, timeout=240, cwd=ROOT).check()
+    assert "over seeds" in result.stdout and result.stdout.rstrip().endswith(quick.NOTICE)
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
 def test_what_is_named_stays():

@@ -273,7 +273,7 @@ def test_the_whole_on_a_tiny_model(tmp_path):
     "words, message",
     [
         (["--models", "tiny"], "bert_LAYERS_UNITS_HEADS"),
-        (["--rounds", "0"], "--rounds must be at least 1"),
+        (["--rounds", "0"], "--rounds: '0' is not a whole number above zero"),
         (["--torch_python", "no/python"], "there is no such program"),
         (["--contestants", "me"], "invalid choice"),
     ],

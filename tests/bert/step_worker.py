@@ -24,10 +24,10 @@ from comm.horovod import HorovodCommunicator  # noqa: E402
 from comm.local import LocalCommunicator  # noqa: E402
 from data.pretraining.batches import Batch, dummy_batch  # noqa: E402
 from tasks.pretraining.loss import PretrainingLoss  # noqa: E402
-from training.optimizer.accumulation import make_accumulation  # noqa: E402
+from tasks.pretraining.task import Pretraining  # noqa: E402
 from training.optimizer.optimizer import Optimizer  # noqa: E402
 from training.optimizer.scaler import SkipCounter, StaticScaler  # noqa: E402
-from training.step import TrainStep  # noqa: E402
+from training.step import StepSettings, TrainStep  # noqa: E402
 
 VOCAB, ROWS, LENGTH, PREDICTIONS = 97, 4, 16, 3
 
@@ -56,12 +56,8 @@ class Run:
         self.shares = [communicator.rank] if communicator.size > 1 else [0, 1]
         accumulate = len(self.shares)
         self.take_step = TrainStep(
-            network,
-            make_accumulation(
-                list(self.parameters.values()), device, accumulate, network.adds_in_backward
-            ),
-            Optimizer("lamb", list(self.parameters), arrays),
-            StaticScaler(), communicator, device, 1.0, lambda step: step,
+            Pretraining(), network, Optimizer("lamb", list(self.parameters), arrays),
+            StaticScaler(), communicator, StepSettings(accumulate, 1.0, lambda step: step),
         )  # fmt: skip
         self.seen = {"applied": [], "grad_norm": []}
         for step in range(1, 6):

@@ -19,6 +19,7 @@ from bert.model import build_model, initialize
 from bert.weights.bare_params import DECODER, EMBEDDING, check_index, check_values, expected_shapes
 from bert.weights.params_file import read_array, read_index, write_params
 from tests.processes import ROOT, run_command
+from training.config import run_config
 from training.inputs import check_inputs
 from training.options import parse_options
 
@@ -58,7 +59,7 @@ OPTIONS += ["--ckpt_dir", "ckpt", "--start_step", "5"]
 def rejected(path: Path, arrays: dict[str, Any]) -> str:
     write(path, arrays)
     with pytest.raises(InputError) as caught:
-        check_inputs(parse_options(OPTIONS, "description"))
+        check_inputs(run_config(parse_options(OPTIONS, "description")))
     message = str(caught.value)
     assert message.startswith("--start_step 5: ckpt/0000005.params") and "\n" not in message
     assert "allow_missing" not in message and "ignore_extra" not in message
@@ -79,7 +80,7 @@ def test_a_whole_file_passes(place, left_out, dtype):
     """The embedding and the decoder's weight are one array: either name will do."""
     arrays = {name: array.astype(dtype) for name, array in whole().items() if name not in left_out}
     write(place, arrays)
-    check_inputs(parse_options(OPTIONS, "description"))
+    check_inputs(run_config(parse_options(OPTIONS, "description")))
     model = build_model(MODEL, TOKENS)
     initialize(model, mx.cpu(), "float32", 0)
     model.load_parameters(str(place), ctx=mx.cpu(), cast_dtype=True)
@@ -110,7 +111,7 @@ def test_a_decoder_of_its_own(place):
     assert f"{DECODER} differs from {EMBEDDING} in 1 of 320 numbers" in message and "leave" in message
     del arrays[DECODER]  # the advice
     write(place, arrays)
-    check_inputs(parse_options(OPTIONS, "description"))
+    check_inputs(run_config(parse_options(OPTIONS, "description")))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,7 @@ def test_the_numbers_are_read_by_rank_0_alone(place, monkeypatch):
     arrays[PROJECTION][:] = np.nan
     write(place, arrays)
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
-    check_inputs(parse_options(OPTIONS, "description"))
+    check_inputs(run_config(parse_options(OPTIONS, "description")))
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     assert PROJECTION in rejected(place, arrays)
 

@@ -297,7 +297,6 @@ def test_bare_params_file_of_gluonnlp(tmp_path: Path) -> None:
     assert (found.step, found.manifest, found.states_path) == (40, None, None)
     assert len(messages) == 1 and "0000040.params" in messages[0] and "zero" in messages[0]
     assert read_index(found.params_path)["word_embed.0.weight"].shape == (60, 32)
-    found.require("model", "another", "--model")
     with pytest.raises(ValueError), found.open_states():
         pass
     step, messages = newest(tmp_path)
@@ -311,13 +310,6 @@ def test_step_that_is_not_there(tmp_path: Path) -> None:
     save(tmp_path, 2)
     with pytest.raises(InputError, match="--start_step 5.*available: 1, 2"):
         checkpoint.load_step(str(tmp_path), 5, pytest.fail)
-
-
-def test_checkpoint_of_another_model(tmp_path: Path) -> None:
-    found = save(tmp_path, 1)
-    found.require("model", "bert_2_32_2", "--model")
-    with pytest.raises(InputError, match="--model: .*0000001.params.*'bert_2_32_2'.*'bert_12_768_12'"):
-        found.require("model", "bert_12_768_12", "--model")
 
 
 # What is deleted, and what is replaced

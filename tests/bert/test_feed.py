@@ -17,6 +17,7 @@ from data.pretraining.batches import Batch
 from data.store.tokens import build_store
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab
+from training.config import run_config
 from training.feed import evaluation_feed, training_feed
 from training.inputs import check_inputs
 from training.options import parse_options
@@ -70,18 +71,21 @@ class Prepared:
         argv = ["--raw", "--vocab", "vocab.txt", "--ckpt_dir", "ckpt", "--num_data_workers", "0"]
         argv += ["--max_seq_length", "32", "--batch_size", "4", *arguments.split()]
         self.options = parse_options(argv, "description")
-        self.inputs = check_inputs(self.options)
-        self.plan = make_plan(self.options, world_size, self.inputs.max_seq_length)
+        self.config = run_config(self.options)
+        self.inputs = check_inputs(self.config)
+        self.plan = make_plan(
+            self.config.batch, self.config.optimization, world_size, self.inputs.max_seq_length
+        )
         self.notes = Notes()
         self.world_size = world_size
 
     def training(self, rank: int = 0, seed: int = 0) -> Any:
         communicator = Rank(rank, self.world_size)
-        return training_feed(self.options, self.inputs, self.plan, seed, communicator, self.notes)
+        return training_feed(self.config, self.inputs, self.plan, seed, communicator, self.notes)
 
     def evaluation(self, rank: int = 0) -> Any:
         self.communicator = Rank(rank, self.world_size)
-        return evaluation_feed(self.options, self.inputs, self.plan, self.communicator)
+        return evaluation_feed(self.config, self.inputs, self.communicator)
 
 
 def take(feed: Any, count: int, position: int = 0) -> list[Batch]:
@@ -315,11 +319,12 @@ def test_npz_files_for_training_are_divided_too():
     save("train.npz", instances(rows))
     argv = ["--data", "train.npz", "--vocab", "vocab.txt", "--batch_size", "4", "--num_data_workers", "0"]
     options = parse_options(argv, "description")
-    inputs = check_inputs(options)
-    plan = make_plan(options, 2, inputs.max_seq_length)
+    inputs = check_inputs(run_config(options))
+    config = run_config(options)
+    plan = make_plan(config.batch, config.optimization, 2, inputs.max_seq_length)
     seen: list[list[int]] = []
     for rank in range(2):
-        feed = training_feed(options, inputs, plan, 0, Rank(rank, 2), SilentReporter())
+        feed = training_feed(config, inputs, plan, 0, Rank(rank, 2), SilentReporter())
         assert feed.context_free_loss is None
         seen.append([int(row) for batch in take(feed, 2) for row in batch.input_ids[:, 1]])
     assert len(seen[0]) == len(seen[1]) == 8

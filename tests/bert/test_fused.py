@@ -6,13 +6,14 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from bert.fused import FusedPretrainingLoss
 from bert.model import build_model, initialize, trainable
-from bert.native_operators import load_operators
+from bert.operators import load_operators
 from comm.local import LocalCommunicator
 from data.pretraining.batches import Batch
+from tasks.pretraining.fused import FusedPretrainingLoss
 from tasks.pretraining.loss import PretrainingLoss
 from tests.bert.tiny import (
+    TASK,
     gradients,
     joined,
     make_step,
@@ -22,7 +23,6 @@ from tests.bert.tiny import (
     weights,
 )
 from training.evaluation import evaluate
-from training.step import device_inputs
 
 VOCAB_SIZE = 50
 
@@ -58,7 +58,7 @@ def losses(network: FusedPretrainingLoss | PretrainingLoss, batch: Batch, train:
     """Loss and sums of one forward and backward pass; gradients are left in the parameters."""
     factors = [mx.nd.array([0.7]), mx.nd.array([1.3])]
     with mx.autograd.record(train_mode=train):
-        loss, sums = network(*device_inputs(batch, mx.cpu()), *factors)
+        loss, sums = network(*TASK.inputs(batch, mx.cpu()), *factors)
     loss.backward()
     return loss.asscalar(), sums.asnumpy()
 
@@ -177,6 +177,6 @@ def test_each_step_and_evaluation_sees_the_weights_as_they_are() -> None:
         np.testing.assert_allclose(result.sums.asnumpy(), losses(own, batch)[1], rtol=1e-5)
         for name, parameter in trainable(fused.bert).items():
             parameter.set_data(mx.nd.array(after[name]))
-    found = evaluate(fused, [batch], LocalCommunicator(), mx.cpu())
-    expected = evaluate(own, [batch], LocalCommunicator(), mx.cpu())
+    found = evaluate(TASK, fused, [batch], LocalCommunicator(), mx.cpu())
+    expected = evaluate(TASK, own, [batch], LocalCommunicator(), mx.cpu())
     assert found["eval_mlm_loss"] == pytest.approx(expected["eval_mlm_loss"], rel=1e-5)

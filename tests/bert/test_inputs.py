@@ -11,11 +11,12 @@ import pytest
 from base.errors import InputError
 from bert.weights.bare_params import DECODER, EMBEDDING, expected_shapes
 from bert.weights.params_file import write_params
-from data.store.from_files import build_instances
+from data.store.instances import build_instances
 from data.store.tokens import build_store
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab, vocabulary_from_tokens
 from training import checkpoint
+from training.config import run_config
 from training.inputs import check_inputs
 from training.options import parse_options
 
@@ -38,7 +39,7 @@ def check(*arguments: str, raw: bool = True, data: str = "train-*.txt", vocab: s
     argv += ["--raw"] if raw else []
     argv += ["--data", data] if data else []
     argv += ["--vocab", vocab] if vocab else []
-    return check_inputs(parse_options(argv, "description"))
+    return check_inputs(run_config(parse_options(argv, "description")))
 
 
 def refused(*arguments: str, **more: Any) -> str:
@@ -200,7 +201,7 @@ class TestStore:
             ["--model", MODEL, "--data", "store", "--sentencepiece", "x.model", "--sp_nbest", "3"], ""
         )
         with pytest.raises(InputError):
-            check_inputs(options)
+            check_inputs(run_config(options))
 
 
 class TestVocabulary:

@@ -10,8 +10,15 @@ import pytest
 
 from data.pretraining.batches import Batch
 from tasks.pretraining.loss import SUMS
-from tests.bert.tiny import VOCAB_SIZE, gradients, random_batch, relative_difference, tiny_network, weights
-from training.step import device_inputs
+from tests.bert.tiny import (
+    TASK,
+    VOCAB_SIZE,
+    gradients,
+    random_batch,
+    relative_difference,
+    tiny_network,
+    weights,
+)
 
 LAYERS, HEADS = 2, 4
 EPSILON = 1e-12
@@ -78,7 +85,7 @@ def reference(p: dict, batch: Batch, mlm_factor: float, nsp_factor: float) -> tu
 def run(network, batch: Batch, mlm_factor: float, nsp_factor: float) -> tuple[float, np.ndarray]:
     factors = [mx.nd.array([factor]) for factor in (mlm_factor, nsp_factor)]
     with mx.autograd.record():
-        loss, sums = network(*device_inputs(batch, mx.cpu()), *factors)
+        loss, sums = network(*TASK.inputs(batch, mx.cpu()), *factors)
     loss.backward()
     assert loss.shape == (1,) and loss.dtype == np.float32
     assert sums.shape == (len(SUMS),) and sums.dtype == np.float32
@@ -173,7 +180,7 @@ def test_the_gradient_belongs_to_the_factors(network, batch):
 def test_the_sums_have_no_gradient(network, batch):
     factor = mx.nd.ones((1,))
     with mx.autograd.record():
-        _, sums = network(*device_inputs(batch, mx.cpu()), factor, factor)
+        _, sums = network(*TASK.inputs(batch, mx.cpu()), factor, factor)
     sums.backward()
     assert not any(gradient.any() for gradient in gradients(network).values())
 

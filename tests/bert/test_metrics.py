@@ -12,10 +12,9 @@ import pytest
 from comm.local import LocalCommunicator
 from data.pretraining.batches import Batch
 from tasks.pretraining.loss import SUMS
-from tests.bert.tiny import joined, random_batch, tiny_network
+from tests.bert.tiny import TASK, joined, random_batch, tiny_network
 from training.evaluation import evaluate
-from training.metrics import Stopwatch, Totals, losses_and_accuracies
-from training.step import device_inputs
+from training.metrics import Gathered, Stopwatch, Totals, figures
 
 
 @pytest.fixture
@@ -24,8 +23,8 @@ def batches() -> list[Batch]:
     return [random_batch(rng, rows, 12, 4, least_masked=1) for rows in (3, 5, 2)]
 
 
-def totals_of(*steps: tuple[list[Batch], list[float], bool]) -> dict[str, float]:
-    totals = Totals(mx.cpu())
+def totals_of(*steps: tuple[list[Batch], list[float], bool]) -> Gathered:
+    totals = Totals(TASK, mx.cpu())
     for taken, sums, finite in steps:
         totals.add(taken, mx.nd.array(sums), finite)
     return totals.over_ranks(LocalCommunicator())
@@ -33,12 +32,14 @@ def totals_of(*steps: tuple[list[Batch], list[float], bool]) -> dict[str, float]
 
 def test_sums_and_counts_add_up(batches):
     found = totals_of((batches[:2], [20, 6, 4, 5], True), (batches[2:], [10, 1, 2, 1], True))
+    gathered = found
+    found = {**gathered.losses, **gathered.counts}
     assert [found[name] for name in SUMS] == [30, 7, 6, 6]
     assert found["masked_positions"] == sum(batch.masked_weights.sum() for batch in batches)
     assert found["sequences"] == 10
     assert found["tokens"] == sum(batch.valid_lengths.sum() for batch in batches) < found["padded_tokens"]
     assert found["padded_tokens"] == 10 * 12
-    means = losses_and_accuracies(found)
+    means = figures(TASK, gathered)
     assert means["mlm_loss"] == pytest.approx(30 / found["masked_positions"])
     assert means["mlm_acc"] == pytest.approx(6 / found["masked_positions"])
     assert means["nsp_loss"] == pytest.approx(0.7) and means["nsp_acc"] == pytest.approx(0.6)
@@ -47,18 +48,20 @@ def test_sums_and_counts_add_up(batches):
 def test_a_step_that_was_not_finite_counts_its_tokens_only(batches):
     nan = [math.nan] * 4
     found = totals_of((batches[:1], [20, 6, 4, 2], True), (batches[1:], nan, False))
-    assert found["sequences"] == 10 and found["tokens"] == sum(b.valid_lengths.sum() for b in batches)
-    means = losses_and_accuracies(found)
+    assert found.counts["sequences"] == 10 and found.counts["tokens"] == sum(
+        b.valid_lengths.sum() for b in batches
+    )
+    means = figures(TASK, found)
     assert means["mlm_loss"] == pytest.approx(20 / batches[0].masked_weights.sum())
     assert means["nsp_loss"] == pytest.approx(2.0)
 
 
 def test_what_does_not_exist_is_none(batches):
     unmasked = batches[0]._replace(masked_weights=np.zeros_like(batches[0].masked_weights))
-    means = losses_and_accuracies(totals_of(([unmasked], [0, 6, 0, 2], True)))
+    means = figures(TASK, totals_of(([unmasked], [0, 6, 0, 2], True)))
     assert means["mlm_loss"] is None and means["mlm_acc"] is None and means["nsp_loss"] == 2.0
-    assert set(losses_and_accuracies(totals_of()).values()) == {None}
-    assert losses_and_accuracies(totals_of((batches, [math.inf, 6, 0, 2], True)))["mlm_loss"] is None
+    assert set(figures(TASK, totals_of()).values()) == {None}
+    assert figures(TASK, totals_of((batches, [math.inf, 6, 0, 2], True)))["mlm_loss"] is None
 
 
 def samples(rng: np.random.Generator, batch: Batch, number: int) -> tuple[list, np.ndarray, np.ndarray]:
@@ -77,7 +80,7 @@ def test_the_standard_error_is_that_of_the_mean_over_unequal_samples():
     batch = random_batch(rng, 16, 40, 6, least_masked=6)
     steps, losses, masks = samples(rng, batch, 60)
     nan = ([batch], [math.nan] * 4, False)
-    found = losses_and_accuracies(totals_of(*steps, nan))["mlm_loss_se"]
+    found = figures(TASK, totals_of(*steps, nan))["mlm_loss_se"]
     mean = losses.sum() / masks.sum()
     by_hand = math.sqrt(60 / 59 * ((losses - mean * masks) ** 2).sum()) / masks.sum()
     assert found == pytest.approx(by_hand, rel=1e-6)
@@ -91,21 +94,21 @@ def test_the_standard_error_keeps_its_digits_where_losses_hardly_differ():
     batch = random_batch(rng, 4096, 40, 6, least_masked=6)  # a float32 sum has 7 digits
     steps = [([batch], [150_000 + (number % 2), 6, 4, 5], True) for number in range(1000)]
     masked = float(batch.masked_weights.sum())
-    found = losses_and_accuracies(totals_of(*steps))["mlm_loss_se"]
+    found = figures(TASK, totals_of(*steps))["mlm_loss_se"]
     assert found == pytest.approx(0.5 / masked / math.sqrt(999), rel=1e-3)
 
 
 def test_the_standard_error_needs_some_samples(batches):
     step = (batches, [20, 6, 4, 5], True)
-    assert losses_and_accuracies(totals_of(*[step] * 7))["mlm_loss_se"] is None
-    assert losses_and_accuracies(totals_of(*[step] * 8))["mlm_loss_se"] == pytest.approx(0, abs=1e-6)
+    assert figures(TASK, totals_of(*[step] * 7))["mlm_loss_se"] is None
+    assert figures(TASK, totals_of(*[step] * 8))["mlm_loss_se"] == pytest.approx(0, abs=1e-6)
 
 
 def test_reset_begins_a_new_interval(batches):
-    totals = Totals(mx.cpu())
+    totals = Totals(TASK, mx.cpu())
     totals.add(batches, mx.nd.array([1, 2, 3, 4]))
     totals.reset()
-    assert set(totals.over_ranks(LocalCommunicator()).values()) == {0.0}
+    assert {value for part in totals.over_ranks(LocalCommunicator()) for value in part.values()} == {0.0}
 
 
 def test_the_stopwatch_does_not_count_pauses():
@@ -128,7 +131,7 @@ class TestEvaluation:
         return tiny_network(dropout=0.5, spread=0.2)
 
     def run(self, network, batches) -> dict:
-        return evaluate(network, iter(batches), LocalCommunicator(), mx.cpu())
+        return evaluate(TASK, network, iter(batches), LocalCommunicator(), mx.cpu())
 
     def test_means_over_the_whole_set_however_it_is_divided(self, network, batches):
         apart, together = self.run(network, batches), self.run(network, [joined(batches)])
@@ -141,7 +144,7 @@ class TestEvaluation:
             assert apart[name] == pytest.approx(together[name], rel=1e-5)
 
         one = mx.nd.ones((1,))
-        _, sums = network(*device_inputs(joined(batches), mx.cpu()), one, one)
+        _, sums = network(*TASK.inputs(joined(batches), mx.cpu()), one, one)
         mlm, nsp, mlm_hits, nsp_hits = sums.asnumpy()
         masked = sum(batch.masked_weights.sum() for batch in batches)
         expected = {"eval_mlm_loss": mlm / masked, "eval_mlm_acc": mlm_hits / masked}
@@ -152,7 +155,7 @@ class TestEvaluation:
         rng = np.random.default_rng(3)
         batches = [random_batch(rng, 4, 12, 4, least_masked=1) for _ in range(9)]
         one = mx.nd.ones((1,))
-        sums = [network(*device_inputs(each, mx.cpu()), one, one)[1].asnumpy()[0] for each in batches]
+        sums = [network(*TASK.inputs(each, mx.cpu()), one, one)[1].asnumpy()[0] for each in batches]
         losses, masks = np.array(sums, float), np.array([each.masked_weights.sum() for each in batches])
         mean = losses.sum() / masks.sum()
         expected = math.sqrt(9 / 8 * ((losses - mean * masks) ** 2).sum()) / masks.sum()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import mxnet as mx
 import pytest
 
-import bert.network
+import bert.operators
 from base.errors import InputError
-from bert.fused import FusedPretrainingLoss
 from bert.model import build_model, initialize
-from bert.native_operators import load_operators
-from bert.network import choose_operators, make_network
+from bert.operators import choose_operators, load_operators
+from tasks.pretraining.fused import FusedPretrainingLoss
 from tasks.pretraining.loss import PretrainingLoss
+from tasks.pretraining.task import Pretraining
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_what_cannot_be_had_is_an_error(wanted: str, dtype: str, device: mx.Cont
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after an installation by hand, without make setup."""
-    monkeypatch.setattr(bert.network, "load_operators", lambda: False)
+    monkeypatch.setattr(bert.operators, "load_operators", lambda: False)
     assert choose_operators("auto", "float32", mx.cpu()) == "mxnet"
     for wanted, dtype in (("fused", "float32"), ("auto", "bfloat16")):
         with pytest.raises(InputError, match="make setup"):
@@ -61,4 +61,4 @@ def test_the_network_is_the_one_chosen(operators: str, expected: type) -> None:
     assert load_operators()
     bert_model = build_model("bert_1_16_2", 30, dropout=0.0)
     initialize(bert_model, mx.cpu(), "float32", seed=0)
-    assert isinstance(make_network(bert_model, "bert_1_16_2", "float32", 0.0, operators), expected)
+    assert isinstance(Pretraining().network(bert_model, "bert_1_16_2", "float32", 0.0, operators), expected)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from base.errors import InputError
-from bert.native_operators import load_operators
+from bert.operators import load_operators
 from training.optimizer.mxnet_update import PIECE
 from training.optimizer.optimizer import Optimizer, clip_factor, global_norm, is_excluded
+from training.optimizer.update_rule import Rule
 
 SHAPES = {
     "word_embed.0.weight": (50, 16),
@@ -126,7 +127,7 @@ def assert_close(
 def test_float32_follows_the_reference(native: bool, kind: str, options: dict) -> None:
     values = random_weights()
     weights = on_device(values)
-    optimizer = Optimizer(kind, NAMES, weights, native=native, **options)
+    optimizer = Optimizer(kind, NAMES, weights, Rule(**options), native)
     reference = Reference(kind, values, **options)
     for step in range(1, STEPS + 1):
         gradients = random_gradients(step)
@@ -164,7 +165,7 @@ def test_float16_follows_the_reference_through_its_master_weights(kind: str) -> 
 
 def test_float16_steps_below_half_precision_add_up_in_the_master_weights() -> None:
     weight = mx.nd.ones((4,), dtype="float16")
-    optimizer = Optimizer("bertadam", ["layer_norm.gamma"], [weight], beta1=0.0, beta2=0.0)
+    optimizer = Optimizer("bertadam", ["layer_norm.gamma"], [weight], Rule(beta1=0.0, beta2=0.0))
     for _ in range(10):
         # With both betas zero an update is lr times the sign; 1 - 1e-4 rounds to 1 in float16.
         optimizer.step([mx.nd.ones((4,), dtype="float16")], lr=1e-4)
@@ -184,7 +185,7 @@ def test_the_default_lamb_is_the_kind_without_bias_correction(native: bool) -> N
     results = []
     for options in ({}, {"bias_correction": True}):
         weights = on_device(random_weights())
-        optimizer = Optimizer("lamb", NAMES, weights, native=native, **options)
+        optimizer = Optimizer("lamb", NAMES, weights, Rule(**options), native)
         for step in range(3):
             optimizer.step(on_device(random_gradients(step)), 0.01)
         results.append(weights[3].asnumpy())
@@ -418,4 +419,7 @@ def test_gradients_that_do_not_fit(native: bool) -> None:
 )
 def test_wrong_arguments(arguments: dict) -> None:
     with pytest.raises(ValueError):
-        Optimizer(**{"kind": "lamb", "names": NAMES, "weights": on_device(random_weights()), **arguments})
+        rule = Rule(**{name: value for name, value in arguments.items() if name in Rule._fields})
+        others = {name: value for name, value in arguments.items() if name not in Rule._fields}
+        given = {"kind": "lamb", "names": NAMES, "weights": on_device(random_weights()), **others}
+        Optimizer(**given, rule=rule)

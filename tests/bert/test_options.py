@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from base.errors import InputError
+from data.options import MAX_POSITIONS
 from tests.processes import ROOT
-from training.data_options import MAX_POSITIONS
 from training.options import PUBLISHED_VOCABULARIES, parse_model, parse_options
 
 # name: (an argument as text or None for a flag, what it becomes, GluonNLP v0.8.3's default or NEW).
@@ -244,6 +244,7 @@ def test_help_names_every_option(capsys):
         "training.plan",
         "training.optimizer.schedule",
         "hparams",
+        "lamb_paper",
         "base.threads",
     ],
 )

@@ -7,13 +7,15 @@ import math
 import pytest
 
 from base.errors import InputError
+from training.config import run_config
 from training.options import parse_options
 from training.plan import make_plan
 
 
 def plan(arguments: str, world_size: int, max_seq_length: int = 128):
     options = parse_options(["--data", "x.txt", *arguments.split()], "description")
-    return make_plan(options, world_size, max_seq_length)
+    config = run_config(options)
+    return make_plan(config.batch, config.optimization, world_size, max_seq_length)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import mxnet as mx
 import pytest
 
 from base.errors import InputError
-from bert.native_operators import load_operators
+from bert.operators import load_operators
 from tests.processes import ROOT
 from training.profile import main
 from training.profiling.breakdown import EXPOSED, IDLE, PARTS, PYTHON, break_down, step_flops

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -15,10 +14,12 @@ from typing import Any, Iterator
 import numpy as np
 import pytest
 
+from tasks.base import Floors
+from tests.bert.tiny import TASK
 from tests.processes import ROOT
 from training import report
-from training.report import RunReporter, SilentReporter, finite_or_none, plot_losses, read_metrics
-from training.summary import Floors, summarize
+from training.metrics import finite_or_none
+from training.report import RunReporter, SilentReporter, plot_losses, read_metrics, summarize
 
 
 def training(step: int, **changes: Any) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def evaluation(step: int, **changes: Any) -> dict[str, Any]:
 
 
 def reported(directory: Path, *lines: dict[str, Any], start_step: int = 0, progress: str = "none") -> None:
-    reporter = RunReporter(str(directory), start_step, 100, progress)
+    reporter = RunReporter(str(directory), TASK, start_step, 100, progress)
     for line in lines:
         (reporter.evaluation if "eval_s" in line else reporter.training)(line)
     reporter.close()
@@ -66,13 +67,13 @@ class TestMetricsFile:
         assert [strict(line) for line in lines] == written == read_metrics(str(tmp_path))
 
     def test_a_line_can_be_read_at_once(self, tmp_path):
-        reporter = RunReporter(str(tmp_path), 0, 100, "none")
+        reporter = RunReporter(str(tmp_path), TASK, 0, 100, "none")
         reporter.training(training(10))
         assert read_metrics(str(tmp_path)) == [training(10)]
         reporter.close()
 
     def test_nan_is_never_written(self, tmp_path):
-        reporter = RunReporter(str(tmp_path), 0, 100, "none")
+        reporter = RunReporter(str(tmp_path), TASK, 0, 100, "none")
         with pytest.raises(ValueError):
             reporter.training(training(10, mlm_loss=math.nan))
         reporter.close()
@@ -176,7 +177,7 @@ class TestPlot:
             run.mkdir()
             lines = [training(step, mlm_loss=7 - slope * step) for step in range(10, 101, 10)]
             reported(run, *lines, evaluation(50), evaluation(100))
-            path = plot_losses(str(run), {"training text": 6.0})
+            path = plot_losses(str(run), TASK.panels(Floors(6.0)))
             assert path == str(run / "loss.png")
             pictures.append(self.picture(path))
         assert pictures[0].shape == pictures[1].shape and min(pictures[0].shape[:2]) > 300
@@ -186,21 +187,21 @@ class TestPlot:
 
     def test_the_lines_of_floors(self, tmp_path):
         reported(tmp_path, training(10), training(20))
-        without = self.picture(plot_losses(str(tmp_path), {}))
-        one = self.picture(plot_losses(str(tmp_path), {"training text": 7.45}))
-        both = self.picture(plot_losses(str(tmp_path), {"training text": 7.45, "held-out text": 7.35}))
+        without = self.picture(plot_losses(str(tmp_path), TASK.panels(Floors())))
+        one = self.picture(plot_losses(str(tmp_path), TASK.panels(Floors(7.45))))
+        both = self.picture(plot_losses(str(tmp_path), TASK.panels(Floors(7.45, 7.35))))
         assert (without != one).any() and (one != both).any()
 
     def test_a_single_point_can_be_seen(self, tmp_path):
         reported(tmp_path, training(10, nsp_loss=None))
-        one = self.picture(plot_losses(str(tmp_path), {}))
+        one = self.picture(plot_losses(str(tmp_path), TASK.panels(Floors())))
         colours = {tuple(colour) for colour in np.round(one[..., :3].reshape(-1, 3), 1)}
         assert any(max(colour) - min(colour) > 0.3 for colour in colours), "only grey"
 
     def test_nothing_to_plot_is_no_error(self, tmp_path):
         nothing = training(10, mlm_loss=None, nsp_loss=None)
         reported(tmp_path, nothing)
-        self.picture(plot_losses(str(tmp_path), {"training text": 6.0}))
+        self.picture(plot_losses(str(tmp_path), TASK.panels(Floors(6.0))))
 
 
 class TestTerminal:
@@ -242,7 +243,7 @@ class TestTerminal:
 
     def test_a_bar_on_a_terminal(self, tmp_path, capsys, monkeypatch):
         monkeypatch.setattr(report, "launching_terminal", lambda: "/dev/pts/not-there")
-        reporter = RunReporter(str(tmp_path), 10, 100, "auto")
+        reporter = RunReporter(str(tmp_path), TASK, 10, 100, "auto")
         reporter.note("a note")
         for step in range(11, 31):
             reporter.advance(step)
@@ -255,7 +256,7 @@ class TestTerminal:
 
     def test_lines_in_a_log(self, tmp_path, capsys, monkeypatch):
         monkeypatch.setattr(report, "launching_terminal", lambda: None)
-        reporter = RunReporter(str(tmp_path), 0, 100, "auto")
+        reporter = RunReporter(str(tmp_path), TASK, 0, 100, "auto")
         reporter.advance(10)
         reporter.training(training(10, mlm_acc=None))
         reporter.evaluation(evaluation(10))
@@ -271,7 +272,7 @@ class TestTerminal:
     @pytest.mark.parametrize("progress", ["bar", "lines", "none"])
     def test_an_explicit_choice_wins(self, tmp_path, capsys, monkeypatch, progress):
         monkeypatch.setattr(report, "launching_terminal", lambda: None if progress == "bar" else "/dev/pts/x")
-        reporter = RunReporter(str(tmp_path), 0, 100, progress)
+        reporter = RunReporter(str(tmp_path), TASK, 0, 100, progress)
         reporter.advance(10)
         reporter.training(training(10))
         reporter.close()
@@ -301,7 +302,7 @@ class TestSummary:
     def closing_lines(self, directory: Path, floors: Floors, *lines: dict[str, Any]) -> str:
         reported(directory, *lines)
         reporter = self.Notes()
-        summarize(argparse.Namespace(ckpt_dir=str(directory)), reporter, 100, floors)
+        summarize(TASK, str(directory), 100, floors, reporter)
         return "\n".join(reporter.lines)
 
     def test_how_far_the_run_has_come(self, tmp_path):

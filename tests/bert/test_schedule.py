@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-import hparams
+import lamb_paper
 from training.optimizer.schedule import Schedule
 
 # The LAMB paper's table (arXiv:1904.00962) for stage 1, which has 900,000 steps at 512 sequences: sequences
@@ -48,7 +48,7 @@ def test_warmup_that_lasts_all_steps() -> None:
 def test_published_rows(batch_size: int, exponent: float, share: int) -> None:
     num_steps = math.ceil(512 * 900_000 / batch_size)
     peak = 5 / (2**exponent * 1000)
-    warmup_steps = hparams.warmup_steps(num_steps, 1 / share)
+    warmup_steps = lamb_paper.warmup_steps(num_steps, 1 / share)
     # 900,000 / 320 and the same of every other row: the warmup always takes 2812.5 steps.
     assert warmup_steps == 2813
     schedule = Schedule(num_steps, peak, warmup_steps)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mxnet as mx
@@ -16,26 +16,27 @@ from bert.weights import params_file
 from comm.local import LocalCommunicator
 from data.pretraining.batches import EPOCH_SHIFT
 from tasks.pretraining.loss import PretrainingLoss
-from tests.bert.tiny import MODEL, VOCAB_SIZE, make_step, random_batch, same_bits, tiny_network, weights
+from tests.bert.tiny import MODEL, TASK, VOCAB_SIZE, make_step, random_batch, same_bits, tiny_network, weights
 from training.checkpoint import block_arrays
+from training.config import run_config
 from training.inputs import DataFiles, Inputs
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler, SkipCounter
 from training.options import parse_options
-from training.state import (
-    Found,
-    _all_finite,
-    broadcast_json,
-    changed_options,
-    find_checkpoint,
-    position_to_continue,
-    restore_parameters,
-    restore_states,
-    save_checkpoint,
-)
+from training.report import SilentReporter
+from training.run import Model, all_finite, restore_parameters
+from training.run import Run as TrainingRun
+from training.start import Start, broadcast_json, changed_options, find_start, position_to_continue
 from training.step import TrainStep
 
-LOCAL = LocalCommunicator()
+
+class Pair(LocalCommunicator):
+    """Rank 0 of two that hold the same."""
+
+    size = 2
+
+
+LOCAL, PAIR = LocalCommunicator(), Pair()
 INPUTS = Inputs(DataFiles("instances", ("x.npz",)), DataFiles(""), None, VOCAB_SIZE, 16)
 BATCH = random_batch(np.random.default_rng(3), 4, 12, 4, least_masked=1)
 
@@ -64,17 +65,24 @@ class Run:
         for number in range(first, last + 1):
             assert self.step(number, [BATCH], lr=0.01).applied
 
-    def save(self, options: Any, step: int, position: int = 7) -> None:
-        save_checkpoint(
-            options, INPUTS, step, position, 5, self.network.bert, self.optimizer, self.scaler, self.skips, 2
-        )
+    def in_training(self, options: Any, start: Start, position: int = 0) -> TrainingRun:
+        """The run of two ranks that all this belongs to, as far as saving and restoring go."""
+        model = Model(self.network.bert, self.network, mx.cpu(), "float32", "mxnet")
+        return TrainingRun(
+            config=run_config(options), inputs=INPUTS, task=TASK, communicator=PAIR, plan=None, start=start,
+            seed=5, reporter=SilentReporter(), feed=SimpleNamespace(position=position), eval_feed=None,
+            model=model, optimizer=self.optimizer, scaler=self.scaler, skips=self.skips,
+        )  # fmt: skip
 
-    def restore(self, options: Any) -> Found:
-        found = find_checkpoint(options, LOCAL)
-        restore_parameters(found, self.network.bert, LOCAL, mx.cpu())
+    def save(self, options: Any, step: int, position: int = 7) -> None:
+        self.in_training(options, Start(), position).save(step)
+
+    def restore(self, options: Any) -> Start:
+        start = find_start(run_config(options).checkpoint, LOCAL)
+        restore_parameters(start, self.network.bert, LOCAL, mx.cpu())
         self.renew_optimizer()
-        restore_states(found, self.optimizer, self.scaler, self.skips, LOCAL)
-        return found
+        self.in_training(options, start).restore()
+        return start
 
     def everything(self) -> dict[str, np.ndarray]:
         return {**weights(self.network), **self.optimizer.state()}
@@ -108,7 +116,7 @@ class TestRoundTrip:
     def test_the_facts_of_the_run(self, tmp_path):
         run, options = Run(), options_of(tmp_path, "--resume", "--lr", "0.5")
         run.save(options, 4, position=(3 << EPOCH_SHIFT) + 11)
-        facts = find_checkpoint(options, LOCAL).facts
+        facts = find_start(run_config(options).checkpoint, LOCAL).facts
         assert (facts["model"], facts["vocab_size"], facts["seed"], facts["world_size"]) == (
             MODEL,
             VOCAB_SIZE,
@@ -150,9 +158,9 @@ class TestFinding:
         run.save(options_of(tmp_path), 2)
         (tmp_path / "0000002.params").write_bytes(b"short")
         with pytest.raises(InputError, match=r"0000002\.params"):
-            find_checkpoint(options_of(tmp_path, "--start_step", "2"), LOCAL)
+            find_start(run_config(options_of(tmp_path, "--start_step", "2")).checkpoint, LOCAL)
         with pytest.raises(InputError, match="--start_step 3"):
-            find_checkpoint(options_of(tmp_path, "--start_step", "3"), LOCAL)
+            find_start(run_config(options_of(tmp_path, "--start_step", "3")).checkpoint, LOCAL)
 
     def test_start_step_takes_that_step_and_not_the_newest(self, tmp_path):
         run, options = Run(), options_of(tmp_path, "--start_step", "1")
@@ -165,13 +173,13 @@ class TestFinding:
         assert other.restore(options).step == 1 and same_bits(other.everything(), saved)
 
     def test_nothing_to_resume(self, tmp_path):
-        found = find_checkpoint(options_of(tmp_path, "--resume"), LOCAL)
+        found = find_start(run_config(options_of(tmp_path, "--resume")).checkpoint, LOCAL)
         assert found.step == 0 and found.checkpoint is None and found.facts == {}
         assert found.messages == []
 
     def test_a_new_run_looks_for_nothing(self, tmp_path):
         Run().save(options_of(tmp_path), 2)
-        assert find_checkpoint(options_of(tmp_path), LOCAL) == Found()
+        assert find_start(run_config(options_of(tmp_path)).checkpoint, LOCAL) == Start()
 
 
 class TestBareParameters:
@@ -190,7 +198,7 @@ class TestBareParameters:
         assert not any(array.any() for array in run.optimizer.state().values())
         (message,) = found.messages
         assert "0000002.params" in message and "optimizer" in message
-        assert position_to_continue(found, options, 4) == (2 * 3 * 4, []), (
+        assert position_to_continue(found, vars(options), 4) == (2 * 3 * 4, []), (
             "as many batches as its steps have taken on all ranks"
         )
 
@@ -211,7 +219,7 @@ class TestBareParameters:
         trained = Run(seed=1)
         trained.network.bert.save_parameters(str(tmp_path / "0000002.params"))
         half = half_precision()
-        found = find_checkpoint(options_of(tmp_path, "--start_step", "2"), LOCAL)
+        found = find_start(run_config(options_of(tmp_path, "--start_step", "2")).checkpoint, LOCAL)
         restore_parameters(found, half, LOCAL, mx.cpu())
         for name, parameter in trainable(half).items():
             expected = weights(trained.network)[name].astype(np.float16)
@@ -223,7 +231,7 @@ class TestBareParameters:
         parameter = trainable(trained.network.bert)["decoder.0.weight"]
         parameter.set_data(parameter.data() + 1e5)
         trained.network.bert.save_parameters(str(tmp_path / "0000002.params"))
-        found = find_checkpoint(options_of(tmp_path, "--start_step", "2"), LOCAL)
+        found = find_start(run_config(options_of(tmp_path, "--start_step", "2")).checkpoint, LOCAL)
         with pytest.raises(InputError, match=r"0000002\.params.*not finite in float16.*--dtype float32"):
             restore_parameters(found, half_precision(), LOCAL, mx.cpu())
         restore_parameters(found, Run().network.bert, LOCAL, mx.cpu())
@@ -258,26 +266,18 @@ def half_precision() -> Any:
 
 
 class TestPosition:
-    def found(self, options: Any, epoch: int, batches: int, key: str = "blocks") -> Found:
+    def found(self, options: Any, epoch: int, batches: int, key: str = "blocks") -> Start:
         facts = {key: (epoch << EPOCH_SHIFT) + batches, "world_size": 4, "options": vars(options)}
-        return Found(step=10, facts=facts)
+        return Start(step=10, facts=facts)
 
     def test_a_new_run_begins_at_the_beginning(self, tmp_path):
-        assert position_to_continue(Found(), options_of(tmp_path), 2) == (0, [])
+        assert position_to_continue(Start(), vars(options_of(tmp_path)), 2) == (0, [])
 
     @pytest.mark.parametrize("size", [1, 2, 3, 4, 1000])
     def test_any_number_of_processes_goes_on_exactly(self, tmp_path, size):
         options = options_of(tmp_path)
         found = self.found(options, 2, 100)
-        assert position_to_continue(found, options, size) == ((2 << EPOCH_SHIFT) + 100, [])
-
-    @pytest.mark.parametrize("size", [1, 4])
-    def test_checkpoints_that_counted_the_batches_of_one_rank(self, tmp_path, size):
-        options = options_of(tmp_path)
-        position, messages = position_to_continue(self.found(options, 2, 100, "position"), options, size)
-        assert position == (2 << EPOCH_SHIFT) + 400
-        (message,) = messages
-        assert "earlier version" in message
+        assert position_to_continue(found, vars(options), size) == ((2 << EPOCH_SHIFT) + 100, [])
 
     @pytest.mark.parametrize(
         "changed, flag",
@@ -294,7 +294,7 @@ class TestPosition:
     )
     def test_options_that_the_position_depends_on(self, tmp_path, changed, flag):
         saved, now = options_of(tmp_path), options_of(tmp_path, *changed)
-        position, messages = position_to_continue(self.found(saved, 0, 100), now, 2)
+        position, messages = position_to_continue(self.found(saved, 0, 100), vars(now), 2)
         assert position == 100
         (message,) = messages
         assert message.startswith(f"{flag} differ")
@@ -304,7 +304,7 @@ class TestPosition:
             options_of(tmp_path),
             options_of(tmp_path, "--lr", "0.1", "--log_interval", "1", "--resume"),
         )
-        assert position_to_continue(self.found(saved, 0, 100), now, 2) == (100, [])
+        assert position_to_continue(self.found(saved, 0, 100), vars(now), 2) == (100, [])
 
 
 @pytest.mark.parametrize(
@@ -316,19 +316,23 @@ def test_what_is_broadcast_comes_back(value):
 
 
 def test_another_seed_or_optimizer_is_announced():
-    found = Found(step=4, facts={"seed": 3, "options": {"optimizer": "lamb"}})
-    same = argparse.Namespace(seed=None, optimizer="lamb")
-    assert changed_options(found, same) == []
-    assert changed_options(found, argparse.Namespace(seed=3, optimizer="lamb")) == []
-    seed, optimizer = changed_options(found, argparse.Namespace(seed=5, optimizer="adamw"))
+    found = Start(step=4, facts={"seed": 3, "options": {"optimizer": "lamb"}})
+
+    def changes(*arguments: str, start: Start = found) -> list[str]:
+        options = parse_options(["--data", "x.npz", *arguments], "description")
+        return changed_options(start, run_config(options))
+
+    assert changes() == []
+    assert changes("--seed", "3") == []
+    seed, optimizer = changes("--seed", "5", "--optimizer", "adamw")
     assert seed.startswith("--seed 5") and "had 3" in seed
     assert optimizer.startswith("--optimizer adamw") and "had lamb" in optimizer
-    assert changed_options(Found(), argparse.Namespace(seed=5, optimizer="adamw")) == []
+    assert changes("--seed", "5", "--optimizer", "adamw", start=Start()) == []
 
 
 @pytest.mark.parametrize("place", [0, 250, 419])
 def test_one_infinite_parameter_among_many_is_found(place):
     arrays = [mx.nd.ones((3,)) for _ in range(420)]  # BERT-large has about as many
-    assert _all_finite(arrays)
+    assert all_finite(arrays)
     arrays[place][1] = np.inf
-    assert not _all_finite(arrays)
+    assert not all_finite(arrays)

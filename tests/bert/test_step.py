@@ -20,7 +20,7 @@ from tests.bert.tiny import (
     weights,
 )
 from training.optimizer.scaler import DynamicScaler, StaticScaler
-from training.run import dropout_seed
+from training.step import dropout_seed
 
 SPREAD = 0.1
 

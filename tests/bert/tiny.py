@@ -7,19 +7,21 @@ from typing import Any, Sequence
 import mxnet as mx
 import numpy as np
 
-from bert.fused import FusedPretrainingLoss
 from bert.model import build_model, initialize, trainable
-from bert.network import choose_operators, make_network
+from bert.operators import choose_operators
 from comm.local import LocalCommunicator
 from data.pretraining.batches import Batch
+from tasks.pretraining.fused import FusedPretrainingLoss
 from tasks.pretraining.loss import PretrainingLoss
-from training.optimizer.accumulation import make_accumulation
+from tasks.pretraining.task import Pretraining
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import StaticScaler
-from training.step import TrainStep
+from training.optimizer.update_rule import Rule
+from training.step import StepSettings, TrainStep
 
 MODEL = "bert_2_32_4"
 VOCAB_SIZE = 50
+TASK = Pretraining()
 
 
 def tiny_network(
@@ -37,7 +39,7 @@ def tiny_network(
         noise = rng.normal(0, spread, parameter.shape)
         parameter.set_data(parameter.data() + mx.nd.array(noise))
     choose_operators(operators, "float32", mx.cpu())  # loads them
-    return make_network(bert, model, "float32", dropout, operators)
+    return TASK.network(bert, model, "float32", dropout, operators)
 
 
 def random_batch(
@@ -87,19 +89,17 @@ def make_step(
 ) -> tuple[TrainStep, Optimizer]:
     """A step with a new optimizer over all parameters of the network."""
     parameters = trainable(network.bert)
-    native = isinstance(network, FusedPretrainingLoss)
-    options = {"kind": "lamb", "native": native, **optimizer_options}
+    native = optimizer_options.pop("native", isinstance(network, FusedPretrainingLoss))
+    kind = optimizer_options.pop("kind", "lamb")
     weights = [parameter.data() for parameter in parameters.values()]
-    optimizer = Optimizer(names=list(parameters), weights=weights, **options)
+    optimizer = Optimizer(kind, list(parameters), weights, Rule(**optimizer_options), native)
     step = TrainStep(
+        TASK,
         network,
-        make_accumulation(list(parameters.values()), mx.cpu(), accumulate, network.adds_in_backward),
         optimizer,
         scaler or StaticScaler(),
         communicator or LocalCommunicator(),
-        mx.cpu(),
-        clip_norm,
-        random_seed_of,
+        StepSettings(accumulate, clip_norm, random_seed_of),
     )
     return step, optimizer
 

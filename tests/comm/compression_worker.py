@@ -1,4 +1,4 @@
-"""What the compressions promise, checked by the ranks themselves; see contract_worker.py.
+"""Promises of the compressions, checked by the ranks themselves; see contract_worker.py.
 
     python tests/comm/compression_worker.py horovod|byteps OUTPUT_DIRECTORY CASES
 
@@ -9,7 +9,6 @@ contract_worker.py. One launch takes all cases, one after the other, each with a
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import sys
@@ -23,8 +22,8 @@ from contract_worker import CHECKS as CONTRACT
 from contract_worker import digest
 
 from base.errors import InputError
-from comm.compression.half import HalfCommunicator
-from comm.compression.settings import byteps_settings, horovod_settings, with_compression
+from comm.compression import HalfCommunicator, byteps_settings, horovod_settings, with_compression
+from comm.options import CommunicationConfig
 from tests.comm import compressors
 
 # Together 3 pieces of BytePS's, the last one short and its size no multiple of 32.
@@ -35,12 +34,12 @@ TWO_PIECES = [(1000, 500), (40001,)]
 ONE_PIECE = [(300, 400), (40001,)]
 
 
-def make_communicators(backend, options_of_cases):
+def make_communicators(backend, configs):
     """One for each case. Only the last one's `close` leaves the run."""
     if backend == "horovod":
         from comm.horovod import HorovodCommunicator
 
-        return [HorovodCommunicator(**horovod_settings(options)) for options in options_of_cases]
+        return [HorovodCommunicator(**horovod_settings(config)) for config in configs]
     import comm.byteps.communicator
     from comm.byteps.library import BytePSLibrary
 
@@ -63,15 +62,12 @@ def make_communicators(backend, options_of_cases):
             super().push_pull(array, self._prefix + name, priority)
 
     comm.byteps.communicator.BytePSLibrary = Shared
-    return [
-        comm.byteps.communicator.BytePSCommunicator(**byteps_settings(options))
-        for options in options_of_cases
-    ]
+    return [comm.byteps.communicator.BytePSCommunicator(**byteps_settings(config)) for config in configs]
 
 
 @functools.lru_cache(maxsize=8)
 def gradient(rank, round, size=SIZE):
-    """What the rank contributes, flat. Its values have different scales and a mean that is not 0."""
+    """The rank's contribution, flat. Its values have different scales and a mean that is not 0."""
     normal = np.random.RandomState([rank, round]).standard_normal(size)
     result = (normal * np.abs(normal) + 0.3).astype(np.float32)
     result.flags.writeable = False
@@ -99,7 +95,7 @@ class Exchange:
         return np.concatenate([array.asnumpy().reshape(-1) for array in self.arrays])
 
 
-def check_half(comm, options):
+def check_half(comm, config):
     """float16's precision, range and least numbers."""
     exchange = Exchange(comm)
     for round in range(3):
@@ -122,7 +118,7 @@ def check_half(comm, options):
     return digest([*exchange.arrays, *doubles.arrays])
 
 
-def check_onebit(comm, options):
+def check_onebit(comm, config):
     exchange = Exchange(comm)
     for round in range(3):
         result = exchange(gradient(comm.rank, round))
@@ -131,9 +127,9 @@ def check_onebit(comm, options):
     return digest(exchange.arrays)
 
 
-def check_topk(comm, options):
+def check_topk(comm, config):
     exchange = Exchange(comm)
-    share = options.compression_k
+    share = config.compression_k
     for round in range(3):
         result = exchange(gradient(comm.rank, round))
         gradients = [gradient(rank, round) for rank in range(comm.size)]
@@ -143,11 +139,11 @@ def check_topk(comm, options):
     return digest(exchange.arrays)
 
 
-def check_randomk(comm, options):
+def check_randomk(comm, config):
     """The positions are those of the seed, and what arrives there is the exact mean."""
     exchange = Exchange(comm)
     starts = range(0, SIZE, compressors.PIECE)
-    selections = [compressors.RandomK(options.compression_k, 2654435769) for _ in starts]
+    selections = [compressors.RandomK(config.compression_k, 2654435769) for _ in starts]
     seen = set()
     for round in range(3):
         result = exchange(gradient(comm.rank, round))
@@ -157,14 +153,14 @@ def check_randomk(comm, options):
             expected[chosen] = mean(comm, round)[chosen]
             seen.update(chosen.tolist())
         np.testing.assert_allclose(result, expected, 1e-6, 1e-6)
-    assert len(seen) > 2.8 * options.compression_k * SIZE  # other positions in every round
+    assert len(seen) > 2.8 * config.compression_k * SIZE  # other positions in every round
     return digest(exchange.arrays)
 
 
-def check_dithering(comm, options):
+def check_dithering(comm, config):
     """The error of one average is below a level of the worker's and one of the server's; the mean of many
     averages comes closer to the true mean as independent errors without a bias do."""
-    size, rounds, levels = 131072, 60, options.compression_k
+    size, rounds, levels = 131072, 60, config.compression_k
     exchange = Exchange(comm, [(size,)])
     own, true = gradient(comm.rank, 0, size), mean(comm, 0, size)
     greatest = [np.abs(gradient(rank, 0, size)).max() for rank in range(comm.size)]
@@ -185,11 +181,11 @@ def check_dithering(comm, options):
     return {**digest(exchange.arrays), "relative_error": float(np.sqrt(single / rounds / np.mean(true**2)))}
 
 
-def check_nothing_is_lost(comm, options):
+def check_nothing_is_lost(comm, config):
     """With error feedback the averages of 20 steps, and of enough steps without a gradient after them, add up
     to the sum of the mean gradients; without it they do not. One step is not finite and has no effect."""
     # Pieces matter to what is kept of each; local ranks do not.
-    shapes = TWO_PIECES if options.error_feedback and comm.local_size == 1 else ONE_PIECE
+    shapes = TWO_PIECES if config.error_feedback and comm.local_size == 1 else ONE_PIECE
     size = sum(int(np.prod(shape)) for shape in shapes)
     exchange = Exchange(comm, shapes)
     total, true = np.zeros(size), np.zeros(size)
@@ -206,11 +202,11 @@ def check_nothing_is_lost(comm, options):
             halfway = np.abs(total - true).mean()
     at_the_end = np.abs(total - true).mean()
     # topk sends a tenth of a piece in each step; randomk leaves a value out 45 times with a chance of 2e-8.
-    for _ in range(45 if options.compression == "randomk" else 15):
+    for _ in range(45 if config.compression == "randomk" else 15):
         total += exchange(np.zeros(size, np.float32))
     lost = np.abs(total - true)
     record = {"halfway": halfway, "at_the_end": at_the_end, "lost": lost.max(), "mean": lost.mean()}
-    if options.error_feedback:
+    if config.error_feedback:
         assert at_the_end < 1.3 * halfway, record  # what is kept does not accumulate
         assert lost.max() < 1e-4, record
     else:
@@ -218,8 +214,8 @@ def check_nothing_is_lost(comm, options):
     return {**digest(exchange.arrays), **{key: float(value) for key, value in record.items()}}
 
 
-def check_float16_is_refused(comm, options):
-    """What was kept would be in units of another loss scale."""
+def check_float16_is_refused(comm, config):
+    """Kept values would be in units of another loss scale."""
     array = mx.nd.full((SIZE,), comm.rank, dtype="float16")
     try:
         comm.average([array])
@@ -230,7 +226,7 @@ def check_float16_is_refused(comm, options):
     assert (array.asnumpy() == comm.rank).all()
 
 
-def check_not_finite(comm, options):
+def check_not_finite(comm, config):
     """A NaN or inf of one rank reaches all ranks, and the next average is as if it had not been there."""
     exchange = Exchange(comm)
     for value in (np.nan, np.inf, -np.inf):
@@ -241,11 +237,11 @@ def check_not_finite(comm, options):
         assert np.isfinite(exchange(gradient(comm.rank, 1))).all()
 
 
-def check_zeros(comm, options):
+def check_zeros(comm, config):
     assert not Exchange(comm)(np.zeros(SIZE, np.float32)).any()
 
 
-def check_sums_arrive_as_they_are(comm, options):
+def check_sums_arrive_as_they_are(comm, config):
     """The counts and losses of a log interval are no gradients."""
     for dtype in ("float32", "float64"):
         sums = mx.nd.array([1e6 + comm.rank, 1 / 3, 1e-12, 70001], dtype=dtype)
@@ -254,7 +250,7 @@ def check_sums_arrive_as_they_are(comm, options):
         np.testing.assert_allclose(sums.asnumpy(), expected, 4 * np.finfo(dtype).eps)
 
 
-def check_broadcast_of_much(comm, options):
+def check_broadcast_of_much(comm, config):
     own = gradient(comm.rank, 0).copy()
     own[5] = np.nan
     array = mx.nd.array(own)
@@ -264,7 +260,7 @@ def check_broadcast_of_much(comm, options):
     np.testing.assert_array_equal(array.asnumpy(), expected)
 
 
-def check_traffic(comm, options):
+def check_traffic(comm, config):
     """Bytes of a round through the loopback interface, on which all ranks and servers are."""
     exchange = Exchange(comm)
     for round in range(2):
@@ -293,18 +289,18 @@ CHECKS = {
 }
 
 
-def run_case(name, checks, options, inner, write):
-    comm = with_compression(inner, options)
+def run_case(name, checks, config, inner, write):
+    comm = with_compression(inner, config)
     for check in checks:
         write({"case": name, "begins": check})
         start = time.monotonic()
         record = {"case": name, "check": check, "error": None}
         try:
             if check in CHECKS:
-                record.update(CHECKS[check](comm, options) or {})
+                record.update(CHECKS[check](comm, config) or {})
             else:
                 # The contract's arrays are small: compressed all the same.
-                everything = HalfCommunicator(inner, 0) if options.compression == "fp16" else comm
+                everything = HalfCommunicator(inner, 0) if config.compression == "fp16" else comm
                 record.update(CONTRACT[check](everything) or {})
         except Exception:
             record["error"] = traceback.format_exc()
@@ -315,15 +311,15 @@ def run_case(name, checks, options, inner, write):
 def main():
     backend, directory, text = sys.argv[1:]
     cases = json.loads(text)
-    options = [argparse.Namespace(bucket_mb=None, **case["options"]) for case in cases.values()]
-    communicators = make_communicators(backend, options)
+    configs = [CommunicationConfig(**case["options"]) for case in cases.values()]
+    communicators = make_communicators(backend, configs)
     with open(Path(directory) / f"{communicators[0].rank}.jsonl", "w", encoding="utf-8") as file:
 
         def write(record):
             file.write(json.dumps(record) + "\n")
             file.flush()
 
-        for (name, case), mine, inner in zip(cases.items(), options, communicators):
+        for (name, case), mine, inner in zip(cases.items(), configs, communicators):
             run_case(name, case["checks"], mine, inner, write)
     communicators[-1].close()
 

@@ -30,7 +30,7 @@ def topk(x, share):
 
 
 def count(x, share):
-    """How many values `share` stands for: BytePS rounds the piece up to 128 bytes, and reckons in float32."""
+    """Number of values of a `share`: BytePS rounds the piece up to 128 bytes, and computes in float32."""
     aligned = -(-x.nbytes // 128) * 128
     return max(1, int(np.float32(share) * np.float32(aligned) / np.float32(4)))
 

@@ -39,7 +39,7 @@ def make_communicator(name):
 
 
 def values(rank, index, dtype, round=0):
-    """What rank `rank` contributes as its array `index`."""
+    """Contribution of rank `rank` as its array `index`."""
     generator = np.random.RandomState([rank, index, round])
     return generator.uniform(-3, 5, SHAPES[index % len(SHAPES)]).astype(dtype)
 

@@ -18,8 +18,7 @@ import sys
 import mxnet as mx
 import numpy as np
 
-from comm.byteps.channels import Sum
-from comm.byteps.communicator import BytePSCommunicator
+from comm.byteps.communicator import BytePSCommunicator, Sum
 
 SIZES = [1, 10, 1000, 1000, 20_000, 20_000, 200_000, 1_000_000]
 # Stops its parent for up to 20 ms, about thirty times a second, as a busy machine might.

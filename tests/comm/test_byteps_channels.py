@@ -1,4 +1,4 @@
-"""When arrays are handed to BytePS. That the sums are right is tested with real servers: test_race.py."""
+"""Moments at which arrays are passed to BytePS. Its sums are tested with real servers in test_race.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 import mxnet as mx
 import pytest
 
-from comm.byteps.channels import Channels, Sum
+from comm.byteps.communicator import Channels, Sum
 
 SIZE = 1000
 

@@ -13,11 +13,10 @@ from typing import Mapping, NamedTuple, Sequence
 import pytest
 
 from base.errors import InputError
-from comm.compression.pieces import PIECE_BYTES, cut
-from comm.compression.settings import byteps_settings, horovod_settings, with_compression
+from comm.compression import PIECE_BYTES, byteps_settings, cut, horovod_settings, with_compression
 from comm.local import LocalCommunicator
+from comm.options import add_communication_options, communication_config
 from tests.processes import run_ranks
-from training.communication_options import add_communication_options, check_compression
 
 WORKER = Path(__file__).with_name("compression_worker.py")
 # A network of its own, where nobody else's bytes are counted.
@@ -201,18 +200,13 @@ def test_fewer_bytes_travel(ranks_of, own_network, name):
     assert ranks_of(name, "traffic")[0]["bytes"] < TRAFFIC[name] * full["bytes"]
 
 
-def options(compression="none", k=None, feedback=False):
-    """As the command line gives them."""
+def config(compression="none", k=None, feedback=False, bucket_mb=None):
+    """As the command line gives it."""
     parser = argparse.ArgumentParser()
-    add_communication_options(parser.add_argument, float)
+    add_communication_options(parser.add_argument)
     words = ["--compression", compression, *(["--compression_k", str(k)] if k is not None else [])]
-    return parser.parse_args([*words, *(["--error_feedback"] if feedback else [])])
-
-
-def checked(*given):
-    result = options(*given)
-    check_compression(result)
-    return result
+    words += [] if bucket_mb is None else ["--bucket_mb", str(bucket_mb)]
+    return communication_config(parser.parse_args([*words, *(["--error_feedback"] if feedback else [])]))
 
 
 def two_workers(**more):
@@ -242,42 +236,42 @@ def two_workers(**more):
 )
 def test_impossible_options(compression, k, feedback, message):
     with pytest.raises(InputError, match="^--") as caught:
-        check_compression(options(compression, k, feedback))
+        config(compression, k, feedback)
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("compression", ["none", "fp16", "onebit", "topk", "randomk", "dithering"])
 def test_possible_options(compression):
-    assert with_compression(LocalCommunicator(), checked(compression)).size == 1
+    assert with_compression(LocalCommunicator(), config(compression)).size == 1
     if compression in ("none", "fp16"):
-        assert horovod_settings(checked(compression)) == {}
-        assert byteps_settings(checked(compression), two_workers()) == {}
+        assert horovod_settings(config(compression)) == {}
+        assert byteps_settings(config(compression), two_workers()) == {}
     else:
         with pytest.raises(InputError, match=f"--compression {compression} is BytePS's"):
-            horovod_settings(checked(compression))
-        settings = byteps_settings(checked(compression), two_workers())
+            horovod_settings(config(compression))
+        settings = byteps_settings(config(compression), two_workers())
         assert settings["compressor"]["compressor_type"] == compression
         assert settings["bucket_bytes"] == PIECE_BYTES
 
 
 def test_size_of_buckets():
-    given = argparse.Namespace(**{**vars(checked()), "bucket_mb": 0.5})
+    given = config(bucket_mb=0.5)
     assert byteps_settings(given, two_workers()) == {"bucket_bytes": 2**19}
     with pytest.raises(InputError, match="--bucket_mb is for BytePS; .* HOROVOD_FUSION_THRESHOLD"):
         horovod_settings(given)
     with pytest.raises(InputError, match="--bucket_mb: --compression topk"):
-        check_compression(argparse.Namespace(**{**vars(options("topk")), "bucket_mb": 0.5}))
+        config("topk", bucket_mb=0.5)
 
 
 def test_share_of_all_ranks():
     """With error feedback BytePS lets pass what both ranks select, without it what one does."""
-    kept = byteps_settings(checked("topk", 0.1, True), two_workers())["compressor"]["compressor_k"]
+    kept = byteps_settings(config("topk", 0.1, True), two_workers())["compressor"]["compressor_k"]
     assert 0.2 < float(kept) < 0.2001
-    assert byteps_settings(checked("topk", 0.1), two_workers())["compressor"]["compressor_k"] == "0.1"
+    assert byteps_settings(config("topk", 0.1), two_workers())["compressor"]["compressor_k"] == "0.1"
     with pytest.raises(
         InputError, match="--compression_k 0.3: topk with --error_feedback and 2 ranks .* 0.2;"
     ):
-        byteps_settings(checked("topk", 0.3, True), two_workers())
+        byteps_settings(config("topk", 0.3, True), two_workers())
 
 
 @pytest.mark.parametrize(
@@ -291,15 +285,15 @@ def test_share_of_all_ranks():
 )
 def test_variables_that_compressors_cannot_work_with(changes):
     with pytest.raises(InputError, match=next(iter(changes))):
-        byteps_settings(checked("topk"), two_workers(**changes))
-    assert byteps_settings(checked("fp16"), two_workers(**changes)) == {}
+        byteps_settings(config("topk"), two_workers(**changes))
+    assert byteps_settings(config("fp16"), two_workers(**changes)) == {}
 
 
 def test_one_worker_has_nothing_to_compress():
     environ = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "1", "DMLC_WORKER_ID": "0"}
     environ.update(BYTEPS_LOCAL_RANK="0", BYTEPS_LOCAL_SIZE="2")
     with pytest.raises(InputError, match="--compression topk .* one worker and no server"):
-        byteps_settings(checked("topk"), environ)
+        byteps_settings(config("topk"), environ)
 
 
 def test_pieces():

@@ -1,4 +1,4 @@
-"""What becomes of a run when one of its ranks ends, and of a Horovod that cannot do what is asked."""
+"""End of a run when one of its ranks ends, or when Horovod cannot do what is required."""
 
 from __future__ import annotations
 

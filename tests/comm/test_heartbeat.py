@@ -13,9 +13,22 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from comm.watch.heartbeat import ENDED, LOST, SILENT, STUCK, TOLD, Hub, Link
-from comm.watch.heartbeat_wire import Peer, Sign, connect, readable
-from comm.watch.scheduler import SchedulerWatch
+from comm.watch.heartbeat import (
+    ENDED,
+    LOST,
+    SILENT,
+    STUCK,
+    TOLD,
+    Hub,
+    HubAddress,
+    Link,
+    Peer,
+    Sign,
+    Watch,
+    connect,
+    readable,
+)
+from comm.watch.watchdog import SchedulerWatch
 from tests.processes import start_command
 
 TIMEOUT, INTERVAL = 1.0, 0.1
@@ -24,7 +37,7 @@ BUSY, WAITING = Sign("", 0.0), Sign("all_agree", 100.0)
 
 
 class Verdicts:
-    """What hubs and links came to: ("hub" or the link's rank, kind, text), in the order of time."""
+    """Verdicts of hubs and links: ("hub" or the link's rank, kind, text), in the order of time."""
 
     def __init__(self):
         self._queue = queue.Queue()
@@ -52,13 +65,12 @@ def verdicts():
 
 
 def make_hub(size, verdicts, sign=BUSY):
-    return Hub(size, TIMEOUT, INTERVAL, lambda: sign, verdicts.of("hub"), "127.0.0.1")
+    return Hub(size, Watch(TIMEOUT, INTERVAL, lambda: sign, verdicts.of("hub")), "127.0.0.1")
 
 
 def make_link(rank, hub, verdicts, sign=BUSY, addresses=HERE):
-    return Link(
-        rank, addresses, hub.port, hub.token, TIMEOUT, INTERVAL, lambda: sign, verdicts.of(rank), TIMEOUT
-    )  # fmt: skip
+    watch = Watch(TIMEOUT, INTERVAL, lambda: sign, verdicts.of(rank))
+    return Link(rank, HubAddress(addresses, hub.port, hub.token), watch, TIMEOUT)
 
 
 def mute(rank, hub) -> Peer:
@@ -175,7 +187,12 @@ def mute_hub():
 
 def test_rank_0_silent(verdicts):
     with mute_hub() as (port, accepted):
-        Link(1, HERE, port, "token", TIMEOUT, INTERVAL, lambda: BUSY, verdicts.of(1), TIMEOUT)
+        Link(
+            1,
+            HubAddress(HERE, port, "token"),
+            Watch(TIMEOUT, INTERVAL, lambda: BUSY, verdicts.of(1)),
+            TIMEOUT,
+        )
         with closing(accepted.get(timeout=5)) as connection:
             connection.send(b'{"doing": "broadcast"}\n')
             who, kind, text = verdicts.next()
@@ -185,7 +202,12 @@ def test_rank_0_silent(verdicts):
 
 def test_rank_0_ended(verdicts):
     with mute_hub() as (port, accepted):
-        Link(1, HERE, port, "token", TIMEOUT, INTERVAL, lambda: BUSY, verdicts.of(1), TIMEOUT)
+        Link(
+            1,
+            HubAddress(HERE, port, "token"),
+            Watch(TIMEOUT, INTERVAL, lambda: BUSY, verdicts.of(1)),
+            TIMEOUT,
+        )
         accepted.get(timeout=5).close()
         who, kind, text = verdicts.next()
     assert (who, kind) == (1, ENDED) and text.startswith("rank 0 (node-0, pid 17")
@@ -272,14 +294,14 @@ def test_the_scheduler_is_watched(verdicts):
 
 ENDING = """
 import os, sys, time
-from comm.watch.heartbeat import Link
-from comm.watch.heartbeat_wire import Sign
+from comm.watch.heartbeat import HubAddress, Link, Sign, Watch
 
 def end(kind, text):
     print(kind, text, flush=True)
     os._exit(1)
 
-Link(1, ["127.0.0.1"], int(sys.argv[1]), sys.argv[2], 1.0, 0.1, lambda: Sign("", 0.0), end, 1.0)
+address = HubAddress(["127.0.0.1"], int(sys.argv[1]), sys.argv[2])
+Link(1, address, Watch(1.0, 0.1, lambda: Sign("", 0.0), end), 1.0)
 print("connected", flush=True)
 time.sleep(60)
 """

@@ -1,4 +1,4 @@
-"""What a process sees of the others of its run: real processes with the variables that launchers set."""
+"""A process's view of the others of its run: real processes with the variables that launchers set."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from base.launchers import launched_rank
 from comm.watch.run_processes import (
     describe_run,
-    launched_rank,
     parts_on_this_host,
     scheduler_state,
     uses_byteps,

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from comm.local import LocalCommunicator
-from comm.watch.heartbeat import ENDED, LOST, SILENT, STUCK, TOLD
-from comm.watch.heartbeat_wire import Sign
+from comm.watch.heartbeat import ENDED, LOST, SILENT, STUCK, TOLD, Sign
 from comm.watch.watchdog import WatchedCommunicator, patience
 from tests.processes import run_command, start_ranks, wait_for_file
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import mxnet as mx
 
-from comm.watch.run_processes import launched_rank
+from base.launchers import launched_rank
 from comm.watch.watchdog import watched
 from training.entry import exit_code
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from comm.delegating import DelegatingCommunicator
+from comm.base import DelegatingCommunicator
 from comparison.messages.rank import main, make_communicator
 
 ELEMENTS = 64 * 1024 // 4

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import math
 import re
@@ -18,7 +20,9 @@ from comparison.main import main
 from comparison.options import parse_options
 from comparison.projection.command import plan_of
 from comparison.projection.measured import read_measured
-from comparison.projection.model import project
+from comparison.projection.model import project, project_all
+from comparison.projection.plot import projection_figure
+from comparison.projection.validation import validate
 from comparison.runs.record import PROFILED, TIMED, Interval, Record
 from comparison.settings import Setting
 from tests.processes import ROOT
@@ -31,8 +35,10 @@ def plan(*words: str):
 def test_the_default_run(tmp_path, capsys):
     assert main(["--project", "--output", str(tmp_path / "deep" / "er")]) == 0
     shown = capsys.readouterr().out
-    assert "bert_24_1024_16, 336.2 M parameters, 672 MB of gradients in float16" in shown
+    assert "bert_24_1024_16, 336.2 M parameters, 672 MB of gradients that travel during" in shown
+    assert "Batch: 64 sequences of 128 tokens a GPU. Precision: computing and gradients in float16." in shown
     assert "Flat ring" in shown and "Hierarchical ring" in shown and "BytePS" in shown
+    assert "communicating ms  of it exposed ms  waiting ms" in shown
     directory = tmp_path / "deep" / "er"
     assert sorted(path.name for path in directory.iterdir()) == [
         "projection.json",
@@ -44,19 +50,103 @@ def test_the_default_run(tmp_path, capsys):
         assert (directory / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     content = json.loads((directory / "projection.json").read_text("utf-8"))
     assert [each["gpus"] for each in content["projections"]] == 3 * [2**power for power in range(11)]
+    assert (content["workload"]["sequences"], content["workload"]["length"]) == (64, 128)
+    assert content["workload"]["gradient_dtype"] == content["workload"]["compute_dtype"] == "float16"
     assert content["workload"]["gradient_bytes"] == 2 * 336_226_108
     assert sum(part["elements"] for part in content["workload"]["parts"]) == 336_226_108
     assert len(content["validation"]) == 46
     one = content["projections"][0]
     assert one["sequences_per_s"] == pytest.approx(171.52)
     for each in content["projections"]:
-        assert each["step_s"] == pytest.approx(each["compute_s"] + each["exposed_s"] + each["optimizer_s"])
+        parts = [each[name] for name in ("compute_s", "exposed_s", "waiting_s", "optimizer_s")]
+        assert each["step_s"] == pytest.approx(sum(parts))
         assert each["sequences_per_s"] == pytest.approx(each["gpus"] * 64 / each["step_s"])
         assert each["efficiency"] == pytest.approx(each["sequences_per_s"] / each["gpus"] / 171.52)
     text = (directory / "projection.md").read_text("utf-8")
     last = content["projections"][10]
     assert f"| 1024 | 128 | {last['step_s']:.3f} |" in text
+    assert "64 sequences of 128 tokens a GPU, computing and gradients in float16. Grey: " in text
     assert "## Where it must fail" in text and "](projection_validation.png)" in text
+
+
+@functools.lru_cache(maxsize=None)
+def validated():
+    return validate()
+
+
+def figure_of(*words: str):
+    made = plan(*words)
+    found = project_all(made.workload, made.strategies, made.cluster, made.gpus)
+    return projection_figure(made, found, validated()), found
+
+
+def test_strategies_can_be_told_apart_in_the_picture():
+    """Where the predictions differ by 1% or more, the lines are some pixels from each other."""
+    figure, found = figure_of()
+    figure.draw_without_rendering()
+    for axes, field in zip(figure.axes, ("efficiency", "without_overlap")):
+        lines = {line.get_label(): line for line in axes.get_lines() if line.get_label() != "linear"}
+        assert set(lines) == {each.title for each in found}
+        pixels = {title: axes.transData.transform(line.get_xydata()) for title, line in lines.items()}
+        shares = {title: [getattr(e, field) for e in found if e.title == title] for title in lines}
+        apart = 0
+        for one, other in itertools.combinations(lines, 2):
+            for place in range(len(shares[one])):
+                assert lines[one].get_ydata()[place] == pytest.approx(100 * shares[one][place])
+                if abs(shares[one][place] - shares[other][place]) > 0.01:
+                    apart += 1
+                    assert abs(pixels[one][place][1] - pixels[other][place][1]) > 5
+        assert apart > 5
+
+
+def test_the_band_in_the_picture_is_the_error_of_the_validation():
+    figure, found = figure_of("--gpus", "1", "8", "64")
+    off_by = {"efficiency": (0.039, 0.364), "without_overlap": (-0.035, 0.150)}
+    for axes, field in zip(figure.axes, off_by):
+        (band,) = axes.collections
+        assert band.get_label() in [text.get_text() for text in figure.legends[0].get_texts()]
+        corners = band.get_paths()[0].vertices
+        assert set(corners[:, 0]) == {8, 64}, "one GPU is calibrated, not predicted"
+        least, most = off_by[field]
+        for gpus in (8, 64):
+            shares = [100 * getattr(each, field) for each in found if each.gpus == gpus]
+            reached = corners[corners[:, 0] == gpus][:, 1]
+            assert reached.min() == pytest.approx(min(shares) / (1 + most), rel=1e-3)
+            assert reached.max() == pytest.approx(max(shares) / (1 + least), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "batch", "precision"),
+    [
+        ([], "64 sequences of 128 tokens a GPU", "computing and gradients in float16"),
+        (
+            ["--batch_size", "8", "--max_seq_length", "512", "--accumulate", "4"],
+            "8 sequences of 512 tokens a GPU, 4 passes a step",
+            "computing and gradients in float16",
+        ),
+        (
+            ["--compute_s", "0.1", "--gradient_dtype", "float32"],
+            "64 sequences of 128 tokens a GPU",
+            "computing in a precision that --compute_s leaves open, gradients in float32",
+        ),
+    ],
+)
+def test_batch_and_precision_are_stated(words, batch, precision):
+    made = plan(*words)
+    assert (made.batch, made.precision) == (batch, precision)
+    assert made.compute_dtype == (None if "--compute_s" in words else "float16")
+    figure, _ = figure_of(*words, "--gpus", "1", "8")
+    assert any(f"{batch}; {precision}" in text.get_text() for text in figure.texts)
+
+
+def test_precision_of_a_measured_step(tmp_path):
+    made = plan("--measured", report(tmp_path, [record(TIMED, 0, 0.08)]), "--gradient_dtype", "float16")
+    assert made.precision == "computing in float32, gradients in float16"
+
+
+def test_without_overlap_there_is_one_panel():
+    figure, _ = figure_of("--overlap", "none", "--gpus", "1", "8")
+    assert [axes.get_title() for axes in figure.axes] == ["gradients travel after the backward pass"]
 
 
 def test_it_needs_no_mxnet(tmp_path):
@@ -71,7 +161,7 @@ def test_it_needs_no_mxnet(tmp_path):
 
 def test_options_change_what_they_name():
     base = plan()
-    assert (base.model, base.dtype, base.cluster.name) == ("bert_24_1024_16", "float16", "p3dn")
+    assert (base.model, base.gradient_dtype, base.cluster.name) == ("bert_24_1024_16", "float16", "p3dn")
     assert base.workload.overlap and base.workload.accumulate == 1
     changed = plan(
         *("--cluster", "dlperf", "--gpus_per_host", "4", "--intra_gbps", "80", "--inter_gbps", "25"),

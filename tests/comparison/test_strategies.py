@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from comparison.projection.clusters import DLPERF, P3DN, UNIVERSITY
+from comparison.projection.clusters import CLUSTERS, DLPERF, P3DN, UNIVERSITY
 from comparison.projection.model import GPUS, project, project_all
 from comparison.projection.strategies import (
     COLOCATED,
@@ -19,7 +19,7 @@ from comparison.projection.strategies import (
     HierarchicalRing,
     shape_of,
 )
-from comparison.projection.workload import Message, Workload, bert_parts
+from comparison.projection.workload import Message, Part, Workload, bert_parts
 
 SILENT = replace(
     P3DN,
@@ -153,6 +153,54 @@ def test_exposed_is_what_the_backward_pass_does_not_hide():
     travelling = 2 * 15 / 16 * work.total_bytes / slow.inter_bytes_s
     assert found.exposed_s == pytest.approx(first + travelling - 0.2, rel=1e-9)
     assert found.communication_s == pytest.approx(travelling, rel=1e-9)
+
+
+def test_waiting_for_a_cycle_is_not_communication():
+    """One gradient of 4 bytes, ready 0.2 ms after a cycle of 5 ms: it waits 4.8 ms and travels some µs."""
+    work = Workload((Part("all", (1,), 1),), 0.1002, 0.0, 4, 16)
+    found = project(work, FlatRing(), replace(P3DN, cycle_ms=5.0), 8)
+    assert found.communication_s == pytest.approx((8.4 + 14 * 3.4) * 1e-6, rel=1e-3)
+    assert found.exposed_s == pytest.approx(found.communication_s)
+    assert found.waiting_s == pytest.approx(0.0048)
+    assert found.step_s == pytest.approx(0.105 + found.communication_s)
+    assert found.efficiency == pytest.approx(0.1002 / found.step_s)
+
+
+@pytest.mark.parametrize("strategy", ALL, ids=lambda each: each.title)
+def test_no_more_is_exposed_than_communicated(strategy):
+    """Over clusters, models, batches and numbers of GPUs; and the four parts make up the step."""
+    generator = random.Random(11)
+    waited = 0
+    for _ in range(150):
+        cluster = replace(
+            generator.choice(list(CLUSTERS.values())),
+            inter_gbps=10 ** generator.uniform(-1, 4),
+            cycle_ms=generator.choice([0.0, 1.0, 3.5, 5.0, 20.0]),
+            fusion_mb=generator.choice([0.0, 1.0, 64.0]),
+            inter_latency_us=10 ** generator.uniform(-1, 3),
+        )
+        gpus = generator.choice(
+            [1, 2, cluster.gpus_per_host, *(2**n * cluster.gpus_per_host for n in (1, 3, 7))]
+        )
+        parts = bert_parts(generator.choice([1, 4, 12]), generator.choice([64, 256, 768]))
+        work = workload(
+            generator.random() < 0.7,
+            parts=parts,
+            compute_s=10 ** generator.uniform(-3, 0),
+            accumulate=generator.choice([1, 3]),
+            gradient_bytes=generator.choice([2, 4]),
+        )
+        found = project(work, strategy, cluster, gpus)
+        assert 0 <= found.exposed_s <= found.communication_s
+        assert 0 <= found.waiting_s <= cluster.cycle_ms * 1e-3 * found.collectives + 1e-12
+        parts_s = found.compute_s + found.exposed_s + found.waiting_s + found.optimizer_s
+        assert found.step_s == pytest.approx(parts_s, rel=1e-12)
+        if not work.overlap:
+            assert found.exposed_s == pytest.approx(found.communication_s, rel=1e-9)
+        if cluster.cycle_ms == 0 or strategy.key == BytePS.key:
+            assert found.waiting_s == pytest.approx(0, abs=1e-12)
+        waited += found.waiting_s > 1e-6
+    assert strategy.key == BytePS.key or waited > 20, "the cases must have some that wait"
 
 
 def test_a_fast_network_exposes_only_the_last_gradients():

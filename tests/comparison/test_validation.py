@@ -19,7 +19,9 @@ from comparison.projection.published import (
     UNIVERSITY_STEPS,
 )
 from comparison.projection.validation import (
+    error_range,
     implied_gbps,
+    off,
     points_of,
     single_compute_seconds,
     tables,
@@ -146,6 +148,11 @@ def test_the_documentations_sentences_have_the_numbers_of_now(shown):
     assert f"by {min(of_dlperf):.0f} to {max(of_dlperf):.0f}% on DLPerf's\nmeasurements" in DOCS
     claims = [100 * point.deviation for point in points if point.case.key.startswith("claim")]
     assert f"by {min(claims):.0f} and {max(claims):.0f}% on BytePS's claim" in DOCS
+    during, after = (error_range(validate(), overlap) for overlap in (True, False))
+    assert (
+        f"{off(during.least)} to {off(during.most)} with gradients during the backward pass;"
+        f" {off(after.least)} to {off(after.most)} with gradients after the backward pass"
+    ) in " ".join(DOCS.split())
     losses = shown[-1]
     assert losses.head[1:] == [
         f"{span}: {name}"

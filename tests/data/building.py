@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from base.errors import InputError
-from data.store.build import Column, build_columns
+from data.store.build import BuildPlan, build_columns
+from data.store.parts import Column
 
 CODE = "import sys; from tests.data.building import main; sys.exit(main())"
 COLUMNS = [
@@ -104,17 +105,18 @@ def expected(num_units):
 def build(directory, num_units, num_workers, work=None, size=100_000, **options):
     """`size` 100,000 makes ten units too large to be worked on in the process itself."""
     identity = {"units": num_units, "key": options.pop("key", "")}
-    build_columns(
-        str(directory),
+    progress = options.pop("progress", None)
+    units = [NumberUnit(number, size) for number in range(num_units)]
+    plan = BuildPlan(
         COLUMNS,
-        [NumberUnit(number, size) for number in range(num_units)],
+        units,
         work or Numbers(),
         identity,
         {"format": "numbers"},
-        num_workers,
         shard_bytes=SHARD_BYTES,
         **options,
     )
+    build_columns(str(directory), plan, num_workers, progress)
 
 
 def main():

@@ -16,16 +16,17 @@ import sys
 import time
 
 from base.files import replacing
+from data.options import BatchingConfig, MaskingConfig
 from data.pretraining.batches import PretrainingBatches, prefetched
-from data.pretraining.text_source import RawSource
+from data.pretraining.sources import TextSource
 from data.store.tokens import TokenStore
 from data.tokenizing.vocab import load_vocab
 
-OPTIONS = {"batch_size": 700, "use_avg_len": True, "num_buckets": 4, "seed": 12}
+OPTIONS = {"batching": BatchingConfig(700, True, 4), "seed": 12}
 STEPS_PER_SAVE = 3
 
 
-class LoggedSource(RawSource):
+class LoggedSource(TextSource):
     """Remembers what each batch was made from."""
 
     def __init__(self, *arguments):
@@ -48,27 +49,28 @@ def digest(batch):
 
 def main(settings):
     source = LoggedSource(
-        TokenStore.open(settings["store"]), load_vocab(settings["vocab"]), 64, 0.3, 0.15, 10
+        TokenStore.open(settings["store"]), load_vocab(settings["vocab"]), MaskingConfig(64, 0.3, 0.15, 10)
     )
     position = 0
     if os.path.exists(settings["position"]):
         with open(settings["position"], encoding="utf-8") as handle:
             position = int(handle.read())
-    ranks, feeds = [], []
+    feeds = []
     for rank in settings["ranks"]:
         batches = PretrainingBatches(source, rank=rank, world_size=settings["world_size"], **OPTIONS)
         batches.seek(position)
-        ranks.append(batches)
         feeds.append(prefetched(batches, 6, settings["workers"]))
     consumed = steps = 0
     with open(settings["log"], "a", encoding="utf-8") as log:
         while consumed < settings["blocks"]:
+            after = set()
             for rank, feed in zip(settings["ranks"], feeds):
-                key = digest(next(feed))
+                following, batch = next(feed)
+                after.add(following)
+                key = digest(batch)
                 log.write(json.dumps([position, rank, *source.made.pop(key), key]) + "\n")
                 log.flush()
-            position = ranks[0].position
-            assert {batches.position for batches in ranks} == {position}
+            (position,) = after
             consumed += settings["world_size"]
             steps += 1
             time.sleep(settings["pause"])

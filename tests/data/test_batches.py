@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from base.errors import InputError
+from data.options import BatchingConfig, MaskingConfig
 from data.pretraining.batches import (
     EPOCH_SHIFT,
     PretrainingBatches,
@@ -18,18 +19,19 @@ from data.pretraining.batches import (
     evaluation_batches,
     prefetched,
 )
-from data.pretraining.text_source import RawSource, epoch_stores
+from data.pretraining.sources import TextSource, epoch_stores
 from data.store.tokens import TokenStore, build_store
 from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
 
 
 @pytest.fixture
 def source(store, vocab):
-    return RawSource(store, vocab, 64, 0.3, 0.15, 10)
+    return TextSource(store, vocab, MaskingConfig(64, 0.3, 0.15, 10))
 
 
 def make(source, rank=0, world_size=1, batch_size=16, use_avg_len=False, num_buckets=4, seed=3, shuffle=True):
-    return PretrainingBatches(source, batch_size, use_avg_len, num_buckets, seed, rank, world_size, shuffle)
+    batching = BatchingConfig(batch_size, use_avg_len, num_buckets)
+    return PretrainingBatches(source, batching, seed, rank, world_size, shuffle)
 
 
 def rows_of(batch):
@@ -184,7 +186,7 @@ def test_the_mask_alone_changes_with_the_epoch(source):
 
 def test_the_same_seed_gives_the_same_batches_in_a_new_process_and_another_seed_others(store, vocab):
     def some(seed):
-        return take(make(RawSource(store, vocab, 64, 0.3, 0.15, 10), seed=seed), 10)
+        return take(make(TextSource(store, vocab, MaskingConfig(64, 0.3, 0.15, 10)), seed=seed), 10)
 
     assert all(same(one, two) for one, two in zip(some(3), some(3)))
     assert not all(same(one, two) for one, two in zip(some(3), some(4)))
@@ -205,11 +207,11 @@ def test_seeking_equals_iterating_across_epochs(source, num_workers):
             fresh.seek(position)
             with prefetched(fresh, 4, num_workers) as ahead:
                 for index in range(consumed, consumed + 3):
-                    assert same(next(ahead), expected[index])
-                    assert fresh.position == positions[index]
+                    position, batch = next(ahead)
+                    assert same(batch, expected[index]) and position == positions[index]
 
 
-class CountingSource(RawSource):
+class CountingSource(TextSource):
     """Notes the epochs whose plan is asked for, and by which thread."""
 
     def __init__(self, *arguments):
@@ -222,7 +224,7 @@ class CountingSource(RawSource):
 
 
 def test_a_seek_needs_the_plan_of_its_epoch_and_of_the_first_for_the_bounds(store, vocab):
-    source = CountingSource(store, vocab, 64, 0.3, 0.15, 10)
+    source = CountingSource(store, vocab, MaskingConfig(64, 0.3, 0.15, 10))
     batches = make(source)
     batches.seek((1000 << EPOCH_SHIFT) + 2)
     next(iter(batches))
@@ -230,7 +232,7 @@ def test_a_seek_needs_the_plan_of_its_epoch_and_of_the_first_for_the_bounds(stor
 
 
 def test_the_next_epoch_is_prepared_in_the_background_once_a_quarter_is_consumed(store, vocab):
-    source = CountingSource(store, vocab, 64, 0.3, 0.15, 10)
+    source = CountingSource(store, vocab, MaskingConfig(64, 0.3, 0.15, 10))
     batches = make(source, batch_size=4)
     count, stream = batches.blocks_in_epoch(0), iter(batches)
     for _ in range(count // 4 - 1):
@@ -249,7 +251,7 @@ def test_the_next_epoch_is_prepared_in_the_background_once_a_quarter_is_consumed
 
 
 def test_static_masks_repeat_samples_and_shuffle_them(store, vocab):
-    source = RawSource(store, vocab, 64, 0.3, 0.15, 10, static_masks=True)
+    source = TextSource(store, vocab, MaskingConfig(64, 0.3, 0.15, 10, static_masks=True))
     batches = make(source)
     epochs = [
         [row for batch in take(batches, batches.blocks_in_epoch(epoch)) for row in rows_of(batch)]
@@ -257,7 +259,7 @@ def test_static_masks_repeat_samples_and_shuffle_them(store, vocab):
     ]
     assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(epochs[2])
     assert epochs[0] != epochs[1] != epochs[2]
-    fresh = RawSource(store, vocab, 64, 0.3, 0.15, 10)
+    fresh = TextSource(store, vocab, MaskingConfig(64, 0.3, 0.15, 10))
     count = len(fresh.lengths(3, 0))
     assert sorted(epochs[2]) == sorted(rows_of(fresh.collate(3, 0, np.arange(count), 64)))
 
@@ -265,10 +267,9 @@ def test_static_masks_repeat_samples_and_shuffle_them(store, vocab):
 def test_prefetching_counts_what_was_taken_and_not_what_was_made(source):
     batches = make(source)
     with prefetched(batches, 8, 2) as ahead:
-        assert batches.position == 0
         for count in (1, 2, 3):
-            next(ahead)
-            assert batches.position == count
+            position, _ = next(ahead)
+            assert position == count and batches.position == 0
 
 
 def test_an_error_while_collating_reaches_the_consumer(source):
@@ -325,7 +326,7 @@ def test_options_out_of_range_name_their_flag(store, vocab, changes, message):
         "max_predictions_per_seq": 10,
     }
     with pytest.raises(InputError, match=message):
-        RawSource(store, vocab, **{**options, **changes})
+        TextSource(store, vocab, MaskingConfig(**{**options, **changes}))
 
 
 def test_a_store_of_another_vocabulary_is_refused(store):
@@ -333,12 +334,12 @@ def test_a_store_of_another_vocabulary_is_refused(store):
 
     other = vocabulary_from_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
     with pytest.raises(InputError, match="another vocabulary"):
-        RawSource(store, other, 64, 0.1, 0.15, 10).lengths(0, 0)
+        TextSource(store, other, MaskingConfig(64, 0.1, 0.15, 10)).lengths(0, 0)
 
 
 @pytest.mark.parametrize("max_seq_length", [5, 37, 512])
 def test_extreme_lengths(store, vocab, max_seq_length):
-    source = RawSource(store, vocab, max_seq_length, 0.1, 0.15, 80)
+    source = TextSource(store, vocab, MaskingConfig(max_seq_length, 0.1, 0.15, 80))
     batches = make(source, batch_size=2048, use_avg_len=True, num_buckets=10)
     for batch in take(batches, 5):
         assert batch.input_ids.shape[1] <= max_seq_length
@@ -346,8 +347,8 @@ def test_extreme_lengths(store, vocab, max_seq_length):
 
 
 def padding_share(store, length, batch_size, use_avg_len, num_buckets):
-    source = RawSource(store, store.vocabulary, length, 0.1, 0.15, 20)
-    batches = PretrainingBatches(source, batch_size, use_avg_len, num_buckets, 0, 0, 1)
+    source = TextSource(store, store.vocabulary, MaskingConfig(length, 0.1, 0.15, 20))
+    batches = PretrainingBatches(source, BatchingConfig(batch_size, use_avg_len, num_buckets), 0, 0, 1)
     taken = take(batches, batches.blocks_in_epoch(0))
     rows, padded = batches.order(0).shapes()
     positions = sum(batch.input_ids.size for batch in taken)
@@ -410,7 +411,7 @@ def test_sampling_tokenizers_have_a_store_for_each_epoch(embedded, tmp_path):
         lambda seed: TokenizerSettings(vocab, model, nbest=-1, alpha=0.2, seed=seed),
         str(cache),
     )
-    source = RawSource(stores, vocab, 64, 0.1, 0.15, 10)
+    source = TextSource(stores, vocab, MaskingConfig(64, 0.1, 0.15, 10))
     assert all(len(source.lengths(0, epoch)) > 20 for epoch in (0, 1, 10))
     directories = [path for path in cache.glob("tokens-*") if path.is_dir()]
     assert len(directories) == 2, "epoch 10 samples as epoch 0 does"

@@ -15,7 +15,7 @@ import pytest
 from base.errors import InputError
 from base.locks import locked
 from base.workers import WorkerCrash
-from data.store.build import build_columns
+from data.store.build import BuildPlan, build_columns
 from data.store.columns import map_column
 from tests.data.building import CODE, COLUMNS, Numbers, NumberUnit, build, expected
 from tests.processes import run_command, start_command
@@ -214,7 +214,7 @@ def test_ctrl_c_is_quiet_and_keeps_what_was_done(tmp_path, reference):
 
 @pytest.mark.parametrize(
     "place",
-    ["data.store.journal.os.unlink", "data.store.columns.os.write", "data.store.columns.os.fsync"],
+    ["data.store.parts.os.unlink", "data.store.columns.os.write", "data.store.columns.os.fsync"],
 )
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
 def test_a_part_that_is_half_appended_does_not_count(tmp_path, reference, monkeypatch, place, error):
@@ -314,7 +314,8 @@ def test_who_waits_for_the_lock_is_told(tmp_path, monkeypatch):
 
 def test_identities_are_compared_as_json_has_them(tmp_path):
     for _ in range(2):
-        build_columns(str(tmp_path / "out"), COLUMNS, [NumberUnit(0, 1)], nothing, {"a": (1, 2.5)}, {}, 1)
+        plan = BuildPlan(COLUMNS, [NumberUnit(0, 1)], nothing, {"a": (1, 2.5)}, {})
+        build_columns(str(tmp_path / "out"), plan, 1)
 
 
 def test_without_locks_each_builds_its_own_and_one_wins(tmp_path, reference, monkeypatch):
@@ -336,7 +337,7 @@ def test_without_locks_each_builds_its_own_and_one_wins(tmp_path, reference, mon
 
 
 def test_an_empty_build_has_empty_columns(tmp_path):
-    build_columns(str(tmp_path / "out"), COLUMNS, [NumberUnit(0, 1)], nothing, {}, {}, 1)
+    build_columns(str(tmp_path / "out"), BuildPlan(COLUMNS, [NumberUnit(0, 1)], nothing, {}, {}), 1)
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text("utf-8"))
     assert {name: column["length"] for name, column in manifest["columns"].items()} == {
         "ids": 0,

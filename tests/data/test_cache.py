@@ -10,9 +10,9 @@ import pytest
 
 from base.errors import InputError
 from base.files import sha256_of
+from data.options import TextConfig
 from data.store.cache import describe_sources
 from data.store.tokens import TokenStore, build_store, cached_store
-from data.text.corpus import TextSettings
 from data.tokenizing.tokenizer import TokenizerSettings
 from tests.data.token_stores import stored_documents, stores_in
 from tests.processes import start_command
@@ -41,7 +41,7 @@ def test_the_cache_is_found_again_by_content_and_not_by_name(text, vocab, settin
     assert stores_in(cache) == [name]
     assert os.stat(os.path.join(cache, name, "manifest.json")).st_mtime_ns == built
     cached_store([text], TokenizerSettings(vocab, cased=True), cache)
-    cached_store([text], settings, cache, text=TextSettings(split_sentences=True))
+    cached_store([text], settings, cache, text=TextConfig(split_sentences=True))
     with open(text, "a", encoding="utf-8") as handle:
         handle.write("More.\n")
     cached_store([text], settings, cache)
@@ -135,13 +135,14 @@ def test_checksums_are_remembered_until_a_file_changes(tmp_path, monkeypatch):
             handle.write(path)
         os.utime(path, (1e9, 1e9))
     first = describe_sources(paths, cache)
-    assert describe_sources(paths) == first and [source["name"] for source in first] == ["one.txt", "two.txt"]
+    assert describe_sources(paths) == first
+    assert [source.described["name"] for source in first] == ["one.txt", "two.txt"]
     read = []
     monkeypatch.setattr("base.files.sha256_of", lambda path: read.append(path) or sha256_of(path))
     assert describe_sources(paths, cache) == first and read == []
     os.replace(paths[0], paths[1])  # same size, same time, another inode
     moved = describe_sources(paths[1:], cache)
-    assert moved[0]["sha256"] == first[0]["sha256"] and read == paths[1:]
+    assert moved[0].sha256 == first[0].sha256 and read == paths[1:]
     with open(paths[1], "w", encoding="utf-8") as handle:
         handle.write("new")
     for _ in range(2):  # too fresh to be remembered: it may change again within the clock's tick
@@ -150,6 +151,6 @@ def test_checksums_are_remembered_until_a_file_changes(tmp_path, monkeypatch):
     for damage in (b"", b"{", b"[]", b'{"a": 1}', json.dumps({paths[1]: [1, 2]}).encode()):
         with open(os.path.join(cache, "hashes.json"), "wb") as handle:
             handle.write(damage)
-        assert describe_sources(paths[1:], cache)[0]["size"] == 3
+        assert describe_sources(paths[1:], cache)[0].size == 3
     with pytest.raises(InputError, match="gone"):
         describe_sources([str(tmp_path / "gone")], cache)

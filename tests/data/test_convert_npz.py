@@ -81,7 +81,7 @@ def test_nothing_in_a_pickle_is_run(tmp_path, capsys):
     trace, path = str(tmp_path / "unpickled"), str(tmp_path / "x.npz")
     save_npz(path, ragged(6), input_ids=np.array([Bomb(trace)] * 6, dtype=object))
     assert convert_main(["--input", path, "--output", str(tmp_path / "out")]) == 2
-    assert "x.npz: input_ids is refused: it wants to run posix.mkdir" in capsys.readouterr().err
+    assert "x.npz: input_ids is rejected: it wants to run posix.mkdir" in capsys.readouterr().err
     assert not os.path.exists(trace) and not os.listdir(tmp_path / "out")
     np.load(path, allow_pickle=True)["input_ids"]
     assert os.path.exists(trace), "the bomb is live"
@@ -107,7 +107,7 @@ def test_instances_that_are_not_sound_are_refused(tmp_path, name, value, message
 def test_rows_longer_than_berts_positions_and_missing_arrays_are_refused(tmp_path):
     path = str(tmp_path / "x.npz")
     write_as_gluonnlp(path, ragged(6, width=513))
-    with pytest.raises(InputError, match=r"x\.npz: input_ids is refused: a row has 513 numbers, above 512"):
+    with pytest.raises(InputError, match=r"x\.npz: input_ids is rejected: a row has 513 numbers, above 512"):
         convert(path, str(tmp_path / "y.npz"))
     save_npz(path, ragged(6), valid_lengths=None)
     with pytest.raises(InputError, match=r"x\.npz lacks the array valid_lengths"):

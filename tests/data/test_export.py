@@ -7,24 +7,26 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from base.errors import InputError
 from base.files import sha256_of
-from data.formats.export import FileSettings, MaskSettings, export_instances, export_text
+from data.export import CopiesConfig, FileConfig, export_instances, export_text
 from data.formats.read import peek
 from data.formats.records import PretrainingArrays
-from data.pretraining.instance_source import StoredSource
-from data.store.from_files import cached_instances
+from data.options import MaskingConfig
+from data.pretraining.sources import InstanceSource
+from data.store.instances import cached_instances
 from data.store.tokens import TokenStore, build_store
 from data.tokenizing.tokenizer import TokenizerSettings
 from tests.data.formats.samples import arrays, joined, ragged
 from tests.data.instance_files import FILE_FORMATS, content, files_of, save
 
 ROOT = os.path.join(os.path.dirname(__file__), "..", "..")
-MASKS = MaskSettings(max_seq_length=48, max_predictions_per_seq=8, dupe_factor=3, seed=21)
+MASKS = CopiesConfig(MaskingConfig(48, max_predictions_per_seq=8), dupe_factor=3, seed=21)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,7 @@ def exported(text_store, tmp_path_factory):
     """The text's instances in each format: a directory for each."""
     parent = tmp_path_factory.mktemp("exported")
     for kind in FILE_FORMATS:
-        export_text([text_store], str(parent / kind), MASKS, FileSettings(kind, instances_per_file=100))
+        export_text([text_store], str(parent / kind), MASKS, FileConfig(kind, instances_per_file=100))
     return parent
 
 
@@ -49,12 +51,12 @@ def data_files(directory):
 
 
 def wanted(text_store, masks=MASKS):
-    """RawSource's own batches of all copies, instance by instance in the order of the export."""
+    """TextSource's own batches of all copies, instance by instance in the order of the export."""
     source = masks.source([TokenStore.open(text_store)])
     copies = []
     for epoch in range(masks.dupe_factor):
         count = len(source.lengths(masks.seed, epoch))
-        copies.append(source.collate(masks.seed, epoch, np.arange(count), masks.max_seq_length))
+        copies.append(source.collate(masks.seed, epoch, np.arange(count), masks.masking.max_seq_length))
     whole = [np.concatenate(columns) for columns in zip(*copies)]
     return whole
 
@@ -68,10 +70,10 @@ def sorted_rows(columns):
 def test_text_through_files_gives_the_batches_of_the_text_itself(text_store, exported, tmp_path, vocab, kind):
     expected = wanted(text_store)
     paths = data_files(exported / kind)
-    source = StoredSource(cached_instances(paths, len(vocab), str(tmp_path)), vocab.pad_id)
+    source = InstanceSource(cached_instances(paths, len(vocab), str(tmp_path)), vocab.pad_id)
     count = len(source.lengths(0, 0))
     assert count == len(expected[0]) > 300 and len(paths) == -(-count // 100)
-    found = source.collate(0, 0, np.arange(count), MASKS.max_seq_length)
+    found = source.collate(0, 0, np.arange(count), MASKS.masking.max_seq_length)
     assert found.masked_ids.shape == expected[4].shape and found.masked_weights.dtype == np.float32
     assert sorted_rows(found) == sorted_rows(expected)
 
@@ -124,10 +126,10 @@ def permuted_by_content(rows, shuffled):
 
 
 def test_the_seed_decides_on_masks_and_order(text_store, exported, tmp_path):
-    files = FileSettings("npz", instances_per_file=100)
+    files = FileConfig("npz", instances_per_file=100)
     export_text([text_store], str(tmp_path / "same"), MASKS, files)
     assert content(tmp_path / "same") == content(exported / "npz")
-    other = MaskSettings(**{**vars(MASKS), "seed": 22})
+    other = replace(MASKS, seed=22)
     export_text([text_store], str(tmp_path / "other"), other, files)
     assert (
         content(tmp_path / "other")["pretrain-00000.npz"] != content(exported / "npz")["pretrain-00000.npz"]
@@ -138,7 +140,7 @@ def test_a_store_for_each_copy(text_store, embedded, vocab, tmp_path):
     """As for a tokenizer that samples: copies 0 and 2 are of the first store, copy 1 of the second."""
     second = str(tmp_path / "second")
     build_store([str(embedded / "corpus" / "train-0.txt")], TokenizerSettings(vocab), second)
-    export_text([text_store, second], str(tmp_path / "out"), MASKS, FileSettings("npz"))
+    export_text([text_store, second], str(tmp_path / "out"), MASKS, FileConfig("npz"))
     with np.load(tmp_path / "out" / "pretrain-00000.npz") as file:
         found = file["input_ids"]
     expected = []
@@ -151,7 +153,7 @@ def test_a_store_for_each_copy(text_store, embedded, vocab, tmp_path):
 
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_the_files_are_the_same_for_any_number_of_workers(text_store, exported, tmp_path, num_workers):
-    files = FileSettings("tfrecord", instances_per_file=100)
+    files = FileConfig("tfrecord", instances_per_file=100)
     result = export_text([text_store], str(tmp_path / "out"), MASKS, files, num_workers)
     assert content(tmp_path / "out") == content(exported / "tfrecord")
     paths = data_files(tmp_path / "out")
@@ -170,7 +172,7 @@ def test_conversion_through_all_formats_and_back_changes_nothing(tmp_path):
     directories = []
     for number, (kind, gzip) in enumerate(chain):
         output = str(tmp_path / f"{number}-{kind}")
-        result = export_instances(paths, 30000, output, FileSettings(kind, gzip, 50), num_workers=1)
+        result = export_instances(paths, 30000, output, FileConfig(kind, gzip, 50), num_workers=1)
         assert result.counts["instances"] == 125 and result.counts["skipped"] == 0
         directories.append(output)
         paths = data_files(output)
@@ -189,8 +191,8 @@ def test_conversion_through_all_formats_and_back_changes_nothing(tmp_path):
 def test_names_are_those_that_each_formats_users_know(exported):
     assert data_files(exported / "ofrecord")[0].endswith("/part-00000")
     assert data_files(exported / "hdf5")[0].endswith("/training-00000.hdf5")
-    assert FileSettings("tfrecord", gzip=True).file_name(3) == "pretrain-00003.tfrecord.gz"
-    assert FileSettings("hdf5", gzip=True).file_name(3) == "training-00003.hdf5"
+    assert FileConfig("tfrecord", gzip=True).file_name(3) == "pretrain-00003.tfrecord.gz"
+    assert FileConfig("hdf5", gzip=True).file_name(3) == "training-00003.hdf5"
 
 
 def test_what_a_format_cannot_hold_is_said(tmp_path):
@@ -198,9 +200,9 @@ def test_what_a_format_cannot_hold_is_said(tmp_path):
     rows[4]["masked_lm_weights"] = [0.5] * len(rows[4]["masked_lm_ids"])
     save(str(tmp_path / "a"), rows, "tfrecord")
     with pytest.raises(InputError, match="weight"):
-        export_instances([str(tmp_path / "a")], 30000, str(tmp_path / "out"), FileSettings("hdf5"))
+        export_instances([str(tmp_path / "a")], 30000, str(tmp_path / "out"), FileConfig("hdf5"))
     assert os.listdir(tmp_path) == ["a"]
-    export_instances([str(tmp_path / "a")], 30000, str(tmp_path / "out"), FileSettings("npz"))
+    export_instances([str(tmp_path / "a")], 30000, str(tmp_path / "out"), FileConfig("npz"))
     with np.load(tmp_path / "out" / "pretrain-00000.npz") as file:
         assert (file["masked_lm_weights"] == arrays(rows).masked_lm_weights).all()
 
@@ -210,9 +212,9 @@ def test_bad_instances_are_skipped_on_request_or_stop_it(tmp_path):
     with open(paths[1], "r+b") as handle:
         handle.truncate(os.path.getsize(paths[1]) - 3)
     with pytest.raises(InputError, match="file-1.tfrecord: instance 19"):
-        export_instances(paths, 30000, str(tmp_path / "out"), FileSettings("npz"))
+        export_instances(paths, 30000, str(tmp_path / "out"), FileConfig("npz"))
     assert len(os.listdir(tmp_path)) == 2
-    result = export_instances(paths, 30000, str(tmp_path / "out"), FileSettings("npz"), skip_bad_records=True)
+    result = export_instances(paths, 30000, str(tmp_path / "out"), FileConfig("npz", skip_bad_records=True))
     assert (result.counts["instances"], result.counts["skipped"]) == (39, 1)
     assert "file-1.tfrecord: instance 19" in result.messages[0]
     with np.load(tmp_path / "out" / "pretrain-00000.npz") as file:
@@ -222,12 +224,12 @@ def test_bad_instances_are_skipped_on_request_or_stop_it(tmp_path):
 @pytest.mark.parametrize(
     "files, masks, message",
     [
-        (FileSettings("csv"), MASKS, "--format csv: choose one of npz, hdf5, tfrecord, ofrecord"),
-        (FileSettings("npz", instances_per_file=0), MASKS, "--instances_per_file 0"),
-        (FileSettings("ofrecord", gzip=True), MASKS, "--gzip: OneFlow"),
-        (FileSettings("npz"), MaskSettings(dupe_factor=0), "--dupe_factor 0"),
-        (FileSettings("npz"), MaskSettings(max_seq_length=4), "--max_seq_length 4"),
-        (FileSettings("npz"), MaskSettings(masked_lm_prob=0), "--masked_lm_prob 0"),
+        (FileConfig("csv"), MASKS, "--format csv: choose one of npz, hdf5, tfrecord, ofrecord"),
+        (FileConfig("npz", instances_per_file=0), MASKS, "--instances_per_file 0"),
+        (FileConfig("ofrecord", gzip=True), MASKS, "--gzip: OneFlow"),
+        (FileConfig("npz"), CopiesConfig(dupe_factor=0), "--dupe_factor 0"),
+        (FileConfig("npz"), CopiesConfig(MaskingConfig(max_seq_length=4)), "--max_seq_length 4"),
+        (FileConfig("npz"), CopiesConfig(MaskingConfig(masked_lm_prob=0)), "--masked_lm_prob 0"),
     ],
 )
 def test_bad_options_are_named_and_nothing_is_written(text_store, tmp_path, files, masks, message):
@@ -238,24 +240,25 @@ def test_bad_options_are_named_and_nothing_is_written(text_store, tmp_path, file
 
 def test_what_is_there_is_kept(text_store, tmp_path):
     output = str(tmp_path / "out")
-    result = export_text([text_store], output, MASKS, FileSettings("npz"))
+    result = export_text([text_store], output, MASKS, FileConfig("npz"))
     before = {name: os.stat(os.path.join(output, name)).st_mtime_ns for name in os.listdir(output)}
-    assert export_text([text_store], output, MASKS, FileSettings("npz")) == result
+    assert export_text([text_store], output, MASKS, FileConfig("npz")) == result
     with pytest.raises(InputError, match="is there already.*another name"):
-        export_text([text_store], output, MASKS, FileSettings("hdf5"))
+        export_text([text_store], output, MASKS, FileConfig("hdf5"))
     assert before == {name: os.stat(os.path.join(output, name)).st_mtime_ns for name in os.listdir(output)}
 
 
 CHILD = """
 import sys
-from data.formats.export import FileSettings, MaskSettings, export_text
-masks = MaskSettings(max_seq_length=48, max_predictions_per_seq=8, dupe_factor=3, seed=21)
-export_text([sys.argv[1]], sys.argv[2], masks, FileSettings("hdf5", instances_per_file=10), num_workers=2)
+from data.export import CopiesConfig, FileConfig, export_text
+from data.options import MaskingConfig
+masks = CopiesConfig(MaskingConfig(48, max_predictions_per_seq=8), dupe_factor=3, seed=21)
+export_text([sys.argv[1]], sys.argv[2], masks, FileConfig("hdf5", instances_per_file=10), num_workers=2)
 """
 
 
 def test_an_export_killed_at_any_moment_goes_on_and_keeps_finished_files(text_store, tmp_path):
-    files = FileSettings("hdf5", instances_per_file=10)
+    files = FileConfig("hdf5", instances_per_file=10)
     export_text([text_store], str(tmp_path / "whole"), MASKS, files)
     output = str(tmp_path / "out")
     command = [sys.executable, "-c", CHILD, text_store, output]
@@ -293,7 +296,7 @@ def limit_file_size(number):
 @pytest.mark.parametrize("limit", [10_000, 200_000])
 def test_a_full_disk_is_one_line_and_the_same_command_goes_on(text_store, exported, tmp_path, limit):
     """A limit on the size of a file fails like a full disk: first in the store, then in a file."""
-    files = FileSettings("tfrecord", instances_per_file=1000)
+    files = FileConfig("tfrecord", instances_per_file=1000)
     output = str(tmp_path / "out")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     limit_file_size(limit)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from bench.raw_path import Settings, create_instances, gluonnlp_tokenizer, pairs_of_document, read_documents
-from data.pretraining.text_source import RawSource
+from data.options import MaskingConfig
+from data.pretraining.sources import TextSource
 from tests.data.chance import UNLIKELY, chi_square_p, kolmogorov_p, permutation_p, same_distribution_p
 
 EPOCHS = 10
@@ -27,7 +28,7 @@ def as_documents(store, vocab):
 def both(request, store, vocab):
     """Several epochs of each, as rows of numbers: one row an instance."""
     length, short, whole_words = request.param
-    source = RawSource(store, vocab, length, short, 0.15, 12, whole_words)
+    source = TextSource(store, vocab, MaskingConfig(length, short, 0.15, 12, whole_words))
     ours = []
     for epoch in range(EPOCHS):
         batch = source.collate(5, epoch, np.arange(len(source.lengths(5, epoch))), length)
@@ -89,7 +90,7 @@ def test_distributions_are_the_same(both, column, name):
 @pytest.mark.parametrize("length", [64, 128])
 def test_without_short_targets_every_length_is_as_frequent(store, vocab, length):
     """Then pairs hardly depend on each other, and the sharper tests over single pairs apply."""
-    source = RawSource(store, vocab, length, 0.0, 0.15, 12)
+    source = TextSource(store, vocab, MaskingConfig(length, 0.0, 0.15, 12))
     documents = as_documents(store, vocab)
     ours = np.concatenate([source.lengths(2, epoch) for epoch in range(EPOCHS)])
     theirs = np.array(

@@ -19,10 +19,10 @@ from PIL import Image
 from data.formats.records import PretrainingArrays
 from data.formats.write import write_instances
 from data.inspect import main
-from data.inspection.repeated import repeated_sequences
-from data.inspection.tallies import mask_facts, store_occurrences
+from data.inspection.figures import mask_facts, repeated_sequences, store_occurrences
+from data.options import BatchingConfig, MaskingConfig
 from data.pretraining.batches import PretrainingBatches
-from data.pretraining.text_source import RawSource
+from data.pretraining.sources import TextSource
 from data.store.tokens import TokenStore, build_store
 from data.tokenizing.tokenizer import TokenizerSettings, bert_normalizer
 from tests.processes import ROOT, run_command
@@ -42,7 +42,7 @@ def directory(embedded, vocab, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def source(directory, vocab):
-    return RawSource(TokenStore.open(str(directory)), vocab, 64, 0.1, 0.15, 10)
+    return TextSource(TokenStore.open(str(directory)), vocab, MaskingConfig(64, 0.1, 0.15, 10))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def facts(directory, tmp_path_factory):
 @pytest.fixture(scope="module")
 def blocks(source):
     """Every batch of the epoch."""
-    batches = PretrainingBatches(source, 1024, True, 5, seed=0, rank=0, world_size=1)
+    batches = PretrainingBatches(source, BatchingConfig(1024, True, 5), seed=0, rank=0, world_size=1)
     iterator = iter(batches)
     return [next(iterator) for _ in range(batches.blocks_in_epoch(0))]
 
@@ -238,7 +238,7 @@ def test_options_reach_the_training_s_source(directory, vocab, capsys):
     options = ["--max_seq_length", "128", "--short_seq_prob", "0.5", "--masked_lm_prob", "0.3"]
     options += ["--max_predictions_per_seq", "30", "--whole_word_mask", "--seed", "7", "--epoch", "3"]
     found = json.loads(shown(capsys, directory, *options, "--json", "--start", "5", "--num", "2"))
-    other = RawSource(TokenStore.open(str(directory)), vocab, 128, 0.5, 0.3, 30, True)
+    other = TextSource(TokenStore.open(str(directory)), vocab, MaskingConfig(128, 0.5, 0.3, 30, True))
     assert [each["index"] for each in found["instances"]] == [5, 6]
     for each in found["instances"]:
         batch = other.collate(7, 3, np.array([each["index"]]), 128)
@@ -258,7 +258,7 @@ def test_options_reach_the_training_s_source(directory, vocab, capsys):
 
 def test_default_is_the_training_s(directory, vocab, capsys):
     found = json.loads(shown(capsys, directory, "--json", "--num", "1"))
-    batch = RawSource(TokenStore.open(str(directory)), vocab, 512, 0.1, 0.15, 80).collate(
+    batch = TextSource(TokenStore.open(str(directory)), vocab, MaskingConfig(512, 0.1, 0.15, 80)).collate(
         0, 0, np.array([found["instances"][0]["index"]]), 512
     )
     assert len(found["instances"][0]["predictions"]) == int(batch.masked_weights.sum())
@@ -360,7 +360,7 @@ def test_a_directory_that_takes_no_picture_is_no_error(directory, tmp_path, caps
         (["{store}", "--start", "100000"], ["--start 100000", "instances"]),
         (["{store}", "--num", "-1"], ["--num", "-1"]),
         (["{store}", "--max_seq_length", "4"], ["--max_seq_length 4"]),
-        (["{store}", "--masked_lm_prob", "0"], ["--masked_lm_prob 0"]),
+        (["{store}", "--masked_lm_prob", "0"], ["argument --masked_lm_prob: '0' is not"]),
         (["{store}", "--batch_size", "none"], ["--batch_size", "'none'"]),
         (["{store}", "--cased"], ["--cased", "nothing"]),
         (["{store}", "--vocab", "{other}"], ["another vocabulary"]),

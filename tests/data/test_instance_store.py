@@ -10,8 +10,7 @@ import pytest
 
 from base.errors import InputError
 from base.files import sha256_of
-from data.store.from_files import build_instances
-from data.store.instances import InstanceStore
+from data.store.instances import InstanceStore, build_instances
 from tests.data.instance_files import VOCAB_SIZE, files_of, flip
 
 TOKENS = ("ids", "segments", "lengths", "token_ends", "labels")

@@ -10,7 +10,7 @@ import pytest
 import data.pretraining.pairs
 from base.errors import InputError
 from data.pretraining.pairs import pair_plan
-from data.pretraining.streams import draw, ones_among
+from data.pretraining.randomness import draw, ones_among
 from data.store.tokens import TokenStore
 from tests.data.chance import UNLIKELY, chi_square_p, permutation_p
 

@@ -13,10 +13,11 @@ import pytest
 from base.errors import InputError
 from data.formats.records import PretrainingArrays
 from data.formats.write import write_instances
-from data.pretraining.text_source import RawSource
+from data.masked_copies import as_arrays
+from data.options import MaskingConfig
+from data.pretraining.sources import TextSource
 from data.store.columns import ColumnWriter, check_mapped, map_column, mapped_files
-from data.store.from_files import build_instances
-from data.store.from_tokens import as_arrays
+from data.store.instances import build_instances
 from tests.processes import run_command, start_command
 
 READER = """
@@ -25,19 +26,19 @@ from training.entry import exit_code
 kind, directory, before = sys.argv[1:]
 if before == "mxnet":
     import mxnet
+from data.options import BatchingConfig, MaskingConfig
 from data.pretraining.batches import PretrainingBatches, prefetched
+from data.pretraining.sources import InstanceSource, TextSource
 from data.store.instances import InstanceStore
-from data.pretraining.text_source import RawSource
-from data.pretraining.instance_source import StoredSource
 from data.store.tokens import TokenStore
 
 def main():
     if kind == "tokens":
         store = TokenStore.open(directory)
-        source = RawSource(store, store.vocabulary, 64, 0.1, 0.15, 10)
+        source = TextSource(store, store.vocabulary, MaskingConfig(64, 0.1, 0.15, 10))
     else:
-        source = StoredSource(InstanceStore.open(directory))
-    with prefetched(PretrainingBatches(source, 16, False, 4, 0, 0, 1), 4, 2) as batches:
+        source = InstanceSource(InstanceStore.open(directory))
+    with prefetched(PretrainingBatches(source, BatchingConfig(16, False, 4), 0, 0, 1), 4, 2) as batches:
         for number, _ in enumerate(batches):
             if number == 20:
                 print("reading", flush=True)
@@ -52,7 +53,7 @@ def stores(store, tmp_path_factory):
     """A token store, and an instance store of 400 instances."""
     directory = tmp_path_factory.mktemp("whole")
     shutil.copytree(store.directory, directory / "tokens")
-    source = RawSource(store, store.vocabulary, 64, 0.1, 0.15, 10)
+    source = TextSource(store, store.vocabulary, MaskingConfig(64, 0.1, 0.15, 10))
     arrays = as_arrays(source.collate(0, 0, np.arange(400), 64))
     types = (np.uint16, np.uint8, np.uint16, np.uint16, np.float32, np.uint8, np.int32)
     block = PretrainingArrays(*(column.astype(kind) for column, kind in zip(arrays, types)))

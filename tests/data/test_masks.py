@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from data.options import MaskingConfig
 from data.pretraining.masks import mask
-from data.pretraining.streams import draw, sample_keys
+from data.pretraining.randomness import draw, sample_keys
 from data.tokenizing.vocab import vocabulary_from_tokens
 from tests.data.chance import UNLIKELY, chi_square_p, same_distribution_p
 
@@ -16,6 +17,10 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 VOCAB = vocabulary_from_tokens([*SPECIAL, *(f"w{i}" for i in range(60)), *(f"##c{i}" for i in range(35))])
 WORDS = range(5, 65)
 CONTINUATIONS = range(65, 100)
+
+
+def masking(masked_lm_prob, whole_word_mask=False):
+    return MaskingConfig(masked_lm_prob=masked_lm_prob, whole_word_mask=whole_word_mask)
 
 
 def make_rows(lengths, width, generator, continuing=0.4):
@@ -36,7 +41,12 @@ def masked(request):
     lengths = generator.integers(6, 129, 3000).astype(np.int32)
     ids = make_rows(lengths, 128, generator)
     keys = sample_keys(11, 0, np.arange(3000))
-    return ids, lengths, request.param, mask(ids, lengths, keys, VOCAB, 0.15, 20, request.param)
+    return (
+        ids,
+        lengths,
+        request.param,
+        mask(ids, lengths, keys, VOCAB, masking(0.15, request.param), 20),
+    )
 
 
 def test_positions_labels_and_weights_fit_together(masked):
@@ -73,7 +83,7 @@ def test_random_tokens_are_uniform_over_the_whole_vocabulary():
     count = 100_000
     ids = np.tile(np.array([[2, 5, 3, 6, 3]], dtype=np.int32), (count, 1))
     lengths = np.full(count, 5)
-    corrupted, _, _, _ = mask(ids, lengths, sample_keys(8, 0, np.arange(count)), VOCAB, 1.0, 5)
+    corrupted, _, _, _ = mask(ids, lengths, sample_keys(8, 0, np.arange(count)), VOCAB, masking(1.0), 5)
     for place, original in ((1, 5), (3, 6)):
         # Special tokens are among the 100; the original and [MASK] cannot be told from the other fates.
         counts = np.bincount(corrupted[:, place], minlength=100)
@@ -93,7 +103,9 @@ def test_every_candidate_and_every_set_of_candidates_is_equally_likely():
     ids = make_rows([20], 24, np.random.default_rng(1))
     count = 40_000
     keys = sample_keys(5, 0, np.arange(count))
-    _, positions, _, weights = mask(np.repeat(ids, count, 0), np.full(count, 20), keys, VOCAB, 0.15, 20)
+    _, positions, _, weights = mask(
+        np.repeat(ids, count, 0), np.full(count, 20), keys, VOCAB, masking(0.15), 20
+    )
     assert weights.sum() == 3 * count
     chosen = np.bincount(positions[weights > 0], minlength=24)
     candidates = np.flatnonzero(~np.isin(ids[0], (VOCAB.cls_id, VOCAB.sep_id, VOCAB.pad_id)))
@@ -112,7 +124,12 @@ def test_whole_words_are_masked_whole_and_stop_at_the_separator():
     generator = np.random.default_rng(2)
     ids = make_rows(np.full(2000, 64), 64, generator)
     _, positions, _, weights = mask(
-        ids, np.full(2000, 64), sample_keys(1, 0, np.arange(2000)), VOCAB, 0.15, 20, True
+        ids,
+        np.full(2000, 64),
+        sample_keys(1, 0, np.arange(2000)),
+        VOCAB,
+        masking(0.15, True),
+        20,
     )
     split_words = 0
     for row in range(len(ids)):
@@ -145,7 +162,7 @@ def words_of(row, length):
 
 def check_googles_loop(ids, lengths, keys, most):
     """Compare with Google's loop over the words in the same random order; returns the words passed over."""
-    _, positions, _, weights = mask(ids, lengths, keys, VOCAB, 0.15, most, True)
+    _, positions, _, weights = mask(ids, lengths, keys, VOCAB, masking(0.15, True), most)
     passed_over = 0
     for row, length in enumerate(lengths.tolist()):
         words = words_of(ids[row], length)
@@ -182,7 +199,14 @@ def test_a_word_that_fits_is_found_behind_many_that_do_not():
 def test_whole_words_reach_the_number_of_predictions_that_shuffled_words_reach():
     generator = np.random.default_rng(3)
     ids = make_rows(np.full(4000, 40), 40, generator)
-    _, _, _, weights = mask(ids, np.full(4000, 40), sample_keys(1, 0, np.arange(4000)), VOCAB, 0.15, 20, True)
+    _, _, _, weights = mask(
+        ids,
+        np.full(4000, 40),
+        sample_keys(1, 0, np.arange(4000)),
+        VOCAB,
+        masking(0.15, True),
+        20,
+    )
     expected = []
     for row in ids:
         words, taken = words_of(row, 40), 0
@@ -198,7 +222,12 @@ def test_whole_words_reach_the_number_of_predictions_that_shuffled_words_reach()
 def test_more_predictions_than_candidates_mask_all_of_them(whole_words):
     ids = np.array([[2, 7, 8, 3, 9, 3, 0, 0]], dtype=np.int32)
     _, positions, labels, weights = mask(
-        ids, np.array([6]), np.array([1], dtype=np.uint64), VOCAB, 1.0, 8, whole_words
+        ids,
+        np.array([6]),
+        np.array([1], dtype=np.uint64),
+        VOCAB,
+        masking(1.0, whole_words),
+        8,
     )
     assert positions[0].tolist() == [1, 2, 4, 0, 0, 0, 0, 0] and weights[0].sum() == 3
     assert labels[0].tolist() == [7, 8, 9, 0, 0, 0, 0, 0]
@@ -207,7 +236,7 @@ def test_more_predictions_than_candidates_mask_all_of_them(whole_words):
 @pytest.mark.parametrize("whole_words", [False, True])
 def test_a_sequence_of_special_tokens_only_has_no_predictions(whole_words):
     ids, key = np.array([[2, 3, 3, 0]], dtype=np.int32), np.array([1], dtype=np.uint64)
-    corrupted, _, _, weights = mask(ids, np.array([3]), key, VOCAB, 0.15, 2, whole_words)
+    corrupted, _, _, weights = mask(ids, np.array([3]), key, VOCAB, masking(0.15, whole_words), 2)
     assert weights.sum() == 0 and (corrupted == ids).all()
 
 
@@ -216,9 +245,16 @@ def test_a_row_does_not_depend_on_its_batch(whole_words):
     generator = np.random.default_rng(4)
     lengths = generator.integers(6, 60, 50)
     ids, keys = make_rows(lengths, 64, generator), sample_keys(1, 2, np.arange(50))
-    whole = mask(ids, lengths, keys, VOCAB, 0.15, 10, whole_words)
+    whole = mask(ids, lengths, keys, VOCAB, masking(0.15, whole_words), 10)
     for row in range(50):
-        alone = mask(ids[[row], :60], lengths[[row]], keys[[row]], VOCAB, 0.15, 10, whole_words)
+        alone = mask(
+            ids[[row], :60],
+            lengths[[row]],
+            keys[[row]],
+            VOCAB,
+            masking(0.15, whole_words),
+            10,
+        )
         assert (alone[0][0] == whole[0][row, :60]).all()
         assert all((one[0] == all_rows[row]).all() for one, all_rows in zip(alone[1:], whole[1:]))
 

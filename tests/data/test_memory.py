@@ -9,8 +9,9 @@ from tests.processes import run_command
 # Sentences of 10 to 30 tokens, 40 a document. The ids are never touched, and so take no memory.
 HOLDER = """
 import numpy as np
+from data.options import BatchingConfig, MaskingConfig
 from data.pretraining.batches import PretrainingBatches
-from data.pretraining.text_source import RawSource
+from data.pretraining.sources import TextSource
 from data.tokenizing.vocab import vocabulary_from_tokens
 from data.store.tokens import TokenStore
 
@@ -24,9 +25,9 @@ sentences = np.zeros(count + 1, np.int64)
 np.cumsum(np.random.default_rng(0).integers(10, 31, count), out=sentences[1:])
 documents = np.arange(0, count + 1, 40)
 store = TokenStore(np.zeros(sentences[-1], np.uint16), sentences, documents, vocab.sha256)
-source = RawSource(store, vocab, 128, 0.1, 0.15, 20)
+source = TextSource(store, vocab, MaskingConfig(128, 0.1, 0.15, 20))
 before = held()
-batches = PretrainingBatches(source, 8192, True, 32, 0, 0, 1)
+batches = PretrainingBatches(source, BatchingConfig(8192, True, 32), 0, 0, 1)
 one = batches.order(0)
 print(len(one.samples), held() - before)
 batches._orders.prepare(1)

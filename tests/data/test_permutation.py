@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from data.pretraining.permutation import permuted
+from data.pretraining.randomness import permuted
 from tests.data.chance import UNLIKELY, chi_square_p
 
 

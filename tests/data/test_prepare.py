@@ -226,16 +226,16 @@ def test_skipped_records_are_counted_and_named(tmp_path, embedded, capsys):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--num_workers", "0"], "--num_workers 0"),
+        (["--num_workers", "0"], "argument --num_workers: '0' is not"),
         (["--sp_nbest", "5"], "--sp_nbest needs --sentencepiece"),
         (["--sentencepiece", "x.model"], "--vocab and --sentencepiece"),
-        (["--masked_lm_prob", "0"], "--masked_lm_prob 0"),
-        (["--masked_lm_prob", "nan"], "--masked_lm_prob nan"),
-        (["--short_seq_prob", "1.5"], "--short_seq_prob 1.5"),
-        (["--dupe_factor", "0"], "--dupe_factor 0"),
-        (["--instances_per_file", "0"], "--instances_per_file 0"),
-        (["--max_predictions_per_seq", "0"], "--max_predictions_per_seq 0"),
-        (["--seed", "-1"], "--seed -1"),
+        (["--masked_lm_prob", "0"], "argument --masked_lm_prob: '0' is not"),
+        (["--masked_lm_prob", "nan"], "argument --masked_lm_prob: 'nan' is not"),
+        (["--short_seq_prob", "1.5"], "argument --short_seq_prob: '1.5' is not"),
+        (["--dupe_factor", "0"], "argument --dupe_factor: '0' is not"),
+        (["--instances_per_file", "0"], "argument --instances_per_file: '0' is not"),
+        (["--max_predictions_per_seq", "0"], "argument --max_predictions_per_seq: '0' is not"),
+        (["--seed", "-1"], "argument --seed: '-1' is not"),
         (["--format", "npz", "--max_seq_length", "4"], "--max_seq_length 4"),
         (["--format", "npz", "--max_seq_length", "1024"], "--max_seq_length 1024"),
     ],
@@ -292,7 +292,9 @@ def test_progress_is_a_line_now_and_then(monkeypatch):
         progress.update(10_000_000 + 1_000_000 * (second + 1), {"tokens": 1_000_000 + 200_000 * (second + 1)})
     progress.end()
     lines = stream.getvalue().splitlines()
-    assert lines == [f"tokenizing: {done} of 50 MB, 0.20 M tokens/s" for done in (20, 30, 40, 50)]
+    assert lines == [
+        f"tokenizing: {done} of 50 MB, 0.20 M tokens/s, 00:{50 - done:02} left" for done in (20, 30, 40, 50)
+    ]
 
 
 @pytest.mark.parametrize(

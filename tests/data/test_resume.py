@@ -14,8 +14,9 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
+from data.options import MaskingConfig
 from data.pretraining.batches import EPOCH_SHIFT, PretrainingBatches
-from data.pretraining.text_source import RawSource
+from data.pretraining.sources import TextSource
 from tests.data.resume_worker import OPTIONS, digest
 from tests.processes import ROOT, start_command
 
@@ -48,7 +49,7 @@ def job(store, embedded, tmp_path):
 @pytest.fixture
 def uninterrupted(store, vocab):
     """What one rank consumes: its batches, blocks of two epochs, and (epoch, samples, digest) of each."""
-    source = RawSource(store, vocab, 64, 0.3, 0.15, 10)
+    source = TextSource(store, vocab, MaskingConfig(64, 0.3, 0.15, 10))
     batches = PretrainingBatches(source, rank=0, world_size=1, **OPTIONS)
     needed = sum(batches.blocks_in_epoch(epoch) for epoch in range(2))
     expected, stream, position = [], iter(batches), 0
@@ -120,7 +121,7 @@ def test_killed_runs_go_on_with_any_number_of_ranks(job, uninterrupted, store, v
     with job([0, 1], 2, 2, left + 4, pause=0.0) as run:
         run.wait().check()
     blocks.update(as_blocks(read_log(log)[before:], batches, 1 << 62))
-    source = RawSource(store, vocab, 64, 0.3, 0.15, 10)
+    source = TextSource(store, vocab, MaskingConfig(64, 0.3, 0.15, 10))
     check(blocks, expected, batches, lambda epoch: source.lengths(OPTIONS["seed"], epoch))
 
 
@@ -155,11 +156,11 @@ def test_killed_processes_go_on_as_more_processes(job, uninterrupted, store, voc
         found = as_blocks(read_log(tmp_path / f"log-second-{rank}"), batches, 1 << 62)
         assert not set(found) & set(blocks)
         blocks.update(found)
-    source = RawSource(store, vocab, 64, 0.3, 0.15, 10)
+    source = TextSource(store, vocab, MaskingConfig(64, 0.3, 0.15, 10))
     check(blocks, expected, batches, lambda epoch: source.lengths(OPTIONS["seed"], epoch))
 
 
 def test_the_size_of_this_test_makes_sense(store, vocab):
-    source = RawSource(store, vocab, 64, 0.3, 0.15, 10)
+    source = TextSource(store, vocab, MaskingConfig(64, 0.3, 0.15, 10))
     batches = PretrainingBatches(source, rank=0, world_size=1, **OPTIONS)
     assert 50 < batches.blocks_in_epoch(0) < 550 and np.unique(batches.order(0).shapes()[1]).size == 4

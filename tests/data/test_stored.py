@@ -17,8 +17,7 @@ from base.errors import InputError
 from base.files import sha256_of
 from data.formats.records import PretrainingArrays
 from data.formats.write import write_instances
-from data.store.from_files import build_instances, cached_instances
-from data.store.instances import InstanceStore, is_instance_store
+from data.store.instances import InstanceStore, build_instances, cached_instances, is_instance_store
 from tests.data.formats.samples import ragged
 from tests.data.instance_files import VOCAB_SIZE, assert_holds, content, files_of, flip, save
 
@@ -108,12 +107,11 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 CHILD = """
-import sys
-from data.store.build import build_columns
+import functools, sys
 from base.progress import Printed
-from data.store.from_files import build_instances
-build_columns.__kwdefaults__["journal_seconds"] = 0.0  # after every file
-build_instances(sys.argv[3:], 30000, sys.argv[2], int(sys.argv[1]), progress=Printed())
+from data.store import instances
+instances.BuildPlan = functools.partial(instances.BuildPlan, journal_seconds=0.0)  # after every file
+instances.build_instances(sys.argv[3:], 30000, sys.argv[2], int(sys.argv[1]), progress=Printed())
 """
 
 
@@ -279,7 +277,7 @@ def test_a_damaged_store_in_the_cache_is_built_again(built, tmp_path):
 def test_of_many_processes_one_converts(built, tmp_path):
     paths = built[0]
     script = (
-        "import sys; from base.progress import Printed; from data.store.from_files import cached_instances\n"
+        "import sys; from base.progress import Printed; from data.store.instances import cached_instances\n"
         "class Told(Printed):\n"
         "    def begin(self, what, total): print(what)\n"
         f"print(cached_instances(sys.argv[2:], {VOCAB_SIZE}, sys.argv[1], 2, progress=Told()).num_instances)"

@@ -3,11 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from data.options import BatchingConfig
 from data.pretraining.batches import PretrainingBatches, evaluation_batches
-from data.pretraining.instance_source import StoredSource, padded_batch
-from data.pretraining.sources import Batch
-from data.store.from_files import build_instances
-from data.store.instances import InstanceStore
+from data.pretraining.sources import Batch, InstanceSource, padded_batch
+from data.store.instances import InstanceStore, build_instances
 from tests.data.formats.samples import ragged
 from tests.data.instance_files import VOCAB_SIZE, files_of, save
 
@@ -64,7 +63,7 @@ def three_files(tmp_path_factory):
 @pytest.mark.parametrize("pad_id", [0, 7])
 def test_batches_are_the_rows_padded(three_files, pad_id):
     store, instances = three_files
-    source = StoredSource(store, pad_id)
+    source = InstanceSource(store, pad_id)
     generator = np.random.default_rng(0)
     for rows in (1, 5, 40):
         for _ in range(10):
@@ -77,7 +76,7 @@ def test_batches_are_the_rows_padded(three_files, pad_id):
 
 def test_the_last_instance_and_an_empty_batch(three_files):
     store, instances = three_files
-    source = StoredSource(store)
+    source = InstanceSource(store)
     last = np.array([len(instances) - 1])
     assert_equal(source.collate(0, 0, last, 40), by_hand(instances[-1:], 40, source.columns(40), 0))
     assert source.collate(0, 0, last[:0], 16).input_ids.shape == (0, 16)
@@ -85,15 +84,15 @@ def test_the_last_instance_and_an_empty_batch(three_files):
 
 def test_lengths_are_the_mapped_column_itself(three_files):
     store, instances = three_files
-    lengths = StoredSource(store).lengths(0, 0)
-    assert lengths is store.lengths and lengths is StoredSource(store).lengths(5, 9)
+    lengths = InstanceSource(store).lengths(0, 0)
+    assert lengths is store.lengths and lengths is InstanceSource(store).lengths(5, 9)
     assert lengths.dtype == np.int32 and not lengths.flags.writeable
     assert lengths.tolist() == [len(instance["input_ids"]) for instance in instances]
 
 
 def test_columns_are_those_that_sequences_of_a_length_need(three_files):
     store, instances = three_files
-    source = StoredSource(store)
+    source = InstanceSource(store)
     assert (source.max_length, source.max_predictions) == (24, 4)
     for length in range(1, 60):
         counts = [len(i["masked_lm_ids"]) for i in instances if len(i["input_ids"]) <= length]
@@ -109,7 +108,7 @@ def test_instances_without_predictions(tmp_path):
     build_instances([str(tmp_path / "a.npz")], VOCAB_SIZE, str(tmp_path / "store"))
     store = InstanceStore.open(str(tmp_path / "store"))
     assert len(store.positions) == len(store.weights) == 0 and store.prediction_ends.tolist() == [0] * 7
-    source = StoredSource(store)
+    source = InstanceSource(store)
     batch = source.collate(0, 0, np.arange(6), 24)
     assert source.max_predictions == 1 and not batch.masked_weights.any()
     assert batch.masked_positions.shape == (6, 1) and (batch.input_ids[0] == rows[0]["input_ids"]).all()
@@ -130,7 +129,11 @@ def test_ten_ranks_share_three_files_and_see_each_instance_once_an_epoch(three_f
     assert len(number_of) == len(instances)
     batch_size = 64 if use_avg_len else 4
     ranks = [
-        iter(PretrainingBatches(StoredSource(store), batch_size, use_avg_len, 3, 11, rank, 10))
+        iter(
+            PretrainingBatches(
+                InstanceSource(store), BatchingConfig(batch_size, use_avg_len, 3), 11, rank, 10
+            )
+        )
         for rank in range(10)
     ]
     seen = []
@@ -151,7 +154,7 @@ def test_evaluation_covers_all_files_once(three_files):
     rows = [
         row
         for rank in range(10)
-        for batch in evaluation_batches(StoredSource(store), 8, rank, 10)
+        for batch in evaluation_batches(InstanceSource(store), 8, rank, 10)
         for row in batch[0]
     ]
     assert len({row.tobytes() for row in rows}) <= len(rows) == len(instances)

@@ -6,7 +6,8 @@ import time
 import pytest
 
 from base.errors import InputError
-from data.text.corpus import UNKNOWN, TextSettings, documents, sentences, text_units
+from data.options import TextConfig
+from data.text.corpus import UNKNOWN, documents, sentences, text_units
 from data.text.formats import BOOKS, DOC, JSON, LINES, WIKITEXT, detect_format, heading_level
 from tests.data.wikitext import DOCUMENTS
 
@@ -23,13 +24,13 @@ def file(tmp_path):
 
 def skipping(path, text_format="auto"):
     messages = []
-    text_settings = TextSettings(text_format, skip_bad_records=True)
+    text_settings = TextConfig(text_format, skip_bad_records=True)
     return list(documents([path], text_settings, messages.append)), messages
 
 
 def error(path, text_format="auto"):
     with pytest.raises(InputError) as caught:
-        list(sentences([path], TextSettings(text_format)))
+        list(sentences([path], TextConfig(text_format)))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -66,7 +67,7 @@ def test_wikiextractor_elements(file):
         ["No title here.", "Two."],
     ]
     assert list(documents([path])) == expected
-    assert list(documents([path], TextSettings("wikiextractor"))) == expected
+    assert list(documents([path], TextConfig("wikiextractor"))) == expected
 
 
 def test_wikiextractor_with_crlf_and_byte_order_mark(file):
@@ -91,7 +92,7 @@ def test_json_lines(file):
     assert detect_format(path) == JSON
     expected = [["One.", "Two.", "Three\u2028still."], ["Four."]]
     assert list(documents([path])) == expected
-    assert list(documents([path], TextSettings("wikiextractor"))) == expected
+    assert list(documents([path], TextConfig("wikiextractor"))) == expected
 
 
 def test_a_long_first_record_is_still_seen_as_json(file):
@@ -156,17 +157,17 @@ def test_books_are_one_document_each(tmp_path):
     for name in "ab":
         (tmp_path / name).write_text(f"Chapter {name}\n\n\nIt began. It went on.\n\n   \nThe end", "utf-8")
     paths = [str(tmp_path / "a"), str(tmp_path / "b")]
-    assert [unit.format for unit in text_units(paths, TextSettings("books"))] == [BOOKS, BOOKS]
+    assert [unit.format for unit in text_units(paths, TextConfig("books"))] == [BOOKS, BOOKS]
     lines = ["Chapter a", "It began. It went on.", "The end"]
-    assert next(documents(paths, TextSettings("books"))) == lines
-    split = list(documents(paths, TextSettings("books", split_sentences=True)))
+    assert next(documents(paths, TextConfig("books"))) == lines
+    split = list(documents(paths, TextConfig("books", split_sentences=True)))
     assert split[0] == ["Chapter a", "It began.", "It went on.", "The end"] and len(split) == 2
 
 
 def test_running_text_is_split_on_request_only(file):
     path = file("One. Two.\n\nThree.\n")
     assert list(documents([path])) == [["One. Two."], ["Three."]]
-    assert list(documents([path], TextSettings(split_sentences=True))) == [["One.", "Two."], ["Three."]]
+    assert list(documents([path], TextConfig(split_sentences=True))) == [["One.", "Two."], ["Three."]]
 
 
 @pytest.mark.parametrize(
@@ -199,7 +200,7 @@ def test_every_file_has_its_own_format(tmp_path):
     (tmp_path / "b").write_text(" = T = \n \n One . Two . \n", "utf-8")
     paths = [str(tmp_path / "a"), str(tmp_path / "b")]
     assert list(documents(paths)) == [["One. Two."], ["One .", "Two ."]]
-    assert list(documents(paths, TextSettings("lines"))) == [["One. Two."], ["= T ="], ["One . Two ."]]
+    assert list(documents(paths, TextConfig("lines"))) == [["One. Two."], ["= T ="], ["One . Two ."]]
 
 
 def test_text_outside_of_elements(file):

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from base.errors import InputError
-from data.text.corpus import TextSettings, read_unit, sentences, text_units
+from data.options import TextConfig
+from data.text.corpus import read_unit, sentences, text_units
 from data.text.lines import Problems, line_blocks
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +31,7 @@ def strict_error(path, text_settings):
 
 def skipped(path, text_format, split=False):
     messages = []
-    text_settings = TextSettings(text_format, split, skip_bad_records=True)
+    text_settings = TextConfig(text_format, split, skip_bad_records=True)
     return [s for s in sentences([path], text_settings, messages.append) if s is not None], messages
 
 
@@ -59,7 +60,7 @@ def test_a_bad_line_is_named_or_left_out_alone(tmp_path, form, bad):
         bad, what = bad * 16, "longer than 16 MiB"
     before, after = FORMS[form]
     path = write(tmp_path / "text", before + bad + b"\r\n" + after)
-    message = strict_error(path, TextSettings(form))
+    message = strict_error(path, TextConfig(form))
     line = before.count(b"\n") + 1
     assert message.startswith(f"{path}, line {line}: ") and what in message
     assert message.endswith(", or give --skip_bad_records")
@@ -72,7 +73,7 @@ def test_a_bad_line_is_named_or_left_out_alone(tmp_path, form, bad):
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
 def test_utf16_is_named_at_its_first_line(tmp_path, text_format, encoding):
     path = write(tmp_path / "text", "Zeile eins\nZeile zwei\n".encode(encoding))
-    message = strict_error(path, TextSettings(text_format))
+    message = strict_error(path, TextConfig(text_format))
     assert message.startswith(f"{path}, line 1: ") and "iconv" in message
 
 
@@ -87,7 +88,7 @@ def test_thousands_of_bad_lines_are_counted_with_their_numbers(tmp_path):
     found, messages = skipped(path, "lines")
     assert len(found) == content.count(b"good") and messages == expected
     in_units = []
-    text_settings = TextSettings("lines", skip_bad_records=True)
+    text_settings = TextConfig("lines", skip_bad_records=True)
     for unit in text_units([path], text_settings, 5000):
         list(read_unit(unit, text_settings, in_units.append))
     assert in_units == expected
@@ -149,7 +150,7 @@ def test_random_bytes_end_in_a_message_or_text(tmp_path):
             found, messages = skipped(path, text_format, split=True)
             assert all(sentence.strip() == sentence != "" for sentence in found)
             try:
-                assert [s for s in sentences([path], TextSettings(text_format, True)) if s] == found
+                assert [s for s in sentences([path], TextConfig(text_format, True)) if s] == found
                 assert messages == []
             except InputError as error:
                 assert "\n" not in str(error) and str(error).startswith(messages[0])
@@ -159,14 +160,15 @@ PARAGRAPH = "It was \u4e2d " + "and " * 100 + "it was not. "
 MEMORY = """
 import sys
 import time
-from data.text.corpus import TextSettings, read_unit, text_units
+from data.text.corpus import read_unit, text_units
+from data.options import TextConfig
 
 def peak():
     with open("/proc/self/status") as handle:
         return next(int(line.split()[1]) / 1024 for line in handle if line.startswith("VmHWM"))
 
 before = peak()
-settings = TextSettings(sys.argv[2], True, True)
+settings = TextConfig(sys.argv[2], True, True)
 messages = []
 count = 0
 for unit in text_units([sys.argv[1]], settings):

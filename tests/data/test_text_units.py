@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from base.errors import InputError
-from data.text.corpus import TextSettings, documents, expand_inputs, read_unit, sentences, text_units
+from data.options import TextConfig
+from data.text.corpus import documents, expand_inputs, read_unit, sentences, text_units
 from tests.data.wikitext import DOCUMENTS
 
 LINES = b"\xef\xbb\xbf\r\n one\r\ntwo \xe2\x80\xa8 still\n\n\n \t\nthree. Four! five\n\nsix"
@@ -27,7 +28,7 @@ JSON = b"".join(
     json.dumps({"id": str(i), "title": "T", "text": text}).encode() + b"\n"
     for i, text in enumerate(["One. Two.\nThree.", "", "Four."])
 )
-MANY = TextSettings(skip_bad_records=True)
+MANY = TextConfig(skip_bad_records=True)
 
 
 def write(path, content):
@@ -67,7 +68,7 @@ def assert_tiled(paths, units):
     "content", [LINES, DOCS, WIKITEXT, JSON, b"\n", b"x", b"a\n\0b\n\nc\n"], ids=range(7)
 )
 @pytest.mark.parametrize(
-    "text_settings", [MANY, TextSettings("books", True, True), TextSettings("lines", True, True)]
+    "text_settings", [MANY, TextConfig("books", True, True), TextConfig("lines", True, True)]
 )
 def test_parts_of_every_size_give_the_whole(tmp_path, content, text_settings):
     paths = [write(tmp_path / "a", content), write(tmp_path / "b", content)]
@@ -118,7 +119,7 @@ lines_of_text = st.lists(
 )
 def test_parts_of_generated_files_give_the_whole(lines, closed, newline, unit_bytes, text_format, split):
     content = newline.join(lines) + (newline if closed else b"")
-    text_settings = TextSettings(text_format, split, True)
+    text_settings = TextConfig(text_format, split, True)
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "text")
         with open(path, "wb") as handle:
@@ -133,7 +134,7 @@ def test_parts_of_generated_files_give_the_whole(lines, closed, newline, unit_by
         for message in messages:
             assert message.startswith(f"{path}, line ") and "\n" not in message
         if messages:
-            strict = TextSettings(text_format, split, False)
+            strict = TextConfig(text_format, split, False)
             with pytest.raises(InputError) as caught:
                 list(sentences([path], strict))
             # The first that the skipping reader counted is the one that the strict one stops at.
@@ -144,10 +145,10 @@ def test_lines_longer_than_the_blocks_that_are_read(tmp_path):
     long = ("word " * 150_000).encode() + b"end."  # 0.75 MB, below the limit of 1 MiB
     content = b"".join(b"%d\n" % i * 1000 + long + b"\n\n" for i in range(4)) + long
     path = write(tmp_path / "a", content)
-    whole = in_one([path], TextSettings())
+    whole = in_one([path], TextConfig())
     assert whole[1] == [] and sum(sentence is not None for sentence in whole[0]) == 4005
     for unit_bytes in (1000, 1 << 18, 1 << 20, 3_000_000):
-        assert in_units([path], TextSettings(), unit_bytes) == whole
+        assert in_units([path], TextConfig(), unit_bytes) == whole
 
 
 def test_parts_are_about_as_large_as_asked_and_can_be_sent_to_a_worker(tmp_path):
@@ -167,13 +168,13 @@ def test_a_file_cut_short_while_it_is_read(tmp_path):
 
 
 def test_real_wikitext_in_parts(wikitext):
-    whole = in_one([wikitext], TextSettings())
+    whole = in_one([wikitext], TextConfig())
     assert whole[1] == []
     for unit_bytes in (5_000, 100_000):
-        assert in_units([wikitext], TextSettings(), unit_bytes) == whole
-    lines = in_one([wikitext], TextSettings("lines"))
+        assert in_units([wikitext], TextConfig(), unit_bytes) == whole
+    lines = in_one([wikitext], TextConfig("lines"))
     for unit_bytes in (999, 1 << 20):
-        assert in_units([wikitext], TextSettings("lines"), unit_bytes) == lines
+        assert in_units([wikitext], TextConfig("lines"), unit_bytes) == lines
     assert len(list(documents([wikitext]))) == DOCUMENTS
 
 
@@ -227,4 +228,4 @@ def test_a_named_pipe_is_refused_at_once(tmp_path):
 
 def test_an_unknown_format_names_the_flag():
     with pytest.raises(InputError, match="--text_format html: must be one of auto, lines"):
-        TextSettings("html")
+        TextConfig("html")

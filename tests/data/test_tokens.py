@@ -12,11 +12,11 @@ import sentencepiece
 
 from base.errors import InputError
 from base.progress import Silent
+from data.options import MaskingConfig, TextConfig
 from data.pretraining.masks import mask
 from data.store.entropy import context_free_loss, entropy_given_place, token_counts, unigram_entropy
-from data.store.tokenize import TokenizeUnit
-from data.store.tokens import TokenStore, build_store, cached_store, is_store
-from data.text.corpus import TextSettings, documents, text_units
+from data.store.tokens import TokenizeUnit, TokenStore, build_store, cached_store, is_store
+from data.text.corpus import documents, text_units
 from data.tokenizing.tokenizer import TokenizerSettings, WordPieceTokenizer, load_sentencepiece
 from data.tokenizing.vocab import vocabulary_from_tokens
 from tests.data.token_stores import stored_documents, stores_in
@@ -65,7 +65,7 @@ def test_where_batches_end_makes_no_difference(settings, tmp_path, lines, monkey
     path = tmp_path / "text.txt"
     path.write_text("".join(generator.choice(pieces, 300)), encoding="utf-8")
     build_store([str(path)], settings, str(tmp_path / "large"))
-    monkeypatch.setattr("data.store.tokenize.LINES_PER_BATCH", lines)
+    monkeypatch.setattr("data.store.tokens.LINES_PER_BATCH", lines)
     build_store([str(path)], settings, str(tmp_path / "small"))
     large, small = (TokenStore.open(str(tmp_path / name)) for name in ("large", "small"))
     assert stored_documents(large) == stored_documents(small) and large.num_documents > 20
@@ -156,7 +156,7 @@ def test_bad_text_is_named_or_skipped_and_counted(tmp_path, settings, skip):
     path.write_bytes(b"good\n" * 10_000 + b"\xff\n" + b"\n\nanother\nno\0t text\n")
     cache = str(tmp_path / "cache")
     if skip:
-        store = cached_store([str(path)], settings, cache, text=TextSettings(skip_bad_records=True))
+        store = cached_store([str(path)], settings, cache, text=TextConfig(skip_bad_records=True))
         assert store.num_sentences == 10_001 and store.manifest["counts"]["skipped"] == 2
         first, second = store.manifest["messages"]
         assert "bad.txt, line 10001" in first and "bad.txt, line 10005" in second
@@ -189,7 +189,7 @@ def test_text_that_changes_while_it_is_read_is_refused(text, settings, tmp_path,
 def test_only_the_first_messages_are_kept(tmp_path, settings):
     path = tmp_path / "bad.txt"
     path.write_bytes(b"a\n\nb\n" + b"\xff\n" * 1000)
-    store = cached_store([str(path)], settings, str(tmp_path), text=TextSettings(skip_bad_records=True))
+    store = cached_store([str(path)], settings, str(tmp_path), text=TextConfig(skip_bad_records=True))
     assert store.manifest["counts"]["skipped"] == 1000 and len(store.manifest["messages"]) == 20
 
 
@@ -219,7 +219,7 @@ def test_ids_outside_the_vocabulary_are_refused(text, vocab):
         number = 0
 
     with pytest.raises(InputError, match="outside the vocabulary of 2000"):
-        TokenizeUnit(Settings(), TextSettings())(text_units([text])[0], Part())
+        TokenizeUnit(Settings(), TextConfig())(text_units([text])[0], Part())
 
 
 def test_what_is_sampled_depends_on_seed_and_place_alone(embedded, tmp_path):
@@ -275,7 +275,9 @@ def test_the_loss_without_context_is_the_best_that_looking_at_masked_places_allo
     rows = store.ids[: store.num_tokens // 32 * 32].reshape(-1, 32).astype(np.int32)
     rows = np.tile(rows, (200, 1))
     keys = np.arange(len(rows), dtype=np.uint64)
-    corrupted, positions, ids, weights = mask(rows, np.full(len(rows), 32, np.int32), keys, vocab, 0.15, 5)
+    corrupted, positions, ids, weights = mask(
+        rows, np.full(len(rows), 32, np.int32), keys, vocab, MaskingConfig(), 5
+    )
     target = ids[weights > 0]
     seen = np.take_along_axis(corrupted, positions, 1)[weights > 0]
     size = len(vocab)

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from base.errors import InputError
-from data.text.corpus import UNKNOWN, TextSettings
+from data.options import TextConfig
+from data.text.corpus import UNKNOWN
 from data.tokenizing.tokenizer import SentencePieceTokenizer, WordPieceTokenizer, load_sentencepiece
 from data.tokenizing.train_sentencepiece import MODEL_TYPES, sentencepiece_model
 from data.tokenizing.train_wordpiece import wordpiece_tokens
@@ -71,7 +72,7 @@ def test_every_sentence_is_drawn_equally_often(tmp_path):
 def test_words_that_were_taken_out_are_not_learned(tmp_path):
     path = tmp_path / "wiki.txt"
     path.write_text(" = Title = \n\n <unk> walks to the <unk> and walks on . \n" * 40, "utf-8")
-    text = TrainingText([str(path)], TextSettings("wikitext"))
+    text = TrainingText([str(path)], TextConfig("wikitext"))
     assert not any(UNKNOWN in line for line in text.passes("x"))
     tokens = wordpiece_tokens(text, 120)
     assert "walks" in tokens and not any("unk" in token or UNKNOWN in token for token in tokens[5:])
@@ -173,7 +174,7 @@ def test_the_command_counts_bad_records_that_it_was_told_to_skip(tmp_path, capsy
     "change, message",
     [
         (["--vocab_size", "99"], "--vocab_size 99: must be at least 100"),
-        (["--max_sentences", "-1"], "--max_sentences -1"),
+        (["--max_sentences", "-1"], "--max_sentences: '-1' is not a"),
         (["--output", "no/such/v.txt"], "--output: no such directory"),
         (["--input", "none*.txt"], "--input"),
     ],

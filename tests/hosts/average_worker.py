@@ -20,7 +20,7 @@ SIZES, ROUNDS = (1, 1000, 300_000), 4
 
 
 def values(rank: int, turn: int, size: int) -> np.ndarray:
-    """What a rank contributes: whole numbers, so that their sums are exact in any order."""
+    """Contribution of a rank: whole numbers, so that their sums are exact in any order."""
     return np.random.RandomState([rank, turn, size]).randint(-1000, 1000, size).astype("float32")
 
 
@@ -35,9 +35,9 @@ def main() -> None:
             mean = sum(values(other, turn, count) for other in range(size)) / np.float32(size)
             wrong += not np.array_equal(array.asnumpy(), mean)
     communicator.close()
-    found = {"rank": rank, "size": size, "wrong": wrong, "host": socket.gethostname()}
-    found["address"] = os.environ.get("DMLC_NODE_HOST")
-    (Path(sys.argv[1]) / f"rank.{rank}.json").write_text(json.dumps(found), encoding="ascii")
+    facts = {"rank": rank, "size": size, "wrong": wrong, "host": socket.gethostname()}
+    facts["address"] = os.environ.get("DMLC_NODE_HOST")
+    (Path(sys.argv[1]) / f"rank.{rank}.json").write_text(json.dumps(facts), encoding="ascii")
 
 
 main()

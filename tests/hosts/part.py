@@ -1,4 +1,4 @@
-"""A rank for the tests of the launcher: says who it is, then does as its arguments tell it.
+"""A rank for the tests of the launcher: writes down its place, then acts by its arguments.
 
     part.py DIRECTORY ACTION [ACTION of rank 1 ...]         the last action is also that of further ranks
 

@@ -29,10 +29,10 @@ def test_byteps_averages_over_two_hosts(two_hosts, tmp_path, options):
     command = [*launcher(two_hosts, *options), HERE / "average_worker.py", tmp_path]
     result = run_command(command, timeout=90, env={"OMP_NUM_THREADS": "1"}).check()
     for rank in (0, 1):
-        found = json.loads((tmp_path / f"rank.{rank}.json").read_text())
+        facts = json.loads((tmp_path / f"rank.{rank}.json").read_text())
         address = None if options else f"10.77.0.{rank + 1}"
         expected = {"rank": rank, "size": 2, "wrong": 0, "host": NAMES[rank], "address": address}
-        assert found == expected, result.describe()
+        assert facts == expected, result.describe()
     # 4 rounds of 1.2 MB, half of them to the other host's server; a packet carries at most 64 kB.
     for host in (0, 1):
         assert two_hosts.received(host) - before[host] > 40
@@ -43,11 +43,11 @@ def test_what_is_sent_along_to_another_host(two_hosts, tmp_path):
     options = ["--server_timeout", "0.5", "--env", "OWN=$x"]
     command = [*launcher(two_hosts, *options), HERE / "part.py", tmp_path, "exit0", "exit0", "it's *"]
     run_command(command, timeout=60, env=env).check()
-    found = json.loads((tmp_path / "rank.1.json").read_text(encoding="utf-8"))
+    facts = json.loads((tmp_path / "rank.1.json").read_text(encoding="utf-8"))
     expected = {"MXNET_OWN": "a b'c", "NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "3", "OWN": "$x"}
     expected.update(DMLC_WORKER_ID="1", DMLC_PS_ROOT_URI="10.77.0.1", DMLC_NODE_HOST="10.77.0.2")
-    assert {name: found["environ"].get(name) for name in expected} == expected
-    assert found["cwd"] == str(ROOT) and found["argv"][4] == "it's *"
+    assert {name: facts["environ"].get(name) for name in expected} == expected
+    assert facts["cwd"] == str(ROOT) and facts["argv"][4] == "it's *"
 
 
 def start(two_hosts, tmp_path, action, *options):

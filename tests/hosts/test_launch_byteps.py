@@ -78,16 +78,16 @@ def test_ranks_of_two_workers(tmp_path):
     launch(tmp_path, lines, ["exit0"], *options, env=env).check()
     ports = set()
     for rank, (worker, local) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
-        found = facts(tmp_path, rank)
+        rank_facts = facts(tmp_path, rank)
         expected = {
             "DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1",
             "DMLC_WORKER_ID": str(worker), "BYTEPS_LOCAL_RANK": str(local), "BYTEPS_LOCAL_SIZE": "2",
             "BYTEPS_GLOBAL_RANK": str(rank), "RANKS_ON_HOST": "4", "DMLC_PS_ROOT_URI": "127.0.0.1",
             "DMLC_NODE_HOST": "127.0.0.1", "OWN": "a b$c", "HOME": os.environ["HOME"], "MXNET_X": "y",
         }  # fmt: skip
-        assert {name: found["environ"].get(name) for name in expected} == expected
-        assert found["cwd"] == str(ROOT)
-        ports.add(found["environ"]["DMLC_PS_ROOT_PORT"])
+        assert {name: rank_facts["environ"].get(name) for name in expected} == expected
+        assert rank_facts["cwd"] == str(ROOT)
+        ports.add(rank_facts["environ"]["DMLC_PS_ROOT_PORT"])
     assert len(ports) == 1 and 1024 < int(ports.pop()) < 65536
 
 
@@ -435,7 +435,7 @@ def test_a_host_that_cannot_be_reached(tmp_path):
 
 # ------------------------------------------------------------------------------------- other hosts
 #
-# The remote shells here run what they are told on this machine; test_byteps_on_two_hosts.py has real hosts.
+# The remote shells here run their commands on this machine; test_byteps_on_two_hosts.py has real hosts.
 
 
 def write_shell(tmp_path, text):
@@ -480,9 +480,9 @@ def test_dry_run_prints_a_command_for_each_part(tmp_path):
     assert not (tmp_path / "rank.0.json").exists()
     # The printed line of a rank does what the launcher would have done.
     run_command(["sh", "-c", lines[7]], cwd=tmp_path).check()
-    found = facts(tmp_path, 1)
-    assert found["argv"][2:] == ["exit0", "exit0", "it's", "*"]
-    assert found["environ"]["OWN"] == "a b" and found["environ"]["DMLC_WORKER_ID"] == "1"
+    rank_facts = facts(tmp_path, 1)
+    assert rank_facts["argv"][2:] == ["exit0", "exit0", "it's", "*"]
+    assert rank_facts["environ"]["OWN"] == "a b" and rank_facts["environ"]["DMLC_WORKER_ID"] == "1"
 
 
 def test_dry_run_with_names_that_have_no_address(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from tests.processes import run_command
 
-# What a `make test` hands on to its commands is not for this make.
+# Variables that `make test` passes to its commands are not for this make.
 ENV = {
     **{"MAKEFLAGS": None, "MAKEOVERRIDES": None, "MFLAGS": None, "MAKELEVEL": None},
     **{"BACKEND": None, "NP": None, "RUN_DIR": None},

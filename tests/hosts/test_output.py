@@ -20,18 +20,18 @@ def test_lines_do_not_depend_on_the_pieces_in_which_they_come(words, cuts):
     text = b"".join(words)
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     lines = Lines()
-    found = [line for start, end in zip(edges, edges[1:]) for line in lines.feed(text[start:end])]
-    found += lines.finish()
+    cut = [line for start, end in zip(edges, edges[1:]) for line in lines.feed(text[start:end])]
+    cut += lines.finish()
     ended = text if not text or text.endswith(b"\n") else text + b"\n"
-    assert b"".join(found) == ended
+    assert b"".join(cut) == ended
     # An independent way to the same cuts: everything up to and including the next end of line.
-    assert found == re.findall(rb"[^\r\n]*(?:\r\n|\r|\n)", ended)
+    assert cut == re.findall(rb"[^\r\n]*(?:\r\n|\r|\n)", ended)
 
 
 def test_a_line_without_an_end_does_not_fill_the_memory():
     lines = Lines()
-    found = [line for _ in range(40) for line in lines.feed(b"x" * (LONGEST // 10))]
-    assert len(found) == 3 and all(len(line) <= 1.2 * LONGEST for line in found)
+    cut = [line for _ in range(40) for line in lines.feed(b"x" * (LONGEST // 10))]
+    assert len(cut) == 3 and all(len(line) <= 1.2 * LONGEST for line in cut)
 
 
 def test_on_a_terminal_a_line_replaces_a_progress_bar():

@@ -1,4 +1,4 @@
-"""Which processes a host file becomes, and where hosts/addresses.py finds them."""
+"""The processes that a host file becomes, and the addresses of hosts/addresses.py."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from base.errors import InputError
 from hosts.addresses import addresses, free_port, is_here
-from hosts.hostfile import HostsError
 from hosts.parts import Rendezvous, check_workers, choose_num_servers, plan_parts, python_of
 
 P3DN = [(f"10.0.0.{n}", 8) for n in range(1, 5)]
@@ -54,13 +54,13 @@ def test_number_of_servers():
     assert choose_num_servers(7, P3DN, True) == 7
     assert choose_num_servers(None, [("a", 8)], False) == 0
     for given, distributed in ((0, True), (-1, True), (1, False)):
-        with pytest.raises(HostsError, match=f"--num_servers {given}"):
+        with pytest.raises(InputError, match=f"--num_servers {given}"):
             choose_num_servers(given, P3DN, distributed)
 
 
 def test_workers_have_equal_slots():
     check_workers(P3DN, "file")
-    with pytest.raises(HostsError, match="file: a has 8 slots and c has 4"):
+    with pytest.raises(InputError, match="file: a has 8 slots and c has 4"):
         check_workers([("a", 8), ("b", 8), ("c", 4)], "file")
 
 
@@ -94,13 +94,13 @@ def test_addresses_of_this_machine_alone():
 
 
 def test_addresses_of_several_machines():
-    found = addresses(["192.0.2.1", "someone@192.0.2.2"], "file")
-    assert found == {"192.0.2.1": "192.0.2.1", "someone@192.0.2.2": "192.0.2.2"}
-    with pytest.raises(HostsError, match="name.invalid has no IPv4 address"):
+    numeric = addresses(["192.0.2.1", "someone@192.0.2.2"], "file")
+    assert numeric == {"192.0.2.1": "192.0.2.1", "someone@192.0.2.2": "192.0.2.2"}
+    with pytest.raises(InputError, match="name.invalid has no IPv4 address"):
         addresses(["192.0.2.1", "name.invalid"], "file")
     assert addresses(["192.0.2.1", "name.invalid"], "file", lenient=True)["name.invalid"] == "name.invalid"
     for loopback in ("localhost", "127.0.0.1", "user@localhost"):
-        with pytest.raises(HostsError, match=f"{loopback} means another machine on each host"):
+        with pytest.raises(InputError, match=f"{loopback} means another machine on each host"):
             addresses([loopback, "192.0.2.1"], "file")
 
 

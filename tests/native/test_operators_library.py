@@ -27,7 +27,7 @@ def test_kernels_bring_no_code_that_the_linker_could_share_between_instruction_s
 
 
 def test_an_instruction_set_beyond_the_processor_or_unknown_is_refused() -> None:
-    code = "from bert.native_operators import load_operators; load_operators()"
+    code = "from bert.operators import load_operators; load_operators()"
     env = {**os.environ, "BERT_OPERATORS_ISA": "sse9", "PYTHONPATH": str(ROOT)}
     result = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120

@@ -1,1 +1,9 @@
-"""LAMB and two Adams, learning rate, loss scale, accumulation."""
+"""Updates of the weights from gradients.
+
+accumulation                 sums of gradients over micro-batches
+scaler                       the loss scale, and the end after many non-finite gradients
+schedule                     the learning rate by step
+update_rule                  the numbers in the formulas
+optimizer                    LAMB and two Adams
+mxnet_update, native_update  the arithmetic, on MXNet's and on the fused operators
+"""

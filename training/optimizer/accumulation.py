@@ -1,4 +1,4 @@
-"""How the gradients of a step's micro-batches are added up."""
+"""Sums of the gradients of a step's micro-batches."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def applies_to(arrays: Sequence[mx.nd.NDArray]) -> bool:
 
 
 class NativeUpdate:
-    """See update_rule.py. `bert.native_operators.load_operators` has returned True before."""
+    """See update_rule.py. `bert.operators.load_operators` has returned True before."""
 
     def __init__(self, rule: Rule, tensors: Sequence[Tensor]):
         self._weights = [tensor.weight for tensor in tensors]

@@ -47,9 +47,7 @@ class Optimizer:
         names: one unique name per weight; `is_excluded` decides by it.
         weights: float32 or float16 NDArrays on one device, already initialized (and broadcast): the float32
             master copies of float16 weights are taken here. The moments are float32 zeros.
-        weight_decay, beta1, beta2, epsilon: as in the formulas above (epsilon is outside the root).
-        bias_correction: for LAMB only, off by default.
-        lower_bound, upper_bound: for LAMB only, limits of ||w|| in the ratio (the paper's phi).
+        rule: the numbers in the formulas above; bias correction (off by default) and bounds are LAMB's alone.
         native: use the fused operators for float32 weights on the CPU; `load_operators` has returned True.
 
     Raises:
@@ -61,26 +59,22 @@ class Optimizer:
         kind: str,
         names: Sequence[str],
         weights: Sequence[mx.nd.NDArray],
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-6,
-        weight_decay: float = 0.01,
-        bias_correction: bool = False,
-        lower_bound: float | None = None,
-        upper_bound: float | None = None,
+        rule: Rule | None = None,
         native: bool = False,
     ):
         if kind not in KINDS:
             raise ValueError(f"unknown optimizer {kind!r}, choose one of {', '.join(KINDS)}")
-        if kind != "lamb" and (bias_correction or lower_bound is not None or upper_bound is not None):
+        rule = rule or Rule()
+        if kind != "lamb" and (rule.bias_correction or rule.bounds()):
             raise ValueError(f"bias_correction and bounds are options of lamb, not of {kind}")
-        if not (0 <= beta1 < 1 and 0 <= beta2 < 1 and epsilon > 0 and weight_decay >= 0):
-            raise ValueError(
-                f"beta1={beta1}, beta2={beta2}, epsilon={epsilon} or weight_decay={weight_decay} is wrong"
-            )
-        bounds = [bound for bound in (lower_bound, upper_bound) if bound is not None]
+        in_range = 0 <= rule.beta1 < 1 and 0 <= rule.beta2 < 1 and rule.epsilon > 0 and rule.weight_decay >= 0
+        if not in_range:
+            raise ValueError(f"beta1, beta2, epsilon or weight_decay is out of its range: {rule}")
+        bounds = list(rule.bounds().values())
         if not all(0 < bound < math.inf for bound in bounds) or bounds != sorted(bounds):
-            raise ValueError(f"need 0 < lower_bound <= upper_bound, not {lower_bound}, {upper_bound}")
+            raise ValueError(
+                f"need 0 < lower_bound <= upper_bound, not {rule.lower_bound}, {rule.upper_bound}"
+            )
         if not names or len(names) != len(weights) or len(set(names)) != len(names):
             raise ValueError(f"need one unique name per weight: {len(names)} names, {len(weights)} weights")
         if len({weight.context for weight in weights}) != 1:
@@ -95,16 +89,10 @@ class Optimizer:
         self.t = 0  # updates made; skipped steps do not count
         self._names = list(names)
         self._tensors = [self._tensor(name, weight) for name, weight in zip(names, weights)]
-        rule = Rule(
-            beta1=beta1,
-            beta2=beta2,
-            epsilon=epsilon,
-            bias_correction=bias_correction or kind == "adamw",
-            weight_decay=weight_decay,
-            lower_bound=lower_bound,
-            upper_bound=upper_bound,
-        )
+        if kind == "adamw":
+            rule = rule._replace(bias_correction=True)
         self.native = native and native_update.applies_to(weights)
+        self._update: native_update.NativeUpdate | mxnet_update.MXNetUpdate
         if self.native:
             self._update = native_update.NativeUpdate(rule, self._tensors)
         else:

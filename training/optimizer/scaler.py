@@ -1,4 +1,4 @@
-"""What follows from a step's gradients being finite or not: the loss scale, and when to give up.
+"""The loss scale, and the end of a run after many non-finite gradients.
 
 Plain Python state machines. Every rank must feed them the same answer (agree over the ranks first), so that
 all ranks hold the same scale and skip the same steps.

@@ -13,15 +13,16 @@ import mxnet as mx
 
 
 class Rule(NamedTuple):
-    """The formulas of optimizer.py as far as they are the same for all tensors. Bounds may be None."""
+    """The numbers in the formulas of optimizer.py. Epsilon is outside the root; the bounds are limits of
+    ||w|| in LAMB's ratio (the paper's phi), None for none."""
 
-    beta1: float
-    beta2: float
-    epsilon: float
-    bias_correction: bool
-    weight_decay: float
-    lower_bound: float | None
-    upper_bound: float | None
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-6
+    bias_correction: bool = False
+    weight_decay: float = 0.01
+    lower_bound: float | None = None
+    upper_bound: float | None = None
 
     def bounds(self) -> dict[str, float]:
         """The bounds that were given, as arguments for an operator."""

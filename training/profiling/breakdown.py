@@ -1,11 +1,11 @@
-"""From a trace to numbers: each kind's part of a step's time. The parts add up to the whole."""
+"""Breakdown of a trace into numbers: each kind's part of a step's time. The parts add up to the whole."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from typing import Any, Sequence
 
-from training.options import parse_model
+from bert.configuration import parse_model
 from training.profiling.flops import BACKWARD, Flops, forward_flops
 from training.profiling.intervals import Interval, clip, intersect, shared, subtract, total, union
 from training.profiling.kinds import ATTENTION, COMMUNICATION, HEADS, KINDS, OTHER, PRODUCTS

@@ -1,4 +1,4 @@
-"""What kind of work an operator does, told by its name and, for a few, by what ran before and after it."""
+"""Kinds of work, by an operator's name and, for a few, by its neighbours in time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened in a few steps of one rank, read from MXNet's profiler and kept as a Chrome trace.
+"""Events of a few steps of one rank, read from MXNet's profiler and kept as a Chrome trace.
 
 A Chrome trace (chrome://tracing, https://ui.perfetto.dev) is a JSON object with a list of events. Ours has
 the steps, the operators with their kind as category, one row for each queue, communication on rows of its

@@ -6,7 +6,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from bert.native_operators import load_operators
+from bert.operators import load_operators
 from tests.bert.operators.checking import assert_gradients_match, run
 
 if not load_operators():

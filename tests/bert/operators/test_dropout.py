@@ -10,7 +10,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from bert.native_operators import load_operators
+from bert.operators import load_operators
 
 if not load_operators():
     pytest.skip("the operators are not built", allow_module_level=True)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from bert.native_operators import load_operators
+from bert.operators import load_operators
 from tests.bert.operators.checking import IS_VARIANT
 
 if not load_operators():

@@ -1,0 +1,62 @@
+"""Places of processes as the usual launchers announce them in their variables. Standard library only."""
+
+from __future__ import annotations
+
+from typing import Mapping
+
+# A process's rank: Open MPI, horovodrun, MPICH and Intel MPI. BytePS announces it in two variables.
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK")
+# Number of processes.
+SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE")
+# Ranks on this host: hosts/launch_byteps.py (several workers may share a host), Open MPI, MPICH and Intel
+# MPI, MVAPICH2, horovodrun, bpslaunch, Slurm ("4", or "4(x2),3" for several hosts: the first number is this
+# host's unless the hosts differ).
+LOCAL_SIZE_VARIABLES = (
+    "RANKS_ON_HOST",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "HOROVOD_LOCAL_SIZE",
+    "BYTEPS_LOCAL_SIZE",
+    "SLURM_NTASKS_PER_NODE",
+    "SLURM_STEP_TASKS_PER_NODE",
+)
+
+
+def launched_rank(environ: Mapping[str, str]) -> int:
+    """This process's rank according to its launcher, before any library is started; 0 without one."""
+    if environ.get("DMLC_ROLE") == "worker":
+        return (
+            number_in(environ, "DMLC_WORKER_ID") * number_in(environ, "BYTEPS_LOCAL_SIZE", 1)
+            + number_in(environ, "BYTEPS_LOCAL_RANK")
+        )  # fmt: skip
+    return next((number_in(environ, name) for name in RANK_VARIABLES if name in environ), 0)
+
+
+def local_size(environ: Mapping[str, str]) -> int:
+    """Number of ranks on this host according to the launcher; 1 without a launcher.
+
+    bpslaunch knows the ranks of one worker only. Where the scheduler has a loopback address all workers are
+    on this host; RANKS_ON_HOST, set by hand, says it for others.
+    """
+    for name in LOCAL_SIZE_VARIABLES:
+        digits = environ.get(name, "").partition("(")[0].partition(",")[0]
+        if digits.isdigit() and int(digits) > 0:
+            return int(digits) * (_workers_here(environ) if name == "BYTEPS_LOCAL_SIZE" else 1)
+    return 1
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether it is an address that reaches this host only: localhost, 127.*."""
+    return host == "localhost" or host.startswith("127.")
+
+
+def number_in(environ: Mapping[str, str], name: str, default: int = 0) -> int:
+    """The whole number in a variable, `default` where it is not set or holds something else."""
+    text = environ.get(name, "")
+    return int(text) if text.isdigit() else default
+
+
+def _workers_here(environ: Mapping[str, str]) -> int:
+    workers, scheduler = environ.get("DMLC_NUM_WORKER", ""), environ.get("DMLC_PS_ROOT_URI", "")
+    return int(workers) if workers.isdigit() and is_loopback(scheduler) and int(workers) > 0 else 1

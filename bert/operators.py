@@ -1,0 +1,47 @@
+"""The fused CPU operators of native/operators, which once loaded stand beside MXNet's own as F.bert_*."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+import mxnet as mx
+
+from base.errors import InputError
+
+LIBRARY = os.path.join(sys.prefix, "lib", "libbert_operators.so")
+
+
+def load_operators(path: str = LIBRARY) -> bool:
+    """Makes the operators known to MXNet; False where the library has not been built.
+
+    Raises:
+        mxnet.MXNetError: the library is there and cannot be used (the message says why).
+    """
+    if hasattr(mx.nd, "bert_bias_gelu"):
+        return True
+    if not os.path.exists(path):
+        return False
+    # libmxnet.so contains an older oneDNN under the same names as the one our library is linked to, and
+    # Horovod makes libmxnet's names global: our library must look into its own dependencies first.
+    ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL | os.RTLD_DEEPBIND)
+    mx.library.load(path, verbose=False)
+    return True
+
+
+def choose_operators(wanted: str, dtype: str, device: mx.Context) -> str:
+    """ "fused" or "mxnet", for --operators `wanted`; the fused operators are loaded then.
+
+    Raises:
+        InputError: what is wanted cannot be had, or bfloat16 without the fused operators.
+    """
+    on_cpu = device.device_type == "cpu"
+    fused = on_cpu and wanted != "mxnet" and load_operators()
+    if wanted == "fused" and not fused:
+        reason = "they have not been built (make setup builds them)" if on_cpu else "they are for CPUs"
+        raise InputError(f"--operators fused: {reason}")
+    if dtype == "bfloat16" and not fused:
+        reason = "make setup builds them; without --operators mxnet" if on_cpu else "on GPUs use float16"
+        raise InputError(f"--dtype bfloat16 needs the fused CPU operators: {reason}")
+    return "fused" if fused else "mxnet"

@@ -1,1 +1,0 @@
-"""Gradients sent in fewer bytes, and what is done about the error."""

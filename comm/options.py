@@ -1,0 +1,113 @@
+"""Options for the exchange of gradients between the ranks, and the configuration made of them.
+
+docs/compression.md says what each compression costs. Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import Any, Callable
+
+from base.command_line import positive
+from base.errors import InputError
+
+DEFAULT_TIMEOUT = 600.0  # seconds
+COMPRESSIONS = ("none", "fp16", "onebit", "topk", "randomk", "dithering")
+WITH_FEEDBACK = ("topk", "randomk")
+_DEFAULT_K = {"topk": 0.01, "randomk": 0.01, "dithering": 127}
+
+# Of a piece: below it the smallest piece that is compressed would have no value to send. A value is sent with
+# its position, so that half of them are as long as all.
+_LEAST_SHARE, GREATEST_SHARE = 1e-4, 0.4
+_GREATEST_LEVELS = 32767  # a value then takes 26 bits at most, and always fits the space it had
+
+
+@dataclass(frozen=True)
+class CommunicationConfig:
+    """Exchange of gradients between the ranks.
+
+    timeout: seconds to wait for another rank (--comm_timeout). bucket_bytes: size of BytePS's buckets, None
+    for its default. compression: one of COMPRESSIONS. compression_k: share of the values to send (topk,
+    randomk), number of levels (dithering), None for the others. error_feedback: keep what was not sent.
+    """
+
+    timeout: float = DEFAULT_TIMEOUT
+    bucket_bytes: int | None = None
+    compression: str = "none"
+    compression_k: float | None = None
+    error_feedback: bool = False
+
+
+def add_communication_options(add: Callable[..., Any]) -> None:
+    """Adds the options. add: `add_argument` of a parser or group."""
+    add(
+        "--comm_timeout",
+        type=positive,
+        metavar="SECONDS",
+        default=DEFAULT_TIMEOUT,
+        help="end the run, naming who is missing, when a process gives no sign of life or an exchange makes "
+        "no progress for so long; must be longer than a step takes (default: 600)",
+    )
+    add(
+        "--bucket_mb",
+        type=positive,
+        metavar="MB",
+        help="BytePS: gradients smaller than this travel together, in buckets of this size; Horovod has "
+        "HOROVOD_FUSION_THRESHOLD instead (default: 1)",
+    )
+    add(
+        "--compression",
+        choices=COMPRESSIONS,
+        default="none",
+        help="of the gradients on their way: fp16 halves their bytes; the others are BytePS's, for slow "
+        "networks between few workers; see docs/compression.md (default: none)",
+    )
+    add(
+        "--compression_k",
+        type=float,
+        metavar="K",
+        help="topk, randomk: share of the values to send, at most 0.4 (default: 0.01); "
+        "dithering: number of levels (default: 127)",
+    )
+    add(
+        "--error_feedback",
+        action="store_true",
+        help="topk, randomk: keep what was not sent and add it to the next gradient; recommended with both",
+    )
+
+
+def communication_config(options: argparse.Namespace) -> CommunicationConfig:
+    """The configuration that the options of `add_communication_options` give.
+
+    Raises:
+        InputError: a value out of its range, or an option that the chosen compression does not have.
+    """
+    kind, k = options.compression, options.compression_k
+    if k is not None and kind not in _DEFAULT_K:
+        raise InputError(f"--compression_k is for --compression topk, randomk and dithering, not for {kind}")
+    if kind == "dithering" and k is not None and k not in range(1, _GREATEST_LEVELS + 1):
+        raise InputError(
+            f"--compression_k {k:g}: dithering takes a whole number of levels, 1 to {_GREATEST_LEVELS}"
+        )
+    if kind in WITH_FEEDBACK and k is not None and not _LEAST_SHARE <= k <= GREATEST_SHARE:
+        raise InputError(
+            f"--compression_k {k:g}: {kind} takes the share of the values to send, "
+            f"{_LEAST_SHARE} to {GREATEST_SHARE}"
+        )
+    if options.bucket_mb is not None and kind not in ("none", "fp16"):
+        raise InputError(f"--bucket_mb: --compression {kind} has pieces of its own size; leave it out")
+    if options.error_feedback and kind not in WITH_FEEDBACK:
+        reason = (
+            "" if kind in ("none", "fp16") else ": its servers compress again, and that loss stays unknown"
+        )
+        raise InputError(
+            f"--error_feedback is for --compression topk and randomk, not for {kind}{reason}; leave it out"
+        )
+    return CommunicationConfig(
+        timeout=options.comm_timeout,
+        bucket_bytes=None if options.bucket_mb is None else int(options.bucket_mb * 2**20),
+        compression=kind,
+        compression_k=_DEFAULT_K.get(kind) if k is None else k,
+        error_feedback=options.error_feedback,
+    )

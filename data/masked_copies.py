@@ -1,0 +1,131 @@
+"""A token store's pairs with static masks, several copies, as an instance store: made in parallel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Mapping, Sequence
+
+import numpy as np
+
+from base.errors import InputError
+from base.progress import Progress
+from data.formats.records import BLOCK_INSTANCES, PretrainingArrays
+from data.options import MaskingConfig
+from data.pretraining.sources import Batch, TextSource
+from data.store.build import BuildPlan, build_columns
+from data.store.instances import FORMAT, RowWriter, instance_columns, store_manifest
+from data.store.parts import Part
+from data.store.tokens import TokenStore
+
+_TOKENS_PER_UNIT = 4 << 20
+
+
+@dataclass(frozen=True)
+class CopiesConfig:
+    """Instances made from text once: `dupe_factor` copies of it, each with pairs and masks of its own."""
+
+    masking: MaskingConfig = MaskingConfig(128)
+    dupe_factor: int = 5
+    seed: int = 0
+
+    def source(self, stores: Sequence[TokenStore]) -> TextSource:
+        """The samples whose epoch e, over store e modulo their number, is copy e."""
+        if self.dupe_factor < 1:
+            raise InputError(f"--dupe_factor {self.dupe_factor}: must be at least 1")
+        return TextSource(lambda epoch: stores[epoch % len(stores)], stores[0].vocabulary, self.masking)
+
+    def identity(self, stores: Sequence[TokenStore]) -> dict[str, Any]:
+        """All that decides what the copies of these stores hold, beside the stores."""
+        source = self.source(stores)
+        return {
+            "max_seq_length": source.max_length,
+            "short_seq_prob": self.masking.short_seq_prob,
+            "masked_lm_prob": self.masking.masked_lm_prob,
+            "max_predictions_per_seq": source.max_predictions,
+            "whole_word_mask": self.masking.whole_word_mask,
+            "dupe_factor": self.dupe_factor,
+            "seed": self.seed,
+        }
+
+
+@dataclass(frozen=True)
+class CopyPiece:
+    """A unit of work: piece `piece` of the `pieces` of one copy. `size` is in bytes, for progress."""
+
+    name: str
+    size: int
+    epoch: int
+    piece: int
+    pieces: int
+
+
+class MaskCopies:
+    """Makes the instances of a CopyPiece. Picklable; a worker plans each epoch that it meets once."""
+
+    def __init__(self, directories: Sequence[str], copies: CopiesConfig) -> None:
+        self._directories, self._copies = list(directories), copies
+        self._source: TextSource | None = None
+
+    def __call__(self, unit: CopyPiece, part: Part) -> dict[str, Any]:
+        copies = self._copies
+        if self._source is None:
+            stores = [TokenStore.open(directory, verify=False) for directory in self._directories]
+            self._source = copies.source(stores)
+        count = len(self._source.lengths(copies.seed, unit.epoch))
+        first, end = count * unit.piece // unit.pieces, count * (unit.piece + 1) // unit.pieces
+        rows = RowWriter(part, self._source.max_length, self._source.max_predictions)
+        for start in range(first, end, BLOCK_INSTANCES):
+            indices = np.arange(start, min(start + BLOCK_INSTANCES, end))
+            batch = self._source.collate(copies.seed, unit.epoch, indices, self._source.max_length)
+            rows.write(as_arrays(batch))
+        return {"counts": rows.finish()}
+
+
+def build_masked(
+    stores: Sequence[str],
+    copies: CopiesConfig,
+    directory: str,
+    identity: Mapping[str, Any],
+    num_workers: int = 1,
+    progress: Progress | None = None,
+) -> None:
+    """Write copies 0 to dupe_factor - 1 of all pairs, in order, into an instance store at `directory`.
+
+    `stores` are directories of token stores: one, or for a tokenizer that samples one for each copy, which
+    repeat if they are fewer. Memory: a worker holds the plans of two epochs (see TextSource).
+    Raises InputError for options out of range and as data.store.build.build_columns.
+    """
+    opened = [TokenStore.open(store) for store in stores]
+    copies.source(opened)  # so that bad options are named before anything is written
+    vocab_size = len(opened[0].vocabulary)
+    units = []
+    for epoch in range(copies.dupe_factor):
+        store = opened[epoch % len(opened)]
+        pieces = -(-store.num_tokens // _TOKENS_PER_UNIT)
+        size = store.ids.nbytes // pieces
+        units += [
+            CopyPiece(f"copy {epoch}, piece {piece + 1} of {pieces}", size, epoch, piece, pieces)
+            for piece in range(pieces)
+        ]
+    plan = BuildPlan(
+        instance_columns(vocab_size),
+        units,
+        MaskCopies(stores, copies),
+        {"format": FORMAT, **identity},
+        store_manifest(vocab_size, [{"name": unit.name} for unit in units]),
+        what="masking",
+    )
+    build_columns(directory, plan, num_workers, progress)
+
+
+def as_arrays(batch: Batch) -> PretrainingArrays:
+    """A batch under the names of files; types stay as they are."""
+    return PretrainingArrays(
+        input_ids=batch.input_ids,
+        segment_ids=batch.segment_ids,
+        masked_lm_positions=batch.masked_positions,
+        masked_lm_ids=batch.masked_ids,
+        masked_lm_weights=batch.masked_weights,
+        next_sentence_labels=batch.next_sentence_labels,
+        valid_lengths=batch.valid_lengths,
+    )

@@ -1,0 +1,143 @@
+"""The mpirun command that starts a job over Horovod. Standard library only.
+
+Reasons for each part (Open MPI 4, Horovod 0.28.1, MXNet 1.9.1):
+
+-map-by ppr:4:socket -bind-to socket
+    Four ranks on each of a p3dn's two sockets. Without -bind-to, Open MPI ties two ranks or fewer to one core
+    each, their data loading included.
+-mca pml ob1 -mca btl ^openib
+    Plain TCP and shared memory for Horovod's coordination. The gradients of GPUs travel through NCCL.
+-mca btl_tcp_if_exclude, NCCL_SOCKET_IFNAME
+    docker0 has the same address on every host; a connection made to it hangs.
+-mca odls_base_sigkill_timeout 30
+    On a signal, mpirun sends SIGTERM to the ranks after so many seconds, and SIGKILL after as many again
+    (default 1; measured with 4.1.4). 30 leave time for a step and a last checkpoint and fit into the two
+    minutes' notice of a spot instance. The price: mpirun takes that minute to return from a failed run, too.
+-x PATH -x LD_LIBRARY_PATH
+    A remote shell may find another Python, or miss NCCL's network plug-in. (mpirun warns if one is not set.)
+NCCL_DEBUG=WARN
+    By default NCCL gives no reason when it fails.
+HOROVOD_FUSION_THRESHOLD, HOROVOD_CYCLE_TIME
+    Gradients are collected into exchanges of up to 256 MiB (default 128) and, between hosts, for up to 30 ms
+    (default 1): BERT-large has 400 of them, many too small to be sent alone. The two values are those of a
+    public 256-GPU p3dn run of GluonNLP's BERT; they have not been measured here.
+MXNET_SAFE_ACCUMULATION=1
+    float16 sums, as in softmax, norms and LayerNorm, are accumulated in float32.
+MXNET_GPU_MEM_POOL_TYPE=Round
+    Length buckets ask for many nearly equal sizes of memory; rounded up, freed memory fits the next batch.
+
+On this machine (a host file that names no other) the command is for it as it is:
+OMPI_ALLOW_RUN_AS_ROOT, OMPI_ALLOW_RUN_AS_ROOT_CONFIRM
+    For root; without them mpirun does not start anything.
+--oversubscribe -map-by slot -bind-to none -mca mpi_yield_when_idle 1
+    Without GPUs: there may be fewer cores than slots. base/threads.py divides the cores, and a rank that
+    waits leaves its core to the others; by default Open MPI spins.
+.venv/bin/python, where that is
+    Nothing has to be activated first.
+no --dtype
+    The script takes float16 on GPUs and float32 without.
+
+Left out on purpose: HOROVOD_HIERARCHICAL_ALLREDUCE, which crosses hosts through host memory and MPI, past
+NCCL and its network plug-ins (EFA), and NCCL_MIN_NRINGS, which forces what NCCL has since learned to choose.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Sequence
+
+from base.errors import InputError
+from hosts.shell import Cluster, Job, assignments, command_text, texts
+
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def command(job: Job, cluster: Cluster) -> str:
+    """One shell command over several lines, below a line of comment.
+
+    Args:
+        job: what every rank runs.
+        cluster: a host once, with all its slots (`read_hostfile`); one rank is started in every slot. Without
+            an interface, ranks use any but loopback and Docker's.
+
+    Raises:
+        InputError: `cluster.sockets` do not divide the slots.
+    """
+    machine = cluster.machine
+    ranks = sum(slots for _, slots in cluster.hosts)
+    lines = [
+        ["mpirun", "-np", str(ranks), "--hostfile", cluster.hostfile],
+        *options_of_mpirun(
+            cluster.hosts, cluster.sockets, cluster.interface, machine is not None and not machine.gpus
+        ),
+        [cluster.python, job.script],
+    ]
+    first, *more = texts(lines)
+    start = " ".join([*assignments(AS_ROOT if machine and machine.root else {}), first])
+    return f"{job.header()}\n{command_text([start, *more], texts(job.options))}"
+
+
+def options_of_mpirun(
+    hosts: Sequence[tuple[str, int]],
+    sockets: int | None = None,
+    interface: str | None = None,
+    without_gpus: bool = False,
+) -> list[list[str]]:
+    """Words between the host file and the ranks' program, in lines.
+
+    Args:
+        hosts: names and slots, from `read_hostfile`.
+        sockets: CPU sockets of a host. None: two where a host has eight slots or more, else one.
+        interface: the network interface between hosts. None: any but loopback and Docker's.
+        without_gpus: no host has a GPU.
+
+    Raises:
+        InputError: `sockets` do not divide the slots.
+    """
+    unbound = without_gpus and sockets is None
+    mapping = ["--oversubscribe", "-map-by", "slot", "-bind-to", "none"]
+    several = len(hosts) > 1
+    environment = variables(hosts, interface)
+    by_library = groupby(environment, key=lambda name: name.partition("_")[0])
+    lines = [
+        mapping if unbound else _mapping(hosts, sockets),
+        ["-mca", "mpi_yield_when_idle", "1"] if without_gpus else [],
+        ["-mca", "pml", "ob1", "-mca", "btl", "^openib", *_mpi_network(several, interface)],
+        ["-mca", "odls_base_sigkill_timeout", "30"],
+        ["-x", "PATH", "-x", "LD_LIBRARY_PATH"] if several else [],
+    ]
+    for _, names in by_library:
+        lines.append([word for name in names for word in ("-x", f"{name}={environment[name]}")])
+    return lines
+
+
+def variables(hosts: Sequence[tuple[str, int]], interface: str | None = None) -> dict[str, str]:
+    """Environment variables of every rank; for the arguments see `options_of_mpirun`."""
+    several = len(hosts) > 1
+    network = "^lo,docker" if interface is None and several else interface
+    return {
+        "NCCL_DEBUG": "WARN",
+        **({"NCCL_SOCKET_IFNAME": network} if network is not None else {}),
+        "HOROVOD_FUSION_THRESHOLD": "268435456",
+        **({"HOROVOD_CYCLE_TIME": "30"} if several else {}),
+        "MXNET_SAFE_ACCUMULATION": "1",
+        "MXNET_GPU_MEM_POOL_TYPE": "Round",
+    }
+
+
+def _mapping(hosts: Sequence[tuple[str, int]], sockets: int | None) -> list[str]:
+    counts = {slots for _, slots in hosts}
+    wanted = (2 if max(counts) >= 8 else 1) if sockets is None else sockets
+    even = len(counts) == 1 and wanted >= 1 and max(counts) % wanted == 0
+    if even:
+        return ["-map-by", f"ppr:{max(counts) // wanted}:socket", "-bind-to", "socket"]
+    if sockets is not None:
+        raise InputError(f"--sockets {sockets}: does not divide the slots of every host into equal parts")
+    # Uneven hosts: no number of ranks a socket is right on all of them.
+    return ["-map-by", "slot", "-bind-to", "none"]
+
+
+def _mpi_network(several: bool, interface: str | None) -> list[str]:
+    if interface is not None:
+        return ["-mca", "btl_tcp_if_include", interface]
+    return ["-mca", "btl_tcp_if_exclude", "lo,docker0"] if several else []

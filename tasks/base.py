@@ -1,0 +1,78 @@
+"""The interface of a task: from batches to losses, and from sums over many steps to figures."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, NamedTuple, Protocol, Sequence
+
+Figures = Mapping[str, Any]  # a line of metrics.jsonl: numbers by name, None where there is none
+
+
+class Panel(NamedTuple):
+    """One plot of a task: a figure over the steps. `marks`: names and values of horizontal lines."""
+
+    figure: str  # its name in the metrics; evaluations have it behind "eval_"
+    title: str
+    unit: str
+    marks: Mapping[str, float]
+
+
+class Floors(NamedTuple):
+    """The least loss in nats that a model which ignores context can have on a text; None where it is not
+    known."""
+
+    training: float | None = None
+    held_out: float | None = None
+
+
+class Task(Protocol):
+    """One thing that a network is trained for. Training and evaluation know a task by this alone.
+
+    A batch is a named tuple of arrays, among them `input_ids` (B, L) and `valid_lengths` (B,). The network
+    returns the loss (1,) and the sums (len(sums),) of a batch. Each sum is divided by one of the
+    denominators, over a step for the gradient and over an interval for the figures.
+
+    Attributes:
+        sums: names of the network's second output.
+        denominators: names of the numbers that sums are divided by.
+        judged: a sum and its denominator: the loss whose standard error is kept.
+    """
+
+    @property
+    def sums(self) -> Sequence[str]: ...
+
+    @property
+    def denominators(self) -> Sequence[str]: ...
+
+    @property
+    def judged(self) -> tuple[str, str]: ...
+
+    def network(self, bert: Any, model: str, dtype: str, dropout: float, operators: str) -> Any:
+        """The hybridized heads and losses above `bert`, on "fused" or "mxnet" operators.
+
+        It has `adds_in_backward` (whether grad_req "add" is heeded) and `pack_weights()`.
+        """
+
+    def inputs(self, batch: Any, device: Any) -> list[Any]:
+        """A batch's arrays on the device, in the order of the network's inputs before the factors."""
+
+    def count(self, batches: Sequence[Any]) -> tuple[float, ...]:
+        """The denominators of these batches together, in their order."""
+
+    def normalisers(self, counts: Sequence[float]) -> tuple[float, ...]:
+        """Divisors of a step's losses, from its `count` on this rank: the network's last inputs are the loss
+        scale over each of them, so that micro-batches add up to the gradient of one large batch."""
+
+    def figures(self, totals: Mapping[str, float]) -> dict[str, float | None]:
+        """Means over an interval, from totals of sums and denominators by name; in the metrics' order."""
+
+    def line(self, figures: Figures, prefix: str = "") -> str:
+        """The figures for people, such as "mlm_loss 7.552  mlm_acc 3.5%"; their names begin with `prefix`."""
+
+    def short_line(self, figures: Figures) -> str:
+        """The one figure beside a progress bar."""
+
+    def panels(self, floors: Floors) -> Sequence[Panel]:
+        """What is plotted."""
+
+    def summary(self, metrics: Sequence[Figures], step: int, floors: Floors) -> list[str]:
+        """The closing sentences of a run that ended at `step`, from all lines of its metrics."""

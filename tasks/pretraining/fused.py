@@ -1,0 +1,70 @@
+"""Both pretraining losses above BERT on the fused CPU operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gluonnlp.model.bert import BERTModel
+
+from bert.fused import FusedBert, Layers
+
+
+class FusedPretrainingLoss(FusedBert):
+    """The losses of tasks.pretraining.loss.PretrainingLoss, with its inputs, outputs and parameters.
+
+    It differs in rounding, in the random numbers behind dropout, and in the work that it leaves out: above
+    its attention the top layer computes only the tokens that the losses need, the first and the masked ones.
+    """
+
+    def __init__(self, bert: BERTModel, dtype: str, dropout: float, heads: int):
+        super().__init__(bert, dtype, dropout, heads, head_products=["decoder.0.weight"])
+
+    def hybrid_forward(
+        self,
+        F: Any,
+        input_ids: Any,
+        segment_ids: Any,
+        valid_lengths: Any,
+        masked_positions: Any,
+        masked_ids: Any,
+        masked_weights: Any,
+        next_sentence_labels: Any,
+        mlm_factor: Any,
+        nsp_factor: Any,
+        **weights: Any,
+    ) -> tuple[Any, Any]:
+        layers = self.layers(F, weights)
+        x = self.encode(layers, input_ids, segment_ids, valid_lengths, masked_positions)
+        classified = self._classify(layers, F.slice_axis(x, axis=1, begin=0, end=1))
+        nsp_losses = -F.pick(F.log_softmax(classified, axis=-1), next_sentence_labels, axis=-1)
+        nsp_hits = F.broadcast_equal(
+            F.argmax(classified, axis=-1), F.cast(next_sentence_labels, dtype="float32")
+        )
+        mlm_losses, mlm_hits = self._decode(
+            layers, F.slice_axis(x, axis=1, begin=1, end=None), masked_ids, masked_weights
+        )
+        mlm_sum, nsp_sum = F.sum(mlm_losses), F.sum(nsp_losses)
+        loss = mlm_sum * mlm_factor + nsp_sum * nsp_factor
+        sums = F.concat(mlm_sum, nsp_sum, F.sum(mlm_hits), F.sum(nsp_hits), dim=0)
+        return loss, F.BlockGrad(sums)
+
+    def _classify(self, layers: Layers, first: Any) -> Any:
+        """(B, 1, U) -> (B, 2): a product of B rows, too small to matter."""
+        F, weights = layers.F, layers.weights
+        pooled = F.FullyConnected(
+            first, weights["pooler.weight"], weights["pooler.bias"], num_hidden=self._units
+        )
+        return F.FullyConnected(
+            F.tanh(pooled), weights["classifier.weight"], weights["classifier.bias"], num_hidden=2
+        )
+
+    def _decode(self, layers: Layers, masked: Any, ids: Any, factors: Any) -> tuple[Any, Any]:
+        """(B, P, U) -> losses and hits (B * P,)."""
+        F, weights = layers.F, layers.weights
+        hidden = layers.layer_norm(layers.gelu(masked, "decoder.0"), "decoder.2")
+        hidden = F.reshape(hidden, shape=(-3, 0))
+        outputs = F.bert_decode_loss(
+            hidden, weights["word_embed.0.weight"], weights["decoder.3.bias"],
+            F.reshape(ids, shape=(-1,)), F.reshape(factors, shape=(-1,)), dtype=layers.dtype,
+        )  # fmt: skip
+        return outputs[0], outputs[1]

@@ -1,0 +1,155 @@
+"""Pretraining as a task: masked-LM and next-sentence losses, and their figures."""
+
+from __future__ import annotations
+
+import math
+from typing import Mapping, NamedTuple, Sequence
+
+import mxnet as mx
+from gluonnlp.model.bert import BERTModel
+
+from bert.configuration import parse_model
+from data.pretraining.batches import Batch
+from tasks.base import Figures, Floors, Panel
+from tasks.pretraining.fused import FusedPretrainingLoss
+from tasks.pretraining.loss import SUMS, PretrainingLoss
+
+TRAINING, HELD_OUT = "training text", "held-out text"
+
+
+class Pretraining:
+    """BERT's two objectives (Devlin et al., arXiv:1810.04805, section 3.1). See tasks.base.Task."""
+
+    sums = SUMS
+    denominators = ("masked_positions", "sequences")
+    judged = ("mlm_loss", "masked_positions")
+
+    def network(
+        self, bert: BERTModel, model: str, dtype: str, dropout: float, operators: str
+    ) -> PretrainingLoss | FusedPretrainingLoss:
+        """The hybridized losses of `bert`, made by build_model(model, ..., dropout), in `dtype`."""
+        if operators == "fused":
+            network = FusedPretrainingLoss(bert, dtype, dropout, heads=parse_model(model)[2])
+        else:
+            network = PretrainingLoss(bert, dtype)
+        network.hybridize(static_alloc=True, static_shape=True)
+        return network
+
+    def inputs(self, batch: Batch, device: mx.Context) -> list[mx.nd.NDArray]:
+        """The batch's arrays, in the order of PretrainingLoss' first seven inputs."""
+        return [mx.nd.array(array, ctx=device, dtype=array.dtype) for array in batch]
+
+    def count(self, batches: Sequence[Batch]) -> tuple[float, float]:
+        """Masked positions and sequences."""
+        masked = sum(float(batch.masked_weights.sum()) for batch in batches)
+        return masked, sum(len(batch.input_ids) for batch in batches)
+
+    def normalisers(self, counts: Sequence[float]) -> tuple[float, float]:
+        """Masked positions, or 1 where there are none, and sequences."""
+        masked, sequences = counts
+        return max(1.0, masked), sequences
+
+    def figures(self, totals: Mapping[str, float]) -> dict[str, float | None]:
+        """Losses in nats and accuracies; None where there was nothing to predict."""
+        positions, sequences = totals["masked_positions"], totals["sequences"]
+        return {
+            "mlm_loss": _ratio(totals["mlm_loss"], positions),
+            "nsp_loss": _ratio(totals["nsp_loss"], sequences),
+            "mlm_acc": _ratio(totals["mlm_correct"], positions),
+            "nsp_acc": _ratio(totals["nsp_correct"], sequences),
+        }
+
+    def line(self, figures: Figures, prefix: str = "") -> str:
+        """Both losses and both accuracies."""
+        return "  ".join(
+            f"{name} {_shown(figures[prefix + name], form)}"
+            for name, form in (
+                ("mlm_loss", ".3f"),
+                ("mlm_acc", ".1%"),
+                ("nsp_loss", ".3f"),
+                ("nsp_acc", ".1%"),
+            )
+        )
+
+    def short_line(self, figures: Figures) -> str:
+        """The masked-LM loss."""
+        return f"mlm {_shown(figures['mlm_loss'], '.3f')}"
+
+    def panels(self, floors: Floors) -> list[Panel]:
+        """Both losses, with the least that a model without context can have, and with guessing."""
+        marks = {
+            f"least without context, {text}": floor
+            for text, floor in ((TRAINING, floors.training), (HELD_OUT, floors.held_out))
+            if floor is not None
+        }
+        return [
+            Panel("mlm_loss", "masked-LM loss", "nats", marks),
+            Panel("nsp_loss", "next-sentence loss", "nats", {"guessing": math.log(2)}),
+        ]
+
+    def summary(self, metrics: Sequence[Figures], step: int, floors: Floors) -> list[str]:
+        """How far both losses came, and whether the masked-LM loss shows the use of context."""
+        training = [each for each in metrics if each.get("mlm_loss") is not None]
+        # Of this step only: an earlier run may have had --data_eval, and this one not.
+        evaluations = [
+            each for each in metrics if each.get("eval_mlm_loss") is not None and each["step"] == step
+        ]
+        lines = [_progress(training)] if training else []
+        if evaluations:
+            last = evaluations[-1]
+            lines.append(
+                f"held-out text: MLM loss {last['eval_mlm_loss']:.3f}, accuracy {last['eval_mlm_acc']:.1%};"
+                f" NSP accuracy {last['eval_nsp_acc']:.1%}"
+            )
+        if evaluations and floors.held_out is not None:
+            last = evaluations[-1]
+            loss = Loss(last["eval_mlm_loss"], last.get("eval_mlm_loss_se"), HELD_OUT, floors.held_out)
+            lines += judgement("The held-out MLM loss", loss)
+        elif training and floors.training is not None:
+            last = training[-1]
+            loss = Loss(last["mlm_loss"], last.get("mlm_loss_se"), TRAINING, floors.training)
+            lines += judgement("The MLM loss of the last log interval", loss)
+        return lines
+
+
+class Loss(NamedTuple):
+    """A loss, its standard error (None: too few samples), and the text it is of with that text's floor."""
+
+    value: float
+    error: float | None
+    text: str
+    floor: float
+
+
+def judgement(name: str, loss: Loss) -> list[str]:
+    """Two sentences on whether the loss, called `name`, is so low that the model must use context."""
+    below = loss.floor - loss.value
+    if loss.error is None:
+        margin, shown = "too few samples for a margin of error", False
+    else:
+        margin, shown = f"two standard errors: {2 * loss.error:.3f}", below > 2 * loss.error
+    return [
+        f"A model that sees only the masked places has an MLM loss of at least {loss.floor:.3f} nats on the"
+        f" {loss.text}.",
+        f"{name}, {loss.value:.3f}, is {abs(below):.3f} {'below' if below > 0 else 'above'} this ({margin}): "
+        + ("the model uses context." if shown else "use of context is not shown."),
+    ]
+
+
+def _progress(training: Sequence[Figures]) -> str:
+    first, last = training[0], training[-1]
+    if len(training) == 1:
+        return f"MLM loss {last['mlm_loss']:.3f} at step {last['step']}; NSP loss {last['nsp_loss']:.3f}"
+    return (
+        f"MLM loss {first['mlm_loss']:.3f} at step {first['step']} -> {last['mlm_loss']:.3f} at step"
+        f" {last['step']}; NSP loss {first['nsp_loss']:.3f} -> {last['nsp_loss']:.3f}"
+    )
+
+
+def _ratio(sum_: float, count: float) -> float | None:
+    ratio = sum_ / count if count else math.nan
+    return ratio if math.isfinite(ratio) else None
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

@@ -1,0 +1,154 @@
+"""The loop: steps, metrics at multiples of --log_interval, checkpoint and evaluation at --ckpt_interval."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Sequence
+
+import mxnet as mx
+import numpy as np
+
+from tasks.base import Floors
+from training.checkpoint import params_path
+from training.metrics import Stopwatch, Totals, figures, finite_or_none
+from training.profiling.profiler import TraceOfSteps
+from training.report import summarize
+from training.step import StepResult, StepSettings, TrainStep, dropout_seed
+
+if TYPE_CHECKING:
+    from training.run import Run
+
+
+class Loop:
+    """Takes the steps of a run from where it starts to its last one, or until a signal."""
+
+    def __init__(self, run: Run):
+        assert run.feed is not None, "nothing to train on"
+        config, communicator = run.config, run.communicator
+        self.run = run
+        self.feed = run.feed
+        self.step = run.start.step
+        self.settings = StepSettings(
+            config.batch.accumulate,
+            config.optimization.clip_norm,
+            lambda step: dropout_seed(run.seed, step, communicator.rank),
+        )
+        self.take_step = TrainStep(
+            run.task, run.model.network, run.optimizer, run.scaler, communicator, self.settings
+        )
+        facts: dict[str, Any] = {
+            "model": config.model.model,
+            "vocab_size": run.inputs.vocab_size,
+            "dtype": run.model.dtype,
+            "exchanged_bytes": exchanged_bytes(self.take_step.gradients, config.report.compression),
+        }
+        self.trace = TraceOfSteps(config.report.profile, communicator.rank, facts)
+        self.stop = StopRequest()
+        self.totals = Totals(run.task, run.model.device)
+        self.clock = Stopwatch()
+        self.steps_in_interval = 0
+        self.last_saved = params_path(config.checkpoint.ckpt_dir, self.step) if self.step else None
+
+    def to_the_end(self) -> int:
+        """Runs the loop; every rank calls it.
+
+        Returns:
+            The exit code of the process: 0, 143 after SIGTERM or SIGUSR1, 130 after Ctrl-C.
+        """
+        run = self.run
+        keep_going = True
+        while self.step < run.plan.num_steps and keep_going:
+            self.step += 1
+            lr = run.plan.schedule(self.step)
+            result = self._take(lr)
+            keep_going = result.keep_going
+            at_end = self.step == run.plan.num_steps or not keep_going
+            if self.step % run.config.report.log_interval == 0 or at_end:
+                self._log(lr, result)
+            if self.step % run.config.checkpoint.ckpt_interval == 0 or at_end:
+                with self.clock:  # not training time
+                    self._save()
+                    if keep_going:
+                        run.evaluate(self.step)
+        run.communicator.barrier()  # no rank ends while rank 0 still writes
+        if not keep_going:
+            run.reporter.warn(f"stopped by a signal after step {self.step}; --resume continues")
+            return self.stop.exit_code or 143
+        if run.communicator.rank == 0:
+            held_out = run.eval_feed.context_free_loss if run.eval_feed else None
+            floors = Floors(self.feed.context_free_loss, held_out)
+            summarize(run.task, run.config.checkpoint.ckpt_dir, self.step, floors, run.reporter)
+        return 0
+
+    def _take(self, lr: float) -> StepResult:
+        run = self.run
+        self.trace.before_step()
+        waited = self.feed.waited
+        micro_batches = [next(self.feed) for _ in range(self.settings.accumulate)]
+        waited = self.feed.waited - waited
+        result = self.take_step(self.step, micro_batches, lr, keep_going=self.stop.exit_code is None)
+        self.trace.after_step(micro_batches)
+        run.skips.update(result.applied, self.step, self.last_saved)
+        self.totals.add(micro_batches, result.sums, result.applied, waited)
+        self.steps_in_interval += 1
+        run.reporter.advance(self.step)
+        run.reporter.debug(
+            f"step {self.step}: lr {lr:.6g}, gradient norm {result.grad_norm:.4g},"
+            f" loss scale {run.scaler.scale:g}" + ("" if result.applied else ", not finite: skipped")
+        )
+        return result
+
+    def _log(self, lr: float, result: StepResult) -> None:
+        run = self.run
+        gathered = self.totals.over_ranks(run.communicator)
+        seconds = self.clock.lap()
+        counts = gathered.counts
+        run.reporter.training(
+            {
+                "step": self.step,
+                "time": round(time.time(), 3),
+                **figures(run.task, gathered),
+                "lr": lr,
+                "grad_norm": finite_or_none(result.grad_norm),
+                "loss_scale": run.scaler.scale,
+                "tokens_per_s": counts["tokens"] / seconds,
+                "padded_tokens_per_s": counts["padded_tokens"] / seconds,
+                "sequences_per_s": counts["sequences"] / seconds,
+                "step_s": seconds / self.steps_in_interval,
+                "data_wait": counts["waited_s"] / run.communicator.size / seconds,
+                "skipped_steps": run.skips.total,
+            }
+        )
+        self.totals.reset()
+        self.steps_in_interval = 0
+
+    def _save(self) -> None:
+        self.run.save(self.step)
+        self.last_saved = params_path(self.run.config.checkpoint.ckpt_dir, self.step)
+
+
+class StopRequest:
+    """Turns signals into a wish that the loop reads between two steps; a second Ctrl-C interrupts at once.
+
+    SIGUSR1 means what SIGTERM means: mpirun passes it on to the ranks immediately, while a SIGTERM to mpirun
+    leaves them little time.
+    """
+
+    def __init__(self) -> None:
+        self.exit_code: int | None = None
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.exit_code is not None:
+            raise KeyboardInterrupt
+        self.exit_code = 130 if number == signal.SIGINT else 143
+
+
+def exchanged_bytes(gradients: Sequence[mx.nd.NDArray], compression: str) -> int:
+    """Bytes of gradients that a rank gives to Horovod or BytePS in a step. BytePS's own compressors make less
+    of them afterwards."""
+    widest = 2 if compression == "fp16" else 8
+    return sum(array.size * min(widest, np.dtype(array.dtype).itemsize) for array in gradients)
