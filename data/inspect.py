@@ -312,8 +312,12 @@ def _parser() -> argparse.ArgumentParser:
 
     # An option without a value is None here, to know which ones are given.
     add = parser.add_argument_group("how to read it").add_argument
-    for name in ("vocab", "sentencepiece"):
-        add_option(add, name, help="of files with masks, or to tokenize text with; a token store has its own")
+    add_option(
+        add,
+        "vocab",
+        help="the vocab.txt of files with masks, or to tokenize text with; a token store has its own",
+    )
+    add_option(add, "sentencepiece", help="the same, a SentencePiece model")
     add_options(add, "raw", "cased")
     add_option(add, "text_format", default=None)
     add_options(add, "split_sentences", "skip_bad_records")

@@ -40,13 +40,13 @@ _DEFINITIONS: dict[str, dict[str, Any]] = {
     "text_format": {
         "choices": TEXT_FORMATS,
         "default": "auto",
-        "help": "of text: lines: a sentence a line, a blank line between documents; books: every file is one "
-        "document; wikiextractor, wikitext: Wikipedia; auto: by each file's content, but never books "
-        "(default: auto)",
+        "help": "form of the text. lines: a sentence a line, a blank line between documents; books: every "
+        "file is one document; wikiextractor, wikitext: Wikipedia; auto: by each file's content, but never "
+        "books (default: auto)",
     },
     "split_sentences": {
         "action": "store_true",
-        "help": "of text: the lines are running text, to be split into sentences",
+        "help": "the lines of the text are running text, to be split into sentences",
     },
     "skip_bad_records": {
         "action": "store_true",
@@ -87,7 +87,7 @@ _DEFINITIONS: dict[str, dict[str, Any]] = {
     "sp_alpha": {
         "type": positive,
         "default": 1.0,
-        "help": "SentencePiece sampling temperature (default: 1.0)",
+        "help": "inverse temperature of SentencePiece's sampling (default: 1.0)",
     },
     "num_buckets": {
         "type": positive_int,

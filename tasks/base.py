@@ -72,7 +72,7 @@ class Task(Protocol):
         """The one figure beside a progress bar."""
 
     def panels(self, floors: Floors) -> Sequence[Panel]:
-        """What is plotted."""
+        """Plots of the figures."""
 
     def summary(self, metrics: Sequence[Figures], step: int, floors: Floors) -> list[str]:
         """The closing sentences of a run that ended at `step`, from all lines of its metrics."""

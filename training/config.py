@@ -53,7 +53,7 @@ class OptimizationConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """Where and how often a run is saved, and where it begins."""
+    """Place and interval of checkpoints, and the one that a run begins with."""
 
     ckpt_dir: str
     ckpt_interval: int

@@ -122,7 +122,7 @@ def open_source(inputs: Inputs, data: DataFiles, communicator: Communicator) -> 
 
 
 def _check_checkpoints(config: RunConfig, vocab_size: int, vocabulary: Vocabulary | None) -> None:
-    """What the run goes on from must be of this model; a new run must not write over an old one.
+    """Checks that a checkpoint to continue is of this model, and that a new run writes over no old one.
 
     Damaged checkpoints are found, and passed over, later.
     """

@@ -12,7 +12,7 @@ from training.optimizer.schedule import Schedule
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What to run, and what to say about it at the start."""
+    """Steps and learning rates of a run, and the sentences about them at its start."""
 
     num_steps: int
     lr: float

@@ -211,7 +211,7 @@ def _of_all_ranks(paths: Sequence[str]) -> list[str]:
 
 
 def _checkpoint_folder(arguments: Sequence[str]) -> str:
-    """What --ckpt_dir says; empty, for the current folder, without it."""
+    """The value of --ckpt_dir; empty, for the current folder, without it."""
     parser = OptionParser(allow_abbrev=False, add_help=False)
     parser.add_argument("--ckpt_dir", default="")
     given, _ = parser.parse_known_args(arguments)
@@ -234,7 +234,7 @@ def _dummy_length(arguments: Sequence[str]) -> list[str]:
 
 
 def _dummy_batches(options: argparse.Namespace, steps: int) -> list[list[tuple[int, int, int]]]:
-    """What training.feed makes of --dummy_data_len."""
+    """Batches that training.feed makes of --dummy_data_len."""
     from training.plan import make_plan
 
     length = min(options.dummy_data_len, MAX_POSITIONS)

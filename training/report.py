@@ -205,17 +205,17 @@ def launching_terminal() -> str | None:
 
 def read_metrics(directory: str) -> list[dict[str, Any]]:
     """The objects of metrics.jsonl in the order written; a last line cut off by a crash is left out."""
-    found = []
+    metrics = []
     try:
         with open(os.path.join(directory, METRICS_FILE), encoding="utf-8") as lines:
             for line in lines:
                 try:
-                    found.append(json.loads(line))
+                    metrics.append(json.loads(line))
                 except ValueError:
                     continue
     except FileNotFoundError:
         pass
-    return found
+    return metrics
 
 
 def plot_losses(directory: str, panels: Sequence[Panel]) -> str:

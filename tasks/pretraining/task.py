@@ -88,7 +88,7 @@ class Pretraining:
         ]
 
     def summary(self, metrics: Sequence[Figures], step: int, floors: Floors) -> list[str]:
-        """How far both losses came, and whether the masked-LM loss shows the use of context."""
+        """Progress of both losses, and whether the masked-LM loss shows the use of context."""
         training = [each for each in metrics if each.get("mlm_loss") is not None]
         # Of this step only: an earlier run may have had --data_eval, and this one not.
         evaluations = [

@@ -135,7 +135,7 @@ class Optimizer:
         return arrays
 
     def state_views(self) -> dict[str, Any]:
-        """What `state` holds, uncopied, for a checkpoint, which copies one array at a time."""
+        """The content of `state`, uncopied, for a checkpoint, which copies one array at a time."""
         return {T: np.array(self.t, dtype=np.int64), **self.state_arrays()}
 
     def state(self) -> dict[str, np.ndarray]:

@@ -19,7 +19,7 @@ PARTS = (*(kind for kind in KINDS if kind != COMMUNICATION), EXPOSED, DATA_WAIT,
 
 
 def break_down(trace: Trace, peak: float | None = None) -> dict[str, Any]:
-    """Where the time of the traced steps went, as JSON has it; times in milliseconds a step.
+    """Breaks down the time of the traced steps, as JSON has it; times in milliseconds a step.
 
     Operators that run at the same time share that time. Communication, waiting for data and copying of inputs
     count where no operator computes ("exposed"); "hidden" says what of them went on beside operators. The
@@ -34,7 +34,7 @@ def break_down(trace: Trace, peak: float | None = None) -> dict[str, Any]:
     computing = [each for each in trace.operators if each.kind != COMMUNICATION]
     busy = union(clip(_times(computing), window))
     travelling = clip(_times(_of(trace, COMMUNICATION)), window)
-    waits = {name: clip(found, window) for name, found in trace.python.items()}
+    waits = {name: clip(intervals, window) for name, intervals in trace.python.items()}
 
     parts: dict[str, float] = defaultdict(float)
     directions: dict[str, float] = defaultdict(float)
@@ -102,12 +102,12 @@ def step_flops(trace: Trace) -> Flops | None:
         return None
     layers, units, _ = parse_model(facts["model"])
     fewer = any(each.name == "bert_gather" for each in trace.operators)
-    found = Flops(0, 0, 0, 0)
+    total = Flops(0, 0, 0, 0)
     for rows, length, predictions in (batch for step in batches for batch in step):
         # The first token and the masked ones are all that the losses look at.
         top_rows = predictions + 1 if fewer else None
-        found += forward_flops(layers, units, facts["vocab_size"], rows, length, predictions, top_rows)
-    return found
+        total += forward_flops(layers, units, facts["vocab_size"], rows, length, predictions, top_rows)
+    return total
 
 
 def _add_rates(rows: dict[str, dict[str, float]], trace: Trace, peak: float | None) -> None:

@@ -10,13 +10,13 @@ Key = TypeVar("Key", bound=Hashable)
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
     """The same points as sorted intervals that neither overlap nor touch."""
-    found: list[Interval] = []
+    merged: list[Interval] = []
     for start, end in sorted(each for each in intervals if each[1] > each[0]):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
-            found.append((start, end))
-    return found
+            merged.append((start, end))
+    return merged
 
 
 def total(intervals: Iterable[Interval]) -> float:
@@ -26,7 +26,7 @@ def total(intervals: Iterable[Interval]) -> float:
 
 def subtract(intervals: Iterable[Interval], holes: Iterable[Interval]) -> list[Interval]:
     """The union of `intervals` without the points in `holes`."""
-    found: list[Interval] = []
+    remaining: list[Interval] = []
     gaps = union(holes)
     first = 0
     for start, end in union(intervals):
@@ -37,11 +37,11 @@ def subtract(intervals: Iterable[Interval], holes: Iterable[Interval]) -> list[I
             if gap[0] >= end:
                 break
             if gap[0] > place:
-                found.append((place, gap[0]))
+                remaining.append((place, gap[0]))
             place = max(place, gap[1])
         if place < end:
-            found.append((place, end))
-    return found
+            remaining.append((place, end))
+    return remaining
 
 
 def intersect(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
@@ -66,13 +66,13 @@ def shared(intervals: Sequence[tuple[Key, float, float]]) -> dict[Key, float]:
     for index, (_, start, end) in enumerate(intervals):
         if end > start:
             edges += [(start, index), (end, ~index)]
-    found: dict[Key, float] = {}
+    shares: dict[Key, float] = {}
     running: set[int] = set()
     before = 0.0
     for time, index in sorted(edges):
         for each in running:
             key = intervals[each][0]
-            found[key] = found.get(key, 0.0) + (time - before) / len(running)
+            shares[key] = shares.get(key, 0.0) + (time - before) / len(running)
         running.symmetric_difference_update({index if index >= 0 else ~index})
         before = time
-    return found
+    return shares

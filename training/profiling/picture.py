@@ -44,8 +44,8 @@ _COLOURS = {
 _LABELLED = 0.04  # share of a bar from which it carries its number
 
 
-def draw(path: str, traces: Sequence[Trace], found: Sequence[dict[str, Any]]) -> None:
-    """Write a PNG. `found`: `break_down` of each trace. OSError when the file cannot be written."""
+def draw(path: str, traces: Sequence[Trace], breakdowns: Sequence[dict[str, Any]]) -> None:
+    """Write a PNG. `breakdowns`: `break_down` of each trace. OSError when the file cannot be written."""
     # Without pyplot, which keeps figures and picks a display for the whole process.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -55,9 +55,9 @@ def draw(path: str, traces: Sequence[Trace], found: Sequence[dict[str, Any]]) ->
     figure = Figure(figsize=(12, 1.4 + bars + strips), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     upper, lower = figure.subplots(2, 1, gridspec_kw={"height_ratios": [bars, strips]})
-    _draw_bars(upper, found)
+    _draw_bars(upper, breakdowns)
     _draw_timeline(lower, traces)
-    seen = [part for part in PARTS if any(each["parts"][part]["ms"] for each in found)]
+    seen = [part for part in PARTS if any(each["parts"][part]["ms"] for each in breakdowns)]
     handles, labels = upper.get_legend_handles_labels()
     kept = [(handle, label) for handle, label in zip(handles, labels) if label in seen]
     figure.legend(*zip(*kept), loc="outside lower center", ncols=5, frameon=False)
@@ -65,14 +65,14 @@ def draw(path: str, traces: Sequence[Trace], found: Sequence[dict[str, Any]]) ->
         figure.savefig(handle, format="png", metadata={"Software": None})
 
 
-def _draw_bars(axes: Axes, found: Sequence[dict[str, Any]]) -> None:
-    places = range(len(found))
-    left = [0.0] * len(found)
+def _draw_bars(axes: Axes, breakdowns: Sequence[dict[str, Any]]) -> None:
+    places = range(len(breakdowns))
+    left = [0.0] * len(breakdowns)
     for part in PARTS:
-        widths = [each["parts"][part]["ms"] for each in found]
+        widths = [each["parts"][part]["ms"] for each in breakdowns]
         axes.barh(places, widths, left=left, height=0.7, color=_COLOURS[part], label=part)
         for place, width in zip(places, widths):
-            share = found[place]["parts"][part]["share"]
+            share = breakdowns[place]["parts"][part]["share"]
             if share >= _LABELLED:
                 dark = part not in (IDLE, PYTHON, OPTIMIZER, ACTIVATION)
                 axes.text(
@@ -80,9 +80,9 @@ def _draw_bars(axes: Axes, found: Sequence[dict[str, Any]]) -> None:
                     color="white" if dark else "black",
                 )  # fmt: skip
         left = [before + width for before, width in zip(left, widths)]
-    model = found[0]["facts"].get("model")
+    model = breakdowns[0]["facts"].get("model")
     axes.set(title=f"a step{' of ' + model if model else ''} by kind of work", xlabel="ms a step")
-    _name_rows(axes, [f"rank {each['facts'].get('rank', 0)}" for each in found])
+    _name_rows(axes, [f"rank {each['facts'].get('rank', 0)}" for each in breakdowns])
 
 
 def _draw_timeline(axes: Axes, traces: Sequence[Trace]) -> None:
@@ -117,7 +117,7 @@ def _strip(axes: Axes, times: Sequence[Interval], window: Interval, bottom: floa
 
 
 def _origin(trace: Trace, first: Trace, chosen: Step) -> float:
-    """Where on a rank's time axis the first rank's step begins. If the clocks of two hosts differ by more
+    """The beginning of the first rank's step on a rank's time axis. If the clocks of two hosts differ by more
     than a step, it is where the rank's own step of that name begins."""
     own = next((step for step in trace.steps if step.name == chosen.name), trace.steps[0])
     origin = chosen.start + first.clock - trace.clock

@@ -18,7 +18,7 @@ class TraceComplete(Exception):
 
 
 class TracePlan(NamedTuple):
-    """What to trace, for those who want something else than --profile FILE.
+    """Steps to trace, for those who want something else than --profile FILE.
 
     `path`: the file. `first`, `last`: steps, counted from the start of this run. `stop`: whether to raise
     TraceComplete after the last one. `facts`: about the run, to be kept in the trace.

@@ -65,7 +65,7 @@ class Trace:
 
     @property
     def window(self) -> Interval:
-        """From the beginning of the first step to the end of the last."""
+        """The time between the beginning of the first step and the end of the last."""
         return self.steps[0].start, self.steps[-1].end
 
     @property
@@ -122,7 +122,7 @@ def _pairs(
 ) -> list[tuple[float, float, str, int]]:
     """(start, end, name, thread) of what begins with phase `first` and ends with phase `last`."""
     begun: dict[tuple[str, int], list[float]] = {}
-    found = []
+    spans = []
     for event in events:
         if event.get("cat") != category or event["ph"] not in (first, last):
             continue
@@ -130,20 +130,20 @@ def _pairs(
         if event["ph"] == first:
             begun.setdefault(key, []).append(event["ts"])
         elif begun.get(key):
-            found.append((begun[key].pop(0), event["ts"], *key))
-    return found
+            spans.append((begun[key].pop(0), event["ts"], *key))
+    return spans
 
 
 def _before_first_call(steps: Sequence[Step], calls: Sequence[tuple[float, float, str]]) -> list[Interval]:
     """Python first takes its batches, without MXNet; then it calls MXNet for the first time in the step."""
-    found = []
+    windows = []
     place = 0
     for step in steps:
         while place < len(calls) and calls[place][0] < step.start:
             place += 1
         if place < len(calls):
-            found.append((step.start, min(step.end, calls[place][0])))
-    return found
+            windows.append((step.start, min(step.end, calls[place][0])))
+    return windows
 
 
 def chrome_events(trace: Trace, offset: float = 0.0) -> list[dict[str, Any]]:
