@@ -12,16 +12,12 @@ PYTHON ?=
 CUDA ?=
 SLOW ?= 1
 # Those with a peer; `threads` and `bfloat16` compare settings of the training scripts, and are run by name.
-BENCH ?= step exchange loader tokenize_text optimizer
+BENCH ?= step loader tokenize_text optimizer
 ARGS ?=
 PY := .venv/bin/python
 
-# The parts that mypy reads: those without MXNet.
-TYPED := $(wildcard base comm setup hparams.py lamb_paper.py data hosts bench/contestants.py bench/exchange.py \
-	bench/loader.py bench/quick.py bench/raw_path.py bench/rounds.py bench/serve.py bench/step.py bench/threads.py \
-	bench/work.py bench/workers.py \
-	compare.py $(filter-out comparison/messages/worker.py comparison/messages/rank.py,\
-	$(wildcard comparison/*.py comparison/*/*.py)))
+# The packages that mypy reads. What MXNet returns counts as Any.
+TYPED := base comm setup hosts data bert tasks training bench comparison $(wildcard *.py)
 
 # Open MPI refuses to run as root unless told twice.
 MPI_ENV := $(if $(filter 0,$(shell id -u)),OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)
@@ -77,7 +73,7 @@ test: setup ## run the tests (SLOW=0 leaves out BERT-large, ARGS="-k hparams" go
 	alone=0; $(PYTEST) --part alone || alone=$$?; \
 	case $$no_ranks,$$ranks,$$alone in 5,5,5|*[!05,]*) exit 1;; esac
 
-bench: setup ## measure against peers: step, exchange, loader, tokenizers, update (BENCH=step; ARGS=--quick)
+bench: setup ## measure against peers: step, loader, tokenizers, update (BENCH=step; ARGS=--quick)
 	@for each in $(BENCH); do echo "--- python -m bench.$$each" $(ARGS); $(PY) -m bench.$$each $(ARGS); done
 
 check: setup ## lint, formatting, types

@@ -5,13 +5,13 @@
     python compare.py --backends hvd_mpi byteps --workers 2 --dtypes float32 --batch_sizes 1024
     python compare.py --raw --data 'corpus/*.txt' --vocab vocab.txt --model bert_12_768_12 \\
         --max_seq_length 128 --use_avg_len --batch_sizes 2048 4096 --hostfile hosts/4x_p3dn -- --dropout 0
-    python compare.py --comm_only                  communication alone, 4 KB to 512 MB
+    python compare.py --comm_only                  communication alone: start-up, 4 KB to 512 MB
     python compare.py --project                    throughput on 1 to 1024 GPUs, predicted
 
 Every combination of backend, number of workers, dtype and batch size is launched --repeats times, in turns.
-What was computed is compared first (losses, gradient norms, learning rates, tokens, final parameters): a
-backend that computes something else is reported as wrong and gets no figures.
-The report comes to --output as report.md, report.json and plots. Ctrl-C leaves a partial report, and the same
+The results are compared before the times (losses, gradient norms, learning rates, tokens, final parameters):
+a backend that computes something else is reported as wrong and gets no figures.
+The report goes to --output as report.md, report.json and plots. Ctrl-C leaves a partial report, and the same
 command continues.
 """
 

@@ -9,8 +9,6 @@ workers, serve     processes that take a step on request: the parent's side, the
 step_ours          the worker of this project
 peer_torch         the worker of Hugging Face on PyTorch
 peer_gluonnlp      the worker of GluonNLP
-exchange           command: Horovod against BytePS; start-up, exchange, agreement
-exchange_worker    one rank of bench.exchange
 loader             command: batches, against GluonNLP's raw path
 raw_path           that path: Google's algorithm, document by document
 tokenize_text      command: tokenizers, against Hugging Face's and GluonNLP's

@@ -3,7 +3,7 @@
     python -m bench.bfloat16 [--seeds 3] [--num_steps 200] [--plot bfloat16.png] [--json bfloat16.json]
 
 Each seed is pretrained twice on the embedded English text by run_pretraining_hvd.py in one process, once in
-each dtype, with the same initial parameters, batches and dropout masks. The seeds tell how large noise is:
+each dtype, with the same initial parameters, batches and dropout masks. The seeds show how large noise is:
 a difference between the dtypes means something only where it stands out from the differences between seeds.
 """
 
@@ -48,23 +48,23 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         build_embedded(os.path.join(scratch, "text"))
         runs = [
-            {"dtype": dtype, "seed": seed, **pretrain(options, scratch, dtype, seed)}
+            {"dtype": dtype, "seed": seed, **pretrain(options.model, options.num_steps, scratch, dtype, seed)}
             for seed in range(options.seeds)
             for dtype in DTYPES
         ]
-    found = summary(runs)
-    print(table(runs, found))
+    figures = summary(runs)
+    print(table(runs, figures))
     draw(runs, options)
     print(f"curves     {options.plot}")
     if options.quick:
         print(NOTICE)
     if options.json:
         with replacing(options.json) as file:
-            file.write(json.dumps({"runs": runs, "summary": found}, indent=1).encode() + b"\n")
+            file.write(json.dumps({"runs": runs, "summary": figures}, indent=1).encode() + b"\n")
     return 0
 
 
-def pretrain(options: argparse.Namespace, scratch: str, dtype: str, seed: int) -> dict[str, Any]:
+def pretrain(model: str, num_steps: int, scratch: str, dtype: str, seed: int) -> dict[str, Any]:
     """One run's curve of MLM losses and its loss on held-out text, in nats.
 
     Raises:
@@ -76,9 +76,9 @@ def pretrain(options: argparse.Namespace, scratch: str, dtype: str, seed: int) -
         "--data", os.path.join(text, "corpus", "train-*.txt"),
         "--data_eval", os.path.join(text, "corpus", "eval.txt"),
         "--vocab", os.path.join(text, "vocab.txt"), "--cache_dir", os.path.join(scratch, "cache"),
-        "--model", options.model, "--dtype", dtype, "--max_seq_length", "32", "--batch_size", "2048",
-        "--use_avg_len", "--lr", "0.014", "--warmup_ratio", "0.1", "--num_steps", str(options.num_steps),
-        "--log_interval", str(EVERY), "--ckpt_interval", str(options.num_steps), "--ckpt_dir", directory,
+        "--model", model, "--dtype", dtype, "--max_seq_length", "32", "--batch_size", "2048",
+        "--use_avg_len", "--lr", "0.014", "--warmup_ratio", "0.1", "--num_steps", str(num_steps),
+        "--log_interval", str(EVERY), "--ckpt_interval", str(num_steps), "--ckpt_dir", directory,
         "--seed", str(seed),
     ]  # fmt: skip
     print(f"{dtype}, seed {seed} ...", file=sys.stderr, flush=True)
@@ -108,16 +108,16 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def table(runs: list[dict[str, Any]], found: dict[str, float]) -> str:
-    """What is printed."""
+def table(runs: list[dict[str, Any]], figures: dict[str, float]) -> str:
+    """The losses of every seed, and `figures` of `summary`."""
     lines = ["held-out MLM loss (nats)   float32  bfloat16  difference"]
     pairs = zip(*[[run for run in runs if run["dtype"] == dtype] for dtype in DTYPES])
     for full, low in pairs:
         losses = f"{full['eval']:>8.4f}{low['eval']:>10.4f}{low['eval'] - full['eval']:>+12.4f}"
         lines.append(f"  seed {full['seed']:<20}{losses}")
     lines.append(
-        f"standard deviation over seeds {found['float32_stdev_over_seeds']:.4f} and"
-        f" {found['bfloat16_stdev_over_seeds']:.4f}, mean difference {found['difference_mean']:+.4f}"
+        f"standard deviation over seeds {figures['float32_stdev_over_seeds']:.4f} and"
+        f" {figures['bfloat16_stdev_over_seeds']:.4f}, mean difference {figures['difference_mean']:+.4f}"
     )
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""Who takes part in bench/step.py, and with which interpreter each runs."""
+"""Contestants of bench/step.py, and the interpreter that each runs with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast batches are made from text: this project's loader against GluonNLP's raw path, in one run.
+"""Speed of making batches from text: this project's loader against GluonNLP's raw path, in one run.
 
     python -m bench.loader [--input 'corpus/*.txt' --vocab vocab.txt] [--repeats 5] [--json loader.json]
     python -m bench.loader --quick
@@ -33,8 +33,8 @@ import numpy as np
 from base.command_line import positive_int
 from base.errors import InputError
 from bench.quick import NOTICE, add_quick, default_text, settle
+from bench.raw_path import Settings, create_instances, gluonnlp_tokenizer, read_documents
 from bench.raw_path import batches as raw_batches
-from bench.raw_path import create_instances, gluonnlp_tokenizer, read_documents
 from data.masked_copies import CopiesConfig, build_masked
 from data.options import BatchingConfig, MaskingConfig
 from data.pretraining.batches import PretrainingBatches, prefetched
@@ -53,7 +53,7 @@ STEP_SECONDS = 0.02
 
 
 class Scale(NamedTuple):
-    """How much is measured."""
+    """Amount that is measured."""
 
     least_tokens: int = 4_000_000  # of the text, repeated
     raw_lines: int = 3000  # of the text for GluonNLP's path: its cost per token does not depend on how many
@@ -112,9 +112,8 @@ def measure_raw_path(
             f"--input: the first {len(lines)} lines are one document, but a random next sentence comes from "
             "another; separate documents by blank lines"
         )
-    instances = create_instances(
-        documents, vocabulary, length, SHORT_SEQ_PROB, MASKED_LM_PROB, PREDICTIONS[length], False, generator
-    )
+    settings = Settings(length, SHORT_SEQ_PROB, MASKED_LM_PROB, PREDICTIONS[length], False)
+    instances = create_instances(documents, vocabulary, settings, generator)
     tokens = 0
     for batch in raw_batches(instances, ids, TOKENS_PER_BATCH, PREDICTIONS[length], generator):
         tokens += int(batch[2].sum())
@@ -130,9 +129,9 @@ def measure_waiting(source: Source, num_workers: int, steps: int) -> float:
         begun = time.perf_counter()
         for _ in range(steps):
             time.sleep(STEP_SECONDS)
-            asked = time.perf_counter()
+            begun_waiting = time.perf_counter()
             next(ahead)
-            waited += time.perf_counter() - asked
+            waited += time.perf_counter() - begun_waiting
     return waited / (time.perf_counter() - begun)
 
 
@@ -245,8 +244,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(table(rows, waiting))
     if options.json:
         with open(options.json, "w", encoding="utf-8") as handle:
-            found = {"quick": options.quick, "rows": rows, "repeats": figures, "waiting": waiting}
-            json.dump(found, handle, indent=1)
+            everything = {"quick": options.quick, "rows": rows, "repeats": figures, "waiting": waiting}
+            json.dump(everything, handle, indent=1)
     if options.quick:
         print(NOTICE)
     return 0

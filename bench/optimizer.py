@@ -1,4 +1,4 @@
-"""How long an update of all weights takes: the fused operators against MXNet's own and PyTorch's fused AdamW.
+"""Time of an update of all weights: the fused operators against MXNet's own and PyTorch's fused AdamW.
 
     python -m bench.optimizer [--model bert_12_768_12] [--repeats 9] [--torch_python PATH] [--json FILE]
     python -m bench.optimizer --quick
@@ -113,12 +113,12 @@ def contestants(weights: dict[str, mx.nd.NDArray]) -> dict[str, Callable[[], flo
 
 
 def summarize(repeats: Sequence[dict[str, float]], elements: int) -> list[dict[str, Any]]:
-    found = []
+    rows = []
     for name, (bytes_each, base) in ROWS.items():
         seconds = [repeat[name] for repeat in repeats if name in repeat]
         if not seconds:
             continue
-        found.append(
+        rows.append(
             {
                 "name": name,
                 "seconds": statistics.median(seconds),
@@ -128,7 +128,7 @@ def summarize(repeats: Sequence[dict[str, float]], elements: int) -> list[dict[s
                 "of MXNet": statistics.median(repeat[name] / repeat[base] for repeat in repeats),
             }
         )
-    return found
+    return rows
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -178,12 +178,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if torch:
             torch.close()
     elements = sum(weight.size for weight in weights.values())
-    found = summarize(repeats, elements)
+    summary = summarize(repeats, elements)
     print(
         f"{options.model}: {len(shapes)} tensors, {elements / 1e6:.1f} M elements,"
         f" {os.environ['OMP_NUM_THREADS']} threads"
     )
-    print(table(found))
+    print(table(summary))
     if not load_operators():
         print("the fused operators were left out: they are not built here (make setup builds them)")
     if torch is None:
@@ -192,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(NOTICE)
     if options.json:
         with open(options.json, "w", encoding="utf-8") as handle:
-            json.dump({"quick": options.quick, "rows": found, "repeats": repeats}, handle, indent=1)
+            json.dump({"quick": options.quick, "rows": summary, "repeats": repeats}, handle, indent=1)
     return 0
 
 

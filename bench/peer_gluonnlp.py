@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import gluonnlp
 import mxnet as mx
 import numpy as np
 from gluonnlp.model.bert import BERTEncoder, BERTModel
 
-from bench.serve import Unsupported, serve
+from bench.serve import ReadLoss, TakeStep, Unsupported, serve
 from bench.work import DROPOUT, LENGTH, MASKED, SEQUENCES, VOCABULARY, gflop, products, size_of
 
 
-def set_up(model_name, dtype):
+def set_up(model_name: str, dtype: str) -> tuple[TakeStep, dict[str, Any]]:
     if dtype != "float32":
         raise Unsupported("GluonNLP's BERT trains in float32 on CPUs")
     size = size_of(model_name)
@@ -44,7 +45,7 @@ def set_up(model_name, dtype):
 
     rng = np.random.default_rng(0)
 
-    def tokens(*shape):
+    def tokens(*shape: int) -> Any:
         return mx.nd.array(rng.integers(5, VOCABULARY, shape), dtype="float32")
 
     ids, labels = tokens(SEQUENCES, LENGTH), tokens(SEQUENCES * MASKED)
@@ -53,7 +54,7 @@ def set_up(model_name, dtype):
     positions = mx.nd.array(np.stack(chosen), dtype="float32")
     lengths, is_next = mx.nd.full((SEQUENCES,), LENGTH), mx.nd.zeros((SEQUENCES,))
 
-    def take_step():
+    def take_step() -> ReadLoss:
         with mx.autograd.record():
             _, _, next_sentence, scores = model(ids, segments, lengths, positions)
             mlm = mlm_loss(scores.reshape((-1, VOCABULARY)), labels).mean()
@@ -72,7 +73,7 @@ def set_up(model_name, dtype):
     return take_step, facts
 
 
-def main():
+def main() -> None:
     _, model_name, dtype = sys.argv[1:]
     serve(lambda: set_up(model_name, dtype))
 

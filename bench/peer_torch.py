@@ -12,16 +12,17 @@ sequences are full.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 
-from bench.serve import Unsupported, best_gflops, serve
+from bench.serve import ReadLoss, TakeStep, Unsupported, best_gflops, no_loss, serve
 from bench.work import DROPOUT, LENGTH, MASKED, SEQUENCES, TOKENS, VOCABULARY, gflop, products, size_of
 
 SQUARE = 2048  # rows and columns of the product that gives the machine's peak
 
 
-def set_up_model(kind, model_name, dtype):
+def set_up_model(kind: str, model_name: str, dtype: str) -> tuple[TakeStep, dict[str, Any]]:
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -47,10 +48,10 @@ def set_up_model(kind, model_name, dtype):
     masked_labels, rows = labels[masked], masked.reshape(-1).nonzero().reshape(-1)
     is_next = torch.zeros(SEQUENCES, dtype=torch.long)
 
-    def all_positions():
+    def all_positions() -> Any:
         return model(input_ids=ids, token_type_ids=segments, labels=labels, next_sentence_label=is_next).loss
 
-    def masked_positions():
+    def masked_positions() -> Any:
         encoded = model.bert(input_ids=ids, token_type_ids=segments)
         chosen = encoded.last_hidden_state.reshape(-1, size.units)[rows]
         scores, next_sentence = model.cls(chosen, encoded.pooler_output)
@@ -59,13 +60,14 @@ def set_up_model(kind, model_name, dtype):
 
     compute_loss = all_positions if kind == "torch" else masked_positions
 
-    def take_step():
+    def take_step() -> ReadLoss:
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16"):
             loss = compute_loss()
         loss.backward()
         optimizer.step()
-        return loss.item
+        read_loss: ReadLoss = loss.item
+        return read_loss
 
     facts = {
         "transformers": transformers.__version__,
@@ -76,11 +78,11 @@ def set_up_model(kind, model_name, dtype):
     return take_step, facts
 
 
-def set_up_products(model_name, dtype):
+def set_up_products(model_name: str, dtype: str) -> tuple[TakeStep, dict[str, Any]]:
     """The products of one step and nothing else, each layer with weights of its own."""
     number = getattr(torch, dtype)
 
-    def array(*shape):
+    def array(*shape: int) -> Any:
         return torch.randn(*shape).to(number)
 
     chosen = products(size_of(model_name))
@@ -92,23 +94,23 @@ def set_up_products(model_name, dtype):
         for _ in range(product.times):
             jobs.append((left, array(*batch, product.columns, product.inner), gradient))
 
-    def take_step():
+    def take_step() -> ReadLoss:
         for left, right, _ in jobs:
             left @ right.mT
         for left, right, gradient in jobs:
             gradient @ right
             gradient.mT @ left
-        return lambda: None
+        return no_loss
 
     square, other = array(SQUARE, SQUARE), array(SQUARE, SQUARE)
     rate = best_gflops(lambda: torch.mm(square, other), 2 * SQUARE**3 / 1e9)
     return take_step, {"gflop": gflop(chosen), "square_gflops": rate}
 
 
-def main():
+def main() -> None:
     kind, model_name, dtype = sys.argv[1:]
 
-    def set_up():
+    def set_up() -> tuple[TakeStep, dict[str, Any]]:
         if not hasattr(torch, dtype):
             raise Unsupported(f"PyTorch has no {dtype}")
         if kind == "products_torch":

@@ -1,4 +1,4 @@
-"""What all measurements share: --quick, which tries them out, and the text that they take by default."""
+"""Parts that all measurements share: --quick, which tries them out, and their default text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way from text to batches that GluonNLP's `--raw` goes, to measure against and to compare with.
+"""GluonNLP's way from text to batches with `--raw`, to measure against and to compare with.
 
 Each epoch it tokenizes every line again and runs Google's create_pretraining_data algorithm (Devlin et al.,
 arXiv:1810.04805, sections A.1 and A.2) over Python lists, document by document. This is that algorithm
@@ -11,12 +11,23 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Callable, Iterable, Iterator, Sequence
+from typing import Callable, Iterable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
 Document = Sequence[Sequence[str]]
 ARRAYS = 7  # of a batch: ids, segments, lengths, masked positions, ids and weights, next sentence labels
+
+
+class Settings(NamedTuple):
+    """Settings of create_pretraining_data: tokens of a sequence, the probability of short ones, and
+    masking."""
+
+    max_seq_length: int
+    short_seq_prob: float
+    masked_lm_prob: float
+    max_predictions: int
+    whole_word_mask: bool
 
 
 @dataclass
@@ -102,9 +113,7 @@ def masked_instance(
     b: list[str],
     is_random: bool,
     vocab_words: Sequence[str],
-    masked_lm_prob: float,
-    max_predictions: int,
-    whole_word_mask: bool,
+    settings: Settings,
     generator: random.Random,
 ) -> Instance:
     """[CLS] A [SEP] B [SEP] with tokens chosen in random order: 80% [MASK], 10% kept, 10% any token."""
@@ -113,12 +122,12 @@ def masked_instance(
     for place, token in enumerate(tokens):
         if token in ("[CLS]", "[SEP]"):
             continue
-        if whole_word_mask and words and token.startswith("##"):
+        if settings.whole_word_mask and words and token.startswith("##"):
             words[-1].append(place)
         else:
             words.append([place])
     generator.shuffle(words)
-    wanted = min(max_predictions, max(1, int(round(len(tokens) * masked_lm_prob))))
+    wanted = min(settings.max_predictions, max(1, int(round(len(tokens) * settings.masked_lm_prob))))
     chosen: list[int] = []
     for word in words:
         if len(chosen) >= wanted:
@@ -138,20 +147,16 @@ def masked_instance(
 def create_instances(
     documents: Sequence[Document],
     vocab_words: Sequence[str],
-    max_seq_length: int,
-    short_seq_prob: float,
-    masked_lm_prob: float,
-    max_predictions: int,
-    whole_word_mask: bool,
+    settings: Settings,
     generator: random.Random,
 ) -> list[Instance]:
     """One epoch's instances of all documents, by document."""
     return [
-        masked_instance(
-            a, b, is_random, vocab_words, masked_lm_prob, max_predictions, whole_word_mask, generator
-        )
+        masked_instance(a, b, is_random, vocab_words, settings, generator)
         for number in range(len(documents))
-        for a, b, is_random in pairs_of_document(documents, number, max_seq_length, short_seq_prob, generator)
+        for a, b, is_random in pairs_of_document(
+            documents, number, settings.max_seq_length, settings.short_seq_prob, generator
+        )
     ]
 
 

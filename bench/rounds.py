@@ -1,4 +1,4 @@
-"""What bench/step.py does with memory and numbers: which workers run together, ratios, spread, the table."""
+"""Memory and numbers of bench/step.py: workers that run together, ratios, spread, the table."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def summarize(
         gflop_of: contestant -> 10^9 operations of its step's matrix products.
         peak_gflops: 10^9 operations a second that count as 100%, if that is known.
     """
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, gflop in gflop_of.items():
         seconds = [each[key] for each in rounds if key in each]
         if not seconds:
@@ -92,9 +92,9 @@ def summarize(
             figures["to_ours"] = spread(compared)._asdict()
             scale = gflop_of[OURS] / gflop
             figures["to_ours_per_flop"] = statistics.median(compared) * scale
-        found[key] = figures
+        result[key] = figures
     outside = [1 - ratio for ratio in ratios(rounds, PRODUCTS, OURS)]
-    return {"contestants": found, "outside_products": spread(outside)._asdict() if outside else None}
+    return {"contestants": result, "outside_products": spread(outside)._asdict() if outside else None}
 
 
 HEAD = ("", "s/step (quartiles)", "tokens/s", "to ours (quartiles)", "per FLOP", "GFLOP", "GFLOP/s", "GiB")

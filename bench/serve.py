@@ -1,4 +1,4 @@
-"""The worker's side of bench/step.py: one contestant that takes a step whenever it is told to.
+"""The worker's side of bench/step.py: one contestant that takes a step on request.
 
 Lines on standard input are "step" or "end", answers are JSON objects, one a line, on what was standard
 output; whatever libraries print goes to standard error. Standard library only.
@@ -17,14 +17,18 @@ import json
 import os
 import sys
 import time
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
-ReadLoss = Callable[[], float]
+ReadLoss = Callable[[], Optional[float]]
 TakeStep = Callable[[], ReadLoss]
 
 
 class Unsupported(Exception):
     """This contestant cannot do this work here; the message says why."""
+
+
+def no_loss() -> None:
+    """The ReadLoss of a step that has none."""
 
 
 def serve(set_up: Callable[[], tuple[TakeStep, dict[str, Any]]]) -> None:

@@ -3,7 +3,7 @@
     python -m bench.step [--models base large] [--dtypes float32 bfloat16] [--rounds 7] [--json step.json]
 
 Work: 8 sequences of 128 tokens, 20 masked positions each, dropout 0.1, both losses, update included. Every
-contestant is a process that waits until it is told to take a step, so that only one computes at a time; a
+contestant is a process that waits until it is to take a step, so that only one computes at a time; a
 round is one step of each. Ratios are taken within a round, and the table shows medians and quartiles: a slow
 minute of the machine then meets all of them. Where memory does not hold all workers, they meet ours in turn.
 
@@ -49,7 +49,7 @@ QUICK_MODEL = "bert_2_128_2"
 
 
 class Session:
-    """Workers that live at the same time, and what came of them."""
+    """Workers that live at the same time, and their results."""
 
     def __init__(self, model: str, dtype: str, torch_python: str | None):
         self._model, self._dtype, self._torch_python = model, dtype, torch_python

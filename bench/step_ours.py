@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import gluonnlp
 import mxnet as mx
 import numpy as np
 
 from base.errors import InputError
-from bench.serve import Unsupported, best_gflops, serve
+from bench.serve import ReadLoss, TakeStep, Unsupported, best_gflops, no_loss, serve
 from bench.work import (
     DROPOUT,
     LENGTH,
@@ -45,7 +46,7 @@ SQUARE = 2048  # rows and columns of the product that gives the machine's peak
 CLIP_NORM = 1.0
 
 
-def make_step(model, dtype, operators):
+def make_step(model: str, dtype: str, operators: str) -> tuple[TrainStep, dict[str, Any], bool]:
     """The step of a run of one process on the CPU, its parameters and whether it is on the fused operators;
     `operators` as for --operators."""
     name = MODELS.get(model, model)
@@ -72,12 +73,12 @@ def make_step(model, dtype, operators):
     return step, parameters, operators == "fused"
 
 
-def set_up_step(model, dtype, operators):
+def set_up_step(model: str, dtype: str, operators: str) -> tuple[TakeStep, dict[str, Any]]:
     step, parameters, fused = make_step(model, dtype, operators)
     batch = dummy_batch(SEQUENCES, LENGTH, MASKED, VOCABULARY, np.random.default_rng(0))
     count = 0
 
-    def take_step():
+    def take_step() -> ReadLoss:
         nonlocal count
         count += 1
         result = step(count, [batch], lr=1e-4)
@@ -92,7 +93,7 @@ def set_up_step(model, dtype, operators):
     return take_step, facts
 
 
-def mean_loss(sums):
+def mean_loss(sums: Any) -> float:
     mlm, nsp = (float(value) for value in sums[:2].asnumpy())
     return mlm / (SEQUENCES * MASKED) + nsp / SEQUENCES
 
@@ -113,15 +114,15 @@ class Multiplication:
         if fused:
             self._packed = [mx.nd.bert_pack(weight, num_weights=1, dtype=dtype) for weight in self._weights]
 
-    def forward(self):
+    def forward(self) -> list[Any]:
         with mx.autograd.record():
             return [self._product(index) for index in range(len(self._weights))]
 
-    def backward(self, results):
+    def backward(self, results: list[Any]) -> None:
         for result in results:
             result.backward(self._gradient)
 
-    def _product(self, index):
+    def _product(self, index: int) -> Any:
         weight = self._weights[index]
         if not self._fused:
             return mx.nd.FullyConnected(
@@ -132,7 +133,7 @@ class Multiplication:
         )
 
 
-def set_up_products(model, dtype):
+def set_up_products(model: str, dtype: str) -> tuple[TakeStep, dict[str, Any]]:
     """The products of one step by weights and nothing else, on the operators that the step takes for them.
 
     The products inside the attention are left out: they cannot be told apart from the rest of it.
@@ -144,16 +145,16 @@ def set_up_products(model, dtype):
     chosen = [product for product in everything if product.weights]
     jobs = [Multiplication(product, dtype, fused) for product in chosen]
 
-    def take_step():
+    def take_step() -> ReadLoss:
         results = [job.forward() for job in jobs]
         for job, result in zip(jobs, results):
             job.backward(result)
         mx.nd.waitall()
-        return lambda: None
+        return no_loss
 
     square = Multiplication(Product(1, 1, SQUARE, SQUARE, SQUARE, True), dtype, fused)
 
-    def multiply():
+    def multiply() -> None:
         square.backward(square.forward())
         mx.nd.waitall()
 
@@ -161,10 +162,10 @@ def set_up_products(model, dtype):
     return take_step, {"gflop": gflop(chosen), "square_gflops": peak}
 
 
-def main():
+def main() -> None:
     kind, model, dtype = sys.argv[1:]
 
-    def set_up():
+    def set_up() -> tuple[TakeStep, dict[str, Any]]:
         if kind == "products":
             take_step, facts = set_up_products(model, dtype)
         else:

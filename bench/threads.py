@@ -1,4 +1,4 @@
-"""How the cores of this machine are best shared by compute, communication and data, found by trying.
+"""Shares of this machine's cores for compute, communication and data, compared by measuring them.
 
     python -m bench.threads [--ranks 1 2 4] [--settings default one_less] [--repeats 3] [--json threads.json]
     python -m bench.threads --quick
@@ -21,7 +21,7 @@ import sys
 import tempfile
 from pathlib import Path
 from types import FrameType
-from typing import Any, Mapping, NamedTuple, NoReturn, Sequence
+from typing import Mapping, NamedTuple, NoReturn, Sequence
 
 from tqdm import tqdm
 
@@ -44,7 +44,7 @@ QUICK = {"ranks": [2], "settings": ["omp_passive"], "repeats": 1, "model": "bert
 
 
 class Setting(NamedTuple):
-    """What differs from the default; `omp` is OMP_NUM_THREADS, None to let the script choose."""
+    """Differences from the default; `omp` is OMP_NUM_THREADS, None to let the script choose."""
 
     omp: int | None = None
     environ: Mapping[str, str] = {}
@@ -56,27 +56,27 @@ def settings(cores: int, ranks: int, with_data: bool) -> dict[str, Setting]:
     """The settings worth a try for `ranks` ranks on `cores` cores. Numbers of threads that are tried already,
     the default's among them, are left out."""
     share = max(1, cores // ranks)
-    found = {DEFAULT: Setting()}
+    chosen = {DEFAULT: Setting()}
     threads = {"one_thread": 1, "one_less": share - 1, "one_more": share + 1, "all_cores": cores}
     tried = {0, share}
     for name, count in threads.items():
         if count not in tried:
             tried.add(count)
-            found[name] = Setting(count)
-    found["omp_bound"] = Setting(environ={"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"})
-    found["omp_passive"] = Setting(environ={"OMP_WAIT_POLICY": "passive"})
-    found["omp_active"] = Setting(environ={"OMP_WAIT_POLICY": "active"})
-    found["bind_core"] = Setting(
+            chosen[name] = Setting(count)
+    chosen["omp_bound"] = Setting(environ={"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"})
+    chosen["omp_passive"] = Setting(environ={"OMP_WAIT_POLICY": "passive"})
+    chosen["omp_active"] = Setting(environ={"OMP_WAIT_POLICY": "active"})
+    chosen["bind_core"] = Setting(
         mpirun=("--bind-to", "core:overload-allowed", "-mca", "mpi_yield_when_idle", "1")
     )
     if ranks > 1:
-        found["mpi_spins"] = Setting(mpirun=("--bind-to", "none", "-mca", "mpi_yield_when_idle", "0"))
-        found["cycle_5ms"] = Setting(environ={"HOROVOD_CYCLE_TIME": "5"})
-        found["engine_2"] = Setting(environ={"MXNET_CPU_WORKER_NTHREADS": "2"})
+        chosen["mpi_spins"] = Setting(mpirun=("--bind-to", "none", "-mca", "mpi_yield_when_idle", "0"))
+        chosen["cycle_5ms"] = Setting(environ={"HOROVOD_CYCLE_TIME": "5"})
+        chosen["engine_2"] = Setting(environ={"MXNET_CPU_WORKER_NTHREADS": "2"})
     if with_data:
-        found["data_2"] = Setting(script=("--num_data_workers", "2"))
-        found["data_4"] = Setting(script=("--num_data_workers", "4"))
-    return found
+        chosen["data_2"] = Setting(script=("--num_data_workers", "2"))
+        chosen["data_4"] = Setting(script=("--num_data_workers", "4"))
+    return chosen
 
 
 def command(setting: Setting, ranks: int, script: Sequence[str], folder: str) -> list[str]:
@@ -120,8 +120,8 @@ def table(samples: Mapping[int, Sequence[Mapping[str, float]]]) -> str:
     for ranks, repeats in samples.items():
         lines.append(f"{ranks} rank{'s' if ranks > 1 else ''}")
         names = {name: ratios(repeats, name, DEFAULT) for name in repeats[0]}
-        for name, found in sorted(names.items(), key=lambda item: statistics.median(item[1])):
-            step, ratio = spread([repeat[name] for repeat in repeats]), spread(found)
+        for name, own in sorted(names.items(), key=lambda item: statistics.median(item[1])):
+            step, ratio = spread([repeat[name] for repeat in repeats]), spread(own)
             time = f"{step.median:.3f} ({step.low:.3f} to {step.high:.3f})"
             tokens = ranks * SEQUENCES * LENGTH / step.median
             against = f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
@@ -129,22 +129,23 @@ def table(samples: Mapping[int, Sequence[Mapping[str, float]]]) -> str:
     return "\n".join(lines)
 
 
-def script_options(options: argparse.Namespace, folder: str) -> list[str]:
-    """Of the training script, the same for all settings."""
-    words = ["--model", options.model, "--batch_size", str(SEQUENCES), "--num_steps", str(options.steps)]
+def script_options(model: str, steps: int, text_in: str | None) -> list[str]:
+    """Options of the training script, the same for all settings. `text_in`: a folder for the embedded text;
+    None: random tokens."""
+    words = ["--model", model, "--batch_size", str(SEQUENCES), "--num_steps", str(steps)]
     words += [
         "--log_interval",
         str(LOG_INTERVAL),
         "--ckpt_interval",
-        str(options.steps),
+        str(steps),
         "--progress",
         "none",
     ]
-    if not options.with_data:
+    if text_in is None:
         return [*words, "--dummy_data_len", str(LENGTH)]
-    paths, vocab = default_text(folder)
+    paths, vocab = default_text(text_in)
     words += ["--raw", "--data", ",".join(paths), "--vocab", vocab, "--max_seq_length", str(LENGTH)]
-    return [*words, "--cache_dir", os.path.join(folder, "tokens")]
+    return [*words, "--cache_dir", os.path.join(text_in, "tokens")]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -179,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     work = [(ranks, repeat) for ranks in chosen for repeat in range(options.repeats)]
     with tempfile.TemporaryDirectory() as folder:
         try:
-            script = script_options(options, folder)
+            script = script_options(options.model, options.steps, folder if options.with_data else None)
         except InputError as error:
             parser.error(str(error))
         try:
@@ -188,21 +189,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     {name: launch(one, ranks, script) for name, one in chosen[ranks].items()}
                 )
         finally:  # interrupted, it reports the repeats that are whole
-            _report({ranks: found for ranks, found in samples.items() if found}, here, options)
+            whole = {ranks: repeats for ranks, repeats in samples.items() if repeats}
+            title = f"{options.model}, {SEQUENCES} x {LENGTH} tokens a rank"
+            print(f"{machine.line(here)}\n{title}\n\n{table(whole)}", flush=True)
+            if options.quick:
+                print(NOTICE, flush=True)
+            if options.json:
+                result = {"machine": here, "model": options.model, "quick": options.quick, "step_s": whole}
+                with replacing(options.json) as file:
+                    file.write(json.dumps(result, indent=1).encode() + b"\n")
     return 0
-
-
-def _report(
-    samples: Mapping[int, Sequence[Mapping[str, float]]], here: dict[str, Any], options: argparse.Namespace
-) -> None:
-    title = f"{options.model}, {SEQUENCES} x {LENGTH} tokens a rank"
-    print(f"{machine.line(here)}\n{title}\n\n{table(samples)}", flush=True)
-    if options.quick:
-        print(NOTICE, flush=True)
-    if options.json:
-        result = {"machine": here, "model": options.model, "quick": options.quick, "step_s": samples}
-        with replacing(options.json) as file:
-            file.write(json.dumps(result, indent=1).encode() + b"\n")
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

@@ -117,8 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 paths, vocab_path = expand_inputs(options.input, "--input"), options.vocab
             else:
                 paths, vocab_path = default_text(folder)
-            found = (line for line in sentences(paths) if line is not None)
-            lines = list(itertools.islice(found, QUICK_LINES if options.quick else None))
+            texts = (line for line in sentences(paths) if line is not None)
+            lines = list(itertools.islice(texts, QUICK_LINES if options.quick else None))
             vocab = load_vocab(vocab_path)
         if not lines:
             raise InputError(f"--input: no text in {options.input}")

@@ -56,10 +56,10 @@ def products(size: Size, decoded: int = SEQUENCES * MASKED, top: int = TOKENS) -
             ones and at each sequence's first; the fused operators compute no others.
     """
     units, heads = size.units, size.heads
-    found = []
+    chosen = []
     for layers, rows in ((size.layers - 1, TOKENS), (1, top)):
         attention = layers, SEQUENCES * heads
-        found += [
+        chosen += [
             Product(layers, 1, TOKENS, 3 * units, units, True),  # query, key, value
             Product(*attention, LENGTH, LENGTH, units // heads, False),  # scores
             Product(*attention, LENGTH, units // heads, LENGTH, False),  # weighted values
@@ -67,13 +67,13 @@ def products(size: Size, decoded: int = SEQUENCES * MASKED, top: int = TOKENS) -
             Product(layers, 1, rows, 4 * units, units, True),
             Product(layers, 1, rows, units, 4 * units, True),
         ]
-    found += [
+    chosen += [
         Product(1, 1, SEQUENCES, units, units, True),  # pooler
         Product(1, 1, SEQUENCES, 2, units, True),  # next sentence
         Product(1, 1, decoded, units, units, True),  # masked LM: transform
         Product(1, 1, decoded, VOCABULARY, units, True),  # masked LM: scores of the vocabulary
     ]
-    return [product for product in found if product.times]
+    return [product for product in chosen if product.times]
 
 
 def gflop(chosen: list[Product]) -> float:

@@ -1,4 +1,4 @@
-"""The parent's side of bench/step.py: starts workers, asks them, and ends them whatever happens."""
+"""The parent's side of bench/step.py: starts workers, has them take steps, and ends them whatever happens."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Worker:
                 stream.close()  # type: ignore[union-attr]
 
     def wait_until_ready(self, limit: float = SET_UP_LIMIT) -> dict[str, Any]:
-        """The facts that the worker tells about itself; raises Unsupported or WorkerError."""
+        """The facts that the worker states about itself; raises Unsupported or WorkerError."""
         answer = self._read(limit)
         if "unsupported" in answer:
             raise Unsupported(answer["unsupported"])

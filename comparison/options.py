@@ -6,24 +6,35 @@ import argparse
 import math
 import os
 import tempfile
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping, Sequence, Union
 
 from base.command_line import OptionParser, count, positive, positive_int
 from base.errors import InputError
 from bert.configuration import parse_model
-from comparison.launching.backends import BYTEPS, BYTEPS_LOCAL, Backend, Cluster, launch_words
-from comparison.launching.devices import count_gpus
-from comparison.launching.read_run import Steps
+from comparison.campaign import CampaignOptions
+from comparison.launching.backends import (
+    BYTEPS,
+    BYTEPS_LOCAL,
+    Backend,
+    Cluster,
+    count_gpus,
+    launch_words,
+)
 from comparison.messages import command as messages
-from comparison.projection import command as project_command
-from comparison.settings import Setting, all_settings
+from comparison.messages.command import MessagesOptions
+from comparison.projection import command as projection
+from comparison.projection.command import ProjectionOptions
+from comparison.runs.command import RunsOptions
+from comparison.runs.launches import EMBEDDED_BATCHES, EMBEDDED_MODEL, Trained
+from comparison.runs.record import Steps
+from comparison.settings import all_settings
+from comparison.verdicts import FEWEST_REPEATS
 
 OUTPUT = "runs/comparison"
 DTYPES = ("float32", "bfloat16", "float16")
-FEWEST_REPEATS = 5  # that a verdict takes
 PROFILES = 3  # the median of so many leaves one out that has stalled
-# The small model of `make pretrain`, for the embedded text.
-EMBEDDED_MODEL, EMBEDDED_LENGTH, EMBEDDED_BATCHES = "bert_2_128_2", 32, (512, 1024)
+
+Options = Union[RunsOptions, MessagesOptions, ProjectionOptions]
 
 _EXIT_CODES = """exit code: 0 when every setting has its figures or has run out of memory, 1 when a backend
 was wrong or failed, 2 for bad input, 130 after Ctrl-C and 143 after SIGTERM (the report is then partial, and
@@ -32,11 +43,13 @@ the same command continues)."""
 
 def parse_options(
     arguments: Sequence[str], backends: Mapping[str, Backend], description: str | None = None
-) -> argparse.Namespace:
-    """The options, with what follows `--` as `script_args`.
+) -> Options:
+    """The options of the comparison that the arguments choose.
 
-    What was left out of the axes is filled in for this machine, and `gpus` says how many it has, except with
-    --project. `cluster` is what --hostfile says, or None.
+    The axes that were left out have values for this machine.
+
+    Args:
+        backends: those that --backends can name.
 
     Raises:
         InputError: an unknown option, a value out of its range, options that exclude each other.
@@ -49,40 +62,46 @@ def parse_options(
     ours = vars(parser.parse_args([]))
     messages.add_options(parser)
     of_messages = _added(parser, ours)
-    project_command.add_options(parser)
+    projection.add_options(parser)
     of_projection = _added(parser, {**ours, **of_messages})
     options = parser.parse_args(own)
-    options.script_args = script_args
     if options.comm_only and options.project:
         raise InputError("--comm_only and --project exclude each other")
     if not options.comm_only:
-        _refuse(options, of_messages, "--comm_only")
+        _reject(options, of_messages, "--comm_only")
     if not options.project:
-        _refuse(options, of_projection, "--project")
+        _reject(options, of_projection, "--project")
+    if script_args and (options.comm_only or options.project):
+        mode = "--comm_only" if options.comm_only else "--project"
+        raise InputError(f"{script_args[0]} after --: {mode} runs no training script")
     if options.project:
-        return options
-    if script_args and options.comm_only:
-        raise InputError(f"{script_args[0]} after --: --comm_only runs no training script")
+        return projection.options_of(options)
     options.output = os.path.expanduser(options.output or OUTPUT)
-    _check_axes(options, backends)
-    return options
+    options.script_args = script_args
+    cluster = Cluster.read(options.hostfile) if options.hostfile else None
+    options.gpus = count_gpus()
+    _fill_axes(options, cluster)
+    _check_axes(options, backends, cluster)
+    campaign = CampaignOptions(
+        output=options.output,
+        backends={key: backends[key] for key in options.backends},
+        workers=tuple(options.workers),
+        repeats=options.repeats,
+        seed=options.seed,
+        cluster=cluster,
+        gpus=options.gpus,
+        time_limit=options.time_limit,
+        confidence=options.confidence,
+        retry_failed=options.retry_failed,
+        command=("python", "compare.py", *arguments),
+        given=dict(vars(options)),
+    )
+    return messages.options_of(options, campaign) if options.comm_only else _of_runs(options, campaign)
 
 
-def steps_of(options: argparse.Namespace) -> Steps:
-    return Steps(options.steps, options.warmup_steps, options.log_interval)
-
-
-def settings_of(options: argparse.Namespace) -> list[Setting]:
-    return all_settings(options.backends, options.workers, options.dtypes, options.batch_sizes)
-
-
-def check_training(options: argparse.Namespace, backends: Mapping[str, Backend]) -> None:
-    """What only the comparison of training runs needs.
-
-    Raises:
-        InputError: see `parse_options`.
-    """
-    steps = steps_of(options)
+def _of_runs(options: argparse.Namespace, campaign: CampaignOptions) -> RunsOptions:
+    """Raises InputError for what only the comparison of training runs needs."""
+    steps = Steps(options.steps, options.warmup_steps, options.log_interval)
     for flag in ("steps", "warmup_steps"):
         if getattr(options, flag) % steps.interval:
             raise InputError(
@@ -93,10 +112,12 @@ def check_training(options: argparse.Namespace, backends: Mapping[str, Backend])
             f"--steps {steps.total}: after {steps.warm_up} steps of warm-up there must be 3 intervals"
             f" of {steps.interval}; give {steps.warm_up + 3 * steps.interval} or more"
         )
+    settings = all_settings(options.backends, options.workers, options.dtypes, options.batch_sizes)
     with tempfile.TemporaryDirectory() as directory:
-        for setting in settings_of(options):
+        for setting in settings:
+            backend = campaign.backends[setting.backend]
             try:
-                launch_words(backends[setting.backend], setting.workers, options.cluster, directory)
+                launch_words(backend, setting.workers, campaign.cluster, directory)
             except InputError as error:
                 raise InputError(f"--backends {setting.backend}: {error}") from error
     if options.no_profile and options.profiles != PROFILES:
@@ -105,6 +126,26 @@ def check_training(options: argparse.Namespace, backends: Mapping[str, Backend])
         raise InputError(
             "--dtypes float16: MXNet multiplies float16 matrices on GPUs only; there are none here"
         )
+    return RunsOptions(
+        campaign=campaign,
+        settings=tuple(settings),
+        dtypes=tuple(options.dtypes),
+        batch_sizes=tuple(options.batch_sizes),
+        steps=steps,
+        profiles=0 if options.no_profile else options.profiles,
+        trained=Trained(
+            model=options.model,
+            data=options.data,
+            raw=options.raw,
+            vocab=options.vocab,
+            max_seq_length=options.max_seq_length,
+            use_avg_len=options.use_avg_len,
+            accumulate=options.accumulate,
+            script_args=tuple(options.script_args),
+        ),
+        price_per_hour=options.price_per_hour,
+        gpus_per_instance=options.gpus_per_instance,
+    )
 
 
 def _parser(backends: Mapping[str, Backend], description: str | None) -> argparse.ArgumentParser:
@@ -116,14 +157,12 @@ def _parser(backends: Mapping[str, Backend], description: str | None) -> argpars
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    _add_axes(
-        parser.add_argument_group("what is compared: every combination of these").add_argument, backends
-    )
-    text = "what is trained; all other options of the training scripts can be given after --"
+    _add_axes(parser.add_argument_group("axes: every combination is compared").add_argument, backends)
+    text = "all other options of the training scripts can be given after --"
     add = parser.add_argument_group("training", text).add_argument
     add("--model", metavar="NAME", help=f"bert_LAYERS_UNITS_HEADS (default: {EMBEDDED_MODEL})")
-    add("--data", help="as the training scripts take it (default: the English that every CPython carries)")
-    add("--raw", action="store_true", help="the data is text")
+    add("--data", help="as for the training scripts (default: the English text in every CPython)")
+    add("--raw", action="store_true", help="data is text")
     add("--vocab", metavar="FILE", help="a BERT vocab.txt")
     add("--max_seq_length", type=positive_int, metavar="L", help="(default: without --data 32)")
     add("--use_avg_len", action="store_true", help="batch sizes count tokens (always so without --data)")
@@ -133,10 +172,20 @@ def _parser(backends: Mapping[str, Backend], description: str | None) -> argpars
     add(
         "--output",
         metavar="DIR",
-        help=f"for launches and report (default: {OUTPUT}; continues what is there)",
+        help=f"directory of launches and report (default: {OUTPUT}); a comparison in it continues",
     )
-    add("--confidence", type=float, default=0.95, help="of all verdicts of a report together (default 0.95)")
-    add("--price_per_hour", type=positive, metavar="X", help="of an instance: adds what both stages cost")
+    add(
+        "--confidence",
+        type=float,
+        default=0.95,
+        help="confidence of all verdicts of a report together (default 0.95)",
+    )
+    add(
+        "--price_per_hour",
+        type=positive,
+        metavar="X",
+        help="price of an instance: adds the cost of both stages",
+    )
     add("--gpus_per_instance", type=positive_int, metavar="N", help="workers on an instance (default 1)")
     add = parser.add_argument_group("instead of the comparison of training runs").add_argument
     add("--comm_only", action="store_true", help="communication alone, by message size")
@@ -150,8 +199,8 @@ def _add_axes(add: Any, backends: Mapping[str, Backend]) -> None:
         "--backends",
         nargs="+",
         metavar="NAME",
-        help=f"of {keys} (default: hvd_mpi hvd_gloo byteps; on GPUs without --hostfile byteps_local as the"
-        " last)",
+        help=f"from {keys} (default: hvd_mpi hvd_gloo byteps; on GPUs without --hostfile byteps_local in"
+        " place of byteps)",
     )
     add(
         "--workers",
@@ -184,10 +233,16 @@ def _add_measurement(add: Any) -> None:
         metavar="N",
         help="launches of every setting, in turns (default 5; with fewer there are no verdicts)",
     )
-    add("--steps", type=positive_int, default=60, metavar="N", help="of a launch (default 60)")
-    add("--warmup_steps", type=count, default=20, metavar="N", help="the first ones (default 20)")
-    add("--log_interval", type=positive_int, default=5, metavar="N", help="a sample's steps (default 5)")
-    add("--seed", type=count, default=0, help="of the training and of the order of launches (default 0)")
+    add("--steps", type=positive_int, default=60, metavar="N", help="steps of a launch (default 60)")
+    add(
+        "--warmup_steps",
+        type=count,
+        default=20,
+        metavar="N",
+        help="steps without figures at its start (default 20)",
+    )
+    add("--log_interval", type=positive_int, default=5, metavar="N", help="steps of a sample (default 5)")
+    add("--seed", type=count, default=0, help="seed of the training and of the order of launches (default 0)")
     add(
         "--hostfile",
         metavar="FILE",
@@ -199,7 +254,7 @@ def _add_measurement(add: Any) -> None:
         type=positive,
         default=600.0,
         metavar="SECONDS",
-        help="for a launch; one that takes longer has failed (default 600)",
+        help="limit of a launch; one that takes longer has failed (default 600)",
     )
     add(
         "--profiles",
@@ -208,8 +263,8 @@ def _add_measurement(add: Any) -> None:
         metavar="N",
         help="launches of every setting with --profile, for the breakdown of a step (default 3)",
     )
-    add("--no_profile", action="store_true", help="none of them: no breakdown of the step")
-    add("--retry_failed", action="store_true", help="run launches again that have failed in an earlier call")
+    add("--no_profile", action="store_true", help="no profiled launches, no breakdown of the step")
+    add("--retry_failed", action="store_true", help="repeat launches that failed in an earlier call")
 
 
 def _added(parser: argparse.ArgumentParser, before: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,21 +272,20 @@ def _added(parser: argparse.ArgumentParser, before: Mapping[str, Any]) -> dict[s
     return {name: value for name, value in vars(parser.parse_args([])).items() if name not in before}
 
 
-def _refuse(options: argparse.Namespace, foreign: Mapping[str, Any], mode: str) -> None:
+def _reject(options: argparse.Namespace, foreign: Mapping[str, Any], mode: str) -> None:
     for name, default in foreign.items():
         if getattr(options, name) != default:
             hint = "; here it is --batch_sizes" if name == "batch_size" else ""
             raise InputError(f"--{name}: is an option of {mode}{hint}")
 
 
-def _check_axes(options: argparse.Namespace, backends: Mapping[str, Backend]) -> None:
-    options.cluster = Cluster.read(options.hostfile) if options.hostfile else None
-    options.gpus = count_gpus()
+def _fill_axes(options: argparse.Namespace, cluster: Cluster | None) -> None:
+    """Gives the axes that were left out their values on this machine."""
     if options.backends is None:
-        local = bool(options.gpus) and options.cluster is None
+        local = bool(options.gpus) and cluster is None
         options.backends = ["hvd_mpi", "hvd_gloo", BYTEPS_LOCAL if local else "byteps"]
     if options.workers is None:
-        most = options.cluster.slots if options.cluster else options.gpus or 2
+        most = cluster.slots if cluster else options.gpus or 2
         options.workers = sorted({1, most})
     if options.dtypes is None:
         options.dtypes = ["float32", "float16" if options.gpus else "bfloat16"]
@@ -242,6 +296,11 @@ def _check_axes(options: argparse.Namespace, backends: Mapping[str, Backend]) ->
                 "--batch_sizes: needed with --data and --dummy_data_len; for example --batch_sizes 1024 2048"
             )
         options.batch_sizes = list(EMBEDDED_BATCHES)
+
+
+def _check_axes(
+    options: argparse.Namespace, backends: Mapping[str, Backend], cluster: Cluster | None
+) -> None:
     for key in options.backends:
         if key not in backends:
             raise InputError(f"--backends {key}: choose from {', '.join(backends)}")
@@ -250,11 +309,9 @@ def _check_axes(options: argparse.Namespace, backends: Mapping[str, Backend]) ->
         for value in values:
             if values.count(value) > 1:
                 raise InputError(f"--{flag}: {value} is named twice")
-    if options.cluster and max(options.workers) > options.cluster.slots:
-        raise InputError(
-            f"--workers {max(options.workers)}: {options.hostfile} has {options.cluster.slots} slots"
-        )
-    if options.gpus and options.cluster is None:
+    if cluster and max(options.workers) > cluster.slots:
+        raise InputError(f"--workers {max(options.workers)}: {options.hostfile} has {cluster.slots} slots")
+    if options.gpus and cluster is None:
         _check_gpus(options, backends)
     if not (math.isfinite(options.confidence) and 0.5 <= options.confidence < 1):
         raise InputError(f"--confidence {options.confidence:g}: must be at least 0.5 and below 1")

@@ -1,4 +1,4 @@
-"""What is compared: every combination of backend, workers, dtype and batch size. Standard library only."""
+"""Settings: every combination of backend, workers, dtype and batch size. Standard library only."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ SETUP_CHECKS = {"setup.check_horovod", "setup.check_byteps"}  # they run what se
 
 # Importing one of these decides how ranks communicate: scripts do, and commands that start ranks themselves.
 IMPLEMENTATIONS = ("comm.horovod", "comm.byteps", "comm.local")
-STARTS_RANKS = {"training.profile", "bench.exchange_worker", "bench.step_ours", "comparison.messages.rank"}
+STARTS_RANKS = {"training.profile", "bench.step_ours", "comparison.messages.rank"}
 
 LONGEST = 500  # lines of a module
 MOST_PARAMETERS = 6  # of a function, without self and cls
@@ -55,24 +55,8 @@ CALLED_BY_A_LIBRARY = {"hybrid_forward"}
 MAKES_CONFIGURATIONS = {"training.config", "data.options"}
 
 KNOWN: dict[str, set[str]] = {
-    "cycles": {
-        "comparison.launching.training imports comparison.options, which leads back",
-        "comparison.messages.command imports comparison.store, which leads back",
-        "comparison.options imports comparison.messages.command, which leads back",
-        "comparison.store imports comparison.launching.training, which leads back",
-    },
     "many_parameters": {
-        "bench.raw_path: create_instances takes 8",
-        "bench.raw_path: masked_instance takes 8",
-        "comparison.messages.report: write_messages takes 7",
-        "comparison.reporting.document: document takes 7",
-        "comparison.reporting.report_json: content takes 7",
-        "comparison.reporting.sections: _table takes 7",
         "training.profiling.flops: forward_flops takes 8",
-    },
-    "namespaces": {
-        "comparison.launching.training",
-        "comparison.projection.plan",
     },
 }
 

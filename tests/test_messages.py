@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -14,7 +15,7 @@ from comparison.launching.backends import BACKENDS, HVD_SCRIPT, MPIRUN, Backend
 from comparison.launching.launch import Launched
 from comparison.messages import command as module
 from comparison.messages.command import compare_messages
-from comparison.messages.launches import Told, read_rank, why
+from comparison.messages.launches import Account, read_rank, why
 from comparison.options import parse_options
 
 SPOILED = Path(__file__).resolve().parent / "comparison" / "spoiled_messages_worker.py"
@@ -35,7 +36,8 @@ def real(tmp_path_factory):
     words = ["--sizes", "4KB", "64KB", "3x1KB", "--message_seconds", "0.05", "--repeats", "1"]
     backends = {**BACKENDS, **SPOILS}
     options = options_of(output, "--backends", "hvd_mpi", "byteps", *SPOILS, *words, backends=backends)
-    code = compare_messages(options, backends, dict.fromkeys(SPOILS, SPOILED))
+    options = dataclasses.replace(options, scripts=dict.fromkeys(SPOILS, SPOILED))
+    code = compare_messages(options)
     return output, options, code, json.loads((output / "messages.json").read_text())
 
 
@@ -85,7 +87,22 @@ def test_a_failure_costs_one_size(real):
     assert [each["returncode"] == 0 for each in launch["attempts"]] == [False, True]
 
 
-def test_a_bad_end_is_told(real):
+def test_start_up_and_agreement_of_the_right_backends(real):
+    output, _, _, written = real
+    assert [(each["backend"], each["workers"]) for each in written["starts"]] == [
+        ("hvd_mpi", 2),
+        ("byteps", 2),
+    ]
+    for start in written["starts"]:
+        launch = next(each for each in written["launches"] if each["backend"] == start["backend"])
+        attempt = launch["attempts"][0]
+        begun = max(each["first_s"] for each in launch["results"].values())
+        assert begun < start["start_up_s"]["median"] == attempt["start_up_s"] < attempt["seconds"]
+        assert 1e-6 < start["agreement_s"]["median"] == attempt["agreement_s"] < 1
+    assert "### Start-up, and agreement of the ranks" in (output / "messages.md").read_text()
+
+
+def test_a_bad_end_is_reported(real):
     text = (real[0] / "messages.md").read_text()
     assert "wrong Horovod, 2 ranks, repeat 1: after the last message: exit code 1: " in text
 
@@ -93,7 +110,7 @@ def test_a_bad_end_is_told(real):
 def test_a_second_call_repeats_nothing(real, monkeypatch, capsys):
     output, options, _, written = real
     monkeypatch.setattr(module, "send", None)
-    assert compare_messages(options, {**BACKENDS, **SPOILS}, {}) == 1
+    assert compare_messages(options) == 1
     again = json.loads((output / "messages.json").read_text())
     assert again["launches"] == written["launches"] and "no good end" in capsys.readouterr().out
 
@@ -161,7 +178,7 @@ def test_what_failed_once_is_not_sent_again(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "send", sender(calls))
     assert compare_messages(options_of(tmp_path, *words, "--retry_failed")) == 0
     assert [names for _, _, names in calls[2:]] == [["4KB", "64KB"]] * 2
-    assert "failed" not in (tmp_path / "messages.md").read_text()
+    assert "failed: " not in (tmp_path / "messages.md").read_text()
 
 
 def test_several_numbers_of_ranks(tmp_path, monkeypatch):
@@ -198,7 +215,7 @@ def test_what_does_not_fit_is_said(tmp_path, monkeypatch):
         (["--output", __file__], "--output .*: Not a directory|File exists"),
     ],
 )
-def test_bad_options_are_refused_before_any_work(tmp_path, monkeypatch, words, said):
+def test_bad_options_are_rejected_before_any_work(tmp_path, monkeypatch, words, said):
     monkeypatch.setattr(module, "send", None)
     with pytest.raises(InputError, match=said):
         compare_messages(options_of(tmp_path / "out", *words))
@@ -217,17 +234,17 @@ def test_a_line_that_was_cut_off_does_not_count(tmp_path):
         {"begins": "1MB"},
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"message": "1MB", "rou')
-    told = read_rank(path)
-    assert told.begun == ("4KB", "1MB") and told.results == {"4KB": {"rounds_s": [1.0]}}
+    account = read_rank(path)
+    assert account.begun == ("4KB", "1MB") and account.results == {"4KB": {"rounds_s": [1.0]}}
     assert read_rank(tmp_path / "none") is None
 
 
 def test_reasons(tmp_path):
     log = tmp_path / "run.log"
     log.write_text("noise\n")
-    told = [Told({}, (), {}), None]
-    assert why(Launched(124, 60.0, True, {}), log, 60, told) == "no end within 60 s (--time_limit)"
-    assert "rank 1 left no file" in why(Launched(0, 5.0, False, {}), log, 60, told)
+    accounts = [Account({}, (), {}), None]
+    assert why(Launched(124, 60.0, True, {}), log, 60, accounts) == "no end within 60 s (--time_limit)"
+    assert "rank 1 left no file" in why(Launched(0, 5.0, False, {}), log, 60, accounts)
     log.write_text("error: rank 1: rank 1 lost the other ranks: gone\nmore\n")
-    said = why(Launched(1, 5.0, False, {}), log, 60, [told[0]] * 2)
+    said = why(Launched(1, 5.0, False, {}), log, 60, [accounts[0]] * 2)
     assert said.startswith("exit code 1: ") and said.endswith("lost the other ranks: gone")

@@ -22,6 +22,7 @@ import pytest
 import lamb_paper
 from comparison.launching.backends import BACKENDS
 from comparison.options import parse_options as parse_comparison
+from comparison.projection.command import ProjectionOptions
 from data.formats.read import read_instances
 from tests.processes import ROOT, RunResult, run_command, run_ranks
 from training.options import parse_options
@@ -161,7 +162,8 @@ def test_every_command_is_of_a_tested_kind():
 def test_the_commands_that_compare(command):
     """Their options are understood; tests/comparison runs such commands, cut down."""
     options = parse_comparison(command.words[2:], BACKENDS)
-    assert options.project or options.backends and options.workers
+    projects = isinstance(options, ProjectionOptions)
+    assert projects or options.campaign.backends and options.campaign.workers
 
 
 @pytest.mark.parametrize("command", HPARAMS, ids=lambda command: command.text[:90])

@@ -1,4 +1,4 @@
-"""The backends that are compared: which script, and what starts its ranks. Standard library only.
+"""The backends that are compared: their scripts, and the words that start their ranks. Standard library only.
 
 On this machine every backend starts its ranks without binding them, and a rank takes its share of the cores
 (base/threads.py), so that only the exchange of gradients differs. With a host file mpirun gets the words of
@@ -8,6 +8,8 @@ hosts/mpirun.py.
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +24,9 @@ ROOT = Path(__file__).resolve().parents[2]
 HVD_SCRIPT, BYTEPS_SCRIPT = ROOT / "run_pretraining_hvd.py", ROOT / "run_pretraining_byteps.py"
 MPIRUN, HOROVODRUN, BYTEPS, BYTEPS_LOCAL = "mpirun", "horovodrun", "byteps", "byteps_local"
 
+_COUNT_GPUS = "import mxnet; print('GPUs', mxnet.context.num_gpus())"
+PATIENCE = 120.0  # seconds, for counting GPUs
+
 Hosts = Sequence["tuple[str, int]"]  # lines of a host file: name and slots
 
 
@@ -29,7 +34,7 @@ Hosts = Sequence["tuple[str, int]"]  # lines of a host file: name and slots
 class Backend:
     """`key`: as in `Setting.backend`. `title`: for people. `script`: the training script of its ranks.
     `launcher`: MPIRUN, HOROVODRUN, BYTEPS (every rank is a worker) or BYTEPS_LOCAL (one worker a host, with a
-    rank for each slot). `variables`: what its processes find in their environment beyond the caller's."""
+    rank for each slot). `variables`: of its processes' environment, beyond the caller's."""
 
     key: str
     title: str
@@ -50,7 +55,7 @@ BACKENDS: Mapping[str, Backend] = {
 
 
 class Cluster(NamedTuple):
-    """What --hostfile says. `lines`: name and slots of each line, as BytePS takes it (a line is a worker)."""
+    """Hosts of --hostfile. `lines`: name and slots of each line, as BytePS takes it (a line is a worker)."""
 
     path: str
     lines: tuple[tuple[str, int], ...]
@@ -66,12 +71,12 @@ class Cluster(NamedTuple):
 
     def first(self, slots: int) -> list[tuple[str, int]]:
         """The lines cut to the first so many slots."""
-        found, left = [], slots
+        hosts, left = [], slots
         for name, here in self.lines:
             if left:
-                found.append((name, min(here, left)))
-                left -= found[-1][1]
-        return found
+                hosts.append((name, min(here, left)))
+                left -= hosts[-1][1]
+        return hosts
 
 
 def launch_words(backend: Backend, workers: int, cluster: Cluster | None, directory: str | Path) -> list[str]:
@@ -117,14 +122,14 @@ def environment(
 ) -> dict[str, str]:
     """The variables of a launch: `environ`, what Open MPI wants of root, and the backend's own; with a
     cluster also those that hosts/mpirun.py sets, for all backends alike."""
-    found = {**environ, "PYTHONUNBUFFERED": "1"}
-    found["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH", "")]))
+    variables = {**environ, "PYTHONUNBUFFERED": "1"}
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH", "")]))
     if os.geteuid() == 0:
-        found.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+        variables.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     if cluster is not None:
-        found.update(mpirun.variables(_merged(cluster.lines)))
-    found.update(backend.variables)
-    return found
+        variables.update(mpirun.variables(_merged(cluster.lines)))
+    variables.update(backend.variables)
+    return variables
 
 
 def _merged(lines: Hosts) -> list[tuple[str, int]]:
@@ -138,3 +143,18 @@ def _merged(lines: Hosts) -> list[tuple[str, int]]:
 def _write(path: Path, lines: Hosts) -> None:
     with replacing(str(path)) as file:
         file.write("".join(f"{name} slots={slots}\n" for name, slots in lines).encode("ascii"))
+
+
+def count_gpus() -> int:
+    """GPUs that MXNet can use in this environment; MXNet is not imported into this process. Without an
+    installed driver there are none, and MXNet is not started."""
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-c", _COUNT_GPUS], capture_output=True, text=True, timeout=PATIENCE
+        )
+    except subprocess.TimeoutExpired:
+        return 0
+    words = answer.stdout.split()
+    return int(words[-1]) if answer.returncode == 0 and words[-2:-1] == ["GPUs"] else 0

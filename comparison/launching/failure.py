@@ -1,4 +1,4 @@
-"""Why a launch has failed: one line, found in what its processes wrote. Standard library only."""
+"""The reason of a failed launch: one line of its processes' output. Standard library only."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Line(NamedTuple):
 
 
 def reason_of_exit(ended: Launched, log: str) -> tuple[str, bool]:
-    """What to say of a launch that did not exit with 0, in one line, and whether memory ran out."""
+    """Reason why a launch did not exit with 0, in one line, and whether memory ran out."""
     line = telling_line(log)
     short = next((each for each in _lines(log) if _NO_MEMORY.search(each.text)), None)
     if short is not None:
@@ -62,15 +62,15 @@ def telling_line(log: str) -> Line | None:
                 message = _end_of_traceback(own)
             return Line(origin, message)
     for pattern in (_LAUNCHER, _ERROR):
-        found = [line for line in lines if pattern.match(line.text)]
-        if found:
-            return found[-1]
-    found = [line for line in lines if _ERROR.search(line.text)]
-    return found[-1] if found else lines[-1] if lines else None
+        matching = [line for line in lines if pattern.match(line.text)]
+        if matching:
+            return matching[-1]
+    matching = [line for line in lines if _ERROR.search(line.text)]
+    return matching[-1] if matching else lines[-1] if lines else None
 
 
 def _lines(log: str) -> list[Line]:
-    found = []
+    lines = []
     for text in log.splitlines():
         match = _ORIGIN.match(text)
         origin = ""
@@ -78,8 +78,8 @@ def _lines(log: str) -> list[Line]:
             origin = match.group("part") or f"rank {match.group('number')}"
             text = text[match.end() :]
         if text.strip() and not text.startswith("launch: "):  # of hosts/supervise.py
-            found.append(Line(origin, text.rstrip()))
-    return found
+            lines.append(Line(origin, text.rstrip()))
+    return lines
 
 
 def _end_of_traceback(lines: list[str]) -> str:

@@ -2,7 +2,7 @@
 
 The program runs under hosts/supervise.py: it ends everything that the program has started, daemons included,
 also when this process is killed. Every process carries a marker in its environment, by which its memory is
-looked at and by which what might still be there is found.
+read, and by which processes that remain are identified.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TIMED_OUT = 124  # as coreutils' timeout gives it
 
 @dataclass(frozen=True)
 class Launched:
-    """How a launch went.
+    """End of a launch.
 
     Attributes:
         returncode: the program's; 128 + a signal's number if that ended it, 124 at the time limit.

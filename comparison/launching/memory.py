@@ -1,4 +1,4 @@
-"""How much memory the processes of a launch have used, by role. Linux only (/proc). Standard library only."""
+"""Peak memory of the processes of a launch, by role. Linux only (/proc). Standard library only."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class PeakMemory:
 
 
 def role_of(words: list[str], variables: list[str], script: str | None) -> str | None:
-    """What a process is in a launch; None: something that only starts or watches others.
+    """Role of a process in a launch; None: it only starts or watches others.
 
     Args:
         words: of its command line.

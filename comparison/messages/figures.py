@@ -1,4 +1,4 @@
-"""What launches that sent messages amount to: figures, reasons, verdicts."""
+"""Figures, reasons and verdicts from launches that sent messages."""
 
 from __future__ import annotations
 
@@ -7,21 +7,33 @@ import statistics
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from comparison.messages.plan import Message, algorithm_bandwidth, bus_bandwidth
-from comparison.messages.sizes import Place
-from comparison.statistics import Pair, Spread, compare, spread
+from comparison.verdicts import Pair, Spread, compare, spread
 
 REFERENCE = "hvd_mpi"  # whom the others are compared with, where it takes part
 
 
 class Cell(NamedTuple):
-    """Whose messages: a backend with so many ranks."""
+    """A backend with so many ranks."""
 
     backend: str
     workers: int
 
 
+class Place(NamedTuple):
+    """Comparison of the reference with another backend: the group of a `comparison.verdicts.Pair`."""
+
+    workers: int
+    message: str
+    backend: str
+
+
+def place_of(pair: Pair) -> Place:
+    assert isinstance(pair.group, Place)
+    return pair.group
+
+
 class Figures(NamedTuple):
-    """Of one message over one backend.
+    """Figures of one message over one backend.
 
     `latency_s`: over the launches, of each launch's median over its rounds; `samples`: the same by repeat.
     `first_s`: of the first call of a launch. Bandwidths in bytes a second, from the median latency; `bus` is
@@ -36,13 +48,23 @@ class Figures(NamedTuple):
     ratio: Spread | None
 
 
+class Start(NamedTuple):
+    """Over the launches of a backend. `start_up_s`: from the launch until all ranks had the first average.
+    `agreement_s`: of one agreement, as after the exchange of every training step."""
+
+    start_up_s: Spread
+    agreement_s: Spread
+
+
 class Outcome(NamedTuple):
-    """`reasons`: why a message has no figures. `pairs`: of the reference with each of the others."""
+    """`reasons`: why a message has no figures. `pairs`: of the reference with each of the others. `starts`:
+    of the backends that were right everywhere and have come to an end."""
 
     figures: dict[Cell, dict[str, Figures]]
     reasons: dict[Cell, dict[str, str]]
     notes: dict[Cell, list[str]]
     pairs: list[Pair]
+    starts: dict[Cell, Start]
 
 
 def evaluate(
@@ -98,7 +120,17 @@ def evaluate(
             groups[Place(workers, message.name, other.backend)] = {
                 cell.backend: samples[cell][message.name] for cell in (reference, other)
             }
-    return Outcome(figures, reasons, notes, compare(groups, confidence))
+    starts = {cell: start for cell in correct if (start := _start(own[cell]))}
+    return Outcome(figures, reasons, notes, compare(groups, confidence), starts)
+
+
+def _start(launches: Sequence[Mapping[str, Any]]) -> Start | None:
+    """None without a launch whose first start came to its end."""
+    first = [launch["attempts"][0] for launch in launches if launch["attempts"]]
+    ups, agreements = (
+        [each[name] for each in first if each.get(name) is not None] for name in ("start_up_s", "agreement_s")
+    )
+    return Start(spread(ups), spread(agreements)) if ups and agreements else None
 
 
 def _figures(

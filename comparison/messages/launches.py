@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import shutil
+import statistics
 import sys
 import time
 from dataclasses import dataclass
@@ -27,13 +28,13 @@ from comparison.launching.failure import reason_of_exit
 from comparison.launching.launch import Launched, launch
 from comparison.messages.plan import Message, worker_plan
 
-WORKER = ROOT / "comparison" / "messages" / "worker.py"
+RANK = ROOT / "comparison" / "messages" / "rank.py"
 LOG, PLAN = "run.log", "plan.json"
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """What is started: `workers` ranks that run `script` through a backend's launcher. `seconds`: of rounds
+    """Ranks to be started: `workers` that run `script` through a backend's launcher. `seconds`: of rounds
     with one message. `limit_s`: of a whole launch."""
 
     backend: Backend
@@ -55,12 +56,14 @@ class Ranks:
         return [*words, sys.executable, str(self.script), self.library, str(directory / PLAN), str(directory)]
 
 
-class Told(NamedTuple):
-    """What a rank has written until its end. `results`: by message, `begun`: messages in their order."""
+class Account(NamedTuple):
+    """Lines that a rank has written until its end. `results`: by message, `begun`: messages in their order,
+    `agreements_s`: seconds of each agreement."""
 
     joined: Mapping[str, Any]
     begun: tuple[str, ...]
     results: Mapping[str, Mapping[str, Any]]
+    agreements_s: tuple[float, ...] = ()
 
 
 def send(ranks: Ranks, messages: Sequence[Message], directory: Path) -> dict[str, Any]:
@@ -71,7 +74,9 @@ def send(ranks: Ranks, messages: Sequence[Message], directory: Path) -> dict[str
     - `failures`: message -> why there is no result; a launch that fails before it sends fails for all
     - `notes`: what went wrong after the last message
     - `attempts`: command, returncode, seconds, peak_bytes of every start, the CPU seconds that its processes
-      took, and the share of this machine's time that "others" took meanwhile
+      took, the share of this machine's time that "others" took meanwhile, and, None where the ranks did not
+      come so far, `start_up_s`: from the launch until all ranks had the first average, and `agreement_s`: of
+      an agreement (the slowest rank's median)
 
     Every start has a folder of its own in `directory` with the log and what the ranks wrote.
 
@@ -80,8 +85,8 @@ def send(ranks: Ranks, messages: Sequence[Message], directory: Path) -> dict[str
         InputError: the host file has no such slots.
     """
     begun = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    found: dict[str, Any] = {"begun": begun, "results": {}, "wrong": {}, "failures": {}, "notes": []}
-    attempts = found["attempts"] = []
+    outcome: dict[str, Any] = {"begun": begun, "results": {}, "wrong": {}, "failures": {}, "notes": []}
+    attempts = outcome["attempts"] = []
     todo = list(messages)
     start = time.monotonic()
     while todo:
@@ -96,6 +101,7 @@ def send(ranks: Ranks, messages: Sequence[Message], directory: Path) -> dict[str
         others, cpu_before = Others(), _cpu_of_children()
         ended = launch(command, environ, here / LOG, ranks.limit_s, ranks.script)
         cpu = _cpu_of_children() - cpu_before
+        accounts = [read_rank(here / f"rank-{rank}.jsonl") for rank in range(ranks.workers)]
         attempts.append(
             {
                 "command": command,
@@ -104,26 +110,27 @@ def send(ranks: Ranks, messages: Sequence[Message], directory: Path) -> dict[str
                 "peak_bytes": dict(ended.peak_bytes),
                 "cpu_s": round(cpu, 3),
                 "others": round(others.shares(cpu)["others"], 4),
+                "start_up_s": _start_up(accounts, todo[0], ended.begun),
+                "agreement_s": _agreement(accounts),
             }
         )
-        told = [read_rank(here / f"rank-{rank}.jsonl") for rank in range(ranks.workers)]
-        found["joined"] = [each.joined if each else None for each in told]
-        answered = _collect(found, told, todo)
+        outcome["joined"] = [each.joined if each else None for each in accounts]
+        answered = _collect(outcome, accounts, todo)
         left = [message for message in todo if message.name not in answered]
-        reason = why(ended, here / LOG, ranks.limit_s, told)
+        reason = why(ended, here / LOG, ranks.limit_s, accounts)
         if not left:
             if ended.returncode:
-                found["notes"].append(f"after the last message: {reason}")
+                outcome["notes"].append(f"after the last message: {reason}")
             break
-        begun_with = {name for each in told if each for name in each.begun}
+        begun_with = {name for each in accounts if each for name in each.begun}
         if not any(message.name in begun_with for message in todo):
-            found["failures"].update({message.name: f"before any message: {reason}" for message in left})
+            outcome["failures"].update({message.name: f"before any message: {reason}" for message in left})
             break
         # Ranks send in the plan's order: the first that not all have finished is where it ended.
-        found["failures"][left[0].name] = reason
+        outcome["failures"][left[0].name] = reason
         todo = left[1:]
-    found["seconds"] = round(time.monotonic() - start, 3)
-    return found
+    outcome["seconds"] = round(time.monotonic() - start, 3)
+    return outcome
 
 
 def _cpu_of_children() -> float:
@@ -132,11 +139,24 @@ def _cpu_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def read_rank(path: Path) -> Told | None:
+def _start_up(accounts: Sequence[Account | None], first: Message, begun: float) -> float | None:
+    """Seconds from `begun`, Unix time, until the last rank had the average of the first message."""
+    ends = [each.results.get(first.name, {}).get("first_at") if each else None for each in accounts]
+    known = [end for end in ends if end is not None]
+    return round(max(known) - begun, 3) if known and len(known) == len(accounts) else None
+
+
+def _agreement(accounts: Sequence[Account | None]) -> float | None:
+    times = [each.agreements_s for each in accounts if each and each.agreements_s]
+    return max(map(statistics.median, times)) if times and len(times) == len(accounts) else None
+
+
+def read_rank(path: Path) -> Account | None:
     """None where the rank has left nothing; a line that its end cut off does not count."""
     joined: Mapping[str, Any] = {}
     begun: list[str] = []
     results: dict[str, Mapping[str, Any]] = {}
+    agreements: tuple[float, ...] = ()
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -150,27 +170,31 @@ def read_rank(path: Path) -> Told | None:
             joined = values
         elif "begins" in values:
             begun.append(values["begins"])
+        elif "agreements_s" in values:
+            agreements = tuple(values["agreements_s"])
         else:
             results[values.pop("message")] = values
-    return Told(joined, tuple(begun), results)
+    return Account(joined, tuple(begun), results, agreements)
 
 
-def _collect(found: dict[str, Any], told: Sequence[Told | None], todo: Sequence[Message]) -> set[str]:
+def _collect(
+    outcome: dict[str, Any], accounts: Sequence[Account | None], todo: Sequence[Message]
+) -> set[str]:
     """Enters what all ranks, or one that was sent something wrong, have to say. Returns the messages of which
     nothing more is to be learnt."""
     answered = set()
     for name in (message.name for message in todo):
-        results = [each.results[name] for each in told if each and name in each.results]
+        results = [each.results[name] for each in accounts if each and name in each.results]
         wrong = [result["wrong"] for result in results if result.get("wrong")]
         if wrong:
-            found["wrong"][name] = wrong[0]
-        elif len(results) < len(told):
+            outcome["wrong"][name] = wrong[0]
+        elif len(results) < len(accounts):
             continue
         elif len({len(result.get("rounds_s", ())) for result in results}) > 1 or "rounds_s" not in results[0]:
-            found["wrong"][name] = "the ranks do not agree on when to stop: all_agree is wrong"
+            outcome["wrong"][name] = "the ranks do not agree on when to stop: all_agree is wrong"
         else:
             rounds = [result["rounds_s"] for result in results]
-            found["results"][name] = {
+            outcome["results"][name] = {
                 "first_s": max(result["first_s"] for result in results),
                 "rounds_s": [max(seconds) for seconds in zip(*rounds)],
                 "ranks_s": rounds,
@@ -179,9 +203,9 @@ def _collect(found: dict[str, Any], told: Sequence[Told | None], todo: Sequence[
     return answered
 
 
-def why(ended: Launched, log: Path, limit: float, told: Sequence[Told | None]) -> str:
+def why(ended: Launched, log: Path, limit: float, accounts: Sequence[Account | None]) -> str:
     """The reason of a failure in one line."""
-    missing = [str(rank) for rank, each in enumerate(told) if each is None]
+    missing = [str(rank) for rank, each in enumerate(accounts) if each is None]
     if ended.timed_out:
         return f"no end within {limit:.0f} s (--time_limit)"
     if ended.returncode == 0 and missing:

@@ -1,4 +1,4 @@
-"""Which messages are sent, how often, and which of them fit into memory."""
+"""Messages that are sent: their sizes, how often, and the memory that they need."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import re
 from typing import Iterable, Mapping, NamedTuple, Sequence
 
 from comparison.launching.backends import BYTEPS, BYTEPS_LOCAL, Backend
+from comparison.projection.workload import bert_parts
 
 UNITS = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
 ITEM_BYTES = {"float32": 4, "float16": 2}
+BERT_BASE = "bert-base"
 # From 4 KB in powers of 4, the largest that BERT's layers have and more; then many small ones at once, as
 # gradients come.
 DEFAULT_SIZES = (
@@ -23,37 +25,44 @@ ELEMENTS = 2**31 - 1  # of one array, in MXNet as its wheels are built
 
 
 class Message(NamedTuple):
-    """`tensors` arrays of `tensor_bytes` each, averaged in one call."""
+    """Arrays that are averaged in one call. `array_bytes`: of each of them."""
 
     name: str
-    tensors: int
-    tensor_bytes: int
+    array_bytes: tuple[int, ...]
+
+    @property
+    def tensors(self) -> int:
+        return len(self.array_bytes)
 
     @property
     def nbytes(self) -> int:
-        return self.tensors * self.tensor_bytes
+        return sum(self.array_bytes)
 
 
-def parse_message(text: str) -> Message:
-    """ "64KB", "512MB", or "200x64KB" for 200 arrays of 64 KB; a KB is 1024 bytes. Raises ValueError."""
-    found = re.fullmatch(r"(?:(\d+)x)?(\d+)(B|KB|MB|GB)", text)
-    if not found:
-        raise ValueError(f"{text}: write it like 64KB, 512MB or 200x64KB (units B, KB, MB, GB)")
-    tensors, number, unit = int(found[1] or 1), int(found[2]), found[3]
+def parse_message(text: str, dtype: str = "float32") -> Message:
+    """ "64KB", "512MB", "200x64KB" for 200 arrays of 64 KB (a KB is 1024 bytes), or "bert-base" for all
+    gradients of BERT-base. Raises ValueError."""
+    if text == BERT_BASE:
+        elements = [size for part in bert_parts(12, 768) for size in part.gradients]
+        return Message(text, tuple(size * ITEM_BYTES[dtype] for size in elements))
+    match = re.fullmatch(r"(?:(\d+)x)?(\d+)(B|KB|MB|GB)", text)
+    if not match:
+        raise ValueError(f"{text}: write it like 64KB, 512MB, 200x64KB (units B, KB, MB, GB) or {BERT_BASE}")
+    tensors, number, unit = int(match[1] or 1), int(match[2]), match[3]
     nbytes = number * UNITS[unit]
     if not tensors or not nbytes or nbytes % max(ITEM_BYTES.values()):
         raise ValueError(f"{text}: a message has at least one array, of a positive multiple of 4 bytes")
-    name = f"{tensors}x{number}{unit}" if found[1] else f"{number}{unit}"
-    return Message(name, tensors, nbytes)
+    name = f"{tensors}x{number}{unit}" if match[1] else f"{number}{unit}"
+    return Message(name, (nbytes,) * tensors)
 
 
 def parse_messages(texts: Iterable[str], dtype: str) -> list[Message]:
     """Single ones in the order of their size, then those of several arrays. Raises ValueError."""
-    messages = [parse_message(text) for text in texts]
+    messages = [parse_message(text, dtype) for text in texts]
     for place, message in enumerate(messages):
         if message[1:] in [other[1:] for other in messages[:place]]:
             raise ValueError(f"{message.name} is given twice")
-        if message.tensor_bytes // ITEM_BYTES[dtype] > ELEMENTS:
+        if max(message.array_bytes) // ITEM_BYTES[dtype] > ELEMENTS:
             raise ValueError(f"{message.name}: MXNet's arrays have at most {ELEMENTS} elements")
     return sorted(messages, key=lambda message: (message.tensors > 1, message.nbytes))
 
@@ -98,7 +107,7 @@ def that_fit(
 def worker_plan(
     messages: Sequence[Message], dtype: str, ranks: int, seconds: float, seed: int
 ) -> Mapping[str, object]:
-    """What comparison/messages/rank.py reads. `seconds`: of rounds with one message."""
+    """The plan that comparison/messages/rank.py reads. `seconds`: of rounds with one message."""
     return {
         "dtype": dtype,
         "ranks": ranks,
@@ -110,8 +119,7 @@ def worker_plan(
         "messages": [
             {
                 "name": message.name,
-                "tensors": message.tensors,
-                "elements": message.tensor_bytes // ITEM_BYTES[dtype],
+                "elements": [nbytes // ITEM_BYTES[dtype] for nbytes in message.array_bytes],
             }
             for message in messages
         ],

@@ -56,9 +56,7 @@ def draw(
                 if message.tensors == 1:
                     points.append((message.nbytes, *three))
                     continue
-                several[message.name] = (
-                    f"{message.tensors} arrays of {size_name(message.tensor_bytes)} at once"
-                )
+                several[message.name] = f"{_arrays(message)} at once"
                 axes.errorbar(
                     [message.nbytes], three[:1], [[three[0] - min(three)], [max(three) - three[0]]],
                     markersize=9, markerfacecolor="none", linestyle="", capsize=3, **style,
@@ -78,6 +76,12 @@ def draw(
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     with replacing(path) as handle:
         figure.savefig(handle, format="png", metadata={"Software": None})
+
+
+def _arrays(message: Message) -> str:
+    if len(set(message.array_bytes)) > 1:
+        return f"the {message.tensors} arrays of {message.name}"
+    return f"{message.tensors} arrays of {size_name(message.array_bytes[0])}"
 
 
 def size_name(nbytes: int) -> str:

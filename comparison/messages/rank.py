@@ -1,7 +1,12 @@
-"""What a rank of `python compare.py --comm_only` does; comparison/messages/worker.py starts it.
+"""One rank of `python compare.py --comm_only`.
+
+    python comparison/messages/rank.py horovod|byteps PLAN DIRECTORY
+
+PLAN is a JSON file, see `comparison.messages.plan.worker_plan`.
 
 Every rank writes DIRECTORY/rank-R.jsonl: a line when it has joined, one when it begins with a message, one
-when it is done with it. Results go into a file of each rank and not through the library, which may be wrong.
+when it is done with it, and at the end the seconds of agreements. Results go into a file of each rank and not
+through the library, which may be wrong.
 
 A round: new values are written; the ranks meet; `average` is called and its result waited for, which is what
 is timed; every element is compared; the ranks agree whether all were right and whether there is time for
@@ -12,17 +17,31 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 
-from base.threads import set_threads
-from comparison.messages.values import PERIOD, KnownValues, stretch
-from training.entry import exit_code
+if __name__ == "__main__":  # a script's own folder comes first in its path; the project's root is meant
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from base.threads import set_threads  # noqa: E402
+from comparison.messages.values import PERIOD, KnownValues, stretch  # noqa: E402
+from training.entry import exit_code  # noqa: E402
+
+if TYPE_CHECKING:
+    from mxnet.context import Context
+    from mxnet.nd import NDArray
+
+    from comm.base import Communicator
 
 CHUNK = 256 * PERIOD  # elements that are written and compared at a time, 4 MB of float32
+AGREEMENTS = 50  # timed after the last message
 
 
-def make_communicator(library):
+def make_communicator(library: str) -> Communicator:
+    """`library`: "horovod" or "byteps"."""
     if library == "horovod":
         from comm.horovod import HorovodCommunicator
 
@@ -33,37 +52,39 @@ def make_communicator(library):
 
 
 class Message:
-    """The arrays of one message: `tensors` of them with `elements` each, on this rank's device."""
+    """The arrays of one message, with `elements` each, on this rank's device."""
 
-    def __init__(self, mx, context, dtype, tensors, elements, values):
+    def __init__(self, context: Context, dtype: str, elements: Sequence[int], values: KnownValues):
+        import mxnet as mx
+
         self._mx, self._values, self._context, self._dtype = mx, values, context, dtype
-        self.arrays = [mx.nd.empty((elements,), ctx=context, dtype=dtype) for _ in range(tensors)]
-        self._chunk = min(CHUNK, elements)
+        self.arrays: list[NDArray] = [mx.nd.empty((each,), ctx=context, dtype=dtype) for each in elements]
+        self._chunk = min(CHUNK, max(elements))
 
-    def fill(self, rank, turn):
+    def fill(self, rank: int, turn: int) -> None:
         """Writes what `rank` sends in this round; returns when it is there."""
-        chunk = stretch(self._values.sent(rank, turn), self._chunk)
-        chunk = self._mx.nd.array(chunk, ctx=self._context, dtype=self._dtype)
+        period = stretch(self._values.sent(rank, turn), self._chunk)
+        chunk = self._mx.nd.array(period, ctx=self._context, dtype=self._dtype)
         for array, start, stop, offset in self._pieces():
             chunk[offset : offset + stop - start].copyto(array[start:stop])
         self._mx.nd.waitall()
 
-    def first_wrong(self, turn):
-        """What is wrong with the first wrong element, None where all hold the mean."""
+    def first_wrong(self, turn: int) -> str | None:
+        """The first wrong element in words; None where all hold the mean."""
         expected = stretch(self._values.mean(turn), self._chunk)
         position, wrong, text = 0, 0, None
         for array, start, stop, offset in self._pieces():
-            found = array[start:stop].asnumpy()
+            received = array[start:stop].asnumpy()
             right = expected[offset : offset + stop - start]
-            places = self._values.differing(found, right)
+            places = self._values.differing(received, right)
             if places.size and text is None:
                 place = places[0]
-                text = f"element {position + place} is {found[place]:.9g} instead of {right[place]:.9g}"
+                text = f"element {position + place} is {received[place]:.9g} instead of {right[place]:.9g}"
             wrong += places.size
             position += stop - start
         return f"{text} ({wrong:,} of {position:,} are wrong)" if text else None
 
-    def _pieces(self):
+    def _pieces(self) -> Iterator[tuple[NDArray, int, int, int]]:
         """(array, start, stop, where in the period `start` lies); elements of a message are counted through
         all its arrays, so that no two of them hold the same."""
         before = 0
@@ -73,10 +94,11 @@ class Message:
             before += array.size
 
 
-def measure(comm, message, seconds, least, most):
+def measure(comm: Communicator, message: Message, seconds: float, least: int, most: int) -> dict[str, Any]:
     """Rounds until `seconds` have passed, at least `least` and at most `most`, after a first one that is kept
-    apart: in it the libraries make the names known."""
-    times, turn, end = [], 0, None
+    apart: in it the libraries make the names known. `first_at`: Unix time when its average had arrived."""
+    times: list[float] = []
+    turn, end, first_at = 0, 0.0, 0.0
     while True:
         message.fill(comm.rank, turn)
         comm.barrier()
@@ -85,6 +107,7 @@ def measure(comm, message, seconds, least, most):
         for array in message.arrays:
             array.wait_to_read()
         times.append(time.perf_counter() - begin)
+        first_at = first_at or time.time()
         wrong = message.first_wrong(turn)
         end = end or time.monotonic() + seconds
         done = turn >= most or (turn >= least and time.monotonic() >= end)
@@ -92,14 +115,26 @@ def measure(comm, message, seconds, least, most):
         if not right:
             return {"wrong": wrong and f"rank {comm.rank}, round {turn}: {wrong}", "elsewhere": not wrong}
         if not go_on:
-            return {"first_s": times[0], "rounds_s": times[1:]}
+            return {"first_s": times[0], "first_at": first_at, "rounds_s": times[1:]}
         turn += 1
 
 
-def run(library, plan_path, directory, make=make_communicator):
+def measure_agreements(comm: Communicator) -> list[float]:
+    """Seconds of each of several agreements, as a training step has one after its exchange."""
+    times = []
+    for _ in range(AGREEMENTS):
+        begin = time.perf_counter()
+        comm.all_agree([True, True])
+        times.append(time.perf_counter() - begin)
+    return times
+
+
+def run(
+    library: str, plan_path: str, directory: str, make: Callable[[str], Communicator] = make_communicator
+) -> int:
     """`make`: library -> communicator."""
     with open(plan_path, encoding="utf-8") as file:
-        plan = json.load(file)
+        plan: Mapping[str, Any] = json.load(file)
     set_threads()  # before mxnet is imported
     begin = time.perf_counter()
     import mxnet as mx
@@ -110,11 +145,15 @@ def run(library, plan_path, directory, make=make_communicator):
     comm = watched(partial(make, library), plan["timeout_s"])
     joined = time.perf_counter()
     context = mx.gpu(comm.local_rank) if mx.context.num_gpus() else mx.cpu()
-    facts = {"rank": comm.rank, "ranks": comm.size, "device": str(context)}
-    facts["omp_num_threads"] = os.environ.get("OMP_NUM_THREADS")
+    facts = {
+        "rank": comm.rank,
+        "ranks": comm.size,
+        "device": str(context),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
+    }
     with open(os.path.join(directory, f"rank-{comm.rank}.jsonl"), "w", encoding="utf-8") as output:
 
-        def note(**values):
+        def note(**values: Any) -> None:
             output.write(json.dumps(values) + "\n")
             output.flush()
 
@@ -124,15 +163,20 @@ def run(library, plan_path, directory, make=make_communicator):
         for number, each in enumerate(plan["messages"]):
             note(begins=each["name"])
             values = KnownValues(plan["dtype"], comm.size, plan["seed"] + number)
-            message = Message(mx, context, plan["dtype"], each["tensors"], each["elements"], values)
-            found = measure(comm, message, plan["seconds"], plan["least_rounds"], plan["most_rounds"])
-            note(message=each["name"], **found)
+            message = Message(context, plan["dtype"], each["elements"], values)
+            result = measure(comm, message, plan["seconds"], plan["least_rounds"], plan["most_rounds"])
+            note(message=each["name"], **result)
             del message
+        note(agreements_s=measure_agreements(comm))
     comm.close()
     return 0
 
 
-def main(words, make=make_communicator):
+def main(words: Sequence[str], make: Callable[[str], Communicator] = make_communicator) -> int:
     """Returns the exit code. `words`: of the command line, without the script."""
     library, plan_path, directory = words
     return exit_code(partial(run, library, plan_path, directory, make))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

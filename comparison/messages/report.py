@@ -1,4 +1,4 @@
-"""What launches that sent messages amount to, as a table, messages.md, messages.json and messages.png."""
+"""Report of launches that sent messages: tables, messages.md, messages.json and messages.png."""
 
 from __future__ import annotations
 
@@ -9,14 +9,45 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 from base import machine
 from base.files import replacing
-from comparison.messages.figures import Cell, Figures, Outcome, evaluate, reference_of
+from comparison.messages.figures import Cell, Figures, Outcome, Place, Start, evaluate, place_of, reference_of
 from comparison.messages.plan import Message
-from comparison.messages.sizes import DEFINITIONS, Place, finding, place_of, rule
 from comparison.reporting.tables import EMPTY, Row, Table, markdown, terminal
 from comparison.reporting.wording import digits, memory, percent, verdict
-from comparison.statistics import FEWEST_REPEATS, Spread
+from comparison.verdicts import DIFFERENT, FEWEST_REPEATS, NOT_SHOWN, Pair, Spread
 
 MARKDOWN, JSON, PICTURE = "messages.md", "messages.json", "messages.png"
+DEFINITIONS = """\
+- A message is one array, or several (`200x64KB`) that are averaged in one call, as gradients are. 1 KB is
+  1024 bytes, 1 MB/s is 10^6 bytes a second. Every backend averages through the same code as in training
+  (`comm/`), with its settings: Horovod sends arrays one by one on CPUs, BytePS packs those below 1 MB.
+- A round: all ranks write new values, known from the seed, the rank, the round and the position, and meet.
+  Timed is from there until the rank holds all elements of the mean; a round counts with its slowest rank.
+  Ranks do not leave a meeting at the same moment, so times of small messages include that difference.
+- Outside of the timed part every rank compares every element of every round with the mean that it must be.
+  One that differs makes the backend wrong at that size: it has no figure there and no verdict anywhere.
+- "ms" is the median over the launches of a launch's median over its rounds, with the least and the greatest
+  launch. Each launch's first call, in which names are made known and memory is set up, is kept apart.
+- "MB/s" is bytes by time, "bus MB/s" that times 2(n − 1)/n for n ranks: what each rank of a ring all-reduce
+  has to send and to receive at least. Both are defined as by
+  [nccl-tests](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). A BytePS worker sends a
+  whole message and receives one, whatever n; its bus bandwidth compares times, it is not what links carried.
+- Start-up is from the launch until the last rank has the average of the first message: starting processes,
+  importing, joining, making names known. An agreement follows the exchange in every training step: the ranks
+  learn whether all of them may go on. 50 in a row after the last message, the slowest rank's median.
+- Launches of all backends take turns in an order drawn for every repeat; ratios are taken within a repeat."""
+
+
+class Measured(NamedTuple):
+    """Everything that was measured. `cells`, `messages`: in the order of the tables. `launches`: as
+    `comparison.messages.launches.send` returns them, with backend, workers and repeat. `left_out`: messages
+    that were not sent, with the reason. `complete`: False for a comparison that goes on, or was interrupted.
+    """
+
+    cells: Sequence[Cell]
+    messages: Sequence[Message]
+    launches: Sequence[Mapping[str, Any]]
+    left_out: Mapping[Cell, Mapping[str, str]]
+    complete: bool
 
 
 class MessagesReport(NamedTuple):
@@ -33,7 +64,7 @@ def table_of(
     outcome: Outcome,
     titles: Mapping[str, str],
 ) -> Table:
-    """Of all runs with so many ranks."""
+    """Table of all runs with so many ranks."""
     chosen = [cell for cell in cells if cell.workers == workers]
     reference = reference_of([cell.backend for cell in chosen])
     facts = {"titles": titles}
@@ -42,8 +73,8 @@ def table_of(
     for message in messages:
         for cell in chosen:
             names = [message.name, titles[cell.backend]]
-            found = outcome.figures[cell].get(message.name)
-            if found is None:
+            figures = outcome.figures[cell].get(message.name)
+            if figures is None:
                 rows.append(Row(names, outcome.reasons[cell].get(message.name, "not measured yet")))
                 continue
             pair = tests.get(Place(workers, message.name, cell.backend))
@@ -51,11 +82,11 @@ def table_of(
                 Row(
                     [
                         *names,
-                        milliseconds(found.latency_s),
-                        digits(found.algorithm / 1e6),
-                        digits(found.bus / 1e6),
-                        digits(1e3 * found.first_s.median),
-                        _ratio(found.ratio),
+                        with_spread(figures.latency_s, 1e3),
+                        digits(figures.algorithm / 1e6),
+                        digits(figures.bus / 1e6),
+                        digits(1e3 * figures.first_s.median),
+                        _ratio(figures.ratio),
                         verdict(pair, facts) if pair else EMPTY,
                     ]
                 )
@@ -66,13 +97,31 @@ def table_of(
     return Table(f"One average of a message over {workers} {plural}", head, rows, names=2)
 
 
-def milliseconds(seconds: Spread) -> str:
-    """`1.23 (1.20 to 1.31)`, all with the places of the median; a single launch has no spread to show."""
-    text = digits(1e3 * seconds.median)
+def start_table(starts: Mapping[Cell, Start], titles: Mapping[str, str]) -> Table:
+    """Start-up and agreement of every backend and number of ranks."""
+    rows = [
+        Row(
+            [
+                str(cell.workers),
+                titles[cell.backend],
+                with_spread(start.start_up_s),
+                with_spread(start.agreement_s, 1e3),
+            ]
+        )
+        for cell, start in starts.items()
+    ]
+    head = ["ranks", "backend", "start-up, s (least to most)", "agreement, ms (least to most)"]
+    return Table("Start-up, and agreement of the ranks", head, rows, names=2)
+
+
+def with_spread(seconds: Spread, factor: float = 1.0) -> str:
+    """`1.23 (1.20 to 1.31)` in the unit of which a second has `factor`, all with the places of the median; a
+    single launch has no spread to show."""
+    text = digits(factor * seconds.median)
     if seconds.least == seconds.most:
         return text
     places = len(text.partition(".")[2])
-    return f"{text} ({1e3 * seconds.least:,.{places}f} to {1e3 * seconds.most:,.{places}f})"
+    return f"{text} ({factor * seconds.least:,.{places}f} to {factor * seconds.most:,.{places}f})"
 
 
 def _ratio(values: Spread | None) -> str:
@@ -82,34 +131,26 @@ def _ratio(values: Spread | None) -> str:
     return f"{values.median:.2f}{extremes}"
 
 
-def write_messages(
-    directory: Path,
-    facts: Mapping[str, Any],
-    cells: Sequence[Cell],
-    messages: Sequence[Message],
-    launches: Sequence[Mapping[str, Any]],
-    left_out: Mapping[Cell, Mapping[str, str]],
-    complete: bool,
-) -> MessagesReport:
+def write_messages(directory: Path, facts: Mapping[str, Any], measured: Measured) -> MessagesReport:
     """Writes messages.md and messages.json, and messages.png where there are figures.
 
     Args:
         facts: JSON-able; machine (base.machine.describe), versions, options, titles (key -> title of a
             backend), command, dtype, repeats, confidence.
-        complete: False for a report of a comparison that goes on, or was interrupted.
     """
     from comparison.messages.plot import draw
 
     titles, confidence = facts["titles"], facts["confidence"]
-    outcome = evaluate(cells, messages, launches, left_out, confidence)
+    cells, messages = measured.cells, measured.messages
+    outcome = evaluate(cells, messages, measured.launches, measured.left_out, confidence)
     tables = [
         table_of(workers, cells, messages, outcome, titles)
         for workers in dict.fromkeys(cell.workers for cell in cells)
     ]
-    sentences = _sentences(facts, cells, outcome, launches, complete)
-    _write(
-        directory / JSON, json.dumps(_to_json(facts, cells, messages, launches, outcome, complete), indent=1)
-    )
+    if outcome.starts:
+        tables.append(start_table(outcome.starts, titles))
+    sentences = _sentences(facts, measured, outcome)
+    _write(directory / JSON, json.dumps(_to_json(facts, measured, outcome), indent=1))
     drawn = any(outcome.figures.values())
     if drawn:
         draw(str(directory / PICTURE), cells, messages, outcome.figures, titles)
@@ -127,23 +168,19 @@ def write_messages(
     return MessagesReport(text, tuple(directory / name for name in names))
 
 
-def _sentences(
-    facts: Mapping[str, Any],
-    cells: Sequence[Cell],
-    outcome: Outcome,
-    launches: Sequence[Mapping[str, Any]],
-    complete: bool,
-) -> list[str]:
-    titles = facts["titles"]
-    found = []
-    if not complete:
+def _sentences(facts: Mapping[str, Any], measured: Measured, outcome: Outcome) -> list[str]:
+    titles, cells, launches = facts["titles"], measured.cells, measured.launches
+    sentences = []
+    if not measured.complete:
         planned = len(cells) * facts["repeats"]
-        found.append(f"Partial: {len(launches)} of {planned} launches are done; the same command continues.")
+        sentences.append(
+            f"Partial: {len(launches)} of {planned} launches are done; the same command continues."
+        )
     for cell in cells:
         for name, reason in outcome.reasons[cell].items():
             if reason.startswith("wrong: "):
                 who = f"{titles[cell.backend]} with {cell.workers} ranks"
-                found.append(f"{who} is wrong at {name}: {reason[len('wrong: ') :]}.")
+                sentences.append(f"{who} is wrong at {name}: {reason[len('wrong: ') :]}.")
     for workers in dict.fromkeys(cell.workers for cell in cells):
         backends = [cell.backend for cell in cells if cell.workers == workers]
         reference = reference_of(backends)
@@ -154,49 +191,70 @@ def _sentences(
                 if (place_of(pair).workers, place_of(pair).backend) == (workers, backend)
             ]
             if pairs and facts["repeats"] >= FEWEST_REPEATS:
-                found.append(f"{workers} ranks: {finding(pairs, backend, reference, titles)}")
+                sentences.append(f"{workers} ranks: {finding(pairs, backend, reference, titles)}")
     if facts["repeats"] < FEWEST_REPEATS:
-        found.append(f"With fewer than {FEWEST_REPEATS} repeats there are no verdicts.")
-    found += _memory_and_others(titles, launches)
-    found += [
+        sentences.append(f"With fewer than {FEWEST_REPEATS} repeats there are no verdicts.")
+    sentences += _memory_and_others(titles, launches)
+    sentences += [
         f"{titles[cell.backend]}, {cell.workers} ranks, {note}"
         for cell in cells
         for note in outcome.notes[cell]
     ]
-    return found
+    return sentences
+
+
+def rule(confidence: float) -> str:
+    """The rule for verdicts."""
+    error = f"{1 - confidence:.6g}"
+    return (
+        "A launch gives one value for a message: the median over its rounds. Two backends are compared by the"
+        " logarithm of the ratio of their values within each repeat, with a two-sided paired t-test. One is"
+        " called faster only if the p-value, adjusted by Holm's method over all verdicts of this report, is"
+        f' at most {error}; otherwise it says "{NOT_SHOWN}", which does not say that there is'
+        f" none. With fewer than {FEWEST_REPEATS} repeats in common there is no verdict."
+    )
+
+
+def finding(pairs: Sequence[Pair], backend: str, reference: str, titles: Mapping[str, str]) -> str:
+    """Messages at which `backend` is faster than `reference`, slower, and neither is shown."""
+    parts = []
+    for words, faster in (("faster", backend), ("slower", reference)):
+        names = [place_of(pair).message for pair in pairs if pair.faster == faster]
+        if names:
+            parts.append(f"{words} at " + ", ".join(names))
+    same = [place_of(pair).message for pair in pairs if pair.verdict == NOT_SHOWN]
+    if same:
+        parts.append(f"{NOT_SHOWN} at " + ", ".join(same))
+    untested = [pair for pair in pairs if pair.verdict not in (NOT_SHOWN, DIFFERENT)]
+    if untested:
+        parts.append("no verdict at " + ", ".join(place_of(pair).message for pair in untested))
+    return f"{titles[backend]} against {titles[reference]}: {'; '.join(parts)}."
 
 
 def _memory_and_others(titles: Mapping[str, str], launches: Sequence[Mapping[str, Any]]) -> list[str]:
-    found = []
+    sentences = []
     peaks: dict[str, dict[str, int]] = {}
     for launch in launches:
         roles = peaks.setdefault(titles[launch["backend"]], {})
         for role, peak in (item for each in launch["attempts"] for item in each["peak_bytes"].items()):
             roles[role] = max(peak, roles.get(role, 0))
-    told = "; ".join(
+    by_backend = "; ".join(
         f"{title}: {', '.join(f'{role} {memory(peak)}' for role, peak in roles.items())}"
         for title, roles in peaks.items()
         if roles
     )
-    if told:
-        found.append(f"Peak memory of one process. {told}.")
+    if by_backend:
+        sentences.append(f"Peak memory of one process. {by_backend}.")
     shares = [each["others"] for launch in launches for each in launch["attempts"] if "others" in each]
     if shares:
-        found.append(
+        sentences.append(
             f"While ranks ran, other programs took {percent(statistics.median(shares))} of this machine's CPU"
             f" time (median of the launches; at most {percent(max(shares))})."
         )
-    return found
+    return sentences
 
 
-def _to_json(
-    facts: Mapping[str, Any],
-    cells: Sequence[Cell],
-    messages: Sequence[Message],
-    launches: Sequence[Mapping[str, Any]],
-    outcome: Outcome,
-    complete: bool,
-) -> dict[str, Any]:
+def _to_json(facts: Mapping[str, Any], measured: Measured, outcome: Outcome) -> dict[str, Any]:
     figures = [
         {
             **cell._asdict(),
@@ -204,11 +262,11 @@ def _to_json(
             "tensors": message.tensors,
             "bytes": message.nbytes,
             "reason": outcome.reasons[cell].get(message.name),
-            **({} if found is None else _figures_json(found)),
+            **({} if own is None else _figures_json(own)),
         }
-        for cell in cells
-        for message in messages
-        for found in [outcome.figures[cell].get(message.name)]
+        for cell in measured.cells
+        for message in measured.messages
+        for own in [outcome.figures[cell].get(message.name)]
     ]
     pairs = [
         {
@@ -219,17 +277,27 @@ def _to_json(
         for pair in outcome.pairs
         if pair.repeats
     ]
-    return {"complete": complete, **facts, "figures": figures, "pairs": pairs, "launches": list(launches)}
-
-
-def _figures_json(found: Figures) -> dict[str, Any]:
     return {
-        "latency_s": found.latency_s._asdict(),
-        "samples_s": dict(found.samples),
-        "first_s": found.first_s._asdict(),
-        "algorithm_bytes_per_s": found.algorithm,
-        "bus_bytes_per_s": found.bus,
-        "ratio": found.ratio and found.ratio._asdict(),
+        "complete": measured.complete,
+        **facts,
+        "figures": figures,
+        "pairs": pairs,
+        "starts": [
+            {**cell._asdict(), **{name: values._asdict() for name, values in start._asdict().items()}}
+            for cell, start in outcome.starts.items()
+        ],
+        "launches": list(measured.launches),
+    }
+
+
+def _figures_json(figures: Figures) -> dict[str, Any]:
+    return {
+        "latency_s": figures.latency_s._asdict(),
+        "samples_s": dict(figures.samples),
+        "first_s": figures.first_s._asdict(),
+        "algorithm_bytes_per_s": figures.algorithm,
+        "bus_bytes_per_s": figures.bus,
+        "ratio": figures.ratio and figures.ratio._asdict(),
     }
 
 

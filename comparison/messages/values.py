@@ -23,7 +23,7 @@ _BITS = {"float32": 24, "float16": 11}  # of the significand: whole numbers up t
 
 
 class KnownValues:
-    """What `ranks` ranks send in a message.
+    """Values that `ranks` ranks send in a message.
 
     Every value is `ranks` times a whole number, drawn from (seed, rank, round). So that neither the sum nor
     the mean is rounded, |sum| stays within 2**24 in float32; in float16, which is divided before it is summed
@@ -55,11 +55,11 @@ class KnownValues:
         total = sum(self._drawn(rank, turn) for rank in range(self._ranks))
         return np.asarray(total).astype(self._dtype)
 
-    def differing(self, found: NDArray[Any], expected: NDArray[Any]) -> NDArray[Any]:
-        """Positions where `found` is not `expected`; NaN differs from everything."""
+    def differing(self, received: NDArray[Any], expected: NDArray[Any]) -> NDArray[Any]:
+        """Positions where `received` is not `expected`; NaN differs from everything."""
         if self.tolerance == 0:
-            return np.flatnonzero(found != expected)
-        difference = np.abs(found.astype(np.float64) - expected)
+            return np.flatnonzero(received != expected)
+        difference = np.abs(received.astype(np.float64) - expected)
         return np.flatnonzero(~(difference <= self.tolerance))
 
     def _drawn(self, rank: int, turn: int) -> NDArray[Any]:

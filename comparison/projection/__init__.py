@@ -1,15 +1,13 @@
 """Throughput and efficiency on many GPUs, predicted: compare.py --project.
 
-command            the sequence of a projection
-plan               its options, checked
-workload           a model's gradients, and the time when each is ready
-measured           compute time from a comparison's report
-clusters           parameters of clusters, with sources
-strategies         rings and BytePS, with their queues simulated
-model              the time of a step on n GPUs
-published          measurements of others, with sources
-validation         the model's errors on them
-validation_tables  these errors as tables
-report             the text and the files
-plot               the two pictures
+command     the options, checked, and the sequence of a projection
+workload    a model's gradients, and the time when each is ready
+measured    compute time from a comparison's report
+clusters    parameters of clusters, with sources
+strategies  rings and BytePS, with their queues simulated
+model       the time of a step on n GPUs
+published   measurements of others, with sources
+validation  the model's errors on them, and these as tables
+report      the text and the files
+plot        the two pictures
 """

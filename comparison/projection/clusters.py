@@ -1,4 +1,4 @@
-"""Clusters that a projection can be made for: their parameters, and where each was found.
+"""Clusters that a projection can be made for: their parameters, and the source of each.
 
 Bandwidths are in Gbit/s, per direction, latencies in microseconds. Nothing in here was fitted to the
 measurements of comparison.projection.published; what no source states is marked "assumed".
@@ -72,7 +72,7 @@ class Cluster:
     sources: Mapping[str, str]
 
     def intra_bytes_s(self, gpus: int) -> float:
-        """Of a ring over `gpus` GPUs of one host."""
+        """Bandwidth of a ring over `gpus` GPUs of one host."""
         fitting = [count for count in sorted(self.intra_gbps) if count >= gpus]
         return self.intra_gbps[fitting[0] if fitting else max(self.intra_gbps)] * 1e9 / 8
 

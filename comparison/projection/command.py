@@ -10,19 +10,46 @@ Under --output: projection.md, projection.json, projection.png, projection_valid
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Sequence
 
 from base.command_line import not_negative, positive, positive_int, share
 from base.errors import InputError
-from comparison.projection.clusters import CLUSTERS
-from comparison.projection.model import project_all
-from comparison.projection.plan import LENGTH, MODEL, SEQUENCES, STRATEGIES, plan_of
+from bert.configuration import parse_model
+from comparison.projection.clusters import CLUSTERS, Cluster
+from comparison.projection.measured import Measured, read_measured
+from comparison.projection.model import GPUS, Plan, project_all
+from comparison.projection.published import SINGLE_GPUS
 from comparison.projection.report import write_projection
-from comparison.projection.strategies import COLOCATED, PLACEMENTS
-from comparison.projection.workload import ELEMENT_BYTES, VOCABULARY
+from comparison.projection.strategies import (
+    COLOCATED,
+    PLACEMENTS,
+    BytePS,
+    FlatRing,
+    HierarchicalRing,
+    Strategy,
+)
+from comparison.projection.validation import single_compute_seconds
+from comparison.projection.workload import ELEMENT_BYTES, VOCABULARY, Workload, bert_parts, update_seconds
+from lamb_paper import LONGEST
 
 OUTPUT = "runs/projection"
+STRATEGIES = (FlatRing.key, HierarchicalRing.key, BytePS.key)
+MODEL, LENGTH, SEQUENCES = "bert_24_1024_16", 128, 64
+MOST_GPUS = 1 << 20
+MOST_PARTITIONS = 1 << 20  # of the gradients: a simulation of a minute
+# Options that replace the cluster's value of the same name.
+OVERRIDES = (
+    "gpus_per_host",
+    "inter_gbps",
+    "network_efficiency",
+    "intra_latency_us",
+    "inter_latency_us",
+    "fusion_mb",
+    "cycle_ms",
+    "partition_bytes",
+)
 # Options that a run of the training scripts has as well: where compare.py has one already, it is that one.
 SHARED: dict[str, dict[str, Any]] = {
     "--model": {"metavar": "NAME", "help": f"bert_LAYERS_UNITS_HEADS (for --project: {MODEL})"},
@@ -38,36 +65,106 @@ SHARED: dict[str, dict[str, Any]] = {
 }
 
 
+@dataclass(frozen=True)
+class ProjectionOptions:
+    """Options of --project as on the command line; None: left out. Units are in the names.
+
+    `output`: directory of the files. `measured`: the report.json of a comparison, for the compute time.
+    """
+
+    output: str
+    model: str | None
+    max_seq_length: int | None
+    accumulate: int | None
+    batch_size: int | None
+    vocab_size: int | None
+    gpus: Sequence[int] | None
+    strategies: Sequence[str] | None
+    servers: int | None
+    server_placement: str | None
+    cluster: str | None
+    gpus_per_host: int | None
+    intra_gbps: float | None
+    inter_gbps: float | None
+    network_efficiency: float | None
+    intra_latency_us: float | None
+    inter_latency_us: float | None
+    fusion_mb: float | None
+    cycle_ms: float | None
+    partition_bytes: int | None
+    compute_s: float | None
+    optimizer_s: float | None
+    measured: str | None
+    gradient_dtype: str | None
+    overlap: str | None
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of --project. To be called after those of the comparison are there (SHARED)."""
     group = parser.add_argument_group("projection (--project); values in parentheses are the defaults")
     add = group.add_argument
     add("--gpus", type=positive_int, nargs="+", metavar="N", help="numbers of GPUs (1 2 4 8 16 ... 1024)")
-    add("--strategies", nargs="+", choices=STRATEGIES, help="which ways to average gradients (all)")
-    add("--servers", type=positive_int, metavar="K", help="of BytePS (as many as hosts)")
+    add("--strategies", nargs="+", choices=STRATEGIES, help="ways to average gradients (all)")
+    add("--servers", type=positive_int, metavar="K", help="servers of BytePS (as many as hosts)")
     add(
         "--server_placement",
         choices=PLACEMENTS,
-        help=f"on the worker hosts, on machines of their own, or best divided between both ({COLOCATED})",
+        help=f"servers on the worker hosts, on machines of their own, or best divided ({COLOCATED})",
     )
-    add("--cluster", choices=sorted(CLUSTERS), help="whose parameters hold unless replaced (p3dn)")
-    add("--gpus_per_host", type=positive_int, metavar="G", help="(p3dn: 8)")
-    add("--intra_gbps", type=positive, metavar="X", help="of a ring inside a host, Gbit/s (p3dn: 160 to 960)")
-    add("--inter_gbps", type=positive, metavar="X", help="of a host's network, Gbit/s (p3dn: 100)")
-    add("--network_efficiency", type=share, metavar="X", help="the part of it that is reached (p3dn: 0.56)")
-    add("--intra_latency_us", type=not_negative, metavar="X", help="of a ring's step in a host (p3dn: 3.4)")
-    add("--inter_latency_us", type=not_negative, metavar="X", help="of one between hosts (p3dn: 9.6)")
-    add("--fusion_mb", type=not_negative, metavar="X", help="MiB that Horovod sends together (p3dn: 128)")
-    add("--cycle_ms", type=not_negative, metavar="X", help="between two looks of Horovod's (p3dn: 1)")
-    add("--partition_bytes", type=positive_int, metavar="N", help="of BytePS's pieces (p3dn: 4096000)")
-    add("--compute_s", type=positive, metavar="S", help="forward and backward of one pass on one GPU")
-    add("--optimizer_s", type=not_negative, metavar="S", help="the update (from the GPU's memory bandwidth)")
-    add("--measured", metavar="FILE", help="a comparison's report.json: compute time of this machine")
-    add("--gradient_dtype", choices=sorted(ELEMENT_BYTES), help="on their way (float16; --measured: float32)")
+    add("--cluster", choices=sorted(CLUSTERS), help="cluster whose parameters hold unless replaced (p3dn)")
+    add("--gpus_per_host", type=positive_int, metavar="G", help="GPUs of a host (p3dn: 8)")
+    add(
+        "--intra_gbps",
+        type=positive,
+        metavar="X",
+        help="bandwidth of a ring inside a host, Gbit/s (p3dn: 160 to 960)",
+    )
+    add("--inter_gbps", type=positive, metavar="X", help="bandwidth of a host's network, Gbit/s (p3dn: 100)")
+    add(
+        "--network_efficiency",
+        type=share,
+        metavar="X",
+        help="share of it that collectives reach (p3dn: 0.56)",
+    )
+    add(
+        "--intra_latency_us",
+        type=not_negative,
+        metavar="X",
+        help="latency of a ring's step inside a host (p3dn: 3.4)",
+    )
+    add(
+        "--inter_latency_us",
+        type=not_negative,
+        metavar="X",
+        help="latency of a step between hosts (p3dn: 9.6)",
+    )
+    add(
+        "--fusion_mb", type=not_negative, metavar="X", help="MiB that Horovod fuses into one call (p3dn: 128)"
+    )
+    add("--cycle_ms", type=not_negative, metavar="X", help="Horovod's cycle time (p3dn: 1)")
+    add(
+        "--partition_bytes",
+        type=positive_int,
+        metavar="N",
+        help="bytes of BytePS's partitions (p3dn: 4096000)",
+    )
+    add("--compute_s", type=positive, metavar="S", help="seconds of one forward and backward pass on one GPU")
+    add(
+        "--optimizer_s",
+        type=not_negative,
+        metavar="S",
+        help="seconds of the update (from the GPU's memory bandwidth)",
+    )
+    add("--measured", metavar="FILE", help="report.json of a comparison: compute time of this machine")
+    add(
+        "--gradient_dtype",
+        choices=sorted(ELEMENT_BYTES),
+        help="dtype of exchanged gradients (float16; --measured: float32)",
+    )
     add(
         "--overlap",
         choices=("backward", "none"),
-        help="when gradients travel: during it (backward), or after",
+        help="exchange during the backward pass, or after it (backward)",
     )
     for flag, settings in SHARED.items():
         try:
@@ -76,20 +173,136 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             continue
 
 
-def project(options: argparse.Namespace) -> int:
+def options_of(options: argparse.Namespace) -> ProjectionOptions:
+    given = {field.name: getattr(options, field.name) for field in fields(ProjectionOptions)}
+    return ProjectionOptions(**{**given, "output": given["output"] or OUTPUT})
+
+
+def project(options: ProjectionOptions) -> int:
     """Projects, prints the tables and writes the files; 0. InputError before anything is written."""
-    passed_on = getattr(options, "script_args", None)
-    if passed_on:
-        raise InputError(f"{passed_on[0]} after --: --project runs no training script")
     plan = plan_of(options)
-    directory = Path(options.output or OUTPUT).expanduser()
+    directory = Path(options.output).expanduser()
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--output {directory}: {error.strerror}") from error
-    found = project_all(plan.workload, plan.strategies, plan.cluster, plan.gpus)
+    projections = project_all(plan.workload, plan.strategies, plan.cluster, plan.gpus)
     try:
-        print(write_projection(directory, plan, found))
+        print(write_projection(directory, plan, projections))
     except OSError as error:
         raise InputError(f"--output {directory}: {error.strerror}") from error
     return 0
+
+
+def plan_of(options: ProjectionOptions) -> Plan:
+    """The cluster, the workload, the strategies and the numbers of GPUs.
+
+    Raises:
+        InputError: values that contradict each other, or that no simulation can hold.
+    """
+    cluster, given = _cluster(options)
+    strategies = _strategies(options)
+    gpus = _gpus(options, cluster)
+    measured = read_measured(options.measured) if options.measured else None
+    if measured:
+        for flag in ("model", "vocab_size", "max_seq_length", "batch_size", "compute_s"):
+            if getattr(options, flag) is not None:
+                raise InputError(
+                    f"--{flag} and --measured exclude each other: the report has the measured one"
+                )
+    model = measured.model if measured else options.model or MODEL
+    dtype = options.gradient_dtype or ("float32" if measured else "float16")
+    workload, source = _workload(options, cluster, model, dtype, measured)
+    pieces = workload.total_bytes / cluster.partition_bytes + sum(
+        len(part.gradients) for part in workload.parts
+    )
+    if pieces > MOST_PARTITIONS:
+        raise InputError(f"--model {model}: {pieces:,.0f} messages a step are too many to simulate")
+    computing = measured.dtype if measured else None if options.compute_s is not None else dtype
+    return Plan(model, cluster, workload, strategies, gpus, dtype, computing, source, given)
+
+
+def _cluster(options: ProjectionOptions) -> tuple[Cluster, list[str]]:
+    cluster = CLUSTERS[options.cluster or "p3dn"]
+    values: dict[str, Any] = {name: getattr(options, name) for name in OVERRIDES}
+    values = {name: value for name, value in values.items() if value is not None}
+    if options.intra_gbps is not None:
+        values["intra_gbps"] = {1: options.intra_gbps}
+    return replace(cluster, **values), sorted(values)
+
+
+def _strategies(options: ProjectionOptions) -> list[Strategy]:
+    keys = options.strategies or list(STRATEGIES)
+    if len(set(keys)) < len(keys):
+        raise InputError("--strategies: one is named twice")
+    if BytePS.key not in keys:
+        for flag in ("servers", "server_placement"):
+            if getattr(options, flag) is not None:
+                raise InputError(f"--{flag} is of BytePS, and --strategies leaves byteps out")
+    made: dict[str, Strategy] = {
+        FlatRing.key: FlatRing(),
+        HierarchicalRing.key: HierarchicalRing(),
+        BytePS.key: BytePS(options.servers, options.server_placement or COLOCATED),
+    }
+    return [made[key] for key in keys]
+
+
+def _gpus(options: ProjectionOptions, cluster: Cluster) -> list[int]:
+    size = cluster.gpus_per_host
+    if not options.gpus:
+        inside = [count for count in GPUS if count <= size]
+        return sorted({*inside, *(size * count for count in GPUS if size * count <= GPUS[-1])})
+    if len(set(options.gpus)) < len(options.gpus):
+        raise InputError("--gpus: a number is named twice")
+    for count in options.gpus:
+        if count > MOST_GPUS:
+            raise InputError(f"--gpus {count}: at most {MOST_GPUS}")
+        if count > size and count % size:
+            raise InputError(f"--gpus {count}: does not fill hosts of {size} GPUs (--gpus_per_host)")
+    return sorted(options.gpus)
+
+
+def _workload(
+    options: ProjectionOptions, cluster: Cluster, model: str, dtype: str, measured: Measured | None
+) -> tuple[Workload, str]:
+    layers, units, _ = parse_model(model)
+    if layers > 10_000 or units > 1_000_000:
+        raise InputError(f"--model {model}: at most 10,000 layers and 1,000,000 units")
+    length = options.max_seq_length or LENGTH
+    if length > LONGEST:
+        raise InputError(f"--max_seq_length {length}: BERT has {LONGEST} positions")
+    predictions = round(0.15 * length) + (length == 128)  # 20 of 128, as everybody has it
+    vocab_size = measured.vocab_size if measured else options.vocab_size or VOCABULARY
+    parts = bert_parts(layers, units, vocab_size, length, predictions)
+    elements = sum(part.elements for part in parts)
+    sequences = measured.sequences if measured else float(options.batch_size or SEQUENCES)
+    update_s = measured.optimizer_s if measured else update_seconds(elements, cluster.memory_gbytes_s)
+    if options.optimizer_s is not None:
+        update_s = options.optimizer_s
+    if measured:
+        compute_s, source = measured.compute_s, measured.what
+    elif options.compute_s is not None:
+        compute_s, source = options.compute_s, "--compute_s"
+    else:
+        singles = SINGLE_GPUS[cluster.name]
+        if dtype not in singles:
+            raise InputError(f"--gradient_dtype {dtype}: no speed of a GPU is known for it; give --compute_s")
+        single = singles[dtype]
+        compute_s = single_compute_seconds(single, parts, sequences, cluster.memory_gbytes_s)
+        source = (
+            f"the operations a second of bert_{single.layers}_{single.units} in {single.dtype}, "
+            f"{single.sequences_per_s:.4g} sequences/s on one GPU ({single.source})"
+        )
+    return (
+        Workload(
+            parts=parts,
+            compute_s=compute_s,
+            optimizer_s=update_s,
+            gradient_bytes=ELEMENT_BYTES[dtype],
+            sequences=sequences,
+            length=measured.length if measured else length,
+            accumulate=options.accumulate or (measured.accumulate if measured else 1),
+            overlap=(options.overlap or "backward") == "backward",
+        ),
+        source,
+    )

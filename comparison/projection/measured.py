@@ -8,7 +8,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 from base.errors import InputError
 from bert.configuration import parse_model
-from comparison.record import PROFILED, TIMED, Record
+from comparison.runs.record import PROFILED, TIMED, Record
 from training.profiling.kinds import OPTIMIZER
 
 MOST_BYTES = 1 << 30  # of a report.json that is read
@@ -84,12 +84,12 @@ def _read(path: str) -> Mapping[str, Any]:
     if len(content) > MOST_BYTES:
         raise InputError(f"--measured {path}: more than {MOST_BYTES >> 20} MiB, so not a report.json")
     try:
-        found = json.loads(content)
+        report = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise InputError(f"--measured {path}: not JSON ({error})") from error
-    if not isinstance(found, dict):
+    if not isinstance(report, dict):
         raise InputError(f"--measured {path}: not the report.json of a comparison")
-    return found
+    return report
 
 
 def _median(launches: Sequence[Record], value: Any) -> float:

@@ -13,7 +13,7 @@ in here.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Iterable, NamedTuple, Sequence
 
 from comparison.projection.clusters import Cluster
@@ -50,6 +50,46 @@ class Projection(NamedTuple):
     without_overlap: float
     sent_bytes: float
     collectives: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Subject of a projection.
+
+    Attributes:
+        gradient_dtype: of gradients on their way. compute_dtype: of the passes that the compute time is of;
+            None where the command line gives the time.
+        compute_source: where the compute time is from, for people.
+        given: fields of the cluster that the command line has replaced.
+    """
+
+    model: str
+    cluster: Cluster
+    workload: Workload
+    strategies: Sequence[Strategy]
+    gpus: Sequence[int]
+    gradient_dtype: str
+    compute_dtype: str | None
+    compute_source: str
+    given: Sequence[str]
+
+    @property
+    def batch(self) -> str:
+        """Work of a GPU in a step, for people."""
+        work = self.workload
+        passes = f", {work.accumulate} passes a step" if work.accumulate > 1 else ""
+        return f"{work.sequences:g} sequences of {work.length:.4g} tokens a GPU{passes}"
+
+    @property
+    def precision(self) -> str:
+        """Precision of computing and of gradients on their way, for people."""
+        if self.compute_dtype is None:
+            return (
+                f"computing in a precision that --compute_s leaves open, gradients in {self.gradient_dtype}"
+            )
+        if self.compute_dtype == self.gradient_dtype:
+            return f"computing and gradients in {self.gradient_dtype}"
+        return f"computing in {self.compute_dtype}, gradients in {self.gradient_dtype}"
 
 
 def project(workload: Workload, strategy: Strategy, cluster: Cluster, gpus: int) -> Projection:

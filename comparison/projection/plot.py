@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Sequence
 
 from base.files import replacing
-from comparison.projection.model import Projection
-from comparison.projection.plan import Plan
+from comparison.projection.model import Plan, Projection
 from comparison.projection.published import DAYS, EFFICIENCY, STEP, THROUGHPUT, Case
 from comparison.projection.validation import ErrorRange, Point, error_range
 from comparison.reporting.canvas import COLOURS, new_figure, plain
@@ -22,10 +21,12 @@ _IDEAL = {"color": "#888888", "linestyle": "--", "linewidth": 1.2, "zorder": 1}
 _MARKERS = "osD"
 
 
-def draw_all(directory: Path, plan: Plan, found: Sequence[Projection], points: Sequence[Point]) -> list[str]:
+def draw_all(
+    directory: Path, plan: Plan, projections: Sequence[Projection], points: Sequence[Point]
+) -> list[str]:
     """Writes both; returns their names. OSError when a file cannot be written."""
     for name, figure in (
-        (PROJECTION, projection_figure(plan, found, points)),
+        (PROJECTION, projection_figure(plan, projections, points)),
         (VALIDATION, _validation(points)),
     ):
         with replacing(str(directory / name)) as handle:
@@ -33,17 +34,17 @@ def draw_all(directory: Path, plan: Plan, found: Sequence[Projection], points: S
     return [PROJECTION, VALIDATION]
 
 
-def projection_figure(plan: Plan, found: Sequence[Projection], points: Sequence[Point]) -> Figure:
+def projection_figure(plan: Plan, projections: Sequence[Projection], points: Sequence[Point]) -> Figure:
     """Efficiency, not throughput: on logarithmic axes strategies that are 10% apart are one line."""
     figure = new_figure((11, 5.0))
     panels = [(True, "gradients travel during the backward pass")] if plan.workload.overlap else []
     panels.append((False, "gradients travel after the backward pass"))
-    single = max(each.sequences_per_s / each.gpus / each.efficiency for each in found)
+    single = max(each.sequences_per_s / each.gpus / each.efficiency for each in projections)
     drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, (overlap, title) in zip(drawn, panels):
-        _draw_strategies(axes, found, overlap, error_range(points, overlap))
+        _draw_strategies(axes, projections, overlap, error_range(points, overlap))
         axes.set(title=title, xlabel="GPUs", xscale="log")
-        _count_axis(axes, sorted({each.gpus for each in found}))
+        _count_axis(axes, sorted({each.gpus for each in projections}))
         plain(axes, "both")
     drawn[0].set_ylabel("scaling efficiency, %")
     drawn[0].set_ylim(5 * (drawn[0].get_ylim()[0] // 5), 105)
@@ -57,10 +58,12 @@ def projection_figure(plan: Plan, found: Sequence[Projection], points: Sequence[
     return figure
 
 
-def _draw_strategies(axes: Axes, found: Sequence[Projection], overlap: bool, errors: ErrorRange) -> None:
+def _draw_strategies(
+    axes: Axes, projections: Sequence[Projection], overlap: bool, errors: ErrorRange
+) -> None:
     """One line each, and a band around all where published measurements of such predictions lay."""
     shares: dict[str, dict[int, float]] = {}
-    for each in found:
+    for each in projections:
         share = 100 * (each.efficiency if overlap else each.without_overlap)
         shares.setdefault(each.title, {})[each.gpus] = share
     axes.axhline(100, label="linear", **_IDEAL)
@@ -68,7 +71,7 @@ def _draw_strategies(axes: Axes, found: Sequence[Projection], overlap: bool, err
         # The first ones are wider, so that they show around later ones that are equal.
         style = {"marker": _MARKERS[index], "markersize": 9 - 2.5 * index, "linewidth": 2.6 - 0.6 * index}
         axes.plot(list(own), list(own.values()), color=COLOURS[index], label=title, **style)
-    several = sorted({each.gpus for each in found if each.gpus > 1})  # one GPU is what is calibrated
+    several = sorted({each.gpus for each in projections if each.gpus > 1})  # one GPU is what is calibrated
     lowest = [errors.published(min(own[gpus] for own in shares.values()))[0] for gpus in several]
     highest = [errors.published(max(own[gpus] for own in shares.values()))[1] for gpus in several]
     axes.fill_between(several, lowest, highest, color="#DDDDDD", zorder=0, linewidth=0, label=BAND)
@@ -99,7 +102,8 @@ def _single(points: Sequence[Point], of: Point) -> float:
 
 
 def _draw_efficiency(axes: Axes, points: Sequence[Point], dtype: str) -> None:
-    """Of throughputs: a plot of these would need a logarithm, which hides 20%. A colour for each batch."""
+    """Efficiency by throughput: a plot of throughputs would need a logarithm, which hides 20%. A colour for
+    each batch."""
     for index, case in enumerate(_cases(points)):
         own = [point for point in points if point.case is case]
         one = _single(points, own[0])
@@ -124,11 +128,11 @@ def _draw_efficiency(axes: Axes, points: Sequence[Point], dtype: str) -> None:
 
 
 def _cases(points: Sequence[Point]) -> list[Case]:
-    found: list[Case] = []
+    cases: list[Case] = []
     for point in points:
-        if point.case not in found:
-            found.append(point.case)
-    return found
+        if point.case not in cases:
+            cases.append(point.case)
+    return cases
 
 
 def _draw_claims(axes: Axes, points: Sequence[Point]) -> None:

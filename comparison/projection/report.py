@@ -1,4 +1,4 @@
-"""What a projection leaves behind: projection.md, projection.json, two plots, the text for the terminal."""
+"""Files of a projection: projection.md, projection.json, two plots, the text for the terminal."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from typing import Any, Sequence
 
 from base.files import replacing
 from comparison.projection import plot as projection_plot
-from comparison.projection import validation_tables
-from comparison.projection.model import Projection
-from comparison.projection.plan import Plan
+from comparison.projection.model import Plan, Projection
 from comparison.projection.published import CASES
-from comparison.projection.validation import Point, error_range, validate
-from comparison.projection.validation_tables import off
+from comparison.projection.validation import Point, error_range, off, tables, validate
 from comparison.reporting.tables import Row, Table, markdown, terminal
 from comparison.reporting.wording import digits, size
 
@@ -53,28 +50,28 @@ LIMITS = """\
 """
 
 
-def write_projection(directory: Path, plan: Plan, found: Sequence[Projection]) -> str:
+def write_projection(directory: Path, plan: Plan, projections: Sequence[Projection]) -> str:
     """Writes the four files; returns the text for the terminal. OSError when a file cannot be written."""
-    tables = [_table(plan, found, key) for key in dict.fromkeys(each.strategy for each in found)]
+    own = [_table(plan, projections, key) for key in dict.fromkeys(each.strategy for each in projections)]
     points = validate()
-    drawn = projection_plot.draw_all(directory, plan, found, points)
-    validation = validation_tables.tables()
-    first = _summary(plan, found, points)
+    drawn = projection_plot.draw_all(directory, plan, projections, points)
+    validation = tables()
+    first = _summary(plan, projections, points)
     text = [f"# Projection: {plan.model} on {plan.cluster.title}", first, _facts(plan)]
-    text += [markdown(each) for each in tables]
+    text += [markdown(each) for each in own]
     text += [f"![efficiency by the number of GPUs]({projection_plot.PROJECTION})", _caption(plan, points)]
     text += [markdown(_parameters(plan)), "## Validation", _validation_words()]
     text += [markdown(each) for each in validation]
     text += [f"![published and predicted]({projection_plot.VALIDATION})"]
     text += ["## Where it must fail", LIMITS, "## Sources of the measurements", _sources()]
     _write(directory / MARKDOWN, "\n\n".join(part.strip("\n") for part in text) + "\n")
-    _write(directory / JSON, json.dumps(_content(plan, found, points), indent=1) + "\n")
+    _write(directory / JSON, json.dumps(_content(plan, projections, points), indent=1) + "\n")
     names = ", ".join(str(directory / name) for name in (MARKDOWN, JSON, *drawn))
-    return "\n\n".join([_facts(plan), *(terminal(each) for each in tables), first, f"written: {names}"])
+    return "\n\n".join([_facts(plan), *(terminal(each) for each in own), first, f"written: {names}"])
 
 
-def _table(plan: Plan, found: Sequence[Projection], strategy: str) -> Table:
-    own = [each for each in found if each.strategy == strategy]
+def _table(plan: Plan, projections: Sequence[Projection], strategy: str) -> Table:
+    own = [each for each in projections if each.strategy == strategy]
     rows = [
         Row(
             [
@@ -99,10 +96,10 @@ def _table(plan: Plan, found: Sequence[Projection], strategy: str) -> Table:
     return Table(own[0].title[0].upper() + own[0].title[1:], HEAD, rows)
 
 
-def _summary(plan: Plan, found: Sequence[Projection], points: Sequence[Point]) -> str:
+def _summary(plan: Plan, projections: Sequence[Projection], points: Sequence[Point]) -> str:
     errors = error_range(points)
-    most = max(each.gpus for each in found)
-    last = sorted((each for each in found if each.gpus == most), key=lambda each: each.step_s)
+    most = max(each.gpus for each in projections)
+    last = sorted((each for each in projections if each.gpus == most), key=lambda each: each.step_s)
     shares = "; ".join(
         f"{100 * each.efficiency:.1f}% with {each.title} ({100 * each.without_overlap:.1f}% without overlap)"
         for each in last
@@ -173,7 +170,7 @@ def _sources() -> str:
     return "\n".join(lines)
 
 
-def _content(plan: Plan, found: Sequence[Projection], points: Sequence[Point]) -> dict[str, Any]:
+def _content(plan: Plan, projections: Sequence[Projection], points: Sequence[Point]) -> dict[str, Any]:
     work = plan.workload
     return {
         "schema": SCHEMA,
@@ -196,7 +193,7 @@ def _content(plan: Plan, found: Sequence[Projection], points: Sequence[Point]) -
             "accumulate": work.accumulate,
             "overlap": work.overlap,
         },
-        "projections": [each._asdict() for each in found],
+        "projections": [each._asdict() for each in projections],
         "validation_error": {
             name: error_range(points, overlap)._asdict()
             for name, overlap in (("predicted", True), ("without_overlap", False))

@@ -1,4 +1,4 @@
-"""How long gradients travel: flat ring, hierarchical ring, BytePS with k servers.
+"""Time that gradients travel: flat ring, hierarchical ring, BytePS with k servers.
 
 n GPUs in h hosts of g each, M bytes, per-direction bandwidths B_i inside a host and B_e of a host's network
 (times its efficiency), latencies a_i and a_e of a step.
@@ -98,7 +98,7 @@ class FlatRing:
 
     @staticmethod
     def seconds(nbytes: float, shape: Shape, cluster: Cluster) -> float:
-        """Of one all-reduce."""
+        """Seconds of one all-reduce."""
         bandwidth = cluster.intra_bytes_s(shape.local)
         if shape.hosts > 1:
             bandwidth = min(bandwidth, cluster.inter_bytes_s) if shape.local > 1 else cluster.inter_bytes_s
@@ -117,7 +117,7 @@ class HierarchicalRing:
 
     @staticmethod
     def seconds(nbytes: float, shape: Shape, cluster: Cluster) -> float:
-        """Of one all-reduce: its three phases follow each other."""
+        """Seconds of one all-reduce: its three phases follow each other."""
         calls = 1 if shape.hosts == 1 else 1 + 2 * (shape.local > 1)  # on one host it is an ordinary ring
         inside = 2 * (shape.local - 1) * cluster.intra_latency_us
         between = 2 * (shape.hosts - 1) * cluster.inter_latency_us

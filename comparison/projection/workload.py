@@ -1,4 +1,4 @@
-"""What one GPU computes and hands over in a step of BERT pretraining, from the shapes alone. No MXNet.
+"""Computation and gradients of one GPU in a step of BERT pretraining, from the shapes alone. No MXNet.
 
 The parts of the model are listed in the order of the forward pass. The backward pass goes through them from
 the last to the first; when it leaves a part, the gradients of that part are ready to travel. The time of a
@@ -110,13 +110,13 @@ class Workload:
         backward_s = self.compute_s * (1 - FORWARD_SHARE)
         flops = sum(part.flops for part in self.parts)
         now = self.backward_ends_s - backward_s
-        found = []
+        messages = []
         for part in reversed(self.parts):
             now += backward_s * part.flops / flops
             ready = now if self.overlap else self.backward_ends_s
             # The embeddings follow the first layer at once: looking up rows is not counted as operations.
-            found += [Message(ready, size * self.gradient_bytes) for size in reversed(part.gradients)]
-        return found
+            messages += [Message(ready, size * self.gradient_bytes) for size in reversed(part.gradients)]
+        return messages
 
 
 def step_flops(parts: Sequence[Part], sequences: float) -> float:

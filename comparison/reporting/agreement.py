@@ -1,4 +1,4 @@
-"""Did all backends compute the same? Asked before any time is looked at.
+"""Agreement of the backends: whether all computed the same, judged before any time.
 
 The backends of a group get the same batches, the same initial parameters and the same random numbers, and
 `average` is the same mean whatever library forms it. So losses, gradient norms, learning rates and numbers of
@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
-from comparison.record import Record
 from comparison.reporting.limits import Limits, between_backends, between_repeats
+from comparison.runs.record import Record
 from comparison.settings import Group
 
 FLOOR_NATS = 0.1  # losses below this are compared as if they were this: near 0 a ratio says nothing
@@ -44,7 +44,7 @@ _DIGITS = 12  # of a checksum, where it is shown
 
 
 class Outcome(NamedTuple):
-    """What a launch computed, at every line of its metrics, warm-up included; `params_sha256`: of the
+    """Results of a launch, at every line of its metrics, warm-up included; `params_sha256`: of the
     parameters saved after the last step."""
 
     curve: Curve
@@ -56,7 +56,7 @@ class Difference(NamedTuple):
 
     step: int
     name: str
-    found: float | str | None
+    actual: float | str | None
     expected: float | str | None
 
     @property
@@ -64,15 +64,15 @@ class Difference(NamedTuple):
         return _KINDS[self.name]
 
     def __str__(self) -> str:
-        if self.found is None or self.expected is None:
-            kind = "missing" if self.found is None else "there"
+        if self.actual is None or self.expected is None:
+            kind = "missing" if self.actual is None else "there"
             return f"at step {self.step}: {self.name} is {kind}"
-        found, expected = _telling(self.found, self.expected)
-        return f"at step {self.step}: {self.name} {found} instead of {expected}"
+        actual, expected = _telling(self.actual, self.expected)
+        return f"at step {self.step}: {self.name} {actual} instead of {expected}"
 
 
 class Judgement(NamedTuple):
-    """Of one backend in a group.
+    """Judgement of one backend in a group.
 
     `kind`: CONFIRMED, a strict majority of the backends agrees with it; UNCONFIRMED, there is no other to
     compare with; WRONG; UNDECIDED, no strict majority. `reason`: one line, and `short`: what differs, in a
@@ -85,18 +85,18 @@ class Judgement(NamedTuple):
 
 
 def outcome(record: Record) -> Outcome:
-    """What a launch computed, as far as it is compared."""
-    found: dict[int, dict[str, float | None]] = {}
+    """The results of a launch, as far as they are compared."""
+    curve: dict[int, dict[str, float | None]] = {}
     for each in (*record.warm_up, *record.intervals):
         rates = (each.tokens_per_s, each.padded_tokens_per_s, each.sequences_per_s)
-        found[each.step] = {
+        curve[each.step] = {
             **{name: rate * each.step_s for name, rate in zip(_WORK, rates)},
             LR: each.lr,
             "mlm_loss": each.mlm_loss,
             "nsp_loss": each.nsp_loss,
             GRAD_NORM: each.grad_norm,
         }
-    return Outcome(found, record.params_sha256)
+    return Outcome(curve, record.params_sha256)
 
 
 def not_finite(record: Record) -> str | None:
@@ -112,11 +112,11 @@ def not_finite(record: Record) -> str | None:
     return None
 
 
-def differences(found: Outcome, expected: Outcome, limits: Limits) -> list[Difference]:
+def differences(actual: Outcome, expected: Outcome, limits: Limits) -> list[Difference]:
     """All figures in which two launches are not the same, in the order of steps."""
     apart: list[Difference] = []
-    for step in sorted(found.curve.keys() | expected.curve.keys()):
-        ours, theirs = found.curve.get(step, {}), expected.curve.get(step, {})
+    for step in sorted(actual.curve.keys() | expected.curve.keys()):
+        ours, theirs = actual.curve.get(step, {}), expected.curve.get(step, {})
         close = _comparison(limits.at(step))
         for name in (*_WORK, LR, *_LOSSES, GRAD_NORM):
             one, other = ours.get(name), theirs.get(name)
@@ -124,9 +124,9 @@ def differences(found: Outcome, expected: Outcome, limits: Limits) -> list[Diffe
                 continue
             if one is None or other is None or not close[name](one, other):
                 apart.append(Difference(step, name, one, other))
-    if limits.same_bits and found.params_sha256 != expected.params_sha256:
-        last = max([*found.curve, *expected.curve], default=0)
-        apart.append(Difference(last, PARAMETERS, found.params_sha256, expected.params_sha256))
+    if limits.same_bits and actual.params_sha256 != expected.params_sha256:
+        last = max([*actual.curve, *expected.curve], default=0)
+        apart.append(Difference(last, PARAMETERS, actual.params_sha256, expected.params_sha256))
     return apart
 
 
@@ -188,8 +188,8 @@ def _verdict(backend: str, apart_from: Mapping[str, list[Difference]], right: Se
 
 
 def greatest_difference(outcomes: Iterable[Outcome]) -> dict[str, float]:
-    """Of any loss and of any gradient norm at any step, relative to the greater, by kind of difference; empty
-    for fewer than two launches."""
+    """Greatest difference of any loss and of any gradient norm at any step, relative to the greater, by kind
+    of difference; empty for fewer than two launches."""
     known = [each.curve for each in outcomes]
     if len(known) < 2:
         return {}

@@ -6,8 +6,8 @@ import math
 import statistics
 from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
-from comparison.reporting.breakdown import Breakdown
 from comparison.reporting.canvas import ALARM, new_figure, plain
+from comparison.reporting.figures import Breakdown
 from comparison.reporting.results import Results
 from comparison.reporting.wording import digits, group_words, percent, share_with_extremes, title_of
 from comparison.settings import Group, Setting
@@ -35,11 +35,11 @@ _TEXT = 1.55  # the width of the axis by that of the bars: room for the words
 
 
 class Bar(NamedTuple):
-    """Of one setting, milliseconds. `parts`: as _PARTS. The whisker has the spread of the step, least to
-    greatest, about its median, which is drawn at the bar's end."""
+    """Bar of one setting, in milliseconds. `parts`: as _PARTS. The whisker has the spread of the step, least
+    to greatest, about its median, which is drawn at the bar's end."""
 
     setting: Setting
-    found: Breakdown
+    breakdown: Breakdown
     parts: Sequence[float]
 
     @property
@@ -48,19 +48,19 @@ class Bar(NamedTuple):
 
     @property
     def below(self) -> float:
-        return self.found.step_ms.median - self.found.step_ms.least
+        return self.breakdown.step_ms.median - self.breakdown.step_ms.least
 
     @property
     def above(self) -> float:
-        return self.found.step_ms.most - self.found.step_ms.median
+        return self.breakdown.step_ms.most - self.breakdown.step_ms.median
 
 
 def breakdown_figure(results: Results, facts: Mapping[str, Any]) -> Figure | None:
     """None where no setting has a breakdown."""
     bars = [
-        Bar(each.setting, found, [_milliseconds(found, parts) for _, parts, _ in _PARTS])
+        Bar(each.setting, breakdown, [_milliseconds(breakdown, parts) for _, parts, _ in _PARTS])
         for each in results.results
-        if each.figures and (found := each.figures.breakdown)
+        if each.figures and (breakdown := each.figures.breakdown)
     ]
     if not bars:
         return None
@@ -81,7 +81,7 @@ def breakdown_figure(results: Results, facts: Mapping[str, Any]) -> Figure | Non
     axes.set_yticks(places, names, fontsize=8.5)
     axes.set_ylim(places[-1] + 0.7, places[0] - 0.7)
     axes.set_xlim(0, _TEXT * limit)
-    most = max(bar.found.launches for bar in bars)
+    most = max(bar.breakdown.launches for bar in bars)
     medians = f"median of {most} profiled launches, whiskers from the fastest to the slowest"
     axes.set(title=f"A step of rank 0: {medians if most > 1 else 'one profiled launch'}", xlabel="ms a step")
     plain(axes, "x")
@@ -118,23 +118,23 @@ def _whisker(axes: Axes, at: float, bar: Bar, limit: float) -> None:
     words = []
     end, most = bar.end, bar.end + bar.above
     start, cut = max(0.0, end - bar.below), most > limit * (1 + 1e-9)
-    if bar.found.launches > 1 and start < limit:
+    if bar.breakdown.launches > 1 and start < limit:
         axes.hlines(at, start, min(most, limit), color="black", linewidth=1)
         caps = [start] if cut else [start, most]  # one that is cut goes on
         axes.plot(caps, [at] * len(caps), "|", color="black", markersize=5)
     if cut:
         lengths = [end, most] if end > limit and bar.above else [most]
         words.append(f"→ {' to '.join(map(digits, lengths))} ms")
-    share = bar.found.exposed_share
-    if bar.found.exposed_ms.most > 0:
-        several = bar.found.launches > 1
+    share = bar.breakdown.exposed_share
+    if bar.breakdown.exposed_ms.most > 0:
+        several = bar.breakdown.launches > 1
         words.append(f"{share_with_extremes(share) if several else percent(share.median)} exposed")
     axes.text(min(most, limit) + 0.01 * limit, at, "; ".join(words), va="center", fontsize=8, color="#A04000")
 
 
-def _milliseconds(found: Breakdown, parts: Sequence[str]) -> float:
+def _milliseconds(breakdown: Breakdown, parts: Sequence[str]) -> float:
     """The medians of the parts; of every kind of operator that no other bar has, where none are given."""
     if not parts:
         named = {part for _, chosen, _ in _PARTS for part in chosen} | {COMMUNICATION}
         parts = [kind for kind in KINDS if kind not in named]
-    return math.fsum(found.parts[part].median for part in parts)
+    return math.fsum(breakdown.parts[part].median for part in parts)

@@ -1,4 +1,4 @@
-"""What the plots have in common: figures without a display, panels, colours, the legend of the backends.
+"""Parts that plots have in common: figures without a display, panels, colours, the legend of the backends.
 
 The colours are those of Okabe and Ito, which colour-blind people tell apart.
 """
@@ -41,11 +41,11 @@ def grid(
     figure = new_figure((width, panel_size[1] * high * blocks + 0.9))
     axes = figure.subplots(blocks * high, columns, squeeze=False, sharey="all" if same_y else False)
     places = [divmod(index, columns) for index in range(blocks * columns)]
-    found = [tuple(axes[block * high + row][column] for row in range(high)) for block, column in places]
-    for unused in found[panels:]:
+    panel_axes = [tuple(axes[block * high + row][column] for row in range(high)) for block, column in places]
+    for unused in panel_axes[panels:]:
         for each in unused:
             each.set_axis_off()
-    return figure, found[:panels]
+    return figure, panel_axes[:panels]
 
 
 def name_backends(
@@ -78,7 +78,7 @@ def colour(index: int) -> str:
 
 
 def line_style(index: int, count: int) -> dict[str, Any]:
-    """Of one of `count` lines: what is drawn first is wider, so that equal lines are all seen."""
+    """Style of one of `count` lines: what is drawn first is wider, so that equal lines are all seen."""
     return {
         "color": colour(index),
         "linewidth": 1.4 + 2.8 * (count - 1 - index),

@@ -1,19 +1,158 @@
-"""What a setting that ran as it should has to show for it."""
+"""Figures of one setting that ran as it should: speed, memory, breakdown, bytes, scaling, time to finish."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
-from typing import Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
-from comparison.record import Record
-from comparison.reporting.breakdown import Breakdown, breakdown_of
-from comparison.reporting.finish import Finish
-from comparison.reporting.traffic import Traffic, traffic
+import lamb_paper
+from base.errors import InputError
+from bert.configuration import parse_model
+from comparison.runs.record import Record
 from comparison.settings import Setting
-from comparison.statistics import Spread, spread
+from comparison.verdicts import Spread, spread
+from training.profiling.breakdown import EXPOSED, PARTS
+from training.profiling.flops import forward_flops
 
 _RATES = ("tokens_per_s", "padded_tokens_per_s", "sequences_per_s")
+RING = ("hvd_mpi", "hvd_gloo")
+SERVERS = ("byteps",)
+
+
+class Breakdown(NamedTuple):
+    """Parts of a step of rank 0, in milliseconds; spreads are over so many `launches`. `exposed_ms`:
+    communication while nothing computed, of which `exposed_share` is the part of the step's time;
+    `hidden_ms`: while operators computed; `under_way_ms`: both. `parts`: those of
+    `training.profiling.breakdown.PARTS`.
+
+    Medians are taken of each figure for itself, so that a launch that stalled does not show in any; those of
+    the parts need not add up to that of the step.
+    """
+
+    launches: int
+    step_ms: Spread
+    exposed_ms: Spread
+    hidden_ms: Spread
+    under_way_ms: Spread
+    exposed_share: Spread
+    parts: Mapping[str, Spread]
+
+
+def breakdown_of(profiles: Sequence[Mapping[str, Any]]) -> Breakdown:
+    """Medians and spread over the breakdowns of a setting's launches, as `break_down` makes them. Raises
+    ValueError for none."""
+    exposed = [each["parts"][EXPOSED]["ms"] for each in profiles]
+    hidden = [each["hidden_ms"][EXPOSED] for each in profiles]
+    steps = [each["step_ms"] for each in profiles]
+    return Breakdown(
+        launches=len(profiles),
+        step_ms=spread(steps),
+        exposed_ms=spread(exposed),
+        hidden_ms=spread(hidden),
+        under_way_ms=spread([one + other for one, other in zip(exposed, hidden)]),
+        exposed_share=spread([part / step if step else 0.0 for part, step in zip(exposed, steps)]),
+        parts={part: spread([each["parts"][part]["ms"] for each in profiles]) for part in PARTS},
+    )
+
+
+class Traffic(NamedTuple):
+    """Bytes a step. `handed`: what a rank gives to its library. `worker`: what a rank sends over a link, and
+    receives as much; `servers`: what all servers together send, and receive as much; None where there
+    are none, or no formula is known. These follow from `handed`; nothing has counted them on the wire."""
+
+    handed: int
+    worker: float | None
+    servers: float | None
+
+
+def traffic(backend: str, workers: int, handed: int | None) -> Traffic | None:
+    """None where the bytes handed over are not known.
+
+    An all-reduce in a ring sends each of n workers' S bytes in n parts round twice, less one stop each time:
+    2 (n - 1) / n x S from every worker (P. Patarasuk and X. Yuan, 2009), which is also the least that any
+    all-reduce can do. With parameter servers a worker pushes S and pulls S, so it sends S and receives S; the
+    servers together receive n S and send n S. A single worker sends nothing: BytePS starts no server for it.
+    Ranks of one BytePS worker add up in the host's memory, which is no link.
+    """
+    if handed is None:
+        return None
+    if backend in RING:
+        return Traffic(handed, 2 * (workers - 1) / workers * handed, None)
+    if backend in SERVERS:
+        distributed = workers > 1
+        return Traffic(handed, handed if distributed else 0, workers * handed if distributed else 0)
+    return Traffic(handed, None, None)
+
+
+class StageTime(NamedTuple):
+    """`estimated`: the rate was measured at another sequence length and converted."""
+
+    stage: int
+    max_seq_length: int
+    num_steps: int
+    tokens_per_s: float
+    seconds: float
+    estimated: bool
+
+
+class Finish(NamedTuple):
+    """Both stages; `reason` instead of them where the plan is impossible. `cost`: in the unit of
+    --price_per_hour; None without a price."""
+
+    stages: tuple[StageTime, ...]
+    instances: int
+    cost: float | None
+    reason: str = ""
+
+    @property
+    def seconds(self) -> float:
+        return sum(each.seconds for each in self.stages)
+
+
+def finish(setting: Setting, rate: float, length: float, facts: Mapping[str, Any]) -> Finish:
+    """The plan of hparams.py for as many GPUs as the setting has workers, at the setting's rate.
+
+    The tokens of a stage, which count padding, divided by the rate with padding. A stage of the length that
+    was measured takes the rate as it is. For another length it is converted by the floating-point operations
+    of a token, as if a token of twice the operations took twice as long: the operations of attention grow
+    with the length. Bytes exchanged and the update do not grow, so the time of the longer stage is
+    overestimated where those are a large part of a step.
+
+    Args:
+        rate: padded tokens/s of all ranks.
+        length: mean length with padding of the sequences that were measured.
+    """
+    per_gpu = setting.batch_size * (1 if facts["use_avg_len"] else facts["max_seq_length"])
+    instances = math.ceil(setting.workers / (facts.get("gpus_per_instance") or 1))
+    try:
+        plan = lamb_paper.plan(setting.workers, per_gpu, facts.get("accumulate") or 1)
+    except InputError:
+        longest = max(lamb_paper.STAGE_LENGTHS)
+        reason = f"{per_gpu} tokens a worker cannot hold one sequence of {longest}, which stage 2 has"
+        return Finish((), instances, None, reason)
+    stages = []
+    for stage in plan.stages:
+        measured = stage.max_seq_length == facts["max_seq_length"]
+        factor = 1.0 if measured else _token_flops(length, facts) / _token_flops(stage.max_seq_length, facts)
+        seconds = stage.tokens_seen / (rate * factor)
+        stages.append(
+            StageTime(
+                stage.stage, stage.max_seq_length, stage.num_steps, rate * factor, seconds, not measured
+            )
+        )
+    price = facts.get("price_per_hour")
+    hours = sum(each.seconds for each in stages) / 3600
+    return Finish(tuple(stages), instances, None if price is None else hours * price * instances)
+
+
+def _token_flops(length: float, facts: Mapping[str, Any]) -> float:
+    """Forward operations of one token in a sequence of this length, masked as the paper's runs are."""
+    layers, units, _ = parse_model(facts["model"])
+    whole = max(1, round(length))
+    predictions = lamb_paper.default_max_predictions(whole)
+    return forward_flops(layers, units, facts["vocab_size"], 1, whole, predictions).total / whole
 
 
 class Scaling(NamedTuple):
@@ -32,7 +171,7 @@ class Scaling(NamedTuple):
 
 @dataclass(frozen=True)
 class Figures:
-    """Of a setting that ran as it should. Spreads are over the launches.
+    """Figures of a setting that ran as it should. Spreads are over the launches.
 
     `samples`: repeat -> seconds per step, the launch's median over its intervals. `tokens_per_s` leaves
     padding out; rates are of all ranks together. `padded_length`: tokens of a sequence with padding, mean.

@@ -1,10 +1,10 @@
-"""How far two launches may be apart and still have computed the same; where no bit may differ."""
+"""Limits within which two launches have computed the same, and cases in which no bit may differ."""
 
 from __future__ import annotations
 
 from typing import Any, Mapping, NamedTuple, Sequence
 
-from comparison.reporting.traffic import RING
+from comparison.reporting.figures import RING
 from comparison.settings import Group, Setting
 
 # Greatest relative difference of two losses, by dtype; see `between_backends`.
@@ -31,7 +31,7 @@ class Limits(NamedTuple):
 
 
 def between_backends(group: Group, facts: Mapping[str, Any]) -> Limits:
-    """Of two backends that train the same.
+    """Limits for two backends that train the same.
 
     With two ranks a + b = b + a, and half of it is exact, so every backend forms the same mean, bit for bit;
     on CPUs all else repeats itself, too. With more ranks, the libraries add in different orders, GPUs add in
@@ -51,7 +51,7 @@ def between_backends(group: Group, facts: Mapping[str, Any]) -> Limits:
 
 
 def between_repeats(backend: str, group: Group, facts: Mapping[str, Any]) -> Limits:
-    """Of two launches of the same setting, which have the same order of summation besides.
+    """Limits for two launches of the same setting, which have the same order of summation besides.
 
     That order is fixed in Horovod, where it does not fuse arrays (comm/horovod.py), and in BytePS only with
     two workers: its servers add in the order of arrival. Dithering rounds at random.
@@ -65,7 +65,7 @@ def between_repeats(backend: str, group: Group, facts: Mapping[str, Any]) -> Lim
 
 
 def compared(planned: Sequence[Setting], facts: Mapping[str, Any]) -> str:
-    """What is compared between launches, and how close it has to be. `facts`: as for
+    """Paragraph on what is compared between launches, and how close it has to be. `facts`: as for
     `between_repeats`."""
     groups = list(dict.fromkeys(setting.group for setting in planned))
     return (

@@ -55,17 +55,17 @@ def _throughput(results: Results, facts: Mapping[str, Any]) -> Figure | None:
     for (axes,), (dtype, batch_size) in zip(places, panels):
         for index, backend in enumerate(backends):
             for place, count in enumerate(workers):
-                found = results.of(Setting(backend, count, dtype, batch_size))
+                result = results.of(Setting(backend, count, dtype, batch_size))
                 at = place + (index - (len(backends) - 1) / 2) * width
-                if found is None:
+                if result is None:
                     continue
-                if found.figures is None:
+                if result.figures is None:
                     axes.text(
-                        at, 0.02, short_reason(found), rotation=90, ha="center", va="bottom", fontsize=8,
+                        at, 0.02, short_reason(result), rotation=90, ha="center", va="bottom", fontsize=8,
                         color=ALARM, transform=axes.get_xaxis_transform(),
                     )  # fmt: skip
                     continue
-                rate = found.figures.tokens_per_s
+                rate = result.figures.tokens_per_s
                 axes.bar(at, rate.median, width * 0.92, color=colour(index))
                 axes.errorbar(
                     at, rate.median, [[rate.median - rate.least], [rate.most - rate.median]],

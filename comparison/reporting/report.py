@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from base.files import replacing
-from comparison.record import TIMED, Record
 from comparison.reporting import plots, sections
-from comparison.reporting.document import document
-from comparison.reporting.report_json import content
-from comparison.reporting.results import OK, Results, gather
-from comparison.reporting.summary import summary
+from comparison.reporting.document import document, summary
+from comparison.reporting.figures import Figures
+from comparison.reporting.limits import compared
+from comparison.reporting.results import OK, Result, Results, gather
 from comparison.reporting.tables import Table, terminal
+from comparison.runs.record import TIMED, Record
 from comparison.settings import Setting
-from comparison.statistics import FEWEST_REPEATS
+from comparison.verdicts import FEWEST_REPEATS, Pair, rule
 
 REPORT_MD, REPORT_JSON = "report.md", "report.json"
+SCHEMA = 2  # of report.json; it grows where the meaning of a field changes
 
 
 class Report(NamedTuple):
@@ -59,34 +62,34 @@ def write_report(
     state = _state(records, planned, repeats, complete)
     tables = _tables(results, facts, repeats)
     first = [*state, *summary(results, facts)]
-    text = document(first, tables, drawn, results, facts, planned, repeats)
+    text = document(first, tables, drawn, results, facts, repeats)
     with replacing(str(directory / REPORT_MD)) as handle:
         handle.write(text.encode("utf-8"))
-    found = content(first, results, facts, records, planned, repeats, complete)
+    values = _content(first, results, facts, records, repeats, complete)
     with replacing(str(directory / REPORT_JSON)) as handle:
-        handle.write((json.dumps(found, indent=1, allow_nan=False) + "\n").encode("utf-8"))
+        handle.write((json.dumps(values, indent=1, allow_nan=False) + "\n").encode("utf-8"))
     shown = "\n\n".join([*(terminal(each) for each in tables), "\n".join(first)])
     paths = [directory / name for name in (REPORT_MD, REPORT_JSON, *drawn)]
     return Report(shown + "\n", paths, results, good)
 
 
 def _state(records: Sequence[Record], planned: Sequence[Setting], repeats: int, complete: bool) -> list[str]:
-    """What the reader must know before anything else."""
-    found = []
+    """Warnings that stand before everything else."""
+    sentences = []
     if not complete:
         wanted = set(planned)
         done = {(each.setting, each.repeat) for each in records if each.kind == TIMED}
         made = sum(setting in wanted for setting, _ in done)
-        found.append(
+        sentences.append(
             f"PARTIAL: {made} of {len(planned) * repeats} timed launches are done; the same command goes on."
         )
     if repeats < FEWEST_REPEATS:
-        found.append(f"Too few repeats for verdicts: {repeats}; it takes {FEWEST_REPEATS}.")
-    return found
+        sentences.append(f"Too few repeats for verdicts: {repeats}; it takes {FEWEST_REPEATS}.")
+    return sentences
 
 
 def _tables(results: Results, facts: Mapping[str, Any], repeats: int) -> list[Table]:
-    found = [
+    tables = [
         sections.speed(results, facts, repeats),
         sections.pairs(results, facts),
         sections.communication(results, facts),
@@ -94,4 +97,69 @@ def _tables(results: Results, facts: Mapping[str, Any], repeats: int) -> list[Ta
         sections.scaling(results, facts),
         sections.to_finish(results, facts),
     ]
-    return [each for each in found if each is not None]
+    return [each for each in tables if each is not None]
+
+
+def _content(
+    first: Sequence[str],
+    results: Results,
+    facts: Mapping[str, Any],
+    records: Sequence[Record],
+    repeats: int,
+    complete: bool,
+) -> dict[str, Any]:
+    """Everything that was measured and what follows from it, for `json.dumps`, without NaN. `launches` are
+    the raw samples; seconds, bytes, nats."""
+    planned = [each.setting for each in results.results]
+    return _plain(
+        {
+            "schema": SCHEMA,
+            "complete": complete,
+            "repeats": repeats,
+            "summary": list(first),
+            "rule": rule(facts["confidence"]),
+            "facts": dict(facts),
+            "planned": planned,
+            "results": [_result(each) for each in results.results],
+            "pairs": [_pair(each) for each in results.pairs],
+            "compared": compared(planned, facts),
+            "greatest_relative_difference": [
+                {**group._asdict(), **greatest} for group, greatest in results.greatest_difference.items()
+            ],
+            "launches": [each.to_json() for each in records],
+        }
+    )
+
+
+def _result(result: Result) -> dict[str, Any]:
+    fields = {name: value for name, value in vars(result).items() if name != "figures"}
+    return {**fields, "figures": _figures(result.figures) if result.figures else None}
+
+
+def _figures(figures: Figures) -> dict[str, Any]:
+    """Their fields, and properties of those; each launch's own breakdown is in `launches`."""
+    values = dict(vars(figures))
+    if figures.scaling:
+        values["scaling"] = {**figures.scaling._asdict(), "efficiency": figures.scaling.efficiency}
+    if figures.finish:
+        values["finish"] = {**figures.finish._asdict(), "seconds": figures.finish.seconds}
+    return values
+
+
+def _pair(pair: Pair) -> dict[str, Any]:
+    return {**pair._asdict(), "faster": pair.faster}
+
+
+def _plain(value: Any) -> Any:
+    """Named tuples become objects; what is not finite, null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if dataclasses.is_dataclass(value):
+        return _plain(vars(value))
+    if hasattr(value, "_asdict"):
+        return _plain(value._asdict())
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, (str, int)) else str(value)  # a Path, say

@@ -1,16 +1,15 @@
-"""From what the launches left behind to what each setting has to show for it: figures, or a reason."""
+"""Results of every setting from the records of its launches: figures, or a reason."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from typing import Any, Mapping, Sequence
 
-from comparison.record import PROFILED, TIMED, Record
 from comparison.reporting import agreement
-from comparison.reporting.figures import Figures, figures_of, scaling
-from comparison.reporting.finish import finish
+from comparison.reporting.figures import Figures, figures_of, finish, scaling
+from comparison.runs.record import PROFILED, TIMED, Record
 from comparison.settings import Group, Setting
-from comparison.statistics import Pair, compare
+from comparison.verdicts import Pair, compare
 
 OK = "ok"
 FAILED = "failed"
@@ -52,10 +51,10 @@ class Results:
         return next((each for each in self.results if each.setting == setting), None)
 
     def groups(self) -> dict[Group, list[Result]]:
-        found: dict[Group, list[Result]] = {}
+        groups: dict[Group, list[Result]] = {}
         for each in self.results:
-            found.setdefault(each.setting.group, []).append(each)
-        return found
+            groups.setdefault(each.setting.group, []).append(each)
+        return groups
 
 
 def gather(facts: Mapping[str, Any], records: Sequence[Record], planned: Sequence[Setting]) -> Results:
@@ -63,7 +62,7 @@ def gather(facts: Mapping[str, Any], records: Sequence[Record], planned: Sequenc
     timed = {setting: _of(records, setting, TIMED) for setting in planned}
     profiled = {setting: _of(records, setting, PROFILED) for setting in planned}
     failures = {
-        setting: found for setting in planned if (found := _failure(timed[setting], profiled[setting]))
+        setting: failure for setting in planned if (failure := _failure(timed[setting], profiled[setting]))
     }
     judgements: dict[Setting, agreement.Judgement] = {}
     curves, differences = {}, {}
@@ -95,8 +94,8 @@ def gather(facts: Mapping[str, Any], records: Sequence[Record], planned: Sequenc
 
 def _of(records: Sequence[Record], setting: Setting, kind: str) -> list[Record]:
     """In the order of their repeats; of two with the same number the later one counts."""
-    found = {each.repeat: each for each in records if each.setting == setting and each.kind == kind}
-    return [found[repeat] for repeat in sorted(found)]
+    by_repeat = {each.repeat: each for each in records if each.setting == setting and each.kind == kind}
+    return [by_repeat[repeat] for repeat in sorted(by_repeat)]
 
 
 def _failure(launches: Sequence[Record], profiles: Sequence[Record]) -> tuple[str, str] | None:
@@ -135,7 +134,7 @@ def _profile_failure(record: Record) -> str | None:
 def _completed(
     setting: Setting, figures: Mapping[Setting, Figures], facts: Mapping[str, Any]
 ) -> Figures | None:
-    """With what takes other settings, or the command line, to know."""
+    """Figures with those that depend on other settings, or on the command line."""
     own = figures.get(setting)
     if own is None:
         return None

@@ -7,7 +7,7 @@ from typing import Any, Mapping
 from comparison.launching.backends import BACKENDS
 from comparison.reporting.tables import EMPTY
 from comparison.settings import Group
-from comparison.statistics import DIFFERENT, Pair, Spread
+from comparison.verdicts import DIFFERENT, Pair, Spread
 
 
 def title_of(backend: str, facts: Mapping[str, Any]) -> str:
@@ -26,7 +26,7 @@ def group_words(group: Group, facts: Mapping[str, Any]) -> str:
 
 
 def digits(value: float, significant: int = 3) -> str:
-    """So many significant digits, without an exponent, thousands separated."""
+    """A number with so many significant digits, without an exponent, thousands separated."""
     if value == 0:
         return "0"
     exponent = int(f"{value:.{significant - 1}e}".split("e")[1])  # after rounding

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from bench import exchange, quick, threads, tokenize_text
+from bench import quick, threads, tokenize_text
 from bench.contestants import find_torch_python
 from tests.processes import ROOT, run_command
 
@@ -18,11 +18,10 @@ from tests.processes import ROOT, run_command
 FOREIGN = dict.fromkeys(
     ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "BENCH", "ARGS", "BACKEND", "NP")
 )
-BY_DEFAULT = ["step", "exchange", "loader", "tokenize_text", "optimizer"]
+BY_DEFAULT = ["step", "loader", "tokenize_text", "optimizer"]
 # What shows in its output that a measurement has come to its end.
 SHOWS = {
     "step": "ours, MXNet's operators",
-    "exchange": "BytePS, 2 local ranks",
     "loader": "waiting for ours, 128, 8 prefetching threads",
     "tokenize_text": "Hugging Face tokenizers",
     "optimizer": "MXNet, LAMB",
@@ -81,26 +80,6 @@ def test_what_is_named_stays():
     assert options.rounds == 5
 
 
-def test_a_backend_that_is_not_there_is_left_out(monkeypatch, capsys):
-    def absent(library: str) -> None:
-        return None
-
-    found = {"backend": "byteps", "sizes": "4x1", "bytes": 4e6, "join_s": 1, "broadcast_s": 1}
-    found.update(first_average_s=1, round_s=[1.0], all_agree_s=[1.0], peak_bytes=1e6)
-    launched: list[str] = []
-    monkeypatch.setattr(
-        exchange, "launch", lambda name, *rest: launched.append(name) or {"name": name, **found}
-    )
-    monkeypatch.setattr(exchange.shutil, "which", absent)
-    assert exchange.main(["--quick"]) == 0
-    output = capsys.readouterr().out
-    assert launched == ["BytePS, 2 workers", "BytePS, 2 local ranks"]
-    assert output.startswith("Horovod, MPI: left out: there is no mpirun") and "Horovod's" not in output
-    monkeypatch.setattr(exchange.importlib.util, "find_spec", absent)
-    assert exchange.main(["--quick"]) == 2
-    assert "no backend" in capsys.readouterr().err
-
-
 def test_a_tokenizer_that_is_not_there_is_left_out(monkeypatch, capsys, corpus):
     monkeypatch.setitem(sys.modules, "gluonnlp", None)
     assert tokenize_text.main(["--quick", "--input", corpus.held_out, "--vocab", corpus.vocab]) == 0
@@ -122,9 +101,6 @@ def test_an_interpreter_without_torch_is_one_line(tmp_path):
 @pytest.mark.parametrize(
     "name, words, message",
     [
-        ("exchange", ["--sizes", "4"], "--sizes 4: use bert-base or COUNTxMB"),
-        ("exchange", ["--sizes", "4x0"], "--sizes 4x0: use bert-base or COUNTxMB"),
-        ("exchange", ["--repeats", "0"], "--repeats: '0' is not a whole number above zero"),
         ("tokenize_text", ["--input", "x.txt"], "--input and --vocab belong together"),
         ("loader", ["--vocab", "x.txt"], "--input and --vocab belong together"),
         ("threads", ["--quick", "--settings", "none_such"], "no settings here: none_such"),
@@ -137,17 +113,9 @@ def test_bad_options_are_one_line(name, words, message):
     assert result.returncode == 2 and message in result.stderr.splitlines()[-1], result.describe()
 
 
-def test_sizes_of_an_exchange():
-    for size in ("bert-base", "25x16", "1x0.5", "3x.25", "2x10.0"):
-        assert re.fullmatch(exchange.SIZE, size), size
-    for size in ("x", "0x1", "1x0", "1x0.0", "1x", "-1x2", "1x2x3", "bert"):
-        assert not re.fullmatch(exchange.SIZE, size), size
-
-
 def test_threads_on_text(tmp_path):
     """The files go to the script as their paths, as it reads them."""
-    options = argparse.Namespace(model="bert_2_128_2", steps=6, with_data=True)
-    words = threads.script_options(options, str(tmp_path))
+    words = threads.script_options("bert_2_128_2", 6, str(tmp_path))
     paths = words[words.index("--data") + 1].split(",")
     assert len(paths) == 8 and all(os.path.getsize(path) for path in paths)
     assert os.path.exists(words[words.index("--vocab") + 1])

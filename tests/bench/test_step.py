@@ -29,7 +29,7 @@ def worker(code: str, name: str = "w") -> Worker:
 
 
 @pytest.mark.parametrize("name", ["bert_0_32_2", "bert_2_30_4", "tiny", "bert_2_32"])
-def test_models_of_no_size_are_refused(name):
+def test_models_of_no_size_are_rejected(name):
     with pytest.raises(ValueError, match=name):
         size_of(name)
 
@@ -91,7 +91,7 @@ def test_where_no_two_fit_they_take_turns():
     assert plan == ([[OURS], ["torch"]], 2)
 
 
-def test_what_does_not_fit_is_refused():
+def test_what_does_not_fit_is_rejected():
     with pytest.raises(ValueError, match="GiB"):
         plan_sessions([OURS, "torch"], LARGE, 0.9 * memory_estimate(LARGE))
 
@@ -156,7 +156,7 @@ serve(set_up)
         assert 1e6 < one.end()["peak_bytes"] < 1e9
 
 
-def test_what_a_worker_cannot_do_is_told_apart():
+def test_what_a_worker_cannot_do_is_kept_apart():
     code = "def set_up():\n    raise Unsupported('no bfloat16')\nserve(set_up)"
     with worker(code) as one, pytest.raises(Unsupported, match="no bfloat16"):
         one.wait_until_ready()
@@ -238,7 +238,7 @@ def test_the_machine_is_described(tmp_path):
     assert not machine.describe(tmp_path, tmp_path / "none")["native_bf16"]
 
 
-def test_others_are_told_from_us():
+def test_others_are_counted_apart_from_us():
     others = machine.Others()
     time.sleep(0.2)
     shares = others.shares(own_seconds=1e6)

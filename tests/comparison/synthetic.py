@@ -6,7 +6,7 @@ import math
 import random
 from typing import Any, Mapping, Sequence
 
-from comparison.record import PROFILED, TIMED, Interval, Record
+from comparison.runs.record import PROFILED, TIMED, Interval, Record
 from comparison.settings import Setting, all_settings
 from training.profiling.breakdown import EXPOSED, PARTS
 from training.profiling.kinds import ATTENTION, OPTIMIZER, PRODUCTS

@@ -1,4 +1,4 @@
-"""Which backend computed what the others did."""
+"""Backends that computed the same as the others, and those that did not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from comparison.record import Interval, Record
 from comparison.reporting.agreement import (
     CONFIRMED,
     UNCONFIRMED,
@@ -20,6 +19,7 @@ from comparison.reporting.agreement import (
     outcome,
 )
 from comparison.reporting.limits import between_backends, between_repeats, compared
+from comparison.runs.record import Interval, Record
 from comparison.settings import Group, Setting
 from tests.comparison.synthetic import LOG, SHA256, STEPS, TOKENS, loss_at, norm_at, rate_at, record
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -11,51 +10,44 @@ import pytest
 
 from base.errors import InputError
 from comparison import options as options_module
-from comparison.launching.backends import BACKENDS
-from comparison.launching.devices import count_gpus
-from comparison.launching.read_run import Steps
-from comparison.options import check_training, parse_options, settings_of, steps_of
+from comparison.launching.backends import BACKENDS, count_gpus
+from comparison.options import Options, parse_options
+from comparison.runs.record import Steps
 from tests.processes import run_command
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def parse(text: str) -> argparse.Namespace:
+def parse(text: str) -> Options:
     return parse_options(text.split(), BACKENDS)
-
-
-def checked(text: str) -> argparse.Namespace:
-    found = parse(text)
-    check_training(found, BACKENDS)
-    return found
 
 
 def test_the_default_is_what_the_issue_asks_for():
     found = parse("")
-    settings = settings_of(found)
+    settings, campaign = found.settings, found.campaign
     assert len(settings) == 3 * 2 * 2 * 2
     assert {each.backend for each in settings} == {"hvd_mpi", "hvd_gloo", "byteps"}
     assert {each.workers for each in settings} == {1, 2}
     assert {each.dtype for each in settings} == {"float32", "bfloat16"}
-    assert (found.repeats, found.profiles) == (5, 3) and found.script_args == [] and found.cluster is None
-    assert steps_of(found) == Steps(60, 20, 5)
+    assert (campaign.repeats, found.profiles) == (5, 3) and campaign.cluster is None
+    assert found.trained.script_args == () and found.steps == Steps(60, 20, 5)
 
 
 def test_on_gpus(monkeypatch, tmp_path):
     monkeypatch.setattr(options_module, "count_gpus", lambda: 8)
-    found = checked("")
-    assert found.backends == ["hvd_mpi", "hvd_gloo", "byteps_local"]
-    assert found.workers == [1, 8] and found.dtypes == ["float32", "float16"]
+    found = parse("")
+    assert list(found.campaign.backends) == ["hvd_mpi", "hvd_gloo", "byteps_local"]
+    assert found.campaign.workers == (1, 8) and found.dtypes == ("float32", "float16")
     with pytest.raises(InputError, match="--workers 16: there are 8 GPUs"):
-        checked("--workers 16")
+        parse("--workers 16")
     with pytest.raises(InputError, match="--backends byteps: all workers of this machine"):
-        checked("--backends byteps")
+        parse("--backends byteps")
     with pytest.raises(InputError, match="--workers 9: there are 8 GPUs"):
         parse_options(["--comm_only", "--workers", "9"], BACKENDS)
     hosts = tmp_path / "hosts"
     hosts.write_text("a slots=8\nb slots=8\n")
-    found = checked(f"--hostfile {hosts}")
-    assert found.backends[-1] == "byteps" and found.workers == [1, 16]
+    found = parse(f"--hostfile {hosts}")
+    assert list(found.campaign.backends)[-1] == "byteps" and found.campaign.workers == (1, 16)
 
 
 @pytest.mark.parametrize(
@@ -89,9 +81,9 @@ def test_on_gpus(monkeypatch, tmp_path):
         ("--batch_size 8", "--batch_size: is an option of --project; here it is --batch_sizes"),
     ],
 )
-def test_what_is_refused(text, message):
+def test_what_is_rejected(text, message):
     with pytest.raises(InputError) as raised:
-        checked(text)
+        parse(text)
     assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
@@ -99,10 +91,10 @@ def test_workers_must_have_slots(tmp_path):
     hosts = tmp_path / "hosts"
     hosts.write_text("a slots=2\nb slots=1\n")
     with pytest.raises(InputError, match="--workers 4: .*hosts has 3 slots"):
-        checked(f"--hostfile {hosts} --workers 4")
+        parse(f"--hostfile {hosts} --workers 4")
     with pytest.raises(InputError, match="--backends byteps: 3 workers: BytePS needs as many ranks"):
-        checked(f"--hostfile {hosts} --workers 3")
-    assert checked(f"--hostfile {hosts} --workers 1 2").workers == [1, 2]
+        parse(f"--hostfile {hosts} --workers 3")
+    assert parse(f"--hostfile {hosts} --workers 1 2").campaign.workers == (1, 2)
 
 
 def test_one_line_and_exit_code_2(tmp_path):
@@ -112,7 +104,7 @@ def test_one_line_and_exit_code_2(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_gpus_are_asked_for_only_where_there_is_a_driver(tmp_path, monkeypatch):
+def test_gpus_are_counted_only_where_there_is_a_driver(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert count_gpus() == 0
     asked = []

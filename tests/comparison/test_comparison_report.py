@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from comparison.record import Record
 from comparison.reporting.report import write_report
+from comparison.runs.record import Record
 from comparison.settings import Setting
 from tests.comparison.synthetic import (
     FACTS,
@@ -82,7 +82,7 @@ def test_the_speed_table_has_the_medians(whole):
         assert row[-1] == "7 of 7"
 
 
-def test_every_figure_that_is_asked_for_has_a_column(whole):
+def test_every_figure_that_is_wanted_has_a_column(whole):
     _, report, markdown, _ = whole
     heads = {
         "Speed": ["s/step (quartiles)", "tokens/s", "with padding", "sequences/s", "launches"],

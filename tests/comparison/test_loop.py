@@ -1,4 +1,4 @@
-"""What is launched, in which order, how often, and with which exit code; with ranks that do not train."""
+"""Launches: their order, their number, the exit code; with ranks that do not train."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_a_rounded_reciprocal_is_no_mistake(dtype, ranks):
     assert not values.differing(found, values.mean(0)).size
 
 
-def test_one_element_is_found():
+def test_one_element_is_noticed():
     values = KnownValues("float32", 2, seed=0)
     found = values.mean(1)
     found[77] = np.nextafter(found[77], np.float32(np.inf))

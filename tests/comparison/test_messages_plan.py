@@ -1,4 +1,4 @@
-"""Which messages are sent, what they need and what their bandwidth is."""
+"""Messages that are sent, the memory that they need, their bandwidth."""
 
 from __future__ import annotations
 
@@ -33,8 +33,17 @@ def test_sizes_are_read(text, tensors, nbytes):
     assert (message.name, message.tensors, message.nbytes) == (text, tensors, nbytes)
 
 
+@pytest.mark.parametrize("dtype, item", [("float32", 4), ("float16", 2)])
+def test_the_gradients_of_bert_base(dtype, item):
+    """As many as the model of bert_12_768_12 has parameters; the largest is the word embedding's."""
+    (message,) = parse_messages(["bert-base"], dtype)
+    assert message.nbytes == item * 110_106_428 and max(message.array_bytes) == item * 30522 * 768
+    (sent,) = worker_plan([message], dtype, 2, 0.5, seed=0)["messages"]
+    assert sum(sent["elements"]) == 110_106_428 and len(sent["elements"]) == message.tensors == 206
+
+
 @pytest.mark.parametrize("text", ["4", "4kb", "KB", "0KB", "0x4KB", "6B", "-4KB", "4KB ", "1.5MB", "4x", ""])
-def test_other_sizes_are_refused(text):
+def test_other_sizes_are_rejected(text):
     with pytest.raises(ValueError, match="write it like|at least one array"):
         parse_message(text)
 
@@ -92,5 +101,5 @@ def test_limits_leave_time_for_the_largest():
 
 def test_plan_of_the_ranks():
     plan = worker_plan(parse_messages(["2x8KB"], "float16"), "float16", 3, 0.25, seed=7)
-    assert plan["messages"] == [{"name": "2x8KB", "tensors": 2, "elements": 4096}]
+    assert plan["messages"] == [{"name": "2x8KB", "elements": [4096, 4096]}]
     assert (plan["dtype"], plan["ranks"], plan["seconds"], plan["seed"]) == ("float16", 3, 0.25, 7)

@@ -9,7 +9,7 @@ import pytest
 
 from comparison.messages.figures import Cell, evaluate
 from comparison.messages.plan import parse_messages
-from comparison.messages.report import table_of, write_messages
+from comparison.messages.report import Measured, table_of, write_messages
 from comparison.reporting.tables import terminal
 
 MESSAGES = parse_messages(["64KB", "1MB", "10x64KB"], "float32")
@@ -117,7 +117,7 @@ def test_wrong_once_is_wrong(tmp_path):
     outcome = evaluate(cells, MESSAGES, launches, {}, 0.95)
     assert "1MB" not in outcome.figures[cells[1]] and "64KB" in outcome.figures[cells[1]]
     assert outcome.pairs == []
-    text = write_messages(tmp_path, FACTS, cells, MESSAGES, launches, {}, True).terminal
+    text = write_messages(tmp_path, FACTS, Measured(cells, MESSAGES, launches, {}, True)).terminal
     assert "BytePS with 2 ranks is wrong at 1MB: rank 1, round 3: element 17 is 5 instead of 2.5" in text
     assert "faster" not in text
     row = next(line for line in text.splitlines() if "wrong: rank 1" in line)
@@ -132,7 +132,7 @@ def test_failed_and_left_out_have_reasons_and_no_figures(tmp_path):
     for each in launches[6:]:
         del each["results"]["10x64KB"]
     launches[3]["notes"] = ["after the last message: exit code 1"]
-    text = write_messages(tmp_path, FACTS, cells, MESSAGES, launches, left_out, True).terminal
+    text = write_messages(tmp_path, FACTS, Measured(cells, MESSAGES, launches, left_out, True)).terminal
     assert "failed: exit code 1: rank 1: gone" in text and "left out: needs about 9.0 GiB" in text
     assert "Horovod, MPI, 2 ranks, repeat 4: after the last message: exit code 1" in text
     written = json.loads((tmp_path / "messages.json").read_text())
@@ -144,7 +144,7 @@ def test_failed_and_left_out_have_reasons_and_no_figures(tmp_path):
 def test_files_hold_everything(tmp_path):
     cells = cells_of("hvd_mpi", "byteps")
     launches = launches_of({"hvd_mpi": 1.0, "byteps": 1.3})
-    write_messages(tmp_path, FACTS, cells, MESSAGES, launches, {}, True)
+    write_messages(tmp_path, FACTS, Measured(cells, MESSAGES, launches, {}, True))
     written = json.loads((tmp_path / "messages.json").read_text())
     assert written["complete"] and written["machine"]["cpu"] == "Chip 9" and len(written["launches"]) == 12
     assert written["launches"][0]["results"]["64KB"]["ranks_s"][1][2] == pytest.approx(3e-3)
@@ -162,7 +162,24 @@ def test_files_hold_everything(tmp_path):
 def test_a_partial_report_is_valid(tmp_path, count):
     cells = cells_of("hvd_mpi", "byteps")
     launches = launches_of({"hvd_mpi": 1.0, "byteps": 1.3})[:count]
-    text = write_messages(tmp_path, FACTS, cells, MESSAGES, launches, {}, False).terminal
+    text = write_messages(tmp_path, FACTS, Measured(cells, MESSAGES, launches, {}, False)).terminal
     assert f"Partial: {count} of 12 launches are done" in text and ("not measured yet" in text) == (count < 7)
     assert not json.loads((tmp_path / "messages.json").read_text())["complete"]
     assert (tmp_path / "messages.png").exists() == (count > 0)
+
+
+def test_start_up_and_agreement(tmp_path):
+    """Of the launches' first start; a backend that was wrong has none, nor one that never came to its end."""
+    cells = cells_of("hvd_mpi", "hvd_gloo", "byteps")
+    launches = launches_of({"hvd_mpi": 1.0, "hvd_gloo": 2.0, "byteps": 1.0}, repeats=3)
+    for place, each in enumerate(launches):
+        ended = each["backend"] != "hvd_gloo"
+        own = {"start_up_s": 2.0 + place, "agreement_s": 0.001 if ended else None}
+        each["attempts"] = [{**each["attempts"][0], **own}, {**each["attempts"][0], "start_up_s": 90.0}]
+    launches[-1]["wrong"] = {"64KB": "element 0 is 2 instead of 1"}
+    text = write_messages(tmp_path, FACTS, Measured(cells, MESSAGES, launches, {}, True)).terminal
+    (start,) = json.loads((tmp_path / "messages.json").read_text())["starts"]
+    assert (start["backend"], start["start_up_s"]["median"], start["start_up_s"]["most"]) == ("hvd_mpi", 3, 4)
+    (line,) = (line for line in text.splitlines() if line.startswith("2      Horovod, MPI"))
+    assert "3.00 (2.00 to 4.00)" in line
+    assert line.endswith("1.00") and "Start-up, and agreement" in (tmp_path / "messages.md").read_text()

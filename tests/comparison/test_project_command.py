@@ -18,12 +18,12 @@ from base.errors import InputError
 from comparison.launching.backends import BACKENDS
 from comparison.main import main
 from comparison.options import parse_options
+from comparison.projection.command import plan_of
 from comparison.projection.measured import read_measured
 from comparison.projection.model import project, project_all
-from comparison.projection.plan import plan_of
 from comparison.projection.plot import projection_figure
 from comparison.projection.validation import validate
-from comparison.record import PROFILED, TIMED, Interval, Record
+from comparison.runs.record import PROFILED, TIMED, Interval, Record
 from comparison.settings import Setting
 from tests.processes import ROOT
 
@@ -332,7 +332,7 @@ def test_a_measured_step_without_a_profile_is_all_compute(tmp_path):
         (b"[" * 100_000, "not JSON"),
     ],
 )
-def test_what_is_no_report_is_refused(tmp_path, content, message):
+def test_what_is_no_report_is_rejected(tmp_path, content, message):
     path = tmp_path / "report.json"
     path.write_bytes(content)
     with pytest.raises(InputError, match=message) as error:
@@ -340,7 +340,7 @@ def test_what_is_no_report_is_refused(tmp_path, content, message):
     assert "\n" not in str(error.value) and len(str(error.value)) < 500
 
 
-def test_a_report_without_a_single_worker_is_refused(tmp_path):
+def test_a_report_without_a_single_worker_is_rejected(tmp_path):
     with pytest.raises(InputError, match="no finished launch of one worker"):
         read_measured(report(tmp_path, [record(TIMED, 0, 0.3, workers=2)]))
     with pytest.raises(InputError, match="no time or no sequences"):

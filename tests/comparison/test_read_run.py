@@ -1,4 +1,4 @@
-"""From the files of a launch to its record: figures, or why there are none."""
+"""Record of a launch from its files: figures, or why there are none."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from comparison.launching.launch import Launched
-from comparison.launching.read_run import LOG, METRICS, Steps, Work, read_run
-from comparison.record import PROFILED, TIMED, Record
+from comparison.runs.record import LOG, METRICS, PROFILED, TIMED, Record, Steps, Work, read_run
 from comparison.settings import Setting
 from training.checkpoint import save
 

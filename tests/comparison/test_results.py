@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 
 from comparison.reporting import agreement
-from comparison.reporting.finish import finish
+from comparison.reporting.figures import finish, traffic
 from comparison.reporting.results import FAILED, NOT_RUN, OK, OUT_OF_MEMORY, gather
-from comparison.reporting.traffic import traffic
 from comparison.settings import Setting
-from comparison.statistics import DIFFERENT
+from comparison.verdicts import DIFFERENT
 from tests.comparison.synthetic import (
     FACTS,
     PADDED,

@@ -14,7 +14,7 @@ from comparison.reporting.wording import (
     with_extremes,
     with_quartiles,
 )
-from comparison.statistics import Spread
+from comparison.verdicts import Spread
 
 TABLE = Table(
     "Speed",

@@ -1,4 +1,4 @@
-"""What the training scripts are told, and that their own rules hold before anything is launched."""
+"""Options that the training scripts get, and that their own rules hold before anything is launched."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import pytest
 
 from base.errors import InputError
 from comparison.launching.backends import BACKENDS
-from comparison.launching.read_run import Work
-from comparison.launching.training import Training, data_identity, plan_training
-from comparison.options import parse_options, settings_of, steps_of
-from comparison.record import PROFILED, TIMED
+from comparison.options import parse_options
+from comparison.runs.launches import Training, data_identity, plan_training
+from comparison.runs.record import PROFILED, TIMED, Work
 from training.options import parse_options as parse_script_options
 from training.profiling.profiler import LAST
 
 
 def plan(words: list[str]) -> tuple[Training, list]:
     options = parse_options(words, BACKENDS)
-    settings = settings_of(options)
-    return plan_training(options, steps_of(options), settings), settings
+    settings = list(options.settings)
+    campaign = options.campaign
+    made = plan_training(options.trained, settings, options.steps, campaign.seed, campaign.output)
+    return made, settings
 
 
 def own_data(directory: Path, *more: str) -> list[str]:
@@ -54,7 +55,7 @@ def test_a_launch_gets_its_setting_and_what_all_share(tmp_path):
 
 
 def test_facts_for_the_report(tmp_path):
-    facts = plan(own_data(tmp_path, "--accumulate", "3"))[0].facts()
+    facts = plan(own_data(tmp_path, "--accumulate", "3"))[0].facts
     assert facts["vocab_size"] == 6 and facts["max_seq_length"] == 16 and facts["accumulate"] == 3
     assert facts["model"] == "bert_2_128_2" and facts["use_avg_len"] is False
     assert (facts["num_steps"], facts["warmup_steps"], facts["log_interval"]) == (60, 20, 5)
@@ -66,7 +67,7 @@ def test_the_embedded_text(tmp_path):
     found = script_options(training, Work(settings[0], TIMED, 0), tmp_path)
     assert found.use_avg_len and found.raw and found.max_seq_length == 32 and found.lr == 0.014
     assert found.dropout == 0.1  # the scripts' own
-    assert training.inputs.vocab_size == 4096 and len(data_identity(training)) > 1
+    assert training.facts["vocab_size"] == 4096 and len(data_identity(training)) > 1
     assert [setting.batch_size for setting in settings] == [512] * 3 + [1024] * 3
     preparation = training.preparation(settings[0], tmp_path)
     assert preparation is not None and "--lr" in preparation
@@ -77,7 +78,7 @@ def test_random_tokens_need_no_data(tmp_path):
     words = ["--output", str(tmp_path), "--batch_sizes", "4", "--", "--dummy_data_len", "16"]
     training, settings = plan(words)
     assert data_identity(training) == [] and training.preparation(settings[0], tmp_path) is None
-    assert training.facts()["max_seq_length"] == 16 and not list(tmp_path.iterdir())
+    assert training.facts["max_seq_length"] == 16 and not list(tmp_path.iterdir())
 
 
 def test_data_is_known_by_its_files(tmp_path):
@@ -106,7 +107,7 @@ def test_data_is_known_by_its_files(tmp_path):
         (["--", "--dropout", "2"], "--dropout"),
     ],
 )
-def test_what_is_refused(tmp_path, words, message):
+def test_what_is_rejected(tmp_path, words, message):
     with pytest.raises(InputError) as raised:
         plan(own_data(tmp_path, *words))
     assert message in str(raised.value) and "\n" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""How far the model is off: within stated bounds, and as docs/projection.md says."""
+"""Errors of the model: within stated bounds, and as docs/projection.md says."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from comparison.projection.published import (
 from comparison.projection.validation import (
     error_range,
     implied_gbps,
+    off,
     points_of,
     single_compute_seconds,
+    tables,
     validate,
     workload_of,
 )
-from comparison.projection.validation_tables import off, tables
 from comparison.projection.workload import bert_parts
 from comparison.reporting.tables import markdown
 from tests.processes import ROOT

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from bench.raw_path import create_instances, gluonnlp_tokenizer, pairs_of_document, read_documents
+from bench.raw_path import Settings, create_instances, gluonnlp_tokenizer, pairs_of_document, read_documents
 from data.options import MaskingConfig
 from data.pretraining.sources import TextSource
 from tests.data.chance import UNLIKELY, chi_square_p, kolmogorov_p, permutation_p, same_distribution_p
@@ -48,7 +48,8 @@ def both(request, store, vocab):
     documents = as_documents(store, vocab)
     for epoch in range(EPOCHS):
         generator = random.Random(epoch)
-        made = create_instances(documents, vocab.tokens, length, short, 0.15, 12, whole_words, generator)
+        settings = Settings(length, short, 0.15, 12, whole_words)
+        made = create_instances(documents, vocab.tokens, settings, generator)
         rows = [
             (
                 len(instance.tokens),

@@ -1,4 +1,4 @@
-"""What a comparison keeps, so that a second call continues it and nobody else's files are harmed."""
+"""A campaign's directory, which a second call continues, and the time that its launches will still take."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import os
 import pytest
 
 from base.errors import InputError
+from comparison.campaign import Store, versions, what_counts
 from comparison.launching.backends import Cluster
-from comparison.launching.read_run import METRICS, Work
-from comparison.record import PROFILED, TIMED, Interval, Record
+from comparison.runs.command import time_left
+from comparison.runs.launches import finished, keep_outcome, make_directory, path_of, save
+from comparison.runs.record import METRICS, PROFILED, TIMED, Interval, Record, Work
 from comparison.settings import Setting
-from comparison.store import Store, finished, versions, what_counts
 
 SETTING = Setting("hvd_mpi", 2, "bfloat16", 512)
 WORK = Work(SETTING, TIMED, 0)
@@ -28,37 +29,41 @@ def record(**changes: object) -> Record:
     return Record(**{"setting": SETTING, "kind": TIMED, "repeat": 0, "intervals": (interval,), **changes})
 
 
+def load(store: Store) -> Record | None:
+    return finished(store, [WORK]).get(WORK)
+
+
 def test_records_come_back(tmp_path):
     works = [WORK, Work(SETTING, PROFILED, 0), Work(SETTING, TIMED, 1)]
     with Store(str(tmp_path / "out")) as store:
         store.agree_on(PLAN, 5)
         assert finished(store, works) == {}
-        store.make_directory(WORK)
-        store.save(WORK, record(seconds=3.5))
+        make_directory(store, WORK)
+        save(store, record(seconds=3.5))
     with Store(str(tmp_path / "out")) as store:
         assert finished(store, works) == {WORK: record(seconds=3.5)}
 
 
 def test_a_half_done_launch_does_not_count_and_is_cleared_away(tmp_path):
     with Store(str(tmp_path)) as store:
-        directory = store.make_directory(WORK)
+        directory = make_directory(store, WORK)
         (directory / "metrics.jsonl").write_text("{}")
-        assert store.load(WORK) is None
-        assert list(store.make_directory(WORK).iterdir()) == []
+        assert load(store) is None
+        assert list(make_directory(store, WORK).iterdir()) == []
 
 
 def test_of_a_launch_the_metrics_and_the_manifest_stay_and_checkpoints_go(tmp_path):
     with Store(str(tmp_path)) as store:
-        checkpoints = store.make_directory(WORK) / "ckpt"
+        checkpoints = make_directory(store, WORK) / "ckpt"
         checkpoints.mkdir()
         (checkpoints / METRICS).write_text("lines")
         (checkpoints / "0000060.params").write_bytes(b"x" * 1000)
         for step in ("0000050", "0000060"):
             (checkpoints / f"{step}.json").write_text(step)
-        store.keep_outcome(WORK, 60)
-        assert sorted(os.listdir(store.directory_of(WORK))) == ["0000060.json", METRICS]
-        assert (store.directory_of(WORK) / "0000060.json").read_text() == "0000060"
-        assert (store.directory_of(WORK) / METRICS).read_text() == "lines"
+        keep_outcome(store.directory / path_of(WORK), 60)
+        assert sorted(os.listdir(store.directory / path_of(WORK))) == ["0000060.json", METRICS]
+        assert ((store.directory / path_of(WORK)) / "0000060.json").read_text() == "0000060"
+        assert ((store.directory / path_of(WORK)) / METRICS).read_text() == "lines"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +84,7 @@ def test_another_comparison_is_not_mixed_in(tmp_path, changes, named):
         store.agree_on(PLAN, 5)  # nothing was changed by the attempt
 
 
-def test_more_repeats_may_be_asked_for_but_not_fewer(tmp_path):
+def test_more_repeats_continue_but_not_fewer(tmp_path):
     with Store(str(tmp_path)) as store:
         store.agree_on(PLAN, 2)
         store.agree_on(PLAN, 5)
@@ -110,9 +115,9 @@ def test_a_directory_that_cannot_be_made(tmp_path):
 @pytest.mark.parametrize("text", ["{", "{}", '{"setting": 1}', "[]"])
 def test_damaged_records_are_named(tmp_path, text):
     with Store(str(tmp_path)) as store:
-        (store.make_directory(WORK) / "record.json").write_text(text)
+        (make_directory(store, WORK) / "record.json").write_text(text)
         with pytest.raises(InputError, match="record.json is damaged"):
-            store.load(WORK)
+            load(store)
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])
@@ -133,3 +138,32 @@ def test_what_counts_is_json_and_has_what_changes_results(monkeypatch):
     assert found["environment"]["OMP_NUM_THREADS"] == "1"
     assert not {"OMPI_MCA_btl_vader_backing_directory", "HOME"} & set(found["environment"])
     assert {"python", "mxnet", "horovod", "byteps", "numpy"} <= set(versions())
+
+
+# the time that is left
+
+SLOW, FAST = Setting("byteps", 2, "float32", 512), Setting("hvd_mpi", 2, "float32", 512)
+ALONE = Setting("hvd_mpi", 1, "float32", 512)
+
+
+def made(*launches: tuple[Work, float]) -> dict[Work, Record]:
+    return {work: Record(work.setting, work.kind, work.repeat, seconds=seconds) for work, seconds in launches}
+
+
+def test_each_launch_is_taken_to_last_as_long_as_its_like():
+    known = made(
+        (Work(SLOW, TIMED, 0), 30.0),
+        (Work(SLOW, TIMED, 1), 20.0),
+        (Work(FAST, TIMED, 0), 10.0),
+        (Work(SLOW, PROFILED, 0), 90.0),
+    )
+    assert time_left([Work(FAST, TIMED, 1)], known) == 10
+    assert time_left([Work(SLOW, TIMED, 2), Work(SLOW, TIMED, 3)], known) == 50
+    # Another backend with as many workers; then anything at all.
+    assert time_left([Work(Setting("hvd_gloo", 2, "float32", 512), TIMED, 0)], known) == 20
+    assert time_left([Work(ALONE, TIMED, 0)], known) == 25
+    assert time_left([], known) == 0
+
+
+def test_nothing_known():
+    assert time_left([Work(FAST, TIMED, 1)], {}) == 0

@@ -1,27 +1,28 @@
-"""From what a launch has left in its directory to a record."""
+"""Record of one launch of a training script: its figures, or the reason why there are none."""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from base.errors import InputError
 from comparison.launching.failure import reason_of_exit
 from comparison.launching.launch import Launched
-from comparison.record import PROFILED, Interval, Record
 from comparison.settings import Setting
 from training.checkpoint import PARAMS, read_manifest
 from training.profiling.breakdown import break_down
 from training.profiling.trace import read_trace
 
+TIMED = "timed"
+PROFILED = "profiled"  # with --profile: for the breakdown of a step, never for its time
 LOG, METRICS, TRACE = "run.log", "metrics.jsonl", "trace.json"
 
 
 class Steps(NamedTuple):
-    """Of a launch: how many, how many of them are warm-up, and how many to a line of metrics."""
+    """Steps of a launch: all of them, those of the warm-up, and those to a line of metrics."""
 
     total: int
     warm_up: int
@@ -29,7 +30,7 @@ class Steps(NamedTuple):
 
 
 class Work(NamedTuple):
-    """One launch to be made. `kind`: of comparison.record."""
+    """One launch to be made. `kind`: of comparison.runs.record."""
 
     setting: Setting
     kind: str
@@ -38,6 +39,86 @@ class Work(NamedTuple):
     def __str__(self) -> str:
         which = "profile" if self.kind == PROFILED else "repeat"
         return f"{self.setting.name} {which} {self.repeat + 1}"
+
+
+class Interval(NamedTuple):
+    """A line of metrics.jsonl: means over the steps since the line before.
+
+    Losses are in nats; None: not finite. `grad_norm`, of the last of these steps: the global norm of the
+    averaged gradient before clipping, None: not finite. `lr`: of the last step; None: of a record that was
+    made before the learning rate was kept.
+    """
+
+    step: int
+    step_s: float
+    tokens_per_s: float
+    padded_tokens_per_s: float
+    sequences_per_s: float
+    mlm_loss: float | None
+    nsp_loss: float | None
+    grad_norm: float | None = None
+    lr: float | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    """One launch.
+
+    Attributes:
+        kind: TIMED or PROFILED.
+        repeat: of the launches of its kind, from 0.
+        failure: one line that says why there is no result; None for a launch that did what it should.
+        out_of_memory: whether that was the reason.
+        intervals: those after the warm-up steps; empty after a failure.
+        warm_up: the intervals before them (what they computed is compared, too).
+        params_sha256: of the file of parameters that the run has saved after its last step, as its manifest
+            has it; None after a failure.
+        start_up_s: from the launch to the first step.
+        seconds: of the whole launch.
+        peak_bytes: greatest resident memory of one process of each role on this host: "worker", "server",
+            "scheduler".
+        exchanged_bytes: bytes that a rank hands to its library in a step; None without a profile.
+        breakdown: `training.profiling.breakdown.break_down` of rank 0, for a profiled launch.
+        command: as given to the system.
+        begun: UTC, ISO 8601.
+    """
+
+    setting: Setting
+    kind: str
+    repeat: int
+    failure: str | None = None
+    out_of_memory: bool = False
+    warm_up: tuple[Interval, ...] = ()
+    intervals: tuple[Interval, ...] = ()
+    params_sha256: str | None = None
+    start_up_s: float | None = None
+    seconds: float = 0.0
+    peak_bytes: Mapping[str, int] = field(default_factory=dict)
+    exchanged_bytes: int | None = None
+    breakdown: Mapping[str, Any] | None = None
+    command: tuple[str, ...] = ()
+    begun: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **asdict(self),
+            "setting": self.setting._asdict(),
+            "warm_up": [each._asdict() for each in self.warm_up],
+            "intervals": [each._asdict() for each in self.intervals],
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Record:
+        """Raises KeyError or TypeError for what `to_json` has not made."""
+        return cls(
+            **{
+                **values,
+                "setting": Setting(**values["setting"]),
+                "warm_up": tuple(Interval(**each) for each in values["warm_up"]),
+                "intervals": tuple(Interval(**each) for each in values["intervals"]),
+                "command": tuple(values["command"]),
+            }
+        )
 
 
 def read_run(
@@ -82,7 +163,7 @@ def read_run(
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The lines about training; a last one that was cut off is left out, and so is a file that is missing."""
-    found = []
+    lines = []
     try:
         text = path.read_text(encoding="utf-8")
     except OSError:
@@ -93,8 +174,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         except ValueError:
             continue
         if "mlm_loss" in values:
-            found.append(values)
-    return found
+            lines.append(values)
+    return lines
 
 
 def params_sha256(directory: Path, step: int) -> str:
@@ -104,16 +185,16 @@ def params_sha256(directory: Path, step: int) -> str:
         InputError: the manifest is missing or damaged.
     """
     files = read_manifest(str(directory), step).get("files")
-    found = files.get(PARAMS, {}).get("sha256") if isinstance(files, dict) else None
-    if not isinstance(found, str):
+    checksum = files.get(PARAMS, {}).get("sha256") if isinstance(files, dict) else None
+    if not isinstance(checksum, str):
         raise InputError(f"the manifest of step {step} in {directory} has no checksum of the parameters")
-    return found
+    return checksum
 
 
 def _failure(
     steps: Steps, launched: Launched, directory: Path, lines: Sequence[dict[str, Any]]
 ) -> tuple[str | None, bool]:
-    """Why there is no result, None if there is one, and whether memory ran out."""
+    """Reason why there is no result, None if there is one, and whether memory ran out."""
     done = lines[-1]["step"] if lines else 0
     if launched.timed_out:
         limit = f"no end within {launched.seconds:.0f} s (--time_limit)"

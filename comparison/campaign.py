@@ -1,11 +1,11 @@
-"""What a comparison keeps under --output, so that a second call continues the first.
+"""A campaign of launches that a second call continues: its directory, its progress, the time that is left.
 
-plan.json                           what is compared: another call must agree with it
-launches/SETTING/1/, 2/, ..., profile-1/, ...
-                                    a launch: record.json (written last: without it the launch does not
-                                    count), run.log, metrics.jsonl, trace.json, and the manifest of the last
-                                    checkpoint, 0000060.json say
-lock                                held while a comparison runs
+The comparison of training runs and that of communication alone are such campaigns. In the directory are
+
+plan.json    what is compared: another call must agree with it
+lock         held while a campaign runs
+
+beside what each of the two keeps of its launches.
 """
 
 from __future__ import annotations
@@ -14,22 +14,24 @@ import fcntl
 import json
 import os
 import platform
-import shutil
+import statistics
+import sys
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Mapping, Sequence
+from typing import IO, Any, Callable, Hashable, Mapping, Sequence, TypeVar
 
 from base import machine
 from base.errors import InputError
 from base.files import replacing
-from comparison.launching.backends import ROOT, Cluster
-from comparison.launching.read_run import METRICS, Work
-from comparison.launching.training import CKPT
-from comparison.record import PROFILED, Record
-from training.checkpoint import manifest_name
+from base.progress import Printed
+from comparison.launching.backends import ROOT, Backend, Cluster
+from comparison.reporting.wording import duration
+from comparison.verdicts import FEWEST_REPEATS
 
-PLAN, LAUNCHES, RECORD, LOCK = "plan.json", "launches", "record.json", "lock"
+PLAN, LOCK = "plan.json", "lock"
+LAUNCHES = "launches"  # of training runs, see comparison.runs.launches
 REPEATS = "repeats"  # in the plan: the one value that may change, upwards
 PACKAGES = ("mxnet", "gluonnlp", "horovod", "byteps", "numpy", "onednn-cpu-gomp")
 # Of the environment, what changes how training runs.
@@ -40,9 +42,54 @@ _VARIABLES = (
 _PLACES = ("_directory", "_tmpdir_base")  # of Open MPI's own files
 _REPORTS = ("report.md", "report.json", LAUNCHES)
 
+R = TypeVar("R")
+W = TypeVar("W", bound=Hashable)  # a launch to be made
+
+
+@dataclass(frozen=True)
+class CampaignOptions:
+    """Options that both campaigns have.
+
+    Attributes:
+        output: directory of the results, as given.
+        backends: those that are compared, by their keys, in the order given.
+        workers: numbers of ranks.
+        repeats: launches of each setting.
+        seed: of the order of launches, and of what they compute.
+        cluster: the hosts of --hostfile; None: this machine.
+        gpus: GPUs of this machine; 0: CPUs.
+        time_limit: seconds for one launch.
+        confidence: of all verdicts of a report together.
+        retry_failed: whether failed launches of an earlier call are made again.
+        command: words of the command line, for the report.
+        given: every option with its value, for the report.
+    """
+
+    output: str
+    backends: Mapping[str, Backend]
+    workers: tuple[int, ...]
+    repeats: int
+    seed: int
+    cluster: Cluster | None
+    gpus: int
+    time_limit: float
+    confidence: float
+    retry_failed: bool
+    command: tuple[str, ...]
+    given: Mapping[str, Any]
+
+    def titles(self) -> dict[str, str]:
+        """Key of a backend -> its name for people."""
+        return {key: backend.title for key, backend in self.backends.items()}
+
+    def warn_of_few_repeats(self) -> None:
+        if self.repeats < FEWEST_REPEATS:
+            text = f"warning: --repeats {self.repeats}: verdicts take {FEWEST_REPEATS}; there will be none"
+            print(text, file=sys.stderr, flush=True)
+
 
 class Store:
-    """A comparison's directory; in the block nobody else can use it.
+    """Directory of a campaign; in the block nobody else can use it.
 
     Args:
         directory: is made if need be.
@@ -120,37 +167,20 @@ class Store:
         with replacing(str(path)) as file:
             file.write(_json({**plan, REPEATS: repeats}))
 
-    def directory_of(self, work: Work) -> Path:
-        number = str(work.repeat + 1)
-        name = f"profile-{number}" if work.kind == PROFILED else number
-        return self.directory / LAUNCHES / work.setting.name / name
+    def save(self, name: str, values: Mapping[str, Any]) -> None:
+        """Writes a JSON file, whole or not at all. `name`: its path in the directory."""
+        with replacing(str(self.directory / name)) as file:
+            file.write(_json(values))
 
-    def make_directory(self, work: Work) -> Path:
-        """An empty directory for a launch; what a launch that was not finished has left there is removed."""
-        directory = self.directory_of(work)
-        if directory.exists():
-            shutil.rmtree(directory)
-        directory.mkdir(parents=True)
-        return directory
+    def load(self, name: str, read: Callable[[Any], R]) -> R | None:
+        """`read` of the values of a JSON file; None where there is no such file.
 
-    def keep_outcome(self, work: Work, step: int) -> None:
-        """Of the checkpoint directory the metrics are kept, and of the checkpoint of the last step, which is
-        `step`, the manifest: it has the checksum of the parameters."""
-        directory = self.directory_of(work)
-        for name in (METRICS, manifest_name(step)):
-            if (directory / CKPT / name).exists():
-                os.replace(directory / CKPT / name, directory / name)
-        shutil.rmtree(directory / CKPT, ignore_errors=True)
-
-    def save(self, work: Work, record: Record) -> None:
-        with replacing(str(self.directory_of(work) / RECORD)) as file:
-            file.write(_json(record.to_json()))
-
-    def load(self, work: Work) -> Record | None:
-        """A finished launch, None for one that is still to be made."""
-        path = self.directory_of(work) / RECORD
+        Raises:
+            InputError: the file is damaged: no JSON, or `read` has raised KeyError, TypeError or ValueError.
+        """
+        path = self.directory / name
         try:
-            return Record.from_json(json.loads(path.read_text(encoding="utf-8")))
+            return read(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -175,28 +205,28 @@ def what_counts(facts: Mapping[str, Any], axes: Mapping[str, Any], cluster: Clus
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that a run consists of, as far as they are installed."""
-    found = {"python": platform.python_version()}
+    """Versions of Python and of the packages that a run consists of, as far as they are installed."""
+    installed = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def _differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """In words, one for each name."""
-    found = []
+    words = []
     for name in sorted({*earlier, *now}):
         before, after = earlier.get(name), now.get(name)
         if before == after:
             continue
         if isinstance(before, dict) and isinstance(after, dict):
-            found += [f"{name}: {each}" for each in _differences(before, after)]
+            words += [f"{name}: {each}" for each in _differences(before, after)]
         else:
-            found.append(f"{name} {_short(after)} instead of {_short(before)}")
-    return found
+            words.append(f"{name} {_short(after)} instead of {_short(before)}")
+    return words
 
 
 def _short(value: Any) -> str:
@@ -210,7 +240,37 @@ def _json(values: Mapping[str, Any]) -> bytes:
     return (json.dumps(values, indent=1, allow_nan=False) + "\n").encode("utf-8")
 
 
-def finished(store: Store, works: Sequence[Work]) -> dict[Work, Record]:
-    """Those of the launches that are there already."""
-    found = {work: store.load(work) for work in works}
-    return {work: record for work, record in found.items() if record is not None}
+def begin_progress(total: int, done: int) -> Printed:
+    """Bar on a terminal, lines in a log. `total`: launches in all; `done`: those that earlier calls made."""
+    progress = Printed(lines=sys.stdout)
+    progress.begin("", total, "launch", done)
+    return progress
+
+
+def left_in_words(seconds: float) -> str:
+    """Time that the launches to come will take, in words."""
+    return f"about {duration(seconds)} left" if seconds else "none left"
+
+
+def seconds_left(
+    todo: Sequence[W], made: Mapping[W, float], kinds: Sequence[Callable[[W], Hashable]]
+) -> float:
+    """Estimate for the launches to come: each is taken to last as long as its like did, or else as all.
+
+    Args:
+        made: launch -> seconds.
+        kinds: launches of which one of these has the same value are alike; the first kind that any made
+            launch shares counts.
+    """
+    total = 0.0
+    for launch in todo:
+        for kind in (*kinds, _any):
+            seconds = [taken for other, taken in made.items() if kind(other) == kind(launch)]
+            if seconds:
+                total += statistics.median(seconds)
+                break
+    return total
+
+
+def _any(launch: Hashable) -> None:
+    return None

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from comparison.statistics import (
+from comparison.verdicts import (
     DIFFERENT,
     FEWEST_REPEATS,
     NOT_SHOWN,
@@ -100,7 +100,7 @@ def test_the_rate_follows_the_confidence():
 
 
 @pytest.mark.parametrize("groups, repeats, least", [(1, 5, 0.97), (8, 5, 0.75), (8, 7, 0.98)])
-def test_a_tenth_is_found_in_noise_of_a_fiftieth(groups, repeats, least):
+def test_a_tenth_is_shown_in_noise_of_a_fiftieth(groups, repeats, least):
     """A report of one group finds nearly all; one of 24 pairs asks more of each: seven repeats suffice."""
     generator = np.random.default_rng(11)
     hits = wrong = true = 0
@@ -116,7 +116,7 @@ def test_a_tenth_is_found_in_noise_of_a_fiftieth(groups, repeats, least):
 
 
 def test_without_the_pairing_the_same_difference_is_lost():
-    """What the pairing is for: drift is ten times the difference here."""
+    """The reason for pairing: drift is ten times the difference here."""
     generator = np.random.default_rng(13)
     samples = draw(generator, NOISE["normal"], 1, 8, ("a", "b"), np.array([1.0, 1.1]))[0]
     (pair,) = compare({0: samples}, CONFIDENCE)
@@ -172,7 +172,7 @@ def test_the_interval_is_the_textbooks():
 
 
 @pytest.mark.parametrize("values", [[], [0.1], [0.1, math.nan], [0.1, math.inf]])
-def test_too_few_or_broken_values_are_refused(values):
+def test_too_few_or_broken_values_are_rejected(values):
     with pytest.raises(ValueError, match="two finite values"):
         paired_test(values, 0.95)
 

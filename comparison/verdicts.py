@@ -1,4 +1,4 @@
-"""Who is faster: paired tests with a bound on false verdicts over a whole report.
+"""Verdicts on speed: paired tests with a bound on false verdicts over a whole report.
 
 The independent unit is the launch. Intervals within one share its place in memory, its port and its minute,
 so they are no samples of their own: a launch gives one value. Contenders of a group run next to each other in
@@ -34,7 +34,8 @@ class Spread(NamedTuple):
 
 
 class PairedTest(NamedTuple):
-    """Of logarithms of ratios. `low`, `high`: confidence interval of their mean. `p`: two-sided."""
+    """Paired test of logarithms of ratios. `low`, `high`: confidence interval of their mean. `p`: two-
+    sided."""
 
     mean: float
     low: float
@@ -77,7 +78,7 @@ class Pair(NamedTuple):
 
 
 def rule(confidence: float) -> str:
-    """How a verdict is reached, for readers of a report."""
+    """The rule for verdicts, for readers of a report."""
     error = _plain(1 - confidence)
     return (
         "A launch gives one value: the median over its log intervals of the seconds per step, without the"

@@ -1,0 +1,249 @@
+"""Launches of the training scripts: their words, checked by the scripts' own rules, and their directories.
+
+launches/SETTING/1/, 2/, ..., profile-1/, ...
+    one launch: record.json (written last: without it the launch does not count), run.log, metrics.jsonl,
+    trace.json, and the manifest of the last checkpoint, 0000060.json say
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Sequence
+
+from base.errors import InputError
+from comparison.campaign import LAUNCHES, Store
+from comparison.launching.backends import BACKENDS, Backend, Cluster, launch_words
+from comparison.runs.record import METRICS, PROFILED, TIMED, TRACE, Record, Steps, Work
+from comparison.settings import Setting
+from data import embedded
+from training.checkpoint import manifest_name
+from training.config import run_config
+from training.inputs import check_inputs
+from training.options import parse_options as parse_script_options
+from training.profiling.profiler import LAST
+
+# The small model of `make pretrain`, for the embedded text.
+EMBEDDED_MODEL, EMBEDDED_LENGTH, EMBEDDED_BATCHES = "bert_2_128_2", 32, (512, 1024)
+RECORD = "record.json"
+_CKPT = "ckpt"  # below a launch's directory
+# compare.py's own options: to be given before --.
+_OWN = ("--model", "--data", "--raw", "--vocab", "--max_seq_length", "--use_avg_len", "--accumulate")
+_OWN_AXES = {"--batch_size": "--batch_sizes", "--dtype": "--dtypes", "--num_steps": "--steps",
+             "--log_interval": "--log_interval", "--seed": "--seed"}  # fmt: skip
+# Every launch begins anew, in a directory of its own, and does nothing besides training.
+_EXCLUDED = (
+    *("--ckpt_dir", "--ckpt_interval", "--keep_checkpoints", "--resume", "--start_step"),
+    *("--data_eval", "--eval_use_npz", "--batch_size_eval", "--profile", "--progress", "--verbose"),
+)
+# Losses that move at once show a wrong gradient sooner; so small a batch is not in the paper's table.
+_EMBEDDED_SCHEDULE = {"--lr": "0.014", "--warmup_ratio": "0.1"}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Model, data and batches, as on the command line of compare.py; None and False: left out. `script_args`:
+    the words after --."""
+
+    model: str | None
+    data: str | None
+    raw: bool
+    vocab: str | None
+    max_seq_length: int | None
+    use_avg_len: bool
+    accumulate: int | None
+    script_args: tuple[str, ...]
+
+
+class Training(NamedTuple):
+    """Options and facts that all launches have in common.
+
+    `words`: options of the scripts. `facts`: what these mean, for the report. `prepares`: whether the data is
+    tokenized or converted before the first step, and `pretrained` whether the model is read from files.
+    `files`: the data and vocabularies that are read.
+    """
+
+    words: tuple[str, ...]
+    steps: Steps
+    seed: int
+    facts: dict[str, Any]
+    prepares: bool
+    pretrained: bool
+    files: tuple[Path, ...]
+
+    def command(
+        self, work: Work, backend: Backend, cluster: Cluster | None, directory: Path
+    ) -> tuple[str, ...]:
+        """All words of a launch. `directory` exists."""
+        words = launch_words(backend, work.setting.workers, cluster, directory)
+        return (*words, sys.executable, str(backend.script), *self._script_words(work, directory))
+
+    def preparation(self, setting: Setting, directory: Path) -> list[str] | None:
+        """The command that tokenizes or converts the data once, by taking a step with it; None where there
+        is nothing to do. Then no launch begins later than another because it had to."""
+        if not self.prepares:
+            return None
+        words = self._script_words(Work(setting, TIMED, 0), directory)
+        changes = ["--num_steps", "1"]  # of two the later one counts
+        if not self.pretrained:
+            changes += ["--model", "bert_1_32_2"]
+        return [sys.executable, str(BACKENDS["hvd_mpi"].script), *words, *changes]
+
+    def steps_of(self, work: Work) -> Steps:
+        return Steps(LAST, 0, LAST) if work.kind == PROFILED else self.steps
+
+    def _script_words(self, work: Work, directory: Path) -> list[str]:
+        return _script_words(self.words, self.steps, self.seed, work, directory)
+
+
+def plan_training(
+    trained: Trained, settings: Sequence[Setting], steps: Steps, seed: int, output: str
+) -> Training:
+    """Settles what is trained, and checks it with the training scripts' own rules for every setting. Builds
+    the embedded text under `output` where no data is named.
+
+    Raises:
+        InputError: an option, or a file, that the scripts would reject.
+    """
+    directory = Path(output).resolve()
+    words = _shared_words(trained, directory)
+    parsed = [
+        parse_script_options(
+            _script_words(words, steps, seed, Work(setting, TIMED, 0), directory / "none"), ""
+        )
+        for setting in settings
+    ]
+    options = parsed[0]
+    inputs = check_inputs(run_config(options))
+    vocabularies = [each for each in (options.vocab, options.sentencepiece) if each]
+    return Training(
+        words=words,
+        steps=steps,
+        seed=seed,
+        facts={
+            "model": options.model,
+            "vocab_size": inputs.vocab_size,
+            "max_seq_length": inputs.max_seq_length,
+            "use_avg_len": options.use_avg_len,
+            "accumulate": options.accumulate,
+            "compression": options.compression,
+            "num_steps": steps.total,
+            "warmup_steps": steps.warm_up,
+            "log_interval": steps.interval,
+        },
+        prepares=not options.dummy_data_len and inputs.train.kind in ("text", "instances"),
+        pretrained=bool(options.pretrained),
+        files=tuple(map(Path, (*inputs.train.paths, *vocabularies))),
+    )
+
+
+def _shared_words(trained: Trained, output: Path) -> tuple[str, ...]:
+    """Options of the scripts that all launches have."""
+    _check_script_args(trained.script_args)
+    given = {word.partition("=")[0] for word in trained.script_args if word.startswith("--")}
+    words = list(trained.script_args)
+    own: dict[str, Any] = {flag: getattr(trained, flag[2:]) for flag in _OWN}
+    if trained.data is None and "--dummy_data_len" not in given:
+        for flag in ("--raw", "--vocab"):
+            if own[flag]:
+                raise InputError(f"{flag}: is for --data, which was left out")
+        folder = output / "embedded"
+        embedded.build(str(folder))
+        own.update({"--data": str(folder / "corpus" / "train-*.txt"), "--vocab": str(folder / "vocab.txt")})
+        own.update({"--raw": True, "--use_avg_len": True})
+        own["--max_seq_length"] = own["--max_seq_length"] or EMBEDDED_LENGTH
+        for flag, value in _EMBEDDED_SCHEDULE.items():
+            if flag not in given:
+                words += [flag, value]
+    own["--model"] = own["--model"] or EMBEDDED_MODEL
+    for flag, value in own.items():
+        if value is True:
+            words.append(flag)
+        elif value not in (None, False):
+            words += [flag, str(value)]
+    if "--cache_dir" not in given:
+        words += ["--cache_dir", str(output / "tokens")]
+    return tuple(words)
+
+
+def _script_words(shared: Sequence[str], steps: Steps, seed: int, work: Work, directory: Path) -> list[str]:
+    """The script's options for a launch that leaves its files in `directory`."""
+    total, interval = steps.total, steps.interval
+    profile: list[str] = []
+    if work.kind == PROFILED:
+        total = interval = LAST
+        profile = ["--profile", str(directory / TRACE)]
+    _, _, dtype, batch_size = work.setting
+    return [
+        *shared,
+        *("--dtype", dtype, "--batch_size", str(batch_size)),
+        *("--num_steps", str(total), "--log_interval", str(interval), "--ckpt_interval", str(total)),
+        *("--seed", str(seed), "--progress", "lines", "--ckpt_dir", str(directory / _CKPT)),
+        *profile,
+    ]
+
+
+def _check_script_args(words: Sequence[str]) -> None:
+    for word in words:
+        name = word.partition("=")[0]
+        if name in _OWN:
+            raise InputError(f"{name} after --: is an option of compare.py, too; give it before --")
+        if name in _OWN_AXES:
+            raise InputError(f"{name} after --: compare.py sets it; use {_OWN_AXES[name]} before --")
+        if name in _EXCLUDED:
+            raise InputError(f"{name} after --: compare.py decides it for each launch; leave it out")
+
+
+def data_identity(training: Training) -> list[list[Any]]:
+    """The files that are read, with size and time of their last change: a second call must see the same."""
+    identity = []
+    for path in training.files:
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for file in files:
+            if file.is_file():
+                stat = file.stat()
+                identity.append([str(file.resolve()), stat.st_size, stat.st_mtime_ns])
+    return identity
+
+
+def path_of(work: Work) -> str:
+    """The directory of a launch, in that of the campaign."""
+    number = str(work.repeat + 1)
+    name = f"profile-{number}" if work.kind == PROFILED else number
+    return f"{LAUNCHES}/{work.setting.name}/{name}"
+
+
+def make_directory(store: Store, work: Work) -> Path:
+    """An empty directory for a launch; what a launch that was not finished has left there is removed."""
+    directory = store.directory / path_of(work)
+    if directory.exists():
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True)
+    return directory
+
+
+def keep_outcome(directory: Path, step: int) -> None:
+    """Keeps the metrics of the checkpoint directory and the manifest of the last checkpoint, that of `step`:
+    it has the checksum of the parameters."""
+    for name in (METRICS, manifest_name(step)):
+        if (directory / _CKPT / name).exists():
+            os.replace(directory / _CKPT / name, directory / name)
+    remove_checkpoints(directory)
+
+
+def remove_checkpoints(directory: Path) -> None:
+    shutil.rmtree(directory / _CKPT, ignore_errors=True)
+
+
+def save(store: Store, record: Record) -> None:
+    work = Work(record.setting, record.kind, record.repeat)
+    store.save(f"{path_of(work)}/{RECORD}", record.to_json())
+
+
+def finished(store: Store, works: Sequence[Work]) -> dict[Work, Record]:
+    """Those of the launches that were made before. Raises InputError for a damaged record."""
+    records = {work: store.load(f"{path_of(work)}/{RECORD}", Record.from_json) for work in works}
+    return {work: record for work, record in records.items() if record is not None}
