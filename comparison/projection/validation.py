@@ -95,7 +95,7 @@ class ErrorRange(NamedTuple):
     most: float
 
     def published(self, predicted: float) -> tuple[float, float]:
-        """Where the published value of such a prediction lay: lowest and highest."""
+        """The published values of such a prediction: lowest and highest."""
         return predicted / (1 + self.most), predicted / (1 + self.least)
 
 

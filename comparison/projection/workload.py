@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Sequence
 
 from lamb_paper import LONGEST
-from training.profiling.flops import BACKWARD, forward_flops
+from training.profiling.flops import BACKWARD, Size, forward_flops
 
 VOCABULARY = 30522  # BERT's uncased English vocabulary
 FORWARD_SHARE = 1 / (1 + BACKWARD)  # of the time of a forward and backward pass
@@ -54,7 +54,7 @@ def bert_parts(
         length: tokens of a sequence. `predictions`: masked ones among them.
     """
     hidden = 4 * units
-    flops = forward_flops(layers, units, vocab_size, rows=1, length=length, predictions=predictions)
+    flops = forward_flops(Size(layers, units, vocab_size), rows=1, length=length, predictions=predictions)
     norm = (units, units)
     square = (units * units, units)
     layer = (*square * 4, *norm, units * hidden, hidden, hidden * units, units, *norm)

@@ -14,7 +14,7 @@ from comparison.runs.record import Record
 from comparison.settings import Setting
 from comparison.verdicts import Spread, spread
 from training.profiling.breakdown import EXPOSED, PARTS
-from training.profiling.flops import forward_flops
+from training.profiling.flops import Size, forward_flops
 
 _RATES = ("tokens_per_s", "padded_tokens_per_s", "sequences_per_s")
 RING = ("hvd_mpi", "hvd_gloo")
@@ -152,7 +152,7 @@ def _token_flops(length: float, facts: Mapping[str, Any]) -> float:
     layers, units, _ = parse_model(facts["model"])
     whole = max(1, round(length))
     predictions = lamb_paper.default_max_predictions(whole)
-    return forward_flops(layers, units, facts["vocab_size"], 1, whole, predictions).total / whole
+    return forward_flops(Size(layers, units, facts["vocab_size"]), 1, whole, predictions).total / whole
 
 
 class Scaling(NamedTuple):

@@ -15,7 +15,7 @@ from bench.rounds import plan_sessions, ratios, spread, summarize, table
 from bench.work import NEEDED, TOKENS, Product, gflop, memory_estimate, parameters, products, size_of
 from bench.workers import Unsupported, Worker, WorkerError
 from tests.processes import ROOT, run_command
-from training.profiling.flops import BACKWARD, forward_flops
+from training.profiling.flops import BACKWARD, Size, forward_flops
 
 BASE, LARGE = size_of("base"), size_of("large")
 
@@ -54,7 +54,7 @@ def test_gflop_of_bert_base():
 
 def test_gflop_is_what_the_profile_counts():
     for size, top in ((BASE, None), (LARGE, 21)):
-        counted = forward_flops(size.layers, size.units, 30522, 8, 128, 20, top)
+        counted = forward_flops(Size(size.layers, size.units, 30522), 8, 128, 20, top)
         mine = gflop(products(size, top=TOKENS if top is None else 8 * top))
         assert mine == pytest.approx((1 + BACKWARD) * counted.total / 1e9, rel=1e-12)
 

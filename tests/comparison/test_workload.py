@@ -11,7 +11,7 @@ from comparison.projection.workload import (
     step_flops,
     update_seconds,
 )
-from training.profiling.flops import forward_flops
+from training.profiling.flops import Size, forward_flops
 
 
 def counted(layers: int, units: int, vocabulary: int) -> int:
@@ -56,7 +56,7 @@ def test_the_gradients_are_those_of_the_real_model():
 
 def test_operations_are_those_of_the_step():
     parts = bert_parts(12, 768, length=128, predictions=20)
-    expected = 3 * forward_flops(12, 768, 30522, rows=8, length=128, predictions=20).total
+    expected = 3 * forward_flops(Size(12, 768, 30522), rows=8, length=128, predictions=20).total
     assert step_flops(parts, 8) == pytest.approx(expected, rel=1e-9)
 
 

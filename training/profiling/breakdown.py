@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from typing import Any, Sequence
 
 from bert.configuration import parse_model
-from training.profiling.flops import BACKWARD, Flops, forward_flops
+from training.profiling.flops import BACKWARD, Flops, Size, forward_flops
 from training.profiling.intervals import Interval, clip, intersect, shared, subtract, total, union
 from training.profiling.kinds import ATTENTION, COMMUNICATION, HEADS, KINDS, OTHER, PRODUCTS
 from training.profiling.trace import COPYING, DATA_WAIT, WAITING, Operator, Trace
@@ -101,12 +101,13 @@ def step_flops(trace: Trace) -> Flops | None:
     if not (batches and facts.get("model") and facts.get("vocab_size")) or len(batches) != len(trace.steps):
         return None
     layers, units, _ = parse_model(facts["model"])
+    size = Size(layers, units, facts["vocab_size"])
     fewer = any(each.name == "bert_gather" for each in trace.operators)
     total = Flops(0, 0, 0, 0)
     for rows, length, predictions in (batch for step in batches for batch in step):
         # The first token and the masked ones are all that the losses look at.
         top_rows = predictions + 1 if fewer else None
-        total += forward_flops(layers, units, facts["vocab_size"], rows, length, predictions, top_rows)
+        total += forward_flops(size, rows, length, predictions, top_rows)
     return total
 
 

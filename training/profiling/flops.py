@@ -34,28 +34,27 @@ class Flops(NamedTuple):
 BACKWARD = 2  # times the forward pass
 
 
-def forward_flops(
-    layers: int,
-    units: int,
-    vocab_size: int,
-    rows: int,
-    length: int,
-    predictions: int,
-    top_rows: int | None = None,
-    hidden: int | None = None,
-) -> Flops:
+class Size(NamedTuple):
+    """The sizes of a BERT. Its feed-forward layers are 4 x units wide."""
+
+    layers: int
+    units: int
+    vocab_size: int
+
+
+def forward_flops(size: Size, rows: int, length: int, predictions: int, top_rows: int | None = None) -> Flops:
     """One forward pass over `rows` sequences of `length` tokens, `predictions` of them masked.
 
     Args:
         top_rows: positions of a sequence that go through what follows the attention of the top layer (its
             output product and the feed-forward layer), where only those are computed that a loss looks at;
             None: all.
-        hidden: width of the feed-forward layer; None: 4 x units.
 
-    In short for a layer with hidden = 4 units, of each token: 24 units^2 in products with weights (queries,
+    In short for a layer, of each token: 24 units^2 in products with weights (queries,
     keys and values 6, output 2, feed-forward 16) and 4 length units in the attention.
     """
-    hidden = 4 * units if hidden is None else hidden
+    layers, units, vocab_size = size
+    hidden = 4 * units
     tokens = rows * length
     top_tokens = tokens if top_rows is None else rows * top_rows
     projections = 2 * 3 * units * units
