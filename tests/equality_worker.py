@@ -23,7 +23,7 @@ from bert.model import trainable
 from comm.base import Communicator
 from data.pretraining.batches import Batch
 from tasks.pretraining.fused import FusedPretrainingLoss
-from tests.bert.tiny import make_step, random_batch, tiny_network, weights
+from tests.training.tiny import make_step, random_batch, tiny_network, weights
 from training.optimizer.scaler import DynamicScaler
 from training.step import TrainStep
 

@@ -17,7 +17,7 @@ TESTS = Path(__file__).resolve().parent
 WITHOUT_RANKS = [
     TESTS / name
     for name in (
-        *("data", "bert", "comparison", "hosts", "base/test_processes.py"),
+        *("data", "bert", "tasks", "training", "comparison", "hosts", "base/test_processes.py"),
         *("bench/test_threads.py", "comm/test_buckets.py", "comm/test_byteps_environment.py"),
         *("comm/test_run_processes.py", "native/test_operators_library.py"),
         *("test_hparams.py", "test_imports.py", "test_parts.py", "test_no_vanishing.py"),

@@ -31,7 +31,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from tests.bert.tiny import same_bits
 from tests.equality_worker import (
     CLIP_NORM,
     GROWTH_INTERVAL,
@@ -43,6 +42,7 @@ from tests.equality_worker import (
     STEPS,
 )
 from tests.processes import run_ranks
+from tests.training.tiny import same_bits
 
 WORKER = Path(__file__).with_name("equality_worker.py")
 ALONE = "one-process"

@@ -145,7 +145,7 @@ def test_every_command_is_of_a_tested_kind():
         if words[:2] == [".venv/bin/python", "-m"] and words[2].startswith("data."):
             return words[2]
         if words[:3] == [".venv/bin/python", "-m", "training.profile"]:
-            return "profile"  # tests/bert/test_profile.py
+            return "profile"  # tests/training/profiling/test_profile.py
         if words[:2] == [".venv/bin/python", "compare.py"]:
             return "compare"  # test_the_commands_that_compare, tests/comparison
         if words[:3] == [".venv/bin/python", "-m", "pytest"]:

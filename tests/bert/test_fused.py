@@ -12,7 +12,7 @@ from comm.local import LocalCommunicator
 from data.pretraining.batches import Batch
 from tasks.pretraining.fused import FusedPretrainingLoss
 from tasks.pretraining.loss import PretrainingLoss
-from tests.bert.tiny import (
+from tests.training.tiny import (
     TASK,
     gradients,
     joined,

@@ -16,7 +16,16 @@ from bert.weights import params_file
 from comm.local import LocalCommunicator
 from data.pretraining.batches import EPOCH_SHIFT
 from tasks.pretraining.loss import PretrainingLoss
-from tests.bert.tiny import MODEL, TASK, VOCAB_SIZE, make_step, random_batch, same_bits, tiny_network, weights
+from tests.training.tiny import (
+    MODEL,
+    TASK,
+    VOCAB_SIZE,
+    make_step,
+    random_batch,
+    same_bits,
+    tiny_network,
+    weights,
+)
 from training.checkpoint import block_arrays
 from training.config import run_config
 from training.inputs import DataFiles, Inputs

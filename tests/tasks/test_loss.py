@@ -10,7 +10,7 @@ import pytest
 
 from data.pretraining.batches import Batch
 from tasks.pretraining.loss import SUMS
-from tests.bert.tiny import (
+from tests.training.tiny import (
     TASK,
     VOCAB_SIZE,
     gradients,

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from tasks.base import Floors
-from tests.bert.tiny import TASK
 from tests.processes import ROOT
+from tests.training.tiny import TASK
 from training import report
 from training.metrics import finite_or_none
 from training.report import RunReporter, SilentReporter, plot_losses, read_metrics, summarize

@@ -12,7 +12,7 @@ import pytest
 from comm.local import LocalCommunicator
 from data.pretraining.batches import Batch
 from tasks.pretraining.loss import SUMS
-from tests.bert.tiny import TASK, joined, random_batch, tiny_network
+from tests.training.tiny import TASK, joined, random_batch, tiny_network
 from training.evaluation import evaluate
 from training.metrics import Gathered, Stopwatch, Totals, figures
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from comm.local import LocalCommunicator
-from tests.bert.tiny import (
+from tests.training.tiny import (
     gradients,
     joined,
     make_step,
