@@ -1,0 +1,97 @@
+"""A task made as CONTRIBUTING.md says, through a whole run: training/ knows no task by name."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Mapping, Sequence
+
+import mxnet as mx
+import pytest
+
+from comm.local import LocalCommunicator
+from data.pretraining.batches import Batch
+from tasks.base import Figures, Floors, Panel
+from training.config import run_config
+from training.inputs import check_inputs
+from training.options import parse_options
+from training.report import read_metrics
+from training.run import train
+
+
+class OrderLoss(mx.gluon.HybridBlock):
+    """Next-sentence cross entropy alone, on MXNet's operators."""
+
+    adds_in_backward = True
+
+    def __init__(self, bert: Any):
+        super().__init__(prefix="")
+        self.bert = bert
+
+    def pack_weights(self) -> None:
+        """Nothing to do."""
+
+    def hybrid_forward(self, F: Any, ids: Any, segments: Any, lengths: Any, labels: Any, factor: Any) -> Any:
+        scores = self.bert(ids, segments, F.cast(lengths, dtype="float32"), F.zeros((1, 1)))[-2]
+        losses = -F.pick(F.log_softmax(scores, axis=-1), labels, axis=-1)
+        hits = F.broadcast_equal(F.argmax(scores, axis=-1), F.cast(labels, dtype="float32"))
+        total = F.sum(losses)
+        return total * factor, F.BlockGrad(F.concat(total, F.sum(hits), dim=0))
+
+
+class SentenceOrder:
+    """Which of two sentences comes first. See tasks.base.Task."""
+
+    sums = ("order_loss", "order_correct")
+    denominators = ("pairs",)
+    judged = ("order_loss", "pairs")
+
+    def network(self, bert: Any, model: str, dtype: str, dropout: float, operators: str) -> OrderLoss:
+        network = OrderLoss(bert)
+        network.hybridize()
+        return network
+
+    def inputs(self, batch: Batch, device: mx.Context) -> list[mx.nd.NDArray]:
+        arrays = (batch.input_ids, batch.segment_ids, batch.valid_lengths, batch.next_sentence_labels)
+        return [mx.nd.array(array, ctx=device, dtype=array.dtype) for array in arrays]
+
+    def count(self, batches: Sequence[Batch]) -> tuple[float]:
+        return (float(sum(len(batch.input_ids) for batch in batches)),)
+
+    def normalisers(self, counts: Sequence[float]) -> tuple[float, ...]:
+        return tuple(counts)
+
+    def figures(self, totals: Mapping[str, float]) -> dict[str, float | None]:
+        pairs = totals["pairs"]
+        return {"order_loss": totals["order_loss"] / pairs, "order_acc": totals["order_correct"] / pairs}
+
+    def line(self, figures: Figures, prefix: str = "") -> str:
+        return f"order_loss {figures[prefix + 'order_loss']:.3f}"
+
+    def short_line(self, figures: Figures) -> str:
+        return self.line(figures)
+
+    def panels(self, floors: Floors) -> list[Panel]:
+        return [Panel("order_loss", "sentence order", "nats", {"guessing": math.log(2)})]
+
+    def summary(self, metrics: Sequence[Figures], step: int, floors: Floors) -> list[str]:
+        return [f"sentence order: {metrics[-1]['eval_order_acc']:.0%} right after step {step}"]
+
+
+@pytest.mark.parametrize("accumulate", ["1", "2"])
+def test_a_run_of_another_task(corpus, tmp_path, capsys, accumulate):
+    words = ["--raw", "--data", corpus.train, "--data_eval", corpus.held_out, "--vocab", corpus.vocab]
+    words += ["--model", "bert_1_32_2", "--operators", "mxnet", "--max_seq_length", "32", "--batch_size", "8"]
+    words += ["--num_steps", "6", "--lr", "0.01", "--log_interval", "3", "--ckpt_interval", "6"]
+    words += ["--accumulate", accumulate, "--ckpt_dir", str(tmp_path), "--progress", "lines"]
+    words += ["--num_data_workers", "0"]
+    config = run_config(parse_options(words, "another task"))
+    assert train(config, check_inputs(config), SentenceOrder(), LocalCommunicator()) == 0
+
+    lines = read_metrics(str(tmp_path))
+    assert [line["step"] for line in lines] == [3, 6, 6]
+    assert lines[0]["order_loss"] == pytest.approx(math.log(2), rel=0.2) and "mlm_loss" not in lines[0]
+    assert 0 <= lines[2]["eval_order_acc"] <= 1 and lines[2]["eval_order_loss_se"] > 0
+    assert all(line["grad_norm"] > 0 for line in lines[:2])
+    shown = capsys.readouterr().out
+    assert "step 3/6  order_loss 0." in shown and "sentence order: " in shown
+    assert (tmp_path / "loss.png").stat().st_size > 5_000 and (tmp_path / "0000006.json").exists()
