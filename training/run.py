@@ -190,7 +190,7 @@ def open_run(
         vocabulary = _downloaded_vocabulary(config.model.dataset_name, communicator)
         inputs = replace(inputs, vocabulary=vocabulary)
 
-    start = find_start(config.checkpoint, communicator)
+    start = find_start(config, communicator)
     given_seed = config.optimization.seed
     seed = start.facts.get("seed", 0) if given_seed is None else given_seed
     if start.step > plan.num_steps and (config.data.data or config.data.dummy_data_len):
@@ -209,8 +209,8 @@ def open_run(
 
     bert = build_model(config.model.model, inputs.vocab_size, config.model.dropout)
     initialize(bert, device, "float16" if dtype == "float16" else "float32", seed)
-    if config.model.pretrained and start.kind == "fresh" and communicator.rank == 0:  # others get rank 0's
-        load_published(bert, config.model.model, config.model.dataset_name, device)
+    if start.published and communicator.rank == 0:  # the others get rank 0's
+        load_published(bert, config.model.model, start.published, device)
     restore_parameters(start, bert, communicator, device)
     parameters = trainable(bert)
     settings = config.optimization

@@ -15,7 +15,7 @@ import numpy as np
 
 from comm.base import Communicator
 from training.checkpoint import Checkpoint, load_step, newest_complete
-from training.config import CheckpointConfig, RunConfig
+from training.config import RunConfig
 
 # Those that a data position depends on.
 DATA_OPTIONS = (
@@ -40,37 +40,42 @@ class Start:
         facts: the checkpoint's manifest; empty for a fresh run and for bare parameters.
         messages: sentences for people.
         checkpoint: rank 0's alone: what it reads parameters and states from.
+        published: the vocabulary's name of the published parameters to begin with; None for others.
     """
 
     step: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)
     checkpoint: Checkpoint | None = None
+    published: str | None = None
 
     @property
     def kind(self) -> str:
         """ "fresh", "initialised" (from parameters without states) or "resumed"."""
-        if not self.step:
-            return "fresh"
-        return "resumed" if self.facts else "initialised"
+        if self.facts:
+            return "resumed"
+        return "initialised" if self.step or self.published else "fresh"
 
 
-def find_start(config: CheckpointConfig, communicator: Communicator) -> Start:
-    """Looks for the checkpoint that --resume or --start_step asks for; every rank calls it.
+def find_start(config: RunConfig, communicator: Communicator) -> Start:
+    """Looks for the checkpoint that --resume or --start_step requests; without one a run begins with random
+    or, with --pretrained, published parameters. Every rank calls it.
 
     Raises:
         InputError: on rank 0, when --start_step names a checkpoint that is missing or damaged.
     """
-    start = Start()
+    start, place = Start(), config.checkpoint
     if communicator.rank == 0:
-        if config.start_step:
-            start.checkpoint = load_step(config.ckpt_dir, config.start_step, start.messages.append)
-        elif config.resume:
-            start.checkpoint = newest_complete(config.ckpt_dir, start.messages.append)
+        if place.start_step:
+            start.checkpoint = load_step(place.ckpt_dir, place.start_step, start.messages.append)
+        elif place.resume:
+            start.checkpoint = newest_complete(place.ckpt_dir, start.messages.append)
         if start.checkpoint is not None:
             start.step = start.checkpoint.step
             start.facts = start.checkpoint.manifest or {}
     start.step, start.facts = broadcast_json([start.step, start.facts], communicator)
+    if config.model.pretrained and not start.step:
+        start.published = config.model.dataset_name
     return start
 
 

@@ -87,7 +87,7 @@ class Run:
         self.in_training(options, Start(), position).save(step)
 
     def restore(self, options: Any) -> Start:
-        start = find_start(run_config(options).checkpoint, LOCAL)
+        start = find_start(run_config(options), LOCAL)
         restore_parameters(start, self.network.bert, LOCAL, mx.cpu())
         self.renew_optimizer()
         self.in_training(options, start).restore()
@@ -125,7 +125,7 @@ class TestRoundTrip:
     def test_the_facts_of_the_run(self, tmp_path):
         run, options = Run(), options_of(tmp_path, "--resume", "--lr", "0.5")
         run.save(options, 4, position=(3 << EPOCH_SHIFT) + 11)
-        facts = find_start(run_config(options).checkpoint, LOCAL).facts
+        facts = find_start(run_config(options), LOCAL).facts
         assert (facts["model"], facts["vocab_size"], facts["seed"], facts["world_size"]) == (
             MODEL,
             VOCAB_SIZE,
@@ -167,9 +167,9 @@ class TestFinding:
         run.save(options_of(tmp_path), 2)
         (tmp_path / "0000002.params").write_bytes(b"short")
         with pytest.raises(InputError, match=r"0000002\.params"):
-            find_start(run_config(options_of(tmp_path, "--start_step", "2")).checkpoint, LOCAL)
+            find_start(run_config(options_of(tmp_path, "--start_step", "2")), LOCAL)
         with pytest.raises(InputError, match="--start_step 3"):
-            find_start(run_config(options_of(tmp_path, "--start_step", "3")).checkpoint, LOCAL)
+            find_start(run_config(options_of(tmp_path, "--start_step", "3")), LOCAL)
 
     def test_start_step_takes_that_step_and_not_the_newest(self, tmp_path):
         run, options = Run(), options_of(tmp_path, "--start_step", "1")
@@ -182,13 +182,32 @@ class TestFinding:
         assert other.restore(options).step == 1 and same_bits(other.everything(), saved)
 
     def test_nothing_to_resume(self, tmp_path):
-        found = find_start(run_config(options_of(tmp_path, "--resume")).checkpoint, LOCAL)
+        found = find_start(run_config(options_of(tmp_path, "--resume")), LOCAL)
         assert found.step == 0 and found.checkpoint is None and found.facts == {}
         assert found.messages == []
 
     def test_a_new_run_looks_for_nothing(self, tmp_path):
         Run().save(options_of(tmp_path), 2)
-        assert find_start(run_config(options_of(tmp_path)).checkpoint, LOCAL) == Start()
+        assert find_start(run_config(options_of(tmp_path)), LOCAL) == Start()
+
+
+class TestKind:
+    """The three ways through the one door."""
+
+    def test_fresh_initialised_and_resumed(self, tmp_path):
+        assert find_start(run_config(options_of(tmp_path)), LOCAL).kind == "fresh"
+        Run().save(options_of(tmp_path), 2)
+        assert find_start(run_config(options_of(tmp_path, "--resume")), LOCAL).kind == "resumed"
+        (tmp_path / "0000002.json").unlink()
+        assert find_start(run_config(options_of(tmp_path, "--start_step", "2")), LOCAL).kind == "initialised"
+
+    def test_published_parameters_begin_a_run_and_never_replace_a_checkpoints(self, tmp_path):
+        words = ("--model", "bert_12_768_12", "--pretrained", "--resume")
+        start = find_start(run_config(options_of(tmp_path, *words)), LOCAL)
+        assert (start.kind, start.published) == ("initialised", "book_corpus_wiki_en_uncased")
+        Run().save(options_of(tmp_path), 2)
+        start = find_start(run_config(options_of(tmp_path, *words)), LOCAL)
+        assert (start.kind, start.published) == ("resumed", None)
 
 
 class TestBareParameters:
@@ -228,7 +247,7 @@ class TestBareParameters:
         trained = Run(seed=1)
         trained.network.bert.save_parameters(str(tmp_path / "0000002.params"))
         half = half_precision()
-        found = find_start(run_config(options_of(tmp_path, "--start_step", "2")).checkpoint, LOCAL)
+        found = find_start(run_config(options_of(tmp_path, "--start_step", "2")), LOCAL)
         restore_parameters(found, half, LOCAL, mx.cpu())
         for name, parameter in trainable(half).items():
             expected = weights(trained.network)[name].astype(np.float16)
@@ -240,7 +259,7 @@ class TestBareParameters:
         parameter = trainable(trained.network.bert)["decoder.0.weight"]
         parameter.set_data(parameter.data() + 1e5)
         trained.network.bert.save_parameters(str(tmp_path / "0000002.params"))
-        found = find_start(run_config(options_of(tmp_path, "--start_step", "2")).checkpoint, LOCAL)
+        found = find_start(run_config(options_of(tmp_path, "--start_step", "2")), LOCAL)
         with pytest.raises(InputError, match=r"0000002\.params.*not finite in float16.*--dtype float32"):
             restore_parameters(found, half_precision(), LOCAL, mx.cpu())
         restore_parameters(found, Run().network.bert, LOCAL, mx.cpu())
