@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -143,13 +143,10 @@ class Run:
         self.scaler.restore(self.start.facts["scaler"])
         self.skips.restore(self.start.facts["skips"])
 
-    def introduce(self) -> None:
+    def introduce(self, warnings: Sequence[str]) -> None:
         """Reports warnings, and the run's model, devices and options."""
         config, model = self.config, self.model
-        for message in [*self.start.messages, *changed_options(self.start, config)]:
-            self.reporter.warn(message)
-        position, messages = position_to_continue(self.start, config.options, self.communicator.size)
-        for message in [*messages, *self.plan.warnings]:
+        for message in warnings:
             self.reporter.warn(message)
         count = sum(int(np.prod(parameter.shape)) for parameter in trainable(model.bert).values())
         size = self.communicator.size
@@ -170,7 +167,6 @@ class Run:
             self.reporter.note(
                 f"no complete checkpoint in {config.checkpoint.ckpt_dir}: starting from the beginning"
             )
-        self.feed.seek(position)
 
 
 def open_run(
@@ -233,7 +229,10 @@ def open_run(
         scaler, SkipCounter(),
     )  # fmt: skip
     run.restore()
-    run.introduce()
+    position, messages = position_to_continue(start, config.options, communicator.size)
+    run.introduce([*start.messages, *changed_options(start, config), *messages, *plan.warnings])
+    if feed is not None:
+        feed.seek(position)
     return run
 
 
