@@ -8,7 +8,7 @@
 Every file is written under a temporary name, synced and renamed, the manifest after the other two; a
 checkpoint without a valid manifest does not exist. A run that is killed, or whose disk is full, at any
 moment of saving leaves the earlier checkpoints as they were. This module does not import mxnet: a checkpoint
-of another model can be refused before that.
+of another model can be rejected before that.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def save(
     """
     if step < 0 or keep < 0:
         raise ValueError(f"step {step} and keep {keep} must not be negative")
-    manifest = _manifest(step, facts)  # what JSON cannot hold is refused before anything is written
+    manifest = _manifest(step, facts)  # what JSON cannot hold is rejected before anything is written
     try:
         os.makedirs(ckpt_dir, exist_ok=True)
         remove_leftovers(ckpt_dir)

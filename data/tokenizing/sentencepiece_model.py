@@ -58,7 +58,7 @@ def _package() -> Any:
 
 
 def check_model(content: bytes, path: str) -> None:
-    """Refuse a model whose normalization tables lead outside themselves.
+    """Rejects a model whose normalization tables lead outside themselves.
 
     Raises InputError naming `path`, also for what is no model at all.
     """
