@@ -1,12 +1,51 @@
-"""The sizes of a BERT by its name. Standard library only: options are checked before mxnet is imported."""
+"""The shape of a BERT. Standard library only: options are checked before mxnet is imported."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from base.errors import InputError
 
+GELU_FORMS = ("erf", "tanh")
+LAYER_NORM_EPSILON = 1e-12  # Devlin et al., arXiv:1810.04805, the released code
 _NAME = re.compile(r"bert_([1-9]\d*)_([1-9]\d*)_([1-9]\d*)")
+
+
+@dataclass(frozen=True)
+class BertConfig:
+    """The sizes of a BERT and the form of its activation, without its vocabulary.
+
+    Attributes:
+        hidden: units of the feed-forward layers.
+        positions: rows of the position embedding, the longest sequence.
+        token_types: rows of the segment embedding.
+        gelu: "erf", x Phi(x) itself (GluonNLP, Hugging Face's "gelu"), or "tanh", Google's approximation of
+            it (Hendrycks and Gimpel, arXiv:1606.08415, section 2).
+    """
+
+    layers: int
+    units: int
+    heads: int
+    hidden: int
+    positions: int = 512
+    token_types: int = 2
+    gelu: str = "erf"
+
+    @property
+    def name(self) -> str:
+        """The name as --model has it, which says nothing of the last four."""
+        return f"bert_{self.layers}_{self.units}_{self.heads}"
+
+
+def named_config(name: str) -> BertConfig:
+    """The BERT called `bert_L_H_A`: feed-forward layers of 4 H units, 512 positions, GELU by erf.
+
+    Raises:
+        InputError: as `parse_model`.
+    """
+    layers, units, heads = parse_model(name)
+    return BertConfig(layers, units, heads, hidden=4 * units)
 
 
 def parse_model(name: str) -> tuple[int, int, int]:

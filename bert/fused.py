@@ -7,7 +7,8 @@ from typing import Any, Iterable, Mapping
 import mxnet as mx
 from gluonnlp.model.bert import BERTModel
 
-from bert.model import LAYER_NORM_EPSILON, trainable
+from bert.configuration import LAYER_NORM_EPSILON
+from bert.model import trainable
 
 
 class FusedBert(mx.gluon.HybridBlock):

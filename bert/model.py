@@ -5,11 +5,10 @@ from __future__ import annotations
 import mxnet as mx
 from gluonnlp.model.bert import BERTEncoder, BERTModel
 
-from bert.configuration import parse_model
+from bert.configuration import LAYER_NORM_EPSILON, parse_model
 from data.options import MAX_POSITIONS
 
 INITIAL_STDEV = 0.02  # Devlin et al., arXiv:1810.04805, the released code
-LAYER_NORM_EPSILON = 1e-12  # the same
 DROPOUT = 0.1  # the same, section A.2
 
 
