@@ -43,7 +43,7 @@ class Loop:
             run.task, run.model.network, run.optimizer, run.scaler, communicator, self.settings
         )
         facts: dict[str, Any] = {
-            "model": config.model.model,
+            **config.model.bert.facts(),
             "vocab_size": run.inputs.vocab_size,
             "dtype": run.model.dtype,
             "exchanged_bytes": exchanged_bytes(self.take_step.gradients, config.report.compression),

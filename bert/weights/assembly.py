@@ -13,6 +13,7 @@ from bert.configuration import BertConfig
 from bert.weights.bare_params import expected_shapes
 from bert.weights.names import DECODER, WORDS, part_of
 from bert.weights.spellings import FOREIGN, IGNORED, Spelling, Weight
+from bert.weights.stored import shown
 from bert.weights.tensors import Tensor, Weights
 
 UNITS_PER_HEAD = 64  # of every BERT that Google has published
@@ -30,15 +31,21 @@ class Beside:
     cased: bool | None = None
     source: str = ""  # the file of `config`, for messages
     notes: Sequence[str] = ()
+    gelu: str = "erf"  # where there is no `config`
 
 
 @dataclass(frozen=True)
 class Named:
-    """The weights of a file. `called`: the file's own names by structural name, for messages."""
+    """The weights of a file.
+
+    `called`: the file's own names by structural name, for messages. `heads`: attention heads, where the
+    weights have an axis for them.
+    """
 
     tensors: Mapping[str, Tensor]
     called: Mapping[str, str]
     ignored: Sequence[str]
+    heads: int | None = None
 
 
 def by_structural_name(source: str, tensors: Mapping[str, Tensor], spelling: Spelling) -> Named:
@@ -49,12 +56,14 @@ def by_structural_name(source: str, tensors: Mapping[str, Tensor], spelling: Spe
     """
     found: dict[str, Tensor] = {}
     called: dict[str, str] = {}
-    ignored = []
+    ignored, heads = [], None
     for name, tensor in tensors.items():
         meaning = spelling(name)
         if meaning == IGNORED:
             ignored.append(name)
         elif isinstance(meaning, Weight):
+            if meaning.folded and len(tensor.shape) == 2:  # a bias: (heads, units of a head)
+                heads = tensor.shape[0]
             tensor = laid_out(tensor, meaning)
             if meaning.name in found:
                 tensor = _same(source, (called[meaning.name], found[meaning.name]), (name, tensor))
@@ -63,9 +72,9 @@ def by_structural_name(source: str, tensors: Mapping[str, Tensor], spelling: Spe
         else:
             assert meaning == FOREIGN
             raise InputError(
-                f"{source} has {printable(name)}, which a BERT has not; only BERT itself can be read"
+                f"{source} has {shown(name)}, which a BERT has not; only BERT itself can be read"
             )
-    return Named(found, called, ignored)
+    return Named(found, called, ignored, heads)
 
 
 def laid_out(tensor: Tensor, weight: Weight) -> Tensor:
@@ -102,8 +111,8 @@ def _same(source: str, first: tuple[str, Tensor], second: tuple[str, Tensor]) ->
     """One tensor that a file has under two names, compared when it is read."""
     if first[1].shape != second[1].shape or first[1].dtype != second[1].dtype:
         raise InputError(
-            f"{source} has {printable(first[0])} of {first[1].dtype}{first[1].shape} and "
-            f"{printable(second[0])} of {second[1].dtype}{second[1].shape}, but they are one array in a BERT"
+            f"{source} has {shown(first[0])} of {first[1].dtype}{first[1].shape} and "
+            f"{shown(second[0])} of {second[1].dtype}{second[1].shape}, but they are one array in a BERT"
         )
 
     def read() -> np.ndarray:
@@ -111,7 +120,7 @@ def _same(source: str, first: tuple[str, Tensor], second: tuple[str, Tensor]) ->
         if array.tobytes() != other.tobytes():
             differing = int(np.count_nonzero(array != other))
             raise InputError(
-                f"{source}: {printable(second[0])} differs from {printable(first[0])} in {differing} of "
+                f"{source}: {shown(second[0])} differs from {shown(first[0])} in {differing} of "
                 f"{array.size} numbers, but they are one array in a BERT; leave the one not wanted out of "
                 "the file"
             )
@@ -126,7 +135,7 @@ def assemble(source: str, kind: str, named: Named, beside: Beside, given: BertCo
     Args:
         source: flag and path, for the beginning of messages.
         kind: `Weights.format`.
-        given: gives heads and GELU where no file does.
+        given: gives the attention heads where no file does.
 
     Raises:
         InputError: no BERT, an incomplete one, shapes that do not fit together, integers, or another
@@ -140,6 +149,7 @@ def assemble(source: str, kind: str, named: Named, beside: Beside, given: BertCo
     elif decoder is not None:
         tensors[WORDS] = decoder
     config, notes = _sizes(source, named, tensors, beside.config or given)
+    config = replace(config, gelu=beside.config.gelu if beside.config else beside.gelu)
     expected = expected_shapes(config, tensors[WORDS].shape[0])
     del expected[DECODER]
     missing = _check_complete(source, tensors, expected)
@@ -164,12 +174,12 @@ def assemble(source: str, kind: str, named: Named, beside: Beside, given: BertCo
 def _sizes(
     source: str, named: Named, tensors: Mapping[str, Tensor], given: BertConfig | None
 ) -> tuple[BertConfig, list[str]]:
-    """The configuration that the shapes imply, its heads and GELU those of `given`; and what was assumed."""
+    """The configuration that the shapes imply, its heads perhaps those of `given`; and what was assumed."""
     cells = {int(match[1]) for match in map(_CELL.match, tensors) if match}
     for name, axes in ((WORDS, 2), ("encoder.position_weight", 2), (_FIRST_FFN, 2)):
         if name not in tensors:
             if not any(each in tensors for each in (WORDS, "encoder.position_weight", _FIRST_FFN)):
-                some = f"; it has {printable(named.ignored[0])}" if named.ignored else ""
+                some = f"; it has {shown(named.ignored[0])}" if named.ignored else ""
                 raise InputError(f"{source} holds no weights of a BERT under a known name{some}")
             raise InputError(f"{source} lacks {name} (GluonNLP's name of it), without which it is no BERT")
         if len(tensors[name].shape) != axes:
@@ -177,7 +187,9 @@ def _sizes(
     units = tensors[WORDS].shape[1]
     types = tensors.get("token_type_embed.0.weight")
     notes = []
-    if given is not None and given.units % given.heads == 0 and given.units == units:
+    if named.heads is not None and units % named.heads == 0:
+        heads = named.heads
+    elif given is not None and given.units == units:
         heads = given.heads
     elif units % UNITS_PER_HEAD == 0:
         heads = units // UNITS_PER_HEAD
@@ -198,7 +210,7 @@ def _sizes(
     if cells != set(range(len(cells))):
         absent = min(set(range(max(cells))) - cells)
         raise InputError(f"{source} has layer {max(cells)} but not layer {absent}; the file is incomplete")
-    return replace(config, gelu=given.gelu) if given is not None else config, notes
+    return config, notes
 
 
 def _check_complete(source: str, tensors: Mapping[str, Tensor], expected: Iterable[str]) -> list[str]:
@@ -224,17 +236,17 @@ def _check(source: str, name: str, tensor: Tensor, shape: tuple[int, ...] | None
     if tensor.shape != shape:
         needed = f"{shape} by the file's other weights" if shape else "two axes"
         raise InputError(
-            f"{source} has {printable(name)} of shape {tensor.shape}, needed is {needed}; the file is "
+            f"{source} has {shown(name)} of shape {tensor.shape}, needed is {needed}; the file is "
             "damaged or no plain BERT"
         )
     if tensor.dtype.kind != "f":
         raise InputError(
-            f"{source} has {printable(name)} in {tensor.dtype}, but weights are floating-point numbers"
+            f"{source} has {shown(name)} in {tensor.dtype}, but weights are floating-point numbers"
         )
 
 
 def _check_beside(source: str, config: BertConfig, rows: int, beside: Beside) -> None:
-    for name in ("layers", "units", "hidden", "positions", "token_types"):
+    for name in ("layers", "units", "heads", "hidden", "positions", "token_types"):
         found, said = getattr(config, name), getattr(beside.config, name, None)
         if said is not None and said != found:
             raise InputError(
@@ -251,8 +263,3 @@ def _check_beside(source: str, config: BertConfig, rows: int, beside: Beside) ->
             f"{source} has embeddings of {rows} tokens, but its vocabulary has {len(beside.vocabulary)}; "
             "name the vocabulary of these weights"
         )
-
-
-def printable(name: str) -> str:
-    """A name out of a file, fit for one line."""
-    return name if name.isprintable() and len(name) <= 100 else ascii(name[:100])

@@ -24,7 +24,7 @@ from training.config import run_config
 from training.inputs import check_inputs
 from training.options import parse_options
 
-MODEL, UNITS, TOKENS = "bert_2_16_2", 16, 20
+MODEL, LAYERS, UNITS, TOKENS = "bert_2_16_2", 2, 16, 20
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmno"]
 SHAPES = expected_shapes(named_config(MODEL), TOKENS)
 PROJECTION = "encoder.transformer_cells.1.proj.weight"
@@ -69,7 +69,7 @@ def rejected(path: Path, arrays: dict[str, Any]) -> str:
 
 def test_names_and_shapes_are_the_models():
     for name, tokens in (("bert_2_16_2", 20), ("bert_3_32_4", 57)):
-        model = build_model(name, tokens)
+        model = build_model(named_config(name), tokens)
         initialize(model, mx.cpu(), "float32", 0)
         of_model = {key: each.shape for key, each in model._collect_params_with_prefix().items()}
         assert expected_shapes(named_config(name), tokens) == of_model
@@ -82,7 +82,7 @@ def test_a_whole_file_passes(place, left_out, dtype):
     arrays = {name: array.astype(dtype) for name, array in whole().items() if name not in left_out}
     write(place, arrays)
     check_inputs(run_config(parse_options(OPTIONS, "description")))
-    model = build_model(MODEL, TOKENS)
+    model = build_model(named_config(MODEL), TOKENS)
     initialize(model, mx.cpu(), "float32", 0)
     model.load_parameters(str(place), ctx=mx.cpu(), cast_dtype=True)
     expected = next(iter({EMBEDDING, DECODER} - set(left_out)))

@@ -9,6 +9,7 @@ import pytest
 from gluonnlp.model.bert import BERTModel
 
 from base.errors import InputError
+from bert.configuration import named_config
 from bert.model import build_model, initialize, trainable
 from bert.weights.params_file import write_params
 from training.checkpoint import block_arrays
@@ -45,14 +46,14 @@ def shapes(model: BERTModel) -> dict[str, tuple]:
 
 @pytest.fixture
 def tiny() -> BERTModel:
-    model = build_model("bert_2_32_4", 60)
+    model = build_model(named_config("bert_2_32_4"), 60)
     initialize(model, mx.cpu(), "float32", seed=3)
     return model
 
 
 @pytest.mark.parametrize("name", ["bert_12_768_12", "bert_24_1024_16"])
 def test_the_published_models_have_gluonnlps_names_and_shapes(name):
-    assert shapes(build_model(name, 30522)) == shapes(gluonnlp_model(name, 30522))
+    assert shapes(build_model(named_config(name), 30522)) == shapes(gluonnlp_model(name, 30522))
 
 
 def test_any_other_size_has_gluonnlps_names_and_shapes_too(tiny):
@@ -80,14 +81,14 @@ def test_a_model_that_gluonnlp_builds_loads_our_params_and_computes_the_same(tin
 
 
 def test_all_shapes_are_known_after_initialization():
-    model = build_model("bert_1_16_2", 40)
+    model = build_model(named_config("bert_1_16_2"), 40)
     assert any(0 in shape for shape in shapes(model).values()), "otherwise initialize() does too much"
     initialize(model, mx.cpu(), "float32", seed=0)
     assert not any(0 in shape for shape in shapes(model).values())
 
 
 def test_initial_values():
-    model = build_model("bert_2_64_4", 1000)
+    model = build_model(named_config("bert_2_64_4"), 1000)
     initialize(model, mx.cpu(), "float32", seed=1)
     for name, parameter in model._collect_params_with_prefix().items():
         values = parameter.data().asnumpy()
@@ -104,7 +105,7 @@ def test_initial_values():
 
 def test_the_seed_decides_the_parameters(tiny):
     def values(seed):
-        model = build_model("bert_2_32_4", 60)
+        model = build_model(named_config("bert_2_32_4"), 60)
         mx.nd.random.normal(shape=(7,))  # an unknown state of the generator
         initialize(model, mx.cpu(), "float32", seed)
         return [parameter.data().asnumpy() for parameter in model._collect_params_with_prefix().values()]
@@ -115,7 +116,7 @@ def test_the_seed_decides_the_parameters(tiny):
 
 
 def test_float16_has_float16_parameters():
-    model = build_model("bert_1_16_2", 40)
+    model = build_model(named_config("bert_1_16_2"), 40)
     initialize(model, mx.cpu(), "float16", seed=0)
     assert {parameter.data().dtype for parameter in trainable(model).values()} == {np.float16}
 
@@ -138,4 +139,4 @@ def test_trainable_leaves_out_what_is_frozen(tiny):
 
 def test_an_unknown_name_is_refused():
     with pytest.raises(InputError, match="^--model roberta_12_768_12: "):
-        build_model("roberta_12_768_12", 60)
+        build_model(named_config("roberta_12_768_12"), 60)

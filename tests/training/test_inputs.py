@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from base.errors import InputError
+from bert.configuration import BertConfig
 from bert.weights.bare_params import DECODER, EMBEDDING, expected_shapes
 from bert.weights.params_file import write_params
 from data.store.instances import build_instances
@@ -297,7 +298,7 @@ class TestCheckpoints:
     ) -> None:
         """A file as GluonNLP's own scripts leave it."""
         Path("ckpt").mkdir(exist_ok=True)
-        shapes = expected_shapes(layers, units, tokens)
+        shapes = expected_shapes(BertConfig(layers, units, 2, 4 * units), tokens)
         content = {key: np.full(shape, 0.5, np.float32) for key, shape in shapes.items()}
         content.pop(DECODER)
         content[name] = content.pop(EMBEDDING)

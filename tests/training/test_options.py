@@ -8,9 +8,10 @@ import sys
 import pytest
 
 from base.errors import InputError
+from bert.configuration import parse_model
 from data.options import MAX_POSITIONS
 from tests.processes import ROOT
-from training.options import PUBLISHED_VOCABULARIES, parse_model, parse_options
+from training.options import PUBLISHED_VOCABULARIES, parse_options
 
 # name: (an argument as text or None for a flag, what it becomes, GluonNLP v0.8.3's default or NEW).
 NEW = object()  # the default differs: left out, the value is worked out for the run
