@@ -24,6 +24,7 @@ from bert.config_file import ConfigFile, read_config_file
 from bert.configuration import GELU_FORMS, BertConfig, named_config
 from bert.weights.beside import read_vocabulary
 from bert.weights.exporting import FILES, FORMATS, converted, export, looks_cased, warnings_of
+from bert.weights.names import MASKED_LM, NEXT_SENTENCE, part_of
 from bert.weights.tensors import Weights
 from training.pretrained import find_weights
 
@@ -49,6 +50,7 @@ class ConvertConfig:
     config_file: ConfigFile | None
     config_path: str | None
     gelu: str | None
+    encoder_only: bool
     json: bool
 
 
@@ -70,6 +72,7 @@ def parse(arguments: Sequence[str] | None) -> ConvertConfig:
         config_file=file,
         config_path=options.config_file,
         gelu=options.gelu,
+        encoder_only=options.encoder_only,
         json=options.json,
     )
 
@@ -129,6 +132,11 @@ def _opened(config: ConvertConfig) -> Weights:
                 f"of {weights.vocab_size}; name the vocabulary that it was trained with"
             )
         weights = replace(weights, vocabulary=tokens)
+    if config.encoder_only:
+        heads = (MASKED_LM, NEXT_SENTENCE)
+        kept = {name: each for name, each in weights.tensors.items() if part_of(name) not in heads}
+        left_out = [name for name in weights.tensors if name not in kept]
+        weights = replace(weights, tensors=kept, ignored=(*weights.ignored, *left_out))
     return _with_case(weights, config.cased)
 
 
@@ -243,6 +251,11 @@ def _parser() -> OptionParser:
         choices=GELU_FORMS,
         help="the form that the weights were trained with (default: as beside the weights; tanh for "
         "TensorFlow, erf for others)",
+    )
+    add(
+        "--encoder_only",
+        action="store_true",
+        help="leave out both heads, which Hugging Face's BertModel would report as unexpected",
     )
     add(
         "--dtype",

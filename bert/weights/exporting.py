@@ -19,7 +19,7 @@ from base.files import replacing
 from bert.configuration import LAYER_NORM_EPSILON
 from bert.weights.beside import gluonnlp_vocabulary
 from bert.weights.bundle import write_bundle
-from bert.weights.names import DECODER, EMBEDDING, MASKED_LM, NEXT_SENTENCE, names_of
+from bert.weights.names import DECODER, EMBEDDING, MASKED_LM, NEXT_SENTENCE, names_of, part_of
 from bert.weights.params_file import write_params
 from bert.weights.safetensors_file import write_safetensors
 from bert.weights.tensors import Tensor, Weights
@@ -154,9 +154,7 @@ def looks_cased(vocabulary: Sequence[str]) -> bool:
 
 
 def _architecture(weights: Weights) -> str:
-    if not weights.missing:
-        return "BertForPreTraining"
-    heads = {MASKED_LM, NEXT_SENTENCE} - set(weights.missing)
+    heads = {part_of(name) for name in weights.tensors} & {MASKED_LM, NEXT_SENTENCE}
     return "BertForMaskedLM" if heads == {MASKED_LM} else "BertForPreTraining" if heads else "BertModel"
 
 
