@@ -24,15 +24,15 @@ from bert.config_file import ConfigFile, read_config_file
 from bert.configuration import GELU_FORMS, BertConfig, named_config
 from bert.weights.beside import read_vocabulary
 from bert.weights.exporting import FILES, FORMATS, converted, export, looks_cased, warnings_of
+from bert.weights.names import MASKED_LM, NEXT_SENTENCE, part_of
 from bert.weights.tensors import Weights
 from training.pretrained import find_weights
 
 _SHOWN = 5  # names in the closing lines
-_EPILOG = """INPUT is recognised by its content: a folder of this project's checkpoints (the newest complete one,
-or FOLDER:STEP), a .params file of GluonNLP, a Hugging Face folder or its model.safetensors, a TensorFlow
-checkpoint (PREFIX, with Google's or NVIDIA's names), a pytorch_model.bin or NVIDIA's ckpt_*.pt. Optimizer states
-are left out. Rules of thumb: BERT-base takes a second or two; memory stays below twice the size of the weights.
-docs/conversion.md is the guide."""
+_EPILOG = """INPUT is recognised by its content: a folder of this project's checkpoints (the newest complete
+one, or FOLDER:STEP), a .params file of GluonNLP, a Hugging Face folder or its model.safetensors, a TensorFlow
+checkpoint (PREFIX, with Google's or NVIDIA's names), a pytorch_model.bin or NVIDIA's ckpt_*.pt. Optimizer
+states are left out. Rules of thumb: RULES docs/conversion.md is the guide."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class ConvertConfig:
     config_file: ConfigFile | None
     config_path: str | None
     gelu: str | None
+    encoder_only: bool
     json: bool
 
 
@@ -71,6 +72,7 @@ def parse(arguments: Sequence[str] | None) -> ConvertConfig:
         config_file=file,
         config_path=options.config_file,
         gelu=options.gelu,
+        encoder_only=options.encoder_only,
         json=options.json,
     )
 
@@ -130,6 +132,11 @@ def _opened(config: ConvertConfig) -> Weights:
                 f"of {weights.vocab_size}; name the vocabulary that it was trained with"
             )
         weights = replace(weights, vocabulary=tokens)
+    if config.encoder_only:
+        heads = (MASKED_LM, NEXT_SENTENCE)
+        kept = {name: each for name, each in weights.tensors.items() if part_of(name) not in heads}
+        left_out = [name for name in weights.tensors if name not in kept]
+        weights = replace(weights, tensors=kept, ignored=(*weights.ignored, *left_out))
     return _with_case(weights, config.cased)
 
 
@@ -139,7 +146,8 @@ def _with_case(weights: Weights, cased: bool) -> Weights:
     if weights.cased is not None or weights.vocabulary is None:
         return weights
     guessed = looks_cased(weights.vocabulary)
-    note = f"whether upper case is kept is taken from the vocabulary: {'yes' if guessed else 'no'} (--cased says yes)"
+    words = "has upper case, so it is kept (cased)" if guessed else "has no upper case, so text is lowered"
+    note = f"the vocabulary {words}: nothing beside the weights says"
     return replace(weights, cased=guessed, notes=(*weights.notes, note))
 
 
@@ -158,8 +166,8 @@ def _check_output(config: ConvertConfig) -> None:
     others = sorted(name for name in os.listdir(output) if name not in FILES and not is_temporary(name))
     if others:
         raise InputError(
-            f"OUTPUT {output} holds {others[0]}, which convert.py does not write and --overwrite would delete; "
-            "name another folder"
+            f"OUTPUT {output} holds {others[0]}, which convert.py does not write and --overwrite would "
+            "delete; name another folder"
         )
     inside = os.path.join(os.path.realpath(output), "")
     if (os.path.realpath(config.input) + os.sep).startswith(inside):
@@ -228,21 +236,26 @@ def _parser() -> OptionParser:
     add("--overwrite", action="store_true", help="replace OUTPUT, a folder that convert.py has made, whole")
     add(
         "--vocab",
-        help="vocab.txt or GluonNLP's vocabulary in JSON, in the order of the embedding's rows (default: the one "
-        "beside the weights, or of the run)",
+        help="vocab.txt or GluonNLP's vocabulary in JSON, in the order of the embedding's rows (default: the "
+        "one beside the weights, or of the run)",
     )
     add("--cased", action="store_true", help="upper case is kept (default: as beside the weights)")
     add(
         "--model",
-        help="bert_LAYERS_UNITS_HEADS, for weights that nothing beside them says the heads of (default: heads of "
-        "64 units, as in every BERT of Google's)",
+        help="bert_LAYERS_UNITS_HEADS, for weights that nothing beside them says the heads of (default: "
+        "heads of 64 units, as in every BERT of Google's)",
     )
     add("--config_file", help="a bert_config.json or config.json in place of --model")
     add(
         "--gelu",
         choices=GELU_FORMS,
-        help="the form that the weights were trained with (default: as beside the weights; tanh for TensorFlow, "
-        "erf for others)",
+        help="the form that the weights were trained with (default: as beside the weights; tanh for "
+        "TensorFlow, erf for others)",
+    )
+    add(
+        "--encoder_only",
+        action="store_true",
+        help="leave out both heads, which Hugging Face's BertModel would report as unexpected",
     )
     add(
         "--dtype",

@@ -39,10 +39,10 @@ def replacing(path: str) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def replacing_folder(path: str) -> Iterator[str]:
-    """A new folder to fill; it becomes `path`, in place of what is there, if the block ends without an exception.
+    """A new folder to fill; it becomes `path`, in place of what is there, if the block raises nothing.
 
-    It has a temporary name in the same directory. Where the system cannot exchange two names at once, a kill at
-    the wrong moment leaves the old folder under a temporary name.
+    It has a temporary name in the same directory. Where the system cannot exchange two names at once, a kill
+    at the wrong moment leaves the old folder under a temporary name.
     """
     path = path.rstrip(os.sep) or path
     temporary = f"{path}{_TEMPORARY}{os.getpid()}-{uuid.uuid4().hex[:8]}"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Mapping, Sequence
 
 from base.errors import InputError
-from bert.configuration import BertConfig, named_config
+from bert.configuration import BertConfig, recorded_config
 from bert.weights.opening import open_weights
 from bert.weights.tensors import Weights
 from data.store.manifest import read_json
@@ -57,7 +57,7 @@ def _newest(folder: str, flag: str, config: BertConfig | None) -> Weights:
     passed_over: list[str] = []
     found = newest_complete(folder, passed_over.append, needed=(PARAMS,))
     if found is not None:
-        return _of_checkpoint(folder, found.step, flag, config, passed_over)
+        return _of_checkpoint(folder, found.step, flag, passed_over)
     if list_steps(folder):
         raise InputError(f"{flag} {folder} holds no complete checkpoint: {passed_over[0]}")
     bare = max(name for name in os.listdir(folder) if _NUMBERED.fullmatch(name))
@@ -70,7 +70,7 @@ def _at_step(folder: str, step: int, flag: str, config: BertConfig | None) -> We
             verified(folder, step, needed=(PARAMS,))
         except InputError as error:
             raise InputError(f"{flag} {folder}:{step}: {error}") from error
-        return _of_checkpoint(folder, step, flag, config, [])
+        return _of_checkpoint(folder, step, flag, [])
     if os.path.isfile(params_path(folder, step)):
         return open_weights(params_path(folder, step), flag, config)
     steps = list_steps(folder)
@@ -78,14 +78,11 @@ def _at_step(folder: str, step: int, flag: str, config: BertConfig | None) -> We
     raise InputError(f"{flag} {folder}:{step}: no checkpoint of this step; {available}")
 
 
-def _of_checkpoint(
-    folder: str, step: int, flag: str, config: BertConfig | None, notes: Sequence[str]
-) -> Weights:
+def _of_checkpoint(folder: str, step: int, flag: str, notes: Sequence[str]) -> Weights:
     """Weights with what their manifest says of them, which is whole."""
     manifest = read_manifest(folder, step)
     path = params_path(folder, step)
-    described = _config(manifest) or config
-    weights = open_weights(path, flag, described)
+    weights = open_weights(path, flag, recorded_config(manifest, f"{flag} {path}"))
     vocabulary, cased, more = _vocabulary(folder, manifest)
     if vocabulary is not None and len(vocabulary) > weights.vocab_size:
         raise InputError(
@@ -93,17 +90,6 @@ def _of_checkpoint(
             f"{folder} has {len(vocabulary)}; name the folder of one run"
         )
     return replace(weights, vocabulary=vocabulary, cased=cased, notes=(*notes, *weights.notes, *more))
-
-
-def _config(manifest: Mapping[str, Any]) -> BertConfig | None:
-    """The network, as the run had it; older manifests have its name alone."""
-    config = manifest.get("bert")
-    if isinstance(config, dict):
-        return BertConfig(
-            **{each.name: config[each.name] for each in fields(BertConfig) if each.name in config}
-        )
-    model = manifest.get("model")
-    return named_config(model) if isinstance(model, str) else None
 
 
 def _vocabulary(

@@ -11,7 +11,7 @@ import numpy as np
 from base.errors import InputError
 from bert.configuration import BertConfig
 from bert.weights.bare_params import expected_shapes
-from bert.weights.names import DECODER, WORDS, part_of
+from bert.weights.names import DECODER, EMBEDDING, part_of
 from bert.weights.spellings import FOREIGN, IGNORED, Spelling, Weight
 from bert.weights.stored import shown
 from bert.weights.tensors import Tensor, Weights
@@ -143,20 +143,20 @@ def assemble(source: str, kind: str, named: Named, beside: Beside, given: BertCo
     """
     tensors = dict(named.tensors)
     decoder = tensors.pop(DECODER, None)
-    if WORDS in tensors and decoder is not None:
-        both = (named.called[WORDS], tensors[WORDS]), (named.called[DECODER], decoder)
-        tensors[WORDS] = _same(source, *both)
+    if EMBEDDING in tensors and decoder is not None:
+        both = (named.called[EMBEDDING], tensors[EMBEDDING]), (named.called[DECODER], decoder)
+        tensors[EMBEDDING] = _same(source, *both)
     elif decoder is not None:
-        tensors[WORDS] = decoder
+        tensors[EMBEDDING] = decoder
     config, notes = _sizes(source, named, tensors, beside.config or given)
     config = replace(config, gelu=beside.config.gelu if beside.config else beside.gelu)
-    expected = expected_shapes(config, tensors[WORDS].shape[0])
+    expected = expected_shapes(config, tensors[EMBEDDING].shape[0])
     del expected[DECODER]
     missing = _check_complete(source, tensors, expected)
     for name, shape in expected.items():
         if name in tensors:
             _check(source, named.called.get(name, name), tensors[name], shape)
-    _check_beside(source, config, tensors[WORDS].shape[0], beside)
+    _check_beside(source, config, tensors[EMBEDDING].shape[0], beside)
     ordered = {name: tensors[name] for name in expected if name in tensors}
     return Weights(
         source.partition(" ")[2],
@@ -176,15 +176,15 @@ def _sizes(
 ) -> tuple[BertConfig, list[str]]:
     """The configuration that the shapes imply, its heads perhaps those of `given`; and what was assumed."""
     cells = {int(match[1]) for match in map(_CELL.match, tensors) if match}
-    for name, axes in ((WORDS, 2), ("encoder.position_weight", 2), (_FIRST_FFN, 2)):
+    for name, axes in ((EMBEDDING, 2), ("encoder.position_weight", 2), (_FIRST_FFN, 2)):
         if name not in tensors:
-            if not any(each in tensors for each in (WORDS, "encoder.position_weight", _FIRST_FFN)):
+            if not any(each in tensors for each in (EMBEDDING, "encoder.position_weight", _FIRST_FFN)):
                 some = f"; it has {shown(named.ignored[0])}" if named.ignored else ""
                 raise InputError(f"{source} holds no weights of a BERT under a known name{some}")
             raise InputError(f"{source} lacks {name} (GluonNLP's name of it), without which it is no BERT")
         if len(tensors[name].shape) != axes:
             _check(source, named.called.get(name, name), tensors[name], None)
-    units = tensors[WORDS].shape[1]
+    units = tensors[EMBEDDING].shape[1]
     types = tensors.get("token_type_embed.0.weight")
     notes = []
     if named.heads is not None and units % named.heads == 0:

@@ -25,7 +25,7 @@ _GLUONNLP_KEYS = ("idx_to_token", "token_to_idx")
 
 
 def look_beside(folder: str, flag: str, gelu: str) -> Beside:
-    """What the files of a folder say about the weights in it.
+    """Facts that the files of a folder give about the weights in it.
 
     Args:
         flag: the option that names the weights, for messages.
@@ -64,7 +64,7 @@ def read_vocabulary(path: str, flag: str) -> Sequence[str]:
         if begins != b"{":
             return load_vocab(path).tokens
         tokens = _json(path, flag).get(_GLUONNLP_KEYS[0])
-        if not _are_tokens(tokens):
+        if not isinstance(tokens, list) or not all(type(token) is str for token in tokens):
             raise InputError(
                 f"{path} is no vocabulary of GluonNLP ({_GLUONNLP_KEYS[0]} is no list of tokens)"
             )
@@ -101,11 +101,13 @@ def _config(folder: str, flag: str, gelu: str) -> tuple[BertConfig | None, int |
 
 
 def _from_tokenizer(path: str, flag: str) -> tuple[Sequence[str] | None, bool | None]:
-    """Tokens of a tokenizer.json with a WordPiece model, and whether it lowers case; None for other models."""
+    """Tokens of a tokenizer.json with a WordPiece model, and whether it lowers case; None for others."""
     content = _json(path, flag)
     model, normalizer = content.get("model"), content.get("normalizer")
-    ids = model.get("vocab") if isinstance(model, dict) else None
-    if not isinstance(ids, dict) or model.get("type", "WordPiece") != "WordPiece":
+    if not isinstance(model, dict) or model.get("type", "WordPiece") != "WordPiece":
+        return None, None
+    ids = model.get("vocab")
+    if not isinstance(ids, dict):
         return None, None
     tokens = sorted(ids, key=lambda token: ids[token] if type(ids[token]) is int else -1)
     if [ids[token] for token in tokens] != list(range(len(tokens))):
@@ -134,7 +136,3 @@ def _json(path: str, flag: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{flag}: {path} is not JSON ({error})") from error
     return content
-
-
-def _are_tokens(tokens: Any) -> bool:
-    return isinstance(tokens, list) and all(type(token) is str for token in tokens)

@@ -19,7 +19,7 @@ from base.files import replacing
 from bert.configuration import LAYER_NORM_EPSILON
 from bert.weights.beside import gluonnlp_vocabulary
 from bert.weights.bundle import write_bundle
-from bert.weights.names import DECODER, MASKED_LM, NEXT_SENTENCE, WORDS, names_of
+from bert.weights.names import DECODER, EMBEDDING, MASKED_LM, NEXT_SENTENCE, names_of, part_of
 from bert.weights.params_file import write_params
 from bert.weights.safetensors_file import write_safetensors
 from bert.weights.tensors import Tensor, Weights
@@ -72,14 +72,14 @@ def warnings_of(weights: Weights, to: str) -> list[str]:
         found.append("no vocabulary lies beside the weights, so none is written; give --vocab")
     if to == "tensorflow" and weights.config.gelu == "erf":
         found.append(
-            "the network has GELU by erf, but Google's code computes tanh from any bert_config.json: its outputs "
-            'differ by about 1e-3; "gelu_form" in bert_config.json is read by this project alone'
+            "the network has GELU by erf, but Google's code computes tanh from any bert_config.json: its "
+            'outputs differ by about 1e-3; "gelu_form" in bert_config.json is read by this project alone'
         )
     dtypes = {tensor.dtype for tensor in weights.tensors.values()}
     if to == "tensorflow" and dtypes != {np.dtype(np.float32)}:
         found.append(
-            f"weights are written in {', '.join(sorted(map(str, dtypes)))}, but Google's code restores float32 "
-            "alone; give --dtype float32 for it"
+            f"weights are written in {', '.join(sorted(map(str, dtypes)))}, but Google's code restores "
+            "float32 alone; give --dtype float32 for it"
         )
     return found
 
@@ -110,7 +110,7 @@ def configuration(weights: Weights, to: str) -> dict[str, Any]:
         "layer_norm_eps": LAYER_NORM_EPSILON,
         "model_type": "bert",
         "pad_token_id": list(words).index("[PAD]") if words is not None else 0,
-        "torch_dtype": str(weights.tensors[WORDS].dtype),
+        "torch_dtype": str(weights.tensors[EMBEDDING].dtype),
     }
 
 
@@ -154,9 +154,7 @@ def looks_cased(vocabulary: Sequence[str]) -> bool:
 
 
 def _architecture(weights: Weights) -> str:
-    if not weights.missing:
-        return "BertForPreTraining"
-    heads = {MASKED_LM, NEXT_SENTENCE} - set(weights.missing)
+    heads = {part_of(name) for name in weights.tensors} & {MASKED_LM, NEXT_SENTENCE}
     return "BertForMaskedLM" if heads == {MASKED_LM} else "BertForPreTraining" if heads else "BertModel"
 
 
@@ -165,7 +163,7 @@ def _with_decoder(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     found = {}
     for name, tensor in tensors.items():
         if name == "decoder.3.bias":
-            found[DECODER] = tensors[WORDS]
+            found[DECODER] = tensors[EMBEDDING]
         found[name] = tensor
     return found
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Iterator, NamedTuple
 
-WORDS, DECODER = "word_embed.0.weight", "decoder.3.weight"  # one array under two names
+EMBEDDING, DECODER = "word_embed.0.weight", "decoder.3.weight"  # one array under two names
 POOLER, NEXT_SENTENCE, MASKED_LM = "pooler", "next-sentence head", "masked-LM head"
 _PARTS = {"pooler.": POOLER, "classifier.": NEXT_SENTENCE, "decoder.": MASKED_LM}
 _LAYER = "{layer}"
@@ -43,7 +43,7 @@ def _embedding(gluonnlp: str, which: str) -> Names:
 
 _CELL, _BLOCK = f"encoder.transformer_cells.{_LAYER}", f"bert/encoder/layer_{_LAYER}"
 TABLE: tuple[Names, ...] = (
-    _embedding(WORDS, "word_embeddings"),
+    _embedding(EMBEDDING, "word_embeddings"),
     _embedding("token_type_embed.0.weight", "token_type_embeddings"),
     _embedding("encoder.position_weight", "position_embeddings"),
     *_norm("encoder.layer_norm", "bert/embeddings/LayerNorm"),

@@ -1,7 +1,7 @@
 """The one door to weights of any format, recognised by content. MXNet is not imported.
 
-A folder is looked through for safetensors, pytorch_model.bin, a TensorFlow checkpoint, a .params file and a .pt
-file, in this order. What lies beside the weights completes them (bert.weights.beside).
+A folder is looked through for safetensors, pytorch_model.bin, a TensorFlow checkpoint, a .params file and a
+.pt file, in this order. What lies beside the weights completes them (bert.weights.beside).
 """
 
 from __future__ import annotations

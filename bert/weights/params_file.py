@@ -44,7 +44,7 @@ class ArrayInfo(NamedTuple):
 
 
 def to_numpy(array: Any) -> np.ndarray:
-    """A NumPy array from a Tensor (read now), an MXNet array (copied from its device) or what NumPy understands."""
+    """A NumPy array from a Tensor (read now), an MXNet array (copied from its device) or what NumPy takes."""
     if isinstance(array, Tensor):
         return array.read()
     return array.asnumpy() if hasattr(array, "asnumpy") else np.asarray(array)

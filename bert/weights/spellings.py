@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Callable, Iterable, NamedTuple, Union
 
-from bert.weights.names import DECODER, TABLE, WORDS
+from bert.weights.names import DECODER, EMBEDDING, TABLE
 
 IGNORED, FOREIGN = "ignored", "foreign"
 
@@ -83,7 +83,7 @@ _GLOBAL = [
             _CELL + r"positionwiseffn\d+_layernorm\d+_(gamma|beta)",
             r"encoder.transformer_cells.\1.ffn.layer_norm.\2",
         ),
-        (r"bertmodel\d+_word_embed_embedding\d+_weight", WORDS),
+        (r"bertmodel\d+_word_embed_embedding\d+_weight", EMBEDDING),
         (r"bertmodel\d+_word_embed_embedding\d+_bias", "decoder.3.bias"),
         (r"bertmodel\d+_token_type_embed_embedding\d+_weight", "token_type_embed.0.weight"),
         (r"bertmodel\d+_pooler_(weight|bias)", r"pooler.\1"),
@@ -95,8 +95,8 @@ _GLOBAL = [
 
 
 def huggingface(name: str) -> Meaning:
-    """Hugging Face's names and NVIDIA's, as state dictionaries have them: in a wrapper ("module.", "model.") or
-    not, with "bert." or without, LayerNorm's numbers as weight and bias or as gamma and beta, dense layers
+    """Hugging Face's names and NVIDIA's, as state dictionaries have them: in a wrapper ("module.", "model.")
+    or not, with "bert." or without, LayerNorm's numbers as weight and bias or as gamma and beta, dense layers
     with an activation inside (NVIDIA's `dense_act`)."""
     name = _WRAPPERS.sub("", name)
     if name.startswith(("embeddings.", "encoder.layer.", "pooler.")):
@@ -193,7 +193,7 @@ def _norm_path(path: str, name: str) -> dict[str, Weight]:
 
 _OBJECT, _STRUCTURAL = "_transformer_layers/{layer}", "encoder.transformer_cells.{layer}"
 _PATHS = {
-    "_embedding_layer/embeddings": Weight(WORDS),
+    "_embedding_layer/embeddings": Weight(EMBEDDING),
     "_position_embedding_layer/embeddings": Weight("encoder.position_weight"),
     "_type_embedding_layer/embeddings": Weight("token_type_embed.0.weight"),
     **_norm_path("_embedding_norm_layer", "encoder.layer_norm"),

@@ -11,7 +11,7 @@ import pytest
 from base.errors import InputError
 from bert.configuration import BertConfig, named_config
 from bert.model import build_model, initialize
-from bert.weights.names import DECODER, WORDS
+from bert.weights.names import DECODER, EMBEDDING
 from bert.weights.opening import open_weights
 from tests.bert.weights.building import SMALL, TOKENS, arrays, write
 
@@ -53,7 +53,7 @@ def test_heads_are_of_64_units_where_nothing_says_more(tmp_path):
 @pytest.mark.parametrize("global_names", [False, True])
 def test_what_mxnet_saves(tmp_path, global_names):
     """save_parameters writes structural names, collect_params().save global ones with counters of blocks."""
-    model = build_model("bert_2_16_2", TOKENS)
+    model = build_model(named_config("bert_2_16_2"), TOKENS)
     initialize(model, mx.cpu(), "float32", 1)
     path = str(tmp_path / "x.params")
     model.collect_params().save(path) if global_names else model.save_parameters(path)
@@ -67,14 +67,14 @@ def test_what_mxnet_saves(tmp_path, global_names):
 
 def test_the_decoders_weight_stands_for_the_embedding(tmp_path):
     named = arrays()
-    both = opened(tmp_path, {**named, DECODER: named[WORDS]})
-    np.testing.assert_array_equal(both.tensors[WORDS].read(), named[WORDS])
-    named[DECODER] = named.pop(WORDS)
-    np.testing.assert_array_equal(opened(tmp_path, named).tensors[WORDS].read(), named[DECODER])
-    changed = {**named, WORDS: named[DECODER] + np.eye(TOKENS, 64, dtype=np.float32)}
+    both = opened(tmp_path, {**named, DECODER: named[EMBEDDING]})
+    np.testing.assert_array_equal(both.tensors[EMBEDDING].read(), named[EMBEDDING])
+    named[DECODER] = named.pop(EMBEDDING)
+    np.testing.assert_array_equal(opened(tmp_path, named).tensors[EMBEDDING].read(), named[DECODER])
+    changed = {**named, EMBEDDING: named[DECODER] + np.eye(TOKENS, 64, dtype=np.float32)}
     weights = opened(tmp_path, changed)
-    with pytest.raises(InputError, match=f"{DECODER} differs from {WORDS} in 20 of 1280 numbers"):
-        weights.tensors[WORDS].read()
+    with pytest.raises(InputError, match=f"{DECODER} differs from {EMBEDDING} in 20 of 1280 numbers"):
+        weights.tensors[EMBEDDING].read()
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_what_is_no_whole_bert(tmp_path):
     "name, array, words",
     [
         ("encoder.layer_norm.gamma", np.ones(63, np.float32), "of shape (63,), needed is (64,)"),
-        (WORDS, np.ones(64, np.float32), "of shape (64,), needed is two axes"),
+        (EMBEDDING, np.ones(64, np.float32), "of shape (64,), needed is two axes"),
         ("pooler.weight", np.ones((64, 64), np.int32), "pooler.weight in int32"),
         ("decoder.3.bias", np.ones(21, np.float32), "of shape (21,), needed is (20,)"),
     ],
@@ -133,5 +133,5 @@ def test_nothing_there_and_something_else(tmp_path):
     with pytest.raises(InputError, match="INPUT /nowhere does not exist"):
         open_weights("/nowhere", "INPUT")
     (tmp_path / "x").write_text("hello")
-    with pytest.raises(InputError, match="of no known format"):
+    with pytest.raises(InputError, match="is something else, and no weights in a known format"):
         open_weights(str(tmp_path / "x"), "INPUT")
