@@ -104,7 +104,7 @@ def _train_stage(
 
 
 def _check_ahead(part: Part, first: Part, communicator: Communicator) -> None:
-    """Finds what is wrong with a stage before the one in front of it takes days: its plan, and data of its own,
+    """Finds errors in a stage before the one in front of it takes days: in its plan, and in data of its own,
     which is tokenized or converted into the cache. Every rank calls it.
 
     Raises:

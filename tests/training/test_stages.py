@@ -357,9 +357,8 @@ class TestInitFrom:
         both = min(rows, 512)
         np.testing.assert_allclose(found[:both], source[name][:both], rtol=1e-5, atol=1e-12)
         assert found.shape == (512, 16) and np.abs(found[both:]).max(initial=0) < 0.2
-        assert (
-            "from position 64 on" if partial else "of its 600 positions the first 512"
-        ) in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert ("from position 64 on" if partial else "of its 600 positions the first 512") in said
 
 
 def states_of(directory: Path, step: int) -> Any:
