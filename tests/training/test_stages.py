@@ -292,7 +292,7 @@ class TestInitFrom:
         "reset", ["optimizer", "schedule", "data", "optimizer,schedule", "schedule,data"]
     )
     def test_each_reset(self, reset, whole, corpus, tmp_path):
-        """From stage 1's end as a run of stage 1; its steps, moments and place go on unless they are reset."""
+        """From stage 1's second step: steps, moments and place in the data go on unless they are reset."""
         options = {
             **self.PLAIN,
             "stages": "1",
