@@ -24,7 +24,8 @@ class Budget:
     """Place of a run in its budget, in ticks; the same on every rank.
 
     A step's place is where it ends, as with steps: the last one is at TICKS, where the schedule has its end.
-    The end is foreseen from the shortest step so far, so a run exceeds its budget by less than a step.
+    The end is foreseen from the shortest step so far: where steps take equally long, a run exceeds its budget
+    by less than one, else by less than two.
 
     Args:
         hours: the budget.

@@ -141,7 +141,8 @@ def _compose(path: str) -> list[tuple[Any, Any]]:
         mark = getattr(error, "problem_mark", None)
         at = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be parsed"
-        raise InputError(f"{OPTION} {path}{at}: no YAML: {problem}") from None
+        hint = "quote a value that begins with * & ! % @ or a bracket"
+        raise InputError(f"{OPTION} {path}{at}: no YAML: {problem}; {hint}") from None
     except RecursionError:
         raise InputError(f"{OPTION} {path}: no list of options: it is nested too deeply") from None
     if root is None or root.id != "mapping":
@@ -150,11 +151,11 @@ def _compose(path: str) -> list[tuple[Any, Any]]:
 
 
 def _value(key: str, node: Any, flag: bool, where: str) -> str | bool | None:
-    if node.id == "scalar" and node.style is None and node.value in _NOTHING:
-        return None
     parts = node.value if node.id == "sequence" else [node]
     if any(each.tag not in _PLAIN_TAGS for each in (node, *parts) if each.id != "mapping"):
         raise InputError(f"{where}: {key} has a tag; write the value alone")
+    if node.id == "scalar" and node.style is None and node.value in _NOTHING:
+        return None
     if flag:
         if node.id != "scalar" or node.style is not None or node.value not in _FLAG:
             shown = repr(node.value) if node.id == "scalar" else f"a {node.id}"
