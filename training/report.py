@@ -140,8 +140,9 @@ class RunReporter:
         speed = f"{metrics['tokens_per_s']:,.0f}"
         if self._bar is not None:
             figure = self._task.short_line(metrics)
-            left = "" if self._num_steps else f", {self._remaining(metrics)} left"
-            self._bar.set_postfix_str(f"{figure}, lr {metrics['lr']:.2e}, {speed} tokens/s{left}")
+            more = f", mfu {metrics['mfu']:.0%}" if "mfu" in metrics else ""
+            more += "" if self._num_steps else f", {self._remaining(metrics)} left"
+            self._bar.set_postfix_str(f"{figure}, lr {metrics['lr']:.2e}, {speed} tokens/s{more}")
         if self._lines:
             of = f"/{self._num_steps}" if self._num_steps else ""
             mfu = f"  mfu {metrics['mfu']:.1%}" if "mfu" in metrics else ""

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 
+from base.files import is_temporary
 from comm.base import Communicator
 from training.checkpoint import library_versions
 from training.config import RunConfig
@@ -26,7 +27,10 @@ def write_run_file(config: RunConfig, communicator: Communicator, seed: int, pla
     options = {**config.options, "seed": seed}
     if isinstance(options["profile"], TracePlan):
         options["profile"] = options["profile"].path
-    path = os.path.join(config.checkpoint.ckpt_dir, RUN_FILE)
+    folder = config.checkpoint.ckpt_dir
+    for name in os.listdir(folder):  # of a run that was killed in between
+        if name.startswith(RUN_FILE) and is_temporary(name):
+            os.remove(os.path.join(folder, name))
     versions = ", ".join(f"{name} {version}" for name, version in library_versions().items())
     comments = [
         f"{OPTION} {RUN_FILE} --ckpt_dir ANOTHER repeats the run. Paths count from the folder it starts in.",
@@ -35,4 +39,4 @@ def write_run_file(config: RunConfig, communicator: Communicator, seed: int, pla
         f"versions: {versions}",
         plan.summary,
     ]
-    write_options(path, options, comments)
+    write_options(os.path.join(folder, RUN_FILE), options, comments)

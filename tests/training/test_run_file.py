@@ -131,6 +131,8 @@ def test_a_trace_plan_and_a_command_of_several_lines(tmp_path, monkeypatch):
     config = run_config(parsed)
     monkeypatch.setattr("sys.argv", ["run.py", "--data", "a\nlr: 5", "\x85b\u2028"])
     made = make_plan(config.batch, config.optimization, 1, 128)
+    (tmp_path / "run.yaml.tmp-17-0123abcd").touch()  # a killed run's
     write_run_file(config, LocalCommunicator(), 7, made)
     found = options("--options_file", tmp_path / "run.yaml")
     assert (found["profile"], found["seed"], found["lr"], found["data"]) == ("t.json", 7, None, "x")
+    assert [each.name for each in tmp_path.iterdir()] == ["run.yaml"]
