@@ -204,7 +204,8 @@ def open_run(
         reporter = RunReporter(
             config.checkpoint.ckpt_dir, task, start.step, plan.num_steps, shown.progress, shown.verbose
         )
-        write_run_file(config, communicator, seed, plan)
+        if trains:  # an evaluation leaves the file of the run that it looks at
+            write_run_file(config, communicator, seed, plan)
     stack.callback(reporter.close)
     feed = training_feed(config, inputs, plan, seed, communicator, reporter)
     if feed is not None:

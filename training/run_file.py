@@ -16,7 +16,7 @@ from training.profiling.profiler import TracePlan
 
 
 def write_run_file(config: RunConfig, communicator: Communicator, seed: int, plan: RunPlan) -> None:
-    """Writes it into ckpt_dir, whole or not at all; one rank does it, at each start.
+    """Writes it into ckpt_dir, whole or not at all; one rank does it, at each start of training.
 
     An option that was left out is null where the run works its value out; the comments say what it came to.
     `seed` is the run's, also where it was left out and is a checkpoint's.
