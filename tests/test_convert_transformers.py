@@ -76,7 +76,7 @@ def at_places(logits: np.ndarray, inputs: Inputs) -> np.ndarray:
 
 
 def largest_differences(path: str, place: Place, form: str) -> tuple[float, float]:
-    """Of next-sentence and masked-LM logits: MXNet's of a file and transformers' of the model that it made."""
+    """Of next-sentence and masked-LM logits: MXNet's of a file, and transformers' of the model they made."""
     expected = place.outputs(f"{form}.npz")
     weights = open_weights(path, "INPUT", BertConfig(1, CONFIG.units, CONFIG.heads, 1, gelu=form))
     next_sentence, masked = mxnet_logits(weights, place.inputs)
@@ -96,8 +96,8 @@ def test_what_transformers_and_torch_save(place, form, suffix, monkeypatch):
 
 
 def test_what_transformers_load(place, monkeypatch, capsys):
-    """The way back, through GluonNLP and through TensorFlow: the same logits to the bit, and no word of missing
-    or unexpected keys."""
+    """The way back, through GluonNLP and through TensorFlow: the same logits to the bit, and no word of
+    missing or unexpected keys."""
     monkeypatch.chdir(place.folder)
     tasks = []
     for form in FORMS:

@@ -4,8 +4,8 @@
 
 Each task has a "folder", "inputs" (an .npz with tokens, segments, lengths) and an "out" (an .npz for the
 logits). Of those with a "config" the folder is made, with a random BERT of numbers N(0, stdev^2), as
-save_pretrained and torch.save write it; the others are loaded, and what transformers say about it is printed as
-JSON.
+save_pretrained and torch.save write it; the others are loaded, and what transformers say about it is printed
+as JSON.
 """
 
 from __future__ import annotations
