@@ -2,9 +2,9 @@
 
 Python's own unpickler imports what a pickle names and calls it with arguments from the pickle, which is how a
 file runs `os.system`. This machine knows the operations of protocols 2 to 5 (Lib/pickletools.py) as far as
-they build numbers, strings, tuples, lists and dicts. A name is a `Global`, an inert word; what calling it would
-mean is given by a function that knows a few names. Everything else in a pickle is `OPAQUE`: long strings,
-bytes, sets, objects whose content nobody needs.
+they build numbers, strings, tuples, lists and dicts. A name is a `Global`, an inert word; a function that
+knows a few names gives meaning to calls. Everything else in a pickle is `OPAQUE`: long strings, bytes, sets,
+objects whose content nobody needs.
 
 Time and memory are limited whatever the pickle is: the number of operations, the length of strings, and keys
 of dicts, which are strings and numbers, since hashing nested tuples can take exponential time.
@@ -18,7 +18,7 @@ from typing import IO, Any, Callable, NamedTuple
 
 from bert.weights.stored import MAX_NAME, Damaged, shown
 
-MAX_OPERATIONS = 500_000  # BERT-large with Adam's moments and a master copy takes about 70,000
+MAX_OPERATIONS = 250_000  # BERT-large with Adam's moments and a master copy takes about 70,000
 _MAX_STRING = 4 * MAX_NAME  # bytes; a longer one is OPAQUE
 _MAX_PROTOCOL = 5
 

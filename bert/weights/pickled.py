@@ -12,8 +12,8 @@ facts about the machine, the object (its persistent ids have a sixth element, No
 key, offset, size), and the list of the storages' keys; then for each an int64 number of elements, and these.
 
 A tensor in the pickle is a call of `torch._utils._rebuild_tensor_v2(storage, offset, size, stride, ...)`.
-Calls that make tensors and dicts are understood, calls of what stands in INERT become values that nobody looks
-at, and any other name in the pickle is an error: a file that names os.system is not read at all.
+Calls that make tensors and dicts are understood, calls of what stands in INERT become values that nobody
+looks at, and any other name in the pickle is an error: a file that names os.system is not read at all.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ INERT = {
 }
 
 _MAX_DEPTH = 20  # of dicts in dicts
-_MAX_VALUES = 200_000
+_MAX_VALUES = 100_000
 
 
 class _Storage(NamedTuple):
@@ -252,7 +252,7 @@ def _tensor(path: str, name: str, view: _View, place: Place, dtype: np.dtype, ch
 
     def read() -> np.ndarray:
         stored = read_elements(path, place.offset + first * dtype.itemsize, span, dtype)
-        check(storage.key, place, stored)
+        check(name, place, stored)
         elements = native(stored)
         if count == 0 or all(length == 1 or a == b for length, a, b in zip(shape, strides, dense)):
             return elements.reshape(shape)
