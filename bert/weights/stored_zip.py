@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
     offset: int
     size: int
-    crc: int | None  # CRC-32; None where the format has none
+    crc: int | None  # CRC-32; None where the file has none
 
 
 class Archive:
@@ -67,7 +67,8 @@ class Archive:
         offset = member.header_offset + _LOCAL_HEADER + name_length + extra_length
         if not header.startswith(MAGIC) or offset + member.file_size > self._size:
             raise Damaged(f"{shown(name)} is cut short")
-        return Place(offset, member.file_size, member.CRC)
+        # torch.serialization.set_crc32_options(False) writes zeros.
+        return Place(offset, member.file_size, member.CRC or None)
 
 
 def checksum(file: IO[bytes], place: Place) -> int:
