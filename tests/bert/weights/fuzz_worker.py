@@ -4,9 +4,9 @@ python -m tests.bert.weights.fuzz_worker FORMAT SEED ROUNDS FOLDER
 
 Every file has to end in an InputError of one line, or in arrays of the shapes that were announced; in less
 than three seconds, and with less memory than 40 MiB beyond what the process had. Files are damaged by flipped
-bits, other bytes, cuts, insertions, copies and large numbers; where a checksum covers what is damaged, some have
-the right one for the damaged content, so that the damage gets past it. The last line printed is a JSON object:
-how many files were read and how many rejected.
+bits, other bytes, cuts, insertions, copies and large numbers; where a checksum covers what is damaged, some
+have the right one for the damaged content, so that the damage gets past it. The last line printed is a JSON
+object: how many files were read and how many rejected.
 """
 
 from __future__ import annotations
