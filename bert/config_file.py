@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Mapping, NamedTuple
 
 from base.errors import InputError
-from bert.configuration import LAYER_NORM_EPSILON, BertConfig
+from bert.configuration import GELU_FORMS, LAYER_NORM_EPSILON, BertConfig
 
 MOST_BYTES = 1 << 20
 _LARGEST = 1 << 24  # of a size: what is above is a mistake, not a model
@@ -34,6 +34,7 @@ _FORMS = {
     "gelu_fast": "tanh",
     "gelu_accurate": "tanh",
 }
+_GELU_FORM = "gelu_form"  # which of the two, in files that convert.py writes
 # Keys whose other values ask for what the code does not have.
 _FIXED: dict[str, tuple[Any, ...]] = {
     "model_type": ("bert",),
@@ -57,7 +58,7 @@ _WITHOUT_EFFECT = {
     *("pooler_type", "directionality"),
 }
 _OWN = (
-    *("vocab_size", "hidden_act", "embedding_size"),
+    *("vocab_size", "hidden_act", _GELU_FORM, "embedding_size"),
     *("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"),
 )
 
@@ -119,7 +120,9 @@ def read_config_file(path: str, flag: str) -> ConfigFile:
         )
     _check_fixed(content, config, source)
     hidden_act, gelu_open = _activation(content, source)
-    if not gelu_open:
+    if _GELU_FORM in content:
+        config, gelu_open = replace(config, gelu=_gelu_form(content, hidden_act, source)), False
+    elif not gelu_open:
         config = replace(config, gelu=_FORMS.get(hidden_act, "erf"))
     known = {*_SIZES, *_FIXED, *_WITHOUT_EFFECT, *_OWN}
     return ConfigFile(
@@ -197,6 +200,16 @@ def _activation(content: Mapping[str, Any], source: str) -> tuple[str, bool]:
             f"{source}: hidden_act is {_shown(name)}, and this code has {', '.join([_GELU, *_FORMS])} only"
         )
     return name, name == _GELU and not any(key in content for key in _HUGGING_FACE)
+
+
+def _gelu_form(content: Mapping[str, Any], hidden_act: str, source: str) -> str:
+    form = content[_GELU_FORM]
+    if form not in GELU_FORMS or form != _FORMS.get(hidden_act, form):
+        raise InputError(
+            f"{source}: {_GELU_FORM} is {_shown(form)}; it is {' or '.join(GELU_FORMS)}, and with hidden_act "
+            f"{hidden_act} {_FORMS.get(hidden_act, 'either')}"
+        )
+    return str(form)
 
 
 def _same(found: Any, wanted: Any) -> bool:

@@ -13,7 +13,8 @@ from base.errors import InputError
 from base.launchers import launched_rank
 from base.progress import Printed
 from bert.configuration import recorded_config
-from bert.weights.bare_params import DECODER, EMBEDDING, check_index, check_values, expected_shapes
+from bert.weights.bare_params import check_index, check_values, expected_shapes
+from bert.weights.names import DECODER, EMBEDDING
 from bert.weights.params_file import read_index
 from comm.base import Communicator
 from data.opening import (
