@@ -1,4 +1,4 @@
-"""Weights of a BERT in a file, whatever its format: names and shapes first, numbers when they are asked for."""
+"""Weights of a BERT in a file, whatever its format: names and shapes first, numbers when they are wanted."""
 
 from __future__ import annotations
 

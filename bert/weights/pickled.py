@@ -1,0 +1,305 @@
+"""PyTorch's files (`torch.save`): pytorch_model.bin, NVIDIA's ckpt_*.pt; no pickle in them is executed.
+
+Since PyTorch 1.6 such a file is a zip archive of uncompressed members (torch/serialization.py `_save`):
+
+    NAME/data.pkl   a pickle, in which a storage, the elements behind one or several tensors, is a persistent
+                    id: ("storage", its type, key, device, number of elements)
+    NAME/data/KEY   the elements of a storage
+    NAME/byteorder  "little" or "big"; older archives lack it and are little-endian
+
+Before, and on request today, it is a row of pickles (`_legacy_save`): a magic number, the protocol (1001),
+facts about the machine, the object (its persistent ids have a sixth element, None or a view of a storage:
+key, offset, size), and the list of the storages' keys; then for each an int64 number of elements, and these.
+
+A tensor in the pickle is a call of `torch._utils._rebuild_tensor_v2(storage, offset, size, stride, ...)`.
+Calls that make tensors and dicts are understood, calls of what stands in INERT become values that nobody
+looks at, and any other name in the pickle is an error: a file that names os.system is not read at all.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import IO, Any, Callable, Iterator, NamedTuple
+
+import numpy as np
+
+from base.errors import InputError
+from bert.weights.pickle_data import OPAQUE, Global, PickleReader, Source
+from bert.weights.stored import (
+    BFLOAT16,
+    MAX_DIMENSIONS,
+    MAX_NAME,
+    Damaged,
+    check_name,
+    native,
+    native_dtype,
+    read_elements,
+    reading,
+    shown,
+    stored_size,
+)
+from bert.weights.stored_zip import MAGIC as ZIP_MAGIC
+from bert.weights.stored_zip import Archive, Checksums, Place, checksum
+from bert.weights.tensors import Tensor
+
+KIND = "a file of torch.save"
+PICKLE_MAGIC = b"\x80"  # as every pickle of protocol 2 and later begins
+_LEGACY_NUMBER, _LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
+
+_TYPES = {"Float": "<f4", "Double": "<f8", "Half": "<f2", "Long": "<i8", "Int": "<i4", "Short": "<i2"}
+_TYPES.update({"Char": "i1", "Byte": "u1", "Bool": "?"})
+STORAGES = {
+    f"{module}.{name}Storage": dtype
+    for module in ("torch", "torch.cuda")
+    for name, dtype in {**{key: np.dtype(each) for key, each in _TYPES.items()}, "BFloat16": BFLOAT16}.items()
+}
+TENSORS = {"torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2"}
+PARAMETERS = {"torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"}
+DICTS = {"collections.OrderedDict", "collections.defaultdict", "builtins.dict", "__builtin__.dict"}
+# Beside the state dict: NumPy's numbers, options, and the data loader that NVIDIA's unfinished runs save.
+INERT = {
+    *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("scalar", "_reconstruct")),
+    *("numpy.dtype", "numpy.ndarray", "_codecs.encode", "argparse.Namespace"),
+    *(
+        f"{module}.{name}"
+        for module in ("builtins", "__builtin__")
+        for name in ("set", "list", "int", "long", "float")
+    ),
+    *("torch.Size", "torch.device", "torch.strided", "torch.serialization._get_layout"),
+    *(f"torch.{name}" for name in ("float32", "float64", "float16", "bfloat16", "int64", "int32", "bool")),
+    *("torch.utils.data.dataloader.DataLoader", "torch.utils.data.dataloader._DatasetKind"),
+    *(f"torch.utils.data.sampler.{order}Sampler" for order in ("Random", "Sequential", "Batch")),
+    *("torch.utils.data._utils.collate.default_collate", "torch.utils.data.dataloader.default_collate"),
+    *("torch.utils.data.dataloader._InfiniteConstantSampler", "__main__.pretraining_dataset"),
+    *("__main__.WorkerInitObj",),
+}
+
+_MAX_DEPTH = 20  # of dicts in dicts
+_MAX_VALUES = 100_000
+
+
+class _Storage(NamedTuple):
+    dtype: np.dtype
+    key: str
+    elements: int  # of the whole storage
+    start: int  # the first element of this view of it
+
+
+class _View(NamedTuple):
+    """A tensor as the pickle describes it."""
+
+    storage: _Storage
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class _Content(NamedTuple):
+    """A file's object, its storages' places and their byte order."""
+
+    value: Any
+    place: Callable[[_Storage], Place]
+    big_endian: bool
+
+
+def read_index(path: str) -> dict[str, Tensor]:
+    """Tensors by name, in the order of the file; elements are read later.
+
+    Names are the keys of dicts in dicts (and places in lists), joined by ".": "model.bert.pooler.dense.bias".
+    What is no tensor is left out. Where the file has checksums they are verified when elements are read.
+
+    Raises:
+        InputError: the file cannot be read or is damaged, its pickle names a function that is none of those
+            that state dicts need, or a tensor does not lie within its storage.
+    """
+    with reading(path, KIND), open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(len(ZIP_MAGIC))
+        file.seek(0)
+        if start == ZIP_MAGIC:
+            content = _read_archive(path, file, size)
+        elif start.startswith(PICKLE_MAGIC):
+            content = _read_legacy(path, file, size)
+        else:
+            raise Damaged("it does not begin as one")
+        check = Checksums(path)
+        tensors: dict[str, Tensor] = {}
+        for name, view in _views(content.value):
+            check_name(name, tensors)
+            dtype = view.storage.dtype.newbyteorder(">" if content.big_endian else "<")
+            tensors[name] = _tensor(path, name, view, content.place(view.storage), dtype, check)
+        return tensors
+
+
+def _pickle(path: str, file: IO[bytes], end: int, storages: dict[str, _Storage]) -> Any:
+    """The value of the pickle at which the file stands, a `_View` for each tensor; adds to `storages`."""
+
+    def name(found: Global) -> None:
+        if found.name not in _KNOWN:
+            raise InputError(
+                f"{path}: its pickle names {shown(found.name)}, which no state dict needs (nothing of it was "
+                "executed); if you trust the file, load it with torch and save model.state_dict() alone"
+            )
+
+    def persistent(identity: Any) -> _Storage:
+        storage = _storage(identity)
+        storages[storage.key] = storage
+        return storage
+
+    return PickleReader(Source(file, end), _call, name, persistent).read()
+
+
+_KNOWN = {*STORAGES, *TENSORS, *PARAMETERS, *DICTS, *INERT}
+
+
+def _call(function: Global, arguments: tuple) -> Any:
+    if function.name in TENSORS:
+        return _view(arguments)
+    if function.name in PARAMETERS:  # data, requires_grad, ...
+        if not arguments or not isinstance(arguments[0], _View):
+            raise Damaged("a parameter without a tensor")
+        return arguments[0]
+    if function.name in DICTS:
+        return _dict(arguments)
+    if function.name in INERT:
+        return OPAQUE
+    raise Damaged(f"its pickle calls {function.name}")
+
+
+def _dict(arguments: tuple) -> dict:
+    """An OrderedDict; older Pythons give it a list of pairs, a defaultdict has its factory."""
+    pairs = arguments[0] if arguments and isinstance(arguments[0], list) else []
+    if not all(
+        isinstance(pair, (list, tuple)) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs
+    ):
+        raise Damaged("a dict is made of something else than names and values")
+    return dict(pairs)
+
+
+def _storage(identity: Any) -> _Storage:
+    if type(identity) is not tuple or len(identity) not in (5, 6) or identity[0] != "storage":
+        raise Damaged("its pickle refers to something that is no storage")
+    _, kind, key, _, count = identity[:5]
+    if not isinstance(kind, Global) or kind.name not in STORAGES:
+        raise Damaged(
+            f"storages of the type {kind.name if isinstance(kind, Global) else 'nothing'} are not read"
+        )
+    start = 0
+    if (
+        len(identity) == 6 and identity[5] is not None
+    ):  # a view: its key, first element and number of elements
+        if type(identity[5]) is not tuple or len(identity[5]) != 3:
+            raise Damaged("a view of a storage without a place")
+        start = identity[5][1]
+    if not isinstance(key, str) or not _natural((count, start)) or start > count:
+        raise Damaged("a storage without a key or a size")
+    return _Storage(STORAGES[kind.name], key, count, start)
+
+
+def _view(arguments: tuple) -> _View:
+    if len(arguments) < 4 or not isinstance(arguments[0], _Storage):
+        raise Damaged("a tensor without a storage")
+    storage, offset, shape, strides = arguments[:4]
+    fits = type(shape) is tuple and type(strides) is tuple and len(shape) == len(strides) <= MAX_DIMENSIONS
+    if not fits or not _natural((offset, *shape, *strides)):
+        raise Damaged("a tensor without a shape")
+    return _View(storage, offset, shape, strides)
+
+
+def _natural(numbers: tuple) -> bool:
+    return all(type(number) is int and 0 <= number < 1 << 62 for number in numbers)
+
+
+def _views(value: Any) -> Iterator[tuple[str, _View]]:
+    """Tensors in dicts and lists in one another, and their names."""
+    left = [_MAX_VALUES]  # a pickle of a few bytes can hold a list that holds another twice, and so on
+
+    def inside(found: Any, name: str, depth: int) -> Iterator[tuple[str, _View]]:
+        if isinstance(found, _View):
+            yield name, found
+            return
+        left[0] -= len(found)
+        if left[0] < 0 or depth > _MAX_DEPTH:
+            raise Damaged("its dicts hold too much in one another")
+        for key, each in found.items() if isinstance(found, dict) else enumerate(found):
+            if isinstance(each, (dict, list)) or type(each) in (tuple, _View):
+                longer = f"{name}.{key}" if name else str(key)
+                if len(longer) > MAX_NAME:
+                    raise Damaged(f"a tensor's name has {len(longer)} characters")
+                yield from inside(each, longer, depth + 1)
+
+    if not isinstance(value, dict):
+        raise Damaged("it holds no dict of tensors")
+    return inside(value, "", 0)
+
+
+def _tensor(path: str, name: str, view: _View, place: Place, dtype: np.dtype, check: Checksums) -> Tensor:
+    """A tensor that may share its storage with others, and may lie in it in any order."""
+    storage, offset, shape, strides = view
+    size, count = stored_size(name, shape, dtype), math.prod(shape)
+    first = storage.start + offset
+    # Elements from the first to the last one. An expanded tensor, which has an element in several places,
+    # could claim any amount of memory.
+    span = 1 + sum((length - 1) * stride for length, stride in zip(shape, strides)) if count else 0
+    if (
+        storage.elements * dtype.itemsize != place.size
+        or first + span > storage.elements
+        or count > storage.elements
+    ):
+        raise Damaged(f"{shown(name)}, {size} bytes, is not within its storage of {place.size} bytes")
+    dense = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+    def read() -> np.ndarray:
+        stored = read_elements(path, place.offset + first * dtype.itemsize, span, dtype)
+        check(name, place, stored)
+        elements = native(stored)
+        if count == 0 or all(length == 1 or a == b for length, a, b in zip(shape, strides, dense)):
+            return elements.reshape(shape)
+        steps = [stride * elements.itemsize for stride in strides]
+        return np.lib.stride_tricks.as_strided(elements, shape, steps).copy(order="C")
+
+    return Tensor(shape, native_dtype(dtype), read)
+
+
+def _read_archive(path: str, file: IO[bytes], size: int) -> _Content:
+    archive = Archive(path, file, size, "data.pkl")
+    big_endian = False
+    if archive.holds("byteorder"):
+        place = archive.place("byteorder")
+        file.seek(place.offset)
+        big_endian = file.read(min(place.size, 3)) == b"big"
+    place = archive.place("data.pkl")
+    if place.crc is not None and checksum(file, place) != place.crc:
+        raise Damaged("wrong checksum of data.pkl")
+    file.seek(place.offset)
+    value = _pickle(path, file, place.offset + place.size, {})
+    return _Content(value, lambda storage: archive.place(f"data/{storage.key}"), big_endian)
+
+
+def _read_legacy(path: str, file: IO[bytes], size: int) -> _Content:
+    storages: dict[str, _Storage] = {}
+    if _pickle(path, file, size, storages) != _LEGACY_NUMBER:
+        raise Damaged("a pickle, but not written by torch.save")
+    protocol, facts, value, keys = (_pickle(path, file, size, storages) for _ in range(4))
+    if protocol != _LEGACY_PROTOCOL or not isinstance(facts, dict):
+        raise Damaged("of another protocol than 1001")
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+        raise Damaged("no list of storages")
+    places: dict[str, Place] = {}
+    for key in keys:
+        count = file.read(8)
+        if key not in storages or len(count) < 8:
+            raise Damaged(f"storage {shown(key)} belongs to no tensor or is missing")
+        width = storages[key].dtype.itemsize
+        places[key] = Place(file.tell(), int.from_bytes(count, "little") * width, None)
+        if places[key].size > size - file.tell():
+            raise Damaged("it ends too early")
+        file.seek(places[key].size, os.SEEK_CUR)
+
+    def place(storage: _Storage) -> Place:
+        if storage.key not in places:
+            raise Damaged(f"it lacks storage {shown(storage.key)}")
+        return places[storage.key]
+
+    return _Content(value, place, facts.get("little_endian") is False)
