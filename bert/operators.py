@@ -46,7 +46,7 @@ def choose_operators(wanted: str, dtype: str, device: mx.Context, bert: BertConf
     if dtype == "bfloat16" and not fused:
         reason = "make setup builds them; without --operators mxnet" if on_cpu else "on GPUs use float16"
         raise InputError(f"--dtype bfloat16 needs the fused CPU operators: {reason}")
-    if fused and (bert.gelu != "erf" or bert.token_types != 2) and not _knows_forms():
+    if fused and (bert.gelu != "erf" or bert.token_types != 2) and not knows_forms():
         raise InputError(
             f"{LIBRARY} is older than this code and has not {bert.description}; make setup builds it anew "
             "(--operators mxnet does without it)"
@@ -54,7 +54,7 @@ def choose_operators(wanted: str, dtype: str, device: mx.Context, bert: BertConf
     return "fused" if fused else "mxnet"
 
 
-def _knows_forms() -> bool:
+def knows_forms() -> bool:
     """Whether the loaded library has both forms of GELU and any number of token types: one built before that
     ignores the attribute."""
     one = mx.nd.ones((1, 1))

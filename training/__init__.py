@@ -1,5 +1,6 @@
 """A run, from the command line to the last checkpoint.
 
+options_file  options in YAML files
 options     the command line of the training scripts
 start_options  its options that say where a run starts, and its stages
 pairs       options that have a value for each stage
@@ -9,8 +10,10 @@ initial     parameters to begin with, compared with the run's
 saved_vocabulary  the vocabulary beside the checkpoints
 inputs      the run's files, checked before MXNet is imported
 entry       exceptions to one line and an exit code
+budget      hours instead of steps
 plan        steps, learning rate and warmup: given, or the paper's
 start       the one door into a run: fresh, from parameters, from a checkpoint
+run_file    run.yaml, the options of a run
 run         everything that a run has, and its state
 loop        steps, logs, evaluations and checkpoints
 feed        micro-batches of this rank
@@ -18,6 +21,7 @@ step        forward, backward, average, clip, update
 optimizer/  LAMB, Adam, schedule, loss scale, accumulation
 evaluation  figures of a task over held-out data
 metrics     sums over steps and ranks
+utilisation  operations done, of those that the devices could do
 report      progress, metrics.jsonl, TensorBoard, plot, closing lines
 checkpoint  three files a checkpoint, complete or not there
 pretrained  weights of a checkpoint, or of any other file

@@ -62,7 +62,10 @@ class OptimizationConfig:
     lr: float | None
     warmup_ratio: float | None
     end_lr: float
+    schedule: str
+    cooldown_ratio: float | None
     decay_power: float
+    budget_hours: float | None
     optimizer: str
     bias_correction: bool
     lower_bound: float | None
@@ -90,13 +93,16 @@ class ReportConfig:
     progress: str
     verbose: bool
     profile: str | None
+    peak_tflops: float | None
     compression: str  # for the bytes that a trace states
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """All of a run, or of one of its stages. `options`: every option by name, as a checkpoint records "
-    "them."""
+    """All of a run, or of one of its stages.
+
+    `options`: every option by name, as a checkpoint records them; `given`: those of all stages, with pairs.
+    """
 
     model: ModelConfig
     data: DataConfig
@@ -106,6 +112,7 @@ class RunConfig:
     start: StartConfig
     report: ReportConfig
     options: Mapping[str, Any]
+    given: Mapping[str, Any]
 
 
 def run_config(options: argparse.Namespace) -> RunConfig:
@@ -116,7 +123,7 @@ def run_config(options: argparse.Namespace) -> RunConfig:
     """
     if options.stages is not None:
         raise InputError(f"--stages {options.stages}: this command runs without stages; leave it out")
-    return stage_config(StageOptions(None, options))
+    return stage_config(StageOptions(None, options, options))
 
 
 def stage_config(given: StageOptions) -> RunConfig:
@@ -131,6 +138,7 @@ def stage_config(given: StageOptions) -> RunConfig:
         _part(StartConfig, argparse.Namespace(**vars(options), stage=given.stage)),
         _part(ReportConfig, options),
         vars(options),
+        vars(given.given),
     )
 
 

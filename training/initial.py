@@ -92,9 +92,8 @@ def _with_states(source: str, weights: Weights, start: StartConfig) -> Checkpoin
     if checkpoint is None or checkpoint.manifest is None:
         kept = [name for name in RESETS if name not in start.resets]
         raise InputError(
-            f"--reset {start.reset}: {source} has parameters only and no {' or '.join(kept)} to take "
-            f"over, which "
-            f"the checkpoints of these scripts have; leave --reset out"
+            f"--reset {start.reset}: {source} has parameters only and no {' or '.join(kept)} to take over, "
+            "which the checkpoints of these scripts have; leave --reset out"
         )
     return checkpoint
 
@@ -182,9 +181,8 @@ def _check_finite(source: str, tensors: Mapping[str, Tensor]) -> None:
         wrong = array.size - int(np.count_nonzero(np.isfinite(array)))
         if wrong:
             raise InputError(
-                f"{source}: {wrong} of the {array.size} numbers of {name} are not finite in float32; name "
-                f"a file "
-                "that was saved before training diverged"
+                f"{source}: {wrong} of the {array.size} numbers of {name} are not finite in float32; name a "
+                "file that was saved before training diverged"
             )
 
 

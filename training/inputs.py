@@ -149,8 +149,8 @@ def _embedding_rows(run: RunConfig, vocabulary: Vocabulary | None, reads_text: b
     if not tokens <= wanted < tokens + MOST_PADDING:
         flag = f"{run.data.tokenizer.flag} has" if vocabulary else f"--dataset_name {name} has"
         raise InputError(
-            f"--config_file {run.model.source}: vocab_size is {wanted}, but {flag} {tokens} tokens; name the "
-            f"model's vocabulary (vocab_size may be greater by padding, fewer than {MOST_PADDING} rows)"
+            f"--config_file {run.model.source}: vocab_size is {wanted}, but {flag} {tokens} tokens; name "
+            f"the model's vocabulary (vocab_size may be greater by padding, fewer than {MOST_PADDING} rows)"
         )
     return wanted
 
@@ -186,8 +186,8 @@ def _check_data(run: RunConfig, train: DataFiles, evaluation: DataFiles) -> int:
     ):
         if length and length > positions:
             raise InputError(
-                f"{flag} {length}: --config_file {run.model.source} has max_position_embeddings {positions}; "
-                "take shorter sequences or another model"
+                f"{flag} {length}: --config_file {run.model.source} has max_position_embeddings "
+                f"{positions}; take shorter sequences or another model"
             )
     return config.dummy_data_len or masking.max_seq_length or min(longest, positions)
 
@@ -261,8 +261,8 @@ def _continues(config: RunConfig) -> bool:
 def _check_unused(ckpt_dir: str, steps: Sequence[int]) -> None:
     if steps:
         raise InputError(
-            f"--ckpt_dir {ckpt_dir} holds checkpoints up to step {steps[-1]}; "
-            "continue them with --resume or name another directory"
+            f"--ckpt_dir {ckpt_dir} holds checkpoints up to step {steps[-1]}; continue them with --resume "
+            "or name another directory"
         )
     bare = sorted(glob.glob(os.path.join(glob.escape(ckpt_dir), "[0-9]*.params")))
     if bare:
@@ -305,9 +305,9 @@ def _check_parameters(config: RunConfig, path: str, vocab_size: int) -> None:
     found = (found_layers, *embedding.shape[::-1])
     if found != (layers, units, vocab_size):
         raise InputError(
-            f"--start_step {config.checkpoint.start_step}: {path} has {found[0]} layers, {found[1]} units"
-            f" and {found[2]} tokens, this run {layers}, {units} and {vocab_size}; name its model and"
-            " vocabulary"
+            f"--start_step {config.checkpoint.start_step}: {path} has {found[0]} layers, {found[1]} units "
+            f"and {found[2]} tokens, this run {layers}, {units} and {vocab_size}; name its model and "
+            "vocabulary"
         )
     source = f"--start_step {config.checkpoint.start_step}: {path}"
     check_index(source, arrays, expected_shapes(config.model.bert, vocab_size))

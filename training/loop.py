@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Any, Sequence
 import mxnet as mx
 import numpy as np
 
+from bert.flops import BACKWARD, size_of
 from comm.base import Communicator
 from tasks.base import Floors
+from training.budget import Budget
 from training.checkpoint import params_path
 from training.config import RunConfig
-from training.metrics import Stopwatch, Totals, figures, finite_or_none
+from training.metrics import Totals, figures, finite_or_none
 from training.profiling.profiler import TraceOfSteps
 from training.report import Ending, read_metrics, summarize
 from training.start import Start, broadcast_json
 from training.step import StepResult, StepSettings, TrainStep, dropout_seed
+from training.utilisation import find_peak
 
 if TYPE_CHECKING:
     from training.run import Run
@@ -51,7 +54,15 @@ class Loop:
         self.trace = TraceOfSteps(config.report.profile, communicator.rank, facts)
         self.stop = stop
         self.totals = Totals(run.task, run.model.device)
-        self.clock = Stopwatch()
+        self.size = size_of(config.model.bert, run.inputs.vocab_size)
+        model = run.model
+        self.peak = find_peak(
+            config.report.peak_tflops, model.dtype, model.operators, model.device, communicator
+        )
+        run.reporter.note(f"mfu is the share of {self.peak.sentence}")
+        self.clock = run.clock
+        hours = config.optimization.budget_hours
+        self.budget = Budget(hours, self.clock, communicator.rank == 0) if hours else None
         self.steps_in_interval = 0
         self.last_saved = params_path(config.checkpoint.ckpt_dir, self.step) if self.step else None
 
@@ -65,12 +76,15 @@ class Loop:
         keep_going = True
         if run.start.begins_stage_2 or lacks_evaluation(run.start, run.config, run.communicator):
             run.evaluate(self.step)  # at stage 2's length, or because the run was killed before it
-        while self.step < run.end and keep_going:
+        self.clock.begin()
+        while keep_going and not self._complete():
             self.step += 1
-            lr = run.plan.schedule(self.step - run.start.begun)
+            lr = run.plan.schedule(self.budget.ticks if self.budget else self.step - run.start.begun)
             result = self._take(lr)
             keep_going = result.keep_going
-            at_end = self.step == run.end or not keep_going
+            if self.budget:
+                self.budget.take(result.agreed)
+            at_end = self._complete() or not keep_going
             if self.step % run.config.report.log_interval == 0 or at_end:
                 self._log(lr, result)
             if self.step % run.config.checkpoint.ckpt_interval == 0 or at_end:
@@ -89,16 +103,26 @@ class Loop:
             summarize(run.task, run.config.checkpoint.ckpt_dir, ending, run.reporter)
         return 0
 
+    def _complete(self) -> bool:
+        """Whether the last step has been taken; the same on every rank."""
+        if self.budget:
+            return self.budget.spent
+        assert self.run.plan.num_steps is not None, "steps where there are no hours"
+        return self.step - self.run.start.begun >= self.run.plan.num_steps
+
     def _take(self, lr: float) -> StepResult:
         run = self.run
         self.trace.before_step()
         waited = self.feed.waited
         micro_batches = [next(self.feed) for _ in range(self.settings.accumulate)]
         waited = self.feed.waited - waited
-        result = self.take_step(self.step, micro_batches, lr, keep_going=self.stop.exit_code is None)
+        also = self.budget.flags if self.budget else tuple
+        keep_going = self.stop.exit_code is None
+        result = self.take_step(self.step, micro_batches, lr, keep_going, also)
         self.trace.after_step(micro_batches)
         run.skips.update(result.applied, self.step, self.last_saved)
-        self.totals.add(micro_batches, result.sums, result.applied, waited)
+        forward = sum(run.task.flops(each, self.size, run.model.operators) for each in micro_batches)
+        self.totals.add(micro_batches, result.sums, result.applied, waited, (1 + BACKWARD) * forward)
         self.steps_in_interval += 1
         run.reporter.advance(self.step)
         run.reporter.debug(
@@ -125,6 +149,9 @@ class Loop:
                 "padded_tokens_per_s": counts["padded_tokens"] / seconds,
                 "sequences_per_s": counts["sequences"] / seconds,
                 "step_s": seconds / self.steps_in_interval,
+                "mfu": counts["flops"] / seconds / self.peak.flops,
+                "training_s": round(self.clock.total, 3),
+                **({"budget_left_s": round(self.budget.left, 3)} if self.budget else {}),
                 "data_wait": counts["waited_s"] / run.communicator.size / seconds,
                 "skipped_steps": run.skips.total,
             }
@@ -133,7 +160,7 @@ class Loop:
         self.steps_in_interval = 0
 
     def _save(self) -> None:
-        self.run.save(self.step)
+        self.run.save(self.step, self._complete())
         self.last_saved = params_path(self.run.config.checkpoint.ckpt_dir, self.step)
 
 
@@ -145,9 +172,8 @@ def lacks_evaluation(start: Start, config: RunConfig, communicator: Communicator
     evaluated = config.data.data_eval and saved.get("data_eval") == config.data.data_eval
     if not evaluated or not start.step or start.step != facts["step"]:
         return False
-    begun, interval = facts.get("begun", 0), saved.get("ckpt_interval", 0)
-    ended = start.step - begun == facts.get("num_steps")
-    if not ended and (not interval or start.step % interval):
+    interval = saved.get("ckpt_interval", 0)
+    if not facts.get("ended") and (not interval or start.step % interval):
         return False  # saved because of a signal
     lacking, place = False, (start.step, facts.get("stage"))
     if communicator.rank == 0:

@@ -28,10 +28,12 @@ class Pair(NamedTuple):
 
 
 class StageOptions(NamedTuple):
-    """The options of a stage, without pairs; `stage` is None for a run without --stages."""
+    """The options of a stage, without pairs, and those of the whole run as they were `given`. `stage` is None
+    for a run without --stages."""
 
     stage: int | None
     options: argparse.Namespace
+    given: argparse.Namespace
 
 
 def allow_pairs(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +52,7 @@ def _pair_of(convert: Callable[[str], Any]) -> Callable[[str], Any]:
         if len(parts) != 2:
             raise argparse.ArgumentTypeError(
                 f"{text!r} has {len(parts)} values; give one, or two with a comma between them (stage 1, "
-                f"stage 2)"
+                "stage 2)"
             )
         return Pair(convert(parts[0]), convert(parts[1]))
 
@@ -78,11 +80,11 @@ def options_of_stages(options: argparse.Namespace) -> list[StageOptions]:
                 raise InputError(
                     f"--{name} is for stage 2; add --stages, or name the data with --{name[:-2]}"
                 )
-        return [StageOptions(None, options)]
+        return [StageOptions(None, options, options)]
     found = []
     for stage in STAGES[options.stages]:
         values = {**vars(options), **{name: pair[stage - 1] for name, pair in pairs.items()}}
         if stage == 2:
             values.update({name: values[other] for name, other in _OF_STAGE_2.items() if values[other]})
-        found.append(StageOptions(stage, argparse.Namespace(**values)))
+        found.append(StageOptions(stage, argparse.Namespace(**values), options))
     return found

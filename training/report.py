@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import statistics
 import sys
 import time
 from typing import IO, Any, Mapping, NamedTuple, Protocol, Sequence
@@ -22,11 +23,11 @@ LAUNCHED = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "BYTEPS_LOCAL_RA
 
 
 class Span(NamedTuple):
-    """The steps of a run, or of one of its stages: `first` have been taken before, `last` is the last one.
-    The stage began after `begun`."""
+    """The steps of a run, or of one of its stages: `first` have been taken before, `last` is the last one,
+    None where hours end it. The stage began after `begun`."""
 
     first: int
-    last: int
+    last: int | None
     stage: int | None = None
     begun: int = 0
 
@@ -175,20 +176,23 @@ class RunReporter:
         speed = f"{metrics['tokens_per_s']:,.0f}"
         if self._bar is not None:
             figure = self._task.short_line(metrics)
-            self._bar.set_postfix_str(f"{figure}, lr {metrics['lr']:.2e}, {speed} tokens/s")
+            more = f", mfu {metrics['mfu']:.0%}" if "mfu" in metrics else ""
+            more += "" if self._span.last else f", {self._remaining(metrics)} left"
+            self._bar.set_postfix_str(f"{figure}, lr {metrics['lr']:.2e}, {speed} tokens/s{more}")
         if self._lines:
-            step = metrics["step"]
+            of = f"/{self._span.last}" if self._span.last else ""
+            mfu = f"  mfu {metrics['mfu']:.1%}" if "mfu" in metrics else ""
             self.note(
-                f"{self._span.prefix}step {step}/{self._span.last}  {self._task.line(metrics)}"
-                f"  lr {metrics['lr']:.3g}  {speed} tokens/s  {metrics['step_s']:.3g} s/step"
-                f"  {self._remaining(step)} left"
+                f"{self._span.prefix}step {metrics['step']}{of}  {self._task.line(metrics)}  lr "
+                f"{metrics['lr']:.3g}  {speed} tokens/s  {metrics['step_s']:.3g} s/step{mfu}  "
+                f"{self._remaining(metrics)} left"
             )
 
     def evaluation(self, metrics: dict[str, Any]) -> None:
         self._write(metrics)
         self.note(
-            f"{self._span.prefix}evaluation at step {metrics['step']}: {self._task.line(metrics, 'eval_')}"
-            f"  ({metrics['eval_sequences']:,} sequences, {metrics['eval_s']:.1f} s)"
+            f"{self._span.prefix}evaluation at step {metrics['step']}: {self._task.line(metrics, 'eval_')}  "
+            f"({metrics['eval_sequences']:,} sequences, {metrics['eval_s']:.1f} s)"
         )
 
     def close(self) -> None:
@@ -213,7 +217,10 @@ class RunReporter:
                 kind, _, rest = name.partition("_") if name.startswith("eval_") else ("train", "", name)
                 self._events.add_scalar(f"{kind}/{rest}", value, metrics["step"])
 
-    def _remaining(self, step: int) -> str:
+    def _remaining(self, metrics: dict[str, Any]) -> str:
+        if self._span.last is None:
+            return tqdm.format_interval(metrics["budget_left_s"])
+        step = metrics["step"]
         elapsed = time.monotonic() - self._start_time
         seconds = elapsed / max(1, step - self._span.first) * (self._span.last - step)
         return tqdm.format_interval(seconds)
@@ -315,6 +322,9 @@ def summarize(task: Task, directory: str, ending: Ending, reporter: Reporter) ->
     brought = brought_by_stage_2(task, metrics, ending)
     if brought is not None:
         reporter.note(brought)
+    shares = [each["mfu"] for each in metrics if each.get("mfu") is not None]
+    if shares:
+        reporter.note(f"model FLOPs utilisation {statistics.median(shares):.1%} (median of log intervals)")
     reporter.note(f"checkpoint {params_path(directory, ending.step)}")
     reporter.note(f"plot       {plot}")
 
@@ -336,8 +346,7 @@ def brought_by_stage_2(task: Task, metrics: Sequence[Figures], ending: Ending) -
     change = last[loss] - first[loss]
     return (
         f"Stage 2 brought {task.judged[0]} on held-out text of {ending.max_seq_length} tokens from "
-        f"{first[loss]:.3f}"
-        f" (step {first['step']}) to {last[loss]:.3f}: {abs(change):.3f} "
+        f"{first[loss]:.3f} (step {first['step']}) to {last[loss]:.3f}: {abs(change):.3f} "
         f"{'less' if change < 0 else 'more'} ({margin})."
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Mapping, Sequence
 
 import mxnet as mx
@@ -28,15 +28,17 @@ from training.feed import EvaluationFeed, Feed, evaluation_feed, training_feed
 from training.initial import Initial
 from training.inputs import Inputs, Part, open_source
 from training.loop import Loop, StopRequest, lacks_evaluation
+from training.metrics import Stopwatch
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler, LossScaler, SkipCounter, StaticScaler
 from training.optimizer.update_rule import Rule
 from training.plan import RunPlan, make_plan
 from training.report import Reporter, RunReporter, SilentReporter, Span
+from training.run_file import write_run_file
 from training.saved_vocabulary import write_vocabulary
 from training.stages import data_seed
 from training.start import Start, changed_options, find_start, position_to_continue, restore_states
-from training.start_options import OPTIMIZER
+from training.start_options import OPTIMIZER, SCHEDULE
 
 
 def train(config: RunConfig, inputs: Inputs, task: Task, communicator: Communicator) -> int:
@@ -93,14 +95,15 @@ def _train_stage(
             run.evaluate(start.step)
             return 0, start.step
         stop.listen()
-        code = Loop(run, stop).to_the_end()
+        loop = Loop(run, stop)
+        code = loop.to_the_end()
         more = part.config.start.stages == "both" and start.stage == 1
         if code == 0 and more and communicator.all_agree([stop.exit_code is None]) != [True]:
             run.reporter.warn(
-                f"stopped by a signal at the end of stage 1, step {run.end}; --resume begins stage 2"
+                f"stopped by a signal at the end of stage 1, step {loop.step}; --resume begins stage 2"
             )
             code = stop.exit_code or 143
-        return code, run.end
+        return code, loop.step
 
 
 def _check_ahead(part: Part, first: Part, communicator: Communicator) -> None:
@@ -171,12 +174,8 @@ class Run:
     optimizer: Optimizer
     scaler: LossScaler
     skips: SkipCounter
+    clock: Stopwatch = field(default_factory=Stopwatch)
     saved_vocabulary: Mapping[str, Any] | None = None
-
-    @property
-    def end(self) -> int:
-        """The last step of the run, or of its stage."""
-        return self.start.begun + self.plan.num_steps
 
     @property
     def stage_entry(self) -> dict[str, int]:
@@ -190,8 +189,11 @@ class Run:
             metrics = evaluate(self.task, self.model.network, batches, self.communicator, self.model.device)
             self.reporter.evaluation({"step": step, **self.stage_entry, **metrics})
 
-    def state(self) -> dict[str, Any]:
-        """The facts of a checkpoint's manifest, besides its own entries: all that is no array."""
+    def state(self, ended: bool = False) -> dict[str, Any]:
+        """The facts of a checkpoint's manifest, besides its own entries: all that is no array.
+
+        `ended`: whether the run, or its stage, has taken its last step.
+        """
         vocabulary = self.inputs.vocabulary
         assert self.feed is not None, "only what trains is saved"
         return {
@@ -202,16 +204,18 @@ class Run:
             "stage": self.start.stage,
             "begun": self.start.begun,
             "num_steps": self.plan.num_steps,
+            "ended": ended,
             "world_size": self.communicator.size,
             "options": dict(self.config.options),
             "scaler": self.scaler.state(),
             "skips": self.skips.state(),
             "seed": self.seed,
             "blocks": self.feed.position,
+            "training_s": self.clock.total,
         }
 
-    def save(self, step: int) -> Checkpoint | None:
-        """Writes the checkpoint of `step`; every rank calls it, rank 0 writes.
+    def save(self, step: int, ended: bool = False) -> Checkpoint | None:
+        """Writes the checkpoint of `step`; every rank calls it, rank 0 writes. `ended`: as for `state`.
 
         Raises:
             TrainingError: a parameter is not finite, or it could not be written; earlier checkpoints are
@@ -227,7 +231,7 @@ class Run:
             )
         place = self.config.checkpoint
         states = self.optimizer.state_views()
-        saved = save(place.ckpt_dir, step, arrays, states, self.state(), keep=place.keep_checkpoints)
+        saved = save(place.ckpt_dir, step, arrays, states, self.state(ended), keep=place.keep_checkpoints)
         self.reporter.note(f"saved {saved.params_path}")
         return saved
 
@@ -253,11 +257,10 @@ class Run:
         count = sum(int(np.prod(parameter.shape)) for parameter in trainable(model.bert).values())
         size = self.communicator.size
         self.reporter.note(
-            f"{config.model.bert.description}, {count / 1e6:,.1f} M parameters,"
-            f" vocabulary {self.inputs.vocab_size:,}, {model.dtype} on {model.operators} operators,"
-            f" {size} process{'es' if size > 1 else ''} on {model.device.device_type},"
-            f" OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS')},"
-            f" seed {self.seed}"
+            f"{config.model.bert.description}, {count / 1e6:,.1f} M parameters, vocabulary "
+            f"{self.inputs.vocab_size:,}, {model.dtype} on {model.operators} operators, {size} "
+            f"process{'es' if size > 1 else ''} on {model.device.device_type}, OMP_NUM_THREADS "
+            f"{os.environ.get('OMP_NUM_THREADS')}, seed {self.seed}"
         )
         if config.model.source is not None:
             self.reporter.note(_of_config_file(config.model))
@@ -272,7 +275,9 @@ class Run:
         if start.begins_stage_2 and start.step:
             self.reporter.note(f"stage 2 begins after step {start.step}")
         elif start.step:
-            self.reporter.note(f"continuing after step {start.step}")
+            hours = self.config.optimization.budget_hours
+            spent = f" and {self.clock.at_start / 3600:.3g} of {hours:g} hours" if hours else ""
+            self.reporter.note(f"continuing after step {start.step}{spent}")
         elif config.checkpoint.resume:
             self.reporter.note(
                 f"no complete checkpoint in {config.checkpoint.ckpt_dir}: starting from the beginning"
@@ -298,7 +303,7 @@ def open_run(
     given_seed = config.optimization.seed
     seed = start.facts.get("seed", 0) if given_seed is None else given_seed
     trains = bool(config.data.data or config.data.dummy_data_len)
-    if start.step > start.begun + plan.num_steps and trains:
+    if plan.num_steps is not None and start.step > start.begun + plan.num_steps and trains:
         already = f"the checkpoint is already at step {start.step - start.begun}"
         of_stage = f" of stage {start.stage}" if start.stage else ""
         raise InputError(f"--num_steps {plan.num_steps}: {already}{of_stage}")
@@ -306,11 +311,13 @@ def open_run(
     saved_vocabulary = None
     if communicator.rank == 0:
         shown = config.report
-        span = Span(start.step, start.begun + plan.num_steps, start.stage, start.begun)
+        last = None if plan.num_steps is None else start.begun + plan.num_steps
+        span = Span(start.step, last, start.stage, start.begun)
         reporter = RunReporter(config.checkpoint.ckpt_dir, task, span, shown.progress, shown.verbose)
-        if trains:
+        if trains:  # an evaluation leaves the files of the run that it looks at
             place, tokenizer = config.checkpoint.ckpt_dir, config.data.tokenizer
             saved_vocabulary = write_vocabulary(place, inputs.vocabulary, tokenizer)
+            write_run_file(config, communicator, seed, plan)
     stack.callback(reporter.close)
     feed = training_feed(config, inputs, plan, data_seed(seed, start.stage), communicator, reporter)
     if feed is not None:
@@ -339,9 +346,10 @@ def open_run(
     scaler: LossScaler = DynamicScaler() if dtype == "float16" else StaticScaler()
     network = task.network(bert, shape, dtype, dropout, operators)
     model = Model(bert, network, device, dtype, operators)
+    clock = Stopwatch(start.facts.get("training_s", 0.0) if start.keeps(SCHEDULE) else 0.0)
     run = Run(
         config, inputs, task, communicator, plan, start, seed, reporter, feed, eval_feed, model, optimizer,
-        scaler, SkipCounter(), saved_vocabulary,
+        scaler, SkipCounter(), clock, saved_vocabulary,
     )  # fmt: skip
     run.restore()
     position, messages = position_to_continue(start, config.options, communicator.size)
@@ -400,8 +408,7 @@ def _check_finite(source: str, bert: BERTModel) -> None:
         dtypes = {np.dtype(parameter.dtype).name for parameter in bert._collect_params_with_prefix().values()}
         raise InputError(
             f"{source}: it has numbers that are not finite in {' or '.join(sorted(dtypes))}; name a file "
-            f"that was "
-            "saved before training diverged, or train with --dtype float32"
+            "that was saved before training diverged, or train with --dtype float32"
         )
 
 
@@ -418,8 +425,8 @@ def _of_config_file(model: ModelConfig) -> str:
     unknown = f"; keys not known here: {', '.join(model.unknown_keys)}" if model.unknown_keys else ""
     return (
         f"--config_file {model.source}: feed-forward layers of {bert.hidden} units, {bert.positions} "
-        f"positions, {bert.token_types} token types, GELU by {bert.gelu}, dropout "
-        f"{model.dropout:g}, random weights of standard deviation {model.initial_stdev:g}{unknown}"
+        f"positions, {bert.token_types} token types, GELU by {bert.gelu}, dropout {model.dropout:g}, random "
+        f"weights of standard deviation {model.initial_stdev:g}{unknown}"
     )
 
 

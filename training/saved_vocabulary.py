@@ -105,6 +105,6 @@ def _check_same(path: str, vocabulary: Vocabulary) -> None:
         ) from error
     if there.sha256 != vocabulary.sha256:
         raise InputError(
-            f"--ckpt_dir: {path} is another vocabulary than this run's, which is written there; name another "
-            "directory"
+            f"--ckpt_dir: {path} is another vocabulary than this run's, which is written there; name "
+            "another directory"
         )

@@ -1,8 +1,8 @@
 """Two stages in one directory: the stage that a checkpoint belongs to, and the one that a run goes on with.
 
 Steps are counted through: stage 2's first step follows stage 1's last. The manifest of a checkpoint has
-`stage`, `begun` (the step after which the stage began) and `num_steps` (its own, as planned). MXNet is not
-imported: errors come before it.
+`stage`, `begun` (the step after which the stage began), `num_steps` (its own, as planned; null where hours
+end it) and `ended`. MXNet is not imported: errors come before it.
 """
 
 from __future__ import annotations
@@ -43,37 +43,39 @@ def stage_to_continue(config: RunConfig, facts: Mapping[str, Any]) -> int | None
         raise InputError(f"--stages 1: {there} is of stage 2 already; go on with --stages 2 or both")
     ended = has_ended(config, facts)
     if stage == 1 and stages == "2" and not ended:
-        taken = facts["step"] - facts["begun"]
+        taken, planned = facts["step"] - facts["begun"], facts["num_steps"]
+        far = f"{taken} of {planned} steps" if planned else f"{facts['training_s'] / 3600:.3g} hours"
         raise InputError(
-            f"--stages 2: {there} is of stage 1, which has not ended ({taken} of {facts['num_steps']} "
-            f"steps); "
-            "end it with --stages 1 or both, and --resume"
+            f"--stages 2: {there} is of stage 1, which has not ended ({far}); end it with --stages 1 or "
+            "both, and --resume"
         )
     if stage == 1 and stages == "2" and config.start.init_from:
         raise InputError(
             f"--init_from {config.start.init_from}: {there} is the end of stage 1, which stage 2 would go "
-            f"on from; "
-            "leave --init_from out, or name another --ckpt_dir"
+            "on from; leave --init_from out, or name another --ckpt_dir"
         )
     return 2 if stage == 1 and ended and stages != "1" else stage
 
 
 def has_ended(config: RunConfig, facts: Mapping[str, Any]) -> bool:
-    """Whether the checkpoint is the last of its stage, as it was planned or as this run has its --num_steps.
+    """Whether the checkpoint is the last of its stage, as it was planned, unless this run gives that stage
+    other --num_steps or more --budget_hours.
 
     Planned steps that follow from the number of processes may differ now; the stage has ended all the same.
     """
-    taken = facts["step"] - facts["begun"]
-    given = config.optimization.num_steps if config.start.stage == facts["stage"] else None
-    return taken == facts["num_steps"] and given in (None, taken)
+    if not facts.get("ended") or config.start.stage != facts["stage"]:
+        return bool(facts.get("ended"))
+    num_steps, hours = config.optimization.num_steps, config.optimization.budget_hours
+    if hours is not None:
+        return bool(facts["training_s"] >= hours * 3600)
+    return num_steps in (None, facts["step"] - facts["begun"])
 
 
 def missing_stage_1(config: RunConfig) -> InputError:
     """The error of a stage 2 that has nothing to go on from."""
     return InputError(
-        f"--stages 2: --ckpt_dir {config.checkpoint.ckpt_dir} has no complete checkpoint of stage 1; "
-        f"train it there "
-        "with --stages 1 or both, or name the parameters with --init_from"
+        f"--stages 2: --ckpt_dir {config.checkpoint.ckpt_dir} has no complete checkpoint of stage 1; train "
+        "it there with --stages 1 or both, or name the parameters with --init_from"
     )
 
 
@@ -95,14 +97,12 @@ def length_message(lengths: tuple[int, int]) -> str | None:
     if second < first:
         raise InputError(
             f"--max_seq_length: stage 1 has sequences of {first} tokens and stage 2 of {second}, but the "
-            f"second stage "
-            "is there to learn longer positions; exchange them, or train the shorter ones as a run of its "
-            "own with "
-            "--init_from"
+            "second stage is there to learn longer positions; exchange them, or train the shorter ones as "
+            "a run of its own with --init_from"
         )
     if second > first:
         return None
     return (
-        f"both stages have sequences of {first} tokens; the paper's have 128, then 512 "
-        "(--max_seq_length 128,512)"
+        f"both stages have sequences of {first} tokens; the paper's have 128, then 512 (--max_seq_length "
+        "128,512)"
     )

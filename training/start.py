@@ -130,10 +130,9 @@ def _begin_with(start: Start, config: RunConfig, communicator: Communicator, ini
     """Completes a start from --init_from: a step of 0, unless the schedule of a checkpoint is continued."""
     if initial is None and communicator.rank == 0:
         raise InputError(
-            f"--ckpt_dir {config.checkpoint.ckpt_dir}: none of its checkpoints is complete ("
-            f"{start.messages[0] if start.messages else 'they have vanished'}); name another directory, "
-            f"or remove "
-            f"them to begin again with --init_from {config.start.init_from}"
+            f"--ckpt_dir {config.checkpoint.ckpt_dir}: none of its checkpoints is complete "
+            f"({start.messages[0] if start.messages else 'they have vanished'}); name another directory, or "
+            f"remove them to begin again with --init_from {config.start.init_from}"
         )
     start.initial = initial
     start.resets = config.start.resets
@@ -151,8 +150,7 @@ def _begin_with(start: Start, config: RunConfig, communicator: Communicator, ini
             there = f"stage {start.facts['stage']}" if start.facts.get("stage") else "a run without stages"
             raise InputError(
                 f"--init_from {config.start.init_from}: its schedule is that of {there}; reset it with "
-                f"--reset "
-                f"{','.join(name for name in RESETS if name in {*start.resets, SCHEDULE})}"
+                f"--reset {','.join(name for name in RESETS if name in {*start.resets, SCHEDULE})}"
             )
 
 
@@ -185,8 +183,8 @@ def position_to_continue(start: Start, options: Mapping[str, Any], world_size: i
     messages = []
     if changed:
         messages.append(
-            f"--{', --'.join(changed)} differ from the checkpoint's run: some sequences of this epoch may be "
-            "seen twice or not at all"
+            f"--{', --'.join(changed)} differ from the checkpoint's run: some sequences of this epoch may "
+            "be seen twice or not at all"
         )
     return start.facts["blocks"], messages
 
@@ -198,13 +196,18 @@ def changed_options(start: Start, config: RunConfig) -> list[str]:
     seed, optimizer = config.optimization.seed, config.optimization.optimizer
     if seed is not None and start.facts.get("seed", seed) != seed:
         messages.append(
-            f"--seed {seed}: the checkpoint's run had {start.facts['seed']}; "
-            "data order, masks and dropout change from here on"
+            f"--seed {seed}: the checkpoint's run had {start.facts['seed']}; data order, masks and dropout "
+            "change from here on"
         )
     if saved.get("optimizer", optimizer) != optimizer and start.keeps(OPTIMIZER):
         messages.append(
-            f"--optimizer {optimizer}: the checkpoint's run had {saved['optimizer']}; "
-            "its moments are taken over"
+            f"--optimizer {optimizer}: the checkpoint's run had {saved['optimizer']}; its moments are taken "
+            "over"
+        )
+    hours = config.optimization.budget_hours
+    if hours and start.facts and "training_s" not in start.facts:
+        messages.append(
+            f"--budget_hours {hours:g}: the checkpoint does not say how long its run trained: 0 s"
         )
     return messages
 

@@ -60,8 +60,8 @@ def add_start_options(add: Callable[..., Any]) -> None:
         "--stages",
         choices=sorted(STAGES),
         help="the LAMB paper's two stages in one ckpt_dir, of 128 and of 512 tokens: one of them, or both "
-        "in one launch. What may differ takes two values, as --num_steps 7038,1561; what is left out follows "
-        "the paper for each stage's own batch",
+        "in one launch. What may differ takes two values, as --num_steps 7038,1561; what is left out "
+        "follows the paper for each stage's own batch",
     )
     add("--data_2", metavar="DATA", help="what stage 2 trains on, where it is not --data")
     add("--data_eval_2", metavar="DATA", help="what stage 2 evaluates on, where it is not --data_eval")
@@ -102,9 +102,9 @@ def check_start_options(options: argparse.Namespace) -> None:
         raise InputError("--init_from and --pretrained exclude each other: both bring the parameters")
     if given and options.start_step:
         raise InputError(
-            f"--init_from and --start_step exclude each other: --start_step {options.start_step} "
-            f"continues in "
-            f"--ckpt_dir; to begin from a step of another folder give --init_from FOLDER:{options.start_step}"
+            f"--init_from and --start_step exclude each other: --start_step {options.start_step} continues "
+            "in --ckpt_dir; to begin from a step of another folder give --init_from "
+            f"FOLDER:{options.start_step}"
         )
     if options.init_partial and not given:
         raise InputError("--init_partial needs --init_from: it is about the parameters that it names")
@@ -119,7 +119,7 @@ def check_start_options(options: argparse.Namespace) -> None:
         raise InputError(
             f"--reset {options.reset}: with --start_step a new schedule would write over the steps of "
             f"{options.ckpt_dir}; give --init_from {options.ckpt_dir}:{options.start_step} and another "
-            f"--ckpt_dir"
+            "--ckpt_dir"
         )
     if options.keep_optimizer_state and options.stages not in ("2", "both"):
         raise InputError("--keep_optimizer_state is about stage 2: it needs --stages 2 or both")

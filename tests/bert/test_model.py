@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import gluonnlp
 import mxnet as mx
 import numpy as np
@@ -9,8 +11,9 @@ import pytest
 from gluonnlp.model.bert import BERTModel
 
 from base.errors import InputError
-from bert.configuration import named_config
-from bert.model import build_model, initialize, trainable
+from bert.configuration import BertConfig, named_config
+from bert.model import TanhGELU, build_model, initialize, trainable
+from bert.weights.bare_params import expected_shapes
 from bert.weights.params_file import write_params
 from training.checkpoint import block_arrays
 
@@ -78,6 +81,42 @@ def test_a_model_that_gluonnlp_builds_loads_our_params_and_computes_the_same(tin
     ):
         assert ours.shape == expected.shape
         np.testing.assert_array_equal(ours.asnumpy(), expected.asnumpy())
+
+
+def test_a_model_of_no_name_has_the_shapes_of_its_configuration():
+    config = BertConfig(1, 16, 2, hidden=24, positions=30, token_types=3, gelu="tanh")
+    model = build_model(config, 40)
+    initialize(model, mx.cpu(), "float32", seed=0)
+    assert shapes(model) == expected_shapes(config, 40)
+    named = build_model(BertConfig(1, 16, 2, hidden=24, positions=30, token_types=3), 40)
+    initialize(named, mx.cpu(), "float32", seed=0)
+    assert list(shapes(named)) == list(shapes(model))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_gelu_by_tanh(dtype):
+    """Values and gradients in float64, also where a cube is beyond the dtype, and of what is no number."""
+    finite = np.concatenate([np.linspace(-12, 12, 4001), [50, -50, 6e4, -6e4]]).astype(dtype)
+    if dtype == "float32":
+        finite = np.append(finite, np.array([3e38, -3e38], dtype))
+    x = mx.nd.array(finite, dtype=dtype)
+    x.attach_grad()
+    block = TanhGELU()
+    block.hybridize()
+    with mx.autograd.record():
+        output = block(x)
+    output.backward()
+    h = np.clip(finite.astype(np.float64), -1e3, 1e3)
+    u = math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)
+    inner = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * h * h)
+    slope = (1 + np.tanh(u)) / 2 + h * inner * (1 - np.tanh(u) ** 2) / 2
+    precision = 4 * np.finfo(dtype).eps
+    np.testing.assert_allclose(
+        output.asnumpy(), finite * (1 + np.tanh(u)) / 2, rtol=precision, atol=precision
+    )
+    np.testing.assert_allclose(x.grad.asnumpy(), slope, rtol=0, atol=6 * precision)
+    lost = block(mx.nd.array([np.inf, -np.inf, np.nan])).asnumpy()
+    np.testing.assert_array_equal(lost, [np.inf, np.nan, np.nan])
 
 
 def test_all_shapes_are_known_after_initialization():

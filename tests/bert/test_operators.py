@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mxnet as mx
 import pytest
 
 import bert.operators
 from base.errors import InputError
-from bert.configuration import named_config
+from bert.configuration import BertConfig, named_config
 from bert.model import build_model, initialize
 from bert.operators import choose_operators, load_operators
 from tasks.pretraining.fused import FusedPretrainingLoss
@@ -52,6 +54,19 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     for wanted, dtype in (("fused", "float32"), ("auto", "bfloat16")):
         with pytest.raises(InputError, match="make setup"):
             choose_operators(wanted, dtype, mx.cpu(), BERT)
+
+
+@pytest.mark.parametrize(
+    "needs", [replace(BERT, gelu="tanh"), replace(BERT, token_types=3)], ids=["gelu", "token types"]
+)
+def test_a_library_that_is_older_than_the_code(monkeypatch: pytest.MonkeyPatch, needs: BertConfig) -> None:
+    """It would ignore the form of GELU."""
+    monkeypatch.setattr(bert.operators, "knows_forms", lambda: False)
+    assert choose_operators("auto", "float32", mx.cpu(), BERT) == "fused"
+    assert choose_operators("mxnet", "float32", mx.cpu(), needs) == "mxnet"
+    for wanted in ("auto", "fused"):
+        with pytest.raises(InputError, match=r"older than this code .* bert_1_16_2 \(.*make setup"):
+            choose_operators(wanted, "float32", mx.cpu(), needs)
 
 
 def test_a_missing_library_is_not_loaded(tmp_path) -> None:

@@ -127,6 +127,7 @@ class TestDirectories:
 
     def save(self, directory: Path, step: int, corpus: Any, **facts: Any) -> None:
         made_with = {"model": MODEL, "vocab_size": 1024, "vocab_sha256": None, "num_steps": 4, **facts}
+        made_with["ended"] = step - facts.get("begun", 0) == 4
         ones = {"word_embed.0.weight": np.ones((1024, 16), np.float32)}
         checkpoint.save(str(directory), step, ones, {"t": np.array(step)}, made_with)
 

@@ -7,7 +7,7 @@ from typing import Any, Sequence
 import mxnet as mx
 import numpy as np
 
-from bert.configuration import named_config
+from bert.configuration import BertConfig, named_config
 from bert.model import build_model, initialize, trainable
 from bert.operators import choose_operators
 from comm.local import LocalCommunicator
@@ -26,14 +26,18 @@ TASK = Pretraining()
 
 
 def tiny_network(
-    seed: int = 0, dropout: float = 0.0, model: str = MODEL, spread: float = 0.0, operators: str = "mxnet"
+    seed: int = 0,
+    dropout: float = 0.0,
+    model: str | BertConfig = MODEL,
+    spread: float = 0.0,
+    operators: str = "mxnet",
 ) -> PretrainingLoss | FusedPretrainingLoss:
     """A hybridized network on the CPU, on MXNet's or the fused operators.
 
     `spread` is the standard deviation of noise added to every parameter: without it biases are zero and gains
     one, and much of a gradient is too small to be compared.
     """
-    config = named_config(model)
+    config = named_config(model) if isinstance(model, str) else model
     bert = build_model(config, VOCAB_SIZE, dropout=dropout)
     initialize(bert, mx.cpu(), "float32", seed)
     rng = np.random.default_rng(seed)
