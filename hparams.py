@@ -6,8 +6,8 @@
     python hparams.py --tokens_per_gpu 8192 --accumulate 2 --launch hvd --hostfile hosts/32x_p3dn
     python hparams.py --num_gpus 256 --check --batch_size 8192 --use_avg_len --accumulate 2 --lr 0.00354
 
-A,B are the values of stage 1 and stage 2; one value is that of both. The rules are in lamb_paper.py, the
-launch commands in hosts/. Needs the standard library only.
+A pair N,N has the values of stage 1 and stage 2; one value is that of both. The rules are in lamb_paper.py,
+the launch commands in hosts/. Needs the standard library only.
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ def _check(options: Options) -> int:
     if all(getattr(options, name) is None for name in CHECKED):
         raise InputError("--check needs something to judge: " + ", ".join(f"--{n}" for n in CHECKED))
     stages: Sequence[int | None] = (None,)  # by the length
-    if options.stage is not None or _pairs(options):
+    if options.stage is not None or any(isinstance(getattr(options, name), tuple) for name in PAIRS):
         stages = STAGES[options.stage]
     judged = [_judge(options, stage) for stage in stages]
     for lines, _ in judged:
@@ -394,11 +394,6 @@ def _text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _pairs(options: Options) -> list[str]:
-    """The options that have a value for each stage."""
-    return [name for name in PAIRS if isinstance(getattr(options, name), tuple)]
-
-
 def _check_options(options: Options) -> None:
     """Raises InputError for options that exclude each other or would have no effect."""
     given = {name for name, value in asdict(options).items() if value is not None and value is not False}
@@ -416,12 +411,6 @@ def _check_options(options: Options) -> None:
                 continue  # they say how it is meant
             if name in given and needed not in given:
                 raise InputError(f"--{name} goes with --{needed} only")
-    for name in _pairs(options):
-        if len(STAGES[options.stage]) == 1:
-            value = _text(getattr(options, name))
-            raise InputError(
-                f"--{name} {value}: a pair is for both stages, and --stage {options.stage} is one"
-            )
     for name in ("target_batch_size", "mixed_batch", "max_seq_length_1", "max_seq_length_2"):
         if options.check and name in given:
             raise InputError(f"--{name} plans a run and --check judges one: give one of them only")

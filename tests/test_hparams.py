@@ -89,6 +89,10 @@ def test_table_of_both_stages(capsys):
     code, out, _ = run(f"{args} --json", capsys=capsys)
     printed = json.loads(out)
     assert (code, printed["tokens_per_gpu"], printed["accumulate"]) == (0, None, None)
+    code, out, _ = run(f"{args} --json --stage 2", capsys=capsys)  # of each pair it takes its own
+    alone = json.loads(out)
+    assert (code, alone["tokens_per_gpu"], alone["accumulate"]) == (0, 4096, 4)
+    assert alone["stages"] == printed["stages"][1:] and alone["options"] == alone["stages"][0]["options"]
 
 
 def test_inverse(capsys):
@@ -155,6 +159,10 @@ def test_check_judges_both_stages_by_pairs(capsys):
     code, out, _ = run(sizes, capsys=capsys)
     assert "stage 1: 8 GPUs x 8192 tokens" in out and "stage 2: 8 GPUs x 8192 tokens" in out
     assert code == 1 and out.count("\n--lr ") == 1
+    # with --stages the others of the pairs are left alone
+    only_2 = f"{args} --num_steps 1,1563 --lr 9,0.005 --warmup_ratio 0.2 --stages 2"
+    code, out, _ = run(only_2, capsys=capsys)
+    assert code == 0 and "stage 1" not in out
     code, out, _ = run("--check --stages 2 --num_gpus 64 --batch_size 16 --num_steps 50000", capsys=capsys)
     assert code == 0 and "1024 sequences of 512 tokens" in out
 
@@ -243,12 +251,10 @@ CLUSTER = "--num_gpus 8 --tokens_per_gpu 8192"
         (f"{CLUSTER} --launch hvd --hostfile hosts/1x_p3dn -- --help", "run_pretraining_hvd.py --help"),
         (f"{CLUSTER} -- --data x", "--data"),
         (f"{CLUSTER} --check", "--check"),
-        (f"{CLUSTER} --check --stage 1 --lr 1,2", "--lr 1.0,2.0"),
         (f"{CLUSTER} --check --lr 1,2,3", "--lr"),
         (f"{CLUSTER} --check --lr 1,", "--lr"),
         (f"{CLUSTER} --check --stages both --lr 1 --max_seq_length 128,513", "--max_seq_length 513"),
         (f"{CLUSTER} --check --lr 1 --mixed_batch", "--mixed_batch"),
-        (f"{CLUSTER} --stage 2 --accumulate 2,4", "--accumulate 2,4"),
         (f"{CLUSTER} --accumulate 2,0", "--accumulate 0"),
         ("--num_gpus 8 --tokens_per_gpu 8192,511", "--tokens_per_gpu"),
         ("--num_gpus 8,16 --tokens_per_gpu 8192", "--num_gpus"),
@@ -319,6 +325,8 @@ def test_a_stage_says_what_it_begins_with(capsys, monkeypatch):
     for stage, begins in ((1, False), (2, True), ("both", False)):
         code, out, _ = run(args, stage, capsys=capsys)
         assert code == 0 and ("# It begins with the parameters of stage 1" in out) == begins
+    code, out, _ = run(args, 2, "--", "--init_from", "other:900", capsys=capsys)
+    assert code == 0 and "begins with" not in out and "--init_from other:900" in out
 
 
 def test_launch_takes_the_world_size_from_the_host_file(capsys, monkeypatch):
