@@ -15,6 +15,7 @@ evaluation  figures of a task over held-out data
 metrics     sums over steps and ranks
 report      progress, metrics.jsonl, TensorBoard, plot, closing lines
 checkpoint  three files a checkpoint, complete or not there
+pretrained  weights of a checkpoint, or of any other file
 profiling/  traces of steps
 profile     command: the parts of a step's time
 """

@@ -6,7 +6,10 @@ import argparse
 from dataclasses import dataclass, fields
 from typing import Any, Mapping, TypeVar
 
+from base.errors import InputError
 from data.options import DataConfig, data_config
+from training.pairs import StageOptions
+from training.start_options import StartConfig
 
 T = TypeVar("T")
 
@@ -75,25 +78,39 @@ class ReportConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """All of a run. `options`: every option by name, as a checkpoint records them."""
+    """All of a run, or of one of its stages. `options`: every option by name, as a checkpoint records them."""
 
     model: ModelConfig
     data: DataConfig
     batch: BatchConfig
     optimization: OptimizationConfig
     checkpoint: CheckpointConfig
+    start: StartConfig
     report: ReportConfig
     options: Mapping[str, Any]
 
 
 def run_config(options: argparse.Namespace) -> RunConfig:
-    """The settings that the options of training.options stand for."""
+    """The settings that the options of training.options stand for.
+
+    Raises:
+        InputError: options with --stages, for which this command is not made.
+    """
+    if options.stages is not None:
+        raise InputError(f"--stages {options.stages}: this command runs without stages; leave it out")
+    return stage_config(StageOptions(None, options))
+
+
+def stage_config(given: StageOptions) -> RunConfig:
+    """The settings of one stage."""
+    options = given.options
     return RunConfig(
         _part(ModelConfig, options),
         data_config(options),
         _part(BatchConfig, options),
         _part(OptimizationConfig, options),
         _part(CheckpointConfig, options),
+        _part(StartConfig, argparse.Namespace(**vars(options), stage=given.stage)),
         _part(ReportConfig, options),
         vars(options),
     )

@@ -12,7 +12,7 @@ from typing import Any, Sequence
 from base.errors import InputError
 from base.launchers import launched_rank
 from base.progress import Printed
-from bert.configuration import parse_model
+from bert.configuration import named_config, parse_model
 from bert.weights.bare_params import DECODER, EMBEDDING, check_index, check_values, expected_shapes
 from bert.weights.params_file import read_index
 from comm.base import Communicator
@@ -198,6 +198,6 @@ def _check_parameters(config: RunConfig, path: str, vocab_size: int) -> None:
             " vocabulary"
         )
     source = f"--start_step {config.checkpoint.start_step}: {path}"
-    check_index(source, arrays, expected_shapes(layers, units, vocab_size))
+    check_index(source, arrays, expected_shapes(named_config(config.model.model), vocab_size))
     if launched_rank(os.environ) == 0:  # the others get the numbers from it
         check_values(source, path, arrays)

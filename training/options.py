@@ -15,6 +15,8 @@ from base.errors import InputError
 from bert.configuration import parse_model
 from comm.options import add_communication_options, communication_config
 from data.options import add_data_options, add_vocabulary_options, check_data_options
+from training.pairs import StageOptions, allow_pairs, options_of_stages
+from training.start_options import add_start_options, check_start_options
 
 PUBLISHED_VOCABULARIES = {  # --dataset_name: number of tokens, of the vocabularies that GluonNLP downloads
     "book_corpus_wiki_en_uncased": 30522,
@@ -26,14 +28,32 @@ PUBLISHED_VOCABULARIES = {  # --dataset_name: number of tokens, of the vocabular
 
 
 def parse_options(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
-    """The options of one run, each checked by itself and against the others.
+    """The options of one run, each checked by itself and against the others. `stage_options` gives those of
+    a stage.
 
     Raises:
         InputError: an unknown option, a value out of its range, or options that exclude each other.
     """
     options = _parser(description).parse_args(argv)
-    _check(options)
+    stage_options(options)
     return options
+
+
+def stage_options(options: argparse.Namespace) -> list[StageOptions]:
+    """The options of each stage, checked; those given, completed, for a run without --stages.
+
+    Raises:
+        InputError: as `parse_options`.
+    """
+    stages = options_of_stages(options)
+    for stage, own in stages:
+        try:
+            _check(own)
+        except InputError as error:
+            if len(stages) == 1:
+                raise
+            raise InputError(f"stage {stage}: {error}") from error
+    return stages
 
 
 def _parser(description: str) -> argparse.ArgumentParser:
@@ -149,6 +169,9 @@ def _parser(description: str) -> argparse.ArgumentParser:
         help="of parameters, data order, masks, dropout (default: the checkpoint's, else 0)",
     )
 
+    group = parser.add_argument_group("start and stages")
+    add_start_options(group.add_argument)
+
     group = parser.add_argument_group("communication")
     add_communication_options(group.add_argument)
 
@@ -192,6 +215,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
         help="write a trace of steps 10 to 14 for python -m training.profile and Chrome's viewers (rank 1 "
         "writes FILE.1, ...)",
     )
+    allow_pairs(parser)
     return parser
 
 
@@ -212,8 +236,9 @@ def _check(options: argparse.Namespace) -> None:
             raise InputError(f"--{flag} is for --optimizer lamb, not for {options.optimizer}")
     if options.lr and options.end_lr > options.lr:
         raise InputError(f"--end_lr {options.end_lr} is above --lr {options.lr}")
-    if options.num_steps and options.start_step > options.num_steps:
+    if options.num_steps and options.start_step > options.num_steps and not options.stages:
         raise InputError(f"--start_step {options.start_step} is beyond --num_steps {options.num_steps}")
     options.compression_k = communication_config(options).compression_k  # its default where it was left out
     check_data_options(options)
+    check_start_options(options)
     options.ckpt_dir = os.path.expanduser(options.ckpt_dir)

@@ -11,15 +11,15 @@ from typing import Iterable, Mapping, Tuple
 import numpy as np
 
 from base.errors import InputError
+from bert.configuration import BertConfig
 from bert.weights.params_file import ArrayInfo, read_array
-from data.options import MAX_POSITIONS
 
 Shape = Tuple[int, ...]
 EMBEDDING, DECODER = "word_embed.0.weight", "decoder.3.weight"  # one array under two names
 _PARTS = {"pooler.": "pooler", "classifier.": "next-sentence head", "decoder.": "masked-LM head"}
 
 
-def expected_shapes(layers: int, units: int, vocab_size: int) -> dict[str, Shape]:
+def expected_shapes(config: BertConfig, vocab_size: int) -> dict[str, Shape]:
     """Shapes of the parameters of `bert.model.build_model`, by GluonNLP's structural names."""
 
     def dense(name: str, outputs: int, inputs: int) -> dict[str, Shape]:
@@ -28,8 +28,9 @@ def expected_shapes(layers: int, units: int, vocab_size: int) -> dict[str, Shape
     def norm(name: str) -> dict[str, Shape]:
         return {f"{name}.gamma": (units,), f"{name}.beta": (units,)}
 
-    found = {"encoder.position_weight": (MAX_POSITIONS, units), **norm("encoder.layer_norm")}
-    for layer in range(layers):
+    units, hidden = config.units, config.hidden
+    found = {"encoder.position_weight": (config.positions, units), **norm("encoder.layer_norm")}
+    for layer in range(config.layers):
         cell = f"encoder.transformer_cells.{layer}"
         for projection in (
             "attention_cell.proj_query",
@@ -38,10 +39,10 @@ def expected_shapes(layers: int, units: int, vocab_size: int) -> dict[str, Shape
         ):
             found.update(dense(f"{cell}.{projection}", units, units))
         found.update(dense(f"{cell}.proj", units, units))
-        found.update(dense(f"{cell}.ffn.ffn_1", 4 * units, units))
-        found.update(dense(f"{cell}.ffn.ffn_2", units, 4 * units))
+        found.update(dense(f"{cell}.ffn.ffn_1", hidden, units))
+        found.update(dense(f"{cell}.ffn.ffn_2", units, hidden))
         found.update({**norm(f"{cell}.ffn.layer_norm"), **norm(f"{cell}.layer_norm")})
-    found.update({EMBEDDING: (vocab_size, units), "token_type_embed.0.weight": (2, units)})
+    found.update({EMBEDDING: (vocab_size, units), "token_type_embed.0.weight": (config.token_types, units)})
     found.update({**dense("pooler", units, units), **dense("classifier", 2, units)})
     found.update({**dense("decoder.0", units, units), **norm("decoder.2")})
     return {**found, **dense("decoder.3", vocab_size, units)}

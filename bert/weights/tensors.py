@@ -1,4 +1,4 @@
-"""Weights of a BERT in a file, whatever its format: names and shapes first, numbers when they are asked for."""
+"""Weights of a BERT in a file of any format: names and shapes first, numbers when they are asked for."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from base.errors import InputError
+from bert.configuration import named_config
 from bert.model import build_model, initialize
 from bert.weights.bare_params import DECODER, EMBEDDING, check_index, check_values, expected_shapes
 from bert.weights.params_file import read_array, read_index, write_params
@@ -23,9 +24,9 @@ from training.config import run_config
 from training.inputs import check_inputs
 from training.options import parse_options
 
-MODEL, LAYERS, UNITS, TOKENS = "bert_2_16_2", 2, 16, 20
+MODEL, UNITS, TOKENS = "bert_2_16_2", 16, 20
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmno"]
-SHAPES = expected_shapes(LAYERS, UNITS, TOKENS)
+SHAPES = expected_shapes(named_config(MODEL), TOKENS)
 PROJECTION = "encoder.transformer_cells.1.proj.weight"
 
 
@@ -67,11 +68,11 @@ def rejected(path: Path, arrays: dict[str, Any]) -> str:
 
 
 def test_names_and_shapes_are_the_models():
-    for name, layers, units, tokens in (("bert_2_16_2", 2, 16, 20), ("bert_3_32_4", 3, 32, 57)):
+    for name, tokens in (("bert_2_16_2", 20), ("bert_3_32_4", 57)):
         model = build_model(name, tokens)
         initialize(model, mx.cpu(), "float32", 0)
         of_model = {key: each.shape for key, each in model._collect_params_with_prefix().items()}
-        assert expected_shapes(layers, units, tokens) == of_model
+        assert expected_shapes(named_config(name), tokens) == of_model
 
 
 @pytest.mark.parametrize("left_out", [(), (DECODER,), (EMBEDDING,)])
