@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Callable, NamedTuple, NoReturn, Sequence
 
 import lamb_paper
+from base.command_line import positive, positive_int, probability
 from base.errors import InputError
 from hosts import mpirun, print_byteps
 from hosts.hostfile import read_host_lines, read_hostfile
@@ -28,6 +29,7 @@ from hosts.pretraining import pretraining_job
 from hosts.shell import Cluster, Job, this_machine
 from lamb_paper import CHECKED, PAPER, STAGE_LENGTHS, Baseline, PerStage, Plan, Recipe, in_stage
 from training.options import parse_options
+from training.pairs import STAGES, pair_of
 
 
 class Launcher(NamedTuple):
@@ -43,7 +45,6 @@ LAUNCHERS = {
     # A host that is listed twice is two workers to BytePS.
     "byteps": Launcher(read_host_lines, print_byteps.command, "run_pretraining_byteps.py"),
 }
-STAGES = {None: (1, 2), "both": (1, 2), "1": (1,), "2": (2,)}
 PAIRS = ("tokens_per_gpu", "accumulate", *CHECKED, "batch_size", "max_seq_length")  # options that may be A,B
 
 
@@ -139,7 +140,7 @@ def _plan(options: Options) -> Plan:
         raise InputError("--tokens_per_gpu is missing")
     assert options.num_gpus is not None
     cluster = (options.num_gpus, options.tokens_per_gpu)
-    stages = STAGES[options.stage]
+    stages = STAGES[options.stage or "both"]
     first, second = options.max_seq_length_1, options.max_seq_length_2
     if options.mixed_batch:
         if (first, second) != (None, None) or options.baseline != PAPER:
@@ -186,21 +187,6 @@ def table(plan: Plan) -> str:
     return "\n".join(lines + [""] * bool(warnings) + warnings)
 
 
-def _per_stage(kind: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A reader of one number, or of two with a comma between them as a tuple."""
-
-    def convert(text: str) -> Any:
-        try:
-            first, second = map(kind, text.split(",")) if "," in text else (kind(text), None)
-        except ValueError:
-            number = "whole number" if kind is int else "number"
-            reason = f"{text!r} is neither a {number} nor a {number} for each stage, A,B"
-            raise argparse.ArgumentTypeError(reason) from None
-        return first if second is None else (first, second)
-
-    return convert
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"hparams.py: {message}\n")
@@ -218,7 +204,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def count(group: Any, flag: str, text: str, metavar: str = "N", default: int | None = None) -> None:
         shown = text if default is None else f"{text} (default {default})"
-        kind = _per_stage(int) if flag[2:] in PAIRS else int
+        kind = pair_of(positive_int) if flag[2:] in PAIRS else int
         group.add_argument(flag, type=kind, metavar=metavar, default=default, help=shown)
 
     group = parser.add_argument_group("the cluster")
@@ -236,7 +222,7 @@ def _parser() -> argparse.ArgumentParser:
 
     group = parser.add_argument_group("the recipe")
     text = "only this stage, or both in one run (default both; with --check by the length)"
-    group.add_argument("--stage", "--stages", choices=("1", "2", "both"), help=text)
+    group.add_argument("--stage", "--stages", choices=sorted(STAGES), help=text)
     count(group, "--max_seq_length_1", "tokens a sequence in stage 1 (default 128)", "L")
     count(group, "--max_seq_length_2", "tokens a sequence in stage 2 (default 512)", "L")
     count(group, "--baseline_batch_size", "sequences in a step of the run to match", "B", PAPER.batch_size)
@@ -259,9 +245,10 @@ def _parser() -> argparse.ArgumentParser:
 
     group = parser.add_argument_group("for --check: options of the training scripts")
     count(group, "--num_steps", "steps", "N[,N]")
-    rate = _per_stage(float)
-    group.add_argument("--lr", type=rate, metavar="LR[,LR]", help="peak learning rate")
-    group.add_argument("--warmup_ratio", type=rate, metavar="R[,R]", help="share of the steps")
+    group.add_argument("--lr", type=pair_of(positive), metavar="LR[,LR]", help="peak learning rate")
+    group.add_argument(
+        "--warmup_ratio", type=pair_of(probability), metavar="R[,R]", help="share of the steps"
+    )
     count(group, "--max_predictions_per_seq", "masked positions", "N[,N]")
     text = "sequences a GPU, or with --use_avg_len tokens (then: --tokens_per_gpu)"
     count(group, "--batch_size", text, "N[,N]")
@@ -307,7 +294,7 @@ def _check(options: Options) -> int:
         raise InputError("--check needs something to judge: " + ", ".join(f"--{n}" for n in CHECKED))
     stages: Sequence[int | None] = (None,)  # by the length
     if options.stage is not None or any(isinstance(getattr(options, name), tuple) for name in PAIRS):
-        stages = STAGES[options.stage]
+        stages = STAGES[options.stage or "both"]
     judged = [_judge(options, stage) for stage in stages]
     for lines, _ in judged:
         print(*lines, sep="\n")
@@ -358,8 +345,7 @@ def _meanings_of_batch_size(options: Options) -> str:
     first = options.max_seq_length or options.max_seq_length_1 or STAGE_LENGTHS[0]
     length = in_stage(first, 1)
     own = replace(options, batch_size=None, use_avg_len=False, max_seq_length=None)
-    shown = _text(size)
-    readings = [(f"{shown} tokens a GPU", replace(own, tokens_per_gpu=size))]
+    readings = [(f"{size} tokens a GPU", replace(own, tokens_per_gpu=size))]
     if not options.use_avg_len and isinstance(size, int):
         if size * length <= lamb_paper.MANY_TOKENS:
             text = f"{size} sequences of {length} a GPU"
@@ -369,7 +355,7 @@ def _meanings_of_batch_size(options: Options) -> str:
         tokens = options.tokens_per_gpu or (usual[0] if usual else one_pass)
         in_all = replace(own, tokens_per_gpu=tokens, target_batch_size=size, accumulate=None)
         readings.append((f"{size} sequences in a step of all GPUs", in_all))
-    parts = [f"--batch_size {shown} goes with --check only"]
+    parts = [f"--batch_size {size} goes with --check only"]
     for text, reading in readings:
         try:
             _plan(reading)
@@ -385,13 +371,8 @@ def _as_command(options: Options) -> str:
     words = ["python", "hparams.py"]
     for name, value in asdict(replace(options, passed_on=())).items():
         if value != usual[name] and not (name == "num_gpus" and options.launch):  # the host file has them
-            words += [f"--{name}"] if value is True else [f"--{name}", _text(value)]
+            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
     return shlex.join([*words, *(["--", *options.passed_on] if options.passed_on else [])])
-
-
-def _text(value: Any) -> str:
-    """A value as it is written on the command line."""
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _check_options(options: Options) -> None:

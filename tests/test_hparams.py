@@ -19,6 +19,9 @@ from hypothesis import strategies as st
 import hparams
 import lamb_paper
 from tests.processes import python_3_8, run_command
+from training.config import stage_config
+from training.options import parse_options, stage_options
+from training.plan import make_plan
 
 ROOT = Path(__file__).resolve().parent.parent
 BPSLAUNCH = str(Path(sys.executable).with_name("bpslaunch"))
@@ -255,7 +258,7 @@ CLUSTER = "--num_gpus 8 --tokens_per_gpu 8192"
         (f"{CLUSTER} --check --lr 1,", "--lr"),
         (f"{CLUSTER} --check --stages both --lr 1 --max_seq_length 128,513", "--max_seq_length 513"),
         (f"{CLUSTER} --check --lr 1 --mixed_batch", "--mixed_batch"),
-        (f"{CLUSTER} --accumulate 2,0", "--accumulate 0"),
+        (f"{CLUSTER} --accumulate 2,0", "--accumulate"),
         ("--num_gpus 8 --tokens_per_gpu 8192,511", "--tokens_per_gpu"),
         ("--num_gpus 8,16 --tokens_per_gpu 8192", "--num_gpus"),
         (f"{CLUSTER} --check --batch_size 4 --lr 1", "--batch_size"),
@@ -317,6 +320,15 @@ def test_the_mixed_batch_is_one_command_of_pairs(launcher, capsys, monkeypatch):
     )
     words = split(command.split("\n\n")[0])
     assert lamb_paper.mixed_batch_plan(256, 8192).options() in " ".join(words)
+    script = next(at for at, word in enumerate(words) if word.startswith("run_pretraining_"))
+    published = [(7038, 0.006, 2001, 20), (1561, 0.004, 200, 80)]
+    for own, expected in zip(stage_options(parse_options(words[script + 1 :], "")), published):
+        config = stage_config(own)
+        length = config.data.masking.max_seq_length
+        plan = make_plan(config.batch, config.optimization, 256, length, own.stage)
+        assert (plan.num_steps, plan.lr, plan.warmup_steps, plan.max_predictions_per_seq) == expected
+        assert plan.warnings == ()
+        assert f"{(65536, 32768)[own.stage - 1]} sequences of {(128, 512)[own.stage - 1]}" in plan.summary
 
 
 def test_a_stage_says_what_it_begins_with(capsys, monkeypatch):
