@@ -567,9 +567,12 @@ def test_byteps_commands_run_as_printed(way, own, capsys, tmp_path, monkeypatch)
         assert environment["DMLC_NUM_WORKER"] == "1" and environment["BYTEPS_LOCAL_SIZE"] == "2"
 
 
-# Each stage is three steps of four sequences: what is printed is run as it is.
-SHORT = "--tokens_per_gpu 256 --stage 1 --baseline_batch_size 4 --baseline_steps_1 3 --hostfile hosts/local"
-TINY = "--dummy_data_len 128 --model bert_1_32_2 --log_interval 1"
+# Stage 1 is three steps of 16 sequences of 32 tokens, stage 2 four steps of 4 of 128: run as it is printed.
+SHORT = (
+    "--tokens_per_gpu 256 --max_seq_length_1 32 --max_seq_length_2 128 --baseline_batch_size 16 "
+    "--baseline_steps_1 3 --baseline_steps_2 1 --hostfile hosts/local"
+)
+TINY = "--dummy_data_len 32,128 --model bert_1_32_2 --log_interval 1"
 
 
 @pytest.fixture
@@ -599,8 +602,22 @@ def test_commands_for_this_machine_train_where_they_are_pasted(way, folder, caps
     assert code == 0, err
     text = out.rstrip("\n").split("\n\n")[way == "bpslaunch"]
     result = run_as_pasted(text, folder).check()
-    assert "2 processes on " in result.stdout and "step 3/3" in result.stdout
-    assert (folder / "ckpt_stage1" / "0000003.params").exists()
+    assert "2 processes on " in result.stdout
+    assert stages_saved(folder / "ckpt_dir") == {3: 1, 7: 2}
+    if way == "mpirun":  # the commands of one stage are the same run in two
+        both = (folder / "ckpt_dir").rename(folder / "both")
+        for stage, saved in ((1, {3: 1}), (2, {3: 1, 7: 2})):
+            _, out, _ = run(f"{SHORT} --launch hvd --stage {stage} -- {TINY}", capsys=capsys)
+            run_as_pasted(out, folder).check()
+            assert stages_saved(folder / "ckpt_dir") == saved
+        for name in ("0000003.params", "0000007.params"):
+            assert (folder / "ckpt_dir" / name).read_bytes() == (both / name).read_bytes()
+
+
+def stages_saved(place: Path) -> dict[int, int]:
+    """The stage that each checkpoint, by its step, records."""
+    manifests = {path: json.loads(path.read_text()) for path in place.glob("[0-9]*.json")}
+    return {int(path.stem): manifest["stage"] for path, manifest in manifests.items()}
 
 
 def test_nothing_is_assumed_of_other_machines(capsys, tmp_path, monkeypatch):
