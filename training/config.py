@@ -78,7 +78,8 @@ class ReportConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """All of a run, or of one of its stages. `options`: every option by name, as a checkpoint records them."""
+    """All of a run, or of one of its stages. `options`: every option by name, as a checkpoint records "
+    "them."""
 
     model: ModelConfig
     data: DataConfig

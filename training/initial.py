@@ -74,7 +74,9 @@ def find_initial(start: StartConfig, wanted: Wanted) -> Initial:
         tensors = dict(weights.tensors)
         rows = tensors[POSITIONS].shape[0]
         if rows > wanted.bert.positions:
-            messages.append(f"{weights.source}: of its {rows} positions the first {wanted.bert.positions} are taken")
+            messages.append(
+                f"{weights.source}: of its {rows} positions the first {wanted.bert.positions} are taken"
+            )
     _check_finite(source, tensors)
     return Initial(weights.source, tensors, messages, checkpoint)
 
@@ -90,7 +92,8 @@ def _with_states(source: str, weights: Weights, start: StartConfig) -> Checkpoin
     if checkpoint is None or checkpoint.manifest is None:
         kept = [name for name in RESETS if name not in start.resets]
         raise InputError(
-            f"--reset {start.reset}: {source} has parameters only and no {' or '.join(kept)} to take over, which "
+            f"--reset {start.reset}: {source} has parameters only and no {' or '.join(kept)} to take "
+            f"over, which "
             f"the checkpoints of these scripts have; leave --reset out"
         )
     return checkpoint
@@ -102,11 +105,11 @@ def _check_whole(source: str, weights: Weights, wanted: Wanted) -> None:
     if other:
         theirs = ", ".join(f"{name} {found}" for name, found, _ in other)
         ours = ", ".join(f"{name} {needed}" for name, _, needed in other)
-        raise InputError(
-            f"{source} has {theirs}, this run {ours}; name its model and vocabulary, {_PARTIAL}"
-        )
+        raise InputError(f"{source} has {theirs}, this run {ours}; name its model and vocabulary, {_PARTIAL}")
     if weights.missing:
-        raise InputError(f"{source} lacks the {', the '.join(weights.missing)}; name a whole file, {_PARTIAL}")
+        raise InputError(
+            f"{source} lacks the {', the '.join(weights.missing)}; name a whole file, {_PARTIAL}"
+        )
     difference = _first_other_token(weights, wanted)
     if difference:
         raise InputError(f"{source}: {difference}; give this run the vocabulary of the file, {_PARTIAL}")
@@ -165,7 +168,9 @@ def _fitting(weights: Weights, wanted: Wanted) -> tuple[dict[str, Tensor], list[
         messages.append(f"{weights.source}: this run's model has no place for {', '.join(unused)}")
     for name, theirs, ours in _differences(weights, wanted):
         if name in ("heads", "GELU by"):  # no shape depends on them
-            messages.append(f"{weights.source} has {name} {theirs}, this run {ours}: it computes something else")
+            messages.append(
+                f"{weights.source} has {name} {theirs}, this run {ours}: it computes something else"
+            )
     return tensors, messages
 
 
@@ -177,7 +182,8 @@ def _check_finite(source: str, tensors: Mapping[str, Tensor]) -> None:
         wrong = array.size - int(np.count_nonzero(np.isfinite(array)))
         if wrong:
             raise InputError(
-                f"{source}: {wrong} of the {array.size} numbers of {name} are not finite in float32; name a file "
+                f"{source}: {wrong} of the {array.size} numbers of {name} are not finite in float32; name "
+                f"a file "
                 "that was saved before training diverged"
             )
 

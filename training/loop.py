@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any, Sequence
 import mxnet as mx
 import numpy as np
 
+from comm.base import Communicator
 from tasks.base import Floors
 from training.checkpoint import params_path
+from training.config import RunConfig
 from training.metrics import Stopwatch, Totals, figures, finite_or_none
 from training.profiling.profiler import TraceOfSteps
-from training.report import summarize
+from training.report import Ending, read_metrics, summarize
+from training.start import Start, broadcast_json
 from training.step import StepResult, StepSettings, TrainStep, dropout_seed
 
 if TYPE_CHECKING:
@@ -22,9 +25,10 @@ if TYPE_CHECKING:
 
 
 class Loop:
-    """Takes the steps of a run from where it starts to its last one, or until a signal."""
+    """Takes the steps of a run, or of one of its stages, from where it starts to its last one, or until a
+    signal."""
 
-    def __init__(self, run: Run):
+    def __init__(self, run: Run, stop: StopRequest):
         assert run.feed is not None, "nothing to train on"
         config, communicator = run.config, run.communicator
         self.run = run
@@ -45,7 +49,7 @@ class Loop:
             "exchanged_bytes": exchanged_bytes(self.take_step.gradients, config.report.compression),
         }
         self.trace = TraceOfSteps(config.report.profile, communicator.rank, facts)
-        self.stop = StopRequest()
+        self.stop = stop
         self.totals = Totals(run.task, run.model.device)
         self.clock = Stopwatch()
         self.steps_in_interval = 0
@@ -59,12 +63,14 @@ class Loop:
         """
         run = self.run
         keep_going = True
-        while self.step < run.plan.num_steps and keep_going:
+        if run.start.begins_stage_2 or lacks_evaluation(run.start, run.config, run.communicator):
+            run.evaluate(self.step)  # at stage 2's length, or because the run was killed before it
+        while self.step < run.end and keep_going:
             self.step += 1
-            lr = run.plan.schedule(self.step)
+            lr = run.plan.schedule(self.step - run.start.begun)
             result = self._take(lr)
             keep_going = result.keep_going
-            at_end = self.step == run.plan.num_steps or not keep_going
+            at_end = self.step == run.end or not keep_going
             if self.step % run.config.report.log_interval == 0 or at_end:
                 self._log(lr, result)
             if self.step % run.config.checkpoint.ckpt_interval == 0 or at_end:
@@ -79,7 +85,8 @@ class Loop:
         if run.communicator.rank == 0:
             held_out = run.eval_feed.context_free_loss if run.eval_feed else None
             floors = Floors(self.feed.context_free_loss, held_out)
-            summarize(run.task, run.config.checkpoint.ckpt_dir, self.step, floors, run.reporter)
+            ending = Ending(self.step, floors, run.start.stage, run.inputs.max_seq_length)
+            summarize(run.task, run.config.checkpoint.ckpt_dir, ending, run.reporter)
         return 0
 
     def _take(self, lr: float) -> StepResult:
@@ -108,6 +115,7 @@ class Loop:
         run.reporter.training(
             {
                 "step": self.step,
+                **run.stage_entry,
                 "time": round(time.time(), 3),
                 **figures(run.task, gathered),
                 "lr": lr,
@@ -129,6 +137,27 @@ class Loop:
         self.last_saved = params_path(self.run.config.checkpoint.ckpt_dir, self.step)
 
 
+def lacks_evaluation(start: Start, config: RunConfig, communicator: Communicator) -> bool:
+    """Whether the run was killed between saving the checkpoint that it goes on from and the evaluation that
+    belongs to it. Every rank calls it; rank 0 looks into the metrics."""
+    facts = start.facts
+    saved = facts.get("options", {})
+    evaluated = config.data.data_eval and saved.get("data_eval") == config.data.data_eval
+    if not evaluated or not start.step or start.step != facts["step"]:
+        return False
+    begun, interval = facts.get("begun", 0), saved.get("ckpt_interval", 0)
+    ended = start.step - begun == facts.get("num_steps")
+    if not ended and (not interval or start.step % interval):
+        return False  # saved because of a signal
+    lacking, place = False, (start.step, facts.get("stage"))
+    if communicator.rank == 0:
+        lacking = not any(
+            "eval_sequences" in line and (line["step"], line.get("stage")) == place
+            for line in read_metrics(config.checkpoint.ckpt_dir)
+        )
+    return bool(broadcast_json(lacking, communicator))
+
+
 class StopRequest:
     """Turns signals into a wish that the loop reads between two steps; a second Ctrl-C interrupts at once.
 
@@ -138,6 +167,13 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.exit_code: int | None = None
+        self._listening = False
+
+    def listen(self) -> None:
+        """Takes the signals from now on; until then they end the process."""
+        if self._listening:
+            return
+        self._listening = True
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             signal.signal(number, self._note)
 

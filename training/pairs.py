@@ -51,7 +51,8 @@ def pair_of(convert: Callable[[str], Any]) -> Callable[[str], Any]:
             return convert(text)
         if len(parts) != 2:
             raise argparse.ArgumentTypeError(
-                f"{text!r} has {len(parts)} values; give one, or two with a comma between them (stage 1, stage 2)"
+                f"{text!r} has {len(parts)} values; give one, or two with a comma between them (stage 1, "
+                f"stage 2)"
             )
         return Pair(convert(parts[0]), convert(parts[1]))
 
@@ -67,8 +68,8 @@ def options_of_stages(options: argparse.Namespace) -> list[StageOptions]:
     Raises:
         InputError: a pair, or data for stage 2, without --stages.
     """
-    pairs = {name: getattr(options, name, None) for name in PAIRED}
-    pairs = {name: value for name, value in pairs.items() if isinstance(value, Pair)}
+    given = {name: getattr(options, name, None) for name in PAIRED}
+    pairs = {name: value for name, value in given.items() if isinstance(value, Pair)}
     if options.stages is None:
         for name, pair in pairs.items():
             raise InputError(

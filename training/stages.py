@@ -45,12 +45,14 @@ def stage_to_continue(config: RunConfig, facts: Mapping[str, Any]) -> int | None
     if stage == 1 and stages == "2" and not ended:
         taken = facts["step"] - facts["begun"]
         raise InputError(
-            f"--stages 2: {there} is of stage 1, which has not ended ({taken} of {facts['num_steps']} steps); "
+            f"--stages 2: {there} is of stage 1, which has not ended ({taken} of {facts['num_steps']} "
+            f"steps); "
             "end it with --stages 1 or both, and --resume"
         )
     if stage == 1 and stages == "2" and config.start.init_from:
         raise InputError(
-            f"--init_from {config.start.init_from}: {there} is the end of stage 1, which stage 2 would go on from; "
+            f"--init_from {config.start.init_from}: {there} is the end of stage 1, which stage 2 would go "
+            f"on from; "
             "leave --init_from out, or name another --ckpt_dir"
         )
     return 2 if stage == 1 and ended and stages != "1" else stage
@@ -69,7 +71,8 @@ def has_ended(config: RunConfig, facts: Mapping[str, Any]) -> bool:
 def missing_stage_1(config: RunConfig) -> InputError:
     """The error of a stage 2 that has nothing to go on from."""
     return InputError(
-        f"--stages 2: --ckpt_dir {config.checkpoint.ckpt_dir} has no complete checkpoint of stage 1; train it there "
+        f"--stages 2: --ckpt_dir {config.checkpoint.ckpt_dir} has no complete checkpoint of stage 1; "
+        f"train it there "
         "with --stages 1 or both, or name the parameters with --init_from"
     )
 
@@ -91,10 +94,15 @@ def length_message(lengths: tuple[int, int]) -> str | None:
     first, second = lengths
     if second < first:
         raise InputError(
-            f"--max_seq_length: stage 1 has sequences of {first} tokens and stage 2 of {second}, but the second stage "
-            "is there to learn longer positions; exchange them, or train the shorter ones as a run of its own with "
+            f"--max_seq_length: stage 1 has sequences of {first} tokens and stage 2 of {second}, but the "
+            f"second stage "
+            "is there to learn longer positions; exchange them, or train the shorter ones as a run of its "
+            "own with "
             "--init_from"
         )
     if second > first:
         return None
-    return f"both stages have sequences of {first} tokens; the paper's have 128, then 512 (--max_seq_length 128,512)"
+    return (
+        f"both stages have sequences of {first} tokens; the paper's have 128, then 512 "
+        "(--max_seq_length 128,512)"
+    )

@@ -128,6 +128,13 @@ def _take_place(start: Start, config: RunConfig) -> None:
 
 def _begin_with(start: Start, config: RunConfig, communicator: Communicator, initial: Initial | None) -> None:
     """Completes a start from --init_from: a step of 0, unless the schedule of a checkpoint is continued."""
+    if initial is None and communicator.rank == 0:
+        raise InputError(
+            f"--ckpt_dir {config.checkpoint.ckpt_dir}: none of its checkpoints is complete ("
+            f"{start.messages[0] if start.messages else 'they have vanished'}); name another directory, "
+            f"or remove "
+            f"them to begin again with --init_from {config.start.init_from}"
+        )
     start.initial = initial
     start.resets = config.start.resets
     source: str | None = None
@@ -143,14 +150,15 @@ def _begin_with(start: Start, config: RunConfig, communicator: Communicator, ini
         if start.facts.get("stage") != start.stage:
             there = f"stage {start.facts['stage']}" if start.facts.get("stage") else "a run without stages"
             raise InputError(
-                f"--init_from {config.start.init_from}: its schedule is that of {there}; reset it with --reset "
+                f"--init_from {config.start.init_from}: its schedule is that of {there}; reset it with "
+                f"--reset "
                 f"{','.join(name for name in RESETS if name in {*start.resets, SCHEDULE})}"
             )
 
 
 def restore_states(start: Start, optimizer: Optimizer, communicator: Communicator) -> None:
-    """Gives every rank the optimizer's states of the checkpoint. Where they begin anew, only float32 copies of
-    float16 parameters are taken over, which are the parameters themselves at full precision.
+    """Gives every rank the optimizer's states of the checkpoint. Where they begin anew, only the float32
+    masters of float16 parameters are taken over, which are the parameters themselves at full precision.
 
     Raises:
         InputError: on rank 0, for states of another model or dtype.

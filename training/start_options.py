@@ -59,9 +59,9 @@ def add_start_options(add: Callable[..., Any]) -> None:
     add(
         "--stages",
         choices=sorted(STAGES),
-        help="the LAMB paper's two stages in one ckpt_dir, 128 tokens and then 512: one of them, or both in one "
-        "launch. An option that may differ takes two values: --num_steps 7038,1561; those left out follow the "
-        "paper for each stage's own batch",
+        help="the LAMB paper's two stages in one ckpt_dir, of 128 and of 512 tokens: one of them, or both "
+        "in one launch. What may differ takes two values, as --num_steps 7038,1561; what is left out follows "
+        "the paper for each stage's own batch",
     )
     add("--data_2", metavar="DATA", help="what stage 2 trains on, where it is not --data")
     add("--data_eval_2", metavar="DATA", help="what stage 2 evaluates on, where it is not --data_eval")
@@ -73,8 +73,9 @@ def add_start_options(add: Callable[..., Any]) -> None:
     add(
         "--init_from",
         metavar="WEIGHTS",
-        help="begin with the parameters of a checkpoint folder (its newest, or FOLDER:STEP), a .params file, a "
-        "Hugging Face folder, a TensorFlow checkpoint, NVIDIA's .pt; a checkpoint in ckpt_dir wins with --resume",
+        help="begin with the parameters of a checkpoint folder (its newest, or FOLDER:STEP), a .params file, "
+        "a Hugging Face folder, a TensorFlow checkpoint, NVIDIA's .pt; with --resume a checkpoint in "
+        "ckpt_dir wins",
     )
     add(
         "--init_partial",
@@ -85,8 +86,8 @@ def add_start_options(add: Callable[..., Any]) -> None:
         "--reset",
         type=_resets,
         metavar="LIST",
-        help="what begins anew: of optimizer, schedule and data one or more, with commas, or none (default: all "
-        "with --init_from, none with --start_step)",
+        help="what begins anew: of optimizer, schedule and data one or more, with commas, or none (default: "
+        "all with --init_from, none with --start_step)",
     )
 
 
@@ -101,7 +102,8 @@ def check_start_options(options: argparse.Namespace) -> None:
         raise InputError("--init_from and --pretrained exclude each other: both bring the parameters")
     if given and options.start_step:
         raise InputError(
-            f"--init_from and --start_step exclude each other: --start_step {options.start_step} continues in "
+            f"--init_from and --start_step exclude each other: --start_step {options.start_step} "
+            f"continues in "
             f"--ckpt_dir; to begin from a step of another folder give --init_from FOLDER:{options.start_step}"
         )
     if options.init_partial and not given:
@@ -116,7 +118,8 @@ def check_start_options(options: argparse.Namespace) -> None:
     if options.start_step and SCHEDULE in resets:
         raise InputError(
             f"--reset {options.reset}: with --start_step a new schedule would write over the steps of "
-            f"{options.ckpt_dir}; give --init_from {options.ckpt_dir}:{options.start_step} and another --ckpt_dir"
+            f"{options.ckpt_dir}; give --init_from {options.ckpt_dir}:{options.start_step} and another "
+            f"--ckpt_dir"
         )
     if options.keep_optimizer_state and options.stages not in ("2", "both"):
         raise InputError("--keep_optimizer_state is about stage 2: it needs --stages 2 or both")
