@@ -1,7 +1,12 @@
 """A run, from the command line to the last checkpoint.
 
 options     the command line of the training scripts
+start_options  its options that say where a run starts, and its stages
+pairs       options that have a value for each stage
 config      frozen settings made once from the options
+stages      two stages in one directory: where a run goes on
+initial     parameters to begin with, compared with the run's
+saved_vocabulary  the vocabulary beside the checkpoints
 inputs      the run's files, checked before MXNet is imported
 entry       exceptions to one line and an exit code
 plan        steps, learning rate and warmup: given, or the paper's

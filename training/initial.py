@@ -140,7 +140,7 @@ def _first_other_token(weights: Weights, wanted: Wanted) -> str | None:
 
 
 def _fitting(weights: Weights, wanted: Wanted) -> tuple[dict[str, Tensor], list[str]]:
-    """What fits, and sentences on what does not."""
+    """Tensors that fit, and sentences on those that do not."""
     needed = expected_shapes(wanted.bert, wanted.vocab_size)
     del needed[DECODER]
     tensors: dict[str, Tensor] = {}

@@ -3,12 +3,11 @@ opened."""
 
 from __future__ import annotations
 
-import argparse
 import glob
 import os
 import re
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Iterable, NamedTuple, Sequence
 
 from base.errors import InputError
 from base.launchers import launched_rank
@@ -33,9 +32,9 @@ from data.options import MAX_POSITIONS, DataConfig, MaskingConfig
 from data.tokenizing.vocab import Vocabulary
 from lamb_paper import STAGE_LENGTHS
 from training.checkpoint import list_steps, read_manifest
-from training.config import RunConfig, stage_config
+from training.config import RunConfig
 from training.initial import Initial, Wanted, find_initial
-from training.options import PUBLISHED_VOCABULARIES, stage_options
+from training.options import PUBLISHED_VOCABULARIES
 from training.saved_vocabulary import check_room
 from training.stages import length_message, missing_stage_1, stage_to_continue
 
@@ -71,16 +70,13 @@ class Part(NamedTuple):
     inputs: Inputs
 
 
-def check_parts(options: argparse.Namespace) -> list[Part]:
+def check_parts(configs: Iterable[RunConfig]) -> list[Part]:
     """The stages of a run, in order, or the run itself, each with its inputs checked.
 
     Raises:
         InputError: as `check_inputs`; or stages that do not fit together.
     """
-    parts = []
-    for given in stage_options(options):
-        config = stage_config(given)
-        parts.append(Part(config, check_inputs(config)))
+    parts = [Part(config, check_inputs(config)) for config in configs]
     if len(parts) == 2:
         (_, first), (config, second) = parts
         _check_files_of_both(config, second)

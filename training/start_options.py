@@ -15,7 +15,7 @@ _NONE = "none"
 
 @dataclass(frozen=True)
 class StartConfig:
-    """Where a run takes its parameters from, and what else begins anew.
+    """Parameters that a run begins with, what else begins anew, and the stages.
 
     Attributes:
         init_from: what --init_from names.
@@ -33,7 +33,7 @@ class StartConfig:
 
     @property
     def resets(self) -> frozenset[str]:
-        """Of the checkpoint that --init_from or --start_step names, what is not taken over."""
+        """Parts of the checkpoint that --init_from or --start_step names which are not taken over."""
         if self.reset is None:
             return frozenset(RESETS if self.init_from else ())
         return frozenset(self.reset.split(",")) - {_NONE}
@@ -50,7 +50,7 @@ class StartConfig:
 
     @property
     def stage_resets(self) -> frozenset[str]:
-        """What stage 2 does not take over from stage 1."""
+        """Parts of stage 1's last checkpoint that stage 2 does not take over."""
         return frozenset(RESETS) - ({OPTIMIZER} if self.keep_optimizer_state else frozenset())
 
 
