@@ -342,8 +342,9 @@ def _meanings_of_batch_size(options: Options) -> str:
     """The error for --batch_size without --check, with a command for each meaning that gives a plan."""
     size = options.batch_size
     assert size is not None and options.num_gpus is not None
-    first = options.max_seq_length or options.max_seq_length_1 or STAGE_LENGTHS[0]
-    length = in_stage(first, 1)
+    stage = STAGES[options.stage or "both"][0]
+    planned = (options.max_seq_length_1, options.max_seq_length_2)[stage - 1] or STAGE_LENGTHS[stage - 1]
+    length = in_stage(options.max_seq_length or planned, stage)
     own = replace(options, batch_size=None, use_avg_len=False, max_seq_length=None)
     readings = [(f"{size} tokens a GPU", replace(own, tokens_per_gpu=size))]
     if not options.use_avg_len and isinstance(size, int):

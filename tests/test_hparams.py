@@ -185,6 +185,7 @@ def test_check_hints_at_a_batch_in_tokens(capsys):
         ("--num_gpus 256 --batch_size 8192,4096", ["--tokens_per_gpu 8192,4096"]),
         ("--num_gpus 8 --batch_size 64 --json", ["--tokens_per_gpu 8192", "--target_batch_size 64"]),
         ("--num_gpus 7 --batch_size 64 --stage 1", ["--tokens_per_gpu 8192"]),
+        ("--num_gpus 7 --batch_size 16 --stage 2", ["--tokens_per_gpu 8192"]),
         ("--launch hvd --hostfile hosts/local --batch_size 4096 -- --vocab 'a b'", ["--tokens_per_gpu 4096"]),
     ],
 )
