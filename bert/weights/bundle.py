@@ -31,6 +31,7 @@ from bert.weights.stored import (
     check_name,
     check_tensors,
     little_endian,
+    read_small,
     reading,
     shown,
     stored_size,
@@ -49,7 +50,7 @@ DTYPES: dict[int, np.dtype] = {
 }
 _NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 _BIG_ENDIAN = 1
-_MAX_INDEX = 16 << 20  # bytes; BERT-large with optimizer slots has 0.1 MiB
+_MAX_INDEX = 4 << 20  # bytes; BERT-large with optimizer slots has 0.1 MiB
 _MAX_ENTRY = 1 << 16
 
 _Field = descriptor_pb2.FieldDescriptorProto
@@ -70,12 +71,8 @@ def read_index(path: str) -> dict[str, Tensor]:
     prefix = path[: -len(INDEX)] if path.endswith(INDEX) else path
     path = prefix + INDEX
     with reading(path, KIND):
-        with open(path, "rb") as file:
-            data = file.read(_MAX_INDEX + 1)
-        if len(data) > _MAX_INDEX:
-            raise Damaged(f"it has more than {_MAX_INDEX} bytes")
         try:
-            return _tensors(path, prefix, data)
+            return _tensors(path, prefix, read_small(path, _MAX_INDEX))
         except (DecodeError, UnicodeDecodeError) as error:
             raise Damaged("an entry is no message of the format") from error
 
@@ -95,10 +92,10 @@ def _tensors(path: str, prefix: str, data: bytes) -> dict[str, Tensor]:
             continue
         entry = entry_type.FromString(value)
         if key.startswith(b"\0") or entry.slices:
-            name = key.split(b"\0")[0].decode("utf-8")
+            # The key of a part: a zero byte, the name, what it is a part of (TensorFlow's OrderedCode).
+            name = key[key.startswith(b"\0") :].split(b"\0")[0].decode("utf-8")
             raise InputError(
-                f"{path}: {shown(name) if name else 'a variable'} is partitioned; "
-                "save it with TensorFlow without a partitioner"
+                f"{path}: {shown(name)} is partitioned; save it with TensorFlow without a partitioner"
             )
         name = key.decode("utf-8")
         check_name(name, tensors)

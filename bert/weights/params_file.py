@@ -31,6 +31,7 @@ ARRAY_MAGIC = 0xF993FAC9
 ARRAY_MAGIC_NUMPY = 0xF993FACA  # written under MXNet's NumPy shape semantics; the same layout
 DENSE = 0
 CPU = 1
+MAX_ARRAYS = 10_000  # of a file that is read; BERT-large with optimizer states has about 1,600
 DTYPES = {0: "<f4", 1: "<f8", 2: "<f2", 3: "|u1", 4: "<i4", 5: "|i1", 6: "<i8"}
 FLAGS = {np.dtype(code): flag for flag, code in DTYPES.items()}
 
@@ -122,8 +123,8 @@ class _Reader:
         if self._unpack("Q")[0] != LIST_MAGIC:
             raise _Malformed("it does not begin as one")
         self._unpack("Q")
-        infos: list[ArrayInfo] = [self._array() for _ in range(self._count())]
-        names = [self._take(self._count()).decode("utf-8") for _ in range(self._count())]
+        infos: list[ArrayInfo] = [self._array() for _ in range(self._number())]
+        names = [self._take(self._count()).decode("utf-8") for _ in range(self._number())]
         if len(names) != len(infos) or len(set(names)) != len(names):
             raise _Malformed(
                 f"{len(names)} names, {len(set(names))} of them different, for {len(infos)} arrays"
@@ -143,6 +144,12 @@ class _Reader:
         info = ArrayInfo(shape, np.dtype(DTYPES[flag]), self._file.tell())
         self._skip(math.prod(shape) * info.dtype.itemsize)
         return info
+
+    def _number(self) -> int:
+        count = self._count()
+        if count > MAX_ARRAYS:
+            raise _Malformed(f"{count} arrays, the limit is {MAX_ARRAYS}")
+        return count
 
     def _count(self) -> int:
         count = self._unpack("Q")[0]

@@ -270,7 +270,7 @@ def _read_archive(path: str, file: IO[bytes], size: int) -> _Content:
         file.seek(place.offset)
         big_endian = file.read(min(place.size, 3)) == b"big"
     place = archive.place("data.pkl")
-    if checksum(file, place) != place.crc:
+    if place.crc is not None and checksum(file, place) != place.crc:
         raise Damaged("wrong checksum of data.pkl")
     file.seek(place.offset)
     value = _pickle(path, file, place.offset + place.size, {})

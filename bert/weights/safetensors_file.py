@@ -26,12 +26,13 @@ from base.errors import InputError
 from base.files import replacing
 from bert.weights.stored import (
     BFLOAT16,
-    MAX_TENSORS,
+    MAX_ARRAYS,
     Damaged,
     as_tensor,
     check_name,
     check_tensors,
     little_endian,
+    read_small,
     reading,
     shown,
     stored_size,
@@ -49,7 +50,7 @@ DTYPES: dict[str, np.dtype] = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _METADATA = "__metadata__"
 _LENGTH = 8  # bytes
-_MAX_HEADER = 4 << 20  # BERT-large with optimizer states has 0.2 MiB
+_MAX_HEADER = 2 << 20  # BERT-large with optimizer states has 0.2 MiB
 _MAX_INDEX = 1 << 20
 
 
@@ -89,8 +90,8 @@ def _header(path: str) -> tuple[int, dict[str, Any]]:
         text = file.read(length)
     try:
         with safe_open(path, framework="np") as checked:
-            if len(checked.keys()) > MAX_TENSORS:
-                raise Damaged(f"more than {MAX_TENSORS} tensors")
+            if len(checked.keys()) > MAX_ARRAYS:
+                raise Damaged(f"more than {MAX_ARRAYS} tensors")
         header = json.loads(text)
     except (SafetensorError, ValueError, RecursionError) as error:
         raise Damaged(shown(str(error))) from error
@@ -106,10 +107,7 @@ def read_sharded(path: str) -> dict[str, Tensor]:
             outside the folder of the index.
     """
     with reading(path, "an index of safetensors files"):
-        with open(path, "rb") as file:
-            text = file.read(_MAX_INDEX + 1)
-        if len(text) > _MAX_INDEX:
-            raise Damaged(f"it has more than {_MAX_INDEX} bytes")
+        text = read_small(path, _MAX_INDEX)
         try:
             # Integers in an index are sums of sizes; Python's take quadratic time.
             index = json.loads(text, parse_int=float)

@@ -7,16 +7,16 @@ numbers of tensors and lengths of names are limited, and names appear in message
 from __future__ import annotations
 
 import math
+import os
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from base.errors import InputError
-from bert.weights.params_file import to_numpy
+from bert.weights.params_file import MAX_ARRAYS, to_numpy
 from bert.weights.tensors import Tensor
 
-MAX_TENSORS = 20_000  # BERT-large with Adam's moments and a master copy in float32 has about 1,600
 MAX_NAME = 1024  # characters
 MAX_DIMENSIONS = 32  # NumPy's limit
 # bfloat16, the upper half of a float32: NumPy has no dtype for it, so it is marked by the name of a field.
@@ -43,6 +43,15 @@ def reading(path: str, kind: str) -> Iterator[None]:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except Damaged as error:
         raise InputError(f"{path} is damaged or not {kind} ({error}); copy or save it once more") from error
+
+
+def read_small(path: str, limit: int) -> bytes:
+    """A file's content. Raises Damaged for more than `limit` bytes, and OSError."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise Damaged(f"it has {size} bytes, the limit is {limit}")
+        return file.read(size)
 
 
 def shown(name: str) -> str:
@@ -84,8 +93,8 @@ def check_name(name: str, known: Mapping[str, Any]) -> None:
         raise Damaged(f"a tensor's name has {len(name)} characters")
     if name in known:
         raise Damaged(f"{shown(name)} appears twice")
-    if len(known) >= MAX_TENSORS:
-        raise Damaged(f"more than {MAX_TENSORS} tensors")
+    if len(known) >= MAX_ARRAYS:
+        raise Damaged(f"more than {MAX_ARRAYS} tensors")
 
 
 def stored_size(name: str, shape: Sequence[int], dtype: np.dtype) -> int:

@@ -18,7 +18,6 @@ from bert.weights.stored import Damaged, reading, shown
 from data.formats.npz import BoundedFile
 
 MAGIC = b"PK\x03\x04"
-_MAX_DIRECTORY = 2 << 20  # bytes; BERT-large with Adam's moments and a master copy has 0.2 MiB
 _LOCAL_HEADER = 30
 _ERRORS = (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, struct.error, zlib.error)
 _CHUNK = 1 << 20
@@ -29,7 +28,7 @@ class Place(NamedTuple):
 
     offset: int
     size: int
-    crc: int | None  # CRC-32; None where the format has none
+    crc: int | None  # CRC-32; None where the file has none
 
 
 class Archive:
@@ -38,10 +37,9 @@ class Archive:
     def __init__(self, path: str, file: IO[bytes], size: int, marker: str):
         self._file, self._size = file, size
         try:
-            with BoundedFile(path) as bounded:
-                bounded.limit = _MAX_DIRECTORY
-                with zipfile.ZipFile(bounded) as archive:
-                    members = archive.infolist()
+            # At most 1 MiB of directory; BERT-large with Adam's moments and a master copy has 0.2 MiB.
+            with BoundedFile(path) as bounded, zipfile.ZipFile(bounded) as archive:
+                members = archive.infolist()
         except _ERRORS as error:
             raise Damaged(f"its archive's directory cannot be read: {shown(str(error))}") from error
         self._members = {member.filename: member for member in members}
@@ -69,7 +67,8 @@ class Archive:
         offset = member.header_offset + _LOCAL_HEADER + name_length + extra_length
         if not header.startswith(MAGIC) or offset + member.file_size > self._size:
             raise Damaged(f"{shown(name)} is cut short")
-        return Place(offset, member.file_size, member.CRC)
+        # torch.serialization.set_crc32_options(False) writes zeros.
+        return Place(offset, member.file_size, member.CRC or None)
 
 
 def checksum(file: IO[bytes], place: Place) -> int:
@@ -85,15 +84,21 @@ def checksum(file: IO[bytes], place: Place) -> int:
 
 
 class Checksums:
-    """Comparison of storages with their checksums, each once."""
+    """Comparison of members with their checksums, each once."""
 
     def __init__(self, path: str):
         self._path = path
-        self._right: set[str] = set()
+        self._right: set[Place] = set()
 
-    def __call__(self, key: str, place: Place, stored: np.ndarray) -> None:
-        """Raises InputError unless storage `key` is as it was written; `stored` is what was read of it."""
-        if place.crc is None or key in self._right:
+    def __call__(self, name: str, place: Place, stored: np.ndarray) -> None:
+        """Raises InputError unless the bytes are those that were written.
+
+        Args:
+            name: of the tensor, for the message.
+            place: of the whole member.
+            stored: what was read of it.
+        """
+        if place.crc is None or place in self._right:
             return
         if stored.nbytes == place.size:
             crc = zlib.crc32(stored.view(np.uint8).data)
@@ -101,7 +106,5 @@ class Checksums:
             with reading(self._path, "an archive"), open(self._path, "rb") as file:
                 crc = checksum(file, place)
         if crc != place.crc:
-            raise InputError(
-                f"{self._path}: wrong checksum of storage {shown(key)}; copy or save it once more"
-            )
-        self._right.add(key)
+            raise InputError(f"{self._path}: wrong checksum of {shown(name)}; copy or save it once more")
+        self._right.add(place)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import struct
 from typing import Iterator, Sequence
 
-from bert.weights.stored import MAX_NAME, MAX_TENSORS, Damaged
+from bert.weights.stored import MAX_ARRAYS, MAX_NAME, Damaged
 from data.formats.framing import masked_crc
 
 _MAGIC = 0xDB4775248B80FB57
@@ -41,12 +41,12 @@ def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     previous, last, count = 0, None, 0
     for blocks, (_, value) in enumerate(_entries(_block(data, offset, size))):
         (offset, size), _ = _handle(value, 0)
-        if offset < previous or blocks > MAX_TENSORS:
+        if offset < previous or blocks > MAX_ARRAYS:
             raise Damaged("its blocks are not in order")
         previous = offset + size
         for key, content in _entries(_block(data, offset, size)):
             count += 1
-            if (last is not None and key <= last) or count > 2 * MAX_TENSORS:
+            if (last is not None and key <= last) or count > 2 * MAX_ARRAYS:
                 raise Damaged("its keys are not in order")
             yield key, content
             last = key
