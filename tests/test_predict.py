@@ -18,6 +18,7 @@ from base.errors import InputError
 from data.tokenizing.vocab import load_vocab
 from tests.bert.reference import HuggingFace, logits, sequence, softmax
 from tests.bert.weights.building import SMALL, TOKENS, WORDS, arrays, write
+from tests.bert.weights.test_pickled import Storage, archive, pickled, tensor
 from tests.processes import ROOT, run_command
 from training.checkpoint import save
 
@@ -43,6 +44,19 @@ def weights(tmp_path_factory) -> Path:
     (folder / "gluonnlp" / "vocab.txt").write_text(vocabulary)
     for to in ("huggingface", "tensorflow"):
         assert convert.main([str(folder / "gluonnlp"), str(folder / to), "--to", to]) == 0
+    # As NVIDIA's scripts save a checkpoint: Hugging Face's names, beside the optimizer's states.
+    storages = {
+        name: Storage(array, str(index))
+        for index, (name, array) in enumerate(load_file(folder / "huggingface" / "model.safetensors").items())
+    }
+    model = {
+        name: tensor(
+            storage, 0, storage.content.shape, tuple(stride // 4 for stride in storage.content.strides)
+        )
+        for name, storage in storages.items()
+    }
+    (folder / "nvidia").mkdir()
+    archive(folder / "nvidia" / "ckpt_5.pt", pickled({"model": model, "epoch": 0}), *storages.values())
     encoder = {name: each for name, each in named.items() if name.startswith(("enc", "word", "token"))}
     write(folder / "encoder" / "model.params", encoder)
     facts = {
@@ -106,6 +120,7 @@ def test_probabilities_are_the_references(weights, operators, form):
         ["tensorflow"],
         ["tensorflow/bert_model.ckpt"],
         ["gluonnlp/model.params"],
+        ["nvidia", "--vocab", "vocab.txt", "--model", "bert_2_64_2"],
         ["run", "--vocab", "vocab.txt"],  # of which the newest complete one counts
         ["run:5", "--vocab", "vocab.txt"],
         ["run/0000005.params", "--vocab", "vocab.txt"],
