@@ -179,17 +179,16 @@ def _write_vocabulary(weights: Weights, vocabulary: Sequence[str], folder: str, 
     if to == "gluonnlp":
         _write(os.path.join(folder, _VOCAB_JSON), gluonnlp_vocabulary(vocabulary))
     lower = not (looks_cased(vocabulary) if weights.cased is None else weights.cased)
-    if to == "huggingface":
-        names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-        content = {
-            **dict(zip(names, SPECIAL_TOKENS)),
-            "do_lower_case": lower,
-            "model_max_length": weights.config.positions,
-            "strip_accents": None,
-            "tokenize_chinese_chars": True,
-            "tokenizer_class": "BertTokenizer",
-        }
-        _write_json(os.path.join(folder, _TOKENIZER), content)
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    content = {
+        **dict(zip(names, SPECIAL_TOKENS)),
+        "do_lower_case": lower,
+        "model_max_length": weights.config.positions,
+        "strip_accents": None,
+        "tokenize_chinese_chars": True,
+        "tokenizer_class": "BertTokenizer",
+    }
+    _write_json(os.path.join(folder, _TOKENIZER), content)
 
 
 def _write_json(path: str, content: Mapping[str, Any]) -> None:

@@ -65,9 +65,7 @@ def test_a_library_that_is_older_than_the_code(monkeypatch: pytest.MonkeyPatch, 
     assert choose_operators("auto", "float32", mx.cpu(), BERT) == "fused"
     assert choose_operators("mxnet", "float32", mx.cpu(), needs) == "mxnet"
     for wanted in ("auto", "fused"):
-        with pytest.raises(
-            InputError, match=r"older than this code .* bert_1_16_2 \(.*make setup"
-        ):
+        with pytest.raises(InputError, match=r"older than this code .* bert_1_16_2 \(.*make setup"):
             choose_operators(wanted, "float32", mx.cpu(), needs)
 
 
