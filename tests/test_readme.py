@@ -123,6 +123,7 @@ def inline_code(guide: Path) -> list[str]:
 ALL = [command for guide in GUIDES for block in blocks(guide) for command in commands(block)]
 HPARAMS = [command for command in ALL if command.words[1:2] == ["hparams.py"]]
 COMPARING = [command for command in ALL if command.words[1:2] == ["compare.py"]]
+PREDICTING = [command for command in ALL if command.words[1:2] == ["predict.py"]]
 TRAINING = [command for command in ALL if set(SCRIPTS) & set(command.words)]
 
 
@@ -148,12 +149,22 @@ def test_every_command_is_of_a_tested_kind():
             return "profile"  # tests/training/profiling/test_profile.py
         if words[:2] == [".venv/bin/python", "compare.py"]:
             return "compare"  # test_the_commands_that_compare, tests/comparison
+        if command in PREDICTING:
+            return "predict"
         if words[:3] == [".venv/bin/python", "-m", "pytest"]:
             return "pytest"
         raise AssertionError(f"{command.guide}: nothing here tests: {command.text}")
 
     kinds = {kind(command) for command in ALL}
-    assert kinds - {"pytest"} == {"make", "hparams", "training", "profile", "compare", *DATA_COMMANDS}
+    assert kinds - {"pytest"} == {
+        "make",
+        "hparams",
+        "training",
+        "profile",
+        "compare",
+        "predict",
+        *DATA_COMMANDS,
+    }
     for command in ALL:  # only hparams.py prints the same everywhere; a run is shown as an example
         assert command.shown is None or command in HPARAMS or command.text == "make pretrain"
 
@@ -334,6 +345,16 @@ def test_own_text(own_text):
     assert (run / "0000006.params").exists()
 
 
+@pytest.mark.parametrize("command", PREDICTING, ids=lambda command: command.text[:90])
+def test_what_the_run_has_learned(own_text, command):
+    script, *words = command.words[1:]
+    shown = run_command([sys.executable, ROOT / script, *words], cwd=own_text.directory).check().stdout
+    if "--json" in words:
+        assert 0 < json.loads(shown)["next_sentence"] < 1
+    else:
+        assert shown.count("%") == 5 * command.text.count("[MASK]")
+
+
 def test_the_files_of_a_run(own_text):
     table = section(TRAINING_GUIDE, CHECKPOINT_DIRECTORY)
     rows = re.findall(r"^\| (`.*?) \|", table.split("| field |")[0], re.MULTILINE)
@@ -472,7 +493,7 @@ def helps_of() -> dict[str, str]:
     """What each command says of its options."""
     modules = [f"-m {name}" for name in DATA_COMMANDS]
     modules += [SCRIPT, "hparams.py", "hosts/launch_byteps.py", "-m bench.step", "-m bench.threads"]
-    modules += ["-m bench.optimizer", "-m bench.bfloat16", "-m training.profile", "compare.py"]
+    modules += ["-m bench.optimizer", "-m bench.bfloat16", "-m training.profile", "compare.py", "predict.py"]
     return {each: run_command([sys.executable, *each.split(), "--help"]).check().stdout for each in modules}
 
 
