@@ -25,7 +25,7 @@ from hosts import mpirun, print_byteps
 from hosts.hostfile import read_host_lines, read_hostfile
 from hosts.shell import Cluster, Job, Required, Word, this_machine
 from lamb_paper import CHECKED, PAPER, STAGE_LENGTHS, Baseline, Plan, Recipe, Stage
-from training.options import parse_options
+from training.options import expand_options, parse_options
 
 
 class Launcher(NamedTuple):
@@ -95,8 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "--" in own:
         cut = own.index("--")
         own, passed_on = own[:cut], own[cut + 1 :]
-    options = Options(**vars(_parser().parse_args(own)), passed_on=tuple(passed_on))
+    parsed = vars(_parser().parse_args(own))
     try:
+        options = Options(**parsed, passed_on=tuple(expand_options(passed_on)))
         code = _run(options)
         sys.stdout.flush()
         return code

@@ -1,6 +1,7 @@
 """The network and its parameters.
 
 configuration  sizes of a BERT by its name
+flops          floating-point operations of a step
 model          BERT with its two heads, from GluonNLP's blocks
 operators      the fused CPU operators: loading, and the choice between them and MXNet's
 fused          embedding and transformer layers on the fused operators

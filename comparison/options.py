@@ -29,6 +29,7 @@ from comparison.runs.launches import EMBEDDED_BATCHES, EMBEDDED_MODEL, Trained
 from comparison.runs.record import Steps
 from comparison.settings import all_settings
 from comparison.verdicts import FEWEST_REPEATS
+from training.options import expand_options
 
 OUTPUT = "runs/comparison"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -77,7 +78,7 @@ def parse_options(
     if options.project:
         return projection.options_of(options)
     options.output = os.path.expanduser(options.output or OUTPUT)
-    options.script_args = script_args
+    options.script_args = expand_options(script_args)
     cluster = Cluster.read(options.hostfile) if options.hostfile else None
     options.gpus = count_gpus()
     _fill_axes(options, cluster)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Mapping, NamedTuple, Protocol, Sequence
 
+from bert.flops import Size
+
 Figures = Mapping[str, Any]  # a line of metrics.jsonl: numbers by name, None where there is none
 
 
@@ -61,6 +63,9 @@ class Task(Protocol):
     def normalisers(self, counts: Sequence[float]) -> tuple[float, ...]:
         """Divisors of a step's losses, from its `count` on this rank: the network's last inputs are the loss
         scale over each of them, so that micro-batches add up to the gradient of one large batch."""
+
+    def flops(self, batch: Any, size: Size, operators: str) -> int:
+        """Floating-point operations of a forward pass over a batch, as bert.flops counts them."""
 
     def figures(self, totals: Mapping[str, float]) -> dict[str, float | None]:
         """Means over an interval, from totals of sums and denominators by name; in the metrics' order."""

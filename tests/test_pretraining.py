@@ -253,6 +253,7 @@ def test_files_with_masks_train_and_evaluate(corpus, tmp_path):
     )  # fmt: skip
     train(args, 2, "mpirun").check()
     assert [each["step"] for each in metrics_of(tmp_path / "run")] == [4, 6, 6]
+    written = (tmp_path / "run" / "run.yaml").read_text()
     # And evaluation alone, of the checkpoint just made: the same figures from the same sequences elsewhere.
     args = options(
         corpus, tmp_path / "run", raw=None, data=None, data_eval=tmp_path / "npz.bin", max_seq_length=None,
@@ -261,6 +262,7 @@ def test_files_with_masks_train_and_evaluate(corpus, tmp_path):
     train(args).check()
     first, second = [each for each in metrics_of(tmp_path / "run") if "eval_mlm_loss" in each]
     assert second["eval_mlm_loss"] == pytest.approx(first["eval_mlm_loss"], rel=1e-5)
+    assert (tmp_path / "run" / "run.yaml").read_text() == written, "the options of the training"
 
 
 def test_sentencepiece_sampling_and_whole_words(corpus, tmp_path):

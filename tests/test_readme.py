@@ -53,7 +53,7 @@ SMALLER = {
     "--ckpt_interval": "6",
 }
 # Of mpirun, horovodrun and TensorBoard.
-FOREIGN_OPTIONS = {"--bind-to", "--oversubscribe", "--gloo", "--logdir"}
+FOREIGN_OPTIONS = {"--bind-to", "--oversubscribe", "--gloo", "--logdir", "--NAME", "--FLAG"}
 
 
 class Block(NamedTuple):
@@ -216,8 +216,15 @@ def test_the_tests_have_something_to_do():
 
 
 @pytest.mark.parametrize("command", TRAINING, ids=lambda command: command.text[:60])
-def test_command_lines_of_the_script_parse(command):
+def test_command_lines_of_the_script_parse(command, tmp_path, monkeypatch):
     before, options = split_at_script(command)
+    if "--options_file" in options:  # the guide's own, under both names that its commands have for it
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "runs" / "own").mkdir(parents=True)
+        (own,) = [block.text for block in blocks(TRAINING_GUIDE) if block.text.startswith("# own.yaml\n")]
+        for name in ("own.yaml", "runs/own/run.yaml"):
+            (tmp_path / name).write_text(own, "utf-8")
+        assert parse_options(options, "").lr == 3e-3
     assert before[-1].endswith("python")
     if len(before) > 1:
         if SCRIPTS[1] in command.words:

@@ -204,6 +204,12 @@ def block_arrays(block: Any) -> dict[str, Any]:
     return {name: parameter.data() for name, parameter in block._collect_params_with_prefix().items()}
 
 
+def library_versions() -> dict[str, str]:
+    """Versions of Python and of those LIBRARIES that this process has imported."""
+    loaded = {name: getattr(sys.modules.get(name), "__version__", None) for name in LIBRARIES}
+    return {"python": platform.python_version(), **{name: v for name, v in loaded.items() if v}}
+
+
 def remove_leftovers(ckpt_dir: str) -> None:
     """Delete temporary files that a killed run left behind; only names that this module gives."""
     for name in os.listdir(ckpt_dir):
@@ -239,11 +245,10 @@ def _sync(file: IO[bytes]) -> dict[str, Any]:
 
 def _manifest(step: int, facts: Mapping[str, Any]) -> dict[str, Any]:
     """All entries but `files` and `sha256`, in the form in which JSON gives them back."""
-    loaded = {name: getattr(sys.modules.get(name), "__version__", None) for name in LIBRARIES}
     own = {
         "format": FORMAT,
         "step": step,
-        "versions": {"python": platform.python_version(), **{name: v for name, v in loaded.items() if v}},
+        "versions": library_versions(),
         "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
     taken = sorted({*own, "files", "sha256"} & set(facts))

@@ -42,7 +42,10 @@ class OptimizationConfig:
     lr: float | None
     warmup_ratio: float | None
     end_lr: float
+    schedule: str
+    cooldown_ratio: float | None
     decay_power: float
+    budget_hours: float | None
     optimizer: str
     bias_correction: bool
     lower_bound: float | None
@@ -70,6 +73,7 @@ class ReportConfig:
     progress: str
     verbose: bool
     profile: str | None
+    peak_tflops: float | None
     compression: str  # for the bytes that a trace states
 
 

@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Any, Sequence
 import mxnet as mx
 import numpy as np
 
+from bert.configuration import parse_model
+from bert.flops import BACKWARD, Size
 from tasks.base import Floors
+from training.budget import Budget
 from training.checkpoint import params_path
-from training.metrics import Stopwatch, Totals, figures, finite_or_none
+from training.metrics import Totals, figures, finite_or_none
 from training.profiling.profiler import TraceOfSteps
 from training.report import summarize
 from training.step import StepResult, StepSettings, TrainStep, dropout_seed
+from training.utilisation import find_peak
 
 if TYPE_CHECKING:
     from training.run import Run
@@ -47,7 +51,16 @@ class Loop:
         self.trace = TraceOfSteps(config.report.profile, communicator.rank, facts)
         self.stop = StopRequest()
         self.totals = Totals(run.task, run.model.device)
-        self.clock = Stopwatch()
+        layers, units, _ = parse_model(config.model.model)
+        self.size = Size(layers, units, run.inputs.vocab_size)
+        model = run.model
+        self.peak = find_peak(
+            config.report.peak_tflops, model.dtype, model.operators, model.device, communicator
+        )
+        run.reporter.note(f"mfu is the share of {self.peak.sentence}")
+        self.clock = run.clock
+        hours = config.optimization.budget_hours
+        self.budget = Budget(hours, self.clock, communicator.rank == 0) if hours else None
         self.steps_in_interval = 0
         self.last_saved = params_path(config.checkpoint.ckpt_dir, self.step) if self.step else None
 
@@ -59,12 +72,15 @@ class Loop:
         """
         run = self.run
         keep_going = True
-        while self.step < run.plan.num_steps and keep_going:
+        self.clock.begin()
+        while keep_going and not self._complete():
             self.step += 1
-            lr = run.plan.schedule(self.step)
+            lr = run.plan.schedule(self.budget.ticks if self.budget else self.step)
             result = self._take(lr)
             keep_going = result.keep_going
-            at_end = self.step == run.plan.num_steps or not keep_going
+            if self.budget:
+                self.budget.take(result.agreed)
+            at_end = self._complete() or not keep_going
             if self.step % run.config.report.log_interval == 0 or at_end:
                 self._log(lr, result)
             if self.step % run.config.checkpoint.ckpt_interval == 0 or at_end:
@@ -82,16 +98,26 @@ class Loop:
             summarize(run.task, run.config.checkpoint.ckpt_dir, self.step, floors, run.reporter)
         return 0
 
+    def _complete(self) -> bool:
+        """Whether the last step has been taken; the same on every rank."""
+        if self.budget:
+            return self.budget.spent
+        assert self.run.plan.num_steps is not None, "steps where there are no hours"
+        return self.step >= self.run.plan.num_steps
+
     def _take(self, lr: float) -> StepResult:
         run = self.run
         self.trace.before_step()
         waited = self.feed.waited
         micro_batches = [next(self.feed) for _ in range(self.settings.accumulate)]
         waited = self.feed.waited - waited
-        result = self.take_step(self.step, micro_batches, lr, keep_going=self.stop.exit_code is None)
+        also = self.budget.flags if self.budget else tuple
+        keep_going = self.stop.exit_code is None
+        result = self.take_step(self.step, micro_batches, lr, keep_going, also)
         self.trace.after_step(micro_batches)
         run.skips.update(result.applied, self.step, self.last_saved)
-        self.totals.add(micro_batches, result.sums, result.applied, waited)
+        forward = sum(run.task.flops(each, self.size, run.model.operators) for each in micro_batches)
+        self.totals.add(micro_batches, result.sums, result.applied, waited, (1 + BACKWARD) * forward)
         self.steps_in_interval += 1
         run.reporter.advance(self.step)
         run.reporter.debug(
@@ -117,6 +143,9 @@ class Loop:
                 "padded_tokens_per_s": counts["padded_tokens"] / seconds,
                 "sequences_per_s": counts["sequences"] / seconds,
                 "step_s": seconds / self.steps_in_interval,
+                "mfu": counts["flops"] / seconds / self.peak.flops,
+                "training_s": round(self.clock.total, 3),
+                **({"budget_left_s": round(self.budget.left, 3)} if self.budget else {}),
                 "data_wait": counts["waited_s"] / run.communicator.size / seconds,
                 "skipped_steps": run.skips.total,
             }

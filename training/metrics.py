@@ -12,7 +12,7 @@ import numpy as np
 from comm.base import Communicator
 from tasks.base import Task
 
-COUNTS = ("sequences", "tokens", "padded_tokens", "waited_s")
+COUNTS = ("sequences", "tokens", "padded_tokens", "waited_s", "flops")
 SPREAD = ("samples", "squared_counts")
 MOMENTS = ("exact", "squares", "products")  # sums over samples of L, L * L, L * its denominator
 FEWEST_SAMPLES = 8  # the spread of fewer says too little
@@ -51,14 +51,19 @@ class Totals:
         self._spread = np.zeros(len(SPREAD))
 
     def add(
-        self, batches: Sequence[Any], sums: mx.nd.NDArray, finite: bool = True, waited: float = 0.0
+        self,
+        batches: Sequence[Any],
+        sums: mx.nd.NDArray,
+        finite: bool = True,
+        waited: float = 0.0,
+        flops: float = 0.0,
     ) -> None:
-        """Adds a step's batches, for which it waited `waited` seconds; where the step was not finite, its
-        tokens count but its sums do not."""
+        """Adds a step's batches, for which it waited `waited` seconds, and their `flops`; where the step
+        was not finite, its tokens count but its sums do not."""
         sequences = sum(len(batch.input_ids) for batch in batches)
         tokens = sum(int(batch.valid_lengths.sum()) for batch in batches)
         padded = sum(batch.input_ids.size for batch in batches)
-        self._counts += (sequences, tokens, padded, waited)
+        self._counts += (sequences, tokens, padded, waited, flops)
         if finite:
             denominators = self._task.count(batches)
             count = denominators[self._counted]
@@ -118,9 +123,20 @@ def finite_or_none(value: float) -> float | None:
 
 
 class Stopwatch:
-    """Time spent training: what passes inside a `with` block (checkpoints, evaluation) does not count."""
+    """Time spent training: what passes inside a `with` block (checkpoints, evaluation) does not count.
 
-    def __init__(self) -> None:
+    Args:
+        at_start: seconds that earlier runs have spent, for `total`.
+    """
+
+    def __init__(self, at_start: float = 0.0) -> None:
+        self.at_start = at_start
+        self._laps = at_start
+        self._pause_begun: float | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins the first lap; what has passed since the stopwatch was made does not count."""
         self._begun = time.monotonic()
         self._paused = 0.0
 
@@ -129,11 +145,26 @@ class Stopwatch:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        assert self._pause_begun is not None, "leaves what it has entered"
         self._paused += time.monotonic() - self._pause_begun
+        self._pause_begun = None
+
+    @property
+    def total(self) -> float:
+        """Seconds of training, with those of earlier runs."""
+        return self._laps + self._since_lap()
 
     def lap(self) -> float:
         """Seconds of training since the last lap."""
-        now = time.monotonic()
-        seconds = now - self._begun - self._paused
-        self._begun, self._paused = now, 0.0
-        return max(seconds, 1e-9)
+        seconds = max(self._since_lap(), 1e-9)
+        self._laps += seconds
+        self.begin()
+        return seconds
+
+    def at_least(self, seconds: float) -> None:
+        """Sets `total` forward, where it is less."""
+        self._laps += max(0.0, seconds - self.total)
+
+    def _since_lap(self) -> float:
+        now = time.monotonic() if self._pause_begun is None else self._pause_begun
+        return now - self._begun - self._paused

@@ -1,4 +1,5 @@
-"""The command line of both training scripts. Standard library only: it is read before mxnet is imported.
+"""The command line of both training scripts. It is read before mxnet is imported: standard library only, and
+YAML where --options_file is given.
 
 The options of GluonNLP v0.8.3's `run_pretraining_hvd.py` keep their names and meanings, so an existing
 command line runs unchanged. Where a default had to change, the help text says so.
@@ -8,13 +9,25 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from typing import Sequence
 
-from base.command_line import OptionParser, count, not_negative, positive, positive_int, probability, rate
+from base.command_line import (
+    OptionParser,
+    count,
+    not_negative,
+    positive,
+    positive_int,
+    probability,
+    rate,
+    share,
+)
 from base.errors import InputError
 from bert.configuration import parse_model
 from comm.options import add_communication_options, communication_config
 from data.options import add_data_options, add_vocabulary_options, check_data_options
+from training.optimizer.schedule import COOLDOWN_RATIO, DECAY_POWERS
+from training.options_file import OPTION, expand, given_file
 
 PUBLISHED_VOCABULARIES = {  # --dataset_name: number of tokens, of the vocabularies that GluonNLP downloads
     "book_corpus_wiki_en_uncased": 30522,
@@ -31,14 +44,35 @@ def parse_options(argv: Sequence[str] | None, description: str) -> argparse.Name
     Raises:
         InputError: an unknown option, a value out of its range, or options that exclude each other.
     """
-    options = _parser(description).parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = _parser(description)
+    options = parser.parse_args(expand_options(words, parser))
+    options.options_file = given_file(words)
     _check(options)
     return options
+
+
+def expand_options(words: Sequence[str], parser: argparse.ArgumentParser | None = None) -> list[str]:
+    """The words of a command line with the content of its --options_file in place of that option, for
+    commands that pass options on.
+
+    Raises:
+        InputError: as `training.options_file.expand`.
+    """
+    parser = parser or _parser("")
+    return expand(words, vars(parser.parse_args([])), parser.parse_args)
 
 
 def _parser(description: str) -> argparse.ArgumentParser:
     parser = OptionParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+
+    parser.add_argument(
+        OPTION,
+        metavar="FILE",
+        help="YAML file of options by their names, such as the run.yaml that every run leaves in ckpt_dir; "
+        "the command line wins, and takes an option of the file back by --NAME=null, a flag by --FLAG=false",
     )
 
     group = parser.add_argument_group("model")
@@ -118,10 +152,29 @@ def _parser(description: str) -> argparse.ArgumentParser:
     )
     add("--end_lr", type=not_negative, default=0.0, help="learning rate at the last step (default: 0)")
     add(
+        "--schedule",
+        choices=list(DECAY_POWERS),
+        default="polynomial",
+        help="after the warmup. polynomial: decay to the last step; wsd: constant, and a cooldown at the "
+        "end, so that a run can be made longer later (default: polynomial)",
+    )
+    add(
+        "--cooldown_ratio",
+        type=share,
+        help=f"wsd: share of the steps that cool down; 0.1 to 0.2 is usual (default: {COOLDOWN_RATIO:g})",
+    )
+    add(
         "--decay_power",
         type=positive,
-        default=1.0,
-        help="power of the polynomial decay; 1 is linear (default: 1)",
+        help="polynomial: remaining share of the decay to this power, 1 is linear; wsd: 1 - elapsed share of "
+        "the cooldown to this power, 0.5 is 1-sqrt, 1 linear (default: 1; wsd: 0.5)",
+    )
+    add(
+        "--budget_hours",
+        type=positive,
+        metavar="HOURS",
+        help="end after so many hours of training, saving, evaluation and start-up not counted, resumed runs "
+        "included; the schedule follows the elapsed share of them. In place of --num_steps",
     )
     add(
         "--dropout",
@@ -185,6 +238,13 @@ def _parser(description: str) -> argparse.ArgumentParser:
         default="auto",
         help="auto: a bar on a terminal, lines elsewhere (default: auto)",
     )
+    add(
+        "--peak_tflops",
+        type=positive,
+        metavar="TFLOPS",
+        help="10^12 operations a second that a process's device reaches at most, which mfu is the share of; "
+        "312 for an A100 in float16 (default: measured at the start in matrix products, 0.2 s)",
+    )
     add("--verbose", action="store_true", help="print all options, and a line for every step")
     add(
         "--profile",
@@ -210,6 +270,13 @@ def _check(options: argparse.Namespace) -> None:
     for flag in ("bias_correction", "lower_bound", "upper_bound"):
         if options.optimizer != "lamb" and getattr(options, flag):
             raise InputError(f"--{flag} is for --optimizer lamb, not for {options.optimizer}")
+    if options.schedule != "wsd" and options.cooldown_ratio is not None:
+        raise InputError(f"--cooldown_ratio is for --schedule wsd, not for {options.schedule}")
+    if options.schedule == "wsd":
+        options.cooldown_ratio = options.cooldown_ratio or COOLDOWN_RATIO
+    options.decay_power = options.decay_power or DECAY_POWERS[options.schedule]
+    if options.budget_hours and options.num_steps:
+        raise InputError("--budget_hours and --num_steps exclude each other: either says when the run ends")
     if options.lr and options.end_lr > options.lr:
         raise InputError(f"--end_lr {options.end_lr} is above --lr {options.lr}")
     if options.num_steps and options.start_step > options.num_steps:

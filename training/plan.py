@@ -1,4 +1,5 @@
-"""Steps, learning rate and warmup of a run: as given, or the LAMB paper's for its number of processes."""
+"""Steps or hours, learning rate and warmup of a run: as given, or the LAMB paper's for its number of
+processes."""
 
 from __future__ import annotations
 
@@ -6,15 +7,20 @@ from dataclasses import dataclass
 
 import lamb_paper
 from base.errors import InputError
+from training.budget import TICKS
 from training.config import BatchConfig, OptimizationConfig
 from training.optimizer.schedule import Schedule
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Steps and learning rates of a run, and the sentences about them at its start."""
+    """Steps and learning rates of a run, and the sentences about them at its start.
 
-    num_steps: int
+    With --budget_hours `num_steps` is None, and `schedule` and `warmup_steps` count in ticks of
+    training.budget.
+    """
+
+    num_steps: int | None
     lr: float
     warmup_ratio: float
     warmup_steps: int
@@ -42,25 +48,31 @@ def make_plan(
     except InputError as error:
         message = str(error).replace("--tokens_per_gpu (the training scripts' --batch_size)", "--batch_size")
         raise InputError(message) from error
-    num_steps = optimization.num_steps or paper.num_steps
+    hours = optimization.budget_hours
+    num_steps = None if hours else optimization.num_steps or paper.num_steps
     lr = optimization.lr or paper.lr
     ratio = paper.warmup_ratio if optimization.warmup_ratio is None else optimization.warmup_ratio
-    warmup_steps = lamb_paper.warmup_steps(num_steps, ratio)
+    length = num_steps or TICKS
+    warmup_steps = lamb_paper.warmup_steps(length, ratio)
     predictions = batch.max_predictions_per_seq or paper.max_predictions_per_seq
     if optimization.end_lr > lr:
         raise InputError(f"--end_lr {optimization.end_lr} is above the learning rate {lr:.5g}; give --lr too")
-    schedule = Schedule(num_steps, lr, warmup_steps, optimization.end_lr, optimization.decay_power)
+    cooldown = _cooldown_steps(optimization, length, warmup_steps)
+    schedule = Schedule(length, lr, warmup_steps, optimization.end_lr, optimization.decay_power, cooldown)
     left_out = [
         f"--{name} {getattr(paper, name)!r}"
         for name in ("num_steps", "lr", "warmup_ratio")
-        if getattr(optimization, name) is None
+        if getattr(optimization, name) is None and not (hours and name == "num_steps")
     ]
     # What was left out is the formula's, and agrees; the mixed run's values have to be there together.
     run = {"num_steps": num_steps, "lr": lr, "warmup_ratio": ratio, "max_predictions_per_seq": predictions}
+    duration = f"{hours:g} hours of training" if hours else f"{num_steps} steps"
+    warmup = f"{ratio:.3g} of them warmup" if hours else f"{warmup_steps} warmup steps"
+    constant = "" if cooldown is None else f", then constant, cooldown in the last {cooldown / length:.3g}"
     summary = (
         f"{paper.sequences_per_step:g} sequences of {max_seq_length} tokens a step"
-        f" ({world_size} x {tokens} tokens x {batch.accumulate}); {num_steps} steps,"
-        f" peak learning rate {lr:.5g}, {warmup_steps} warmup steps"
+        f" ({world_size} x {tokens} tokens x {batch.accumulate}); {duration},"
+        f" peak learning rate {lr:.5g}, {warmup}{constant}"
         + (f"; from the LAMB paper: {' '.join(left_out)}" if left_out else "")
     )
     hint = lamb_paper.batch_size_hint(batch.batch_size, batch.use_avg_len, max_seq_length)
@@ -69,3 +81,16 @@ def make_plan(
     if left_out:
         warnings += paper.warnings
     return RunPlan(num_steps, lr, ratio, warmup_steps, predictions, schedule, summary, tuple(warnings))
+
+
+def _cooldown_steps(optimization: OptimizationConfig, length: int, warmup_steps: int) -> int | None:
+    """Of --schedule wsd, at least 1. Raises InputError where the warmup leaves too few."""
+    if optimization.cooldown_ratio is None:
+        return None
+    steps = max(1, round(optimization.cooldown_ratio * length))
+    if steps > length - warmup_steps + 1:  # both are rounded
+        raise InputError(
+            f"--cooldown_ratio {optimization.cooldown_ratio:g}: the warmup leaves"
+            f" {1 - warmup_steps / length:.3g} of the run; lower it or --warmup_ratio"
+        )
+    return min(steps, length - warmup_steps)

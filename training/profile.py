@@ -14,7 +14,6 @@ import os
 import re
 import sys
 import tempfile
-import time
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any, Sequence
 
@@ -26,7 +25,7 @@ from data.options import MAX_POSITIONS
 from training.config import run_config
 from training.entry import exit_code
 from training.inputs import check_inputs
-from training.options import parse_options
+from training.options import expand_options, parse_options
 from training.profiling.breakdown import break_down
 from training.profiling.picture import draw
 from training.profiling.profiler import TraceComplete, TracePlan, separate_operators
@@ -44,8 +43,7 @@ trace, for https://ui.perfetto.dev or chrome://tracing). With --ckpt_dir DIR the
 the other files of the run, unless --out names another place.
 """
 _LENGTH = 128  # tokens of random sequences when --max_seq_length is left out
-_PRODUCT = 2048  # rows and columns of the matrix product that measures the peak
-_REPEATS = 8
+_MEASURED = 1.0  # seconds for the matrix peak
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         traces = [read_trace(path) for path in _of_all_ranks(options.traces)]
     else:
         options, rest = _run_parser().parse_known_args(arguments)
+        rest = expand_options(rest)
         if options.out:
             _check_folder(options.out)
         out = options.out or os.path.join(_checkpoint_folder(rest), "profile")
@@ -127,36 +126,19 @@ def report(traces: Sequence[Trace], out: str, peak: float | None) -> None:
 
 
 def _add_peak(facts: dict[str, Any]) -> None:
-    facts["peak_gflops"] = matrix_peak(facts["dtype"])
-    facts["peak_of"] = f"the best of {_REPEATS} products of {_PRODUCT} x {_PRODUCT} {facts['dtype']} matrices"
-
-
-def matrix_peak(dtype: str) -> float:
-    """GFLOP/s of a large matrix product on the threads of this process, by MXNet's own operator or the fused
-    one where that is loaded and faster."""
+    """Adds the rate of a large matrix product on the threads of this process, by MXNet's own operator or the
+    fused one where that is loaded and faster."""
     import mxnet as mx
 
-    def product() -> Any:
-        return mx.nd.FullyConnected(left, right, no_bias=True, num_hidden=_PRODUCT)
+    from training.profiling.peak import ROWS, matrix_peak
 
-    def fused() -> Any:
-        return mx.nd.bert_dense(left, right, packed, num_weights=1, bias=0, dtype=dtype)
-
+    dtype = facts["dtype"]
     device = mx.gpu() if mx.context.num_gpus() else mx.cpu()
-    left, right = (mx.nd.random.normal(shape=(_PRODUCT, _PRODUCT), ctx=device) for _ in range(2))
-    if dtype == "float16":
-        left, right = left.astype(dtype), right.astype(dtype)
-    products = [product] if dtype != "bfloat16" else []
+    products = ["mxnet"] if dtype != "bfloat16" else []
     if device.device_type == "cpu" and hasattr(mx.nd, "bert_dense"):
-        packed = mx.nd.bert_pack(right, num_weights=1, dtype=dtype)
-        products.append(fused)
-    best = float("inf")
-    for run in products * _REPEATS:
-        mx.nd.waitall()
-        begun = time.perf_counter()
-        run().wait_to_read()
-        best = min(best, time.perf_counter() - begun)
-    return 2 * _PRODUCT**3 / best / 1e9
+        products.append("fused")
+    facts["peak_gflops"] = matrix_peak(dtype, products, device, _MEASURED) / 1e9
+    facts["peak_of"] = f"the best product of {ROWS} x {ROWS} {dtype} matrices in {_MEASURED:g} s"
 
 
 def _parser(description: str) -> OptionParser:

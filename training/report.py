@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import sys
 import time
 from typing import IO, Any, Protocol, Sequence
@@ -77,7 +78,7 @@ class RunReporter:
         task: puts its figures into words.
         start_step: the step that the run continues from; later lines of an earlier metrics.jsonl are dropped,
             since their steps are run again. A new run (0) moves an earlier file aside.
-        num_steps: the last step.
+        num_steps: the last step; None where hours end the run.
         progress: auto, bar, lines or none.
         verbose: whether debug messages are shown.
     """
@@ -87,7 +88,7 @@ class RunReporter:
         directory: str,
         task: Task,
         start_step: int,
-        num_steps: int,
+        num_steps: int | None,
         progress: str,
         verbose: bool = False,
     ):
@@ -139,13 +140,16 @@ class RunReporter:
         speed = f"{metrics['tokens_per_s']:,.0f}"
         if self._bar is not None:
             figure = self._task.short_line(metrics)
-            self._bar.set_postfix_str(f"{figure}, lr {metrics['lr']:.2e}, {speed} tokens/s")
+            more = f", mfu {metrics['mfu']:.0%}" if "mfu" in metrics else ""
+            more += "" if self._num_steps else f", {self._remaining(metrics)} left"
+            self._bar.set_postfix_str(f"{figure}, lr {metrics['lr']:.2e}, {speed} tokens/s{more}")
         if self._lines:
-            step = metrics["step"]
+            of = f"/{self._num_steps}" if self._num_steps else ""
+            mfu = f"  mfu {metrics['mfu']:.1%}" if "mfu" in metrics else ""
             self.note(
-                f"step {step}/{self._num_steps}  {self._task.line(metrics)}"
-                f"  lr {metrics['lr']:.3g}  {speed} tokens/s  {metrics['step_s']:.3g} s/step"
-                f"  {self._remaining(step)} left"
+                f"step {metrics['step']}{of}  {self._task.line(metrics)}"
+                f"  lr {metrics['lr']:.3g}  {speed} tokens/s  {metrics['step_s']:.3g} s/step{mfu}"
+                f"  {self._remaining(metrics)} left"
             )
 
     def evaluation(self, metrics: dict[str, Any]) -> None:
@@ -177,7 +181,10 @@ class RunReporter:
                 kind, _, rest = name.partition("_") if name.startswith("eval_") else ("train", "", name)
                 self._events.add_scalar(f"{kind}/{rest}", value, metrics["step"])
 
-    def _remaining(self, step: int) -> str:
+    def _remaining(self, metrics: dict[str, Any]) -> str:
+        if self._num_steps is None:
+            return tqdm.format_interval(metrics["budget_left_s"])
+        step = metrics["step"]
         elapsed = time.monotonic() - self._start_time
         seconds = elapsed / max(1, step - self._start_step) * (self._num_steps - step)
         return tqdm.format_interval(seconds)
@@ -255,8 +262,12 @@ def summarize(task: Task, directory: str, step: int, floors: Floors, reporter: R
     """Draws the plot and says how far a run has come that ended at `step`; rank 0 calls it."""
     plot = plot_losses(directory, task.panels(floors))
     reporter.note("")
-    for line in task.summary(read_metrics(directory), step, floors):
+    metrics = read_metrics(directory)
+    for line in task.summary(metrics, step, floors):
         reporter.note(line)
+    shares = [each["mfu"] for each in metrics if each.get("mfu") is not None]
+    if shares:
+        reporter.note(f"model FLOPs utilisation {statistics.median(shares):.1%} (median of log intervals)")
     reporter.note(f"checkpoint {params_path(directory, step)}")
     reporter.note(f"plot       {plot}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Sequence
 
 import mxnet as mx
@@ -26,11 +26,13 @@ from training.evaluation import evaluate
 from training.feed import EvaluationFeed, Feed, evaluation_feed, training_feed
 from training.inputs import Inputs
 from training.loop import Loop
+from training.metrics import Stopwatch
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler, LossScaler, SkipCounter, StaticScaler
 from training.optimizer.update_rule import Rule
 from training.plan import RunPlan, make_plan
 from training.report import Reporter, RunReporter, SilentReporter
+from training.run_file import write_run_file
 from training.start import Start, broadcast_json, changed_options, find_start, position_to_continue
 
 
@@ -81,6 +83,7 @@ class Run:
     optimizer: Optimizer
     scaler: LossScaler
     skips: SkipCounter
+    clock: Stopwatch = field(default_factory=Stopwatch)
 
     def evaluate(self, step: int) -> None:
         """Evaluates and reports, if there is --data_eval; every rank calls it."""
@@ -103,6 +106,7 @@ class Run:
             "skips": self.skips.state(),
             "seed": self.seed,
             "blocks": self.feed.position,
+            "training_s": self.clock.total,
         }
 
     def save(self, step: int) -> Checkpoint | None:
@@ -162,7 +166,9 @@ class Run:
             return
         self.reporter.note(self.plan.summary)
         if self.start.step:
-            self.reporter.note(f"continuing after step {self.start.step}")
+            hours = self.config.optimization.budget_hours
+            spent = f" and {self.clock.at_start / 3600:.3g} of {hours:g} hours" if hours else ""
+            self.reporter.note(f"continuing after step {self.start.step}{spent}")
         elif config.checkpoint.resume:
             self.reporter.note(
                 f"no complete checkpoint in {config.checkpoint.ckpt_dir}: starting from the beginning"
@@ -189,7 +195,8 @@ def open_run(
     start = find_start(config, communicator)
     given_seed = config.optimization.seed
     seed = start.facts.get("seed", 0) if given_seed is None else given_seed
-    if start.step > plan.num_steps and (config.data.data or config.data.dummy_data_len):
+    trains = bool(config.data.data or config.data.dummy_data_len)
+    if plan.num_steps is not None and start.step > plan.num_steps and trains:
         raise InputError(f"--num_steps {plan.num_steps}: the checkpoint is already at step {start.step}")
     reporter: Reporter = SilentReporter()
     if communicator.rank == 0:
@@ -197,6 +204,8 @@ def open_run(
         reporter = RunReporter(
             config.checkpoint.ckpt_dir, task, start.step, plan.num_steps, shown.progress, shown.verbose
         )
+        if trains:  # an evaluation leaves the file of the run that it looks at
+            write_run_file(config, communicator, seed, plan)
     stack.callback(reporter.close)
     feed = training_feed(config, inputs, plan, seed, communicator, reporter)
     if feed is not None:
@@ -226,7 +235,7 @@ def open_run(
     model = Model(bert, network, device, dtype, operators)
     run = Run(
         config, inputs, task, communicator, plan, start, seed, reporter, feed, eval_feed, model, optimizer,
-        scaler, SkipCounter(),
+        scaler, SkipCounter(), Stopwatch(start.facts.get("training_s", 0.0)),
     )  # fmt: skip
     run.restore()
     position, messages = position_to_continue(start, config.options, communicator.size)

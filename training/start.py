@@ -112,6 +112,11 @@ def changed_options(start: Start, config: RunConfig) -> list[str]:
             f"--optimizer {optimizer}: the checkpoint's run had {saved['optimizer']}; "
             "its moments are taken over"
         )
+    hours = config.optimization.budget_hours
+    if hours and start.facts and "training_s" not in start.facts:
+        messages.append(
+            f"--budget_hours {hours:g}: the checkpoint does not say how long its run trained: 0 s"
+        )
     return messages
 
 

@@ -26,6 +26,7 @@ class StepResult:
     keep_going: bool  # False: some rank was asked to stop
     grad_norm: float  # of the averaged gradient, before clipping, without the loss scale
     sums: mx.nd.NDArray  # this rank's sums over the step, as named by the task's `sums`
+    agreed: Sequence[bool] = ()  # those flags of `also` that every rank has set
 
 
 @dataclass(frozen=True)
@@ -79,20 +80,32 @@ class TrainStep:
         """Of the last step, averaged over the ranks, with the loss scale, in the order of the parameters."""
         return self._accumulation.arrays
 
-    def __call__(self, step: int, batches: Sequence[Any], lr: float, keep_going: bool = True) -> StepResult:
-        """Takes step number `step` on this rank's micro-batches. Every rank calls it alike."""
+    def __call__(
+        self,
+        step: int,
+        batches: Sequence[Any],
+        lr: float,
+        keep_going: bool = True,
+        also: Callable[[], Sequence[bool]] = tuple,
+    ) -> StepResult:
+        """Takes step number `step` on this rank's micro-batches. Every rank calls it alike.
+
+        `also`: gives further flags to agree on, when the gradient is there; as many on every rank and in
+        every step.
+        """
         mx.random.seed(self._settings.random_seed_of(step))
         sums = self._forward_and_backward(batches)
         gradients = self.gradients
         self._communicator.average(gradients)
         norm = global_norm(gradients, self._optimizer.native)  # the one wait for the device
-        finite, keep_going = self._communicator.all_agree([math.isfinite(norm), keep_going])
+        flags = [math.isfinite(norm), keep_going, *also()]
+        finite, keep_going, *agreed = self._communicator.all_agree(flags)
         scale = self._scaler.scale
         if finite:
             rescale = clip_factor(norm, self._settings.clip_norm, scale)
             self._optimizer.step(gradients, lr=lr, rescale=rescale)
         self._scaler.update(finite)
-        return StepResult(finite, keep_going, norm / scale, sums)
+        return StepResult(finite, keep_going, norm / scale, sums, agreed)
 
     def _forward_and_backward(self, batches: Sequence[Any]) -> mx.nd.NDArray:
         scale = self._scaler.scale

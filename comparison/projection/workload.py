@@ -2,7 +2,7 @@
 
 The parts of the model are listed in the order of the forward pass. The backward pass goes through them from
 the last to the first; when it leaves a part, the gradients of that part are ready to travel. The time of a
-pass is divided among the parts by their operations (training.profiling.flops). The decoder of the
+pass is divided among the parts by their operations (bert.flops). The decoder of the
 masked-LM loss shares the word embedding, so its gradient, the largest, is the last to be ready.
 """
 
@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Sequence
 
+from bert.flops import BACKWARD, Size, forward_flops
 from lamb_paper import LONGEST
-from training.profiling.flops import BACKWARD, Size, forward_flops
 
 VOCABULARY = 30522  # BERT's uncased English vocabulary
 FORWARD_SHARE = 1 / (1 + BACKWARD)  # of the time of a forward and backward pass

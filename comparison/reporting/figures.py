@@ -10,11 +10,11 @@ from typing import Any, Mapping, NamedTuple, Sequence
 import lamb_paper
 from base.errors import InputError
 from bert.configuration import parse_model
+from bert.flops import Size, forward_flops
 from comparison.runs.record import Record
 from comparison.settings import Setting
 from comparison.verdicts import Spread, spread
 from training.profiling.breakdown import EXPOSED, PARTS
-from training.profiling.flops import Size, forward_flops
 
 _RATES = ("tokens_per_s", "padded_tokens_per_s", "sequences_per_s")
 RING = ("hvd_mpi", "hvd_gloo")

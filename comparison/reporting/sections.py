@@ -205,7 +205,7 @@ def to_finish(results: Results, facts: Mapping[str, Any]) -> Table:
         notes.append(
             "~ An estimate: the rate was measured at sequences of at most"
             f" {facts['max_seq_length']} tokens and converted by the floating-point operations of a token at"
-            " the stage's length (training/profiling/flops.py), the whole step with it."
+            " the stage's length (bert/flops.py), the whole step with it."
         )
     notes += [f"{each}." for each in dict.fromkeys(each.reason for each in finishes if each.reason)]
     if priced:

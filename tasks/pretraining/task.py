@@ -9,6 +9,7 @@ import mxnet as mx
 from gluonnlp.model.bert import BERTModel
 
 from bert.configuration import parse_model
+from bert.flops import Size, forward_flops
 from data.pretraining.batches import Batch
 from tasks.base import Figures, Floors, Panel
 from tasks.pretraining.fused import FusedPretrainingLoss
@@ -48,6 +49,14 @@ class Pretraining:
         """Masked positions, or 1 where there are none, and sequences."""
         masked, sequences = counts
         return max(1.0, masked), sequences
+
+    def flops(self, batch: Batch, size: Size, operators: str) -> int:
+        """Of all positions of the batch; in what follows the top layer's attention, the fused operators'
+        count is that of the positions that a loss looks at: the masked ones and the first."""
+        rows, length = batch.input_ids.shape
+        predictions = batch.masked_ids.shape[1]
+        top_rows = predictions + 1 if operators == "fused" else None
+        return forward_flops(size, rows, length, predictions, top_rows).total
 
     def figures(self, totals: Mapping[str, float]) -> dict[str, float | None]:
         """Losses in nats and accuracies; None where there was nothing to predict."""

@@ -14,8 +14,8 @@ from bench.contestants import CONTESTANTS, OURS, PRODUCTS, command, find_torch_p
 from bench.rounds import plan_sessions, ratios, spread, summarize, table
 from bench.work import NEEDED, TOKENS, Product, gflop, memory_estimate, parameters, products, size_of
 from bench.workers import Unsupported, Worker, WorkerError
+from bert.flops import BACKWARD, Size, forward_flops
 from tests.processes import ROOT, run_command
-from training.profiling.flops import BACKWARD, Size, forward_flops
 
 BASE, LARGE = size_of("base"), size_of("large")
 

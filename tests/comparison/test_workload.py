@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bert.flops import Size, forward_flops
 from comparison.projection.workload import (
     FORWARD_SHARE,
     Workload,
@@ -11,7 +12,6 @@ from comparison.projection.workload import (
     step_flops,
     update_seconds,
 )
-from training.profiling.flops import Size, forward_flops
 
 
 def counted(layers: int, units: int, vocabulary: int) -> int:

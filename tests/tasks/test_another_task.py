@@ -8,6 +8,7 @@ from typing import Any, Mapping, Sequence
 import mxnet as mx
 import pytest
 
+from bert.flops import Size, forward_flops
 from comm.local import LocalCommunicator
 from data.pretraining.batches import Batch
 from tasks.base import Figures, Floors, Panel
@@ -59,6 +60,9 @@ class SentenceOrder:
 
     def normalisers(self, counts: Sequence[float]) -> tuple[float, ...]:
         return tuple(counts)
+
+    def flops(self, batch: Batch, size: Size, operators: str) -> int:
+        return forward_flops(size, *batch.input_ids.shape, predictions=0).total
 
     def figures(self, totals: Mapping[str, float]) -> dict[str, float | None]:
         pairs = totals["pairs"]

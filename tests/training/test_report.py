@@ -280,6 +280,18 @@ class TestTerminal:
         assert ("10/100" in shown.err) == (progress == "bar")
         assert shown.out.startswith("step 10/100") == (progress == "lines")
 
+    @pytest.mark.parametrize("progress", ["bar", "lines"])
+    def test_hours_in_place_of_steps(self, tmp_path, capsys, progress):
+        reporter = RunReporter(str(tmp_path), TASK, 0, None, progress)
+        reporter.advance(10)
+        reporter.training(training(10, mfu=0.4321, budget_left_s=3661.0))
+        reporter.close()
+        shown = capsys.readouterr()
+        said = shown.err if progress == "bar" else shown.out
+        assert "1:01:01 left" in said and "/None" not in said
+        assert ("mfu 43%" if progress == "bar" else "mfu 43.2%") in said
+        assert shown.out.startswith("step 10  mlm_loss") == (progress == "lines")
+
     def test_other_ranks_are_silent(self, capsys):
         reporter = SilentReporter()
         for say in (reporter.note, reporter.warn):

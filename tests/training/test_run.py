@@ -356,6 +356,9 @@ def test_another_seed_or_optimizer_is_announced():
     assert seed.startswith("--seed 5") and "had 3" in seed
     assert optimizer.startswith("--optimizer adamw") and "had lamb" in optimizer
     assert changes("--seed", "5", "--optimizer", "adamw", start=Start()) == []
+    (hours,) = changes("--budget_hours", "5")
+    assert hours.startswith("--budget_hours 5: the checkpoint does not say")
+    assert changes("--budget_hours", "5", start=Start(step=4, facts={"training_s": 9.0, "options": {}})) == []
 
 
 @pytest.mark.parametrize("place", [0, 250, 419])

@@ -1,8 +1,12 @@
-"""Learning rate by step: linear warmup, then polynomial decay (standard library only)."""
+"""Learning rate by step: linear warmup, then polynomial decay, or a plateau and a cooldown (standard library
+only)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+DECAY_POWERS = {"polynomial": 1.0, "wsd": 0.5}  # the schedules, and the power where none is given
+COOLDOWN_RATIO = 0.2  # Haegele et al., arXiv:2405.18392, section 3: more brings little
 
 
 @dataclass(frozen=True)
@@ -20,9 +24,18 @@ class Schedule:
     lr * (1 - warmup_steps / num_steps): with the 32K row's lr 0.005 and 2813 warmup steps of 14063, from
     0.005 at step 2813 to 0.0039995 at step 2814, where this class gives 0.0049996.
 
+    With cooldown_steps it is warmup, stable, decay (wsd) instead:
+
+        up to num_steps - cooldown_steps:  lr
+        after that:                        end_lr + (lr - end_lr) * (1 - elapsed ** power)
+                                           with elapsed = 1 - (num_steps - step) / cooldown_steps
+
+    Power 1 is the linear cooldown, power 0.5 the "1-sqrt" that Haegele et al. (arXiv:2405.18392, section 3)
+    found to be better. Up to the cooldown nothing depends on num_steps but the number of warmup steps.
+
     Raises:
-        ValueError: num_steps below 1, warmup_steps outside [0, num_steps], a negative or zero lr or power, an
-            end_lr outside [0, lr].
+        ValueError: num_steps below 1, warmup_steps outside [0, num_steps], cooldown_steps outside
+            [1, num_steps - warmup_steps], a negative or zero lr or power, an end_lr outside [0, lr].
     """
 
     num_steps: int
@@ -30,6 +43,7 @@ class Schedule:
     warmup_steps: int = 0
     end_lr: float = 0.0
     power: float = 1.0
+    cooldown_steps: int | None = None
 
     def __post_init__(self) -> None:
         # Written so that NaN fails too.
@@ -43,6 +57,9 @@ class Schedule:
             raise ValueError(f"end_lr must lie in [0, lr] = [0, {self.lr}], not {self.end_lr}")
         if not 0 < self.power < float("inf"):
             raise ValueError(f"power must be positive and finite, not {self.power}")
+        most = self.num_steps - self.warmup_steps
+        if self.cooldown_steps is not None and not 1 <= self.cooldown_steps <= most:
+            raise ValueError(f"cooldown_steps must lie in [1, {most}], not {self.cooldown_steps}")
 
     def __call__(self, step: int) -> float:
         """Learning rate of `step`; after num_steps it stays at end_lr. ValueError for a step below 1."""
@@ -52,5 +69,10 @@ class Schedule:
             return self.lr * step / self.warmup_steps
         if step >= self.num_steps:
             return self.end_lr
-        remaining = (self.num_steps - step) / (self.num_steps - self.warmup_steps)
-        return self.end_lr + (self.lr - self.end_lr) * remaining**self.power
+        if self.cooldown_steps is None:
+            remaining = (self.num_steps - step) / (self.num_steps - self.warmup_steps)
+            return self.end_lr + (self.lr - self.end_lr) * remaining**self.power
+        elapsed = step - (self.num_steps - self.cooldown_steps)
+        if elapsed <= 0:
+            return self.lr
+        return self.end_lr + (self.lr - self.end_lr) * (1 - (elapsed / self.cooldown_steps) ** self.power)

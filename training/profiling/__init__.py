@@ -4,7 +4,7 @@ profiler        a trace of a few steps of a run
 trace           events of a trace
 kinds           kinds of work, by an operator's name and neighbours
 intervals       arithmetic of time intervals
-flops           floating-point operations of a step
 breakdown       a trace to numbers
 table, picture  the numbers for people
+peak            the rate of a large matrix product
 """

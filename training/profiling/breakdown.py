@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from typing import Any, Sequence
 
 from bert.configuration import parse_model
-from training.profiling.flops import BACKWARD, Flops, Size, forward_flops
+from bert.flops import BACKWARD, Flops, Size, forward_flops
 from training.profiling.intervals import Interval, clip, intersect, shared, subtract, total, union
 from training.profiling.kinds import ATTENTION, COMMUNICATION, HEADS, KINDS, OTHER, PRODUCTS
 from training.profiling.trace import COPYING, DATA_WAIT, WAITING, Operator, Trace

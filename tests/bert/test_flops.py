@@ -6,8 +6,8 @@ import math
 
 import mxnet as mx
 
+from bert.flops import Flops, Size, forward_flops
 from bert.model import build_model, initialize
-from training.profiling.flops import Flops, Size, forward_flops
 
 LAYERS, UNITS, HEADS, VOCAB = 2, 32, 4, 50
 ROWS, LENGTH, PREDICTIONS = 3, 16, 5

@@ -1,0 +1,224 @@
+"""A budget of hours: ranks whose clocks differ agree, the end is the schedule's end, and a killed run goes on
+with what is left."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from base.errors import InputError
+from tests.processes import ROOT, run_ranks, start_ranks, wait_for_file
+from training.budget import BITS, TICKS, Budget
+from training.config import run_config
+from training.metrics import Stopwatch
+from training.optimizer.schedule import Schedule
+from training.options import parse_options
+from training.plan import make_plan
+
+SCRIPT = ROOT / "run_pretraining_hvd.py"
+SECONDS = 3.0
+LR, WARMUP = 0.01, 0.25
+
+
+class Clock(Stopwatch):
+    """A stopwatch whose hands the test moves."""
+
+    def __init__(self, at_start: float = 0.0):
+        super().__init__(at_start)
+        self.now = at_start
+
+    @property
+    def total(self) -> float:
+        return self.now
+
+    def at_least(self, seconds: float) -> None:
+        self.now = max(self.now, seconds)
+
+
+def run(durations, seconds: float, at_start: float = 0.0) -> tuple[list[list[int]], float]:
+    """Takes steps on three ranks, of which the second's clock is fast and the third's stands still, until all
+    say that it is the end. Returns each rank's places, and the seconds on rank 0's clock."""
+    clocks = [Clock(at_start) for _ in range(3)]
+    budgets = [Budget(seconds / 3600, clock, leads=rank == 0) for rank, clock in enumerate(clocks)]
+    places: list[list[int]] = [[] for _ in budgets]
+    for duration in durations:
+        if budgets[0].spent:
+            break
+        for place, budget in zip(places, budgets):
+            place.append(budget.ticks)
+        clocks[0].now += duration
+        clocks[1].now += 7 * duration
+        votes = [budget.flags() for budget in budgets]
+        agreed = [all(flags) for flags in zip(*votes)]
+        for budget in budgets:
+            budget.take(agreed)
+    assert all(budget.spent for budget in budgets), "more durations are needed"
+    return places, clocks[0].now
+
+
+@pytest.mark.parametrize("at_start", [0.0, 41.5])
+def test_every_rank_takes_rank_0s_share_and_ends_at_the_same_step(at_start):
+    rng = random.Random(1)
+    durations = [5.0, *(rng.uniform(0.5, 1.5) for _ in range(300))]  # the first step plans memory
+    (first, second, third), total = run(durations, 100.0, at_start)
+    assert first == second == third
+    assert first[-1] == TICKS and first.count(TICKS) == 1, "the last step, and no other, is at the end"
+    assert first == sorted(first)
+    elapsed = at_start
+    for place, duration in zip(first, durations):
+        assert abs(place / TICKS * 100 - elapsed) <= 1.5 + 1e-6, (
+            "where the step ends, foreseen from the shortest"
+        )
+        elapsed += duration
+    assert 100 <= total <= 100 + 2 * 1.5 - 0.5, "less than two steps, foreseen from the shortest"
+
+
+def test_the_last_step_has_the_last_learning_rate_and_the_peak_is_reached():
+    schedule = Schedule(TICKS, LR, TICKS // 4)
+    (places, *_), _ = run([0.01] * 2000, 10.0)
+    rates = [schedule(place) for place in places]
+    assert len(places) == pytest.approx(1000, abs=2)
+    assert rates[0] < LR / 100 and max(rates) == pytest.approx(LR, rel=1e-2) and rates[-1] == 0
+    assert schedule(places[places.index(TICKS) - 1]) < 2 * LR / 500
+
+
+def test_a_step_longer_than_the_budget_is_followed_by_one_at_the_end():
+    (places, *_), _ = run([30.0, 30.0], 10.0)
+    assert places == [1, TICKS]
+
+
+def test_nothing_is_left_of_a_spent_budget():
+    assert run([], 10.0, at_start=10.0)[0] == [[], [], []]
+    assert Budget(1.0, Clock(3599.0), True).spent is False
+    quick = Clock(9.0)
+    budget = Budget(10 / 3600, quick, True)
+    budget.take([True] * BITS)
+    assert not budget.spent
+    budget.take(budget.flags())
+    assert budget.spent and quick.now == 10.0, "used up, though the step was quicker than foreseen"
+
+
+def test_the_stopwatch_adds_up_what_earlier_runs_have_spent():
+    watch = Stopwatch(100.0)
+    with watch:
+        inside = watch.total
+        assert watch.total == inside, "it stands still in a pause"
+    assert 100 <= inside < 101
+    lap = watch.lap()
+    assert watch.total >= inside and watch.total >= 100 + lap
+    watch.at_least(500.0)
+    assert 500 <= watch.total < 501
+    watch.at_least(200.0)
+    assert watch.total >= 500
+    assert watch.lap() < 1, "no part of what it was set forward by"
+
+
+def plan(arguments: str):
+    config = run_config(parse_options(["--data", "x.txt", *arguments.split()], ""))
+    return make_plan(config.batch, config.optimization, 8, 128)
+
+
+def test_the_plan():
+    found = plan("--budget_hours 24 --lr 0.001 --warmup_ratio 0.25 --batch_size 64")
+    assert found.num_steps is None and found.warmup_steps == pytest.approx(TICKS / 4, abs=1)
+    assert found.schedule(TICKS) == 0 and found.schedule(found.warmup_steps) == 0.001
+    assert "24 hours of training" in found.summary and "0.25 of them warmup" in found.summary
+    assert not [each for each in found.warnings if "num_steps" in each]
+    wsd = plan(
+        "--budget_hours 24 --schedule wsd --warmup_ratio 0.1 --cooldown_ratio 0.25 --lr 1 --batch_size 64"
+    )
+    assert wsd.schedule(TICKS * 3 // 4) == 1 > wsd.schedule(TICKS * 3 // 4 + TICKS // 1000) > 0
+    left_out = plan("--budget_hours 24 --batch_size 64").summary
+    assert "--lr" in left_out and "--num_steps" not in left_out
+    with pytest.raises(InputError, match="--budget_hours and --num_steps"):
+        plan("--budget_hours 1 --num_steps 5")
+    with pytest.raises(InputError, match="--cooldown_ratio 0.6: the warmup leaves 0.5"):
+        plan("--schedule wsd --num_steps 100 --warmup_ratio 0.5 --cooldown_ratio 0.6")
+    assert plan("--schedule wsd --num_steps 101 --warmup_ratio 0.5 --cooldown_ratio 0.5").schedule(101) == 0
+    with pytest.raises(InputError, match="--cooldown_ratio is for --schedule wsd"):
+        plan("--cooldown_ratio 0.6")
+
+
+def words(corpus, directory, seconds: float, *more: str) -> list[str]:
+    return [
+        *("--raw", "--data", corpus.train, "--data_eval", corpus.held_out, "--vocab", corpus.vocab),
+        *("--model", "bert_1_32_2", "--max_seq_length", "32", "--batch_size", "256", "--use_avg_len"),
+        *("--lr", str(LR), "--warmup_ratio", str(WARMUP), "--log_interval", "5", "--ckpt_interval", "20"),
+        *(
+            "--peak_tflops",
+            "0.1",
+            "--budget_hours",
+            repr(seconds / 3600),
+            "--ckpt_dir",
+            str(directory),
+            *more,
+        ),
+    ]
+
+
+def lines_of(directory) -> list[dict]:
+    return [json.loads(line) for line in (Path(directory) / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def killed_and_resumed(corpus, tmp_path_factory):
+    """Two ranks whose run is killed after its first checkpoint, and then continued."""
+    directory = tmp_path_factory.mktemp("budget")
+    with start_ranks(SCRIPT, 2, "mpirun", timeout=120, args=words(corpus, directory, SECONDS)) as started:
+        wait_for_file(directory / "0000020.json", run=started)
+        started.signal(signal.SIGKILL)
+    saved = max(int(path.stem) for path in directory.glob("*.json"))
+    spent = json.loads((directory / f"{saved:07d}.json").read_text())["training_s"]
+    args = words(corpus, directory, SECONDS, "--resume")
+    return directory, saved, spent, run_ranks(SCRIPT, 2, "mpirun", timeout=120, args=args).check()
+
+
+def test_a_killed_run_has_what_its_checkpoint_leaves(killed_and_resumed):
+    directory, saved, spent, result = killed_and_resumed
+    assert 0 < spent < SECONDS
+    lines = [each for each in lines_of(directory) if "training_s" in each]
+    seconds = [each["training_s"] for each in lines]
+    assert seconds == sorted(seconds)
+    later = [each for each in lines if each["step"] > saved]
+    assert spent < later[0]["training_s"] < spent + 1.5, "it does not begin again, nor count what was lost"
+    # One step more than the budget at most; on a busy machine a step can take long.
+    longest = max(each["step_s"] for each in lines)
+    assert SECONDS - 0.01 <= seconds[-1] <= SECONDS + 0.2 + 5 * longest
+    assert (
+        f"continuing after step {saved} and {spent / 3600:.3g} of {SECONDS / 3600:g} hours" in result.stdout
+    )
+
+
+def test_the_learning_rate_follows_the_share(killed_and_resumed):
+    directory, *_ = killed_and_resumed
+    lines = [each for each in lines_of(directory) if "training_s" in each]
+    schedule = Schedule(TICKS, LR, round(WARMUP * TICKS))
+    for each in lines[:-1]:
+        # The step began within its log interval of 5 steps; its place was known at its beginning.
+        near = [(each["training_s"] + late) / SECONDS for late in (-5 * each["step_s"], each["step_s"])]
+        bounds = [schedule(max(1, min(TICKS, round(share * TICKS)))) for share in near]
+        assert each["lr"] <= LR
+        if near[0] > WARMUP:
+            assert bounds[1] - 1e-9 <= each["lr"] <= bounds[0] + 1e-9
+        assert each["budget_left_s"] == pytest.approx(SECONDS - each["training_s"], abs=0.01)
+    assert lines[-1]["lr"] == 0 and lines[-1]["budget_left_s"] == 0
+    assert max(each["lr"] for each in lines) > 0.8 * LR
+
+
+def test_the_end_is_saved_evaluated_and_final(killed_and_resumed, corpus):
+    directory, _, _, result = killed_and_resumed
+    last = max(int(path.stem) for path in directory.glob("*.json"))
+    manifest = json.loads((directory / f"{last:07d}.json").read_text())
+    assert manifest["training_s"] >= SECONDS
+    assert [each["step"] for each in lines_of(directory) if "eval_s" in each][-1] == last
+    assert f"checkpoint {directory}/{last:07d}.params" in result.stdout
+    assert "0.25 of them warmup" in result.stdout and " left" in result.stdout
+    again = run_ranks(
+        SCRIPT, 1, "none", timeout=120, args=words(corpus, directory, SECONDS, "--resume")
+    ).check()
+    assert max(int(path.stem) for path in directory.glob("*.json")) == last, "no step more"
+    assert f"checkpoint {directory}/{last:07d}.params" in again.stdout

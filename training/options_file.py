@@ -1,0 +1,225 @@
+"""Options in YAML files: --options_file, and the run.yaml that every run leaves.
+
+A file is a mapping from options, by name, to values. Each value is taken as the text that stands in the file,
+which the command line then reads: YAML 1.1 by itself makes a string of 1e-3, a number of 010 and false of no.
+Nothing but text is ever made of a file, whatever its tags ask for.
+
+YAML is imported only where a file is read or written; otherwise this module is standard library only.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
+
+from base.command_line import OptionParser
+from base.errors import InputError
+from base.files import replacing
+
+OPTION = "--options_file"
+RUN_FILE = "run.yaml"
+_LARGEST = 1 << 16  # bytes; all options with long paths take a twentieth of it
+_NOTHING = ("", "~", "null", "Null", "NULL")  # YAML's spellings of null: the option is left out
+_FLAG = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_PLAIN_TAGS = {
+    f"tag:yaml.org,2002:{each}"
+    for each in ("null", "bool", "int", "float", "str", "timestamp", "value", "seq")
+}
+
+
+class Entry(NamedTuple):
+    """A line of a file: a flag's value is a bool, another option's its text, None where it is left out."""
+
+    line: int
+    name: str
+    value: str | bool | None
+
+
+def expand(words: Sequence[str], defaults: Mapping[str, Any], check: Callable[[list[str]], Any]) -> list[str]:
+    """The words of a command line with the options of its --options_file in front, so that its own win.
+
+    --NAME=null takes an option of the file back; --FLAG=true and --FLAG=false set a flag, whatever the file
+    or an earlier word says of it.
+
+    Args:
+        defaults: every option by name; those that are False are flags.
+        check: parses words; raises InputError for a value that its option cannot have.
+
+    Raises:
+        InputError: a file that cannot be read, or a key or value in it that the command line does not take;
+            file, line, key and the nearest option are named.
+    """
+    if {"-h", "--help"} & set(words):  # before anything is read
+        return list(words)
+    parser = OptionParser(allow_abbrev=False, add_help=False)
+    parser.add_argument(OPTION, action="append", default=[])
+    given, rest = parser.parse_known_args(words)
+    if len(given.options_file) > 1:
+        raise InputError(f"{OPTION} {given.options_file[1]}: a command line has one such file")
+    flags = {name for name, default in defaults.items() if default is False}
+    in_front: list[str] = []
+    for path in given.options_file:
+        for entry in read_options(path, defaults):
+            if entry.value is None or entry.value is False:
+                continue
+            text = f"--{entry.name}" if entry.value is True else f"--{entry.name}={entry.value}"
+            try:
+                check([text])
+            except InputError as error:
+                reason = str(error).replace(" (--help lists the options)", "")
+                raise InputError(f"{OPTION} {path}, line {entry.line}: {reason}") from None
+            in_front.append(text)
+    if in_front:
+        in_front, rest = _take_back(in_front, rest, defaults)
+    return _settle_flags([*in_front, *rest], flags)
+
+
+def given_file(words: Sequence[str]) -> str | None:
+    """The file that a command line names."""
+    parser = OptionParser(allow_abbrev=False, add_help=False)
+    parser.add_argument(OPTION)
+    found: str | None = parser.parse_known_args(words)[0].options_file
+    return found
+
+
+def read_options(path: str, defaults: Mapping[str, Any]) -> list[Entry]:
+    """The entries of a file, in its order; values are not compared with what their options take.
+
+    Raises:
+        InputError: no YAML mapping from options to single values or lists of these, an unknown or repeated
+            key, or a flag that is neither true nor false.
+    """
+    root = _compose(path)
+    entries: list[Entry] = []
+    seen: dict[str, int] = {}
+    for key_node, value_node in root:
+        line = key_node.start_mark.line + 1
+        where = f"{OPTION} {path}, line {line}"
+        key = str(key_node.value) if key_node.id == "scalar" else f"a {key_node.id}"
+        if key not in defaults or key == OPTION[2:]:
+            raise InputError(f"{where}: {_unknown(key, defaults)}")
+        if key in seen:
+            raise InputError(f"{where}: {key} stands in line {seen[key]} already; keep one of them")
+        seen[key] = line
+        entries.append(Entry(line, key, _value(key, value_node, defaults[key] is False, where)))
+    return entries
+
+
+def write_options(path: str, options: Mapping[str, Any], comments: Sequence[str]) -> None:
+    """Writes a file that --options_file reads, whole or not at all. None is written as null.
+
+    Raises:
+        InputError: it cannot be written.
+        TypeError: a value that no option has.
+    """
+    lines = [f"# {_one_line(each)}" for each in comments]
+    lines += [f"{name}: {_written(value)}" for name, value in options.items() if name != OPTION[2:]]
+    try:
+        with replacing(path) as file:
+            file.write(("\n".join(lines) + "\n").encode())
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _compose(path: str) -> list[tuple[Any, Any]]:
+    """Pairs of nodes of the mapping that a file is; tags are looked at later and never obeyed."""
+    try:
+        import yaml
+    except ImportError as error:
+        raise InputError(f"{OPTION} {path}: needs PyYAML; run `make setup`") from error
+    try:
+        with open(path, "rb") as file:
+            content = file.read(_LARGEST + 1)
+    except OSError as error:
+        raise InputError(f"{OPTION} {path}: cannot be read: {error.strerror}") from error
+    if len(content) > _LARGEST:
+        raise InputError(f"{OPTION} {path}: has more than {_LARGEST:,} bytes, so it is no list of options")
+    try:
+        root = yaml.compose(content, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        at = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be parsed"
+        hint = "quote a value that begins with * & ! % @ or a bracket"
+        raise InputError(f"{OPTION} {path}{at}: no YAML: {problem}; {hint}") from None
+    except RecursionError:
+        raise InputError(f"{OPTION} {path}: no list of options: it is nested too deeply") from None
+    if root is None or root.id != "mapping":
+        raise InputError(f"{OPTION} {path}: holds no options; write one a line, such as lr: 1e-3")
+    return list(root.value)
+
+
+def _value(key: str, node: Any, flag: bool, where: str) -> str | bool | None:
+    parts = node.value if node.id == "sequence" else [node]
+    if any(each.tag not in _PLAIN_TAGS for each in (node, *parts) if each.id != "mapping"):
+        raise InputError(f"{where}: {key} has a tag; write the value alone")
+    if node.id == "scalar" and node.style is None and node.value in _NOTHING:
+        return None
+    if flag:
+        if node.id != "scalar" or node.style is not None or node.value not in _FLAG:
+            shown = repr(node.value) if node.id == "scalar" else f"a {node.id}"
+            raise InputError(f"{where}: {key}: {shown} is no value of a flag; use true or false")
+        return _FLAG[node.value]
+    if not parts or any(each.id != "scalar" for each in parts):
+        raise InputError(f"{where}: {key} takes one value, or a list of values for what commas separate")
+    if len(parts) > 1 and any(each.style is None and each.value in _NOTHING for each in parts):
+        raise InputError(f"{where}: {key} has an empty value in its list")
+    return ",".join(each.value for each in parts)
+
+
+def _unknown(key: str, names: Mapping[str, Any]) -> str:
+    if key == OPTION[2:]:
+        return f"{key}: a file of options cannot name another"
+    bare = key.lstrip("-").replace("-", "_")
+    nearest = difflib.get_close_matches(bare, [name for name in names if name != OPTION[2:]], 1)
+    hint = f"; do you mean {nearest[0]}?" if nearest else "; --help lists the options"
+    return f"{key!r} is no option{hint}"
+
+
+def _take_back(
+    in_front: Sequence[str], words: Sequence[str], names: Mapping[str, Any]
+) -> tuple[list[str], list[str]]:
+    """Both without the words --NAME=null and what these mean in the file."""
+    nulls = {f"--{name}=null": f"--{name}" for name in names}
+    taken = {nulls[word] for word in words if word in nulls}
+    kept = [word for word in in_front if word.partition("=")[0] not in taken]
+    return kept, [word for word in words if word not in nulls]
+
+
+def _settle_flags(words: Sequence[str], flags: set[str]) -> list[str]:
+    """The words with every flag plain or gone, the last word about it having decided."""
+    settled: list[str] = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not (equals and name.startswith("--") and name[2:] in flags):
+            settled.append(word)
+            continue
+        if value not in _FLAG:
+            raise InputError(f"{word}: a flag is {name}, {name}=true or {name}=false")
+        settled = [each for each in settled if each != name] + ([name] if _FLAG[value] else [])
+    return settled
+
+
+def _written(value: Any) -> str:
+    """A value that YAML readers of any version take as it is meant."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float) and math.isfinite(value):
+        text = repr(value)
+        return text if "." in text else text.replace("e", ".0e")  # 1e-05 is a string in YAML 1.1
+    if isinstance(value, str):
+        import yaml
+
+        return str(yaml.safe_dump(value, default_style='"', width=math.inf)).rstrip("\n")
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_written, value))}]"
+    raise TypeError(f"{value!r} is no value of an option")
+
+
+def _one_line(text: str) -> str:
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
