@@ -18,7 +18,7 @@ from typing import IO, Any, Callable, NamedTuple
 
 from bert.weights.stored import MAX_NAME, Damaged, shown
 
-MAX_OPERATIONS = 250_000  # BERT-large with Adam's moments and a master copy takes about 70,000
+MAX_OPERATIONS = 250_000  # BERT-large with Adam's moments and a second copy takes 67,000
 _MAX_STRING = 4 * MAX_NAME  # bytes; a longer one is OPAQUE
 _MAX_PROTOCOL = 5
 
