@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
+import shutil
 import sys
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +35,45 @@ def replacing(path: str) -> Iterator[IO[bytes]]:
             os.unlink(temporary)
         raise
     sync_directory(os.path.dirname(path) or ".")
+
+
+@contextmanager
+def replacing_folder(path: str) -> Iterator[str]:
+    """A new folder to fill; it becomes `path`, in place of what is there, if the block raises nothing.
+
+    It has a temporary name in the same directory. Where the system cannot exchange two names at once, a kill
+    at the wrong moment leaves the old folder under a temporary name.
+    """
+    path = path.rstrip(os.sep) or path
+    temporary = f"{path}{_TEMPORARY}{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    os.mkdir(temporary)
+    try:
+        yield temporary
+        sync_directory(temporary)
+        if os.path.lexists(path):
+            _exchange(temporary, path)
+        else:
+            os.rename(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    sync_directory(os.path.dirname(path) or ".")
+
+
+def _exchange(one: str, other: str) -> None:
+    """Gives each of two paths the other's name."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if hasattr(library, "renameat2"):
+        here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+        if library.renameat2(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0:
+            return
+    aside = f"{one}-old"
+    os.rename(other, aside)
+    try:
+        os.rename(one, other)
+    except BaseException:
+        os.rename(aside, other)
+        raise
+    os.rename(aside, one)
 
 
 def is_temporary(name: str) -> bool:

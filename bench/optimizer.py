@@ -32,6 +32,7 @@ from base.command_line import positive_int  # noqa: E402
 from base.errors import InputError  # noqa: E402
 from bench.contestants import NO_TORCH, find_torch_python  # noqa: E402
 from bench.quick import NOTICE, add_quick, settle  # noqa: E402
+from bert.configuration import named_config  # noqa: E402
 from bert.model import build_model, initialize, trainable  # noqa: E402
 from bert.operators import load_operators  # noqa: E402
 from training.optimizer.optimizer import Optimizer, global_norm  # noqa: E402
@@ -157,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settle(options, {"model": "bert_12_768_12", "repeats": 9}, {"model": "bert_2_128_2", "repeats": 3})
     try:
         options.torch_python = find_torch_python(options.torch_python, os.environ)
-        model = build_model(options.model, VOCABULARY)
+        model = build_model(named_config(options.model), VOCABULARY)
     except (ValueError, InputError) as error:
         parser.error(str(error))
     initialize(model, mx.cpu(), "float32", seed=0)

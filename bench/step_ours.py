@@ -33,6 +33,7 @@ from bench.work import (
     products,
     size_of,
 )
+from bert.configuration import named_config
 from bert.model import build_model, initialize, trainable
 from bert.operators import choose_operators, load_operators
 from comm.local import LocalCommunicator
@@ -49,19 +50,19 @@ CLIP_NORM = 1.0
 def make_step(model: str, dtype: str, operators: str) -> tuple[TrainStep, dict[str, Any], bool]:
     """The step of a run of one process on the CPU, its parameters and whether it is on the fused operators;
     `operators` as for --operators."""
-    name = MODELS.get(model, model)
+    config = named_config(MODELS.get(model, model))
     device = mx.cpu()
     try:
-        operators = choose_operators(operators, dtype, device)
+        operators = choose_operators(operators, dtype, device, config)
     except InputError as reason:
         raise Unsupported(str(reason)) from None
-    bert = build_model(name, VOCABULARY, DROPOUT)
+    bert = build_model(config, VOCABULARY, DROPOUT)
     initialize(bert, device, "float32", seed=0)
     parameters = trainable(bert)
     weights = [parameter.data(device) for parameter in parameters.values()]
     optimizer = Optimizer("lamb", list(parameters), weights, native=operators == "fused")
     task = Pretraining()
-    network = task.network(bert, name, dtype, DROPOUT, operators)
+    network = task.network(bert, config, dtype, DROPOUT, operators)
     step = TrainStep(
         task,
         network,

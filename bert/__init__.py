@@ -1,6 +1,7 @@
 """The network and its parameters.
 
-configuration  sizes of a BERT by its name
+configuration  sizes of a BERT, by its name or in full
+config_file    the same from a bert_config.json
 flops          floating-point operations of a step
 model          BERT with its two heads, from GluonNLP's blocks
 operators      the fused CPU operators: loading, and the choice between them and MXNet's

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any, Mapping
 
 from base.errors import InputError
 
 GELU_FORMS = ("erf", "tanh")
 LAYER_NORM_EPSILON = 1e-12  # Devlin et al., arXiv:1810.04805, the released code
+INITIAL_STDEV = 0.02  # of random weights; the same
+DROPOUT = 0.1  # the same, section A.2
 _NAME = re.compile(r"bert_([1-9]\d*)_([1-9]\d*)_([1-9]\d*)")
 
 
@@ -36,6 +39,43 @@ class BertConfig:
     def name(self) -> str:
         """The name as --model has it, which says nothing of the last four."""
         return f"bert_{self.layers}_{self.units}_{self.heads}"
+
+    @property
+    def description(self) -> str:
+        """The name, and whatever differs from the BERT of that name."""
+        usual = named_config(self.name)
+        parts = [
+            words
+            for words, differs in (
+                (f"feed-forward layers of {self.hidden} units", self.hidden != usual.hidden),
+                (f"{self.positions} positions", self.positions != usual.positions),
+                (f"{self.token_types} token types", self.token_types != usual.token_types),
+                (f"GELU by {self.gelu}", self.gelu != usual.gelu),
+            )
+            if differs
+        ]
+        return f"{self.name} ({', '.join(parts)})" if parts else self.name
+
+    def facts(self) -> dict[str, Any]:
+        """This configuration as entries of a manifest, a trace or a report: its name, and all of it."""
+        return {"model": self.name, "bert": asdict(self)}
+
+
+def recorded_config(facts: Mapping[str, Any], source: str) -> BertConfig:
+    """The configuration whose `BertConfig.facts` are among these. Before there were others than named ones
+    only the name was recorded.
+
+    Args:
+        source: of the facts, for the beginning of the message.
+
+    Raises:
+        InputError: neither is there, or not in this form.
+    """
+    recorded = facts.get("bert")
+    try:
+        return named_config(facts["model"]) if recorded is None else BertConfig(**recorded)
+    except (KeyError, TypeError, InputError) as error:
+        raise InputError(f"{source} has no model in the form of this version") from error
 
 
 def named_config(name: str) -> BertConfig:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from bert.configuration import BertConfig
+
 
 class Flops(NamedTuple):
     """Operations of one forward pass, by part; `backward` is that multiple of each for the backward pass."""
@@ -35,11 +37,17 @@ BACKWARD = 2  # times the forward pass
 
 
 class Size(NamedTuple):
-    """The sizes of a BERT. Its feed-forward layers are 4 x units wide."""
+    """The sizes of a BERT. `hidden`: units of its feed-forward layers."""
 
     layers: int
     units: int
+    hidden: int
     vocab_size: int
+
+
+def size_of(config: BertConfig, vocab_size: int) -> Size:
+    """The sizes of the BERT of this configuration, over so many tokens."""
+    return Size(config.layers, config.units, config.hidden, vocab_size)
 
 
 def forward_flops(size: Size, rows: int, length: int, predictions: int, top_rows: int | None = None) -> Flops:
@@ -50,11 +58,10 @@ def forward_flops(size: Size, rows: int, length: int, predictions: int, top_rows
             output product and the feed-forward layer), where only those are computed that a loss looks at;
             None: all.
 
-    In short for a layer, of each token: 24 units^2 in products with weights (queries,
-    keys and values 6, output 2, feed-forward 16) and 4 length units in the attention.
+    In short for a layer, of each token: 8 units^2 + 4 units hidden in products with weights (queries, keys
+    and values 6 units^2, output 2) and 4 length units in the attention.
     """
-    layers, units, vocab_size = size
-    hidden = 4 * units
+    layers, units, hidden, vocab_size = size
     tokens = rows * length
     top_tokens = tokens if top_rows is None else rows * top_rows
     projections = 2 * 3 * units * units

@@ -7,7 +7,7 @@ from typing import Any, Iterable, Mapping
 import mxnet as mx
 from gluonnlp.model.bert import BERTModel
 
-from bert.configuration import LAYER_NORM_EPSILON
+from bert.configuration import LAYER_NORM_EPSILON, BertConfig
 from bert.model import trainable
 
 
@@ -18,31 +18,31 @@ class FusedBert(mx.gluon.HybridBlock):
     extension operators (training.optimizer.accumulation sums them up).
 
     Args:
-        bert: from bert.model.build_model, initialized, in float32, on the CPU.
+        bert: from bert.model.build_model for `config`, initialized, in float32, on the CPU.
         dtype: "float32", or "bfloat16" for matrix products of numbers rounded to that type. Everything else,
             sums within the products included, is float32 in both.
         dropout: its rate.
-        heads: attention heads.
         head_products: names of the weights that the heads above multiply by `Layers.product`.
     """
 
     adds_in_backward = False  # whether grad_req "add" is heeded
 
     def __init__(
-        self, bert: BERTModel, dtype: str, dropout: float, heads: int, head_products: Iterable[str] = ()
+        self,
+        bert: BERTModel,
+        config: BertConfig,
+        dtype: str,
+        dropout: float,
+        head_products: Iterable[str] = (),
     ):
         super().__init__(prefix="fused_")
         if dtype not in ("float32", "bfloat16"):
             raise ValueError(f"the fused operators compute in float32 or bfloat16, not in {dtype}")
         self._dtype = dtype
         self._dropout = dropout
-        self._heads = heads
+        self._config = config
         self.bert = bert
         parameters = trainable(bert)
-        self._units = parameters["word_embed.0.weight"].shape[1]
-        self._layers = 1 + max(
-            int(name.split(".")[2]) for name in parameters if name.startswith("encoder.transformer_cells.")
-        )
         for name, parameter in parameters.items():
             self._reg_params[name] = parameter
         # Names of weights that are multiplied together -> their copy in the layout that the products want.
@@ -59,7 +59,7 @@ class FusedBert(mx.gluon.HybridBlock):
     def _multiplied(self) -> list[tuple[str, ...]]:
         """Names of the weights of each product in the layers."""
         groups = []
-        for index in range(self._layers):
+        for index in range(self._config.layers):
             cell = _cell(index)
             groups.append(_projections(cell, ".weight"))
             groups += [(f"{cell}{name}.weight",) for name in ("proj", "ffn.ffn_1", "ffn.ffn_2")]
@@ -76,7 +76,7 @@ class FusedBert(mx.gluon.HybridBlock):
 
     def layers(self, F: Any, weights: Mapping[str, Any]) -> Layers:
         """The operations of this network in a `hybrid_forward`, which MXNet calls with `F` and `weights`."""
-        return Layers(F, weights, self._dtype, self._dropout, self._heads)
+        return Layers(F, weights, self._config, self._dtype, self._dropout)
 
     def encode(
         self, layers: Layers, input_ids: Any, segment_ids: Any, valid_lengths: Any, positions: Any = None
@@ -92,8 +92,8 @@ class FusedBert(mx.gluon.HybridBlock):
             (B, 1 + P, units) float32, the first token before those at `positions`; (B, L, units) without.
         """
         x = layers.embed(input_ids, segment_ids)
-        for index in range(self._layers):
-            top = index == self._layers - 1
+        for index in range(self._config.layers):
+            top = index == self._config.layers - 1
             x = layers.layer(index, x, valid_lengths, positions if top else None)
         return x
 
@@ -106,13 +106,14 @@ class Layers:
         weights: arrays or symbols by structural name, and the packed copies of `FusedBert`.
     """
 
-    def __init__(self, F: Any, weights: Mapping[str, Any], dtype: str, dropout: float, heads: int):
+    def __init__(self, F: Any, weights: Mapping[str, Any], config: BertConfig, dtype: str, dropout: float):
         self.F = F
         self.weights = weights
         self.dtype = dtype
         self._dropout = {"dropout": dropout}
         self._eps = {"eps": LAYER_NORM_EPSILON}
-        self._heads = heads
+        self._heads = config.heads
+        self._gelu = config.gelu
         # MXNet does not tell extension operators whether it trains or predicts, this does: dropout of a one
         # leaves 1 in prediction and 0 or 2 in training.
         self._mode = F.Dropout(F.ones((1,)), p=0.5)
@@ -145,8 +146,8 @@ class Layers:
         return self._dense(x, (name,), [])
 
     def gelu(self, x: Any, name: str) -> Any:
-        """gelu(x W^T + b), with the error function."""
-        return self.F.bert_bias_gelu(self.product(x, name), self.weights[f"{name}.bias"])
+        """gelu(x W^T + b), in the configuration's form."""
+        return self.F.bert_bias_gelu(self.product(x, name), self.weights[f"{name}.bias"], form=self._gelu)
 
     def layer_norm(self, x: Any, name: str) -> Any:
         """LayerNorm over the last axis."""

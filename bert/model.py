@@ -2,47 +2,65 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import mxnet as mx
 from gluonnlp.model.bert import BERTEncoder, BERTModel
 
-from bert.configuration import LAYER_NORM_EPSILON, parse_model
-from data.options import MAX_POSITIONS
-
-INITIAL_STDEV = 0.02  # Devlin et al., arXiv:1810.04805, the released code
-DROPOUT = 0.1  # the same, section A.2
+from bert.configuration import DROPOUT, INITIAL_STDEV, LAYER_NORM_EPSILON, BertConfig
 
 
-def build_model(name: str, vocab_size: int, dropout: float = DROPOUT) -> BERTModel:
+def build_model(config: BertConfig, vocab_size: int, dropout: float = DROPOUT) -> BERTModel:
     """An uninitialized BERT with pooler, next-sentence classifier and masked-LM decoder.
 
     Parameter names and shapes are GluonNLP's, so its fine-tuning scripts load the saved `.params`.
 
     Args:
-        name: `bert_LAYERS_UNITS_HEADS`.
         vocab_size: rows of the word embedding, which the decoder shares.
-
-    Raises:
-        InputError: a name of another form.
     """
-    layers, units, heads = parse_model(name)
     encoder = BERTEncoder(
-        num_layers=layers,
-        units=units,
-        hidden_size=4 * units,
-        max_length=MAX_POSITIONS,
-        num_heads=heads,
+        num_layers=config.layers,
+        units=config.units,
+        hidden_size=config.hidden,
+        max_length=config.positions,
+        num_heads=config.heads,
         dropout=dropout,
         layer_norm_eps=LAYER_NORM_EPSILON,
+        activation="gelu" if config.gelu == "erf" else TanhGELU(),
     )
-    return BERTModel(
-        encoder=encoder, vocab_size=vocab_size, token_type_vocab_size=2, units=units, embed_size=units
+    model = BERTModel(
+        encoder=encoder,
+        vocab_size=vocab_size,
+        token_type_vocab_size=config.token_types,
+        units=config.units,
+        embed_size=config.units,
     )
+    if config.gelu == "tanh":
+        model.decoder._children["1"] = TanhGELU()  # GluonNLP has no argument for this one
+    return model
 
 
-def initialize(model: BERTModel, device: mx.Context, dtype: str, seed: int) -> None:
-    """Random parameters, the same for the same seed: N(0, 0.02) weights, zero biases, unit LayerNorms."""
+class TanhGELU(mx.gluon.HybridBlock):
+    """x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 (Hendrycks and Gimpel, arXiv:1606.08415, section 2).
+
+    GluonNLP's GELU(approximate=True) has a gradient of NaN where the cube of x is beyond its dtype: from 41
+    on in float16. Here the argument of tanh stops where that is 1. (1 + tanh(u)) / 2 is sigmoid(2 u), which
+    takes fewer operators.
+    """
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        near = F.clip(x, a_min=-12, a_max=12)
+        factor = 2 * math.sqrt(2 / math.pi)
+        return x * F.sigmoid(near * (factor + (0.044715 * factor) * F.square(near)))
+
+
+def initialize(
+    model: BERTModel, device: mx.Context, dtype: str, seed: int, stdev: float = INITIAL_STDEV
+) -> None:
+    """Random parameters, the same for the same seed: N(0, stdev^2) weights, zero biases, unit LayerNorms."""
     mx.random.seed(seed)
-    model.initialize(mx.init.Normal(INITIAL_STDEV), ctx=device)
+    model.initialize(mx.init.Normal(stdev), ctx=device)
     # GluonNLP leaves some shapes to the first batch; optimizer and checkpoints need them now.
     tokens = mx.nd.zeros((1, 8), ctx=device)
     model(tokens, tokens, mx.nd.array([8], ctx=device), mx.nd.zeros((1, 1), ctx=device))

@@ -9,6 +9,7 @@ import sys
 import mxnet as mx
 
 from base.errors import InputError
+from bert.configuration import BertConfig
 
 LIBRARY = os.path.join(sys.prefix, "lib", "libbert_operators.so")
 
@@ -30,11 +31,12 @@ def load_operators(path: str = LIBRARY) -> bool:
     return True
 
 
-def choose_operators(wanted: str, dtype: str, device: mx.Context) -> str:
+def choose_operators(wanted: str, dtype: str, device: mx.Context, bert: BertConfig) -> str:
     """ "fused" or "mxnet", for --operators `wanted`; the fused operators are loaded then.
 
     Raises:
-        InputError: what is wanted cannot be had, or bfloat16 without the fused operators.
+        InputError: what is wanted cannot be had, or bfloat16 without the fused operators; or the library of
+            the operators is older than what this BERT needs of it.
     """
     on_cpu = device.device_type == "cpu"
     fused = on_cpu and wanted != "mxnet" and load_operators()
@@ -44,4 +46,17 @@ def choose_operators(wanted: str, dtype: str, device: mx.Context) -> str:
     if dtype == "bfloat16" and not fused:
         reason = "make setup builds them; without --operators mxnet" if on_cpu else "on GPUs use float16"
         raise InputError(f"--dtype bfloat16 needs the fused CPU operators: {reason}")
+    if fused and (bert.gelu != "erf" or bert.token_types != 2) and not knows_forms():
+        raise InputError(
+            f"{LIBRARY} is older than this code and has not {bert.description}; make setup builds it anew "
+            "(--operators mxnet does without it)"
+        )
     return "fused" if fused else "mxnet"
+
+
+def knows_forms() -> bool:
+    """Whether the loaded library has both forms of GELU and any number of token types: one built before that
+    ignores the attribute."""
+    one = mx.nd.ones((1, 1))
+    erf, tanh = (mx.nd.bert_bias_gelu(one, one[0], form=form).asscalar() for form in ("erf", "tanh"))
+    return bool(erf != tanh)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, NamedTuple, Protocol, Sequence
 
+from bert.configuration import BertConfig
 from bert.flops import Size
 
 Figures = Mapping[str, Any]  # a line of metrics.jsonl: numbers by name, None where there is none
@@ -48,8 +49,9 @@ class Task(Protocol):
     @property
     def judged(self) -> tuple[str, str]: ...
 
-    def network(self, bert: Any, model: str, dtype: str, dropout: float, operators: str) -> Any:
-        """The hybridized heads and losses above `bert`, on "fused" or "mxnet" operators.
+    def network(self, bert: Any, config: BertConfig, dtype: str, dropout: float, operators: str) -> Any:
+        """The hybridized heads and losses above `bert`, a BERT of this configuration, on "fused" or "mxnet"
+        operators.
 
         It has `adds_in_backward` (whether grad_req "add" is heeded) and `pack_weights()`.
         """

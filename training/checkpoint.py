@@ -23,7 +23,7 @@ import re
 import sys
 import zipfile
 from dataclasses import dataclass
-from typing import IO, Any, Callable, Iterable, Iterator, Mapping
+from typing import IO, Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -127,11 +127,13 @@ def list_steps(ckpt_dir: str) -> list[int]:
     return _steps_with(ckpt_dir, MANIFEST)
 
 
-def newest_complete(ckpt_dir: str, report: Callable[[str], None]) -> Checkpoint | None:
+def newest_complete(
+    ckpt_dir: str, report: Callable[[str], None], needed: Sequence[str] = (PARAMS, STATES)
+) -> Checkpoint | None:
     """The newest checkpoint whose files have the manifest's sizes and sha256, None if there is none.
 
     Each newer one that is damaged or was never completed is named through `report`, one line each, and
-    passed over.
+    passed over. Of the two files only those `needed` are looked at.
     """
     committed = set(list_steps(ckpt_dir))
     for step in sorted(committed | set(_steps_with(ckpt_dir, PARAMS)), reverse=True):
@@ -141,7 +143,7 @@ def newest_complete(ckpt_dir: str, report: Callable[[str], None]) -> Checkpoint 
             )
             continue
         try:
-            return _verified(ckpt_dir, step)
+            return verified(ckpt_dir, step, needed)
         except InputError as error:
             report(f"{error}: passed over")
     return None
@@ -157,7 +159,7 @@ def load_step(ckpt_dir: str, step: int, report: Callable[[str], None]) -> Checkp
         InputError: there is none for this step, or it is damaged.
     """
     if step in list_steps(ckpt_dir):
-        return _verified(ckpt_dir, step)
+        return verified(ckpt_dir, step)
     params_path = _path(ckpt_dir, step, PARAMS)
     if not os.path.isfile(params_path):
         steps = list_steps(ckpt_dir)
@@ -165,6 +167,27 @@ def load_step(ckpt_dir: str, step: int, report: Callable[[str], None]) -> Checkp
         raise InputError(f"--start_step {step}: no checkpoint {params_path}; {available}")
     report(f"{params_path} has no manifest: the optimizer's states start from zero")
     return Checkpoint(step, params_path, None, None)
+
+
+def verified(ckpt_dir: str, step: int, needed: Sequence[str] = (PARAMS, STATES)) -> Checkpoint:
+    """The checkpoint of a step that has a manifest, after a look at the files that are `needed`.
+
+    Raises:
+        InputError: the manifest or one of them is missing or damaged.
+    """
+    manifest = read_manifest(ckpt_dir, step)
+    for extension in needed:
+        path = _path(ckpt_dir, step, extension)
+        expected = manifest["files"][extension]
+        try:
+            size = os.path.getsize(path)
+            if size != expected["size"]:
+                raise InputError(f"{path} is damaged ({size} bytes instead of {expected['size']})")
+            if sha256_of(path) != expected["sha256"]:
+                raise InputError(f"{path} is damaged (its sha256 is not the manifest's)")
+        except OSError as error:
+            raise InputError(f"the checkpoint's file {path} cannot be read: {error.strerror}") from error
+    return Checkpoint(step, _path(ckpt_dir, step, PARAMS), _path(ckpt_dir, step, STATES), manifest)
 
 
 def read_manifest(ckpt_dir: str, step: int) -> dict[str, Any]:
@@ -274,22 +297,6 @@ def _withdraw_other(ckpt_dir: str, step: int, files: Mapping[str, Any]) -> None:
                 return
         os.remove(path)
         sync_directory(ckpt_dir)
-
-
-def _verified(ckpt_dir: str, step: int) -> Checkpoint:
-    manifest = read_manifest(ckpt_dir, step)
-    for extension in (PARAMS, STATES):
-        path = _path(ckpt_dir, step, extension)
-        expected = manifest["files"][extension]
-        try:
-            size = os.path.getsize(path)
-            if size != expected["size"]:
-                raise InputError(f"{path} is damaged ({size} bytes instead of {expected['size']})")
-            if sha256_of(path) != expected["sha256"]:
-                raise InputError(f"{path} is damaged (its sha256 is not the manifest's)")
-        except OSError as error:
-            raise InputError(f"the checkpoint's file {path} cannot be read: {error.strerror}") from error
-    return Checkpoint(step, _path(ckpt_dir, step, PARAMS), _path(ckpt_dir, step, STATES), manifest)
 
 
 def _prune(ckpt_dir: str, step: int, keep: int) -> None:

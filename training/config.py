@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Mapping, TypeVar
 
+from base.errors import InputError
+from bert.config_file import read_config_file
+from bert.configuration import DROPOUT, INITIAL_STDEV, BertConfig, named_config
 from data.options import DataConfig, data_config
+
+DEFAULT_MODEL = "bert_12_768_12"
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The network: `model` is bert_LAYERS_UNITS_HEADS; `dtype` None: float16 on GPUs, float32 without."""
+    """The network.
 
-    model: str
+    Attributes:
+        bert: of --model or --config_file, GELU in the form to be used.
+        vocab_size: rows of the word embedding, of --config_file; None: as many as the vocabulary has tokens.
+        initial_stdev: of random weights.
+        source: the name of --config_file; None for --model.
+        unknown_keys: of that file.
+        dtype: None: float16 on GPUs, float32 without.
+    """
+
+    bert: BertConfig
+    vocab_size: int | None
+    initial_stdev: float
+    source: str | None
+    unknown_keys: tuple[str, ...]
     dtype: str | None
     operators: str
     dropout: float
@@ -93,13 +111,62 @@ class RunConfig:
 def run_config(options: argparse.Namespace) -> RunConfig:
     """The settings that the options of training.options stand for."""
     return RunConfig(
-        _part(ModelConfig, options),
+        model_config(options),
         data_config(options),
         _part(BatchConfig, options),
         _part(OptimizationConfig, options),
         _part(CheckpointConfig, options),
         _part(ReportConfig, options),
         vars(options),
+    )
+
+
+def model_config(options: argparse.Namespace) -> ModelConfig:
+    """The network that --model or --config_file, --gelu and --dropout stand for.
+
+    Raises:
+        InputError: as `parse_model` and `read_config_file`; --gelu against the file; dropout rates of the
+            file that differ, without --dropout.
+    """
+    config = ModelConfig(
+        bert=named_config(options.model or DEFAULT_MODEL),
+        vocab_size=None,
+        initial_stdev=INITIAL_STDEV,
+        source=options.config_file,
+        unknown_keys=(),
+        dtype=options.dtype,
+        operators=options.operators,
+        dropout=DROPOUT if options.dropout is None else options.dropout,
+        pretrained=options.pretrained,
+        dataset_name=options.dataset_name,
+    )
+    if options.config_file is not None:
+        return _of_file(config, options.gelu, dropout_given=options.dropout is not None)
+    return replace(config, bert=replace(config.bert, gelu=options.gelu)) if options.gelu else config
+
+
+def _of_file(config: ModelConfig, gelu: str | None, dropout_given: bool) -> ModelConfig:
+    """`config` with all that its --config_file says."""
+    path = str(config.source)
+    file = read_config_file(path, "--config_file")
+    if file.config.token_types < 2:
+        raise InputError(
+            f"--config_file {path}: type_vocab_size is {file.config.token_types}, and sentence pairs need 2"
+        )
+    if not dropout_given:
+        rates = [DROPOUT if rate is None else rate for rate in (file.dropout, file.attention_dropout)]
+        if rates[0] != rates[1]:
+            raise InputError(
+                f"--config_file {path}: hidden_dropout_prob {rates[0]:g} and attention_probs_dropout_prob "
+                f"{rates[1]:g} differ, and this code has one rate; --dropout gives it"
+            )
+        config = replace(config, dropout=rates[0])
+    return replace(
+        config,
+        bert=file.with_gelu(gelu, path) if gelu else file.config,
+        vocab_size=file.vocab_size,
+        initial_stdev=INITIAL_STDEV if file.initial_stdev is None else file.initial_stdev,
+        unknown_keys=file.unknown_keys,
     )
 
 

@@ -12,8 +12,9 @@ from typing import Any, Sequence
 from base.errors import InputError
 from base.launchers import launched_rank
 from base.progress import Printed
-from bert.configuration import parse_model
-from bert.weights.bare_params import DECODER, EMBEDDING, check_index, check_values, expected_shapes
+from bert.configuration import recorded_config
+from bert.weights.bare_params import check_index, check_values, expected_shapes
+from bert.weights.names import DECODER, EMBEDDING
 from bert.weights.params_file import read_index
 from comm.base import Communicator
 from data.opening import (
@@ -34,6 +35,7 @@ from training.checkpoint import list_steps, read_manifest
 from training.config import RunConfig
 from training.options import PUBLISHED_VOCABULARIES
 
+MOST_PADDING = 128  # rows more than tokens: NVIDIA pads to multiples of 8, for its matrix units, others to 64
 _LAYER = re.compile(r"encoder\.transformer_cells\.(\d+)\.")
 
 
@@ -45,7 +47,7 @@ class Inputs:
     train: DataFiles
     evaluation: DataFiles
     vocabulary: Vocabulary | None  # None: the one of --dataset_name, to be downloaded, or none needed
-    vocab_size: int
+    vocab_size: int  # rows of the model's word embedding
     max_seq_length: int
     config: DataConfig = field(default_factory=DataConfig)  # with a cache and the sequence length filled in
 
@@ -66,10 +68,11 @@ def check_inputs(config: RunConfig) -> Inputs:
     train = named_data(data.data, "--data", data.raw)
     evaluation = named_data(data.data_eval, "--data_eval", data.raw and not data.eval_use_npz)
     vocabulary = common_vocabulary(data.tokenizer, train, evaluation)
-    vocab_size = len(vocabulary) if vocabulary else PUBLISHED_VOCABULARIES[config.model.dataset_name]
+    reads_text = TEXT in (train.kind, evaluation.kind)
+    vocab_size = _embedding_rows(config, vocabulary, reads_text)
     if data.dummy_data_len:  # of --data only the names count
         train = DataFiles(NOTHING)
-    max_seq_length = _check_data(data, train, evaluation)
+    max_seq_length = _check_data(config, train, evaluation)
     _check_checkpoints(config, vocab_size, vocabulary)
     filled = replace(
         data,
@@ -79,12 +82,32 @@ def check_inputs(config: RunConfig) -> Inputs:
     return Inputs(train, evaluation, vocabulary, vocab_size, max_seq_length, filled)
 
 
-def _check_data(config: DataConfig, train: DataFiles, evaluation: DataFiles) -> int:
-    """The run's sequence length: of random tokens, as given, of the widest file, or 512.
+def _embedding_rows(run: RunConfig, vocabulary: Vocabulary | None, reads_text: bool) -> int:
+    """Rows of the model's word embedding: as many as the vocabulary has tokens, or a few more.
+
+    Raises InputError where --config_file has a number that is neither.
+    """
+    wanted, name = run.model.vocab_size, run.model.dataset_name
+    tokens = len(vocabulary) if vocabulary else PUBLISHED_VOCABULARIES[name]
+    if wanted is None:
+        return tokens
+    if vocabulary is None and not reads_text:  # then --dataset_name is no more than a default
+        return wanted
+    if not tokens <= wanted < tokens + MOST_PADDING:
+        flag = f"{run.data.tokenizer.flag} has" if vocabulary else f"--dataset_name {name} has"
+        raise InputError(
+            f"--config_file {run.model.source}: vocab_size is {wanted}, but {flag} {tokens} tokens; name the "
+            f"model's vocabulary (vocab_size may be greater by padding, fewer than {MOST_PADDING} rows)"
+        )
+    return wanted
+
+
+def _check_data(run: RunConfig, train: DataFiles, evaluation: DataFiles) -> int:
+    """The run's sequence length: of random tokens, as given, of the widest file, or the model's, at most 512.
 
     Raises InputError for files of another form, files that break a limit, and options that do nothing.
     """
-    masking = config.masking
+    config, masking = run.data, run.data.masking
     widths = []
     # Beside text, or random tokens, the options for masks are theirs.
     only_masked = {train.kind, evaluation.kind} - {NOTHING} == {INSTANCES} and not config.dummy_data_len
@@ -99,8 +122,19 @@ def _check_data(config: DataConfig, train: DataFiles, evaluation: DataFiles) -> 
         if only_masked and getattr(masking, flag) != getattr(default, flag):
             raise InputError(f"--{flag}: files with masks hold theirs already; it needs text or a store")
     # What is not padded may just miss the length that it was made for: 126 tokens mean 128.
-    longest = -(-max(widths, default=MAX_POSITIONS) // 8) * 8
-    return config.dummy_data_len or masking.max_seq_length or longest
+    positions = run.model.bert.positions
+    longest = -(-max(widths, default=min(positions, MAX_POSITIONS)) // 8) * 8
+    for flag, length in (
+        ("--dummy_data_len", config.dummy_data_len),
+        ("--max_seq_length", masking.max_seq_length),
+        ("--data: sequences of", max(widths, default=0)),
+    ):
+        if length and length > positions:
+            raise InputError(
+                f"{flag} {length}: --config_file {run.model.source} has max_position_embeddings {positions}; "
+                "take shorter sequences or another model"
+            )
+    return config.dummy_data_len or masking.max_seq_length or min(longest, positions)
 
 
 def open_source(inputs: Inputs, data: DataFiles, communicator: Communicator) -> OpenedData:
@@ -115,7 +149,8 @@ def open_source(inputs: Inputs, data: DataFiles, communicator: Communicator) -> 
     if communicator.local_rank != 0:
         communicator.barrier()
     cores = os.cpu_count() or 1
-    opened = open_data(data, inputs.config, inputs.vocabulary, inputs.vocab_size, cores, Printed())
+    tokens = len(inputs.vocabulary) if inputs.vocabulary else inputs.vocab_size
+    opened = open_data(data, inputs.config, inputs.vocabulary, tokens, cores, Printed())
     if communicator.local_rank == 0:
         communicator.barrier()
     return opened
@@ -165,8 +200,10 @@ def _check_unused(ckpt_dir: str, steps: Sequence[int]) -> None:
 def _check_manifest(
     config: RunConfig, manifest: dict[str, Any], vocab_size: int, vocabulary: Vocabulary | None
 ) -> None:
+    ckpt_dir, step = config.checkpoint.ckpt_dir, manifest["step"]
+    saved = recorded_config(manifest, f"--ckpt_dir {ckpt_dir}: its checkpoint of step {step}")
     facts = [
-        ("model", manifest.get("model"), config.model.model),
+        ("model", saved.description, config.model.bert.description),
         ("vocabulary size", manifest.get("vocab_size"), vocab_size),
     ]
     if vocabulary and manifest.get("vocab_sha256"):  # unknown for npz files and before a download
@@ -174,9 +211,9 @@ def _check_manifest(
     for name, made_with, wanted in facts:
         if made_with != wanted:
             raise InputError(
-                f"--ckpt_dir {config.checkpoint.ckpt_dir}: its checkpoint of step {manifest['step']} has"
-                f" {name} {made_with}, this run {wanted}; name the run's own directory, or the model and "
-                "vocabulary that it was trained with"
+                f"--ckpt_dir {ckpt_dir}: its checkpoint of step {step} has {name} {made_with}, this run "
+                f"{wanted}; name the run's own directory, or the model and vocabulary that it was trained "
+                "with"
             )
 
 
@@ -189,7 +226,7 @@ def _check_parameters(config: RunConfig, path: str, vocab_size: int) -> None:
         raise InputError(
             f"--start_step {config.checkpoint.start_step}: {path} is no BERT with GluonNLP's parameter names"
         )
-    layers, units, _ = parse_model(config.model.model)
+    layers, units = config.model.bert.layers, config.model.bert.units
     found = (found_layers, *embedding.shape[::-1])
     if found != (layers, units, vocab_size):
         raise InputError(
@@ -198,6 +235,6 @@ def _check_parameters(config: RunConfig, path: str, vocab_size: int) -> None:
             " vocabulary"
         )
     source = f"--start_step {config.checkpoint.start_step}: {path}"
-    check_index(source, arrays, expected_shapes(layers, units, vocab_size))
+    check_index(source, arrays, expected_shapes(config.model.bert, vocab_size))
     if launched_rank(os.environ) == 0:  # the others get the numbers from it
         check_values(source, path, arrays)

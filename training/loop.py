@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 import mxnet as mx
 import numpy as np
 
-from bert.configuration import parse_model
-from bert.flops import BACKWARD, Size
+from bert.flops import BACKWARD, size_of
 from tasks.base import Floors
 from training.budget import Budget
 from training.checkpoint import params_path
@@ -43,7 +42,7 @@ class Loop:
             run.task, run.model.network, run.optimizer, run.scaler, communicator, self.settings
         )
         facts: dict[str, Any] = {
-            "model": config.model.model,
+            **config.model.bert.facts(),
             "vocab_size": run.inputs.vocab_size,
             "dtype": run.model.dtype,
             "exchanged_bytes": exchanged_bytes(self.take_step.gradients, config.report.compression),
@@ -51,8 +50,7 @@ class Loop:
         self.trace = TraceOfSteps(config.report.profile, communicator.rank, facts)
         self.stop = StopRequest()
         self.totals = Totals(run.task, run.model.device)
-        layers, units, _ = parse_model(config.model.model)
-        self.size = Size(layers, units, run.inputs.vocab_size)
+        self.size = size_of(config.model.bert, run.inputs.vocab_size)
         model = run.model
         self.peak = find_peak(
             config.report.peak_tflops, model.dtype, model.operators, model.device, communicator

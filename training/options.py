@@ -23,12 +23,14 @@ from base.command_line import (
     share,
 )
 from base.errors import InputError
-from bert.configuration import parse_model
+from bert.configuration import GELU_FORMS
 from comm.options import add_communication_options, communication_config
 from data.options import add_data_options, add_vocabulary_options, check_data_options
+from training.config import DEFAULT_MODEL, model_config
 from training.optimizer.schedule import COOLDOWN_RATIO, DECAY_POWERS
 from training.options_file import OPTION, expand, given_file
 
+PUBLISHED_MODELS = ("bert_12_768_12", "bert_24_1024_16")  # of --pretrained
 PUBLISHED_VOCABULARIES = {  # --dataset_name: number of tokens, of the vocabularies that GluonNLP downloads
     "book_corpus_wiki_en_uncased": 30522,
     "book_corpus_wiki_en_cased": 28996,
@@ -79,8 +81,19 @@ def _parser(description: str) -> argparse.ArgumentParser:
     add = group.add_argument
     add(
         "--model",
-        default="bert_12_768_12",
         help="bert_12_768_12 (base), bert_24_1024_16 (large), any bert_LAYERS_UNITS_HEADS (default: base)",
+    )
+    add(
+        "--config_file",
+        metavar="FILE",
+        help="instead of --model: a bert_config.json of Google's or NVIDIA's, or Hugging Face's config.json",
+    )
+    add(
+        "--gelu",
+        choices=GELU_FORMS,
+        help="form of the activation: erf, x times the normal distribution, as GluonNLP, NVIDIA and Hugging "
+        "Face have it; tanh, the approximation in Google's code, with which Google's parameters were trained "
+        "(default: as --config_file says; erf where it says no more than gelu, and with --model)",
     )
     add("--pretrained", action="store_true", help="start from Google's published parameters (a download)")
     add(
@@ -179,8 +192,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     add(
         "--dropout",
         type=rate,
-        default=0.1,
-        help="of activations and attention, below 1 (default: 0.1, as BERT)",
+        help="of activations and attention, below 1 (default: of --config_file, else 0.1, as BERT)",
     )
     add("--optimizer", choices=["lamb", "bertadam", "adamw"], default="lamb", help="default: lamb")
     add(
@@ -256,10 +268,19 @@ def _parser(description: str) -> argparse.ArgumentParser:
 
 
 def _check(options: argparse.Namespace) -> None:
-    layers_units_heads = parse_model(options.model)
-    if options.pretrained and options.model not in ("bert_12_768_12", "bert_24_1024_16"):
+    if options.config_file is None:
+        options.model = options.model or DEFAULT_MODEL
+    elif options.model is not None:
         raise InputError(
-            f"--pretrained: no parameters are published for {options.model} ({layers_units_heads[0]} layers)"
+            f"--model {options.model} and --config_file {options.config_file} exclude each other: each gives "
+            "the model"
+        )
+    model = model_config(options)
+    options.dropout = model.dropout
+    if options.pretrained and (options.config_file or options.model not in PUBLISHED_MODELS):
+        raise InputError(
+            f"--pretrained: no parameters are published for {options.config_file or options.model}; they are "
+            f"for --model {' and '.join(PUBLISHED_MODELS)}"
         )
     if options.resume and options.start_step:
         raise InputError(

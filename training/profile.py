@@ -85,7 +85,8 @@ def profile(arguments: Sequence[str], warmup: int, steps: int) -> Trace:
         # In front: what the user gives comes later and wins.
         arguments = ["--ckpt_dir", folder, *_dummy_length(arguments), *arguments]
         options = parse_options(arguments, _HELP)
-        inputs = check_inputs(run_config(options))
+        config = run_config(options)
+        inputs = check_inputs(config)
         separate_operators()
         set_threads()  # before mxnet is imported below
 
@@ -93,7 +94,7 @@ def profile(arguments: Sequence[str], warmup: int, steps: int) -> Trace:
         from tasks.pretraining.task import Pretraining
         from training.run import train
 
-        facts: dict[str, Any] = {"model": options.model, "vocab_size": inputs.vocab_size}
+        facts: dict[str, Any] = {**config.model.bert.facts(), "vocab_size": inputs.vocab_size}
         facts.update(dtype=options.dtype or "float32", threads=int(os.environ["OMP_NUM_THREADS"]))
         path = os.path.join(folder, "trace.json")
         options.profile = TracePlan(path, warmup + 1, warmup + steps, stop=True, facts=facts)

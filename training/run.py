@@ -97,7 +97,7 @@ class Run:
         vocabulary = self.inputs.vocabulary
         assert self.feed is not None, "only what trains is saved"
         return {
-            "model": self.config.model.model,
+            **self.config.model.bert.facts(),
             "vocab_size": self.inputs.vocab_size,
             "vocab_sha256": vocabulary.sha256 if vocabulary else None,
             "world_size": self.communicator.size,
@@ -155,11 +155,14 @@ class Run:
         count = sum(int(np.prod(parameter.shape)) for parameter in trainable(model.bert).values())
         size = self.communicator.size
         self.reporter.note(
-            f"{config.model.model}, {count / 1e6:,.1f} M parameters, vocabulary {self.inputs.vocab_size:,},"
-            f" {model.dtype} on {model.operators} operators, {size} process{'es' if size > 1 else ''} on"
-            f" {model.device.device_type}, OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS')},"
+            f"{config.model.bert.description}, {count / 1e6:,.1f} M parameters,"
+            f" vocabulary {self.inputs.vocab_size:,}, {model.dtype} on {model.operators} operators,"
+            f" {size} process{'es' if size > 1 else ''} on {model.device.device_type},"
+            f" OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS')},"
             f" seed {self.seed}"
         )
+        if config.model.source is not None:
+            self.reporter.note(_of_config_file(config.model))
         for name, value in sorted(config.options.items()):
             self.reporter.debug(f"--{name} {value}")
         if self.feed is None:
@@ -185,7 +188,7 @@ def open_run(
     """
     device = mx.gpu(communicator.local_rank) if mx.context.num_gpus() else mx.cpu()
     dtype = _dtype(config.model, device)
-    operators = choose_operators(config.model.operators, dtype, device)
+    operators = choose_operators(config.model.operators, dtype, device, config.model.bert)
     plan = make_plan(config.batch, config.optimization, communicator.size, inputs.max_seq_length)
     os.makedirs(config.checkpoint.ckpt_dir, exist_ok=True)
     if inputs.vocabulary is None and inputs.reads_text:
@@ -212,10 +215,11 @@ def open_run(
         stack.callback(feed.close)
     eval_feed = evaluation_feed(config, inputs, communicator)
 
-    bert = build_model(config.model.model, inputs.vocab_size, config.model.dropout)
-    initialize(bert, device, "float16" if dtype == "float16" else "float32", seed)
+    shape, dropout = config.model.bert, config.model.dropout
+    bert = build_model(shape, inputs.vocab_size, dropout)
+    initialize(bert, device, "float16" if dtype == "float16" else "float32", seed, config.model.initial_stdev)
     if start.published and communicator.rank == 0:  # the others get rank 0's
-        load_published(bert, config.model.model, start.published, device)
+        load_published(bert, shape.name, start.published, device)
     restore_parameters(start, bert, communicator, device)
     parameters = trainable(bert)
     settings = config.optimization
@@ -231,7 +235,7 @@ def open_run(
         native=operators == "fused",
     )
     scaler: LossScaler = DynamicScaler() if dtype == "float16" else StaticScaler()
-    network = task.network(bert, config.model.model, dtype, config.model.dropout, operators)
+    network = task.network(bert, shape, dtype, dropout, operators)
     model = Model(bert, network, device, dtype, operators)
     run = Run(
         config, inputs, task, communicator, plan, start, seed, reporter, feed, eval_feed, model, optimizer,
@@ -276,6 +280,17 @@ def all_finite(arrays: list[mx.nd.NDArray]) -> bool:
     # MXNet's operator takes 200 arrays at most and overruns its buffer with more.
     parts = [arrays[start : start + 100] for start in range(0, len(arrays), 100)]
     return all(mx.nd.multi_all_finite(*part, num_arrays=len(part)).asscalar() == 1 for part in parts)
+
+
+def _of_config_file(model: ModelConfig) -> str:
+    """All that --config_file has settled, in a line."""
+    bert = model.bert
+    unknown = f"; keys not known here: {', '.join(model.unknown_keys)}" if model.unknown_keys else ""
+    return (
+        f"--config_file {model.source}: feed-forward layers of {bert.hidden} units, {bert.positions} "
+        f"positions, {bert.token_types} token types, GELU by {bert.gelu}, dropout "
+        f"{model.dropout:g}, random weights of standard deviation {model.initial_stdev:g}{unknown}"
+    )
 
 
 def _dtype(config: ModelConfig, device: mx.Context) -> str:

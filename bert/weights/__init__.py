@@ -1,5 +1,6 @@
-"""Parameter files.
+"""Weights in files: GluonNLP's own, and those of others.
 
+published         downloads from GluonNLP's model zoo
 tensors           weights of any format: names and shapes first, numbers on demand
 params_file       MXNet's .params format in plain Python
 stored            tensors as bytes at a place of a file
@@ -9,6 +10,11 @@ bundle            TensorFlow's checkpoints
 stored_zip        members of archives that are not compressed
 pickle_data       pickles read as data
 pickled           PyTorch's files
+names             GluonNLP's, Google's and Hugging Face's names of each weight
 bare_params       checks of a file without a manifest
-published         downloads from GluonNLP's model zoo
+spellings         names as files really have them
+assembly          sizes from shapes; checks that a whole BERT is there
+beside            configuration and vocabulary in the files beside weights
+opening           the one door, by a file's content
+exporting         folders as other programs write them
 """

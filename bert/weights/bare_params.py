@@ -11,16 +11,15 @@ from typing import Iterable, Mapping, Tuple
 import numpy as np
 
 from base.errors import InputError
+from bert.configuration import BertConfig
+from bert.weights.names import DECODER, EMBEDDING, part_of
 from bert.weights.params_file import ArrayInfo, read_array
-from data.options import MAX_POSITIONS
 
 Shape = Tuple[int, ...]
-EMBEDDING, DECODER = "word_embed.0.weight", "decoder.3.weight"  # one array under two names
-_PARTS = {"pooler.": "pooler", "classifier.": "next-sentence head", "decoder.": "masked-LM head"}
 
 
-def expected_shapes(layers: int, units: int, vocab_size: int) -> dict[str, Shape]:
-    """Shapes of the parameters of `bert.model.build_model`, by GluonNLP's structural names."""
+def expected_shapes(config: BertConfig, vocab_size: int) -> dict[str, Shape]:
+    """Shapes of the parameters of `bert.model.build_model`, by GluonNLP's structural names, in its order."""
 
     def dense(name: str, outputs: int, inputs: int) -> dict[str, Shape]:
         return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
@@ -28,20 +27,18 @@ def expected_shapes(layers: int, units: int, vocab_size: int) -> dict[str, Shape
     def norm(name: str) -> dict[str, Shape]:
         return {f"{name}.gamma": (units,), f"{name}.beta": (units,)}
 
-    found = {"encoder.position_weight": (MAX_POSITIONS, units), **norm("encoder.layer_norm")}
-    for layer in range(layers):
+    units, hidden = config.units, config.hidden
+    found = {"encoder.position_weight": (config.positions, units), **norm("encoder.layer_norm")}
+    for layer in range(config.layers):
         cell = f"encoder.transformer_cells.{layer}"
-        for projection in (
-            "attention_cell.proj_query",
-            "attention_cell.proj_key",
-            "attention_cell.proj_value",
-        ):
-            found.update(dense(f"{cell}.{projection}", units, units))
+        attention = [f"{cell}.attention_cell.proj_{each}" for each in ("query", "key", "value")]
+        found.update({f"{each}.bias": (units,) for each in attention})
+        found.update({f"{each}.weight": (units, units) for each in attention})
         found.update(dense(f"{cell}.proj", units, units))
-        found.update(dense(f"{cell}.ffn.ffn_1", 4 * units, units))
-        found.update(dense(f"{cell}.ffn.ffn_2", units, 4 * units))
+        found.update(dense(f"{cell}.ffn.ffn_1", hidden, units))
+        found.update(dense(f"{cell}.ffn.ffn_2", units, hidden))
         found.update({**norm(f"{cell}.ffn.layer_norm"), **norm(f"{cell}.layer_norm")})
-    found.update({EMBEDDING: (vocab_size, units), "token_type_embed.0.weight": (2, units)})
+    found.update({EMBEDDING: (vocab_size, units), "token_type_embed.0.weight": (config.token_types, units)})
     found.update({**dense("pooler", units, units), **dense("classifier", 2, units)})
     found.update({**dense("decoder.0", units, units), **norm("decoder.2")})
     return {**found, **dense("decoder.3", vocab_size, units)}
@@ -64,9 +61,7 @@ def check_index(source: str, arrays: Mapping[str, ArrayInfo], expected: Mapping[
     if len({EMBEDDING, DECODER} & set(missing)) == 1:
         missing = [name for name in missing if name not in (EMBEDDING, DECODER)]
     if missing:
-        parts = dict.fromkeys(
-            part for name in missing for head, part in _PARTS.items() if name.startswith(head)
-        )
+        parts = dict.fromkeys(part for part in map(part_of, missing) if part)
         raise InputError(
             f"{source} lacks {_some(missing)} of this run's --model"
             + (f" ({', '.join(parts)})" if parts else "")

@@ -24,6 +24,7 @@ from typing import IO, Any, Mapping, NamedTuple
 import numpy as np
 
 from base.errors import InputError
+from bert.weights.tensors import Tensor
 
 LIST_MAGIC = 0x112
 ARRAY_MAGIC = 0xF993FAC9
@@ -44,12 +45,14 @@ class ArrayInfo(NamedTuple):
 
 
 def to_numpy(array: Any) -> np.ndarray:
-    """A NumPy array from an MXNet one (copied from its device) or from anything NumPy understands."""
+    """A NumPy array from a Tensor (read now), an MXNet array (copied from its device) or what NumPy takes."""
+    if isinstance(array, Tensor):
+        return array.read()
     return array.asnumpy() if hasattr(array, "asnumpy") else np.asarray(array)
 
 
 def write_params(file: IO[bytes], arrays: Mapping[str, Any]) -> None:
-    """Write named MXNet or NumPy arrays, copying one at a time from the device.
+    """Write named Tensors, MXNet or NumPy arrays, one at a time in memory.
 
     Raises:
         ValueError: an array without elements or dimensions, or of a dtype that the format does not have.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Iterable, Mapping, NamedTuple, Sequence
 
+from bert.configuration import named_config
 from comparison.launching.backends import BYTEPS, BYTEPS_LOCAL, Backend
 from comparison.projection.workload import bert_parts
 
@@ -43,7 +44,7 @@ def parse_message(text: str, dtype: str = "float32") -> Message:
     """ "64KB", "512MB", "200x64KB" for 200 arrays of 64 KB (a KB is 1024 bytes), or "bert-base" for all
     gradients of BERT-base. Raises ValueError."""
     if text == BERT_BASE:
-        elements = [size for part in bert_parts(12, 768) for size in part.gradients]
+        elements = [size for part in bert_parts(named_config("bert_12_768_12")) for size in part.gradients]
         return Message(text, tuple(size * ITEM_BYTES[dtype] for size in elements))
     match = re.fullmatch(r"(?:(\d+)x)?(\d+)(B|KB|MB|GB)", text)
     if not match:

@@ -16,7 +16,7 @@ from typing import Any, Sequence
 
 from base.command_line import not_negative, positive, positive_int, share
 from base.errors import InputError
-from bert.configuration import parse_model
+from bert.configuration import BertConfig, named_config
 from comparison.projection.clusters import CLUSTERS, Cluster
 from comparison.projection.measured import Measured, read_measured
 from comparison.projection.model import GPUS, Plan, project_all
@@ -210,16 +210,16 @@ def plan_of(options: ProjectionOptions) -> Plan:
                 raise InputError(
                     f"--{flag} and --measured exclude each other: the report has the measured one"
                 )
-    model = measured.model if measured else options.model or MODEL
+    bert = measured.bert if measured else named_config(options.model or MODEL)
     dtype = options.gradient_dtype or ("float32" if measured else "float16")
-    workload, source = _workload(options, cluster, model, dtype, measured)
+    workload, source = _workload(options, cluster, bert, dtype, measured)
     pieces = workload.total_bytes / cluster.partition_bytes + sum(
         len(part.gradients) for part in workload.parts
     )
     if pieces > MOST_PARTITIONS:
-        raise InputError(f"--model {model}: {pieces:,.0f} messages a step are too many to simulate")
+        raise InputError(f"--model {bert.name}: {pieces:,.0f} messages a step are too many to simulate")
     computing = measured.dtype if measured else None if options.compute_s is not None else dtype
-    return Plan(model, cluster, workload, strategies, gpus, dtype, computing, source, given)
+    return Plan(bert.description, cluster, workload, strategies, gpus, dtype, computing, source, given)
 
 
 def _cluster(options: ProjectionOptions) -> tuple[Cluster, list[str]]:
@@ -263,17 +263,16 @@ def _gpus(options: ProjectionOptions, cluster: Cluster) -> list[int]:
 
 
 def _workload(
-    options: ProjectionOptions, cluster: Cluster, model: str, dtype: str, measured: Measured | None
+    options: ProjectionOptions, cluster: Cluster, bert: BertConfig, dtype: str, measured: Measured | None
 ) -> tuple[Workload, str]:
-    layers, units, _ = parse_model(model)
-    if layers > 10_000 or units > 1_000_000:
-        raise InputError(f"--model {model}: at most 10,000 layers and 1,000,000 units")
+    if bert.layers > 10_000 or bert.units > 1_000_000:
+        raise InputError(f"--model {bert.name}: at most 10,000 layers and 1,000,000 units")
     length = options.max_seq_length or LENGTH
     if length > LONGEST:
         raise InputError(f"--max_seq_length {length}: BERT has {LONGEST} positions")
     predictions = round(0.15 * length) + (length == 128)  # 20 of 128, as everybody has it
     vocab_size = measured.vocab_size if measured else options.vocab_size or VOCABULARY
-    parts = bert_parts(layers, units, vocab_size, length, predictions)
+    parts = bert_parts(bert, vocab_size, length, predictions)
     elements = sum(part.elements for part in parts)
     sequences = measured.sequences if measured else float(options.batch_size or SEQUENCES)
     update_s = measured.optimizer_s if measured else update_seconds(elements, cluster.memory_gbytes_s)

@@ -7,7 +7,7 @@ import statistics
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from base.errors import InputError
-from bert.configuration import parse_model
+from bert.configuration import BertConfig, recorded_config
 from comparison.runs.record import PROFILED, TIMED, Record
 from training.profiling.kinds import OPTIMIZER
 
@@ -18,7 +18,7 @@ class Measured(NamedTuple):
     """One worker's step. `compute_s`: of one pass, without the update; `sequences` and `length`: of one pass,
     means. `what`: which launches it was taken from, for people."""
 
-    model: str
+    bert: BertConfig
     vocab_size: int
     compute_s: float
     optimizer_s: float
@@ -41,11 +41,11 @@ def read_measured(path: str) -> Measured:
     try:
         records = [Record.from_json(each) for each in report["launches"]]
         facts = report["facts"]
-        model, vocab_size = str(facts["model"]), int(facts["vocab_size"])
+        vocab_size = int(facts["vocab_size"])
         accumulate = int(facts.get("accumulate") or 1)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"--measured {path}: not the report.json of a comparison ({error!r})") from error
-    parse_model(model)
+    bert = recorded_config(facts, f"--measured {path}")
     alone = [each for each in records if each.setting.workers == 1 and not each.failure]
     timed = [each for each in alone if each.kind == TIMED and each.intervals]
     if not timed:
@@ -63,7 +63,7 @@ def read_measured(path: str) -> Measured:
         raise InputError(f"--measured {path}: its steps of one worker have no time or no sequences")
     optimizer_s = _optimizer(alone, dtype, batch, step_s)
     return Measured(
-        model=model,
+        bert=bert,
         vocab_size=vocab_size,
         compute_s=(step_s - optimizer_s) / accumulate,
         optimizer_s=optimizer_s,
@@ -71,7 +71,7 @@ def read_measured(path: str) -> Measured:
         length=tokens / sequences,
         accumulate=accumulate,
         dtype=dtype,
-        what=f"{path}: {model}, one worker, {dtype}, batch size {batch}, {len(chosen)} launches",
+        what=f"{path}: {bert.description}, one worker, {dtype}, batch size {batch}, {len(chosen)} launches",
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Mapping
 
+from bert.configuration import BertConfig, named_config
 from comparison.projection.clusters import BYTEPS, BYTEPS_README, DLPERF, HETSEQ, UNIVERSITY, Cluster
 from comparison.projection.strategies import SEPARATE, BytePS, FlatRing, HierarchicalRing, Strategy
 
@@ -34,6 +35,11 @@ class SingleGpu:
     source: str
     length: int = 128
     predictions: int = 20
+
+    @property
+    def bert(self) -> BertConfig:
+        """The model, with heads of 64 units, as all of these have."""
+        return named_config(f"bert_{self.layers}_{self.units}_{self.units // 64}")
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,11 @@ class Case:
     steps: Mapping[int, int] | None = None
     main: bool = True
     assumed: str = ""
+
+    @property
+    def bert(self) -> BertConfig:
+        """The model, with heads of 64 units, as all of these have."""
+        return named_config(f"bert_{self.layers}_{self.units}_{self.units // 64}")
 
 
 def _dlperf(dtype: str, sequences: int, *speeds: float) -> Case:

@@ -108,7 +108,7 @@ def error_range(points: Sequence[Point], overlap: bool = True) -> ErrorRange:
 
 def workload_of(case: Case) -> Workload:
     """Workload of a step of the case, with the compute time from its one calibrated number."""
-    parts = bert_parts(case.layers, case.units)
+    parts = bert_parts(case.bert)
     update_s = update_seconds(sum(part.elements for part in parts), case.cluster.memory_gbytes_s)
     work = Workload(
         parts, 0.0, update_s, ELEMENT_BYTES[case.dtype], case.sequences, accumulate=case.accumulate
@@ -133,7 +133,7 @@ def single_compute_seconds(
     The update is taken off the measured step before. That the rate does not depend on the batch is an
     assumption; a small batch keeps a GPU less busy.
     """
-    own = bert_parts(single.layers, single.units, length=single.length, predictions=single.predictions)
+    own = bert_parts(single.bert, length=single.length, predictions=single.predictions)
     update_s = update_seconds(sum(part.elements for part in own), memory_gbytes_s)
     rate = step_flops(own, single.sequences) / (single.sequences / single.sequences_per_s - update_s)
     return step_flops(parts, sequences) / rate

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Sequence
 
-from bert.flops import BACKWARD, Size, forward_flops
-from lamb_paper import LONGEST
+from bert.configuration import BertConfig
+from bert.flops import BACKWARD, forward_flops, size_of
 
 VOCABULARY = 30522  # BERT's uncased English vocabulary
 FORWARD_SHARE = 1 / (1 + BACKWARD)  # of the time of a forward and backward pass
@@ -46,24 +46,24 @@ class Message(NamedTuple):
 
 
 def bert_parts(
-    layers: int, units: int, vocab_size: int = VOCABULARY, length: int = 128, predictions: int = 20
+    bert: BertConfig, vocab_size: int = VOCABULARY, length: int = 128, predictions: int = 20
 ) -> tuple[Part, ...]:
     """BERT with pooler, next-sentence classifier and masked-LM head, as `bert.model.build_model` makes it.
 
     Args:
         length: tokens of a sequence. `predictions`: masked ones among them.
     """
-    hidden = 4 * units
-    flops = forward_flops(Size(layers, units, vocab_size), rows=1, length=length, predictions=predictions)
+    units, hidden = bert.units, bert.hidden
+    flops = forward_flops(size_of(bert, vocab_size), rows=1, length=length, predictions=predictions)
     norm = (units, units)
     square = (units * units, units)
     layer = (*square * 4, *norm, units * hidden, hidden, hidden * units, units, *norm)
-    embedding = (vocab_size * units, 2 * units, LONGEST * units, *norm)
+    embedding = (vocab_size * units, bert.token_types * units, bert.positions * units, *norm)
     heads = (*square, 2 * units, 2, *square, *norm, vocab_size)
-    layer_flops = (flops.encoder + flops.attention) // layers
+    layer_flops = (flops.encoder + flops.attention) // bert.layers
     return (
         Part("embeddings", embedding, 0),
-        *(Part(f"layer {number}", layer, layer_flops) for number in range(layers)),
+        *(Part(f"layer {number}", layer, layer_flops) for number in range(bert.layers)),
         Part("heads", heads, flops.heads + flops.decoder),
     )
 

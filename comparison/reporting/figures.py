@@ -9,8 +9,8 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 import lamb_paper
 from base.errors import InputError
-from bert.configuration import parse_model
-from bert.flops import Size, forward_flops
+from bert.configuration import recorded_config
+from bert.flops import forward_flops, size_of
 from comparison.runs.record import Record
 from comparison.settings import Setting
 from comparison.verdicts import Spread, spread
@@ -149,10 +149,10 @@ def finish(setting: Setting, rate: float, length: float, facts: Mapping[str, Any
 
 def _token_flops(length: float, facts: Mapping[str, Any]) -> float:
     """Forward operations of one token in a sequence of this length, masked as the paper's runs are."""
-    layers, units, _ = parse_model(facts["model"])
+    size = size_of(recorded_config(facts, "the comparison"), facts["vocab_size"])
     whole = max(1, round(length))
     predictions = lamb_paper.default_max_predictions(whole)
-    return forward_flops(Size(layers, units, facts["vocab_size"]), 1, whole, predictions).total / whole
+    return forward_flops(size, 1, whole, predictions).total / whole
 
 
 class Scaling(NamedTuple):

@@ -117,14 +117,15 @@ def plan_training(
         for setting in settings
     ]
     options = parsed[0]
-    inputs = check_inputs(run_config(options))
+    config = run_config(options)
+    inputs = check_inputs(config)
     vocabularies = [each for each in (options.vocab, options.sentencepiece) if each]
     return Training(
         words=words,
         steps=steps,
         seed=seed,
         facts={
-            "model": options.model,
+            **config.model.bert.facts(),
             "vocab_size": inputs.vocab_size,
             "max_seq_length": inputs.max_seq_length,
             "use_avg_len": options.use_avg_len,
@@ -158,7 +159,8 @@ def _shared_words(trained: Trained, output: Path) -> tuple[str, ...]:
         for flag, value in _EMBEDDED_SCHEDULE.items():
             if flag not in given:
                 words += [flag, value]
-    own["--model"] = own["--model"] or EMBEDDED_MODEL
+    if "--config_file" not in given:
+        own["--model"] = own["--model"] or EMBEDDED_MODEL
     for flag, value in own.items():
         if value is True:
             words.append(flag)

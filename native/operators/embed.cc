@@ -1,4 +1,4 @@
-// bert_embed(input_ids (B, L) int32, segment_ids (B, L) int32, word (V, U), segment (2, U), position (M, U),
+// bert_embed(input_ids (B, L) int32, segment_ids (B, L) int32, word (V, U), segment (S, U), position (M, U),
 //            gamma (U), beta (U), mode (1); dropout, eps)
 //   -> LayerNorm(dropout(word[input_ids] + segment[segment_ids] + position[0 ... L - 1])), (B, L, U), and the
 //   dropped elements' key for the backward pass (2).
@@ -36,7 +36,8 @@ MXReturnValue types(const Attributes&, Types* in, Types* out) {
 
 MXReturnValue shapes(const Attributes&, Shapes* in, Shapes* out) {
   return guarded("bert_embed", [&] {
-    const Shape ids = in->at(kIds), word = in->at(kWord), position = in->at(kPosition);
+    const Shape ids = in->at(kIds), word = in->at(kWord);
+    const Shape segment = in->at(kSegment), position = in->at(kPosition);
     require(ids.size() == 2, "input_ids must have two axes");
     require(word.size() == 2, "word must have two axes");
     require(position.size() == 2 && position[1] == word[1], "position must have as many columns as word");
@@ -44,7 +45,7 @@ MXReturnValue shapes(const Attributes&, Shapes* in, Shapes* out) {
       throw std::runtime_error("sequences of " + std::to_string(ids[1]) + " tokens and only " +
                                std::to_string(position[0]) + " positions");
     in->at(kSegments) = ids;
-    in->at(kSegment) = {2, word[1]};
+    require(segment.size() == 2 && segment[1] == word[1], "segment must have as many columns as word");
     in->at(kGamma) = in->at(kBeta) = {word[1]};
     in->at(kMode) = {1};
     out->at(0) = {ids[0], ids[1], word[1]};
@@ -64,6 +65,7 @@ Embedding embedding(const Attributes& attributes, const mxnet::ext::MXTensor* in
           in[kIds].shape[1],
           in[kWord].shape[1],
           in[kWord].shape[0],
+          in[kSegment].shape[0],
           in[kPosition].shape[0],
           static_cast<float>(number(attributes, "eps")),
           dropout};
@@ -72,7 +74,7 @@ Embedding embedding(const Attributes& attributes, const mxnet::ext::MXTensor* in
 MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource& resource) {
   return guarded("bert_embed", [&] {
     check_indices(in->at(kIds), in->at(kWord).shape[0], "token");
-    check_indices(in->at(kSegments), 2, "segment");
+    check_indices(in->at(kSegments), in->at(kSegment).shape[0], "segment");
     const Dropout dropout = choose_dropout(attributes, in->at(kMode), resource, &out->at(1));
     KERNEL(embed)(embedding(attributes, in->data(), dropout), floats(in->at(kBeta)), floats(out->at(0)));
   });

@@ -102,7 +102,7 @@ void embed_backward(const Embedding& in, const WordTokens& tokens, const float* 
   const int64_t stride = (units + 15) / 16 * 16;
   Scratch sum_gradients(in.batch * in.length * units);
   Scratch buffers(2 * stride * omp_get_max_threads());
-  ColumnSums sums(4, units);
+  ColumnSums sums(2 + static_cast<int>(in.types), units);
 #pragma omp parallel
   {
     float* gamma_sum = sums.mine();
@@ -126,8 +126,7 @@ void embed_backward(const Embedding& in, const WordTokens& tokens, const float* 
     }
     sums.store(0, gradients.gamma);
     sums.store(1, gradients.beta);
-    sums.store(2, gradients.segment);
-    sums.store(3, gradients.segment + units);
+    for (int type = 0; type < in.types; type++) sums.store(2 + type, gradients.segment + type * units);
   }
   store_positions(in, sum_gradients.data(), gradients.position);
   store_words(in, tokens, sum_gradients.data(), gradients.word);

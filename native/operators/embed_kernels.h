@@ -11,12 +11,12 @@ namespace operators {
 // dropout(word[ids[b, t]] + segment[segments[b, t]] + position[t]).
 struct Embedding {
   const int32_t* ids;       // (batch, length), below vocabulary
-  const int32_t* segments;  // (batch, length), 0 or 1
+  const int32_t* segments;  // (batch, length), below types
   const float* word;        // (vocabulary, units)
-  const float* segment;     // (2, units)
+  const float* segment;     // (types, units)
   const float* position;    // (positions, units), positions >= length
   const float* gamma;       // (units)
-  int64_t batch, length, units, vocabulary, positions;
+  int64_t batch, length, units, vocabulary, types, positions;
   float epsilon;
   Dropout dropout;
 };

@@ -1,5 +1,5 @@
-// gelu(x) = x * Phi(x) with Phi the normal distribution (Hendrycks and Gimpel, arXiv:1606.08415), not its
-// approximation by tanh.
+// gelu(x) = x * Phi(x) with Phi the normal distribution (Hendrycks and Gimpel, arXiv:1606.08415), and its
+// approximation by tanh, x * (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 (section 2).
 #include "gelu_kernels.h"
 
 #include "column_sums.h"
@@ -23,6 +23,28 @@ inline float normal_cdf(float h, float gauss) {
   const float tail = p * t * gauss;
   return h < 0.f ? tail : 1.f - tail;
 }
+
+// (1 + tanh(u)) / 2 is the logistic function of 2 u. `rest` is e^(-|2 u|), with which the smaller one of the
+// function and its reflection is not computed as a difference either, nor the product of both, its slope.
+struct Logistic {
+  float value, slope;
+};
+
+inline Logistic logistic(float twice_u) {
+  const float rest = fast_exp(-std::fabs(twice_u));
+  const float greater = 1.f / (1.f + rest);
+  const float smaller = rest * greater;
+  return {twice_u < 0.f ? smaller : greater, smaller * greater};
+}
+
+// h where the cube matters: beyond 20 the logistic function is 0 or 1 and its slope 0.
+inline float near_zero(float h) {
+  const float low = h < -20.f ? -20.f : h;
+  return low > 20.f ? 20.f : low;
+}
+
+constexpr float kTwiceSqrtTwoOverPi = 1.59576912f;
+constexpr float kCubic = 0.044715f;
 
 }  // namespace
 
@@ -55,6 +77,45 @@ void bias_gelu_backward(const float* output_gradient, const float* input, const 
         const float h = x[c] + bias[c];
         const float gauss = fast_exp(-0.5f * h * h);
         dx[c] = dy[c] * (normal_cdf(h, gauss) + h * kInverseSqrtTwoPi * gauss);
+        bias_sum[c] += dx[c];
+      }
+    }
+    sums.store(0, bias_gradient);
+  }
+}
+
+void bias_gelu_tanh(const float* input, const float* bias, float* output, int64_t rows, int64_t columns) {
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < rows; row++) {
+    const float* x = input + row * columns;
+    float* y = output + row * columns;
+#pragma omp simd
+    for (int64_t c = 0; c < columns; c++) {
+      const float h = x[c] + bias[c];
+      const float n = near_zero(h);
+      y[c] = h * logistic(kTwiceSqrtTwoOverPi * (n + kCubic * n * n * n)).value;
+    }
+  }
+}
+
+void bias_gelu_tanh_backward(const float* output_gradient, const float* input, const float* bias,
+                             float* input_gradient, float* bias_gradient, int64_t rows, int64_t columns) {
+  ColumnSums sums(1, columns);
+#pragma omp parallel
+  {
+    float* bias_sum = sums.mine();
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < rows; row++) {
+      const float* x = input + row * columns;
+      const float* dy = output_gradient + row * columns;
+      float* dx = input_gradient + row * columns;
+#pragma omp simd
+      for (int64_t c = 0; c < columns; c++) {
+        const float h = x[c] + bias[c];
+        const float n = near_zero(h);
+        const float square = kCubic * n * n;
+        const Logistic s = logistic(kTwiceSqrtTwoOverPi * (n + square * n));
+        dx[c] = dy[c] * (s.value + h * (s.slope * kTwiceSqrtTwoOverPi * (1.f + 3.f * square)));
         bias_sum[c] += dx[c];
       }
     }

@@ -6,6 +6,7 @@ from typing import Any
 
 from gluonnlp.model.bert import BERTModel
 
+from bert.configuration import BertConfig
 from bert.fused import FusedBert, Layers
 
 
@@ -16,8 +17,8 @@ class FusedPretrainingLoss(FusedBert):
     its attention the top layer computes only the tokens that the losses need, the first and the masked ones.
     """
 
-    def __init__(self, bert: BERTModel, dtype: str, dropout: float, heads: int):
-        super().__init__(bert, dtype, dropout, heads, head_products=["decoder.0.weight"])
+    def __init__(self, bert: BERTModel, config: BertConfig, dtype: str, dropout: float):
+        super().__init__(bert, config, dtype, dropout, head_products=["decoder.0.weight"])
 
     def hybrid_forward(
         self,
@@ -52,7 +53,7 @@ class FusedPretrainingLoss(FusedBert):
         """(B, 1, U) -> (B, 2): a product of B rows, too small to matter."""
         F, weights = layers.F, layers.weights
         pooled = F.FullyConnected(
-            first, weights["pooler.weight"], weights["pooler.bias"], num_hidden=self._units
+            first, weights["pooler.weight"], weights["pooler.bias"], num_hidden=self._config.units
         )
         return F.FullyConnected(
             F.tanh(pooled), weights["classifier.weight"], weights["classifier.bias"], num_hidden=2

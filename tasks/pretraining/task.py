@@ -8,7 +8,7 @@ from typing import Mapping, NamedTuple, Sequence
 import mxnet as mx
 from gluonnlp.model.bert import BERTModel
 
-from bert.configuration import parse_model
+from bert.configuration import BertConfig
 from bert.flops import Size, forward_flops
 from data.pretraining.batches import Batch
 from tasks.base import Figures, Floors, Panel
@@ -26,11 +26,11 @@ class Pretraining:
     judged = ("mlm_loss", "masked_positions")
 
     def network(
-        self, bert: BERTModel, model: str, dtype: str, dropout: float, operators: str
+        self, bert: BERTModel, config: BertConfig, dtype: str, dropout: float, operators: str
     ) -> PretrainingLoss | FusedPretrainingLoss:
-        """The hybridized losses of `bert`, made by build_model(model, ..., dropout), in `dtype`."""
+        """The hybridized losses of `bert`, made by build_model(config, ..., dropout), in `dtype`."""
         if operators == "fused":
-            network = FusedPretrainingLoss(bert, dtype, dropout, heads=parse_model(model)[2])
+            network = FusedPretrainingLoss(bert, config, dtype, dropout)
         else:
             network = PretrainingLoss(bert, dtype)
         network.hybridize(static_alloc=True, static_shape=True)

@@ -54,7 +54,7 @@ def test_gflop_of_bert_base():
 
 def test_gflop_is_what_the_profile_counts():
     for size, top in ((BASE, None), (LARGE, 21)):
-        counted = forward_flops(Size(size.layers, size.units, 30522), 8, 128, 20, top)
+        counted = forward_flops(Size(size.layers, size.units, 4 * size.units, 30522), 8, 128, 20, top)
         mine = gflop(products(size, top=TOKENS if top is None else 8 * top))
         assert mine == pytest.approx((1 + BACKWARD) * counted.total / 1e9, rel=1e-12)
 
@@ -62,9 +62,10 @@ def test_gflop_is_what_the_profile_counts():
 def test_parameters_are_those_of_the_model():
     import mxnet as mx
 
+    from bert.configuration import named_config
     from bert.model import build_model, initialize, trainable
 
-    model = build_model("bert_2_32_4", 30522)
+    model = build_model(named_config("bert_2_32_4"), 30522)
     initialize(model, mx.cpu(), "float32", 0)
     found = sum(parameter.data().size for parameter in trainable(model).values())
     assert parameters(size_of("bert_2_32_4")) == found

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 from base.errors import InputError
+from bert.configuration import named_config
 from bert.model import build_model, initialize
-from bert.weights.bare_params import DECODER, EMBEDDING, check_index, check_values, expected_shapes
+from bert.weights.bare_params import check_index, check_values, expected_shapes
+from bert.weights.names import DECODER, EMBEDDING
 from bert.weights.params_file import read_array, read_index, write_params
 from tests.processes import ROOT, run_command
 from training.config import run_config
@@ -25,7 +27,7 @@ from training.options import parse_options
 
 MODEL, LAYERS, UNITS, TOKENS = "bert_2_16_2", 2, 16, 20
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmno"]
-SHAPES = expected_shapes(LAYERS, UNITS, TOKENS)
+SHAPES = expected_shapes(named_config(MODEL), TOKENS)
 PROJECTION = "encoder.transformer_cells.1.proj.weight"
 
 
@@ -67,11 +69,11 @@ def rejected(path: Path, arrays: dict[str, Any]) -> str:
 
 
 def test_names_and_shapes_are_the_models():
-    for name, layers, units, tokens in (("bert_2_16_2", 2, 16, 20), ("bert_3_32_4", 3, 32, 57)):
-        model = build_model(name, tokens)
+    for name, tokens in (("bert_2_16_2", 20), ("bert_3_32_4", 57)):
+        model = build_model(named_config(name), tokens)
         initialize(model, mx.cpu(), "float32", 0)
         of_model = {key: each.shape for key, each in model._collect_params_with_prefix().items()}
-        assert expected_shapes(layers, units, tokens) == of_model
+        assert list(expected_shapes(named_config(name), tokens).items()) == list(of_model.items())
 
 
 @pytest.mark.parametrize("left_out", [(), (DECODER,), (EMBEDDING,)])
@@ -81,7 +83,7 @@ def test_a_whole_file_passes(place, left_out, dtype):
     arrays = {name: array.astype(dtype) for name, array in whole().items() if name not in left_out}
     write(place, arrays)
     check_inputs(run_config(parse_options(OPTIONS, "description")))
-    model = build_model(MODEL, TOKENS)
+    model = build_model(named_config(MODEL), TOKENS)
     initialize(model, mx.cpu(), "float32", 0)
     model.load_parameters(str(place), ctx=mx.cpu(), cast_dtype=True)
     expected = next(iter({EMBEDDING, DECODER} - set(left_out)))

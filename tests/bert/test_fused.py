@@ -6,6 +6,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+from bert.configuration import named_config
 from bert.model import build_model, initialize, trainable
 from bert.operators import load_operators
 from comm.local import LocalCommunicator
@@ -36,12 +37,12 @@ def pair(
     model: str = "bert_2_32_4", dtype: str = "float32", dropout: float = 0.0
 ) -> tuple[FusedPretrainingLoss, PretrainingLoss]:
     """Both networks over one model, whose parameters are all away from their initial values."""
-    bert = build_model(model, VOCAB_SIZE, dropout)
+    bert = build_model(named_config(model), VOCAB_SIZE, dropout)
     initialize(bert, mx.cpu(), "float32", seed=0)
     rng = np.random.default_rng(0)
     for parameter in trainable(bert).values():
         parameter.set_data(parameter.data() + mx.nd.array(rng.normal(0, 0.1, parameter.shape)))
-    fused = FusedPretrainingLoss(bert, dtype, dropout, heads=int(model.split("_")[3]))
+    fused = FusedPretrainingLoss(bert, named_config(model), dtype, dropout)
     own = PretrainingLoss(bert, "float32")
     for network in (fused, own):
         network.hybridize(static_alloc=True, static_shape=True)

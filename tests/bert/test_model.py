@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import gluonnlp
 import mxnet as mx
 import numpy as np
@@ -9,7 +11,9 @@ import pytest
 from gluonnlp.model.bert import BERTModel
 
 from base.errors import InputError
-from bert.model import build_model, initialize, trainable
+from bert.configuration import BertConfig, named_config
+from bert.model import TanhGELU, build_model, initialize, trainable
+from bert.weights.bare_params import expected_shapes
 from bert.weights.params_file import write_params
 from training.checkpoint import block_arrays
 
@@ -45,14 +49,14 @@ def shapes(model: BERTModel) -> dict[str, tuple]:
 
 @pytest.fixture
 def tiny() -> BERTModel:
-    model = build_model("bert_2_32_4", 60)
+    model = build_model(named_config("bert_2_32_4"), 60)
     initialize(model, mx.cpu(), "float32", seed=3)
     return model
 
 
 @pytest.mark.parametrize("name", ["bert_12_768_12", "bert_24_1024_16"])
 def test_the_published_models_have_gluonnlps_names_and_shapes(name):
-    assert shapes(build_model(name, 30522)) == shapes(gluonnlp_model(name, 30522))
+    assert shapes(build_model(named_config(name), 30522)) == shapes(gluonnlp_model(name, 30522))
 
 
 def test_any_other_size_has_gluonnlps_names_and_shapes_too(tiny):
@@ -79,15 +83,51 @@ def test_a_model_that_gluonnlp_builds_loads_our_params_and_computes_the_same(tin
         np.testing.assert_array_equal(ours.asnumpy(), expected.asnumpy())
 
 
+def test_a_model_of_no_name_has_the_shapes_of_its_configuration():
+    config = BertConfig(1, 16, 2, hidden=24, positions=30, token_types=3, gelu="tanh")
+    model = build_model(config, 40)
+    initialize(model, mx.cpu(), "float32", seed=0)
+    assert shapes(model) == expected_shapes(config, 40)
+    named = build_model(BertConfig(1, 16, 2, hidden=24, positions=30, token_types=3), 40)
+    initialize(named, mx.cpu(), "float32", seed=0)
+    assert list(shapes(named)) == list(shapes(model))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_gelu_by_tanh(dtype):
+    """Values and gradients in float64, also where a cube is beyond the dtype, and of what is no number."""
+    finite = np.concatenate([np.linspace(-12, 12, 4001), [50, -50, 6e4, -6e4]]).astype(dtype)
+    if dtype == "float32":
+        finite = np.append(finite, np.array([3e38, -3e38], dtype))
+    x = mx.nd.array(finite, dtype=dtype)
+    x.attach_grad()
+    block = TanhGELU()
+    block.hybridize()
+    with mx.autograd.record():
+        output = block(x)
+    output.backward()
+    h = np.clip(finite.astype(np.float64), -1e3, 1e3)
+    u = math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)
+    inner = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * h * h)
+    slope = (1 + np.tanh(u)) / 2 + h * inner * (1 - np.tanh(u) ** 2) / 2
+    precision = 4 * np.finfo(dtype).eps
+    np.testing.assert_allclose(
+        output.asnumpy(), finite * (1 + np.tanh(u)) / 2, rtol=precision, atol=precision
+    )
+    np.testing.assert_allclose(x.grad.asnumpy(), slope, rtol=0, atol=6 * precision)
+    lost = block(mx.nd.array([np.inf, -np.inf, np.nan])).asnumpy()
+    np.testing.assert_array_equal(lost, [np.inf, np.nan, np.nan])
+
+
 def test_all_shapes_are_known_after_initialization():
-    model = build_model("bert_1_16_2", 40)
+    model = build_model(named_config("bert_1_16_2"), 40)
     assert any(0 in shape for shape in shapes(model).values()), "otherwise initialize() does too much"
     initialize(model, mx.cpu(), "float32", seed=0)
     assert not any(0 in shape for shape in shapes(model).values())
 
 
 def test_initial_values():
-    model = build_model("bert_2_64_4", 1000)
+    model = build_model(named_config("bert_2_64_4"), 1000)
     initialize(model, mx.cpu(), "float32", seed=1)
     for name, parameter in model._collect_params_with_prefix().items():
         values = parameter.data().asnumpy()
@@ -104,7 +144,7 @@ def test_initial_values():
 
 def test_the_seed_decides_the_parameters(tiny):
     def values(seed):
-        model = build_model("bert_2_32_4", 60)
+        model = build_model(named_config("bert_2_32_4"), 60)
         mx.nd.random.normal(shape=(7,))  # an unknown state of the generator
         initialize(model, mx.cpu(), "float32", seed)
         return [parameter.data().asnumpy() for parameter in model._collect_params_with_prefix().values()]
@@ -115,7 +155,7 @@ def test_the_seed_decides_the_parameters(tiny):
 
 
 def test_float16_has_float16_parameters():
-    model = build_model("bert_1_16_2", 40)
+    model = build_model(named_config("bert_1_16_2"), 40)
     initialize(model, mx.cpu(), "float16", seed=0)
     assert {parameter.data().dtype for parameter in trainable(model).values()} == {np.float16}
 
@@ -138,4 +178,4 @@ def test_trainable_leaves_out_what_is_frozen(tiny):
 
 def test_an_unknown_name_is_refused():
     with pytest.raises(InputError, match="^--model roberta_12_768_12: "):
-        build_model("roberta_12_768_12", 60)
+        build_model(named_config("roberta_12_768_12"), 60)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mxnet as mx
 import pytest
 
 import bert.operators
 from base.errors import InputError
+from bert.configuration import BertConfig, named_config
 from bert.model import build_model, initialize
 from bert.operators import choose_operators, load_operators
 from tasks.pretraining.fused import FusedPretrainingLoss
 from tasks.pretraining.loss import PretrainingLoss
 from tasks.pretraining.task import Pretraining
+
+BERT = named_config("bert_1_16_2")
 
 
 @pytest.mark.parametrize(
@@ -26,7 +31,7 @@ from tasks.pretraining.task import Pretraining
     ],
 )
 def test_the_fused_operators_are_for_cpus(wanted: str, dtype: str, device: mx.Context, expected: str) -> None:
-    assert choose_operators(wanted, dtype, device) == expected
+    assert choose_operators(wanted, dtype, device, BERT) == expected
 
 
 @pytest.mark.parametrize(
@@ -39,16 +44,29 @@ def test_the_fused_operators_are_for_cpus(wanted: str, dtype: str, device: mx.Co
 )
 def test_what_cannot_be_had_is_an_error(wanted: str, dtype: str, device: mx.Context, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        choose_operators(wanted, dtype, device)
+        choose_operators(wanted, dtype, device, BERT)
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after an installation by hand, without make setup."""
     monkeypatch.setattr(bert.operators, "load_operators", lambda: False)
-    assert choose_operators("auto", "float32", mx.cpu()) == "mxnet"
+    assert choose_operators("auto", "float32", mx.cpu(), BERT) == "mxnet"
     for wanted, dtype in (("fused", "float32"), ("auto", "bfloat16")):
         with pytest.raises(InputError, match="make setup"):
-            choose_operators(wanted, dtype, mx.cpu())
+            choose_operators(wanted, dtype, mx.cpu(), BERT)
+
+
+@pytest.mark.parametrize(
+    "needs", [replace(BERT, gelu="tanh"), replace(BERT, token_types=3)], ids=["gelu", "token types"]
+)
+def test_a_library_that_is_older_than_the_code(monkeypatch: pytest.MonkeyPatch, needs: BertConfig) -> None:
+    """It would ignore the form of GELU."""
+    monkeypatch.setattr(bert.operators, "knows_forms", lambda: False)
+    assert choose_operators("auto", "float32", mx.cpu(), BERT) == "fused"
+    assert choose_operators("mxnet", "float32", mx.cpu(), needs) == "mxnet"
+    for wanted in ("auto", "fused"):
+        with pytest.raises(InputError, match=r"older than this code .* bert_1_16_2 \(.*make setup"):
+            choose_operators(wanted, "float32", mx.cpu(), needs)
 
 
 def test_a_missing_library_is_not_loaded(tmp_path) -> None:
@@ -59,6 +77,6 @@ def test_a_missing_library_is_not_loaded(tmp_path) -> None:
 @pytest.mark.parametrize("operators, expected", [("fused", FusedPretrainingLoss), ("mxnet", PretrainingLoss)])
 def test_the_network_is_the_one_chosen(operators: str, expected: type) -> None:
     assert load_operators()
-    bert_model = build_model("bert_1_16_2", 30, dropout=0.0)
+    bert_model = build_model(named_config("bert_1_16_2"), 30, dropout=0.0)
     initialize(bert_model, mx.cpu(), "float32", seed=0)
-    assert isinstance(Pretraining().network(bert_model, "bert_1_16_2", "float32", 0.0, operators), expected)
+    assert isinstance(Pretraining().network(bert_model, BERT, "float32", 0.0, operators), expected)

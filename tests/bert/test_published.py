@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from base.errors import InputError
+from bert.configuration import named_config
 from bert.model import build_model, initialize, trainable
 from bert.weights import published
 from tests.processes import run_command
@@ -41,10 +42,10 @@ print("read", len(found))
 
 
 def test_published_parameters_are_taken_over(monkeypatch):
-    source = build_model("bert_1_16_2", 40)
+    source = build_model(named_config("bert_1_16_2"), 40)
     initialize(source, mx.cpu(), "float32", seed=7)
     monkeypatch.setattr(gluonnlp.model, "get_model", lambda name, **options: (source, None))
-    ours = build_model("bert_1_16_2", 40)
+    ours = build_model(named_config("bert_1_16_2"), 40)
     initialize(ours, mx.cpu(), "float32", seed=8)
     published.load_published(ours, "bert_1_16_2", DATASET, mx.cpu())
     for name, parameter in trainable(ours).items():

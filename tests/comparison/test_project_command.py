@@ -301,7 +301,7 @@ def test_a_measured_step(tmp_path):
         ],
     )
     found = read_measured(path)
-    assert (found.model, found.vocab_size, found.accumulate) == ("bert_2_128_2", 4096, 2)
+    assert (found.bert.name, found.vocab_size, found.accumulate) == ("bert_2_128_2", 4096, 2)
     assert found.optimizer_s == pytest.approx(0.02)
     assert found.compute_s == pytest.approx(0.03)  # (0.08 - 0.02) / 2 passes
     assert found.sequences == pytest.approx(10)  # 20 a step in 2 passes

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from bert.configuration import named_config
 from comparison.projection.clusters import CLUSTERS, DLPERF, P3DN, UNIVERSITY
 from comparison.projection.model import GPUS, project, project_all
 from comparison.projection.strategies import (
@@ -34,7 +35,7 @@ ALL = (FlatRing(), HierarchicalRing(), BytePS(), BytePS(None, SEPARATE), BytePS(
 
 
 def workload(overlap: bool = True, **changes) -> Workload:
-    work = Workload(bert_parts(4, 256), 0.2, 0.01, 4, 16, overlap=overlap)
+    work = Workload(bert_parts(named_config("bert_4_256_4")), 0.2, 0.01, 4, 16, overlap=overlap)
     return replace(work, **changes)
 
 
@@ -182,7 +183,9 @@ def test_no_more_is_exposed_than_communicated(strategy):
         gpus = generator.choice(
             [1, 2, cluster.gpus_per_host, *(2**n * cluster.gpus_per_host for n in (1, 3, 7))]
         )
-        parts = bert_parts(generator.choice([1, 4, 12]), generator.choice([64, 256, 768]))
+        parts = bert_parts(
+            named_config(f"bert_{generator.choice([1, 4, 12])}_{generator.choice([64, 256, 768])}_1")
+        )
         work = workload(
             generator.random() < 0.7,
             parts=parts,

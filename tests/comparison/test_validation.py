@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from bert.configuration import named_config
 from comparison.launching.backends import BACKENDS
 from comparison.options import parse_options
 from comparison.projection.published import (
@@ -103,7 +104,7 @@ def test_the_universitys_table_contradicts_itself_in_one_row():
 
 
 def test_a_gpus_speed_carries_over_to_its_own_step():
-    parts = bert_parts(24, 1024)
+    parts = bert_parts(named_config("bert_24_1024_16"))
     work = workload_of(next(case for case in CASES if case.key == "claim byteps"))
     seconds = single_compute_seconds(LARGE_FLOAT16, parts, 64, 900.0)
     assert seconds == work.compute_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bert.configuration import named_config
 from bert.flops import Size, forward_flops
 from comparison.projection.workload import (
     FORWARD_SHARE,
@@ -37,7 +38,7 @@ def counted(layers: int, units: int, vocabulary: int) -> int:
     ],
 )
 def test_the_gradients_are_as_many_as_parameters(layers, units, known):
-    total = sum(part.elements for part in bert_parts(layers, units))
+    total = sum(part.elements for part in bert_parts(named_config(f"bert_{layers}_{units}_1")))
     assert total == counted(layers, units, 30522) == known
 
 
@@ -47,21 +48,21 @@ def test_the_gradients_are_those_of_the_real_model():
 
     from bert.model import build_model, initialize, trainable
 
-    model = build_model("bert_2_16_2", 50)
+    model = build_model(named_config("bert_2_16_2"), 50)
     initialize(model, mx.cpu(), "float32", seed=0)
     real = sorted(parameter.data().size for parameter in trainable(model).values())
-    parts = bert_parts(2, 16, vocab_size=50)
+    parts = bert_parts(named_config("bert_2_16_1"), vocab_size=50)
     assert sorted(size for part in parts for size in part.gradients) == real
 
 
 def test_operations_are_those_of_the_step():
-    parts = bert_parts(12, 768, length=128, predictions=20)
-    expected = 3 * forward_flops(Size(12, 768, 30522), rows=8, length=128, predictions=20).total
+    parts = bert_parts(named_config("bert_12_768_12"), length=128, predictions=20)
+    expected = 3 * forward_flops(Size(12, 768, 3072, 30522), rows=8, length=128, predictions=20).total
     assert step_flops(parts, 8) == pytest.approx(expected, rel=1e-9)
 
 
 def test_gradients_become_ready_from_the_last_part_to_the_first():
-    parts = bert_parts(3, 64)
+    parts = bert_parts(named_config("bert_3_64_1"))
     work = Workload(parts, compute_s=0.9, optimizer_s=0.1, gradient_bytes=4, sequences=8)
     messages = work.messages()
     times = [message.ready_s for message in messages]
@@ -81,7 +82,7 @@ def test_gradients_become_ready_from_the_last_part_to_the_first():
 
 
 def test_accumulation_delays_the_gradients_and_adds_none():
-    parts = bert_parts(2, 64)
+    parts = bert_parts(named_config("bert_2_64_1"))
     once = Workload(parts, 0.5, 0.1, 2, 8).messages()
     thrice = Workload(parts, 0.5, 0.1, 2, 8, accumulate=3).messages()
     assert [m.nbytes for m in once] == [m.nbytes for m in thrice]
@@ -89,7 +90,7 @@ def test_accumulation_delays_the_gradients_and_adds_none():
 
 
 def test_without_overlap_all_wait_for_the_end():
-    work = Workload(bert_parts(2, 64), 0.5, 0.1, 2, 8, accumulate=2, overlap=False)
+    work = Workload(bert_parts(named_config("bert_2_64_1")), 0.5, 0.1, 2, 8, accumulate=2, overlap=False)
     assert {message.ready_s for message in work.messages()} == {1.0}
 
 

@@ -8,6 +8,7 @@ from typing import Any, Mapping, Sequence
 import mxnet as mx
 import pytest
 
+from bert.configuration import BertConfig
 from bert.flops import Size, forward_flops
 from comm.local import LocalCommunicator
 from data.pretraining.batches import Batch
@@ -46,7 +47,7 @@ class SentenceOrder:
     denominators = ("pairs",)
     judged = ("order_loss", "pairs")
 
-    def network(self, bert: Any, model: str, dtype: str, dropout: float, operators: str) -> OrderLoss:
+    def network(self, bert: Any, config: BertConfig, dtype: str, dropout: float, operators: str) -> OrderLoss:
         network = OrderLoss(bert)
         network.hybridize()
         return network

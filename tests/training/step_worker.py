@@ -18,6 +18,7 @@ import mxnet as mx  # noqa: E402
 import numpy as np  # noqa: E402
 
 from base.errors import TrainingError  # noqa: E402
+from bert.configuration import named_config
 from bert.model import build_model, initialize, trainable  # noqa: E402
 from comm.base import Communicator  # noqa: E402
 from comm.horovod import HorovodCommunicator  # noqa: E402
@@ -47,7 +48,7 @@ class Run:
 
     def __init__(self, communicator: Communicator) -> None:
         self.rank, device = communicator.rank, mx.cpu()
-        bert = build_model("bert_2_16_2", VOCAB, dropout=0.0)
+        bert = build_model(named_config("bert_2_16_2"), VOCAB, dropout=0.0)
         initialize(bert, device, "float32", seed=1)
         network = PretrainingLoss(bert, "float32")
         network.hybridize(static_alloc=True, static_shape=True)

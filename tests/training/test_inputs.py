@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 
 from base.errors import InputError
+from bert.configuration import BertConfig
 from bert.weights.bare_params import DECODER, EMBEDDING, expected_shapes
 from bert.weights.params_file import write_params
 from data.store.instances import build_instances
@@ -35,11 +38,22 @@ def place(tmp_path, monkeypatch) -> Path:
 
 
 def check(*arguments: str, raw: bool = True, data: str = "train-*.txt", vocab: str = "vocab.txt") -> Any:
-    argv = ["--model", MODEL, "--ckpt_dir", "ckpt", *arguments]
+    argv = ["--ckpt_dir", "ckpt", *arguments]
+    argv += [] if "--config_file" in arguments else ["--model", MODEL]
     argv += ["--raw"] if raw else []
     argv += ["--data", data] if data else []
     argv += ["--vocab", vocab] if vocab else []
     return check_inputs(run_config(parse_options(argv, "description")))
+
+
+def config_file(**changes: Any) -> None:
+    """A bert_config.json of MODEL, over the 20 tokens of the vocabulary, but for the changes."""
+    content = {
+        **{"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 64},
+        **{"max_position_embeddings": 512, "type_vocab_size": 2, "vocab_size": 20, "hidden_act": "gelu"},
+        **{"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "initializer_range": 0.02},
+    }
+    Path("bert_config.json").write_text(json.dumps({**content, **changes}), encoding="utf-8")
 
 
 def refused(*arguments: str, **more: Any) -> str:
@@ -285,6 +299,76 @@ class TestFilesWithMasks:
         assert "train.npz" in message and "512" in message
 
 
+FILE = ("--config_file", "bert_config.json")
+
+
+class TestConfigFile:
+    """The model from a file, against the run's data and checkpoints."""
+
+    def test_a_file_of_a_named_model_is_that_model(self, place):
+        config_file()
+        run = run_config(parse_options([*FILE, "--data", "x"], ""))
+        named = run_config(parse_options(["--model", MODEL, "--data", "x"], ""))
+        assert run.model.bert == named.model.bert and run.model.dropout == named.model.dropout
+        assert run.model.initial_stdev == named.model.initial_stdev
+        assert check(*FILE).vocab_size == check().vocab_size == 20
+
+    def test_padding_of_the_vocabulary(self, place):
+        for rows in (20, 24, 147):
+            config_file(vocab_size=rows)
+            assert check(*FILE).vocab_size == rows
+
+    @pytest.mark.parametrize("rows", [19, 148, 30522])
+    def test_another_vocabulary(self, place, rows):
+        config_file(vocab_size=rows)
+        message = refused(*FILE)
+        assert message.startswith(f"--config_file bert_config.json: vocab_size is {rows}")
+        assert "--vocab has 20 tokens" in message
+
+    def test_data_without_a_vocabulary_takes_the_files(self, place):
+        config_file(vocab_size=77)
+        assert check(*FILE, raw=False, data=npz(), vocab="").vocab_size == 77
+        assert check(*FILE, "--dummy_data_len", "16", raw=False, data="", vocab="").vocab_size == 77
+
+    def test_a_vocabulary_to_be_downloaded(self, place):
+        config_file(vocab_size=77)
+        assert "--dataset_name book_corpus_wiki_en_uncased has 30522 tokens" in refused(*FILE, vocab="")
+
+    def test_fewer_positions(self, place):
+        config_file(max_position_embeddings=12)
+        assert check(*FILE).max_seq_length == 12
+        assert check(*FILE, "--max_seq_length", "8").max_seq_length == 8
+        for arguments, given in (
+            (["--max_seq_length", "13"], "--max_seq_length 13"),
+            (["--dummy_data_len", "16"], "--dummy_data_len 16"),
+        ):
+            message = refused(*FILE, *arguments)
+            assert message.startswith(given) and "max_position_embeddings 12" in message
+        message = refused(*FILE, raw=False, data=npz())
+        assert "sequences of 16" in message and "max_position_embeddings 12" in message
+
+    def test_more_positions_than_the_data_can_have(self, place):
+        config_file(max_position_embeddings=1024)
+        assert check(*FILE).max_seq_length == 512
+        assert "513" in refused(*FILE, "--max_seq_length", "513")
+
+    def test_a_checkpoint_of_another_shape(self, place):
+        checkpoints = TestCheckpoints()
+        checkpoints.save(bert=asdict(BertConfig(2, 16, 2, 48)))
+        message = refused("--resume")
+        assert "has model bert_2_16_2 (feed-forward layers of 48 units), this run bert_2_16_2;" in message
+        config_file(intermediate_size=48)
+        check(*FILE, "--resume")
+        assert "GELU by tanh" in refused(*FILE, "--gelu", "tanh", "--resume")
+
+    def test_a_checkpoint_that_records_the_name_alone(self, place):
+        TestCheckpoints().save()
+        config_file()
+        check(*FILE, "--resume")
+        config_file(type_vocab_size=3)
+        assert "3 token types" in refused(*FILE, "--resume")
+
+
 class TestCheckpoints:
     def save(self, step: int = 5, **facts: Any) -> None:
         vocabulary = load_vocab("vocab.txt")
@@ -297,7 +381,7 @@ class TestCheckpoints:
     ) -> None:
         """A file as GluonNLP's own scripts leave it."""
         Path("ckpt").mkdir(exist_ok=True)
-        shapes = expected_shapes(layers, units, tokens)
+        shapes = expected_shapes(BertConfig(layers, units, 2, 4 * units), tokens)
         content = {key: np.full(shape, 0.5, np.float32) for key, shape in shapes.items()}
         content.pop(DECODER)
         content[name] = content.pop(EMBEDDING)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from base.errors import InputError
+from bert.configuration import BertConfig, parse_model
 from data.options import MAX_POSITIONS
 from tests.processes import ROOT
-from training.options import PUBLISHED_VOCABULARIES, parse_model, parse_options
+from training.config import run_config
+from training.options import PUBLISHED_VOCABULARIES, parse_options
 
 # name: (an argument as text or None for a flag, what it becomes, GluonNLP v0.8.3's default or NEW).
 NEW = object()  # the default differs: left out, the value is worked out for the run
@@ -62,6 +66,7 @@ ADDED = {
     "upper_bound": ("10", 10.0, None),
     "bias_correction": (None, True, False),
     "dropout": ("0", 0.0, 0.1),
+    "gelu": ("tanh", "tanh", None),
 }
 # What else an option needs to be accepted.
 COMPANIONS = {"sp_nbest": ["--sentencepiece", "s.model"]}
@@ -90,6 +95,65 @@ def test_an_option_has_gluonnlps_name_and_meaning(name):
     assert given == value and type(given) is type(value)
     if text is not None:
         assert getattr(parse(f"--{name}={text}", *COMPANIONS.get(name, [])), name) == value
+
+
+class TestConfigFile:
+    """--config_file beside the other options; tests/bert/test_config_file.py has the files themselves."""
+
+    SIZES = {
+        **{"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 40},
+        **{"max_position_embeddings": 64, "type_vocab_size": 2, "vocab_size": 20},
+    }
+
+    @pytest.fixture
+    def model(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+
+        def settle(*argv: str, **keys):
+            Path("c.json").write_text(json.dumps({**self.SIZES, **keys}), encoding="utf-8")
+            return run_config(parse("--config_file", "c.json", *argv)).model
+
+        return settle
+
+    def test_all_of_the_model_comes_from_it(self, model):
+        found = model(hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2, initializer_range=0.01, x=1)
+        assert found.bert == BertConfig(2, 16, 2, 40, positions=64)
+        assert (found.vocab_size, found.dropout, found.initial_stdev) == (20, 0.2, 0.01)
+        assert (found.source, found.unknown_keys) == ("c.json", ("x",))
+        assert (model().dropout, model().initial_stdev) == (0.1, 0.02)
+
+    def test_no_model_is_named_then(self, model):
+        model()
+        assert parse("--config_file", "c.json").model is None
+        message = refused("--config_file", "c.json", "--model", "bert_2_16_2")
+        assert message.startswith("--model bert_2_16_2 and --config_file c.json exclude each other")
+
+    def test_one_rate_of_dropout(self, model):
+        rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.2}
+        with pytest.raises(
+            InputError, match="hidden_dropout_prob 0.1 and attention_probs_dropout_prob 0.2 d"
+        ):
+            model(**rates)
+        with pytest.raises(
+            InputError, match="hidden_dropout_prob 0.3 and attention_probs_dropout_prob 0.1 d"
+        ):
+            model(hidden_dropout_prob=0.3)
+        assert model("--dropout", "0.15", **rates).dropout == 0.15
+        assert parse("--config_file", "c.json", "--dropout", "0").dropout == 0
+
+    def test_gelu(self, model):
+        assert model().bert.gelu == "erf" and model("--gelu", "tanh").bert.gelu == "tanh"
+        assert model(hidden_act="gelu_new").bert.gelu == "tanh"
+        with pytest.raises(InputError, match="^--gelu erf: hidden_act of c.json is gelu_new"):
+            model("--gelu", "erf", hidden_act="gelu_new")
+        assert run_config(parse("--model", "bert_2_16_2", "--gelu", "tanh")).model.bert.gelu == "tanh"
+
+    def test_what_it_cannot_be_for(self, model):
+        with pytest.raises(InputError, match="type_vocab_size is 1"):
+            model(type_vocab_size=1)
+        with pytest.raises(InputError, match="^--pretrained: no parameters are published for c.json"):
+            model("--pretrained")
+        assert refused("--config_file", "d.json").startswith("--config_file d.json: cannot be read")
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED_VOCABULARIES))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from base.errors import InputError
+from bert.configuration import named_config
 from bert.model import build_model, initialize, trainable
 from bert.weights import params_file
 from comm.local import LocalCommunicator
@@ -288,7 +289,7 @@ class TestBareParameters:
 
 def half_precision() -> Any:
     """A BERT in float16; it cannot compute on CPUs, but hold parameters."""
-    half = build_model(MODEL, VOCAB_SIZE)
+    half = build_model(named_config(MODEL), VOCAB_SIZE)
     initialize(half, mx.cpu(), "float16", 0)
     return half
 

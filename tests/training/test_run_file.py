@@ -88,7 +88,7 @@ def test_mfu_is_operations_over_the_stated_peak(first, corpus):
         vocabulary = sum(1 for _ in lines)
     # On the fused operators what follows the top attention is computed for 5 masked positions and the first.
     forward = forward_flops(
-        Size(1, 32, vocabulary), 4, 32, 5, top_rows=6 if "on fused" in result.stdout else None
+        Size(1, 32, 128, vocabulary), 4, 32, 5, top_rows=6 if "on fused" in result.stdout else None
     )
     of_step = 2 * (1 + BACKWARD) * forward.total
     found = metrics_of(folder / "first")

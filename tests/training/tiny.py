@@ -7,6 +7,7 @@ from typing import Any, Sequence
 import mxnet as mx
 import numpy as np
 
+from bert.configuration import BertConfig, named_config
 from bert.model import build_model, initialize, trainable
 from bert.operators import choose_operators
 from comm.local import LocalCommunicator
@@ -25,21 +26,26 @@ TASK = Pretraining()
 
 
 def tiny_network(
-    seed: int = 0, dropout: float = 0.0, model: str = MODEL, spread: float = 0.0, operators: str = "mxnet"
+    seed: int = 0,
+    dropout: float = 0.0,
+    model: str | BertConfig = MODEL,
+    spread: float = 0.0,
+    operators: str = "mxnet",
 ) -> PretrainingLoss | FusedPretrainingLoss:
     """A hybridized network on the CPU, on MXNet's or the fused operators.
 
     `spread` is the standard deviation of noise added to every parameter: without it biases are zero and gains
     one, and much of a gradient is too small to be compared.
     """
-    bert = build_model(model, VOCAB_SIZE, dropout=dropout)
+    config = named_config(model) if isinstance(model, str) else model
+    bert = build_model(config, VOCAB_SIZE, dropout=dropout)
     initialize(bert, mx.cpu(), "float32", seed)
     rng = np.random.default_rng(seed)
     for parameter in trainable(bert).values():
         noise = rng.normal(0, spread, parameter.shape)
         parameter.set_data(parameter.data() + mx.nd.array(noise))
-    choose_operators(operators, "float32", mx.cpu())  # loads them
-    return TASK.network(bert, model, "float32", dropout, operators)
+    choose_operators(operators, "float32", mx.cpu(), config)  # loads them
+    return TASK.network(bert, config, "float32", dropout, operators)
 
 
 def random_batch(

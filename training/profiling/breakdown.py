@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Any, Sequence
 
-from bert.configuration import parse_model
-from bert.flops import BACKWARD, Flops, Size, forward_flops
+from bert.configuration import recorded_config
+from bert.flops import BACKWARD, Flops, forward_flops, size_of
 from training.profiling.intervals import Interval, clip, intersect, shared, subtract, total, union
 from training.profiling.kinds import ATTENTION, COMMUNICATION, HEADS, KINDS, OTHER, PRODUCTS
 from training.profiling.trace import COPYING, DATA_WAIT, WAITING, Operator, Trace
@@ -100,8 +100,7 @@ def step_flops(trace: Trace) -> Flops | None:
     batches = facts.get("batches")
     if not (batches and facts.get("model") and facts.get("vocab_size")) or len(batches) != len(trace.steps):
         return None
-    layers, units, _ = parse_model(facts["model"])
-    size = Size(layers, units, facts["vocab_size"])
+    size = size_of(recorded_config(facts, "the trace"), facts["vocab_size"])
     fewer = any(each.name == "bert_gather" for each in trace.operators)
     total = Flops(0, 0, 0, 0)
     for rows, length, predictions in (batch for step in batches for batch in step):

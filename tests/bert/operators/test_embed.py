@@ -22,13 +22,13 @@ INPUTS = 7  # without the mode
 DIFFERENTIABLE = range(2, INPUTS)
 
 
-def random_inputs(sizes: tuple, rng: np.random.Generator) -> list[np.ndarray]:
+def random_inputs(sizes: tuple, rng: np.random.Generator, types: int = 2) -> list[np.ndarray]:
     """input_ids, segment_ids, word, segment, position, gamma, beta; many tokens occur repeatedly."""
     batch, length, units, vocabulary, positions = sizes
     ids = np.minimum(rng.geometric(0.2, (batch, length)) - 1, vocabulary - 1).astype("int32")
     ids[0, 0] = vocabulary - 1
-    segments = rng.integers(0, 2, (batch, length)).astype("int32")
-    shapes = ((vocabulary, units), (2, units), (positions, units), (units,), (units,))
+    segments = rng.integers(0, types, (batch, length)).astype("int32")
+    shapes = ((vocabulary, units), (types, units), (positions, units), (units,), (units,))
     return [ids, segments, *(rng.standard_normal(shape).astype("float32") for shape in shapes)]
 
 
@@ -57,6 +57,17 @@ def test_without_dropout(sizes, dropout, mode):
     absent = np.setdiff1d(np.arange(sizes[3]), arrays[0])
     assert (gradients[0][absent] == 0).all()
     assert (gradients[2][sizes[1] :] == 0).all()
+
+
+@pytest.mark.parametrize("types", [1, 3, 16])
+def test_other_numbers_of_token_types(types):
+    rng = np.random.default_rng(8)
+    arrays = random_inputs((4, 19, 24, 50, 20), rng, types)
+    output_gradient = rng.standard_normal((4, 19, 24)).astype("float32")
+    output, gradients = run(fused, arrays, output_gradient, DIFFERENTIABLE)
+    np.testing.assert_allclose(output, reference(*arrays), atol=1e-5)
+    assert gradients[1].shape == (types, 24)
+    assert_gradients_match(reference, arrays, gradients, DIFFERENTIABLE, output_gradient, rng, 5e-4)
 
 
 def test_with_dropout():

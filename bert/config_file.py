@@ -1,0 +1,222 @@
+"""bert_config.json: the shape of a BERT as Google, NVIDIA and Hugging Face write it.
+
+Standard library only. A key that would change the network into one which the code does not have is an error
+that names it; of the rest, those that nothing is known of are listed, not judged.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any, Mapping, NamedTuple
+
+from base.errors import InputError
+from bert.configuration import GELU_FORMS, LAYER_NORM_EPSILON, BertConfig
+
+MOST_BYTES = 1 << 20
+_LARGEST = 1 << 24  # of a size: what is above is a mistake, not a model
+
+_SIZES = {
+    "num_hidden_layers": "layers",
+    "hidden_size": "units",
+    "num_attention_heads": "heads",
+    "intermediate_size": "hidden",
+    "max_position_embeddings": "positions",
+    "type_vocab_size": "token_types",
+}
+_HUGGING_FACE = ("model_type", "architectures", "transformers_version")  # keys of its files alone
+# "gelu" itself is the error function in Hugging Face's and NVIDIA's code and tanh in Google's.
+_GELU = "gelu"
+_FORMS = {
+    "gelu_python": "erf",
+    "gelu_new": "tanh",
+    "gelu_pytorch_tanh": "tanh",
+    "gelu_fast": "tanh",
+    "gelu_accurate": "tanh",
+}
+_GELU_FORM = "gelu_form"  # which of the two, in files that convert.py writes
+# Keys whose other values ask for what the code does not have.
+_FIXED: dict[str, tuple[Any, ...]] = {
+    "model_type": ("bert",),
+    "layer_norm_eps": (LAYER_NORM_EPSILON,),
+    "layer_norm_epsilon": (LAYER_NORM_EPSILON,),
+    "position_embedding_type": ("absolute",),
+    "is_decoder": (False,),
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "cross_attention_hidden_size": (None,),
+    "tie_word_embeddings": (True,),
+    "pruned_heads": ({}, None),
+}
+# Keys that say nothing about the network in pretraining: where it comes from, how to run or fine-tune it.
+_WITHOUT_EFFECT = {
+    *("architectures", "transformers_version", "_name_or_path", "torch_dtype", "dtype", "torchscript"),
+    *("use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "gradient_checkpointing"),
+    *("chunk_size_feed_forward", "classifier_dropout", "output_attentions", "output_hidden_states"),
+    *("return_dict", "id2label", "label2id", "num_labels", "problem_type", "finetuning_task"),
+    *("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head"),
+    *("pooler_type", "directionality"),
+}
+_OWN = (
+    *("vocab_size", "hidden_act", _GELU_FORM, "embedding_size"),
+    *("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"),
+)
+
+
+class ConfigFile(NamedTuple):
+    """A file's content.
+
+    Attributes:
+        config: with GELU by erf where `gelu_open`.
+        vocab_size: rows of the word embedding; None where the file does not say.
+        unknown_keys: nothing is known of them here.
+        dropout, attention_dropout: rates; None where the file does not say.
+        initial_stdev: of random weights; None where the file does not say.
+        hidden_act: as in the file.
+        gelu_open: the file says "gelu" in Google's and NVIDIA's form, and so not which.
+    """
+
+    config: BertConfig
+    vocab_size: int | None
+    unknown_keys: tuple[str, ...]
+    dropout: float | None
+    attention_dropout: float | None
+    initial_stdev: float | None
+    hidden_act: str
+    gelu_open: bool
+
+    def with_gelu(self, form: str, source: str) -> BertConfig:
+        """The configuration with GELU in this form, which a user asks for by --gelu.
+
+        Raises:
+            InputError: the file names the other one; "gelu" alone is no name of a form.
+        """
+        named = _FORMS.get(self.hidden_act, form)
+        if named != form:
+            raise InputError(
+                f"--gelu {form}: hidden_act of {source} is {self.hidden_act}, which is the {named} form; "
+                "leave --gelu out or change the file"
+            )
+        return replace(self.config, gelu=form)
+
+
+def read_config_file(path: str, flag: str) -> ConfigFile:
+    """The BERT that a bert_config.json or config.json describes.
+
+    Args:
+        flag: the option that names the file, for the beginning of error messages.
+
+    Raises:
+        InputError: the file cannot be read or is no such file; or a key, which is named, is missing, has no
+            value of its kind, or asks for another network than this code's.
+    """
+    source = f"{flag} {path}"
+    content = _read(path, source)
+    sizes: dict[str, Any] = {field: _size(content, key, source) for key, field in _SIZES.items()}
+    config = BertConfig(**sizes)
+    if config.units % config.heads:
+        raise InputError(
+            f"{source}: num_attention_heads {config.heads} do not divide hidden_size {config.units}"
+        )
+    _check_fixed(content, config, source)
+    hidden_act, gelu_open = _activation(content, source)
+    if _GELU_FORM in content:
+        config, gelu_open = replace(config, gelu=_gelu_form(content, hidden_act, source)), False
+    elif not gelu_open:
+        config = replace(config, gelu=_FORMS.get(hidden_act, "erf"))
+    known = {*_SIZES, *_FIXED, *_WITHOUT_EFFECT, *_OWN}
+    return ConfigFile(
+        config=config,
+        vocab_size=None if content.get("vocab_size") is None else _size(content, "vocab_size", source),
+        unknown_keys=tuple(key for key in content if key not in known),
+        dropout=_rate(content, "hidden_dropout_prob", source),
+        attention_dropout=_rate(content, "attention_probs_dropout_prob", source),
+        initial_stdev=_stdev(content, source),
+        hidden_act=hidden_act,
+        gelu_open=gelu_open,
+    )
+
+
+def _read(path: str, source: str) -> Mapping[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            text = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"{source}: cannot be read ({error.strerror})") from error
+    if len(text) > MOST_BYTES:
+        raise InputError(f"{source}: more than {MOST_BYTES >> 20} MiB; name the model's bert_config.json")
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{source}: not JSON ({error}); name the model's bert_config.json") from error
+    if not isinstance(content, dict):
+        raise InputError(
+            f"{source}: not a JSON object of names and values; name the model's bert_config.json"
+        )
+    return content
+
+
+def _size(content: Mapping[str, Any], key: str, source: str) -> int:
+    if key not in content:
+        raise InputError(f"{source}: {key} is missing; it has to describe a whole BERT")
+    value = content[key]
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _LARGEST:
+        raise InputError(f"{source}: {key} is {_shown(value)}, not a whole number from 1 to {_LARGEST:,}")
+    return value
+
+
+def _rate(content: Mapping[str, Any], key: str, source: str) -> float | None:
+    value = content.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+        raise InputError(f"{source}: {key} is {_shown(value)}, not a number from 0 to below 1")
+    return float(value)
+
+
+def _stdev(content: Mapping[str, Any], source: str) -> float | None:
+    value = content.get("initializer_range")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e3:
+        raise InputError(f"{source}: initializer_range is {_shown(value)}, not a number above 0")
+    return float(value)
+
+
+def _check_fixed(content: Mapping[str, Any], config: BertConfig, source: str) -> None:
+    fixed = {**_FIXED, "embedding_size": (config.units,)}
+    for key, accepted in fixed.items():
+        if key in content and not any(_same(content[key], value) for value in accepted):
+            raise InputError(
+                f"{source}: {key} is {_shown(content[key])}, and this code has {_shown(accepted[0])} only"
+            )
+
+
+def _activation(content: Mapping[str, Any], source: str) -> tuple[str, bool]:
+    """hidden_act, and whether it leaves open which form of GELU that is."""
+    name = content.get("hidden_act", _GELU)
+    if name != _GELU and not (isinstance(name, str) and name in _FORMS):
+        raise InputError(
+            f"{source}: hidden_act is {_shown(name)}, and this code has {', '.join([_GELU, *_FORMS])} only"
+        )
+    return name, name == _GELU and not any(key in content for key in _HUGGING_FACE)
+
+
+def _gelu_form(content: Mapping[str, Any], hidden_act: str, source: str) -> str:
+    form = content[_GELU_FORM]
+    if form not in GELU_FORMS or form != _FORMS.get(hidden_act, form):
+        raise InputError(
+            f"{source}: {_GELU_FORM} is {_shown(form)}; it is {' or '.join(GELU_FORMS)}, and with hidden_act "
+            f"{hidden_act} {_FORMS.get(hidden_act, 'either')}"
+        )
+    return str(form)
+
+
+def _same(found: Any, wanted: Any) -> bool:
+    """Equal, and not a truth value for a number."""
+    return isinstance(found, bool) == isinstance(wanted, bool) and bool(found == wanted)
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

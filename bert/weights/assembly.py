@@ -1,0 +1,265 @@
+"""Weights out of the tensors of a file: sizes from shapes, and checks that a whole BERT is there."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from base.errors import InputError
+from bert.configuration import BertConfig
+from bert.weights.bare_params import expected_shapes
+from bert.weights.names import DECODER, EMBEDDING, part_of
+from bert.weights.spellings import FOREIGN, IGNORED, Spelling, Weight
+from bert.weights.stored import shown
+from bert.weights.tensors import Tensor, Weights
+
+UNITS_PER_HEAD = 64  # of every BERT that Google has published
+_CELL = re.compile(r"encoder\.transformer_cells\.(\d+)\.")
+_FIRST_FFN = "encoder.transformer_cells.0.ffn.ffn_1.weight"
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Facts about a model in files beside its weights; None where nothing says."""
+
+    config: BertConfig | None = None
+    vocab_size: int | None = None
+    vocabulary: Sequence[str] | None = None
+    cased: bool | None = None
+    source: str = ""  # the file of `config`, for messages
+    notes: Sequence[str] = ()
+    gelu: str = "erf"  # where there is no `config`
+
+
+@dataclass(frozen=True)
+class Named:
+    """The weights of a file.
+
+    `called`: the file's own names by structural name, for messages. `heads`: attention heads, where the
+    weights have an axis for them.
+    """
+
+    tensors: Mapping[str, Tensor]
+    called: Mapping[str, str]
+    ignored: Sequence[str]
+    heads: int | None = None
+
+
+def by_structural_name(source: str, tensors: Mapping[str, Tensor], spelling: Spelling) -> Named:
+    """The tensors that are weights of a BERT, in GluonNLP's layout. `source` begins messages.
+
+    Raises:
+        InputError: a part of the network that BERT has not, or two tensors for one weight.
+    """
+    found: dict[str, Tensor] = {}
+    called: dict[str, str] = {}
+    ignored, heads = [], None
+    for name, tensor in tensors.items():
+        meaning = spelling(name)
+        if meaning == IGNORED:
+            ignored.append(name)
+        elif isinstance(meaning, Weight):
+            if meaning.folded and len(tensor.shape) == 2:  # a bias: (heads, units of a head)
+                heads = tensor.shape[0]
+            tensor = laid_out(tensor, meaning)
+            if meaning.name in found:
+                tensor = _same(source, (called[meaning.name], found[meaning.name]), (name, tensor))
+            found[meaning.name] = tensor
+            called.setdefault(meaning.name, name)
+        else:
+            assert meaning == FOREIGN
+            raise InputError(
+                f"{source} has {shown(name)}, which a BERT has not; only BERT itself can be read"
+            )
+    return Named(found, called, ignored, heads)
+
+
+def laid_out(tensor: Tensor, weight: Weight) -> Tensor:
+    """A tensor of a file in GluonNLP's layout: heads that have an axis of their own are folded into the
+    units, kernels are transposed."""
+    shape = tensor.shape
+    if weight.folded:
+        shape = _unfolded(weight, shape)
+    if not weight.kernel:
+        return tensor if shape == tensor.shape else _view(tensor, shape, shape)
+    return _view(tensor, shape, shape[::-1]) if len(shape) == 2 else tensor
+
+
+def _unfolded(weight: Weight, shape: tuple[int, ...]) -> tuple[int, ...]:
+    if len(shape) == 3 and weight.name.endswith(".proj.weight"):
+        return (shape[0] * shape[1], shape[2])  # (heads, units of a head, units)
+    if len(shape) == 3:
+        return (shape[0], shape[1] * shape[2])
+    return (shape[0] * shape[1],) if len(shape) == 2 and weight.name.endswith(".bias") else shape
+
+
+def _view(tensor: Tensor, shape: tuple[int, ...], final: tuple[int, ...]) -> Tensor:
+    """`tensor` as `shape`, and then transposed if `final` is its reverse."""
+
+    def read() -> np.ndarray:
+        array = tensor.read().reshape(shape)
+        return np.ascontiguousarray(array.T) if kernel else array
+
+    kernel = len(shape) == 2 and final == shape[::-1]
+    return Tensor(final, tensor.dtype, read)
+
+
+def _same(source: str, first: tuple[str, Tensor], second: tuple[str, Tensor]) -> Tensor:
+    """One tensor that a file has under two names, compared when it is read."""
+    if first[1].shape != second[1].shape or first[1].dtype != second[1].dtype:
+        raise InputError(
+            f"{source} has {shown(first[0])} of {first[1].dtype}{first[1].shape} and "
+            f"{shown(second[0])} of {second[1].dtype}{second[1].shape}, but they are one array in a BERT"
+        )
+
+    def read() -> np.ndarray:
+        array, other = first[1].read(), second[1].read()
+        if array.tobytes() != other.tobytes():
+            differing = int(np.count_nonzero(array != other))
+            raise InputError(
+                f"{source}: {shown(second[0])} differs from {shown(first[0])} in {differing} of "
+                f"{array.size} numbers, but they are one array in a BERT; leave the one not wanted out of "
+                "the file"
+            )
+        return array
+
+    return Tensor(first[1].shape, first[1].dtype, read)
+
+
+def assemble(source: str, kind: str, named: Named, beside: Beside, given: BertConfig | None) -> Weights:
+    """Weights of a file, checked against each other and against what lies beside them.
+
+    Args:
+        source: flag and path, for the beginning of messages.
+        kind: `Weights.format`.
+        given: gives the attention heads where no file does.
+
+    Raises:
+        InputError: no BERT, an incomplete one, shapes that do not fit together, integers, or another
+            configuration or vocabulary beside it.
+    """
+    tensors = dict(named.tensors)
+    decoder = tensors.pop(DECODER, None)
+    if EMBEDDING in tensors and decoder is not None:
+        both = (named.called[EMBEDDING], tensors[EMBEDDING]), (named.called[DECODER], decoder)
+        tensors[EMBEDDING] = _same(source, *both)
+    elif decoder is not None:
+        tensors[EMBEDDING] = decoder
+    config, notes = _sizes(source, named, tensors, beside.config or given)
+    config = replace(config, gelu=beside.config.gelu if beside.config else beside.gelu)
+    expected = expected_shapes(config, tensors[EMBEDDING].shape[0])
+    del expected[DECODER]
+    missing = _check_complete(source, tensors, expected)
+    for name, shape in expected.items():
+        if name in tensors:
+            _check(source, named.called.get(name, name), tensors[name], shape)
+    _check_beside(source, config, tensors[EMBEDDING].shape[0], beside)
+    ordered = {name: tensors[name] for name in expected if name in tensors}
+    return Weights(
+        source.partition(" ")[2],
+        kind,
+        ordered,
+        config,
+        beside.vocabulary,
+        beside.cased,
+        missing,
+        named.ignored,
+        (*beside.notes, *notes),
+    )
+
+
+def _sizes(
+    source: str, named: Named, tensors: Mapping[str, Tensor], given: BertConfig | None
+) -> tuple[BertConfig, list[str]]:
+    """The configuration that the shapes imply, its heads perhaps those of `given`; and what was assumed."""
+    cells = {int(match[1]) for match in map(_CELL.match, tensors) if match}
+    for name, axes in ((EMBEDDING, 2), ("encoder.position_weight", 2), (_FIRST_FFN, 2)):
+        if name not in tensors:
+            if not any(each in tensors for each in (EMBEDDING, "encoder.position_weight", _FIRST_FFN)):
+                some = f"; it has {shown(named.ignored[0])}" if named.ignored else ""
+                raise InputError(f"{source} holds no weights of a BERT under a known name{some}")
+            raise InputError(f"{source} lacks {name} (GluonNLP's name of it), without which it is no BERT")
+        if len(tensors[name].shape) != axes:
+            _check(source, named.called.get(name, name), tensors[name], None)
+    units = tensors[EMBEDDING].shape[1]
+    types = tensors.get("token_type_embed.0.weight")
+    notes = []
+    if named.heads is not None and units % named.heads == 0:
+        heads = named.heads
+    elif given is not None and given.units == units:
+        heads = given.heads
+    elif units % UNITS_PER_HEAD == 0:
+        heads = units // UNITS_PER_HEAD
+        notes.append(f"{heads} attention heads of {UNITS_PER_HEAD} units are assumed: no file says how many")
+    else:
+        raise InputError(
+            f"{source}: nothing says how many attention heads its {units} units are divided into; give "
+            "--model bert_LAYERS_UNITS_HEADS, or put a bert_config.json beside it"
+        )
+    config = BertConfig(
+        layers=len(cells),
+        units=units,
+        heads=heads,
+        hidden=tensors[_FIRST_FFN].shape[0],
+        positions=tensors["encoder.position_weight"].shape[0],
+        token_types=types.shape[0] if types is not None and types.shape else 2,
+    )
+    if cells != set(range(len(cells))):
+        absent = min(set(range(max(cells))) - cells)
+        raise InputError(f"{source} has layer {max(cells)} but not layer {absent}; the file is incomplete")
+    return config, notes
+
+
+def _check_complete(source: str, tensors: Mapping[str, Tensor], expected: Iterable[str]) -> list[str]:
+    """The parts that are missing as a whole; raises InputError for a part of a part."""
+    there: set[str | None] = set()
+    absent: dict[str | None, str] = {}
+    for name in expected:
+        if name in tensors:
+            there.add(part_of(name))
+        else:
+            absent.setdefault(part_of(name), name)
+    for part, name in absent.items():
+        if part is None or part in there:
+            raise InputError(
+                f"{source} lacks {name} (GluonNLP's name of it)"
+                + (f", but has more of the {part}" if part else "")
+                + "; save the whole model"
+            )
+    return [part for part in absent if part is not None]
+
+
+def _check(source: str, name: str, tensor: Tensor, shape: tuple[int, ...] | None) -> None:
+    if tensor.shape != shape:
+        needed = f"{shape} by the file's other weights" if shape else "two axes"
+        raise InputError(
+            f"{source} has {shown(name)} of shape {tensor.shape}, needed is {needed}; the file is "
+            "damaged or no plain BERT"
+        )
+    if tensor.dtype.kind != "f":
+        raise InputError(
+            f"{source} has {shown(name)} in {tensor.dtype}, but weights are floating-point numbers"
+        )
+
+
+def _check_beside(source: str, config: BertConfig, rows: int, beside: Beside) -> None:
+    for name in ("layers", "units", "heads", "hidden", "positions", "token_types"):
+        found, said = getattr(config, name), getattr(beside.config, name, None)
+        if said is not None and said != found:
+            raise InputError(
+                f"{source} has {name} {found} by the shapes of its weights, but {beside.source} says {said}; "
+                "name the configuration of these weights"
+            )
+    if beside.vocab_size is not None and beside.vocab_size != rows:
+        raise InputError(
+            f"{source} has embeddings of {rows} tokens, but {beside.source} says {beside.vocab_size}; name "
+            "the configuration of these weights"
+        )
+    if beside.vocabulary is not None and len(beside.vocabulary) > rows:
+        raise InputError(
+            f"{source} has embeddings of {rows} tokens, but its vocabulary has {len(beside.vocabulary)}; "
+            "name the vocabulary of these weights"
+        )

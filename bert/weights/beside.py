@@ -1,0 +1,138 @@
+"""Facts in the files beside weights: the configuration, the vocabulary, whether upper case is kept.
+
+bert_config.json, config.json   sizes and GELU, as bert.config_file reads them
+vocab.txt                       a token a line, in the order of the embedding's rows
+vocab.json                      GluonNLP's BERTVocab
+tokenizer.json                  Hugging Face's, where there is no vocab.txt
+tokenizer_config.json           do_lower_case
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from typing import Any, Sequence
+
+from base.errors import InputError
+from bert.config_file import read_config_file
+from bert.configuration import BertConfig
+from bert.weights.assembly import Beside
+from data.tokenizing.vocab import MAX_VOCAB_BYTES, load_vocab, vocabulary_from_tokens
+
+_CONFIGS = ("config.json", "bert_config.json")
+_GLUONNLP_KEYS = ("idx_to_token", "token_to_idx")
+
+
+def look_beside(folder: str, flag: str, gelu: str) -> Beside:
+    """Facts that the files of a folder give about the weights in it.
+
+    Args:
+        flag: the option that names the weights, for messages.
+        gelu: the form that the weights' format means where the configuration leaves it open, as "gelu" in
+            Google's spelling does.
+
+    Raises:
+        InputError: one of the files is damaged, or asks for what is no plain BERT.
+    """
+    config, vocab_size, source, notes = _config(folder, flag, gelu)
+    vocabulary, lower = None, None
+    path = os.path.join(folder, "vocab.txt")
+    others = (os.path.join(folder, "vocab.json"), os.path.join(folder, "tokenizer.json"))
+    if os.path.isfile(path):
+        vocabulary = read_vocabulary(path, flag)
+    elif os.path.isfile(others[0]):
+        vocabulary = read_vocabulary(others[0], flag)
+    elif os.path.isfile(others[1]):
+        vocabulary, lower = _from_tokenizer(others[1], flag)
+    path = os.path.join(folder, "tokenizer_config.json")
+    if os.path.isfile(path):
+        told = _json(path, flag).get("do_lower_case")
+        lower = told if isinstance(told, bool) else lower
+    return Beside(config, vocab_size, vocabulary, None if lower is None else not lower, source, notes)
+
+
+def read_vocabulary(path: str, flag: str) -> Sequence[str]:
+    """The tokens of a vocab.txt or of GluonNLP's vocabulary in JSON.
+
+    Raises:
+        InputError: the file cannot be read, is neither, or lacks a special token.
+    """
+    try:
+        with open(path, "rb") as file:
+            begins = file.read(1)
+        if begins != b"{":
+            return load_vocab(path).tokens
+        tokens = _json(path, flag).get(_GLUONNLP_KEYS[0])
+        if not isinstance(tokens, list) or not all(type(token) is str for token in tokens):
+            raise InputError(
+                f"{path} is no vocabulary of GluonNLP ({_GLUONNLP_KEYS[0]} is no list of tokens)"
+            )
+        return vocabulary_from_tokens(tokens, path).tokens
+    except OSError as error:
+        raise InputError(f"{flag}: cannot read {path}: {error.strerror}") from error
+    except InputError as error:
+        raise error if str(error).startswith(flag) else InputError(f"{flag}: {error}") from error
+
+
+def gluonnlp_vocabulary(tokens: Sequence[str]) -> str:
+    """The tokens as gluonnlp.vocab.BERTVocab.from_json reads them."""
+    special = {"padding_token": "[PAD]", "mask_token": "[MASK]", "sep_token": "[SEP]", "cls_token": "[CLS]"}
+    content = {
+        "idx_to_token": list(tokens),
+        "token_to_idx": {token: index for index, token in enumerate(tokens)},
+        "reserved_tokens": sorted(special.values()),
+        "unknown_token": "[UNK]",
+        "identifiers_to_tokens": special,
+    }
+    return json.dumps(content)
+
+
+def _config(folder: str, flag: str, gelu: str) -> tuple[BertConfig | None, int | None, str, tuple[str, ...]]:
+    path = next(
+        (each for each in (os.path.join(folder, name) for name in _CONFIGS) if os.path.isfile(each)), ""
+    )
+    if not path:
+        return None, None, "", ()
+    file = read_config_file(path, flag)
+    config = replace(file.config, gelu=gelu) if file.gelu_open else file.config
+    notes = (f"{path}: unknown keys {', '.join(file.unknown_keys)}",) if file.unknown_keys else ()
+    return config, file.vocab_size, path, notes
+
+
+def _from_tokenizer(path: str, flag: str) -> tuple[Sequence[str] | None, bool | None]:
+    """Tokens of a tokenizer.json with a WordPiece model, and whether it lowers case; None for others."""
+    content = _json(path, flag)
+    model, normalizer = content.get("model"), content.get("normalizer")
+    if not isinstance(model, dict) or model.get("type", "WordPiece") != "WordPiece":
+        return None, None
+    ids = model.get("vocab")
+    if not isinstance(ids, dict):
+        return None, None
+    tokens = sorted(ids, key=lambda token: ids[token] if type(ids[token]) is int else -1)
+    if [ids[token] for token in tokens] != list(range(len(tokens))):
+        raise InputError(
+            f"{flag}: {path} is damaged (its tokens' ids are not 0, 1, 2, ...); give a vocab.txt"
+        )
+    lower = normalizer.get("lowercase") if isinstance(normalizer, dict) else None
+    try:
+        tokens = list(vocabulary_from_tokens(tokens, path).tokens)
+    except InputError as error:
+        raise InputError(f"{flag}: {error}") from error
+    return tokens, lower if isinstance(lower, bool) else None
+
+
+def _json(path: str, flag: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            text = file.read(MAX_VOCAB_BYTES + 1)
+        if len(text) > MAX_VOCAB_BYTES:
+            raise ValueError(f"more than {MAX_VOCAB_BYTES >> 20} MiB")
+        content = json.loads(text)
+        if not isinstance(content, dict):
+            raise ValueError("no object of names and values")
+    except OSError as error:
+        raise InputError(f"{flag}: cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{flag}: {path} is not JSON ({error})") from error
+    return content

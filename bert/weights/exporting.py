@@ -1,0 +1,201 @@
+"""Weights into a folder of another format, with configuration and vocabulary, as its own programs write them.
+
+huggingface   model.safetensors, config.json, vocab.txt, tokenizer_config.json
+gluonnlp      model.params, bert_config.json, vocab.txt, vocab.json (a BERTVocab)
+tensorflow    bert_model.ckpt.{index,data-00000-of-00001}, checkpoint, bert_config.json, vocab.txt
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from typing import Any, Callable, Mapping, Sequence
+
+import numpy as np
+
+from base.errors import InputError
+from base.files import replacing
+from bert.configuration import LAYER_NORM_EPSILON
+from bert.weights.beside import gluonnlp_vocabulary
+from bert.weights.bundle import write_bundle
+from bert.weights.names import DECODER, EMBEDDING, MASKED_LM, NEXT_SENTENCE, names_of, part_of
+from bert.weights.params_file import write_params
+from bert.weights.safetensors_file import write_safetensors
+from bert.weights.tensors import Tensor, Weights
+from data.tokenizing.vocab import SPECIAL_TOKENS
+
+FORMATS = ("huggingface", "gluonnlp", "tensorflow")
+_PARAMS, _CONFIG, _VOCAB, _VOCAB_JSON = "model.params", "bert_config.json", "vocab.txt", "vocab.json"
+_SAFETENSORS, _HF_CONFIG, _TOKENIZER = "model.safetensors", "config.json", "tokenizer_config.json"
+_PREFIX, _LATEST = "bert_model.ckpt", "checkpoint"
+FILES = frozenset(
+    (_PARAMS, _CONFIG, _VOCAB, _VOCAB_JSON, _SAFETENSORS, _HF_CONFIG, _TOKENIZER, _LATEST)
+    + (f"{_PREFIX}.index", f"{_PREFIX}.data-00000-of-00001")
+)
+
+
+def export(weights: Weights, folder: str, to: str) -> None:
+    """Writes the files of a format into a folder that exists, one tensor in memory at a time.
+
+    Raises:
+        InputError: from reading the weights.
+        OSError: from writing.
+    """
+    tensors = weights.tensors
+    if to == "gluonnlp":
+        with replacing(os.path.join(folder, _PARAMS)) as file:
+            write_params(file, _with_decoder(tensors))
+    elif to == "huggingface":
+        prefix = "bert." if _architecture(weights) == "BertModel" else ""  # BertModel's own names lack it
+        write_safetensors(
+            os.path.join(folder, _SAFETENSORS),
+            {names_of(name).huggingface[len(prefix) :]: tensor for name, tensor in tensors.items()},
+        )
+    else:
+        transposed = {names_of(name).tensorflow: _kernel(name, tensor) for name, tensor in tensors.items()}
+        write_bundle(os.path.join(folder, _PREFIX), transposed)
+        _write(
+            os.path.join(folder, _LATEST),
+            f'model_checkpoint_path: "{_PREFIX}"\nall_model_checkpoint_paths: "{_PREFIX}"\n',
+        )
+    config = _HF_CONFIG if to == "huggingface" else _CONFIG
+    _write_json(os.path.join(folder, config), configuration(weights, to))
+    if weights.vocabulary is not None:
+        _write_vocabulary(weights, weights.vocabulary, folder, to)
+
+
+def warnings_of(weights: Weights, to: str) -> list[str]:
+    """Sentences about what the format, or the programs that read it, cannot express."""
+    found = []
+    if weights.vocabulary is None:
+        found.append("no vocabulary lies beside the weights, so none is written; give --vocab")
+    if to == "tensorflow" and weights.config.gelu == "erf":
+        found.append(
+            "the network has GELU by erf, but Google's code computes tanh from any bert_config.json: its "
+            'outputs differ by about 1e-3; "gelu_form" in bert_config.json is read by this project alone'
+        )
+    dtypes = {tensor.dtype for tensor in weights.tensors.values()}
+    if to == "tensorflow" and dtypes != {np.dtype(np.float32)}:
+        found.append(
+            f"weights are written in {', '.join(sorted(map(str, dtypes)))}, but Google's code restores "
+            "float32 alone; give --dtype float32 for it"
+        )
+    return found
+
+
+def configuration(weights: Weights, to: str) -> dict[str, Any]:
+    """The content of bert_config.json, or for Hugging Face of config.json."""
+    config = weights.config
+    common = {
+        "attention_probs_dropout_prob": 0.1,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.1,
+        "hidden_size": config.units,
+        "initializer_range": 0.02,
+        "intermediate_size": config.hidden,
+        "max_position_embeddings": config.positions,
+        "num_attention_heads": config.heads,
+        "num_hidden_layers": config.layers,
+        "type_vocab_size": config.token_types,
+        "vocab_size": weights.vocab_size,
+    }
+    if to != "huggingface":  # "gelu" leaves open which, in Google's spelling
+        return {**common, "gelu_form": config.gelu}
+    words = weights.vocabulary
+    return {
+        "architectures": [_architecture(weights)],
+        **common,
+        "hidden_act": "gelu" if config.gelu == "erf" else "gelu_new",
+        "layer_norm_eps": LAYER_NORM_EPSILON,
+        "model_type": "bert",
+        "pad_token_id": list(words).index("[PAD]") if words is not None else 0,
+        "torch_dtype": str(weights.tensors[EMBEDDING].dtype),
+    }
+
+
+def converted(weights: Weights, dtype: str | None, passed: Callable[[int], None]) -> Weights:
+    """The same weights, whose numbers are checked while they are read.
+
+    Args:
+        dtype: float16, float32 or float64 to convert them to; None leaves them.
+        passed: gets the number of bytes of each tensor that has been read.
+
+    Raises:
+        InputError: when a tensor is read that holds an infinity or a NaN, perhaps only in `dtype`.
+    """
+    wanted = np.dtype(dtype) if dtype else None
+
+    def checked(name: str, tensor: Tensor) -> Tensor:
+        final = wanted or tensor.dtype
+
+        def read() -> np.ndarray:
+            with np.errstate(over="ignore"):  # what float16 cannot hold is found below
+                array = tensor.read().astype(final, copy=False)
+            # A sum is not finite if a number is not; it takes a quarter of the time of looking at each.
+            with np.errstate(over="ignore", invalid="ignore"):
+                suspicious = not np.isfinite(array.sum(dtype=np.float64))
+            if suspicious and not np.isfinite(array).all():
+                raise InputError(
+                    f"INPUT {weights.source}: numbers of {name} are not finite in {final}; name weights that "
+                    "were saved before training diverged" + (", or another --dtype" if wanted else "")
+                )
+            passed(tensor.dtype.itemsize * array.size)
+            return array
+
+        return Tensor(tensor.shape, final, read)
+
+    return replace(weights, tensors={name: checked(name, each) for name, each in weights.tensors.items()})
+
+
+def looks_cased(vocabulary: Sequence[str]) -> bool:
+    """Whether a vocabulary has upper case, besides its special tokens and unused places."""
+    return any(token != token.lower() and not token.startswith("[") for token in vocabulary)
+
+
+def _architecture(weights: Weights) -> str:
+    heads = {part_of(name) for name in weights.tensors} & {MASKED_LM, NEXT_SENTENCE}
+    return "BertForMaskedLM" if heads == {MASKED_LM} else "BertForPreTraining" if heads else "BertModel"
+
+
+def _with_decoder(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """With the decoder's weight, where save_parameters has it."""
+    found = {}
+    for name, tensor in tensors.items():
+        if name == "decoder.3.bias":
+            found[DECODER] = tensors[EMBEDDING]
+        found[name] = tensor
+    return found
+
+
+def _kernel(name: str, tensor: Tensor) -> Tensor:
+    if not names_of(name).kernel:
+        return tensor
+    return Tensor(tensor.shape[::-1], tensor.dtype, lambda: np.ascontiguousarray(tensor.read().T))
+
+
+def _write_vocabulary(weights: Weights, vocabulary: Sequence[str], folder: str, to: str) -> None:
+    _write(os.path.join(folder, _VOCAB), "".join(f"{token}\n" for token in vocabulary))
+    if to == "gluonnlp":
+        _write(os.path.join(folder, _VOCAB_JSON), gluonnlp_vocabulary(vocabulary))
+    lower = not (looks_cased(vocabulary) if weights.cased is None else weights.cased)
+    if to == "huggingface":
+        names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+        content = {
+            **dict(zip(names, SPECIAL_TOKENS)),
+            "do_lower_case": lower,
+            "model_max_length": weights.config.positions,
+            "strip_accents": None,
+            "tokenize_chinese_chars": True,
+            "tokenizer_class": "BertTokenizer",
+        }
+        _write_json(os.path.join(folder, _TOKENIZER), content)
+
+
+def _write_json(path: str, content: Mapping[str, Any]) -> None:
+    _write(path, json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def _write(path: str, text: str) -> None:
+    with replacing(path) as file:
+        file.write(text.encode("utf-8"))

@@ -1,0 +1,187 @@
+"""The one door to weights of any format, recognised by content. MXNet is not imported.
+
+A folder is looked through for safetensors, pytorch_model.bin, a TensorFlow checkpoint, a .params file and a
+.pt file, in this order. What lies beside the weights completes them (bert.weights.beside).
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import struct
+from dataclasses import replace
+from typing import Callable, Mapping, NamedTuple
+
+from base.errors import InputError
+from bert.configuration import BertConfig
+from bert.weights import bundle, params_file, pickled, safetensors_file
+from bert.weights.assembly import assemble, by_structural_name
+from bert.weights.beside import look_beside
+from bert.weights.spellings import Spelling, gluonnlp, huggingface, is_object_path, object_paths, tensorflow
+from bert.weights.tensors import Tensor, Weights
+
+GLUONNLP, HUGGINGFACE, TENSORFLOW, PYTORCH = "gluonnlp", "huggingface", "tensorflow", "pytorch"
+# "gelu" is tanh in Google's code and NVIDIA's for TensorFlow, and the error function everywhere else.
+GELU = {GLUONNLP: "erf", HUGGINGFACE: "erf", TENSORFLOW: "tanh", PYTORCH: "erf"}
+
+
+class _Reader(NamedTuple):
+    """A format: its name in `Weights`, and the reader of its files."""
+
+    kind: str
+    read: Callable[[str], Mapping[str, Tensor]]
+
+
+def _read_params(path: str) -> dict[str, Tensor]:
+    def tensor(info: params_file.ArrayInfo) -> Tensor:
+        return Tensor(tuple(info.shape), info.dtype, lambda: params_file.read_array(path, info))
+
+    return {name: tensor(info) for name, info in params_file.read_index(path).items()}
+
+
+_PARAMS = _Reader(GLUONNLP, _read_params)
+_SAFETENSORS = _Reader(HUGGINGFACE, safetensors_file.read_index)
+_SHARDED = _Reader(HUGGINGFACE, safetensors_file.read_sharded)
+_BUNDLE = _Reader(TENSORFLOW, bundle.read_index)
+_PICKLED = _Reader(PYTORCH, pickled.read_index)
+_IN_A_FOLDER = (
+    ("model.safetensors.index.json", _SHARDED),
+    ("*.safetensors", _SAFETENSORS),
+    ("pytorch_model.bin", _PICKLED),
+    ("*.index", _BUNDLE),
+    ("*.params", _PARAMS),
+    ("*.pt", _PICKLED),
+    ("*.bin", _PICKLED),
+)
+_BY_EXTENSION = {
+    **{".safetensors": _SAFETENSORS, ".params": _PARAMS, ".index": _BUNDLE},
+    **{".bin": _PICKLED, ".pt": _PICKLED, ".pth": _PICKLED},
+}
+_DATA = re.compile(r"(.+)\.data-\d{5}-of-\d{5}")
+_TABLE_MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
+_OTHERS = {
+    b"\x89HDF": "an HDF5 file (of Keras)",
+    b"\x1f\x8b": "compressed; unpack it",
+    b"ustar": "an archive; unpack it",
+}
+
+
+def open_weights(path: str, flag: str, config: BertConfig | None = None) -> Weights:
+    """The BERT in a file or folder, its numbers not yet read.
+
+    Args:
+        path: a .params file, safetensors, a TensorFlow checkpoint (PREFIX or one of its files), a file of
+            torch.save, or a folder that holds one of them.
+        flag: the option that names the path, for messages.
+        config: gives the attention heads and the form of GELU where no file says them; sizes are those of
+            the weights, and a TensorFlow checkpoint without a configuration has tanh.
+
+    Raises:
+        InputError: nothing there, an unknown format, a damaged file, no whole encoder of a BERT, or a
+            configuration or vocabulary beside it that does not fit.
+    """
+    path, reader = _recognise(path, flag)
+    try:
+        tensors = reader.read(path)
+    except InputError as error:
+        raise InputError(f"{flag}: {error}") from error
+    source = f"{flag} {path}"
+    named = by_structural_name(source, tensors, _spelling(reader.kind, tensors))
+    kind = reader.kind
+    if kind == PYTORCH and os.path.basename(path) == "pytorch_model.bin":
+        kind = HUGGINGFACE
+    beside = look_beside(os.path.dirname(path) or ".", flag, GELU[kind])
+    if beside.config is None:
+        gelu = config.gelu if config is not None and kind != TENSORFLOW else GELU[kind]
+        beside = replace(beside, gelu=gelu)
+    return assemble(source, kind, named, beside, config)
+
+
+def _spelling(kind: str, tensors: Mapping[str, Tensor]) -> Spelling:
+    if kind == GLUONNLP:
+        return gluonnlp
+    if kind != TENSORFLOW:
+        return huggingface
+    return object_paths(tensors) if any(map(is_object_path, tensors)) else tensorflow
+
+
+def _recognise(path: str, flag: str) -> tuple[str, _Reader]:
+    """The file (of a TensorFlow checkpoint its prefix) and its format."""
+    source = f"{flag} {path}"
+    if os.path.isdir(path):
+        return _in_folder(path, source)
+    if os.path.isfile(f"{path}.index"):
+        return path, _BUNDLE
+    data = _DATA.fullmatch(path)
+    if data and os.path.isfile(f"{data[1]}.index"):
+        return data[1], _BUNDLE
+    if not os.path.exists(path):
+        raise InputError(f"{source} does not exist; name a checkpoint, or weights that another program saved")
+    try:
+        reader = _by_content(path)
+        if reader is None:
+            raise InputError(f"{source} is {_guess(path)}, and no weights in a known format")
+    except OSError as error:
+        raise InputError(f"{source}: cannot be read ({error.strerror})") from error
+    return (path[: -len(".index")] if reader is _BUNDLE else path), reader
+
+
+def _in_folder(folder: str, source: str) -> tuple[str, _Reader]:
+    for pattern, reader in _IN_A_FOLDER:
+        found = sorted(glob.glob(os.path.join(glob.escape(folder), pattern)))
+        if reader is _BUNDLE:
+            found = _latest([each[: -len(".index")] for each in found], folder)
+        if len(found) > 1:
+            names = " and ".join(os.path.basename(each) for each in found[:2])
+            raise InputError(f"{source} holds {names}; name one of them")
+        if found:
+            return found[0], reader
+    raise InputError(
+        f"{source} holds no weights; name a folder with model.safetensors, pytorch_model.bin, a TensorFlow "
+        "checkpoint or a .params file"
+    )
+
+
+def _latest(prefixes: list[str], folder: str) -> list[str]:
+    """Of several TensorFlow checkpoints the one that the file `checkpoint` beside them names."""
+    if len(prefixes) > 1:
+        try:
+            with open(os.path.join(folder, "checkpoint"), encoding="utf-8", errors="replace") as file:
+                match = re.search(r'^model_checkpoint_path: "(.+)"$', file.read(1 << 20), re.MULTILINE)
+        except OSError:
+            match = None
+        named = os.path.basename(match[1]) if match else ""
+        return [prefix for prefix in prefixes if os.path.basename(prefix) == named] or prefixes
+    return prefixes
+
+
+def _by_content(path: str) -> _Reader | None:
+    """The format of a file by its first and last bytes; of a damaged one by its name. None for others."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 8, 0))
+        tail = file.read(8)
+        file.seek(0)
+        head = file.read(9)
+    if head[:8] == struct.pack("<Q", params_file.LIST_MAGIC):
+        return _PARAMS
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size:
+        return _SAFETENSORS
+    if head.startswith((b"PK\3\4", pickled.PICKLE_MAGIC)):
+        return _PICKLED
+    if tail == _TABLE_MAGIC and path.endswith(".index"):
+        return _BUNDLE
+    if head.startswith(b"{") and path.endswith(".safetensors.index.json"):
+        return _SHARDED
+    return _BY_EXTENSION.get(os.path.splitext(path)[1])
+
+
+def _guess(path: str) -> str:
+    with open(path, "rb") as file:
+        head = file.read(1)
+        head = head + file.read(300)
+    for magic, words in _OTHERS.items():
+        if head.startswith(magic) or (magic == b"ustar" and head[257:262] == magic):
+            return words
+    return "JSON" if head.lstrip()[:1] == b"{" else "something else"

@@ -1,0 +1,219 @@
+"""The names that files really have: prefixes, older spellings, what optimizers leave.
+
+A name in a file is a weight of a BERT (`Weight`), something else that may be left out, such as an
+optimizer's moment (`IGNORED`), or part of a network that is no plain BERT (`FOREIGN`): leaving that out would
+change what the network computes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Callable, Iterable, NamedTuple, Union
+
+from bert.weights.names import DECODER, EMBEDDING, TABLE
+
+IGNORED, FOREIGN = "ignored", "foreign"
+
+
+class Weight(NamedTuple):
+    """A weight: its structural name in GluonNLP, and whether the file has it transposed.
+
+    `folded`: the attention heads have an axis of their own.
+    """
+
+    name: str
+    kernel: bool = False
+    folded: bool = False
+
+
+Meaning = Union[Weight, str]
+Spelling = Callable[[str], Meaning]
+
+
+def gluonnlp(name: str) -> Meaning:
+    """Block.save_parameters' structural names, those of a BERTClassifier around a BERT, and the global names
+    of `collect_params().save` and `export`, such as bertencoder0_transformer3_proj_weight."""
+    name = name[len("arg:") :] if name.startswith("arg:") else name
+    if name.startswith("bert."):
+        name = name[len("bert.") :]
+    if "." not in name:
+        name = next((rest for rest in _from_global(name)), name)
+    if name == DECODER:
+        return Weight(DECODER)
+    found = _by_template(_GLUONNLP, re.compile(r"(encoder\.transformer_cells\.)(\d+)(\..*)"), name)
+    if found:
+        return Weight(found.name)
+    return FOREIGN if name.startswith(("encoder.", "word_embed.", "token_type_embed.")) else IGNORED
+
+
+def _from_global(name: str) -> Iterable[str]:
+    for pattern, replacement in _GLOBAL:
+        changed, matched = pattern.subn(replacement, name)
+        if matched:
+            yield changed
+
+
+def _by_template(table: dict[str, Weight], pattern: re.Pattern[str], name: str) -> Weight | None:
+    """Looks a name up whose layer number, the second group of `pattern`, is "{layer}" in the table."""
+    match = pattern.fullmatch(name)
+    if not match:
+        return table.get(name)
+    found = table.get(match[1] + "{layer}" + match[3])
+    return found._replace(name=found.name.replace("{layer}", match[2])) if found else None
+
+
+_GLUONNLP = {row.gluonnlp: Weight(row.gluonnlp) for row in TABLE}
+_CELL = r"bertencoder\d+_transformer(\d+)_"
+_GLOBAL = [
+    (re.compile(pattern + r"\Z"), replacement)
+    for pattern, replacement in (
+        (r"bertencoder\d+_position_weight", "encoder.position_weight"),
+        (r"bertencoder\d+_layernorm\d+_(gamma|beta)", r"encoder.layer_norm.\1"),
+        (
+            _CELL + r"dotproductselfattentioncell\d+_(query|key|value)_(weight|bias)",
+            r"encoder.transformer_cells.\1.attention_cell.proj_\2.\3",
+        ),
+        (_CELL + r"proj_(weight|bias)", r"encoder.transformer_cells.\1.proj.\2"),
+        (_CELL + r"layernorm\d+_(gamma|beta)", r"encoder.transformer_cells.\1.layer_norm.\2"),
+        (
+            _CELL + r"positionwiseffn\d+_ffn_([12])_(weight|bias)",
+            r"encoder.transformer_cells.\1.ffn.ffn_\2.\3",
+        ),
+        (
+            _CELL + r"positionwiseffn\d+_layernorm\d+_(gamma|beta)",
+            r"encoder.transformer_cells.\1.ffn.layer_norm.\2",
+        ),
+        (r"bertmodel\d+_word_embed_embedding\d+_weight", EMBEDDING),
+        (r"bertmodel\d+_word_embed_embedding\d+_bias", "decoder.3.bias"),
+        (r"bertmodel\d+_token_type_embed_embedding\d+_weight", "token_type_embed.0.weight"),
+        (r"bertmodel\d+_pooler_(weight|bias)", r"pooler.\1"),
+        (r"bertmodel\d+_cls_(weight|bias)", r"classifier.\1"),
+        (r"bertmodel\d+_dense\d+_(weight|bias)", r"decoder.0.\1"),
+        (r"bertmodel\d+_layernorm\d+_(gamma|beta)", r"decoder.2.\1"),
+    )
+]
+
+
+def huggingface(name: str) -> Meaning:
+    """Hugging Face's names and NVIDIA's, as state dictionaries have them: in a wrapper ("module.", "model.")
+    or not, with "bert." or without, LayerNorm's numbers as weight and bias or as gamma and beta, dense layers
+    with an activation inside (NVIDIA's `dense_act`)."""
+    name = _WRAPPERS.sub("", name)
+    if name.startswith(("embeddings.", "encoder.layer.", "pooler.")):
+        name = f"bert.{name}"
+    name = name.replace(".dense_act.", ".dense.")
+    name = re.sub(r"\.LayerNorm\.gamma\Z", ".LayerNorm.weight", name)
+    name = re.sub(r"\.LayerNorm\.beta\Z", ".LayerNorm.bias", name)
+    if name in ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids"):  # 0, 1, 2, ...; no weights
+        return IGNORED
+    found = _by_template(_HUGGING_FACE, re.compile(r"(bert\.encoder\.layer\.)(\d+)(\..*)"), name)
+    return found or (FOREIGN if name.startswith("bert.") else IGNORED)
+
+
+_WRAPPERS = re.compile(r"\A(?:(?:module|model|state_dict|model_state_dict)\.)+")
+_HUGGING_FACE = {
+    **{row.huggingface: Weight(row.gluonnlp) for row in TABLE},
+    "cls.predictions.decoder.weight": Weight(DECODER),
+    "cls.predictions.decoder.bias": Weight("decoder.3.bias"),  # the second name of cls.predictions.bias
+}
+
+
+def tensorflow(name: str) -> Meaning:
+    """Google's and NVIDIA's variables. Those of optimizers are named after a weight, with something behind:
+    `/adam_m`, `/adam_v`, `/LAMB`."""
+    pattern = re.compile(r"(bert/encoder/layer_)(\d+)(/.*)")
+    found = _by_template(_TENSORFLOW, pattern, name)
+    if found:
+        return found
+    if _by_template(_TENSORFLOW, pattern, name.rpartition("/")[0]):
+        return IGNORED
+    return FOREIGN if name.startswith("bert/") else IGNORED
+
+
+_TENSORFLOW = {row.tensorflow: Weight(row.gluonnlp, row.kernel) for row in TABLE}
+
+
+def is_object_path(name: str) -> bool:
+    """Whether TensorFlow 2's Checkpoint gave the name: a path through Python objects."""
+    return name.endswith(_VALUE)
+
+
+def object_paths(names: Iterable[str]) -> Spelling:
+    """The spelling of a checkpoint of the TensorFlow Model Garden (official/nlp), by all of its names.
+
+    Its functional encoders number their layers (layer_with_weights-0 to -3 are the embeddings and their
+    LayerNorm, then come the cells, then perhaps a pooler), its later ones name them.
+    """
+    paths = [name for name in names if is_object_path(name)]
+    cells = [int(match[1]) for match in map(_NUMBERED_CELL.match, paths) if match]
+    pooler = f"layer_with_weights-{max(cells, default=0) + 1}"
+    own_pooler = any(path.startswith("next_sentence..pooler_dense/") for path in paths)
+
+    def spelling(name: str) -> Meaning:
+        if not is_object_path(name) or "/.OPTIMIZER_SLOT/" in name:
+            return IGNORED
+        path = re.sub(r"\A(?:model/|encoder/)+", "", name[: -len(_VALUE)])
+        if path.startswith(f"{pooler}/"):
+            # Where the next-sentence head has a pooler of its own, the encoder's is not trained.
+            path = "unused" if own_pooler else path.replace(pooler, "_pooler_layer", 1)
+        match = re.fullmatch(r"(?:layer_with_weights-|_transformer_layers/)(\d+)/(_.*)", path)
+        if match and path.startswith("layer_with_weights-"):
+            path = f"_transformer_layers/{int(match[1]) - 4}/{match[2]}"
+        path = _PATHS_OF_LAYERS.get(path, path)
+        found = _by_template(_PATHS, re.compile(r"(_transformer_layers/)(\d+)(/.*)"), path)
+        foreign = path.startswith(("layer_with_weights-", "_transformer_layers/", "_embedding"))
+        return found or (FOREIGN if foreign else IGNORED)
+
+    return spelling
+
+
+_VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+_NUMBERED_CELL = re.compile(r"(?:model/|encoder/)*layer_with_weights-(\d+)/_attention_layer/")
+_PATHS_OF_LAYERS = {
+    "layer_with_weights-0/embeddings": "_embedding_layer/embeddings",
+    "layer_with_weights-1/embeddings": "_position_embedding_layer/embeddings",
+    "layer_with_weights-1/position_embeddings": "_position_embedding_layer/embeddings",
+    "layer_with_weights-2/embeddings": "_type_embedding_layer/embeddings",
+    "layer_with_weights-3/gamma": "_embedding_norm_layer/gamma",
+    "layer_with_weights-3/beta": "_embedding_norm_layer/beta",
+    "masked_lm/embedding_table": "_embedding_layer/embeddings",
+}
+
+
+def _dense_path(path: str, name: str, folded: bool = False) -> dict[str, Weight]:
+    return {
+        f"{path}/kernel": Weight(f"{name}.weight", kernel=True, folded=folded),
+        f"{path}/bias": Weight(f"{name}.bias", folded=folded),
+    }
+
+
+def _norm_path(path: str, name: str) -> dict[str, Weight]:
+    return {f"{path}/{each}": Weight(f"{name}.{each}") for each in ("gamma", "beta")}
+
+
+_OBJECT, _STRUCTURAL = "_transformer_layers/{layer}", "encoder.transformer_cells.{layer}"
+_PATHS = {
+    "_embedding_layer/embeddings": Weight(EMBEDDING),
+    "_position_embedding_layer/embeddings": Weight("encoder.position_weight"),
+    "_type_embedding_layer/embeddings": Weight("token_type_embed.0.weight"),
+    **_norm_path("_embedding_norm_layer", "encoder.layer_norm"),
+    **_dense_path(
+        f"{_OBJECT}/_attention_layer/_query_dense", f"{_STRUCTURAL}.attention_cell.proj_query", True
+    ),
+    **_dense_path(f"{_OBJECT}/_attention_layer/_key_dense", f"{_STRUCTURAL}.attention_cell.proj_key", True),
+    **_dense_path(
+        f"{_OBJECT}/_attention_layer/_value_dense", f"{_STRUCTURAL}.attention_cell.proj_value", True
+    ),
+    **_dense_path(f"{_OBJECT}/_attention_layer/_output_dense", f"{_STRUCTURAL}.proj", True),
+    **_dense_path(f"{_OBJECT}/_attention_output_dense", f"{_STRUCTURAL}.proj", True),
+    **_norm_path(f"{_OBJECT}/_attention_layer_norm", f"{_STRUCTURAL}.layer_norm"),
+    **_dense_path(f"{_OBJECT}/_intermediate_dense", f"{_STRUCTURAL}.ffn.ffn_1"),
+    **_dense_path(f"{_OBJECT}/_output_dense", f"{_STRUCTURAL}.ffn.ffn_2"),
+    **_norm_path(f"{_OBJECT}/_output_layer_norm", f"{_STRUCTURAL}.ffn.layer_norm"),
+    **_dense_path("_pooler_layer", "pooler"),
+    **_dense_path("next_sentence..pooler_dense", "pooler"),
+    **_dense_path("masked_lm/dense", "decoder.0"),
+    **_norm_path("masked_lm/layer_norm", "decoder.2"),
+    "masked_lm/output_bias.Sbias": Weight("decoder.3.bias"),
+    **_dense_path("classification_heads/0/out_proj", "classifier"),
+}

@@ -1,0 +1,295 @@
+"""Convert a pretrained BERT between GluonNLP, Hugging Face and TensorFlow.
+
+python convert.py ckpt_dir converted                      our newest checkpoint, for Hugging Face
+python convert.py bert-base-uncased bert_base --to gluonnlp
+python convert.py uncased_L-12_H-768_A-12/bert_model.ckpt converted --to huggingface
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Sequence
+
+import numpy as np
+
+from base.command_line import OptionParser
+from base.errors import InputError
+from base.files import is_temporary, replacing_folder
+from base.progress import Printed
+from bert.config_file import ConfigFile, read_config_file
+from bert.configuration import GELU_FORMS, BertConfig, named_config
+from bert.weights.beside import read_vocabulary
+from bert.weights.exporting import FILES, FORMATS, converted, export, looks_cased, warnings_of
+from bert.weights.names import MASKED_LM, NEXT_SENTENCE, part_of
+from bert.weights.tensors import Weights
+from training.pretrained import find_weights
+
+_SHOWN = 5  # names in the closing lines
+_EPILOG = """INPUT is recognised by its content: a folder of this project's checkpoints (the newest complete
+one, or FOLDER:STEP), a .params file of GluonNLP, a Hugging Face folder or its model.safetensors, a TensorFlow
+checkpoint (PREFIX, with Google's or NVIDIA's names), a pytorch_model.bin or NVIDIA's ckpt_*.pt. Optimizer
+states are left out. Rules of thumb: RULES docs/conversion.md is the guide."""
+
+
+@dataclass(frozen=True)
+class ConvertConfig:
+    """One command. None: not given."""
+
+    input: str
+    output: str
+    to: str | None
+    overwrite: bool
+    dtype: str | None
+    vocab: str | None
+    cased: bool
+    model: BertConfig | None
+    config_file: ConfigFile | None
+    config_path: str | None
+    gelu: str | None
+    encoder_only: bool
+    json: bool
+
+
+def parse(arguments: Sequence[str] | None) -> ConvertConfig:
+    """The command line. Raises InputError, also for a configuration file that cannot be used."""
+    options = _parser().parse_args(arguments)
+    if options.model and options.config_file:
+        raise InputError("--model and --config_file: give one of them")
+    file = read_config_file(options.config_file, "--config_file") if options.config_file else None
+    return ConvertConfig(
+        input=options.input.rstrip(os.sep) or options.input,
+        output=options.output.rstrip(os.sep) or options.output,
+        to=options.to,
+        overwrite=options.overwrite,
+        dtype=options.dtype,
+        vocab=options.vocab,
+        cased=options.cased,
+        model=named_config(options.model) if options.model else None,
+        config_file=file,
+        config_path=options.config_file,
+        gelu=options.gelu,
+        encoder_only=options.encoder_only,
+        json=options.json,
+    )
+
+
+def convert(config: ConvertConfig) -> dict[str, Any]:
+    """Makes the output; returns what it is, for people and as JSON.
+
+    Raises:
+        InputError: an input that cannot be read whole, options that do not fit it, or an output that is
+            there already.
+        OSError: from writing; nothing is left of the output then.
+    """
+    started = time.monotonic()
+    _check_output(config)
+    weights = _opened(config)
+    to = config.to or ("huggingface" if weights.format == "gluonnlp" else "gluonnlp")
+    progress, done = Printed(), 0
+    total = sum(each.dtype.itemsize * int(np.prod(each.shape)) for each in weights.tensors.values())
+
+    def passed(size: int) -> None:
+        nonlocal done
+        done = min(done + size, total)  # the decoder's weight is read twice for GluonNLP
+        progress.update(done, {})
+
+    prepared = converted(weights, config.dtype, passed)
+    progress.begin(f"converting to {to}", total)
+    try:
+        with replacing_folder(config.output) as folder:
+            export(prepared, folder, to)
+    finally:
+        progress.end()
+    return _summary(config, prepared, to, time.monotonic() - started)
+
+
+def _opened(config: ConvertConfig) -> Weights:
+    """The weights, with what the options say of them."""
+    given = config.config_file.config if config.config_file else config.model
+    weights = find_weights(config.input, "INPUT", given)
+    if given is not None:
+        option = f"--config_file {config.config_path}" if config.config_file else f"--model {given.name}"
+        names = ("layers", "units", "heads", "hidden", "positions", "token_types")
+        for name in names if config.config_file else names[:3]:
+            found, said = getattr(weights.config, name), getattr(given, name)
+            if found != said:
+                raise InputError(
+                    f"{option} says {said} {name}, but INPUT {weights.source} has {found}; leave the option "
+                    "out or name the model of these weights"
+                )
+    named = config.config_file is not None and not config.config_file.gelu_open
+    gelu = config.gelu or (given.gelu if given is not None and named else weights.config.gelu)
+    weights = replace(weights, config=replace(weights.config, gelu=gelu))
+    if config.vocab:
+        tokens = read_vocabulary(config.vocab, "--vocab")
+        if len(tokens) > weights.vocab_size:
+            raise InputError(
+                f"--vocab {config.vocab} has {len(tokens)} tokens, but INPUT {weights.source} has embeddings "
+                f"of {weights.vocab_size}; name the vocabulary that it was trained with"
+            )
+        weights = replace(weights, vocabulary=tokens)
+    if config.encoder_only:
+        heads = (MASKED_LM, NEXT_SENTENCE)
+        kept = {name: each for name, each in weights.tensors.items() if part_of(name) not in heads}
+        left_out = [name for name in weights.tensors if name not in kept]
+        weights = replace(weights, tensors=kept, ignored=(*weights.ignored, *left_out))
+    return _with_case(weights, config.cased)
+
+
+def _with_case(weights: Weights, cased: bool) -> Weights:
+    if cased:
+        return replace(weights, cased=True)
+    if weights.cased is not None or weights.vocabulary is None:
+        return weights
+    guessed = looks_cased(weights.vocabulary)
+    words = "has upper case, so it is kept (cased)" if guessed else "has no upper case, so text is lowered"
+    note = f"the vocabulary {words}: nothing beside the weights says"
+    return replace(weights, cased=guessed, notes=(*weights.notes, note))
+
+
+def _check_output(config: ConvertConfig) -> None:
+    output, place = config.output, os.path.dirname(config.output) or "."
+    if not os.path.isdir(place):
+        raise InputError(f"OUTPUT {output}: the folder {place} does not exist; create it or name another one")
+    if not os.path.lexists(output):
+        return
+    if not config.overwrite:
+        raise InputError(
+            f"OUTPUT {output} is there already; name another one, or replace it with --overwrite"
+        )
+    if not os.path.isdir(output) or os.path.islink(output):
+        raise InputError(f"OUTPUT {output} is no folder, which alone --overwrite replaces; name another one")
+    others = sorted(name for name in os.listdir(output) if name not in FILES and not is_temporary(name))
+    if others:
+        raise InputError(
+            f"OUTPUT {output} holds {others[0]}, which convert.py does not write and --overwrite would "
+            "delete; name another folder"
+        )
+    inside = os.path.join(os.path.realpath(output), "")
+    if (os.path.realpath(config.input) + os.sep).startswith(inside):
+        raise InputError(f"OUTPUT {output} holds INPUT {config.input}; name another folder")
+
+
+def _summary(config: ConvertConfig, weights: Weights, to: str, seconds: float) -> dict[str, Any]:
+    folder = config.output
+    return {
+        "input": weights.source,
+        "output": folder,
+        "from": weights.format,
+        "to": to,
+        "model": weights.config.name,
+        "config": asdict(weights.config),
+        "vocab_size": weights.vocab_size,
+        "tokens": None if weights.vocabulary is None else len(weights.vocabulary),
+        "cased": weights.cased,
+        "dtypes": sorted({str(each.dtype) for each in weights.tensors.values()}),
+        "tensors": len(weights.tensors),
+        "parameters": sum(int(np.prod(each.shape)) for each in weights.tensors.values()),
+        "missing": list(weights.missing),
+        "ignored": list(weights.ignored),
+        "notes": list(weights.notes),
+        "warnings": warnings_of(weights, to),
+        "files": sorted(os.listdir(folder)),
+        "bytes": sum(entry.stat().st_size for entry in os.scandir(folder)),
+        "seconds": round(seconds, 3),
+    }
+
+
+def _show(summary: dict[str, Any]) -> None:
+    for line in summary["warnings"]:
+        print(f"warning: {line}", file=sys.stderr)
+    for line in summary["notes"]:
+        print(f"note: {line}")
+    words = "no vocabulary" if summary["tokens"] is None else f"{summary['tokens']:,} tokens"
+    if summary["tokens"] is not None and summary["tokens"] < summary["vocab_size"]:
+        words += f" and {summary['vocab_size'] - summary['tokens']} rows of padding"
+    print(
+        f"{summary['output']}: {summary['model']}, GELU by {summary['config']['gelu']}, {words}, from "
+        f"{summary['from']} to {summary['to']}; {summary['parameters'] / 1e6:,.1f} M parameters in "
+        f"{summary['tensors']} tensors of {', '.join(summary['dtypes'])}, {summary['bytes']:,} bytes, "
+        f"{summary['seconds']:.1f} s"
+    )
+    if summary["missing"]:
+        print(f"missing in the input, and so in the output: {', '.join(summary['missing'])}")
+    if summary["ignored"]:
+        names = [name if name.isprintable() else ascii(name) for name in summary["ignored"]]
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        print(f"left out: {', '.join(names[:_SHOWN])}{more}")
+
+
+def _parser() -> OptionParser:
+    parser = OptionParser(
+        prog="convert.py", description=__doc__.splitlines()[0], epilog=_EPILOG, allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("input", metavar="INPUT", help="weights: a file, a folder, FOLDER:STEP, or a TensorFlow prefix")
+    add("output", metavar="OUTPUT", help="the folder to make")
+    add(
+        "--to",
+        choices=FORMATS,
+        help="the format of OUTPUT (default: huggingface for weights of GluonNLP, gluonnlp for others)",
+    )
+    add("--overwrite", action="store_true", help="replace OUTPUT, a folder that convert.py has made, whole")
+    add(
+        "--vocab",
+        help="vocab.txt or GluonNLP's vocabulary in JSON, in the order of the embedding's rows (default: the "
+        "one beside the weights, or of the run)",
+    )
+    add("--cased", action="store_true", help="upper case is kept (default: as beside the weights)")
+    add(
+        "--model",
+        help="bert_LAYERS_UNITS_HEADS, for weights that nothing beside them says the heads of (default: "
+        "heads of 64 units, as in every BERT of Google's)",
+    )
+    add("--config_file", help="a bert_config.json or config.json in place of --model")
+    add(
+        "--gelu",
+        choices=GELU_FORMS,
+        help="the form that the weights were trained with (default: as beside the weights; tanh for "
+        "TensorFlow, erf for others)",
+    )
+    add(
+        "--encoder_only",
+        action="store_true",
+        help="leave out both heads, which Hugging Face's BertModel would report as unexpected",
+    )
+    add(
+        "--dtype",
+        choices=("float16", "float32", "float64"),
+        help="convert the numbers (default: as they are)",
+    )
+    add("--json", action="store_true", help="print the summary as one line of JSON")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    try:
+        config = parse(arguments)
+        summary = convert(config)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        print(
+            f"error: cannot write OUTPUT{where}: {error.strerror or error}; nothing is left of it",
+            file=sys.stderr,
+        )
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; nothing was written", file=sys.stderr)
+        return 130
+    if config.json:
+        print(json.dumps(summary))
+    else:
+        _show(summary)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""bert_config.json in the three spellings: what is read, listed, and rejected by the name of its key."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from base.errors import InputError
+from bert.config_file import ConfigFile, read_config_file
+from bert.configuration import BertConfig, named_config, recorded_config
+
+# The keys and values of Google's BERT-base; NVIDIA's files have the same keys.
+GOOGLE: dict[str, Any] = {
+    "attention_probs_dropout_prob": 0.1,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 768,
+    "initializer_range": 0.02,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "type_vocab_size": 2,
+    "vocab_size": 30522,
+}
+HUGGING_FACE: dict[str, Any] = {
+    **GOOGLE,
+    "_name_or_path": "bert-base-uncased",
+    "architectures": ["BertForPreTraining"],
+    "classifier_dropout": None,
+    "layer_norm_eps": 1e-12,
+    "model_type": "bert",
+    "pad_token_id": 0,
+    "position_embedding_type": "absolute",
+    "torch_dtype": "float32",
+    "transformers_version": "4.30.2",
+    "use_cache": True,
+}
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read_it(content: Any, raw: bytes | None = None) -> ConfigFile:
+        path = tmp_path / "bert_config.json"
+        path.write_bytes(json.dumps(content).encode() if raw is None else raw)
+        return read_config_file(str(path), "--config_file")
+
+    return read_it
+
+
+@pytest.fixture
+def rejected(read, tmp_path):
+    def message(content: Any, raw: bytes | None = None) -> str:
+        with pytest.raises(InputError) as caught:
+            read(content, raw)
+        text = str(caught.value)
+        assert text.startswith(f"--config_file {tmp_path / 'bert_config.json'}: ") and "\n" not in text
+        return text
+
+    return message
+
+
+def without(key: str) -> dict[str, Any]:
+    return {name: value for name, value in GOOGLE.items() if name != key}
+
+
+@pytest.mark.parametrize("content, gelu_open", [(GOOGLE, True), (HUGGING_FACE, False)])
+def test_bert_base_as_google_and_hugging_face_write_it(read, content, gelu_open):
+    found = read(content)
+    assert found.config == named_config("bert_12_768_12") and found.vocab_size == 30522
+    assert found.unknown_keys == () and found.gelu_open is gelu_open and found.hidden_act == "gelu"
+    assert (found.dropout, found.attention_dropout, found.initial_stdev) == (0.1, 0.1, 0.02)
+
+
+def test_sizes_that_no_name_has(read):
+    sizes = {"intermediate_size": 1000, "max_position_embeddings": 1024, "type_vocab_size": 3}
+    assert read({**GOOGLE, **sizes}).config == BertConfig(12, 768, 12, 1000, 1024, 3)
+
+
+def test_what_may_be_left_out(read):
+    sizes = ("hidden_size", "intermediate_size", "max_position_embeddings", "num_attention_heads")
+    found = read({key: GOOGLE[key] for key in (*sizes, "num_hidden_layers", "type_vocab_size")})
+    assert found.config == named_config("bert_12_768_12")
+    assert (found.vocab_size, found.dropout, found.attention_dropout, found.initial_stdev) == (None,) * 4
+    assert found.hidden_act == "gelu" and found.gelu_open
+
+
+def test_unknown_keys_are_listed_in_their_order(read):
+    found = read({"net_structure_type": 0, **HUGGING_FACE, "fuse_mha": True})
+    assert found.unknown_keys == ("net_structure_type", "fuse_mha")
+
+
+@pytest.mark.parametrize(
+    "hidden_act, form",
+    [
+        ("gelu_python", "erf"),
+        ("gelu_new", "tanh"),
+        ("gelu_pytorch_tanh", "tanh"),
+        ("gelu_fast", "tanh"),
+        ("gelu_accurate", "tanh"),
+    ],
+)
+@pytest.mark.parametrize("style", [GOOGLE, HUGGING_FACE], ids=["google", "hugging face"])
+def test_a_named_form_of_gelu(read, style, hidden_act, form):
+    found = read({**style, "hidden_act": hidden_act})
+    assert found.config.gelu == form and not found.gelu_open
+    assert found.with_gelu(form, "x.json").gelu == form
+    other = "erf" if form == "tanh" else "tanh"
+    with pytest.raises(InputError, match=f"--gelu {other}: hidden_act of x.json is {hidden_act}"):
+        found.with_gelu(other, "x.json")
+
+
+@pytest.mark.parametrize("style", [GOOGLE, HUGGING_FACE], ids=["google", "hugging face"])
+def test_gelu_alone_takes_either_form(read, style):
+    found = read(style)
+    assert found.config.gelu == "erf"
+    assert [found.with_gelu(form, "x.json").gelu for form in ("erf", "tanh")] == ["erf", "tanh"]
+
+
+@pytest.mark.parametrize(
+    "key, value, said",
+    [
+        ("hidden_act", "relu", '"relu"'),
+        ("hidden_act", ["gelu"], '["gelu"]'),
+        ("model_type", "roberta", '"roberta"'),
+        ("layer_norm_eps", 1e-5, "1e-05"),
+        ("embedding_size", 128, "768"),
+        ("position_embedding_type", "relative_key", '"absolute"'),
+        ("is_decoder", True, "true"),
+        ("is_decoder", 0, "0"),
+        ("add_cross_attention", True, "true"),
+        ("tie_word_embeddings", False, "false"),
+        ("pruned_heads", {"0": [1]}, '{"0": [1]}'),
+    ],
+)
+def test_what_the_code_does_not_have(rejected, key, value, said):
+    message = rejected({**HUGGING_FACE, key: value})
+    assert f": {key} is " in message and said in message
+
+
+def test_the_same_values_in_full_are_no_error(read):
+    usual = {"embedding_size": 768, "is_decoder": False, "pruned_heads": {}, "tie_word_embeddings": True}
+    assert read({**HUGGING_FACE, **usual}).unknown_keys == ()
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "type_vocab_size", "num_hidden_layers", "intermediate_size"])
+def test_a_missing_size(rejected, key):
+    assert f"{key} is missing" in rejected(without(key))
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "768", None, True, 10**9, 10**400, [768]])
+def test_a_size_that_is_none(rejected, value):
+    assert "hidden_size is " in rejected({**GOOGLE, "hidden_size": value})
+
+
+@pytest.mark.parametrize("value", [1, -0.1, "0.1", True, float("nan"), float("inf")])
+def test_a_rate_that_is_none(rejected, value):
+    for key in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+        assert f"{key} is " in rejected({**GOOGLE, key: value})
+
+
+@pytest.mark.parametrize("value", [0, -0.02, "0.02", float("inf")])
+def test_a_standard_deviation_that_is_none(rejected, value):
+    assert "initializer_range is " in rejected({**GOOGLE, "initializer_range": value})
+
+
+def test_heads_that_do_not_divide(rejected):
+    assert "num_attention_heads 5 do not divide hidden_size 768" in rejected(
+        {**GOOGLE, "num_attention_heads": 5}
+    )
+
+
+@pytest.mark.parametrize(
+    "raw, said",
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"\xff\xfe\x00", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[1]", "not a JSON object"),
+        (b"{}", "num_hidden_layers is missing"),
+        (b" " * (1 << 20) + b"{}", "more than 1 MiB"),
+    ],
+    ids=["empty", "cut", "binary", "deep", "list", "nothing", "large"],
+)
+def test_another_kind_of_file(rejected, raw, said):
+    assert said in rejected(None, raw)
+
+
+def test_files_that_are_not_there(tmp_path):
+    for path in (tmp_path / "nowhere.json", tmp_path):
+        with pytest.raises(InputError, match="cannot be read"):
+            read_config_file(str(path), "INPUT")
+
+
+class TestDescription:
+    def test_only_what_differs_is_said(self):
+        assert named_config("bert_2_64_2").description == "bert_2_64_2"
+        other = BertConfig(2, 64, 2, hidden=100, positions=1024, token_types=3, gelu="tanh")
+        assert other.description == (
+            "bert_2_64_2 (feed-forward layers of 100 units, 1024 positions, 3 token types, GELU by tanh)"
+        )
+
+    def test_facts_keep_all(self):
+        config = BertConfig(2, 64, 2, hidden=100, positions=1024, token_types=3, gelu="tanh")
+        facts = json.loads(json.dumps(config.facts()))
+        assert facts["model"] == "bert_2_64_2" and recorded_config(facts, "a") == config
+
+    def test_a_name_alone_was_recorded_before(self):
+        assert recorded_config({"model": "bert_2_64_2"}, "a") == named_config("bert_2_64_2")
+
+    @pytest.mark.parametrize(
+        "facts", [{}, {"model": "x"}, {"model": 3}, {"bert": {"rings": 1}}, {"bert": []}]
+    )
+    def test_neither(self, facts):
+        with pytest.raises(InputError, match="^a has no model in the form"):
+            recorded_config(facts, "a")

@@ -1,0 +1,233 @@
+"""convert.py: round trips to the bit, logits against NumPy, whole outputs or none, one line for an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import gluonnlp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import convert
+from bert.weights import bundle
+from bert.weights.names import DECODER, EMBEDDING
+from bert.weights.opening import open_weights
+from data.tokenizing.vocab import SPECIAL_TOKENS
+from tests.bert.reference import Google, HuggingFace, logits, sequence
+from tests.bert.weights.building import SMALL, TOKENS, WORDS, arrays, write
+from tests.bert.weights.networks import mxnet_logits, random_inputs
+from tests.processes import ROOT, run_command
+
+TF = "bert_model.ckpt"
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def source(folder: str, dtype: str = "float32", gelu: str = "erf", **options) -> dict[str, np.ndarray]:
+    """GluonNLP's model.params with all that may lie beside it; returns its arrays, in its order."""
+    named = {}
+    for name, array in arrays(dtype=dtype, **options).items():
+        if name == "decoder.3.bias":
+            named[DECODER] = named[EMBEDDING]
+        named[name] = array
+    write(Path(folder) / "model.params", named)
+    content = {
+        **{"num_hidden_layers": SMALL.layers, "hidden_size": SMALL.units, "num_attention_heads": SMALL.heads},
+        **{"intermediate_size": SMALL.hidden, "max_position_embeddings": SMALL.positions},
+        **{"type_vocab_size": SMALL.token_types, "vocab_size": TOKENS, "gelu_form": gelu},
+    }
+    (Path(folder) / "bert_config.json").write_text(json.dumps(content))
+    (Path(folder) / "vocab.txt").write_text("".join(f"{word}\n" for word in WORDS))
+    return named
+
+
+def run(*arguments: str) -> int:
+    return convert.main(list(arguments))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize("to", ["huggingface", "tensorflow"])
+def test_there_and_back_again_is_the_same_file(place, to, dtype):
+    """Also what a float holds that is no number of everyday: -0.0 and subnormal numbers."""
+    named = source("ours", dtype)
+    named["pooler.bias"][:2] = [-0.0, np.finfo(dtype).tiny / 4]
+    write(place / "ours" / "model.params", named)
+    assert run("ours", "theirs", "--to", to) == 0
+    assert run("theirs", "again", "--to", "gluonnlp") == 0
+    for name in ("model.params", "vocab.txt"):
+        assert (place / "again" / name).read_bytes() == (place / "ours" / name).read_bytes()
+    assert open_weights("again", "it").config == SMALL
+
+
+def file_arrays(to: str, folder: str) -> Google:
+    """The arrays of a folder through readers that are not ours where there are any."""
+    if to == "huggingface":
+        return HuggingFace(load_file(f"{folder}/model.safetensors"))
+    return Google({name: each.read() for name, each in bundle.read_index(f"{folder}/{TF}").items()})
+
+
+@pytest.mark.parametrize("gelu", ["erf", "tanh"])
+@pytest.mark.parametrize("to", ["huggingface", "tensorflow"])
+def test_logits_of_both_heads_in_both_directions(place, to, gelu):
+    """What NumPy computes from the converted file, MXNet computes from the source, and from the file."""
+    source("ours", gelu=gelu, stdev=0.2)
+    assert run("ours", "theirs", "--to", to) == 0
+    inputs = random_inputs(TOKENS, SMALL.positions - 3)
+    of = file_arrays(to, "theirs")
+    expected, other = (
+        logits(of, form, sequence(of, SMALL.heads, form, *inputs[:3]), inputs.places)
+        for form in (gelu, {"erf": "tanh", "tanh": "erf"}[gelu])
+    )
+    assert np.abs(expected[1] - other[1]).max() > 2e-4  # or the forms could not be told apart
+    for folder in ("ours", "theirs"):
+        weights = open_weights(folder, "INPUT")
+        assert weights.config == replace(SMALL, gelu=gelu)
+        for found, wanted in zip(mxnet_logits(weights, inputs), expected):
+            assert np.abs(wanted).max() > 0.1
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
+
+
+def test_what_lies_beside_the_weights(place):
+    source("ours", gelu="tanh")
+    assert run("ours", "hf", "--to", "huggingface") == 0
+    assert sorted(os.listdir("hf")) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer_config.json",
+        "vocab.txt",
+    ]
+    config = json.loads(Path("hf/config.json").read_text())
+    assert config["architectures"] == ["BertForPreTraining"] and config["hidden_act"] == "gelu_new"
+    assert (
+        config["layer_norm_eps"] == 1e-12
+        and config["vocab_size"] == TOKENS
+        and config["model_type"] == "bert"
+    )
+    tokenizer = json.loads(Path("hf/tokenizer_config.json").read_text())
+    assert tokenizer["do_lower_case"] is True and tokenizer["model_max_length"] == SMALL.positions
+    assert Path("hf/vocab.txt").read_text().split("\n")[:-1] == WORDS
+    assert run("hf", "g", "--cased") == 0
+    vocabulary = gluonnlp.vocab.BERTVocab.from_json(Path("g/vocab.json").read_text())
+    assert vocabulary.idx_to_token == WORDS and len(vocabulary) == TOKENS
+    special = (vocabulary.padding_token, vocabulary.unknown_token, vocabulary.cls_token)
+    assert (*special, vocabulary.sep_token, vocabulary.mask_token) == SPECIAL_TOKENS
+    assert run("g", "hf2", "--to", "huggingface", "--vocab", "g/vocab.json", "--cased") == 0
+    assert json.loads(Path("hf2/tokenizer_config.json").read_text())["do_lower_case"] is False
+    assert Path("hf2/vocab.txt").read_bytes() == Path("hf/vocab.txt").read_bytes()
+    assert run("hf2", "tf", "--to", "tensorflow") == 0
+    assert Path("tf/checkpoint").read_text().startswith(f'model_checkpoint_path: "{TF}"\n')
+
+
+def test_the_heads_may_be_left_out(place, capsys):
+    source("ours")
+    assert run("ours", "hf", "--encoder_only") == 0
+    assert "left out: classifier.weight, classifier.bias, decoder.0.weight" in capsys.readouterr().out
+    names = set(load_file("hf/model.safetensors"))
+    assert "embeddings.word_embeddings.weight" in names and "pooler.dense.weight" in names  # BertModel's own
+    assert not any(name.startswith(("bert.", "cls.")) for name in names)
+    assert json.loads(Path("hf/config.json").read_text())["architectures"] == ["BertModel"]
+    assert run("hf", "g") == 0
+    out = capsys.readouterr().out
+    assert "missing in the input, and so in the output: next-sentence head, masked-LM head" in out
+
+
+def test_the_summary_in_json(place, capsys):
+    source("ours", gelu="erf")
+    assert run("ours", "tf", "--to", "tensorflow", "--json", "--dtype", "float64") == 0
+    captured = capsys.readouterr()
+    (line,) = captured.out.splitlines()
+    summary = json.loads(line)
+    assert (
+        summary["from"] == "gluonnlp" and summary["to"] == "tensorflow" and summary["dtypes"] == ["float64"]
+    )
+    assert summary["config"]["gelu"] == "erf" and summary["tokens"] == TOKENS and summary["missing"] == []
+    assert summary["parameters"] == sum(array.size for array in arrays().values())
+    assert any("tanh" in each for each in summary["warnings"]) and any(
+        "float32" in each for each in summary["warnings"]
+    )
+
+
+def test_an_output_is_replaced_whole_or_not_at_all(place, capsys):
+    source("ours")
+    assert run("ours", "out") == 0
+    before = Path("out/model.safetensors").read_bytes()
+    assert run("ours", "out") == 2
+    assert "OUTPUT out is there already" in capsys.readouterr().err
+    named = source("bad")
+    named["classifier.bias"][1] = np.nan  # found when the last tensors are read
+    write(place / "bad" / "model.params", named)
+    assert run("bad", "out", "--overwrite") == 2
+    assert "numbers of classifier.bias are not finite" in capsys.readouterr().err
+    assert Path("out/model.safetensors").read_bytes() == before
+    assert run("ours", "out", "--overwrite", "--to", "tensorflow") == 0
+    assert "model.safetensors" not in os.listdir("out") and f"{TF}.index" in os.listdir("out")
+    Path("out/mine.txt").write_text("precious")
+    assert run("ours", "out", "--overwrite") == 2
+    assert "mine.txt, which convert.py does not write" in capsys.readouterr().err
+    assert sorted(os.listdir()) == ["bad", "ours", "out"]  # and nothing temporary
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["nowhere", "out"], "INPUT nowhere does not exist"),
+        (["ours", "no/where/out"], "the folder no/where does not exist"),
+        (["ours", "ours", "--overwrite"], "OUTPUT ours holds INPUT ours"),
+        (["ours/model.params", "ours", "--overwrite"], "OUTPUT ours holds INPUT ours/model.params"),
+        (["ours", "vocab.txt", "--overwrite"], "OUTPUT vocab.txt is no folder"),
+        (["ours", "out", "--model", "bert_2_64_4"], "--model bert_2_64_4 says 4 heads, but INPUT ours"),
+        (["ours", "out", "--model", "bert_2_64"], "--model bert_2_64: use"),
+        (["ours", "out", "--config_file", "other.json"], "--config_file other.json says 41 positions"),
+        (["ours", "out", "--config_file", "x.json"], "--config_file x.json: cannot be read"),
+        (["ours", "out", "--config_file", "x.json", "--model", "bert_2_64_2"], "give one of them"),
+        (["ours", "out", "--vocab", "longer.txt"], "--vocab longer.txt has 21 tokens, but INPUT ours"),
+        (["ours", "out", "--vocab", "short.txt"], "--vocab: short.txt lacks [PAD]"),
+        (["ours", "out", "--vocab", "none.txt"], "--vocab: cannot read none.txt"),
+        (["ours", "out", "--vocab", "list.json"], "list.json is no vocabulary of GluonNLP"),
+        (["ours", "out", "--to", "onnx"], "invalid choice: 'onnx'"),
+        (["ours:3", "out"], "ours:3: no checkpoint of this step"),
+        (["large", "out", "--dtype", "float16"], "numbers of pooler.bias are not finite in float16"),
+    ],
+)
+def test_errors(place, capsys, arguments, words):
+    named = source("ours")
+    large = {**named, "pooler.bias": np.full(SMALL.units, 1e5, np.float32)}
+    write(place / "large" / "model.params", large)
+    for name, lines in (("longer", [*WORDS, "z"]), ("short", ["a", "b"]), ("vocab", WORDS)):
+        (place / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines))
+    (place / "list.json").write_text('{"idx_to_token": 3}')
+    other = json.loads(Path("ours/bert_config.json").read_text())
+    (place / "other.json").write_text(json.dumps({**other, "max_position_embeddings": 41}))
+    before = sorted(Path().rglob("*"))
+    assert run(*arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert line.startswith("error: ") and words in line
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_the_command_never_imports_mxnet(place):
+    source("ours")
+    code = "import sys, convert; assert not convert.main(['ours', 'out']); assert 'mxnet' not in sys.modules"
+    result = run_command([sys.executable, "-c", code], cwd=place, env={"PYTHONPATH": str(ROOT)}).check()
+    assert "out: bert_2_64_2, GELU by erf, 20 tokens, from gluonnlp to huggingface" in result.stdout
+
+
+def test_a_full_disk_leaves_nothing(place, capsys, monkeypatch):
+    source("ours")
+
+    def full(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(convert, "export", full)
+    assert run("ours", "out") == 1
+    assert "cannot write OUTPUT: No space left on device" in capsys.readouterr().err
+    assert os.listdir() == ["ours"]

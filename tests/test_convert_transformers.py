@@ -1,0 +1,124 @@
+"""convert.py against real transformers: what either writes the other computes with, to 1e-5."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import convert
+from bench.contestants import find_torch_python
+from bert.configuration import BertConfig
+from bert.weights.opening import open_weights
+from tests.bert.weights.networks import Inputs, mxnet_logits, random_inputs
+from tests.processes import ROOT, run_command
+
+CONFIG = BertConfig(layers=2, units=64, heads=2, hidden=96, positions=40)
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = [*SPECIAL, "capital", "the", "##s", *(f"w{index}" for index in range(12))]
+TOLERANCE = 1e-5
+FORMS = {"erf": "gelu", "tanh": "gelu_new"}
+
+
+def transformers(folder: Path, tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    python = find_torch_python(None, os.environ)
+    if python is None:
+        pytest.skip("no environment with PyTorch and transformers (bench.contestants says how to make one)")
+    (folder / "tasks.json").write_text(json.dumps(tasks))
+    command = [python, str(ROOT / "tests" / "transformers_worker.py"), str(folder / "tasks.json")]
+    result = run_command(command, timeout=300, cwd=folder, env={"HF_HUB_OFFLINE": "1"}).check()
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+class Place:
+    """A folder with one model of transformers' making for each GELU, and what it computes."""
+
+    def __init__(self, folder: Path, config: BertConfig, stdev: float, words: list[str]):
+        self.folder = folder
+        self.inputs = random_inputs(len(words), config.positions - 3)
+        np.savez(folder / "inputs.npz", **self.inputs._asdict())
+        self.tasks = []
+        for form, name in FORMS.items():
+            sizes = {
+                **{"num_hidden_layers": config.layers, "hidden_size": config.units, "vocab_size": len(words)},
+                **{"num_attention_heads": config.heads, "intermediate_size": config.hidden},
+                **{"max_position_embeddings": config.positions, "hidden_act": name},
+            }
+            self.tasks.append(self.task(form, f"{form}.npz", config=sizes, stdev=stdev))
+        transformers(folder, self.tasks)
+        for form in FORMS:
+            (folder / form / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
+            made = folder / form / "tokenizer_config.json"
+            made.write_text('{"do_lower_case": true, "tokenizer_class": "BertTokenizer"}')
+
+    def task(self, folder: str, out: str, **more: Any) -> dict[str, Any]:
+        named = {"folder": folder, "inputs": "inputs.npz", "out": out, **more}
+        return {
+            key: str(self.folder / each) if key in ("folder", "inputs", "out") else each
+            for key, each in named.items()
+        }
+
+    def outputs(self, name: str) -> dict[str, np.ndarray]:
+        return dict(np.load(self.folder / name))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Place:
+    return Place(tmp_path_factory.mktemp("transformers"), CONFIG, 0.2, WORDS)
+
+
+def at_places(logits: np.ndarray, inputs: Inputs) -> np.ndarray:
+    return np.take_along_axis(logits, inputs.places[:, :, None], axis=1)
+
+
+def largest_differences(path: str, place: Place, form: str) -> tuple[float, float]:
+    """Of next-sentence and masked-LM logits: MXNet's of a file, and transformers' of the model they made."""
+    expected = place.outputs(f"{form}.npz")
+    weights = open_weights(path, "INPUT", BertConfig(1, CONFIG.units, CONFIG.heads, 1, gelu=form))
+    next_sentence, masked = mxnet_logits(weights, place.inputs)
+    differences = next_sentence - expected["nsp"], masked - at_places(expected["mlm"], place.inputs)
+    return tuple(float(np.abs(each).max()) for each in differences)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("suffix", ["", ".bin", ".pt"])
+@pytest.mark.parametrize("form", FORMS)
+def test_what_transformers_and_torch_save(place, form, suffix, monkeypatch):
+    """save_pretrained's folder, a state dictionary, and a checkpoint in the way of NVIDIA's script."""
+    monkeypatch.chdir(place.folder)
+    assert max(largest_differences(f"{form}{suffix}", place, form)) < TOLERANCE
+    options = ["--model", CONFIG.name, "--gelu", form, "--overwrite"]
+    assert convert.main([f"{form}{suffix}", "gluonnlp", *options]) == 0
+    assert max(largest_differences("gluonnlp", place, form)) < TOLERANCE
+
+
+def test_what_transformers_load(place, monkeypatch, capsys):
+    """The way back, through GluonNLP and through TensorFlow: the same logits to the bit, and no word of
+    missing or unexpected keys."""
+    monkeypatch.chdir(place.folder)
+    tasks = []
+    for form in FORMS:
+        for way in ("gluonnlp", "tensorflow"):
+            there, back = f"{form}-{way}", f"{form}-{way}-back"
+            assert convert.main([form, there, "--to", way]) == 0
+            assert convert.main([there, back, "--to", "huggingface"]) == 0
+            tasks.append(place.task(back, f"{back}.npz", text="the Capitals"))
+            tasks[-1]["class"] = "BertForPreTraining"
+        assert convert.main([form, f"{form}-encoder", "--to", "huggingface", "--encoder_only"]) == 0
+        tasks.append(place.task(f"{form}-encoder", f"{form}-encoder.npz", text="the Capitals"))
+        tasks[-1]["class"] = "BertModel"
+    for task, found in zip(tasks, transformers(place.folder, tasks)):
+        assert not any(found["keys"].values()) and found["said"] == "", task
+        assert [WORDS[index] for index in found["ids"]] == ["[CLS]", "the", "capital", "##s", "[SEP]"]
+        outputs, form = (
+            place.outputs(os.path.basename(task["out"])),
+            os.path.basename(task["folder"])[:4].rstrip("-"),
+        )
+        if task["class"] == "BertForPreTraining":
+            for name, array in place.outputs(f"{form}.npz").items():
+                np.testing.assert_array_equal(outputs[name], array)
+        else:
+            assert outputs["pooled"].shape == (len(place.inputs.tokens), CONFIG.units)

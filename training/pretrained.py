@@ -1,0 +1,109 @@
+"""Weights to begin with: those of our checkpoints, or of any file that `bert.weights.opening` reads."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from typing import Any, Mapping, Sequence
+
+from base.errors import InputError
+from bert.configuration import BertConfig, recorded_config
+from bert.weights.opening import open_weights
+from bert.weights.tensors import Weights
+from data.store.manifest import read_json
+from data.tokenizing.vocab import WORDPIECE, vocabulary_from_saved
+from training.checkpoint import PARAMS, list_steps, newest_complete, params_path, read_manifest, verified
+
+_AT_STEP = re.compile(r"(.+):(\d+)")
+_NUMBERED = re.compile(r"\d{7,}" + re.escape(PARAMS))
+_VOCABULARY = "vocabulary.json"
+
+
+def find_weights(given: str, flag: str, config: BertConfig | None = None) -> Weights:
+    """The weights that an option names.
+
+    Args:
+        given: a folder of our checkpoints, of which the newest complete one is taken (a folder that holds it
+            as `ckpt` will do); FOLDER:STEP, one of them; or whatever `open_weights` reads.
+        flag: the option, for messages.
+        config: as `open_weights` has it.
+
+    Raises:
+        InputError: no such checkpoint, none that is complete, or as `open_weights`.
+    """
+    match = _AT_STEP.fullmatch(given)
+    if match and not os.path.exists(given):
+        return _at_step(_checkpoint_folder(match[1]) or match[1], int(match[2]), flag, config)
+    folder = _checkpoint_folder(given)
+    if folder is not None:
+        return _newest(folder, flag, config)
+    if _NUMBERED.fullmatch(os.path.basename(given)):
+        folder, step = os.path.dirname(given) or ".", int(os.path.basename(given)[: -len(PARAMS)])
+        if step in list_steps(folder):
+            return _at_step(folder, step, flag, config)
+    return open_weights(given, flag, config)
+
+
+def _checkpoint_folder(given: str) -> str | None:
+    """The folder with numbered checkpoints that a path means; None for any other path."""
+    for folder in (given, os.path.join(given, "ckpt")):
+        if os.path.isdir(folder) and any(_NUMBERED.fullmatch(name) for name in os.listdir(folder)):
+            return folder
+    return None
+
+
+def _newest(folder: str, flag: str, config: BertConfig | None) -> Weights:
+    passed_over: list[str] = []
+    found = newest_complete(folder, passed_over.append, needed=(PARAMS,))
+    if found is not None:
+        return _of_checkpoint(folder, found.step, flag, passed_over)
+    if list_steps(folder):
+        raise InputError(f"{flag} {folder} holds no complete checkpoint: {passed_over[0]}")
+    bare = max(name for name in os.listdir(folder) if _NUMBERED.fullmatch(name))
+    return open_weights(os.path.join(folder, bare), flag, config)
+
+
+def _at_step(folder: str, step: int, flag: str, config: BertConfig | None) -> Weights:
+    if step in list_steps(folder):
+        try:
+            verified(folder, step, needed=(PARAMS,))
+        except InputError as error:
+            raise InputError(f"{flag} {folder}:{step}: {error}") from error
+        return _of_checkpoint(folder, step, flag, [])
+    if os.path.isfile(params_path(folder, step)):
+        return open_weights(params_path(folder, step), flag, config)
+    steps = list_steps(folder)
+    available = f"available: {', '.join(map(str, steps))}" if steps else "it holds no checkpoints"
+    raise InputError(f"{flag} {folder}:{step}: no checkpoint of this step; {available}")
+
+
+def _of_checkpoint(folder: str, step: int, flag: str, notes: Sequence[str]) -> Weights:
+    """Weights with what their manifest says of them, which is whole."""
+    manifest = read_manifest(folder, step)
+    path = params_path(folder, step)
+    weights = open_weights(path, flag, recorded_config(manifest, f"{flag} {path}"))
+    vocabulary, cased, more = _vocabulary(folder, manifest)
+    if vocabulary is not None and len(vocabulary) > weights.vocab_size:
+        raise InputError(
+            f"{flag} {path} has embeddings of {weights.vocab_size} tokens, but the run's vocabulary in "
+            f"{folder} has {len(vocabulary)}; name the folder of one run"
+        )
+    return replace(weights, vocabulary=vocabulary, cased=cased, notes=(*notes, *weights.notes, *more))
+
+
+def _vocabulary(
+    folder: str, manifest: Mapping[str, Any]
+) -> tuple[Sequence[str] | None, bool | None, list[str]]:
+    """The tokens, whether upper case is kept, and what a reader should know of them."""
+    options = manifest.get("options")
+    cased = options.get("cased") if isinstance(options, dict) else None
+    path = os.path.join(folder, _VOCABULARY)
+    if not os.path.exists(path):
+        return None, cased, []
+    vocabulary = vocabulary_from_saved(read_json(path), path)
+    if manifest.get("vocab_sha256") not in (None, vocabulary.sha256):
+        return None, cased, [f"{path} is another vocabulary than this checkpoint's: left out"]
+    if vocabulary.kind != WORDPIECE:
+        return None, cased, [f"{path} is of a SentencePiece model, which has no vocab.txt: left out"]
+    return vocabulary.tokens, cased, []
