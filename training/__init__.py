@@ -8,7 +8,7 @@ config      frozen settings made once from the options
 stages      two stages in one directory: where a run goes on
 initial     parameters to begin with, compared with the run's
 saved_vocabulary  the vocabulary beside the checkpoints
-inputs      the run's files, checked before MXNet is imported
+@@
 entry       exceptions to one line and an exit code
 budget      hours instead of steps
 plan        steps, learning rate and warmup: given, or the paper's

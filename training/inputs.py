@@ -1,5 +1,5 @@
-"""The run's files: all that can be checked before mxnet is imported and before any work starts, and the data
-opened."""
+"""The files of a pretraining run: all that can be checked before mxnet is imported and before any work
+starts, and the data opened."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import glob
 import os
 import re
 from dataclasses import dataclass, field, replace
-from typing import Any, Iterable, NamedTuple, Sequence
+from typing import Any, ClassVar, Iterable, Sequence
+
+import numpy as np
 
 from base.errors import InputError
 from base.launchers import launched_rank
@@ -30,12 +32,18 @@ from data.opening import (
     open_data,
 )
 from data.options import MAX_POSITIONS, DataConfig, MaskingConfig
+from data.pretraining.batches import PretrainingBatches, dummy_batch, evaluation_batches
+from data.store.entropy import context_free_loss, unigram_entropy
 from data.tokenizing.vocab import Vocabulary
 from lamb_paper import STAGE_LENGTHS
 from training.checkpoint import list_steps, read_manifest
 from training.config import RunConfig
+from training.feed import DummyFeed, EvaluationFeed, Feed, FileFeed
 from training.initial import Initial, Wanted, find_initial
 from training.options import PUBLISHED_VOCABULARIES
+from training.plan import RunPlan, make_plan
+from training.report import Reporter
+from training.run_inputs import Part, RunInputs
 from training.saved_vocabulary import check_room
 from training.stages import length_message, missing_stage_1, stage_to_continue
 
@@ -43,9 +51,23 @@ MOST_PADDING = 128  # rows more than tokens: NVIDIA pads to multiples of 8, for 
 _LAYER = re.compile(r"encoder\.transformer_cells\.(\d+)\.")
 
 
+# Those that a data position depends on.
+DATA_OPTIONS = (
+    "data",
+    "raw",
+    "text_format",
+    "split_sentences",
+    "batch_size",
+    "use_avg_len",
+    "num_buckets",
+    "max_seq_length",
+    "short_seq_prob",
+)
+
+
 @dataclass(frozen=True)
 class Inputs:
-    """The run's data, known to exist and to be of the right form, and the parameters that it begins with.
+    """What pretraining reads, and the parameters that it begins with. See training.run_inputs.RunInputs.
 
     `train` is nothing when random tokens (--dummy_data_len) take its place. `initial` is rank 0's alone.
     """
@@ -58,18 +80,77 @@ class Inputs:
     config: DataConfig = field(default_factory=DataConfig)  # with a cache and the sequence length filled in
     initial: Initial | None = None  # of --init_from
     messages: tuple[str, ...] = ()  # warnings for people
+    data_options: ClassVar[Sequence[str]] = DATA_OPTIONS
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is something to train on."""
+        return bool(self.train.kind or self.config.dummy_data_len)
+
+    @property
+    def evaluation_options(self) -> Sequence[str]:
+        """The option that names what is evaluated on."""
+        return ("data_eval",) if self.evaluation.kind else ()
 
     @property
     def reads_text(self) -> bool:
         """Whether something has to be tokenized, for which there must be a vocabulary."""
         return TEXT in (self.train.kind, self.evaluation.kind)
 
+    def completed(self, config: RunConfig, communicator: Communicator) -> Inputs:
+        """The inputs with the vocabulary of --dataset_name where text needs one. Every rank calls it."""
+        if self.vocabulary is None and self.reads_text:
+            return replace(self, vocabulary=_downloaded_vocabulary(config.model.dataset_name, communicator))
+        return self
 
-class Part(NamedTuple):
-    """A stage of a run, or a run without stages: its settings and its checked inputs."""
+    def open_ahead(self, first: RunInputs, communicator: Communicator) -> None:
+        """Tokenizes or converts the data of this stage into the cache, where it is not that of `first`."""
+        assert isinstance(first, Inputs), "both stages read the same kind"
+        for own, others in ((self.train, first.train), (self.evaluation, first.evaluation)):
+            if own.kind and own != others:
+                open_source(self, own, communicator)
 
-    config: RunConfig
-    inputs: Inputs
+    def plan(self, config: RunConfig, world_size: int) -> RunPlan:
+        """As `make_plan`."""
+        length, stage = self.max_seq_length, config.start.stage
+        return make_plan(config.batch, config.optimization, world_size, length, stage)
+
+    def open_training(
+        self, config: RunConfig, plan: RunPlan, seed: int, communicator: Communicator, reporter: Reporter
+    ) -> Feed | None:
+        """This rank's share of --data, or random tokens with --dummy_data_len; None without either."""
+        batch, length = config.batch, config.data.dummy_data_len
+        if length:
+            rows = max(1, batch.batch_size // length) if batch.use_avg_len else batch.batch_size
+            rng = np.random.default_rng([seed, communicator.rank])
+            return DummyFeed(dummy_batch(rows, length, plan.max_predictions_per_seq, self.vocab_size, rng))
+        if not self.train.kind:
+            return None
+        opened = open_source(self, self.train, communicator)
+        source, store = opened.source, opened.tokens
+        context_free = None
+        if store is not None and communicator.rank == 0:
+            context_free = context_free_loss(store)
+            reporter.note(
+                f"training text: {store.num_documents:,} documents, {store.num_sentences:,} sentences,"
+                f" {store.num_tokens:,} tokens, unigram entropy {unigram_entropy(store):.2f} nats"
+            )
+        batches = PretrainingBatches(source, self.config.batching, seed, communicator.rank, communicator.size)
+        shapes = ", ".join(f"{rows}x{length}" for rows, length in batches.shapes)
+        reporter.note(f"batches of a process (sequences x tokens): {shapes}")
+        return FileFeed(batches, config.data.num_data_workers, context_free)
+
+    def open_evaluation(self, config: RunConfig, communicator: Communicator) -> EvaluationFeed | None:
+        """This rank's share of --data_eval; None without it."""
+        if not self.evaluation.kind:
+            return None
+        opened = open_source(self, self.evaluation, communicator)
+        source, store = opened.source, opened.tokens
+        rank, size = communicator.rank, communicator.size
+        return EvaluationFeed(
+            lambda: evaluation_batches(source, config.batch.batch_size_eval, rank, size),
+            context_free_loss(store) if store is not None and rank == 0 else None,
+        )
 
 
 def check_parts(configs: Iterable[RunConfig]) -> list[Part]:
@@ -78,19 +159,21 @@ def check_parts(configs: Iterable[RunConfig]) -> list[Part]:
     Raises:
         InputError: as `check_inputs`; or stages that do not fit together.
     """
-    parts = [Part(config, check_inputs(config)) for config in configs]
-    if len(parts) == 2:
-        (_, first), (config, second) = parts
+    checked = [(config, check_inputs(config)) for config in configs]
+    if len(checked) == 2:
+        (begun, first), (config, second) = checked
         _check_files_of_both(config, second)
-        words = [(part.inputs.vocab_size, getattr(part.inputs.vocabulary, "sha256", None)) for part in parts]
+        words = [
+            (inputs.vocab_size, getattr(inputs.vocabulary, "sha256", None)) for inputs in (first, second)
+        ]
         if words[0] != words[1]:
             raise InputError(
                 "--data and --data_2 have different vocabularies; both stages train one model, with one "
                 "vocabulary"
             )
         message = length_message((first.max_seq_length, second.max_seq_length))
-        parts[0] = Part(parts[0].config, replace(first, messages=(message,) if message else ()))
-    return parts
+        checked[0] = (begun, replace(first, messages=(message,) if message else ()))
+    return [Part(config, inputs) for config, inputs in checked]
 
 
 def check_inputs(config: RunConfig) -> Inputs:
@@ -209,6 +292,16 @@ def open_source(inputs: Inputs, data: DataFiles, communicator: Communicator) -> 
     if communicator.local_rank == 0:
         communicator.barrier()
     return opened
+
+
+def _downloaded_vocabulary(dataset_name: str, communicator: Communicator) -> Vocabulary:
+    """One rank of each host downloads, the others then find it on disk."""
+    from bert.weights.published import download_vocabulary  # MXNet is running by now
+
+    if communicator.local_rank == 0:
+        vocabulary = download_vocabulary(dataset_name)
+    communicator.barrier()
+    return vocabulary if communicator.local_rank == 0 else download_vocabulary(dataset_name)
 
 
 def _check_checkpoints(config: RunConfig, vocab_size: int, vocabulary: Vocabulary | None) -> None:
