@@ -8,7 +8,9 @@ config      frozen settings made once from the options
 stages      two stages in one directory: where a run goes on
 initial     parameters to begin with, compared with the run's
 saved_vocabulary  the vocabulary beside the checkpoints
-@@
+run_inputs  what a run reads, by an interface
+inputs      pretraining's files, checked before MXNet is imported
+finetuning/ the same for fine-tuning, with its options and its plan
 entry       exceptions to one line and an exit code
 budget      hours instead of steps
 plan        steps, learning rate and warmup: given, or the paper's
