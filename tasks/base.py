@@ -35,10 +35,14 @@ class Task(Protocol):
     denominators, over a step for the gradient and over an interval for the figures.
 
     Attributes:
+        name: of the task, for records.
         sums: names of the network's second output.
         denominators: names of the numbers that sums are divided by.
         judged: a sum and its denominator: the loss whose standard error is kept.
     """
+
+    @property
+    def name(self) -> str: ...
 
     @property
     def sums(self) -> Sequence[str]: ...

@@ -43,6 +43,7 @@ class OrderLoss(mx.gluon.HybridBlock):
 class SentenceOrder:
     """Which of two sentences comes first. See tasks.base.Task."""
 
+    name = "sentence order"
     sums = ("order_loss", "order_correct")
     denominators = ("pairs",)
     judged = ("order_loss", "pairs")
