@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
+# How the kernel, the C++ library, NumPy, MXNet and CUDA say it.
+NO_MEMORY = re.compile(
+    r"out[ _]of[ _]memory|cannot allocate memory|bad_alloc|failed to allocate|unable to allocate|MemoryError",
+    re.IGNORECASE,
+)
+
 
 class InputError(Exception):
     """Bad input by the user: a flag, a file or their content.
@@ -17,3 +25,12 @@ class TrainingError(Exception):
     The message is one line that says what happened at which step and what is left intact. The scripts print
     it and exit with code 1.
     """
+
+
+class NotFiniteError(TrainingError):
+    """Training cannot continue because gradients or parameters are no longer finite."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception, of whatever library, says that memory was not to be had."""
+    return isinstance(error, MemoryError) or bool(NO_MEMORY.search(str(error)))

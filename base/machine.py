@@ -34,6 +34,25 @@ def describe(root: Path, cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any
     }
 
 
+def gpus() -> str | None:
+    """This machine's NVIDIA GPUs, such as "8 x Tesla V100-SXM2-32GB, 32510 MiB"; None where
+    the driver's nvidia-smi names none."""
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    names = [row.strip() for row in found.stdout.splitlines() if row.strip()] if not found.returncode else []
+    counted = [f"{names.count(name)} x {name}" for name in dict.fromkeys(names)]
+    return "; ".join(counted) or None
+
+
+def running_kernel() -> str:
+    """Identifier of this boot of this machine: the same in all of its processes and containers."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
 def line(machine: dict[str, Any]) -> str:
     """The same for people, in two lines."""
     commit = f", commit {machine['commit']}" if machine["commit"] else ""

@@ -37,6 +37,10 @@ class Communicator(Protocol):
     """Exchange of arrays between the ranks of one run."""
 
     @property
+    def name(self) -> str:
+        """Name of the library, for records: "horovod", "byteps", or "local" where there is none."""
+
+    @property
     def rank(self) -> int:
         """This process, 0 <= rank < size."""
 
@@ -100,6 +104,7 @@ class DelegatingCommunicator:
 
     def __init__(self, inner: Communicator) -> None:
         self._inner = inner
+        self.name = inner.name
         self.rank, self.size = inner.rank, inner.size
         self.local_rank, self.local_size = inner.local_rank, inner.local_size
 

@@ -42,6 +42,8 @@ class HorovodCommunicator:
     (each process would then train alone, unnoticed).
     """
 
+    name = "horovod"
+
     def __init__(self) -> None:
         self._hvd = _import_horovod()
         self._mx: Any = importlib.import_module("mxnet")

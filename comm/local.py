@@ -14,6 +14,7 @@ class LocalCommunicator:
     """`comm.base.Communicator` for one process. It rejects the same arguments as the others do, so that a
     program which runs alone also runs on several ranks."""
 
+    name = "local"
     rank = 0
     size = 1
     local_rank = 0

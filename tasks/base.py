@@ -60,11 +60,15 @@ class Task(Protocol):
     interval for the figures.
 
     Attributes:
+        name: of the task, for records.
         heads: of bert.model.HEADS, those that the network needs.
         sums: names of the network's second output.
         denominators: names of the numbers that sums are divided by.
         judged: a sum and its denominator: the loss whose standard error is kept.
     """
+
+    @property
+    def name(self) -> str: ...
 
     @property
     def heads(self) -> Sequence[str]: ...

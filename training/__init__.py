@@ -25,6 +25,7 @@ evaluation  figures of a task over held-out data
 metrics     sums over steps and ranks
 utilisation  operations done, of those that the devices could do
 report      progress, metrics.jsonl, TensorBoard, plot, closing lines
+results/    results.json, and many runs with one option different
 checkpoint  three files a checkpoint, complete or not there
 pretrained  weights of a checkpoint, or of any other file
 pretrained_options  what a command line adds to them

@@ -54,16 +54,15 @@ def evaluate(
 def summed(arrays: Sequence[np.ndarray], communicator: Communicator) -> list[np.ndarray]:
     """The sums of float32 or int32 arrays over all ranks, of the same dtypes. Every rank calls it.
 
-    Where all ranks but one have a zero the sum is exactly that one's element: the mean is formed in float64,
-    whose error is far below half a unit of the 24 or 32 bits that count.
+    Each rank sends its own in turn: broadcasts are exact, where averages may travel compressed.
     """
     if communicator.size == 1:
         return list(arrays)
-    wide = [mx.nd.array(array.ravel(), ctx=mx.cpu(), dtype="float64") for array in arrays]
-    communicator.average(wide)
-    totals = []
-    for array, mean in zip(arrays, wide):
-        total = mean.asnumpy() * communicator.size
-        total = np.rint(total) if array.dtype.kind in "iu" else total
-        totals.append(total.astype(array.dtype).reshape(array.shape))
+    totals = [np.zeros_like(array) for array in arrays]
+    for root in range(communicator.size):
+        for array, total in zip(arrays, totals):
+            if array.size:
+                sent = mx.nd.array(array, ctx=mx.cpu(), dtype=array.dtype)
+                communicator.broadcast([sent], root)
+                total += sent.asnumpy()
     return totals

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
 from dataclasses import dataclass, field, replace
 from typing import Any, Mapping, Sequence
@@ -12,7 +13,7 @@ import mxnet as mx
 import numpy as np
 from gluonnlp.model.bert import BERTModel
 
-from base.errors import InputError, TrainingError
+from base.errors import InputError, NotFiniteError
 from bert.model import build_model, initialize, network_parameters, trained
 from bert.operators import choose_operators
 from bert.weights.bare_params import check_index
@@ -26,12 +27,14 @@ from training.evaluation import evaluate
 from training.feed import EvaluationFeed, Feed
 from training.initial import Initial
 from training.loop import Loop, StopRequest, lacks_evaluation
-from training.metrics import Stopwatch
+from training.metrics import Stopwatch, finite_or_none
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler, LossScaler, SkipCounter, StaticScaler
 from training.optimizer.update_rule import Rule
 from training.plan import RunPlan
 from training.report import Reporter, RunReporter, SilentReporter, Span
+from training.results.of_run import figures_of, recording
+from training.results.record import FINISHED, UNFINISHED
 from training.run_file import write_run_file
 from training.run_inputs import Part, RunInputs
 from training.saved_vocabulary import write_vocabulary
@@ -94,14 +97,16 @@ def _train_stage(
             run.evaluate(start.step)
             return 0, start.step
         stop.listen()
-        loop = Loop(run, stop)
-        code = loop.to_the_end()
-        more = part.config.start.stages == "both" and start.stage == 1
-        if code == 0 and more and communicator.all_agree([stop.exit_code is None]) != [True]:
-            run.reporter.warn(
-                f"stopped by a signal at the end of stage 1, step {loop.step}; --resume begins stage 2"
-            )
-            code = stop.exit_code or 143
+        with recording(run) as recorder:
+            loop = Loop(run, stop)
+            code = loop.to_the_end()
+            more = part.config.start.stages == "both" and start.stage == 1
+            if code == 0 and more and communicator.all_agree([stop.exit_code is None]) != [True]:
+                run.reporter.warn(
+                    f"stopped by a signal at the end of stage 1, step {loop.step}; --resume begins stage 2"
+                )
+                code = stop.exit_code or 143
+            recorder.update(**figures_of(run), status=UNFINISHED if code or more else FINISHED)
         return code, loop.step
 
 
@@ -156,6 +161,7 @@ class Run:
     scaler: LossScaler
     skips: SkipCounter
     clock: Stopwatch = field(default_factory=Stopwatch)
+    wall: Stopwatch = field(default_factory=Stopwatch)
     saved_vocabulary: Mapping[str, Any] | None = None
 
     @property
@@ -200,20 +206,21 @@ class Run:
             "blocks": self.feed.position,
             "ckpt_interval": self.ckpt_interval,
             "training_s": self.clock.total,
+            "wall_s": finite_or_none(self.wall.total),
         }
 
     def save(self, step: int, ended: bool = False) -> Checkpoint | None:
         """Writes the checkpoint of `step`; every rank calls it, rank 0 writes. `ended`: as for `state`.
 
         Raises:
-            TrainingError: a parameter is not finite, or it could not be written; earlier checkpoints are
-                intact.
+            NotFiniteError: a parameter is not finite. TrainingError: it could not be written. Earlier
+                checkpoints are intact.
         """
         if self.communicator.rank != 0:
             return None
         arrays = live_arrays(network_parameters(self.model.network))
         if not all_finite(list(arrays.values())):
-            raise TrainingError(
+            raise NotFiniteError(
                 f"a parameter is no longer finite at step {step}, so it is not saved; lower --lr and "
                 "--resume from the checkpoint before"
             )
@@ -280,6 +287,7 @@ def open_run(
     Raises:
         InputError: as `train_stages`.
     """
+    wall = Stopwatch((start.facts.get("wall_s") or math.nan) if start.step else 0.0)
     config = part.config
     device = mx.gpu(communicator.local_rank) if mx.context.num_gpus() else mx.cpu()
     dtype = _dtype(config.model, device)
@@ -338,7 +346,7 @@ def open_run(
     clock = Stopwatch(start.facts.get("training_s", 0.0) if start.keeps(SCHEDULE) else 0.0)
     run = Run(
         config, inputs, task, communicator, plan, start, seed, reporter, feed, eval_feed, model, optimizer,
-        scaler, SkipCounter(), clock, saved_vocabulary,
+        scaler, SkipCounter(), clock, wall, saved_vocabulary,
     )  # fmt: skip
     run.restore()
     position, messages = position_to_continue(start, config.options, communicator.size, inputs.data_options)

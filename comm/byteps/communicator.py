@@ -44,6 +44,8 @@ class BytePSCommunicator:
             MXNet.
     """
 
+    name = "byteps"
+
     def __init__(
         self,
         bucket_bytes: int = BUCKET_BYTES,

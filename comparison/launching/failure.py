@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from base.errors import NO_MEMORY
 from comparison.launching.launch import Launched
 
 LONGEST = 300  # characters of a quoted line
@@ -15,10 +16,6 @@ _RANK = re.compile(r"rank (\d+): (.*)")
 _LAUNCHER = re.compile(r"launch_byteps: |mpirun noticed|mpirun was unable|.* exit with status code [1-9]")
 _ERROR = re.compile(
     r"\w*(Error|Exception)\b|error:|terminate called|what\(\):|fatal|Killed|Segmentation|Abort", re.I
-)
-_NO_MEMORY = re.compile(
-    r"out[ _]of[ _]memory|cannot allocate memory|bad_alloc|failed to allocate|unable to allocate|MemoryError",
-    re.IGNORECASE,
 )
 _KILLED = re.compile(r"signal 9\b|SIGKILL|\bKilled\b")
 _TRACEBACK = "Traceback (most recent call last):"
@@ -38,7 +35,7 @@ class Line(NamedTuple):
 def reason_of_exit(ended: Launched, log: str) -> tuple[str, bool]:
     """Reason why a launch did not exit with 0, in one line, and whether memory ran out."""
     line = telling_line(log)
-    short = next((each for each in _lines(log) if _NO_MEMORY.search(each.text)), None)
+    short = next((each for each in _lines(log) if NO_MEMORY.search(each.text)), None)
     if short is not None:
         return f"out of memory: {short}", True
     if ended.oom_kills and (ended.returncode == 128 + 9 or _KILLED.search(log)):

@@ -22,6 +22,7 @@ TRAINING, HELD_OUT = "training text", "held-out text"
 class Pretraining:
     """BERT's two objectives (Devlin et al., arXiv:1810.04805, section 3.1). See tasks.base.Task."""
 
+    name = "pretraining"
     heads = HEADS
     sums = SUMS
     denominators = ("masked_positions", "sequences")

@@ -22,6 +22,7 @@ class QuestionAnswering:
     A batch's windows whose answer is not known, as in evaluation, have a start of -1 and count for no figure.
     """
 
+    name = "squad"
     heads = ()
     sums = SUMS
     denominators = ("windows",)

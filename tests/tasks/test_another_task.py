@@ -44,6 +44,7 @@ class OrderLoss(mx.gluon.HybridBlock):
 class SentenceOrder:
     """Which of two sentences comes first. See tasks.base.Task."""
 
+    name = "sentence order"
     heads = HEADS
     sums = ("order_loss", "order_correct")
     denominators = ("pairs",)

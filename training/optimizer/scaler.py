@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, Mapping, Protocol
 
-from base.errors import InputError, TrainingError
+from base.errors import InputError, NotFiniteError
 
 
 class LossScaler(Protocol):
@@ -118,7 +118,7 @@ class SkipCounter:
         first.
 
         Raises:
-            TrainingError: this was the `limit`-th non-finite step in a row.
+            NotFiniteError: this was the `limit`-th non-finite step in a row.
         """
         if finite:
             self.in_a_row = 0
@@ -129,7 +129,7 @@ class SkipCounter:
             kept = "no checkpoint was saved yet"
             if last_checkpoint:
                 kept = f"the last good checkpoint is {last_checkpoint}"
-            raise TrainingError(
+            raise NotFiniteError(
                 f"step {step}: the gradients were not finite for the {self.in_a_row}th time in a row; "
                 f"{kept}; lower --lr, or look at the data of these steps"
             )
