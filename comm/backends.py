@@ -44,7 +44,9 @@ def open_communicator(backend: str, config: CommunicationConfig) -> Communicator
     """
     if backend == LOCAL:
         if config.compression != "none":
-            raise InputError(f"--compression {config.compression}: one process exchanges nothing; leave it out")
+            raise InputError(
+                f"--compression {config.compression}: one process exchanges nothing; leave it out"
+            )
         from comm.local import LocalCommunicator
 
         return LocalCommunicator()
