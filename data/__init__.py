@@ -12,6 +12,7 @@ named_files    the files with masks that a command names
 opening        kind, vocabulary and samples of the data that options name
 pretraining/   samples to the masked batches of a rank
 finetuning/    labelled examples of any kind to the batches of a rank
+questions/     SQuAD: questions to windows, logits to answers and scores
 masked_copies  static masks of a token store, as an instance store
 export         instances into others' formats
 prepare        command: text to a store or to files with masks

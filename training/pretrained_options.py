@@ -17,10 +17,9 @@ from bert.weights.beside import read_vocabulary
 from bert.weights.exporting import looks_cased
 from bert.weights.tensors import Weights
 from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
-from data.tokenizing.vocab import vocabulary_from_tokens
+from data.tokenizing.vocab import SENTENCEPIECE, vocabulary_from_tokens
 from training.pretrained import find_weights
-
-_SENTENCEPIECE = "sentencepiece.model"  # beside the checkpoints of a run that had --sentencepiece
+from training.saved_vocabulary import FILES
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ def described_tokenizer(
         InputError: there is none, or it has more tokens than the weights.
     """
     cased = config.cased or bool(weights.cased)
-    beside = os.path.join(os.path.dirname(weights.source), _SENTENCEPIECE)
+    beside = os.path.join(os.path.dirname(weights.source), FILES[SENTENCEPIECE])
     model = sentencepiece
     if model is None and weights.vocabulary is None and os.path.isfile(beside):
         model = beside

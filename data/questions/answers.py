@@ -19,7 +19,7 @@ from data.questions.squad_files import Questions
 from data.questions.windows import Windows, max_context
 
 NO_CANDIDATE_ODDS = 1e6  # null odds of a question without any answer; Google's start value of the null score
-_KEPT = 64  # candidates of a window looked at first; more only where too few of their texts differ
+_KEPT = 32  # candidates of a window looked at first; more only where too few of their texts differ
 _CHUNK = 1 << 19  # logits looked at together
 
 
@@ -168,9 +168,10 @@ def _spans(
     width = np.maximum(1, windows.count[order])
     borders = [0]
     while borders[-1] < len(order):
-        # As many rows as fit at the width of the chunk's longest, which is its last
-        rows = max(1, _CHUNK // int(width[min(len(order) - 1, borders[-1] + _CHUNK // int(width[borders[-1]]))]))
-        borders.append(min(len(order), borders[-1] + rows))
+        begin = borders[-1]
+        rows = _CHUNK // int(width[begin])
+        rows = max(1, _CHUNK // int(width[min(len(order), begin + rows) - 1]))  # as the longest of them need
+        borders.append(min(len(order), begin + rows))
     chunks = [order[begin:end] for begin, end in zip(borders, borders[1:])] or [order]
     with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(chunks))) as pool:
         parts = list(pool.map(lambda chunk: _chunk_spans(windows, logits, chunk, settings, kept), chunks))

@@ -68,7 +68,9 @@ class OffsetEncoder:
 
     def __init__(self, settings: TokenizerSettings) -> None:
         if settings.samples:
-            raise InputError("--sp_nbest: answers have places in the text only without sampling; leave it out")
+            raise InputError(
+                "--sp_nbest: answers have places in the text only without sampling; leave it out"
+            )
         self._pieces: Callable[[Sequence[str]], list[list[tuple[int, int, int]]]]
         if settings.sentencepiece is None:
             self._pieces = _WordPieces(settings.vocabulary, settings.cased)
@@ -81,7 +83,9 @@ class OffsetEncoder:
         # Words are the even parts, what is between them the odd ones; the first and last may be empty.
         parts = [_BETWEEN_WORDS.split(text) for text in texts]
         unknown = [
-            word for word in dict.fromkeys(chain.from_iterable(each[::2] for each in parts)) if word not in self._table
+            word
+            for word in dict.fromkeys(chain.from_iterable(each[::2] for each in parts))
+            if word not in self._table
         ]
         for word, pieces in zip(unknown, self._pieces(unknown) if unknown else ()):
             self._table[word] = np.array(pieces, dtype=np.int32).reshape(-1, 3).tobytes()
@@ -122,7 +126,9 @@ class _WordPieces:
         self._tokenizer.pre_tokenizer = BertPreTokenizer()
 
     def __call__(self, words: Sequence[str]) -> list[list[tuple[int, int, int]]]:
-        groups = [words[first : first + _WORDS_PER_STRING] for first in range(0, len(words), _WORDS_PER_STRING)]
+        groups = [
+            words[first : first + _WORDS_PER_STRING] for first in range(0, len(words), _WORDS_PER_STRING)
+        ]
         strings = [_SURROGATES.sub(_REMOVED, " ".join(group)) for group in groups]
         encoded: list[list[tuple[int, int, int]]] = []
         for group, encoding in zip(groups, self._tokenizer.encode_batch(strings, add_special_tokens=False)):

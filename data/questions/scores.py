@@ -10,7 +10,7 @@ import re
 import string
 from collections import Counter
 from dataclasses import dataclass
-from typing import Mapping, Sequence
+from typing import Mapping
 
 import numpy as np
 
@@ -42,7 +42,8 @@ def score_v1(questions: Questions, predictions: Mapping[str, str]) -> dict[str, 
     unanswerable = [each for each, golds in zip(questions.ids, questions.golds) if not golds]
     if unanswerable:
         raise InputError(
-            f"{questions.name}: question {unanswerable[0]} has no answer, so it is no SQuAD 1.1; score it as 2.0"
+            f"{questions.name}: question {unanswerable[0]} has no answer, so it is no SQuAD 1.1; score it "
+            "as 2.0"
         )
     compare = _Comparison()
     exact = f1 = 0.0
@@ -71,14 +72,13 @@ def score_v2(
     Raises InputError naming an id without prediction or odds: the script ends with a KeyError there.
     """
     _check_complete(questions, predictions, "prediction")
-    raw = raw_scores(questions, predictions)
     answerable = questions.answerable
-    scores = raw
+    scores = raw = np.stack(raw_scores(questions, predictions))
     if null_odds is not None:
         _check_complete(questions, null_odds, "null odds")
         if odds_threshold is not None:
             above = np.array([null_odds[each] > odds_threshold for each in questions.ids])
-            scores = tuple(np.where(above, ~answerable, each).astype(np.float64) for each in raw)
+            scores = np.where(above, ~answerable, raw).astype(np.float64)
     result = _means(scores, np.ones(len(questions), dtype=bool), "")
     for name, chosen in (("HasAns_", answerable), ("NoAns_", ~answerable)):
         if chosen.any():
@@ -146,7 +146,7 @@ class _Comparison:
         return 0.0, 2 * precision * recall / (precision + recall)
 
 
-def _means(scores: Sequence[np.ndarray], chosen: np.ndarray, name: str) -> dict[str, float]:
+def _means(scores: np.ndarray, chosen: np.ndarray, name: str) -> dict[str, float]:
     # Python's sum adds one after the other like the script; NumPy's adds in pairs, for another last digit.
     total = int(chosen.sum())
     exact, f1 = (100.0 * sum(each[chosen].tolist()) / total for each in scores)

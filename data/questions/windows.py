@@ -216,7 +216,8 @@ def answer_tokens(
 
     -1 and -2 for questions without one, and for answers of which the tokenizer leaves nothing. As by
     `_improve_answer_span` of Google's code: the tokens of the answer itself where they are those that the
-    context has at its place, else all tokens of the words that it touches ("Japan" in "Japanese").
+    context has at its place, else all tokens of the words that it touches ("Japan" where
+    "japanese" is one token).
     """
     answered = np.flatnonzero(questions.answer_starts >= 0)
     starts, ends = questions.answer_starts[answered], questions.answer_ends[answered]
@@ -228,9 +229,10 @@ def answer_tokens(
     # Compared in the answers that have as many tokens as their place
     base = contexts.bounds[questions.context_of[answered]]
     rows = np.flatnonzero(same & (sizes > 0))
-    equal = own.ids[_ragged(own.bounds[rows], sizes[rows])] == contexts.ids[
-        _ragged((base + first)[rows], sizes[rows])
-    ]
+    equal = (
+        own.ids[_ragged(own.bounds[rows], sizes[rows])]
+        == contexts.ids[_ragged((base + first)[rows], sizes[rows])]
+    )
     differing = np.repeat(rows, sizes[rows])[~equal]
     same[differing] = False
     for row in np.flatnonzero(~same).tolist():

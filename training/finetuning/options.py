@@ -97,7 +97,8 @@ def _add_model(add: Callable[..., Any]) -> None:
         *("--init_from", "--pretrained_bert_parameters"),
         metavar="WEIGHTS",
         help="pretrained weights: a checkpoint folder (its newest, or FOLDER:STEP), a .params file, a "
-        "Hugging Face folder, a TensorFlow checkpoint, NVIDIA's .pt; without, --model and --vocab begin at random",
+        "Hugging Face folder, a TensorFlow checkpoint, NVIDIA's .pt; without, "
+        "--model and --vocab begin at random",
     )
     add(
         "--model_parameters",
@@ -238,6 +239,7 @@ def beginning_config(options: argparse.Namespace) -> BeginningConfig:
 def finetuning_config(options: argparse.Namespace, found: Found) -> RunConfig:
     """The settings of a run that begins with what was found."""
     stdev = options.config_file and pretrained_config(options).config_file.initial_stdev  # type: ignore[union-attr]
+    named = {**vars(options), "cased": found.tokenizer.cased}  # as a checkpoint records it
     named = {**vars(options), "cased": found.tokenizer.cased}  # as a checkpoint records it
     return RunConfig(
         ModelConfig(
