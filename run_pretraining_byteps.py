@@ -18,18 +18,17 @@ from functools import partial
 from base.threads import set_threads
 from comm.compression import byteps_settings, with_compression
 from comm.options import communication_config
-from training.config import run_config
+from training.config import stage_config
 from training.entry import exit_code
-from training.inputs import check_inputs
-from training.options import parse_options
+from training.inputs import check_parts
+from training.options import parse_options, stage_options
 from training.profiling.profiler import separate_operators
 
 
 def main() -> int:
     options = parse_options(None, __doc__)
     communication = communication_config(options)
-    config = run_config(options)
-    inputs = check_inputs(config)
+    parts = check_parts(map(stage_config, stage_options(options)))
     set_threads()  # before mxnet is imported below
     if options.profile:
         separate_operators()
@@ -37,11 +36,11 @@ def main() -> int:
     from comm.byteps.communicator import BytePSCommunicator
     from comm.watch.watchdog import watched
     from tasks.pretraining.task import Pretraining
-    from training.run import train
+    from training.run import train_stages
 
     backend = partial(BytePSCommunicator, **byteps_settings(communication))
     communicator = with_compression(watched(backend, communication.timeout), communication)
-    code = train(config, inputs, Pretraining(), communicator)
+    code = train_stages(parts, Pretraining(), communicator)
     communicator.close()
     return code
 

@@ -84,6 +84,10 @@ class Communicator(Protocol):
     def barrier(self) -> None:
         """Returns after every rank has called it. Raises CommunicationError."""
 
+    def forget(self) -> None:
+        """Lets go of all arrays, and of what a compression has kept of them (its error feedback begins anew):
+        another training follows. Every rank calls it. Raises CommunicationError."""
+
     def close(self) -> None:
         """Finishes what `average` has queued and leaves the run in order; every rank calls it at its normal
         end. Calling it again does nothing; no other method may follow, nor a second communicator in the same
@@ -110,6 +114,9 @@ class DelegatingCommunicator:
 
     def barrier(self) -> None:
         self._inner.barrier()
+
+    def forget(self) -> None:
+        self._inner.forget()
 
     def close(self) -> None:
         self._inner.close()

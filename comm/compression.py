@@ -136,6 +136,10 @@ class HalfCommunicator(DelegatingCommunicator):
             if half is not array:
                 self._mx.nd.cast(half, dtype=array.dtype, out=array)
 
+    def forget(self) -> None:
+        self._buffers.clear()
+        self._inner.forget()
+
     def _buffers_for(self, arrays: Sequence[NDArray]) -> list[NDArray | None]:
         key = tuple((array.dtype.__name__, array.shape, str(array.context)) for array in arrays)
         if key not in self._buffers:
@@ -215,6 +219,13 @@ class PiecesCommunicator(DelegatingCommunicator):
         for array, start, piece, offset, length in overlaps:
             pieces[piece][offset : offset + length].copyto(flat[array][start : start + length])
 
+    def forget(self) -> None:
+        self._layouts.clear()
+        self._zeros.clear()
+        if self._feedback:
+            self._feedback.forget()
+        self._inner.forget()
+
     def _poison(self, pieces: Sequence[NDArray]) -> NDArray:
         """0 where all values are finite, NaN otherwise; pieces with other values become zeros."""
         context = pieces[0].context
@@ -276,8 +287,11 @@ class ErrorFeedback(Protocol):
     and each server. With onebit and dithering no worker can know what the server's second pass loses, so
     there is none.
 
-    What is kept is not part of a checkpoint: a resumed run begins with nothing kept.
+    What is kept is not part of a checkpoint: a resumed run, and another stage, begin with nothing kept.
     """
+
+    def forget(self) -> None:
+        """Keeps nothing any more."""
 
     def before(self, key: Any, pieces: Sequence[NDArray]) -> None:
         """Adds what was kept, and changes each piece to what is to be sent. `key` names the sequence of
@@ -295,6 +309,9 @@ class _Residuals:
     def __init__(self) -> None:
         self._mx: Any = importlib.import_module("mxnet")
         self._residuals: dict[Any, tuple[list[NDArray], list[NDArray]]] = {}
+
+    def clear(self) -> None:
+        self._residuals.clear()
 
     def of(self, key: Any, pieces: Sequence[NDArray]) -> tuple[list[NDArray], list[NDArray]]:
         if key not in self._residuals:
@@ -321,6 +338,9 @@ class TopkFeedback:
         self._selected = selected
         self._residuals = _Residuals()
 
+    def forget(self) -> None:
+        self._residuals.clear()
+
     def before(self, key: Any, pieces: Sequence[NDArray]) -> None:
         for piece, kept, candidate in zip(pieces, *self._residuals.of(key, pieces)):
             self._mx.nd.elemwise_add(piece, kept, out=piece)
@@ -339,6 +359,9 @@ class RandomkFeedback:
     def __init__(self) -> None:
         self._mx: Any = importlib.import_module("mxnet")
         self._residuals = _Residuals()
+
+    def forget(self) -> None:
+        self._residuals.clear()
 
     def before(self, key: Any, pieces: Sequence[NDArray]) -> None:
         for piece, kept, candidate in zip(pieces, *self._residuals.of(key, pieces)):

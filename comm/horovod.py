@@ -106,13 +106,16 @@ class HorovodCommunicator:
     def barrier(self) -> None:
         self.all_agree([True])
 
+    def forget(self) -> None:
+        for array in self._latest.values():
+            self._wait(array)
+        self._latest.clear()
+
     def close(self) -> None:
         if not self._open:
             return
         self._open = False
-        for array in self._latest.values():
-            self._wait(array)
-        self._latest.clear()
+        self.forget()
         self._hvd.shutdown()
 
     def _release(self, name: str, array: NDArray) -> None:

@@ -32,5 +32,8 @@ class LocalCommunicator:
     def barrier(self) -> None:
         pass
 
+    def forget(self) -> None:
+        pass
+
     def close(self) -> None:
         pass

@@ -2,7 +2,12 @@
 
 options_file  options in YAML files
 options     the command line of the training scripts
+start_options  its options that say where a run starts, and its stages
+pairs       options that have a value for each stage
 config      frozen settings made once from the options
+stages      two stages in one directory: where a run goes on
+initial     parameters to begin with, compared with the run's
+saved_vocabulary  the vocabulary beside the checkpoints
 inputs      the run's files, checked before MXNet is imported
 entry       exceptions to one line and an exit code
 budget      hours instead of steps
@@ -20,6 +25,7 @@ utilisation  operations done, of those that the devices could do
 report      progress, metrics.jsonl, TensorBoard, plot, closing lines
 checkpoint  three files a checkpoint, complete or not there
 pretrained  weights of a checkpoint, or of any other file
+pretrained_options  what a command line adds to them
 profiling/  traces of steps
 profile     command: the parts of a step's time
 """

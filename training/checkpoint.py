@@ -86,7 +86,8 @@ def save(
         states: arrays by name (`Optimizer.state_views`).
         facts: JSON values for the manifest: model, vocabulary size and hash, world size, options, scaler,
             seed, data position. The names of the manifest's own entries (format, step, files, ...) are taken.
-        keep: delete all but the newest `keep` checkpoints up to this step; 0 keeps all.
+        keep: delete all but the newest `keep` checkpoints up to this step; 0 keeps all. That of the step
+            `begun` of the facts, the end of stage 1, is never deleted.
 
     Raises:
         ValueError: a negative step, or an array or fact that cannot be written.
@@ -118,7 +119,7 @@ def save(
             f"cannot save the checkpoint of step {step} in {ckpt_dir}: {error.strerror or error}; "
             + (f"the checkpoint of step {kept[-1]} is intact" if kept else "there is no other checkpoint")
         ) from error
-    _prune(ckpt_dir, step, keep)
+    _prune(ckpt_dir, step, keep, facts.get("begun"))
     return Checkpoint(step, _path(ckpt_dir, step, PARAMS), _path(ckpt_dir, step, STATES), manifest)
 
 
@@ -299,9 +300,9 @@ def _withdraw_other(ckpt_dir: str, step: int, files: Mapping[str, Any]) -> None:
         sync_directory(ckpt_dir)
 
 
-def _prune(ckpt_dir: str, step: int, keep: int) -> None:
+def _prune(ckpt_dir: str, step: int, keep: int, spared: int | None) -> None:
     """Delete older checkpoints. A failure to delete does not matter to the run: the next save tries again."""
-    steps = [other for other in list_steps(ckpt_dir) if other <= step]
+    steps = [other for other in list_steps(ckpt_dir) if other <= step and other != spared]
     for old in steps[:-keep] if keep else ():
         with contextlib.suppress(OSError):
             # The manifest first: what is left by a kill in between does not look complete.

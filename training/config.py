@@ -10,6 +10,8 @@ from base.errors import InputError
 from bert.config_file import read_config_file
 from bert.configuration import DROPOUT, INITIAL_STDEV, BertConfig, named_config
 from data.options import DataConfig, data_config
+from training.pairs import StageOptions
+from training.start_options import StartConfig
 
 DEFAULT_MODEL = "bert_12_768_12"
 
@@ -97,27 +99,46 @@ class ReportConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """All of a run. `options`: every option by name, as a checkpoint records them."""
+    """All of a run, or of one of its stages.
+
+    `options`: every option by name, as a checkpoint records them; `given`: those of all stages, with pairs.
+    """
 
     model: ModelConfig
     data: DataConfig
     batch: BatchConfig
     optimization: OptimizationConfig
     checkpoint: CheckpointConfig
+    start: StartConfig
     report: ReportConfig
     options: Mapping[str, Any]
+    given: Mapping[str, Any]
 
 
 def run_config(options: argparse.Namespace) -> RunConfig:
-    """The settings that the options of training.options stand for."""
+    """The settings that the options of training.options stand for.
+
+    Raises:
+        InputError: options with --stages, for which this command is not made.
+    """
+    if options.stages is not None:
+        raise InputError(f"--stages {options.stages}: this command runs without stages; leave it out")
+    return stage_config(StageOptions(None, options, options))
+
+
+def stage_config(given: StageOptions) -> RunConfig:
+    """The settings of one stage."""
+    options = given.options
     return RunConfig(
         model_config(options),
         data_config(options),
         _part(BatchConfig, options),
         _part(OptimizationConfig, options),
         _part(CheckpointConfig, options),
+        _part(StartConfig, argparse.Namespace(**vars(options), stage=given.stage)),
         _part(ReportConfig, options),
         vars(options),
+        vars(given.given),
     )
 
 

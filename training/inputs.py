@@ -7,7 +7,7 @@ import glob
 import os
 import re
 from dataclasses import dataclass, field, replace
-from typing import Any, Sequence
+from typing import Any, Iterable, NamedTuple, Sequence
 
 from base.errors import InputError
 from base.launchers import launched_rank
@@ -31,9 +31,13 @@ from data.opening import (
 )
 from data.options import MAX_POSITIONS, DataConfig, MaskingConfig
 from data.tokenizing.vocab import Vocabulary
+from lamb_paper import STAGE_LENGTHS
 from training.checkpoint import list_steps, read_manifest
 from training.config import RunConfig
+from training.initial import Initial, Wanted, find_initial
 from training.options import PUBLISHED_VOCABULARIES
+from training.saved_vocabulary import check_room
+from training.stages import length_message, missing_stage_1, stage_to_continue
 
 MOST_PADDING = 128  # rows more than tokens: NVIDIA pads to multiples of 8, for its matrix units, others to 64
 _LAYER = re.compile(r"encoder\.transformer_cells\.(\d+)\.")
@@ -41,8 +45,10 @@ _LAYER = re.compile(r"encoder\.transformer_cells\.(\d+)\.")
 
 @dataclass(frozen=True)
 class Inputs:
-    """The run's data, known to exist and to be of the right form. `train` is nothing when random tokens
-    (--dummy_data_len) take its place."""
+    """The run's data, known to exist and to be of the right form, and the parameters that it begins with.
+
+    `train` is nothing when random tokens (--dummy_data_len) take its place. `initial` is rank 0's alone.
+    """
 
     train: DataFiles
     evaluation: DataFiles
@@ -50,6 +56,8 @@ class Inputs:
     vocab_size: int  # rows of the model's word embedding
     max_seq_length: int
     config: DataConfig = field(default_factory=DataConfig)  # with a cache and the sequence length filled in
+    initial: Initial | None = None  # of --init_from
+    messages: tuple[str, ...] = ()  # warnings for people
 
     @property
     def reads_text(self) -> bool:
@@ -57,12 +65,40 @@ class Inputs:
         return TEXT in (self.train.kind, self.evaluation.kind)
 
 
+class Part(NamedTuple):
+    """A stage of a run, or a run without stages: its settings and its checked inputs."""
+
+    config: RunConfig
+    inputs: Inputs
+
+
+def check_parts(configs: Iterable[RunConfig]) -> list[Part]:
+    """The stages of a run, in order, or the run itself, each with its inputs checked.
+
+    Raises:
+        InputError: as `check_inputs`; or stages that do not fit together.
+    """
+    parts = [Part(config, check_inputs(config)) for config in configs]
+    if len(parts) == 2:
+        (_, first), (config, second) = parts
+        _check_files_of_both(config, second)
+        words = [(part.inputs.vocab_size, getattr(part.inputs.vocabulary, "sha256", None)) for part in parts]
+        if words[0] != words[1]:
+            raise InputError(
+                "--data and --data_2 have different vocabularies; both stages train one model, with one "
+                "vocabulary"
+            )
+        message = length_message((first.max_seq_length, second.max_seq_length))
+        parts[0] = Part(parts[0].config, replace(first, messages=(message,) if message else ()))
+    return parts
+
+
 def check_inputs(config: RunConfig) -> Inputs:
     """Opens what the options name. All of the data is checked later, while it is tokenized or converted.
 
     Raises:
         InputError: a file that is missing, empty or of the wrong form; a checkpoint of another model; a new
-            run in a directory that already holds one.
+            run in a directory that already holds one; parameters to begin with that do not fit.
     """
     data = config.data
     train = named_data(data.data, "--data", data.raw)
@@ -73,13 +109,30 @@ def check_inputs(config: RunConfig) -> Inputs:
     if data.dummy_data_len:  # of --data only the names count
         train = DataFiles(NOTHING)
     max_seq_length = _check_data(config, train, evaluation)
-    _check_checkpoints(config, vocab_size, vocabulary)
+    initial = None
+    if config.start.is_first:
+        _check_checkpoints(config, vocab_size, vocabulary)
+        # The others get the numbers from rank 0, and may not see its disk.
+        if launched_rank(os.environ) == 0:
+            if config.start.init_from and not _continues(config):
+                initial = find_initial(config.start, Wanted(config.model.bert, vocab_size, vocabulary))
+            check_room(config.checkpoint.ckpt_dir, vocabulary, data.tokenizer)
     filled = replace(
         data,
         cache_dir=data.cache_dir or os.path.join(config.checkpoint.ckpt_dir, "tokens"),
         masking=replace(data.masking, max_seq_length=max_seq_length),
     )
-    return Inputs(train, evaluation, vocabulary, vocab_size, max_seq_length, filled)
+    return Inputs(train, evaluation, vocabulary, vocab_size, max_seq_length, filled, initial)
+
+
+def _check_files_of_both(config: RunConfig, inputs: Inputs) -> None:
+    """Files with masks are made for one length. Raises InputError where stage 2 has stage 1's."""
+    for flag, data in (("data", inputs.train), ("data_eval", inputs.evaluation)):
+        if data.kind == INSTANCES and not config.options[f"{flag}_2"]:
+            raise InputError(
+                f"--stages both: --{flag} names files with masks, which are made for one length; name stage "
+                f"2's with --{flag}_2 (text and token stores serve both stages)"
+            )
 
 
 def _embedding_rows(run: RunConfig, vocabulary: Vocabulary | None, reads_text: bool) -> int:
@@ -96,14 +149,15 @@ def _embedding_rows(run: RunConfig, vocabulary: Vocabulary | None, reads_text: b
     if not tokens <= wanted < tokens + MOST_PADDING:
         flag = f"{run.data.tokenizer.flag} has" if vocabulary else f"--dataset_name {name} has"
         raise InputError(
-            f"--config_file {run.model.source}: vocab_size is {wanted}, but {flag} {tokens} tokens; name the "
-            f"model's vocabulary (vocab_size may be greater by padding, fewer than {MOST_PADDING} rows)"
+            f"--config_file {run.model.source}: vocab_size is {wanted}, but {flag} {tokens} tokens; name "
+            f"the model's vocabulary (vocab_size may be greater by padding, fewer than {MOST_PADDING} rows)"
         )
     return wanted
 
 
 def _check_data(run: RunConfig, train: DataFiles, evaluation: DataFiles) -> int:
-    """The run's sequence length: of random tokens, as given, of the widest file, or the model's, at most 512.
+    """The run's sequence length: of random tokens, as given, of the widest file, or the model's, at most 512
+    and in stage 1 at most 128.
 
     Raises InputError for files of another form, files that break a limit, and options that do nothing.
     """
@@ -122,8 +176,9 @@ def _check_data(run: RunConfig, train: DataFiles, evaluation: DataFiles) -> int:
         if only_masked and getattr(masking, flag) != getattr(default, flag):
             raise InputError(f"--{flag}: files with masks hold theirs already; it needs text or a store")
     # What is not padded may just miss the length that it was made for: 126 tokens mean 128.
-    positions = run.model.bert.positions
-    longest = -(-max(widths, default=min(positions, MAX_POSITIONS)) // 8) * 8
+    positions, stage = run.model.bert.positions, run.start.stage
+    usual = STAGE_LENGTHS[stage - 1] if stage else MAX_POSITIONS
+    longest = -(-max(widths, default=min(positions, usual)) // 8) * 8
     for flag, length in (
         ("--dummy_data_len", config.dummy_data_len),
         ("--max_seq_length", masking.max_seq_length),
@@ -131,8 +186,8 @@ def _check_data(run: RunConfig, train: DataFiles, evaluation: DataFiles) -> int:
     ):
         if length and length > positions:
             raise InputError(
-                f"{flag} {length}: --config_file {run.model.source} has max_position_embeddings {positions}; "
-                "take shorter sequences or another model"
+                f"{flag} {length}: --config_file {run.model.source} has max_position_embeddings "
+                f"{positions}; take shorter sequences or another model"
             )
     return config.dummy_data_len or masking.max_seq_length or min(longest, positions)
 
@@ -165,29 +220,49 @@ def _check_checkpoints(config: RunConfig, vocab_size: int, vocabulary: Vocabular
     if os.path.exists(ckpt_dir) and not os.path.isdir(ckpt_dir):
         raise InputError(f"--ckpt_dir {ckpt_dir} is a file; name a directory")
     steps = list_steps(ckpt_dir)
-    if not (config.checkpoint.resume or config.checkpoint.start_step):
+    place, follows = config.checkpoint, config.start.follows_stage_1
+    if not (place.resume or place.start_step or follows):
         if config.data.data or config.data.dummy_data_len:
             _check_unused(ckpt_dir, steps)
         return
+    manifest = _newest_manifest(config, steps)
+    if manifest is not None:
+        _check_manifest(config, manifest, vocab_size, vocabulary)
+        if stage_to_continue(config, manifest) == manifest.get("stage") and not (
+            place.resume or place.start_step
+        ):
+            _check_unused(ckpt_dir, steps)  # --stages 2 with steps of its own
+        return
+    if follows and launched_rank(os.environ) == 0:  # the others may not see the disk
+        raise missing_stage_1(config)
+    bare = os.path.join(ckpt_dir, f"{place.start_step:07d}.params")
+    if place.start_step and place.start_step not in steps and os.path.isfile(bare):
+        _check_parameters(config, bare, vocab_size)
+
+
+def _newest_manifest(config: RunConfig, steps: Sequence[int]) -> dict[str, Any] | None:
+    """The newest readable manifest of those to continue from; None where there is none."""
+    chosen = config.checkpoint.start_step
     for step in reversed(steps):
-        if config.checkpoint.start_step and step != config.checkpoint.start_step:
+        if chosen and step != chosen:
             continue
         try:
-            manifest = read_manifest(ckpt_dir, step)
+            return read_manifest(config.checkpoint.ckpt_dir, step)
         except InputError:
             continue
-        _check_manifest(config, manifest, vocab_size, vocabulary)
-        return
-    bare = os.path.join(ckpt_dir, f"{config.checkpoint.start_step:07d}.params")
-    if config.checkpoint.start_step and config.checkpoint.start_step not in steps and os.path.isfile(bare):
-        _check_parameters(config, bare, vocab_size)
+    return None
+
+
+def _continues(config: RunConfig) -> bool:
+    """Whether a checkpoint in --ckpt_dir seems to be there for --resume, which wins over --init_from."""
+    return config.checkpoint.resume and bool(list_steps(config.checkpoint.ckpt_dir))
 
 
 def _check_unused(ckpt_dir: str, steps: Sequence[int]) -> None:
     if steps:
         raise InputError(
-            f"--ckpt_dir {ckpt_dir} holds checkpoints up to step {steps[-1]}; "
-            "continue them with --resume or name another directory"
+            f"--ckpt_dir {ckpt_dir} holds checkpoints up to step {steps[-1]}; continue them with --resume "
+            "or name another directory"
         )
     bare = sorted(glob.glob(os.path.join(glob.escape(ckpt_dir), "[0-9]*.params")))
     if bare:
@@ -230,9 +305,9 @@ def _check_parameters(config: RunConfig, path: str, vocab_size: int) -> None:
     found = (found_layers, *embedding.shape[::-1])
     if found != (layers, units, vocab_size):
         raise InputError(
-            f"--start_step {config.checkpoint.start_step}: {path} has {found[0]} layers, {found[1]} units"
-            f" and {found[2]} tokens, this run {layers}, {units} and {vocab_size}; name its model and"
-            " vocabulary"
+            f"--start_step {config.checkpoint.start_step}: {path} has {found[0]} layers, {found[1]} units "
+            f"and {found[2]} tokens, this run {layers}, {units} and {vocab_size}; name its model and "
+            "vocabulary"
         )
     source = f"--start_step {config.checkpoint.start_step}: {path}"
     check_index(source, arrays, expected_shapes(config.model.bert, vocab_size))

@@ -11,12 +11,15 @@ import mxnet as mx
 import numpy as np
 
 from bert.flops import BACKWARD, size_of
+from comm.base import Communicator
 from tasks.base import Floors
 from training.budget import Budget
 from training.checkpoint import params_path
+from training.config import RunConfig
 from training.metrics import Totals, figures, finite_or_none
 from training.profiling.profiler import TraceOfSteps
-from training.report import summarize
+from training.report import Ending, read_metrics, summarize
+from training.start import Start, broadcast_json
 from training.step import StepResult, StepSettings, TrainStep, dropout_seed
 from training.utilisation import find_peak
 
@@ -25,9 +28,10 @@ if TYPE_CHECKING:
 
 
 class Loop:
-    """Takes the steps of a run from where it starts to its last one, or until a signal."""
+    """Takes the steps of a run, or of one of its stages, from where it starts to its last one, or until a
+    signal."""
 
-    def __init__(self, run: Run):
+    def __init__(self, run: Run, stop: StopRequest):
         assert run.feed is not None, "nothing to train on"
         config, communicator = run.config, run.communicator
         self.run = run
@@ -48,7 +52,7 @@ class Loop:
             "exchanged_bytes": exchanged_bytes(self.take_step.gradients, config.report.compression),
         }
         self.trace = TraceOfSteps(config.report.profile, communicator.rank, facts)
-        self.stop = StopRequest()
+        self.stop = stop
         self.totals = Totals(run.task, run.model.device)
         self.size = size_of(config.model.bert, run.inputs.vocab_size)
         model = run.model
@@ -70,10 +74,12 @@ class Loop:
         """
         run = self.run
         keep_going = True
+        if run.start.begins_stage_2 or lacks_evaluation(run.start, run.config, run.communicator):
+            run.evaluate(self.step)  # at stage 2's length, or because the run was killed before it
         self.clock.begin()
         while keep_going and not self._complete():
             self.step += 1
-            lr = run.plan.schedule(self.budget.ticks if self.budget else self.step)
+            lr = run.plan.schedule(self.budget.ticks if self.budget else self.step - run.start.begun)
             result = self._take(lr)
             keep_going = result.keep_going
             if self.budget:
@@ -93,7 +99,8 @@ class Loop:
         if run.communicator.rank == 0:
             held_out = run.eval_feed.context_free_loss if run.eval_feed else None
             floors = Floors(self.feed.context_free_loss, held_out)
-            summarize(run.task, run.config.checkpoint.ckpt_dir, self.step, floors, run.reporter)
+            ending = Ending(self.step, floors, run.start.stage, run.inputs.max_seq_length)
+            summarize(run.task, run.config.checkpoint.ckpt_dir, ending, run.reporter)
         return 0
 
     def _complete(self) -> bool:
@@ -101,7 +108,7 @@ class Loop:
         if self.budget:
             return self.budget.spent
         assert self.run.plan.num_steps is not None, "steps where there are no hours"
-        return self.step >= self.run.plan.num_steps
+        return self.step - self.run.start.begun >= self.run.plan.num_steps
 
     def _take(self, lr: float) -> StepResult:
         run = self.run
@@ -132,6 +139,7 @@ class Loop:
         run.reporter.training(
             {
                 "step": self.step,
+                **run.stage_entry,
                 "time": round(time.time(), 3),
                 **figures(run.task, gathered),
                 "lr": lr,
@@ -152,8 +160,28 @@ class Loop:
         self.steps_in_interval = 0
 
     def _save(self) -> None:
-        self.run.save(self.step)
+        self.run.save(self.step, self._complete())
         self.last_saved = params_path(self.run.config.checkpoint.ckpt_dir, self.step)
+
+
+def lacks_evaluation(start: Start, config: RunConfig, communicator: Communicator) -> bool:
+    """Whether the run was killed between saving the checkpoint that it goes on from and the evaluation that
+    belongs to it. Every rank calls it; rank 0 looks into the metrics."""
+    facts = start.facts
+    saved = facts.get("options", {})
+    evaluated = config.data.data_eval and saved.get("data_eval") == config.data.data_eval
+    if not evaluated or not start.step or start.step != facts["step"]:
+        return False
+    interval = saved.get("ckpt_interval", 0)
+    if not facts.get("ended") and (not interval or start.step % interval):
+        return False  # saved because of a signal
+    lacking, place = False, (start.step, facts.get("stage"))
+    if communicator.rank == 0:
+        lacking = not any(
+            "eval_sequences" in line and (line["step"], line.get("stage")) == place
+            for line in read_metrics(config.checkpoint.ckpt_dir)
+        )
+    return bool(broadcast_json(lacking, communicator))
 
 
 class StopRequest:
@@ -165,6 +193,13 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.exit_code: int | None = None
+        self._listening = False
+
+    def listen(self) -> None:
+        """Takes the signals from now on; until then they end the process."""
+        if self._listening:
+            return
+        self._listening = True
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             signal.signal(number, self._note)
 

@@ -29,6 +29,8 @@ from data.options import add_data_options, add_vocabulary_options, check_data_op
 from training.config import DEFAULT_MODEL, model_config
 from training.optimizer.schedule import COOLDOWN_RATIO, DECAY_POWERS
 from training.options_file import OPTION, expand, given_file
+from training.pairs import StageOptions, allow_pairs, options_of_stages
+from training.start_options import add_start_options, check_start_options
 
 PUBLISHED_MODELS = ("bert_12_768_12", "bert_24_1024_16")  # of --pretrained
 PUBLISHED_VOCABULARIES = {  # --dataset_name: number of tokens, of the vocabularies that GluonNLP downloads
@@ -41,7 +43,8 @@ PUBLISHED_VOCABULARIES = {  # --dataset_name: number of tokens, of the vocabular
 
 
 def parse_options(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
-    """The options of one run, each checked by itself and against the others.
+    """The options of one run, each checked by itself and against the others. `stage_options` gives those of
+    a stage.
 
     Raises:
         InputError: an unknown option, a value out of its range, or options that exclude each other.
@@ -50,8 +53,25 @@ def parse_options(argv: Sequence[str] | None, description: str) -> argparse.Name
     parser = _parser(description)
     options = parser.parse_args(expand_options(words, parser))
     options.options_file = given_file(words)
-    _check(options)
+    stage_options(options)
     return options
+
+
+def stage_options(options: argparse.Namespace) -> list[StageOptions]:
+    """The options of each stage, checked; those given, completed, for a run without --stages.
+
+    Raises:
+        InputError: as `parse_options`.
+    """
+    stages = options_of_stages(options)
+    for each in stages:
+        try:
+            _check(each.options)
+        except InputError as error:
+            if len(stages) == 1:
+                raise
+            raise InputError(f"stage {each.stage}: {error}") from error
+    return stages
 
 
 def expand_options(words: Sequence[str], parser: argparse.ArgumentParser | None = None) -> list[str]:
@@ -214,6 +234,9 @@ def _parser(description: str) -> argparse.ArgumentParser:
         help="of parameters, data order, masks, dropout (default: the checkpoint's, else 0)",
     )
 
+    group = parser.add_argument_group("start and stages")
+    add_start_options(group.add_argument)
+
     group = parser.add_argument_group("communication")
     add_communication_options(group.add_argument)
 
@@ -264,6 +287,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
         help="write a trace of steps 10 to 14 for python -m training.profile and Chrome's viewers (rank 1 "
         "writes FILE.1, ...)",
     )
+    allow_pairs(parser)
     return parser
 
 
@@ -300,8 +324,9 @@ def _check(options: argparse.Namespace) -> None:
         raise InputError("--budget_hours and --num_steps exclude each other: either says when the run ends")
     if options.lr and options.end_lr > options.lr:
         raise InputError(f"--end_lr {options.end_lr} is above --lr {options.lr}")
-    if options.num_steps and options.start_step > options.num_steps:
+    if options.num_steps and options.start_step > options.num_steps and not options.stages:
         raise InputError(f"--start_step {options.start_step} is beyond --num_steps {options.num_steps}")
     options.compression_k = communication_config(options).compression_k  # its default where it was left out
     check_data_options(options)
+    check_start_options(options)
     options.ckpt_dir = os.path.expanduser(options.ckpt_dir)

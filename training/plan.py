@@ -31,20 +31,25 @@ class RunPlan:
 
 
 def make_plan(
-    batch: BatchConfig, optimization: OptimizationConfig, world_size: int, max_seq_length: int
+    batch: BatchConfig,
+    optimization: OptimizationConfig,
+    world_size: int,
+    max_seq_length: int,
+    stage: int | None = None,
 ) -> RunPlan:
     """Fills in what was left out with the LAMB paper's values; what was given is kept and compared.
 
     Args:
         world_size: processes that train.
-        max_seq_length: tokens a sequence; up to 128 is the paper's stage 1, longer its stage 2.
+        max_seq_length: tokens a sequence.
+        stage: the paper's; without, up to 128 tokens are its stage 1, longer sequences its stage 2.
 
     Raises:
         InputError: a batch that cannot hold one sequence, or options that contradict the resulting plan.
     """
     tokens = batch.batch_size * (1 if batch.use_avg_len else max_seq_length)
     try:
-        paper = lamb_paper.stage_for_run(world_size, tokens, batch.accumulate, max_seq_length)
+        paper = lamb_paper.stage_for_run(world_size, tokens, batch.accumulate, max_seq_length, stage=stage)
     except InputError as error:
         message = str(error).replace("--tokens_per_gpu (the training scripts' --batch_size)", "--batch_size")
         raise InputError(message) from error
@@ -70,7 +75,8 @@ def make_plan(
     warmup = f"{ratio:.3g} of them warmup" if hours else f"{warmup_steps} warmup steps"
     constant = "" if cooldown is None else f", then constant, cooldown in the last {cooldown / length:.3g}"
     summary = (
-        f"{paper.sequences_per_step:g} sequences of {max_seq_length} tokens a step"
+        ("" if stage is None else f"stage {stage}: ")
+        + f"{paper.sequences_per_step:g} sequences of {max_seq_length} tokens a step"
         f" ({world_size} x {tokens} tokens x {batch.accumulate}); {duration},"
         f" peak learning rate {lr:.5g}, {warmup}{constant}"
         + (f"; from the LAMB paper: {' '.join(left_out)}" if left_out else "")

@@ -11,13 +11,12 @@ from base.errors import InputError
 from bert.configuration import BertConfig, recorded_config
 from bert.weights.opening import open_weights
 from bert.weights.tensors import Weights
-from data.store.manifest import read_json
-from data.tokenizing.vocab import WORDPIECE, vocabulary_from_saved
+from data.tokenizing.vocab import WORDPIECE
 from training.checkpoint import PARAMS, list_steps, newest_complete, params_path, read_manifest, verified
+from training.saved_vocabulary import FILES, saved_vocabulary
 
 _AT_STEP = re.compile(r"(.+):(\d+)")
 _NUMBERED = re.compile(r"\d{7,}" + re.escape(PARAMS))
-_VOCABULARY = "vocabulary.json"
 
 
 def find_weights(given: str, flag: str, config: BertConfig | None = None) -> Weights:
@@ -98,12 +97,12 @@ def _vocabulary(
     """The tokens, whether upper case is kept, and what a reader should know of them."""
     options = manifest.get("options")
     cased = options.get("cased") if isinstance(options, dict) else None
-    path = os.path.join(folder, _VOCABULARY)
-    if not os.path.exists(path):
+    try:
+        vocabulary = saved_vocabulary(folder, manifest)
+    except InputError as error:
+        return None, cased, [f"{error}: left out"]
+    if vocabulary is None:
         return None, cased, []
-    vocabulary = vocabulary_from_saved(read_json(path), path)
-    if manifest.get("vocab_sha256") not in (None, vocabulary.sha256):
-        return None, cased, [f"{path} is another vocabulary than this checkpoint's: left out"]
     if vocabulary.kind != WORDPIECE:
-        return None, cased, [f"{path} is of a SentencePiece model, which has no vocab.txt: left out"]
+        return None, cased, [f"the vocabulary is {FILES[vocabulary.kind]} beside it, which has no vocab.txt"]
     return vocabulary.tokens, cased, []

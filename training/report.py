@@ -2,22 +2,55 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import statistics
 import sys
 import time
-from typing import IO, Any, Protocol, Sequence
+from typing import IO, Any, Mapping, NamedTuple, Protocol, Sequence
 
 from tqdm import tqdm
 
-from tasks.base import Floors, Panel, Task
+from tasks.base import Figures, Floors, Panel, Task
 from training.checkpoint import params_path
 
 METRICS_FILE = "metrics.jsonl"
 PLOT_FILE = "loss.png"
 TENSORBOARD_DIR = "tensorboard"
 LAUNCHED = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "BYTEPS_LOCAL_RANK")  # set by a launcher
+
+
+class Span(NamedTuple):
+    """The steps of a run, or of one of its stages: `first` have been taken before, `last` is the last one,
+    None where hours end it. The stage began after `begun`."""
+
+    first: int
+    last: int | None
+    stage: int | None = None
+    begun: int = 0
+
+    @property
+    def prefix(self) -> str:
+        """The stage, before a sentence on it."""
+        return "" if self.stage is None else f"stage {self.stage}, "
+
+    def follows(self, metrics: Mapping[str, Any]) -> bool:
+        """Whether a line of metrics is of what came before this span."""
+        if self.stage is None or metrics.get("step", 0) > self.first:
+            return bool(metrics.get("step", 0) <= self.first)
+        begins = self.first == self.begun  # such a stage has no lines yet
+        return bool(metrics.get("stage", 0) <= self.stage - begins)
+
+
+class Ending(NamedTuple):
+    """The end of a run, or of one of its stages, with sequences of `max_seq_length` tokens."""
+
+    step: int
+    floors: Floors
+    stage: int | None = None
+    max_seq_length: int | None = None
 
 
 class Reporter(Protocol):
@@ -76,9 +109,8 @@ class RunReporter:
     Args:
         directory: where metrics.jsonl and the TensorBoard events go; it exists.
         task: puts its figures into words.
-        start_step: the step that the run continues from; later lines of an earlier metrics.jsonl are dropped,
-            since their steps are run again. A new run (0) moves an earlier file aside.
-        num_steps: the last step; None where hours end the run.
+        span: lines of an earlier metrics.jsonl that do not come before it are dropped, since their steps are
+            run again. A new run moves an earlier file aside.
         progress: auto, bar, lines or none.
         verbose: whether debug messages are shown.
     """
@@ -87,18 +119,22 @@ class RunReporter:
         self,
         directory: str,
         task: Task,
-        start_step: int,
-        num_steps: int | None,
+        span: Span,
         progress: str,
         verbose: bool = False,
     ):
         from tensorboardX import SummaryWriter
 
         self._path = os.path.join(directory, METRICS_FILE)
-        _keep_until(self._path, start_step)
+        _keep_before(self._path, span)
         self._metrics = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
         self._events = SummaryWriter(
-            os.path.join(directory, TENSORBOARD_DIR), purge_step=start_step + 1, max_queue=100, flush_secs=10
+            os.path.join(directory, TENSORBOARD_DIR),
+            purge_step=span.first + 1,
+            max_queue=100,
+            flush_secs=10,
+            # A short stage 1 and stage 2 may begin in one second, which is all that the name says else.
+            filename_suffix="" if span.stage is None else f".stage{span.stage}",
         )
         terminal = launching_terminal()
         if progress == "auto":
@@ -107,8 +143,9 @@ class RunReporter:
         self._bar = None
         if progress == "bar":
             self._bar = tqdm(
-                total=num_steps,
-                initial=start_step,
+                desc=span.prefix.rstrip(", ") or None,
+                total=span.last,
+                initial=span.first,
                 unit="step",
                 ncols=_columns(terminal),
                 file=sys.stderr,
@@ -116,9 +153,8 @@ class RunReporter:
                 leave=True,
             )
         self._task = task
-        self._num_steps = num_steps
+        self._span = span
         self._verbose = verbose
-        self._start_step = start_step
         self._start_time = time.monotonic()
 
     def note(self, message: str) -> None:
@@ -141,22 +177,22 @@ class RunReporter:
         if self._bar is not None:
             figure = self._task.short_line(metrics)
             more = f", mfu {metrics['mfu']:.0%}" if "mfu" in metrics else ""
-            more += "" if self._num_steps else f", {self._remaining(metrics)} left"
+            more += "" if self._span.last else f", {self._remaining(metrics)} left"
             self._bar.set_postfix_str(f"{figure}, lr {metrics['lr']:.2e}, {speed} tokens/s{more}")
         if self._lines:
-            of = f"/{self._num_steps}" if self._num_steps else ""
+            of = f"/{self._span.last}" if self._span.last else ""
             mfu = f"  mfu {metrics['mfu']:.1%}" if "mfu" in metrics else ""
             self.note(
-                f"step {metrics['step']}{of}  {self._task.line(metrics)}"
-                f"  lr {metrics['lr']:.3g}  {speed} tokens/s  {metrics['step_s']:.3g} s/step{mfu}"
-                f"  {self._remaining(metrics)} left"
+                f"{self._span.prefix}step {metrics['step']}{of}  {self._task.line(metrics)}  lr "
+                f"{metrics['lr']:.3g}  {speed} tokens/s  {metrics['step_s']:.3g} s/step{mfu}  "
+                f"{self._remaining(metrics)} left"
             )
 
     def evaluation(self, metrics: dict[str, Any]) -> None:
         self._write(metrics)
         self.note(
-            f"evaluation at step {metrics['step']}: {self._task.line(metrics, 'eval_')}"
-            f"  ({metrics['eval_sequences']:,} sequences, {metrics['eval_s']:.1f} s)"
+            f"{self._span.prefix}evaluation at step {metrics['step']}: {self._task.line(metrics, 'eval_')}  "
+            f"({metrics['eval_sequences']:,} sequences, {metrics['eval_s']:.1f} s)"
         )
 
     def close(self) -> None:
@@ -177,16 +213,16 @@ class RunReporter:
         self._metrics.write(json.dumps(metrics, allow_nan=False) + "\n")
         self._metrics.flush()
         for name, value in metrics.items():
-            if name not in ("step", "time") and isinstance(value, (int, float)):
+            if name not in ("step", "stage", "time") and isinstance(value, (int, float)):
                 kind, _, rest = name.partition("_") if name.startswith("eval_") else ("train", "", name)
                 self._events.add_scalar(f"{kind}/{rest}", value, metrics["step"])
 
     def _remaining(self, metrics: dict[str, Any]) -> str:
-        if self._num_steps is None:
+        if self._span.last is None:
             return tqdm.format_interval(metrics["budget_left_s"])
         step = metrics["step"]
         elapsed = time.monotonic() - self._start_time
-        seconds = elapsed / max(1, step - self._start_step) * (self._num_steps - step)
+        seconds = elapsed / max(1, step - self._span.first) * (self._span.last - step)
         return tqdm.format_interval(seconds)
 
 
@@ -234,17 +270,23 @@ def plot_losses(directory: str, panels: Sequence[Panel]) -> str:
     from matplotlib import pyplot
 
     metrics = read_metrics(directory)
+    stages = sorted({each.get("stage", 0) for each in metrics}) or [0]
+    begun = boundary(metrics)
     width = 5.5 * len(panels)
     figure, rows = pyplot.subplots(1, len(panels), figsize=(width, 4.2), layout="constrained", squeeze=False)
     for axes, panel in zip(rows[0], panels):
-        for name, style, label in (
-            (panel.figure, "-", "training"),
-            (f"eval_{panel.figure}", "o", "evaluation"),
+        for (name, style, label), stage in itertools.product(
+            ((panel.figure, "-", "training"), (f"eval_{panel.figure}", "o", "evaluation")), stages
         ):
-            points = [(each["step"], each[name]) for each in metrics if each.get(name) is not None]
+            of_stage = [each for each in metrics if each.get("stage", 0) == stage]
+            points = [(each["step"], each[name]) for each in of_stage if each.get(name) is not None]
             if points:
                 # A line needs two points to be seen.
-                axes.plot(*zip(*points), style if len(points) > 1 else "o", label=label, markersize=4)
+                style = style if len(points) > 1 else "o"
+                shown = label + (f", stage {stage}" if stage else "")
+                axes.plot(*zip(*points), style, label=shown, markersize=4)
+        if begun is not None:
+            axes.axvline(begun, color="black", linewidth=0.8, label="stage 2 begins")
         axes.set(title=panel.title, xlabel="step", ylabel=panel.unit)
         axes.grid(alpha=0.3)
         for (label, value), style in zip(panel.marks.items(), ("--", ":", "-.")):
@@ -258,30 +300,67 @@ def plot_losses(directory: str, panels: Sequence[Panel]) -> str:
     return path
 
 
-def summarize(task: Task, directory: str, step: int, floors: Floors, reporter: Reporter) -> None:
-    """Draws the plot and says how far a run has come that ended at `step`; rank 0 calls it."""
-    plot = plot_losses(directory, task.panels(floors))
-    reporter.note("")
+def boundary(metrics: Sequence[Figures]) -> int | None:
+    """The step at which stage 1 of a run ended and stage 2 began; None where there are not both."""
+    ended = [each["step"] for each in metrics if each.get("stage") == 1]
+    return max(ended) if ended and any(each.get("stage") == 2 for each in metrics) else None
+
+
+def summarize(task: Task, directory: str, ending: Ending, reporter: Reporter) -> None:
+    """Draws the plot and says how far a run, or a stage, has come; rank 0 calls it."""
     metrics = read_metrics(directory)
-    for line in task.summary(metrics, step, floors):
+    plot = plot_losses(directory, task.panels(ending.floors))
+    reporter.note("")
+    if boundary(metrics) is not None:
+        before = [each for each in metrics if each["stage"] == 1 and "lr" in each]
+        reporter.note(f"stage 1, step {before[-1]['step']}: {task.line(before[-1])}" if before else "stage 1")
+    if ending.stage is not None:
+        metrics = [each for each in metrics if each.get("stage") == ending.stage]
+        reporter.note(f"stage {ending.stage}, {ending.max_seq_length} tokens:")
+    for line in task.summary(metrics, ending.step, ending.floors):
         reporter.note(line)
+    brought = brought_by_stage_2(task, metrics, ending)
+    if brought is not None:
+        reporter.note(brought)
     shares = [each["mfu"] for each in metrics if each.get("mfu") is not None]
     if shares:
         reporter.note(f"model FLOPs utilisation {statistics.median(shares):.1%} (median of log intervals)")
-    reporter.note(f"checkpoint {params_path(directory, step)}")
+    reporter.note(f"checkpoint {params_path(directory, ending.step)}")
     reporter.note(f"plot       {plot}")
 
 
-def _keep_until(path: str, step: int) -> None:
+def brought_by_stage_2(task: Task, metrics: Sequence[Figures], ending: Ending) -> str | None:
+    """A sentence on the held-out loss at stage 2's length before and after it; None without both evaluations.
+
+    Both are over the same sequences, so the standard error of independent ones, which is given, is rather too
+    large than too small.
+    """
+    loss = f"eval_{task.judged[0]}"
+    found = [each for each in metrics if each.get(loss) is not None]
+    if ending.stage != 2 or len(found) < 2 or found[-1]["step"] != ending.step:
+        return None
+    first, last = found[0], found[-1]
+    errors = [each.get(f"{loss}_se") for each in (first, last)]
+    known = [error for error in errors if error is not None]
+    margin = f"two standard errors: {2 * math.hypot(*known):.3f}" if len(known) == 2 else "no margin of error"
+    change = last[loss] - first[loss]
+    return (
+        f"Stage 2 brought {task.judged[0]} on held-out text of {ending.max_seq_length} tokens from "
+        f"{first[loss]:.3f} (step {first['step']}) to {last[loss]:.3f}: {abs(change):.3f} "
+        f"{'less' if change < 0 else 'more'} ({margin})."
+    )
+
+
+def _keep_before(path: str, span: Span) -> None:
     if not os.path.exists(path) or os.path.getsize(path) == 0:
         return
-    if step == 0:
+    if span.first == 0:
         number = 1
         while os.path.exists(f"{path}.{number}"):
             number += 1
         os.rename(path, f"{path}.{number}")
         return
-    kept = [each for each in read_metrics(os.path.dirname(path)) if each.get("step", 0) <= step]
+    kept = [each for each in read_metrics(os.path.dirname(path)) if span.follows(each)]
     temporary = path + ".tmp"
     with open(temporary, "w", encoding="utf-8") as file:
         file.writelines(json.dumps(each) + "\n" for each in kept)

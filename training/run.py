@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from dataclasses import dataclass, field, replace
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -24,20 +25,32 @@ from training.checkpoint import Checkpoint, block_arrays, save
 from training.config import ModelConfig, RunConfig
 from training.evaluation import evaluate
 from training.feed import EvaluationFeed, Feed, evaluation_feed, training_feed
-from training.inputs import Inputs
-from training.loop import Loop
+from training.initial import Initial
+from training.inputs import Inputs, Part, open_source
+from training.loop import Loop, StopRequest, lacks_evaluation
 from training.metrics import Stopwatch
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler, LossScaler, SkipCounter, StaticScaler
 from training.optimizer.update_rule import Rule
 from training.plan import RunPlan, make_plan
-from training.report import Reporter, RunReporter, SilentReporter
+from training.report import Reporter, RunReporter, SilentReporter, Span
 from training.run_file import write_run_file
-from training.start import Start, broadcast_json, changed_options, find_start, position_to_continue
+from training.saved_vocabulary import write_vocabulary
+from training.stages import data_seed
+from training.start import Start, changed_options, find_start, position_to_continue, restore_states
+from training.start_options import OPTIMIZER, SCHEDULE
 
 
 def train(config: RunConfig, inputs: Inputs, task: Task, communicator: Communicator) -> int:
-    """Trains, evaluates and saves; every rank calls it.
+    """`train_stages` for a run without stages."""
+    return train_stages([Part(config, inputs)], task, communicator)
+
+
+def train_stages(parts: Sequence[Part], task: Task, communicator: Communicator) -> int:
+    """Trains, evaluates and saves a run, or its stages one after the other; every rank calls it.
+
+    Each stage is opened from what is on the disk, and closed before the next: a launch of both stages takes
+    the same steps as one that is interrupted anywhere and resumed.
 
     Returns:
         The exit code of the process: 0, 143 after SIGTERM or SIGUSR1, 130 after Ctrl-C.
@@ -46,12 +59,90 @@ def train(config: RunConfig, inputs: Inputs, task: Task, communicator: Communica
         InputError: bad input that could not be identified before mxnet was imported.
         TrainingError: gradients that stay non-finite, a disk that is full.
     """
+    (first, inputs), *others = parts
+    start = find_start(first, communicator, inputs.initial)
+    if others and start.begins_stage_2 and lacks_evaluation(start, first, communicator):
+        start = replace(start, stage=1, begun=start.facts["begun"], resets=frozenset())
+    elif others and start.stage == 2 and first.optimization.num_steps not in (None, start.begun):
+        given = first.optimization.num_steps
+        start.messages.append(f"--num_steps {given}: stage 1 has ended with step {start.begun}, and stays so")
+    stop = StopRequest()
+    remaining = [part for part in parts if (part.config.start.stage or 0) >= (start.stage or 0)]
+    for part in remaining[1:]:
+        _check_ahead(part, remaining[0], communicator)
+    code, end = _train_stage(remaining[0], start, task, communicator, stop)
+    for config, inputs in remaining[1:]:
+        if code:
+            break
+        communicator.forget()
+        gc.collect()  # a network is a circle of references
+        part = Part(_after(config, end), inputs)
+        code, end = _train_stage(part, find_start(part.config, communicator), task, communicator, stop)
+    return code
+
+
+def _train_stage(
+    part: Part, start: Start, task: Task, communicator: Communicator, stop: StopRequest
+) -> tuple[int, int]:
+    """Trains one stage, or evaluates where there is nothing to train on. Returns the exit code, and the last
+    step.
+
+    With a signal that comes after the last step of stage 1, stage 2 is left to --resume.
+    """
     with contextlib.ExitStack() as stack:
-        run = open_run(config, inputs, task, communicator, stack)
+        run = open_run(part, start, task, communicator, stack)
         if run.feed is None:
-            run.evaluate(run.start.step)
-            return 0
-        return Loop(run).to_the_end()
+            run.evaluate(start.step)
+            return 0, start.step
+        stop.listen()
+        loop = Loop(run, stop)
+        code = loop.to_the_end()
+        more = part.config.start.stages == "both" and start.stage == 1
+        if code == 0 and more and communicator.all_agree([stop.exit_code is None]) != [True]:
+            run.reporter.warn(
+                f"stopped by a signal at the end of stage 1, step {loop.step}; --resume begins stage 2"
+            )
+            code = stop.exit_code or 143
+        return code, loop.step
+
+
+def _check_ahead(part: Part, first: Part, communicator: Communicator) -> None:
+    """Finds errors in a stage before the one in front of it takes days: in its plan, and in data of its own,
+    which is tokenized or converted into the cache. Every rank calls it.
+
+    Raises:
+        InputError: as `train_stages`.
+    """
+    plan_of(part, communicator)
+    inputs = with_vocabulary(part, communicator)
+    for own, others in ((inputs.train, first.inputs.train), (inputs.evaluation, first.inputs.evaluation)):
+        if own.kind and own != others:
+            open_source(inputs, own, communicator)
+
+
+def plan_of(part: Part, communicator: Communicator) -> RunPlan:
+    """The plan of a stage for this number of processes. Raises InputError as `make_plan`."""
+    config, inputs = part
+    length, stage = inputs.max_seq_length, config.start.stage
+    return make_plan(config.batch, config.optimization, communicator.size, length, stage)
+
+
+def with_vocabulary(part: Part, communicator: Communicator) -> Inputs:
+    """The inputs with the vocabulary of --dataset_name where text needs one. Every rank calls it."""
+    config, inputs = part
+    if inputs.vocabulary is None and inputs.reads_text:
+        vocabulary = _downloaded_vocabulary(config.model.dataset_name, communicator)
+        return replace(inputs, vocabulary=vocabulary)
+    return inputs
+
+
+def _after(config: RunConfig, end: int) -> RunConfig:
+    """The settings of a stage that follows on one which this process has ended at step `end`."""
+    return replace(
+        config,
+        checkpoint=replace(config.checkpoint, resume=False, start_step=end),
+        report=replace(config.report, profile=None),  # a trace is of a launch's first steps
+    )
 
 
 @dataclass
@@ -84,22 +175,36 @@ class Run:
     scaler: LossScaler
     skips: SkipCounter
     clock: Stopwatch = field(default_factory=Stopwatch)
+    saved_vocabulary: Mapping[str, Any] | None = None
+
+    @property
+    def stage_entry(self) -> dict[str, int]:
+        """`stage` for a line of the metrics; nothing for a run without stages."""
+        return {} if self.start.stage is None else {"stage": self.start.stage}
 
     def evaluate(self, step: int) -> None:
         """Evaluates and reports, if there is --data_eval; every rank calls it."""
         if self.eval_feed is not None:
             batches = self.eval_feed()
             metrics = evaluate(self.task, self.model.network, batches, self.communicator, self.model.device)
-            self.reporter.evaluation({"step": step, **metrics})
+            self.reporter.evaluation({"step": step, **self.stage_entry, **metrics})
 
-    def state(self) -> dict[str, Any]:
-        """The facts of a checkpoint's manifest, besides its own entries: all that is no array."""
+    def state(self, ended: bool = False) -> dict[str, Any]:
+        """The facts of a checkpoint's manifest, besides its own entries: all that is no array.
+
+        `ended`: whether the run, or its stage, has taken its last step.
+        """
         vocabulary = self.inputs.vocabulary
         assert self.feed is not None, "only what trains is saved"
         return {
             **self.config.model.bert.facts(),
             "vocab_size": self.inputs.vocab_size,
             "vocab_sha256": vocabulary.sha256 if vocabulary else None,
+            "vocabulary": self.saved_vocabulary,
+            "stage": self.start.stage,
+            "begun": self.start.begun,
+            "num_steps": self.plan.num_steps,
+            "ended": ended,
             "world_size": self.communicator.size,
             "options": dict(self.config.options),
             "scaler": self.scaler.state(),
@@ -109,8 +214,8 @@ class Run:
             "training_s": self.clock.total,
         }
 
-    def save(self, step: int) -> Checkpoint | None:
-        """Writes the checkpoint of `step`; every rank calls it, rank 0 writes.
+    def save(self, step: int, ended: bool = False) -> Checkpoint | None:
+        """Writes the checkpoint of `step`; every rank calls it, rank 0 writes. `ended`: as for `state`.
 
         Raises:
             TrainingError: a parameter is not finite, or it could not be written; earlier checkpoints are
@@ -126,26 +231,23 @@ class Run:
             )
         place = self.config.checkpoint
         states = self.optimizer.state_views()
-        saved = save(place.ckpt_dir, step, arrays, states, self.state(), keep=place.keep_checkpoints)
+        saved = save(place.ckpt_dir, step, arrays, states, self.state(ended), keep=place.keep_checkpoints)
         self.reporter.note(f"saved {saved.params_path}")
         return saved
 
     def restore(self) -> None:
-        """Gives every rank the optimizer states, the loss scale and the count of skipped steps of the
-        checkpoint that the run starts from, if any. The parameters were restored when the model was made.
+        """Gives every rank what it takes over of the checkpoint that the run starts from: optimizer states,
+        loss scale, count of skipped steps. The parameters were restored when the model was made.
 
         Raises:
             InputError: states of another model or dtype.
         """
-        if self.start.kind != "resumed":
-            return
-        if self.start.checkpoint is not None:
-            with self.start.checkpoint.open_states() as states:
-                self.optimizer.restore(states)
-        (self.optimizer.t,) = broadcast_json([self.optimizer.t], self.communicator)
-        self.communicator.broadcast(list(self.optimizer.state_arrays().values()))
-        self.scaler.restore(self.start.facts["scaler"])
-        self.skips.restore(self.start.facts["skips"])
+        start = self.start
+        restore_states(start, self.optimizer, self.communicator)
+        if start.keeps(OPTIMIZER):
+            self.scaler.restore(start.facts["scaler"])
+        if start.facts and start.step:  # the same run, perhaps another stage of it
+            self.skips.restore(start.facts["skips"])
 
     def introduce(self, warnings: Sequence[str]) -> None:
         """Reports warnings, and the run's model, devices and options."""
@@ -155,11 +257,10 @@ class Run:
         count = sum(int(np.prod(parameter.shape)) for parameter in trainable(model.bert).values())
         size = self.communicator.size
         self.reporter.note(
-            f"{config.model.bert.description}, {count / 1e6:,.1f} M parameters,"
-            f" vocabulary {self.inputs.vocab_size:,}, {model.dtype} on {model.operators} operators,"
-            f" {size} process{'es' if size > 1 else ''} on {model.device.device_type},"
-            f" OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS')},"
-            f" seed {self.seed}"
+            f"{config.model.bert.description}, {count / 1e6:,.1f} M parameters, vocabulary "
+            f"{self.inputs.vocab_size:,}, {model.dtype} on {model.operators} operators, {size} "
+            f"process{'es' if size > 1 else ''} on {model.device.device_type}, OMP_NUM_THREADS "
+            f"{os.environ.get('OMP_NUM_THREADS')}, seed {self.seed}"
         )
         if config.model.source is not None:
             self.reporter.note(_of_config_file(config.model))
@@ -168,10 +269,15 @@ class Run:
         if self.feed is None:
             return
         self.reporter.note(self.plan.summary)
-        if self.start.step:
+        start = self.start
+        if start.source:
+            self.reporter.note(f"parameters of {start.source}")
+        if start.begins_stage_2 and start.step:
+            self.reporter.note(f"stage 2 begins after step {start.step}")
+        elif start.step:
             hours = self.config.optimization.budget_hours
             spent = f" and {self.clock.at_start / 3600:.3g} of {hours:g} hours" if hours else ""
-            self.reporter.note(f"continuing after step {self.start.step}{spent}")
+            self.reporter.note(f"continuing after step {start.step}{spent}")
         elif config.checkpoint.resume:
             self.reporter.note(
                 f"no complete checkpoint in {config.checkpoint.ckpt_dir}: starting from the beginning"
@@ -179,38 +285,41 @@ class Run:
 
 
 def open_run(
-    config: RunConfig, inputs: Inputs, task: Task, communicator: Communicator, stack: contextlib.ExitStack
+    part: Part, start: Start, task: Task, communicator: Communicator, stack: contextlib.ExitStack
 ) -> Run:
     """Opens everything, in the order of a run; every rank calls it. What must be closed is left to `stack`.
 
     Raises:
-        InputError: as `train`.
+        InputError: as `train_stages`.
     """
+    config = part.config
     device = mx.gpu(communicator.local_rank) if mx.context.num_gpus() else mx.cpu()
     dtype = _dtype(config.model, device)
     operators = choose_operators(config.model.operators, dtype, device, config.model.bert)
-    plan = make_plan(config.batch, config.optimization, communicator.size, inputs.max_seq_length)
+    plan = plan_of(part, communicator)
     os.makedirs(config.checkpoint.ckpt_dir, exist_ok=True)
-    if inputs.vocabulary is None and inputs.reads_text:
-        vocabulary = _downloaded_vocabulary(config.model.dataset_name, communicator)
-        inputs = replace(inputs, vocabulary=vocabulary)
+    inputs = with_vocabulary(part, communicator)
 
-    start = find_start(config, communicator)
     given_seed = config.optimization.seed
     seed = start.facts.get("seed", 0) if given_seed is None else given_seed
     trains = bool(config.data.data or config.data.dummy_data_len)
-    if plan.num_steps is not None and start.step > plan.num_steps and trains:
-        raise InputError(f"--num_steps {plan.num_steps}: the checkpoint is already at step {start.step}")
+    if plan.num_steps is not None and start.step > start.begun + plan.num_steps and trains:
+        already = f"the checkpoint is already at step {start.step - start.begun}"
+        of_stage = f" of stage {start.stage}" if start.stage else ""
+        raise InputError(f"--num_steps {plan.num_steps}: {already}{of_stage}")
     reporter: Reporter = SilentReporter()
+    saved_vocabulary = None
     if communicator.rank == 0:
         shown = config.report
-        reporter = RunReporter(
-            config.checkpoint.ckpt_dir, task, start.step, plan.num_steps, shown.progress, shown.verbose
-        )
-        if trains:  # an evaluation leaves the file of the run that it looks at
+        last = None if plan.num_steps is None else start.begun + plan.num_steps
+        span = Span(start.step, last, start.stage, start.begun)
+        reporter = RunReporter(config.checkpoint.ckpt_dir, task, span, shown.progress, shown.verbose)
+        if trains:  # an evaluation leaves the files of the run that it looks at
+            place, tokenizer = config.checkpoint.ckpt_dir, config.data.tokenizer
+            saved_vocabulary = write_vocabulary(place, inputs.vocabulary, tokenizer)
             write_run_file(config, communicator, seed, plan)
     stack.callback(reporter.close)
-    feed = training_feed(config, inputs, plan, seed, communicator, reporter)
+    feed = training_feed(config, inputs, plan, data_seed(seed, start.stage), communicator, reporter)
     if feed is not None:
         stack.callback(feed.close)
     eval_feed = evaluation_feed(config, inputs, communicator)
@@ -237,13 +346,18 @@ def open_run(
     scaler: LossScaler = DynamicScaler() if dtype == "float16" else StaticScaler()
     network = task.network(bert, shape, dtype, dropout, operators)
     model = Model(bert, network, device, dtype, operators)
+    clock = Stopwatch(start.facts.get("training_s", 0.0) if start.keeps(SCHEDULE) else 0.0)
     run = Run(
         config, inputs, task, communicator, plan, start, seed, reporter, feed, eval_feed, model, optimizer,
-        scaler, SkipCounter(), Stopwatch(start.facts.get("training_s", 0.0)),
+        scaler, SkipCounter(), clock, saved_vocabulary,
     )  # fmt: skip
     run.restore()
     position, messages = position_to_continue(start, config.options, communicator.size)
-    run.introduce([*start.messages, *changed_options(start, config), *messages, *plan.warnings])
+    warnings = [*start.messages, *inputs.messages, *changed_options(start, config), *messages, *plan.warnings]
+    planned = start.facts.get("num_steps")
+    if start.stage and start.stage == start.facts.get("stage") and planned != plan.num_steps:
+        warnings.append(f"stage {start.stage} was planned for {planned} steps, and now has {plan.num_steps}")
+    run.introduce(warnings)
     if feed is not None:
         feed.seek(position)
     return run
@@ -257,7 +371,9 @@ def restore_parameters(start: Start, bert: BERTModel, communicator: Communicator
         InputError: on rank 0, for parameters of another model, or of a bare .params file that the model's
             dtype cannot hold.
     """
-    if start.checkpoint is not None:
+    if start.initial is not None:
+        _take_initial(start.initial, bert, device)
+    elif start.checkpoint is not None:
         path = start.checkpoint.params_path
         named = bert._collect_params_with_prefix()
         arrays = read_index(path)
@@ -266,13 +382,34 @@ def restore_parameters(start: Start, bert: BERTModel, communicator: Communicator
             with np.errstate(over="ignore"):  # what does not fit into float16 is looked for below
                 array = read_array(path, info).astype(np.dtype(named[name].dtype), copy=False)
             named[name].set_data(mx.nd.array(array, ctx=device, dtype=array.dtype))
-        if start.checkpoint.manifest is None and not all_finite(list(block_arrays(bert).values())):
-            dtypes = {np.dtype(parameter.dtype).name for parameter in named.values()}
-            raise InputError(
-                f"{path}: it has numbers that are not finite in {' or '.join(sorted(dtypes))}; name a file "
-                "that was saved before training diverged, or train with --dtype float32"
-            )
+        if start.checkpoint.manifest is None:
+            _check_finite(path, bert)
     communicator.broadcast(list(block_arrays(bert).values()))
+
+
+def _take_initial(initial: Initial, bert: BERTModel, device: mx.Context) -> None:
+    """Overwrites an initialized model with the parameters of --init_from; where they have more or fewer rows
+    than the model's, the first ones."""
+    named = bert._collect_params_with_prefix()
+    for name, tensor in initial.tensors.items():
+        parameter = named[name]
+        with np.errstate(over="ignore"):  # what does not fit into float16 is looked for below
+            array = tensor.read().astype(np.dtype(parameter.dtype), copy=False)
+        if array.shape[0] < parameter.shape[0]:
+            array = np.concatenate([array, parameter.data(device).asnumpy()[array.shape[0] :]])
+        array = np.ascontiguousarray(array[: parameter.shape[0]])
+        parameter.set_data(mx.nd.array(array, ctx=device, dtype=array.dtype))
+    _check_finite(f"--init_from {initial.source}", bert)
+
+
+def _check_finite(source: str, bert: BERTModel) -> None:
+    """Raises InputError for a parameter that is not finite in the model's dtype."""
+    if not all_finite(list(block_arrays(bert).values())):
+        dtypes = {np.dtype(parameter.dtype).name for parameter in bert._collect_params_with_prefix().values()}
+        raise InputError(
+            f"{source}: it has numbers that are not finite in {' or '.join(sorted(dtypes))}; name a file "
+            "that was saved before training diverged, or train with --dtype float32"
+        )
 
 
 def all_finite(arrays: list[mx.nd.NDArray]) -> bool:
@@ -288,8 +425,8 @@ def _of_config_file(model: ModelConfig) -> str:
     unknown = f"; keys not known here: {', '.join(model.unknown_keys)}" if model.unknown_keys else ""
     return (
         f"--config_file {model.source}: feed-forward layers of {bert.hidden} units, {bert.positions} "
-        f"positions, {bert.token_types} token types, GELU by {bert.gelu}, dropout "
-        f"{model.dropout:g}, random weights of standard deviation {model.initial_stdev:g}{unknown}"
+        f"positions, {bert.token_types} token types, GELU by {bert.gelu}, dropout {model.dropout:g}, random "
+        f"weights of standard deviation {model.initial_stdev:g}{unknown}"
     )
 
 

@@ -24,7 +24,7 @@ def write_run_file(config: RunConfig, communicator: Communicator, seed: int, pla
     Raises:
         InputError: it cannot be written.
     """
-    options = {**config.options, "seed": seed}
+    options = {**config.given, "seed": seed}
     if isinstance(options["profile"], TracePlan):
         options["profile"] = options["profile"].path
     folder = config.checkpoint.ckpt_dir

@@ -122,6 +122,12 @@ class BytePSCommunicator:
     def barrier(self) -> None:
         self.all_agree([True])
 
+    def forget(self) -> None:
+        self.barrier()  # and so every channel begins with name A again: see Channels
+        self._plans.clear()
+        self._buffers.clear()
+        self._channels.forget()
+
     def close(self) -> None:
         if not self._open:
             return
@@ -237,6 +243,12 @@ class Channels:
         """Begins every channel with name A again. Called when every rank has returned from `wait` and each
         knows it of all others."""
         self._era += 1
+
+    def forget(self) -> None:
+        """Lets go of the arrays; to be called after `wait`. The names stay known to the servers, and serve
+        the next arrays of their sizes."""
+        for channel in self._channels.values():
+            channel.array = None
 
     def _next_name(self, item: Sum, meeting: bool) -> str:
         channel = self._channels.setdefault(item.key, _Channel())

@@ -112,6 +112,10 @@ class WatchedCommunicator(DelegatingCommunicator):
         with self._inside("barrier"):
             self._inner.barrier()
 
+    def forget(self) -> None:
+        with self._inside("forget"):
+            self._inner.forget()
+
     def close(self) -> None:
         if not self._open:
             return

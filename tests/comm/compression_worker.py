@@ -241,6 +241,17 @@ def check_zeros(comm, config):
     assert not Exchange(comm)(np.zeros(SIZE, np.float32)).any()
 
 
+def check_nothing_is_kept_after_forgetting(comm, config):
+    """Another stage does not begin with what was left of the gradients of the one before."""
+    exchange = Exchange(comm)
+    exchange(gradient(comm.rank, 0))
+    comm.forget()
+    assert not exchange(np.zeros(SIZE, np.float32)).any()
+    exchange(gradient(comm.rank, 0))
+    assert exchange(np.zeros(SIZE, np.float32)).any(), "without forgetting it comes later"
+    comm.forget()
+
+
 def check_sums_arrive_as_they_are(comm, config):
     """The counts and losses of a log interval are no gradients."""
     for dtype in ("float32", "float64"):

@@ -285,6 +285,22 @@ def check_barrier(comm):
     return {"times": times}
 
 
+def check_forget(comm):
+    """A second network's arrays, of the same sizes, follow; those of the first are let go."""
+    for round in range(3):
+        arrays = [mx.nd.array(values(comm.rank, index, "float32", round)) for index in range(6)]
+        shared = mx.nd.zeros((3,), dtype="int64") + (comm.rank == 0)
+        holders = [sys.getrefcount(array) for array in arrays]
+        comm.average(arrays)
+        comm.broadcast([shared])
+        comm.all_agree([True])
+        comm.forget()
+        assert [sys.getrefcount(array) for array in arrays] == holders
+        for index, array in enumerate(arrays):
+            assert_mean(comm, array, index, "float32", round)
+        assert shared.asnumpy().tolist() == [1, 1, 1]
+
+
 def check_refusals(comm):
     good = mx.nd.full((3,), comm.rank)
     refused = [

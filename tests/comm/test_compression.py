@@ -40,7 +40,7 @@ HALF = ["half", *HALF_CONTRACT, "sums_arrive_as_they_are", "traffic"]
 PIECES = ["zeros", "not_finite", "sums_arrive_as_they_are", "broadcast_of_much", "traffic"]
 PIECES += ["average_nothing", "average_of_nan_and_inf", "broadcast_many", "all_agree", "refusals"]
 # What earlier averages left would come out in these, which are therefore first.
-KEPT = ["zeros", "nothing_is_lost", *PIECES[1:], "float16_is_refused"]
+KEPT = ["zeros", "nothing_is_lost", "nothing_is_kept_after_forgetting", *PIECES[1:], "float16_is_refused"]
 
 
 class Case(NamedTuple):

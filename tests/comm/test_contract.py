@@ -32,6 +32,7 @@ CHECKS = [
     "broadcast_many",
     "all_agree",
     "barrier",
+    "forget",
     "refusals",
     "close",
 ]
@@ -42,7 +43,7 @@ OTHERS = [check for check in CHECKS if check != "average_does_not_wait"]
 # its own arrays.
 OF_THREE = [*SOME, "average_float64", "average_mixed_dtypes", "float16_sum_beyond_its_range"]
 OF_THREE += ["average_gives_the_same_bits_again", "average_in_place", "average_of_nan_and_inf"]
-OF_THREE += ["average_nothing", "broadcast_many", "barrier", "refusals", "close"]
+OF_THREE += ["average_nothing", "broadcast_many", "barrier", "forget", "refusals", "close"]
 
 
 class Run(NamedTuple):

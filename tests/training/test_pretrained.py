@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict, replace
 
@@ -10,14 +9,17 @@ import numpy as np
 import pytest
 
 from base.errors import InputError
-from data.tokenizing.vocab import save_vocabulary, vocabulary_from_tokens
+from data.options import TokenizerConfig
+from data.tokenizing.vocab import vocabulary_from_tokens
 from tests.bert.weights.building import SMALL, WORDS, arrays, write
 from training.checkpoint import save
 from training.pretrained import find_weights
+from training.saved_vocabulary import write_vocabulary
 
 CONFIG = replace(SMALL, gelu="tanh")
 VOCABULARY = vocabulary_from_tokens(WORDS)
 FACTS = {"model": CONFIG.name, "bert": asdict(CONFIG), "options": {"cased": True}}
+FACTS.update(vocab_sha256=VOCABULARY.sha256, vocabulary={"file": "vocab.txt", "kind": "wordpiece"})
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def folder(tmp_path) -> str:
     for step in (1, 2):
         named = {**arrays(CONFIG), "pooler.bias": np.full(64, step, np.float32)}
         save(str(path), step, named, {"state": np.ones(3)}, FACTS)
-    (path / "vocabulary.json").write_text(json.dumps(save_vocabulary(VOCABULARY)))
+    write_vocabulary(str(path), VOCABULARY, TokenizerConfig())
     return str(path)
 
 
@@ -81,7 +83,8 @@ def test_vocabularies_that_do_not_fit(folder):
     weights = find_weights(folder, "--init_from")
     assert weights.vocabulary is None and "another vocabulary" in weights.notes[0]
     longer = vocabulary_from_tokens([*WORDS, "z"])
-    with open(f"{folder}/vocabulary.json", "w") as file:
-        json.dump(save_vocabulary(longer), file)
-    with pytest.raises(InputError, match="embeddings of 20 tokens, but the run's vocabulary in .* has 21"):
+    os.remove(f"{folder}/vocab.txt")
+    write_vocabulary(folder, longer, TokenizerConfig())
+    save(folder, 2, arrays(CONFIG), {"state": np.ones(3)}, {**FACTS, "vocab_sha256": longer.sha256})
+    with pytest.raises(InputError, match="embeddings of 20 tokens, but its vocabulary has 21"):
         find_weights(f"{folder}:2", "--init_from")

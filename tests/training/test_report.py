@@ -19,7 +19,7 @@ from tests.processes import ROOT
 from tests.training.tiny import TASK
 from training import report
 from training.metrics import finite_or_none
-from training.report import RunReporter, SilentReporter, plot_losses, read_metrics, summarize
+from training.report import Ending, RunReporter, SilentReporter, Span, plot_losses, read_metrics, summarize
 
 
 def training(step: int, **changes: Any) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def evaluation(step: int, **changes: Any) -> dict[str, Any]:
 
 
 def reported(directory: Path, *lines: dict[str, Any], start_step: int = 0, progress: str = "none") -> None:
-    reporter = RunReporter(str(directory), TASK, start_step, 100, progress)
+    reporter = RunReporter(str(directory), TASK, Span(start_step, 100), progress)
     for line in lines:
         (reporter.evaluation if "eval_s" in line else reporter.training)(line)
     reporter.close()
@@ -67,13 +67,13 @@ class TestMetricsFile:
         assert [strict(line) for line in lines] == written == read_metrics(str(tmp_path))
 
     def test_a_line_can_be_read_at_once(self, tmp_path):
-        reporter = RunReporter(str(tmp_path), TASK, 0, 100, "none")
+        reporter = RunReporter(str(tmp_path), TASK, Span(0, 100), "none")
         reporter.training(training(10))
         assert read_metrics(str(tmp_path)) == [training(10)]
         reporter.close()
 
     def test_nan_is_never_written(self, tmp_path):
-        reporter = RunReporter(str(tmp_path), TASK, 0, 100, "none")
+        reporter = RunReporter(str(tmp_path), TASK, Span(0, 100), "none")
         with pytest.raises(ValueError):
             reporter.training(training(10, mlm_loss=math.nan))
         reporter.close()
@@ -243,7 +243,7 @@ class TestTerminal:
 
     def test_a_bar_on_a_terminal(self, tmp_path, capsys, monkeypatch):
         monkeypatch.setattr(report, "launching_terminal", lambda: "/dev/pts/not-there")
-        reporter = RunReporter(str(tmp_path), TASK, 10, 100, "auto")
+        reporter = RunReporter(str(tmp_path), TASK, Span(10, 100), "auto")
         reporter.note("a note")
         for step in range(11, 31):
             reporter.advance(step)
@@ -256,7 +256,7 @@ class TestTerminal:
 
     def test_lines_in_a_log(self, tmp_path, capsys, monkeypatch):
         monkeypatch.setattr(report, "launching_terminal", lambda: None)
-        reporter = RunReporter(str(tmp_path), TASK, 0, 100, "auto")
+        reporter = RunReporter(str(tmp_path), TASK, Span(0, 100), "auto")
         reporter.advance(10)
         reporter.training(training(10, mlm_acc=None))
         reporter.evaluation(evaluation(10))
@@ -272,7 +272,7 @@ class TestTerminal:
     @pytest.mark.parametrize("progress", ["bar", "lines", "none"])
     def test_an_explicit_choice_wins(self, tmp_path, capsys, monkeypatch, progress):
         monkeypatch.setattr(report, "launching_terminal", lambda: None if progress == "bar" else "/dev/pts/x")
-        reporter = RunReporter(str(tmp_path), TASK, 0, 100, progress)
+        reporter = RunReporter(str(tmp_path), TASK, Span(0, 100), progress)
         reporter.advance(10)
         reporter.training(training(10))
         reporter.close()
@@ -282,7 +282,7 @@ class TestTerminal:
 
     @pytest.mark.parametrize("progress", ["bar", "lines"])
     def test_hours_in_place_of_steps(self, tmp_path, capsys, progress):
-        reporter = RunReporter(str(tmp_path), TASK, 0, None, progress)
+        reporter = RunReporter(str(tmp_path), TASK, Span(0, None), progress)
         reporter.advance(10)
         reporter.training(training(10, mfu=0.4321, budget_left_s=3661.0))
         reporter.close()
@@ -314,7 +314,7 @@ class TestSummary:
     def closing_lines(self, directory: Path, floors: Floors, *lines: dict[str, Any]) -> str:
         reported(directory, *lines)
         reporter = self.Notes()
-        summarize(TASK, str(directory), 100, floors, reporter)
+        summarize(TASK, str(directory), Ending(100, floors), reporter)
         return "\n".join(reporter.lines)
 
     def test_how_far_the_run_has_come(self, tmp_path):

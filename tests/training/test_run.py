@@ -79,7 +79,8 @@ class Run:
         """The run of two ranks that all this belongs to, as far as saving and restoring go."""
         model = Model(self.network.bert, self.network, mx.cpu(), "float32", "mxnet")
         return TrainingRun(
-            config=run_config(options), inputs=INPUTS, task=TASK, communicator=PAIR, plan=None, start=start,
+            config=run_config(options), inputs=INPUTS, task=TASK, communicator=PAIR,
+            plan=SimpleNamespace(num_steps=9), start=start,
             seed=5, reporter=SilentReporter(), feed=SimpleNamespace(position=position), eval_feed=None,
             model=model, optimizer=self.optimizer, scaler=self.scaler, skips=self.skips,
         )  # fmt: skip

@@ -31,6 +31,7 @@ from training.optimizer import mxnet_update, native_update
 from training.optimizer.update_rule import Rule, Tensor
 
 KINDS = ("lamb", "bertadam", "adamw")
+_MASTER = ".master"
 T = "t"  # name of the count of updates in a state
 
 
@@ -124,6 +125,11 @@ class Optimizer:
         self.t += 1
         self._update.update(gradients, self.t, lr, rescale)
 
+    @property
+    def has_masters(self) -> bool:
+        """Whether weights are float16, and their float32 masters are kept here."""
+        return any(tensor.master is not tensor.weight for tensor in self._tensors)
+
     def state_arrays(self) -> dict[str, mx.nd.NDArray]:
         """The live arrays by name: `<param>.mean`, `<param>.var` and, for float16, `<param>.master`."""
         arrays = {}
@@ -131,7 +137,7 @@ class Optimizer:
             arrays[f"{name}.mean"] = tensor.mean
             arrays[f"{name}.var"] = tensor.var
             if tensor.master is not tensor.weight:
-                arrays[f"{name}.master"] = tensor.master
+                arrays[name + _MASTER] = tensor.master
         return arrays
 
     def state_views(self) -> dict[str, Any]:
@@ -168,6 +174,25 @@ class Optimizer:
             if tensor.master is not tensor.weight:
                 tensor.weight[:] = tensor.master.astype(np.float16)
         self.t = int(t)
+
+    def restore_masters(self, state: Mapping[str, np.ndarray]) -> None:
+        """Sets the float32 masters of float16 weights, and nothing else, from those of a `state`; where it
+        has none, as that of a float32 run, they stay as they are.
+
+        Raises:
+            InputError: one has another shape or dtype; nothing has been changed then.
+        """
+        names = [name for name in self.state_arrays() if name.endswith(_MASTER) and name in state]
+        found = {name: state[name] for name in names}
+        arrays = self.state_arrays()
+        for name, value in found.items():
+            if value.shape != arrays[name].shape or value.dtype != np.float32:
+                raise InputError(
+                    f"the optimizer states' {name} is {value.dtype} {value.shape}, this run needs float32 "
+                    f"{arrays[name].shape}; use the --model of the run that saved it"
+                )
+        for name, value in found.items():
+            arrays[name][:] = value
 
 
 def global_norm(gradients: Sequence[mx.nd.NDArray], native: bool = False) -> float:

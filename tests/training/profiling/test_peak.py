@@ -8,6 +8,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+from bert.configuration import named_config
 from bert.operators import choose_operators
 from training.profiling.peak import ROWS, matrix_peak
 
@@ -24,7 +25,7 @@ def numpys_rate() -> float:
 
 @pytest.mark.parametrize("operators", ["mxnet", "fused"])
 def test_rate(operators):
-    choose_operators(operators, "float32", mx.cpu())
+    choose_operators(operators, "float32", mx.cpu(), named_config("bert_2_32_2"))
     begun = time.perf_counter()
     found = matrix_peak("float32", [operators], mx.cpu(), 0.05)
     assert time.perf_counter() - begun < 20, "a start of a run waits for it"

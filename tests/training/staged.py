@@ -1,0 +1,92 @@
+"""Runs of two stages in this process, small enough for unit tests, and what they must have in common."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Mapping
+
+from comm.local import LocalCommunicator
+from tasks.pretraining.task import Pretraining
+from training.config import stage_config
+from training.inputs import Part, check_parts
+from training.options import parse_options, stage_options
+from training.run import train_stages
+
+MODEL = "bert_1_16_2"
+FIRST, SECOND = 4, 3  # steps of the stages
+END = FIRST + SECOND
+_OF_TIME = (
+    "time",
+    "training_s",
+    "mfu",
+    "tokens_per_s",
+    "padded_tokens_per_s",
+    "sequences_per_s",
+    "step_s",
+    "data_wait",
+    "eval_s",
+)
+
+
+def words(ckpt_dir: Path, text: Any, **changes: Any) -> list[str]:
+    """The command line of a run over `text` (of the fixture `corpus`); an option of None is left out."""
+    chosen: dict[str, Any] = {
+        "stages": "both",
+        "raw": True,
+        "data": text.held_out,
+        "data_eval": text.held_out,
+        "vocab": text.vocab,
+        "cache_dir": Path(text.vocab).parent / "tokens",
+        "model": MODEL,
+        "max_seq_length": "16,32",
+        "batch_size": "4,2",
+        "batch_size_eval": 64,
+        "num_buckets": 2,
+        "num_steps": f"{FIRST},{SECOND}",
+        "lr": "0.02,0.01",
+        "warmup_ratio": "0.25,0.5",
+        "log_interval": 1,
+        "ckpt_interval": 2,
+        "num_data_workers": 1,
+        "progress": "none",
+        "peak_tflops": 1,
+        "seed": 5,
+        "ckpt_dir": ckpt_dir,
+        **changes,
+    }
+    found: list[str] = []
+    for name, value in chosen.items():
+        if value is True:
+            found.append(f"--{name}")
+        elif value is not None:
+            found += [f"--{name}", str(value)]
+    return found
+
+
+def parts_of(ckpt_dir: Path, text: Any, **changes: Any) -> list[Part]:
+    """The checked stages of a run."""
+    options = parse_options(words(ckpt_dir, text, **changes), "description")
+    return check_parts(map(stage_config, stage_options(options)))
+
+
+def run(ckpt_dir: Path, text: Any, communicator: Any = None, **changes: Any) -> int:
+    """Trains as the scripts do, in this process; returns the exit code."""
+    parts = parts_of(ckpt_dir, text, **changes)
+    return train_stages(parts, Pretraining(), communicator or LocalCommunicator())
+
+
+def metrics_of(ckpt_dir: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl without those figures that no two runs share."""
+    lines = [json.loads(line) for line in (ckpt_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name not in _OF_TIME} for line in lines]
+
+
+def manifest_of(ckpt_dir: Path, step: int) -> Mapping[str, Any]:
+    """The manifest of a step's checkpoint."""
+    return json.loads((ckpt_dir / f"{step:07d}.json").read_text())
+
+
+def arrays_of(ckpt_dir: Path, step: int) -> tuple[bytes, bytes]:
+    """Parameters and optimizer states of a step's checkpoint, as bytes."""
+    return tuple((ckpt_dir / f"{step:07d}{end}").read_bytes() for end in (".params", ".states.npz"))  # type: ignore

@@ -1,0 +1,396 @@
+"""Both stages in one launch, and the same steps however they are interrupted; other starts of a run."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import training.loop
+import training.run
+from base.errors import InputError
+from bert.weights.params_file import read_array, read_index, write_params
+from comm.local import LocalCommunicator
+from data.pretraining.batches import PretrainingBatches
+from tests.training.staged import (
+    END,
+    FIRST,
+    SECOND,
+    arrays_of,
+    manifest_of,
+    metrics_of,
+    parts_of,
+    run,
+    words,
+)
+from training.checkpoint import list_steps
+from training.inputs import open_source
+from training.optimizer.schedule import Schedule
+from training.options import parse_options
+from training.report import RunReporter
+from training.stages import data_seed
+
+
+@pytest.fixture(scope="module")
+def whole(corpus, tmp_path_factory) -> Path:
+    """Both stages without an interruption."""
+    directory = tmp_path_factory.mktemp("whole")
+    assert run(directory, corpus) == 0
+    return directory
+
+
+@pytest.fixture(scope="module")
+def first(corpus, tmp_path_factory) -> Path:
+    """Stage 1 alone."""
+    directory = tmp_path_factory.mktemp("first")
+    assert run(directory, corpus, stages="1") == 0
+    return directory
+
+
+class Interrupted(BaseException):
+    """The process ends here, as far as a test can have it."""
+
+
+def test_steps_and_schedules_of_both(whole):
+    lines = metrics_of(whole)
+    training = [each for each in lines if "lr" in each]
+    assert [each["step"] for each in training] == list(range(1, END + 1))
+    assert [each["stage"] for each in training] == [1] * FIRST + [2] * SECOND
+    schedules = Schedule(FIRST, 0.02, 1), Schedule(SECOND, 0.01, 2)
+    expected = [schedules[0](step) for step in range(1, FIRST + 1)]
+    expected += [schedules[1](step) for step in range(1, SECOND + 1)]
+    assert [each["lr"] for each in training] == expected
+    evaluations = [(each["step"], each["stage"]) for each in lines if "eval_mlm_loss" in each]
+    assert evaluations == [(2, 1), (4, 1), (4, 2), (6, 2), (7, 2)]
+    short, long = (each for each in lines if "eval_mlm_loss" in each and each["step"] == FIRST)
+    assert short["eval_sequences"] > long["eval_sequences"], "the longer ones are fewer"
+
+
+def test_manifests_know_their_stage(whole):
+    facts = [manifest_of(whole, step) for step in list_steps(str(whole))]
+    assert [(each["step"], each["stage"], each["begun"], each["num_steps"]) for each in facts] == [
+        (2, 1, 0, FIRST),
+        (4, 1, 0, FIRST),
+        (6, 2, FIRST, SECOND),
+        (7, 2, FIRST, SECOND),
+    ]
+    assert facts[1]["options"]["max_seq_length"] == 16 and facts[2]["options"]["max_seq_length"] == 32
+    assert facts[2]["blocks"] == 2, "stage 2's data begin anew"
+
+
+def test_stage_1_is_what_it_is_alone(whole, first):
+    assert arrays_of(whole, FIRST) == arrays_of(first, FIRST)
+    assert metrics_of(whole)[: len(metrics_of(first))] == metrics_of(first)
+
+
+def test_stage_2_after_stage_1_alone(whole, first, corpus, tmp_path):
+    """Two launches, and no --resume: nothing is written over."""
+    shutil.copytree(first, tmp_path / "run")
+    assert run(tmp_path / "run", corpus, stages="2") == 0
+    assert arrays_of(tmp_path / "run", END) == arrays_of(whole, END)
+    assert metrics_of(tmp_path / "run") == metrics_of(whole)
+
+
+def stop_in(monkeypatch: Any, where: Any, name: str, at: int, before: bool) -> None:
+    """Ends the run in call number `at` of a function, before or after its work."""
+    calls, original = [0], getattr(where, name)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == at and before:
+            raise Interrupted
+        result = original(*args, **kwargs)
+        if calls[0] == at:
+            raise Interrupted
+        return result
+
+    monkeypatch.setattr(where, name, counted)
+
+
+# A function, the number of the call that does not return, and whether it does its work before.
+MOMENTS: dict[str, tuple[Any, str, int, bool]] = {
+    "in stage 1": (training.loop.Loop, "_take", 3, True),
+    "before stage 1's end is saved": (training.run, "save", 2, True),
+    "after stage 1's end is saved": (training.run, "save", 2, False),
+    "after stage 1's last evaluation": (RunReporter, "evaluation", 2, False),
+    "after stage 1's report": (training.loop, "summarize", 1, False),
+    "before stage 2's start is looked for": (training.run, "find_start", 2, True),
+    "when stage 2 is open": (training.run, "open_run", 2, False),
+    "after stage 2's first evaluation": (RunReporter, "evaluation", 3, False),
+    "in stage 2's second step": (training.loop.Loop, "_take", FIRST + 2, True),
+    "after stage 2's first checkpoint": (training.run, "save", 3, False),
+    "before the very last evaluation": (training.run, "evaluate", 5, True),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_interrupted_and_resumed_it_is_the_same_run(moment, whole, corpus, tmp_path, monkeypatch):
+    with monkeypatch.context() as patches:
+        stop_in(patches, *MOMENTS[moment])
+        with pytest.raises(Interrupted):
+            run(tmp_path, corpus, resume=True)
+    assert run(tmp_path, corpus, resume=True) == 0
+    for step in (FIRST, END):
+        assert arrays_of(tmp_path, step) == arrays_of(whole, step)
+    assert metrics_of(tmp_path) == metrics_of(whole)
+
+
+def test_a_finished_run_takes_no_more_steps(whole, corpus, tmp_path):
+    shutil.copytree(whole, tmp_path / "run")
+    assert run(tmp_path / "run", corpus, resume=True) == 0
+    assert metrics_of(tmp_path / "run") == metrics_of(whole)
+    assert arrays_of(tmp_path / "run", END) == arrays_of(whole, END)
+
+
+def test_a_damaged_checkpoint_of_stage_2_leaves_stage_1s_end(whole, corpus, tmp_path):
+    shutil.copytree(whole, tmp_path / "run")
+    for step in (6, 7):
+        (tmp_path / "run" / f"{step:07d}.params").write_bytes(b"short")
+    assert run(tmp_path / "run", corpus, resume=True) == 0
+    assert arrays_of(tmp_path / "run", END) == arrays_of(whole, END)
+    assert metrics_of(tmp_path / "run") == metrics_of(whole)
+
+
+@pytest.mark.parametrize("stage, moment", [(1, "before"), (1, "after"), (2, "after")])
+def test_a_signal_at_the_boundary(stage, moment, whole, corpus, tmp_path, monkeypatch, capsys):
+    """During the last step of stage 1 (before it is saved), after it, and while stage 2 is opened."""
+    with monkeypatch.context() as patches:
+        where, name = {
+            (1, "before"): (training.loop.Loop, "_log"),
+            (1, "after"): (training.loop, "summarize"),
+            (2, "after"): (training.run, "open_run"),
+        }[stage, moment]
+        calls, original = [0], getattr(where, name)
+
+        def signalled(*args: Any, **kwargs: Any) -> Any:
+            calls[0] += 1
+            if calls[0] == {"_log": FIRST, "summarize": 1, "open_run": 2}[name]:
+                signal.raise_signal(signal.SIGTERM)
+            return original(*args, **kwargs)
+
+        patches.setattr(where, name, signalled)
+        assert run(tmp_path, corpus, resume=True) == 143
+    saved = list_steps(str(tmp_path))[-1]
+    assert saved == (FIRST if stage == 1 else FIRST + 1)
+    said = capsys.readouterr().err
+    assert "stopped by a signal" in said and f"step {saved}" in said
+    assert run(tmp_path, corpus, resume=True) == 0
+    assert arrays_of(tmp_path, END) == arrays_of(whole, END)
+    assert metrics_of(tmp_path) == metrics_of(whole)
+
+
+def test_run_yaml_has_both_stages(whole, corpus):
+    """Pairs as they were given, also though stage 2 wrote it last."""
+    again = parse_options(["--options_file", str(whole / "run.yaml")], "description")
+    given = parse_options(words(whole, corpus), "description")
+    ignored = {"options_file": None}
+    assert {**vars(again), **ignored} == {**vars(given), **ignored}
+    assert again.num_steps == (FIRST, SECOND)
+
+
+@pytest.mark.parametrize("hours", ["1e-5,2e-5"])
+def test_hours_for_each_stage(hours, corpus, tmp_path):
+    """36 and 72 ms of steps, however many these are; interrupted in stage 2."""
+    options = {"num_steps": None, "budget_hours": hours, "data_eval": None, "ckpt_interval": 100}
+    assert run(tmp_path, corpus, resume=True, **options) == 0
+    lines = metrics_of(tmp_path)
+    (end,) = {each["step"] for each in lines if each["stage"] == 1} & set(list_steps(str(tmp_path)))
+    begun = [each for each in lines if each["stage"] == 2]
+    assert begun[0]["step"] == end + 1 and begun[0]["lr"] < 0.01
+    facts = manifest_of(tmp_path, begun[-1]["step"])
+    assert (facts["stage"], facts["begun"], facts["num_steps"], facts["ended"]) == (2, end, None, True)
+    assert facts["training_s"] >= 0.072 > manifest_of(tmp_path, end)["training_s"] >= 0.036
+    assert run(tmp_path, corpus, resume=True, **options) == 0
+    assert metrics_of(tmp_path) == lines, "nothing is left to do"
+
+
+def test_the_end_of_stage_1_is_kept(corpus, tmp_path):
+    assert run(tmp_path, corpus, keep_checkpoints=1, ckpt_interval=1, data_eval=None) == 0
+    assert list_steps(str(tmp_path)) == [FIRST, END]
+
+
+def test_stage_2_is_a_run_that_begins_with_stage_1s_parameters(corpus, tmp_path):
+    """Another way to the same numbers: a run without stages, from the file, with stage 2's plan and seed."""
+    without_chance = {"dropout": 0, "data_eval": None}
+    assert run(tmp_path / "both", corpus, **without_chance) == 0
+    alone = {
+        "stages": None, "init_from": tmp_path / "both" / f"{FIRST:07d}.params", "seed": data_seed(5, 2),
+        "max_seq_length": 32, "batch_size": 2, "num_steps": SECOND, "lr": 0.01, "warmup_ratio": 0.5,
+    }  # fmt: skip
+    assert run(tmp_path / "alone", corpus, **without_chance, **alone) == 0
+    assert arrays_of(tmp_path / "both", END) == arrays_of(tmp_path / "alone", SECOND)
+    own = [each for each in metrics_of(tmp_path / "both") if each["stage"] == 2]
+    others = metrics_of(tmp_path / "alone")
+    for each in own:
+        each["step"] -= FIRST
+        del each["stage"]
+    assert own == others
+
+
+def test_masks_of_stage_2_are_its_own(corpus, tmp_path):
+    """With one length for both stages the first batches would be the same, if the seed were."""
+    batches = []
+    for part in parts_of(tmp_path, corpus, max_seq_length=32, batch_size=4):
+        opened = open_source(part.inputs, part.inputs.train, LocalCommunicator())
+        feed = PretrainingBatches(
+            opened.source, part.inputs.config.batching, data_seed(5, part.config.start.stage), 0, 1
+        )
+        batches.append(next(iter(feed)))
+    assert data_seed(5, 1) == data_seed(5, None) == 5
+    assert not np.array_equal(batches[0].input_ids, batches[1].input_ids)
+
+
+def test_another_length_of_stage_1_after_its_end_is_said(whole, corpus, tmp_path, capsys):
+    shutil.copytree(whole, tmp_path / "run")
+    assert run(tmp_path / "run", corpus, resume=True, num_steps=f"9,{SECOND}") == 0
+    assert f"--num_steps 9: stage 1 has ended with step {FIRST}" in capsys.readouterr().err
+
+
+def test_stage_1_is_made_longer_before_stage_2(first, corpus, tmp_path, capsys):
+    shutil.copytree(first, tmp_path / "run")
+    more = FIRST + 2
+    assert run(tmp_path / "run", corpus, resume=True, num_steps=f"{more},{SECOND}") == 0
+    assert f"stage 1 was planned for {FIRST} steps, and now has {more}" in capsys.readouterr().err
+    assert manifest_of(tmp_path / "run", more + SECOND)["begun"] == more
+
+
+def test_the_seeds_second_phase(whole, corpus, tmp_path):
+    """From phase 1 without optimizer state, a learning rate with an end and a power, warmup of its own."""
+    changes = {"stages": 2, "end_lr": 0.0003, "decay_power": 0.5, "lr": 0.004, "warmup_ratio": 0.34}
+    changes.update(num_steps=6, max_seq_length=32, batch_size=2, data_eval=None, keep_checkpoints=0)
+    assert run(tmp_path, corpus, init_from=f"{whole}:{FIRST}", **changes) == 0
+    training = metrics_of(tmp_path)
+    schedule = Schedule(6, 0.004, 2, 0.0003, 0.5)
+    assert [each["lr"] for each in training] == [schedule(step) for step in range(1, 7)]
+    assert training[-1]["lr"] == 0.0003
+    assert {each["stage"] for each in training} == {2}
+    assert states_of(tmp_path, 6)["t"] == 6, "the optimizer has counted from zero"
+
+
+class TestInitFrom:
+    """Runs without stages that begin with parameters."""
+
+    PLAIN = {"stages": None, "max_seq_length": 32, "batch_size": 2, "num_steps": 2, "lr": 0.01}
+    PLAIN.update(warmup_ratio=0.5, data_eval=None)
+
+    @pytest.mark.parametrize("form", ["{0}:4", "{0}", "{0}/0000004.params"])
+    def test_a_folder_a_step_and_a_file(self, form, first, corpus, tmp_path, capsys):
+        assert run(tmp_path / "run", corpus, init_from=form.format(first), **self.PLAIN) == 0
+        assert f"parameters of {first}/0000004.params" in capsys.readouterr().out
+        assert run(tmp_path / "more", corpus, init_from=f"{first}:4", **self.PLAIN) == 0
+        assert arrays_of(tmp_path / "run", 2) == arrays_of(tmp_path / "more", 2)
+        fresh = tmp_path / "fresh"
+        assert run(fresh, corpus, **self.PLAIN) == 0
+        assert arrays_of(tmp_path / "run", 2)[0] != arrays_of(fresh, 2)[0]
+
+    def test_the_same_command_resumes(self, first, corpus, tmp_path, monkeypatch):
+        """A checkpoint in ckpt_dir wins; what --init_from names may be gone by then."""
+        options = {**self.PLAIN, "num_steps": 4, "init_from": tmp_path / "weights.params", "resume": True}
+        shutil.copy(first / "0000004.params", tmp_path / "weights.params")
+        assert run(tmp_path / "whole", corpus, **options) == 0
+        with monkeypatch.context() as patches:
+            stop_in(patches, training.run, "save", 1, before=False)
+            with pytest.raises(Interrupted):
+                run(tmp_path / "run", corpus, **options)
+        (tmp_path / "weights.params").unlink()
+        assert run(tmp_path / "run", corpus, **options) == 0
+        assert arrays_of(tmp_path / "run", 4) == arrays_of(tmp_path / "whole", 4)
+
+    def test_only_damaged_checkpoints_are_an_error(self, first, corpus, tmp_path):
+        options = {**self.PLAIN, "init_from": first, "resume": True}
+        assert run(tmp_path, corpus, **options) == 0
+        (tmp_path / "0000002.params").write_bytes(b"short")
+        with pytest.raises(InputError, match=r"none of its checkpoints is complete.*0000002\.params"):
+            run(tmp_path, corpus, **options)
+
+    def test_without_any_reset_it_is_the_run_in_another_folder(self, corpus, tmp_path):
+        options = {**self.PLAIN, "num_steps": 4}
+        assert run(tmp_path / "whole", corpus, **options) == 0
+        given = f"{tmp_path / 'whole'}:2"
+        assert run(tmp_path / "fork", corpus, init_from=given, reset="none", **options) == 0
+        assert arrays_of(tmp_path / "fork", 4) == arrays_of(tmp_path / "whole", 4)
+        assert metrics_of(tmp_path / "fork") == metrics_of(tmp_path / "whole")[2:]
+
+    @pytest.mark.parametrize(
+        "reset", ["optimizer", "schedule", "data", "optimizer,schedule", "schedule,data"]
+    )
+    def test_each_reset(self, reset, whole, corpus, tmp_path):
+        """From stage 1's second step: steps, moments and place in the data go on unless they are reset."""
+        options = {
+            **self.PLAIN,
+            "stages": "1",
+            "num_steps": 6,
+            "max_seq_length": 16,
+            "batch_size": 4,
+            "seed": None,
+        }
+        assert run(tmp_path, corpus, init_from=f"{whole}:2", reset=reset, **options) == 0
+        begun = 0 if "schedule" in reset else 2
+        assert [each["step"] for each in metrics_of(tmp_path)] == list(range(begun + 1, 7))
+        steps = 6 - begun
+        assert states_of(tmp_path, 6)["t"] == steps + (0 if "optimizer" in reset else 2)
+        assert manifest_of(tmp_path, 6)["blocks"] == steps + (0 if "data" in reset else 2)
+
+    def test_resets_within_a_folder(self, first, corpus, tmp_path):
+        shutil.copytree(first, tmp_path / "run")
+        changes = {"stages": "1", "start_step": 2, "reset": "optimizer,data", "data_eval": None}
+        assert run(tmp_path / "run", corpus, **changes) == 0
+        assert states_of(tmp_path / "run", 4)["t"] == 2
+        assert manifest_of(tmp_path / "run", 4)["blocks"] == 2
+        assert [each["lr"] for each in metrics_of(tmp_path / "run")[-2:]] == [
+            Schedule(FIRST, 0.02, 1)(step) for step in (3, 4)
+        ]
+
+    def test_stage_2_with_stage_1s_moments(self, first, corpus, tmp_path):
+        shutil.copytree(first, tmp_path / "run")
+        changes = {"stages": "2", "keep_optimizer_state": True, "data_eval": None}
+        assert run(tmp_path / "run", corpus, **changes) == 0
+        assert states_of(tmp_path / "run", END)["t"] == END
+        assert manifest_of(tmp_path / "run", END)["blocks"] == SECOND
+
+    def test_partial_takes_what_fits_and_lists_the_rest(self, first, corpus, tmp_path, capsys):
+        options = {**self.PLAIN, "model": "bert_2_16_2", "init_from": first, "num_steps": 1, "lr": 1e-30}
+        with pytest.raises(InputError, match="--init_partial"):
+            run(tmp_path, corpus, **options)
+        assert run(tmp_path, corpus, init_partial=True, **options) == 0
+        said = capsys.readouterr().err
+        assert "begins random: encoder.transformer_cells.1." in said and "transformer_cells.0" not in said
+        taken, source = (
+            read_params(each) for each in (tmp_path / "0000001.params", first / "0000004.params")
+        )
+        for name, array in source.items():
+            np.testing.assert_allclose(taken[name], array, rtol=1e-5, atol=1e-12)
+        assert any(name.startswith("encoder.transformer_cells.1.") for name in taken)
+
+    @pytest.mark.parametrize("partial", [False, True])
+    def test_longer_and_shorter_positions(self, partial, first, corpus, tmp_path, capsys):
+        """More than needed: the first ones. Fewer: an error, or the others begin random."""
+        source = read_params(first / "0000004.params")
+        name, rows = "encoder.position_weight", 64 if partial else 600
+        source[name] = np.resize(source[name], (rows, 16))
+        path = tmp_path / "weights.params"
+        with path.open("wb") as file:
+            write_params(file, source)
+        options = {**self.PLAIN, "init_from": path, "num_steps": 1, "lr": 1e-30}
+        if partial:
+            with pytest.raises(InputError, match="positions 64, this run .*positions 512"):
+                run(tmp_path / "run", corpus, **options)
+        assert run(tmp_path / "run", corpus, init_partial=partial or None, **options) == 0
+        found = read_params(tmp_path / "run" / "0000001.params")[name]
+        both = min(rows, 512)
+        np.testing.assert_allclose(found[:both], source[name][:both], rtol=1e-5, atol=1e-12)
+        assert found.shape == (512, 16) and np.abs(found[both:]).max(initial=0) < 0.2
+        said = capsys.readouterr().err
+        assert ("from position 64 on" if partial else "of its 600 positions the first 512") in said
+
+
+def states_of(directory: Path, step: int) -> Any:
+    return np.load(directory / f"{step:07d}.states.npz")
+
+
+def read_params(path: Path) -> dict[str, np.ndarray]:
+    return {name: read_array(str(path), info) for name, info in read_index(str(path)).items()}

@@ -1,0 +1,190 @@
+"""Parameters that a run begins with (--init_from): found, and compared with the run's model and vocabulary
+before mxnet is imported."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Mapping
+
+import numpy as np
+
+from base.errors import InputError
+from bert.configuration import BertConfig
+from bert.weights.bare_params import DECODER, EMBEDDING, expected_shapes
+from bert.weights.tensors import Tensor, Weights
+from data.tokenizing.vocab import Vocabulary
+from training.checkpoint import PARAMS, Checkpoint, load_step
+from training.pretrained import find_weights
+from training.start_options import RESETS, StartConfig
+
+POSITIONS, DECODER_BIAS = "encoder.position_weight", "decoder.3.bias"
+FLAG = "--init_from"
+_PARTIAL = "or add --init_partial, which takes what fits and begins the rest with random numbers"
+
+
+@dataclass(frozen=True)
+class Initial:
+    """Parameters to begin with.
+
+    Attributes:
+        source: their path, for messages.
+        tensors: by structural name, without the decoder's weight. The position embedding may have more rows
+            than the run's, or with --init_partial fewer: the first ones are taken.
+        messages: sentences for people: what was assumed, and what begins random.
+        checkpoint: the one that they belong to, where it is one of ours.
+    """
+
+    source: str
+    tensors: Mapping[str, Tensor]
+    messages: list[str] = field(default_factory=list)
+    checkpoint: Checkpoint | None = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The run's side: its network, and its vocabulary where it is known."""
+
+    bert: BertConfig
+    vocab_size: int
+    vocabulary: Vocabulary | None
+
+
+def find_initial(start: StartConfig, wanted: Wanted) -> Initial:
+    """The parameters that --init_from names, all of them looked at. Rank 0 calls it.
+
+    Raises:
+        InputError: they are missing, damaged, not finite or of another model or vocabulary; a part is missing
+            or does not fit and --init_partial is not given; --reset keeps states that they do not have.
+    """
+    assert start.init_from is not None
+    weights = find_weights(start.init_from, FLAG, wanted.bert)
+    source = f"{FLAG} {weights.source}"
+    checkpoint = None
+    if start.resets != frozenset(RESETS):
+        checkpoint = _with_states(source, weights, start)
+    messages = list(weights.notes)
+    if start.init_partial:
+        tensors, left = _fitting(weights, wanted)
+        if not tensors:
+            raise InputError(f"{source}: nothing of it fits this run's model ({'; '.join(left)})")
+        messages += left
+    else:
+        _check_whole(source, weights, wanted)
+        tensors = dict(weights.tensors)
+        rows = tensors[POSITIONS].shape[0]
+        if rows > wanted.bert.positions:
+            messages.append(
+                f"{weights.source}: of its {rows} positions the first {wanted.bert.positions} are taken"
+            )
+    _check_finite(source, tensors)
+    return Initial(weights.source, tensors, messages, checkpoint)
+
+
+def _with_states(source: str, weights: Weights, start: StartConfig) -> Checkpoint:
+    """The checkpoint of ours that the weights belong to."""
+    directory, name = os.path.split(weights.source)
+    number = name[: -len(PARAMS)]
+    checkpoint = None
+    if name.endswith(PARAMS) and number.isdigit():
+        with_messages: list[str] = []
+        checkpoint = load_step(directory, int(number), with_messages.append)
+    if checkpoint is None or checkpoint.manifest is None:
+        kept = [name for name in RESETS if name not in start.resets]
+        raise InputError(
+            f"--reset {start.reset}: {source} has parameters only and no {' or '.join(kept)} to take over, "
+            "which the checkpoints of these scripts have; leave --reset out"
+        )
+    return checkpoint
+
+
+def _check_whole(source: str, weights: Weights, wanted: Wanted) -> None:
+    """Raises InputError unless all of the run's parameters are there in their shapes."""
+    other = _differences(weights, wanted)
+    if other:
+        theirs = ", ".join(f"{name} {found}" for name, found, _ in other)
+        ours = ", ".join(f"{name} {needed}" for name, _, needed in other)
+        raise InputError(f"{source} has {theirs}, this run {ours}; name its model and vocabulary, {_PARTIAL}")
+    if weights.missing:
+        raise InputError(
+            f"{source} lacks the {', the '.join(weights.missing)}; name a whole file, {_PARTIAL}"
+        )
+    difference = _first_other_token(weights, wanted)
+    if difference:
+        raise InputError(f"{source}: {difference}; give this run the vocabulary of the file, {_PARTIAL}")
+
+
+def _differences(weights: Weights, wanted: Wanted) -> list[tuple[str, object, object]]:
+    """Names and values, the file's and the run's, of the sizes that must be the same and are not."""
+    theirs, ours = weights.config, wanted.bert
+    pairs = [
+        (name, getattr(theirs, name), getattr(ours, name))
+        for name in ("layers", "units", "heads", "hidden", "token_types")
+    ]
+    pairs.append(("GELU by", theirs.gelu, ours.gelu))
+    pairs.append(("vocabulary size", weights.vocab_size, wanted.vocab_size))
+    if theirs.positions < ours.positions:
+        pairs.append(("positions", theirs.positions, ours.positions))
+    return [(name, found, needed) for name, found, needed in pairs if found != needed]
+
+
+def _first_other_token(weights: Weights, wanted: Wanted) -> str | None:
+    """A sentence on the first token that differs, where both vocabularies are known."""
+    if weights.vocabulary is None or wanted.vocabulary is None:
+        return None
+    for number, (theirs, ours) in enumerate(zip(weights.vocabulary, wanted.vocabulary.tokens)):
+        if theirs != ours:
+            return f"its token {number} is {ascii(theirs)}, this run's is {ascii(ours)}"
+    return None
+
+
+def _fitting(weights: Weights, wanted: Wanted) -> tuple[dict[str, Tensor], list[str]]:
+    """Tensors that fit, and sentences on those that do not."""
+    needed = expected_shapes(wanted.bert, wanted.vocab_size)
+    del needed[DECODER]
+    tensors: dict[str, Tensor] = {}
+    random: list[str] = []
+    messages: list[str] = []
+    other_tokens = _first_other_token(weights, wanted)
+    for name, shape in needed.items():
+        tensor = weights.tensors.get(name)
+        if tensor is None:
+            random.append(f"{name} (not there)")
+        elif name in (EMBEDDING, DECODER_BIAS) and other_tokens:
+            random.append(f"{name} ({other_tokens})")
+        elif name == POSITIONS and tensor.shape[1:] == shape[1:]:
+            tensors[name] = tensor
+            if tensor.shape[0] < shape[0]:
+                random.append(f"{name} from position {tensor.shape[0]} on ({shape[0]} are needed)")
+        elif tensor.shape == shape:
+            tensors[name] = tensor
+        else:
+            random.append(f"{name} ({_shape(tensor.shape)} instead of {_shape(shape)})")
+    unused = [name for name in weights.tensors if name not in needed]
+    if random:
+        messages.append(f"{weights.source}: not taken, so that it begins random: {', '.join(random)}")
+    if unused:
+        messages.append(f"{weights.source}: this run's model has no place for {', '.join(unused)}")
+    for name, theirs, ours in _differences(weights, wanted):
+        if name in ("heads", "GELU by"):  # no shape depends on them
+            messages.append(
+                f"{weights.source} has {name} {theirs}, this run {ours}: it computes something else"
+            )
+    return tensors, messages
+
+
+def _check_finite(source: str, tensors: Mapping[str, Tensor]) -> None:
+    """Reads all numbers, one tensor at a time. Raises InputError for one that is not finite as float32."""
+    for name, tensor in tensors.items():
+        with np.errstate(over="ignore"):  # of float64
+            array = tensor.read().astype(np.float32, copy=False)
+        wrong = array.size - int(np.count_nonzero(np.isfinite(array)))
+        if wrong:
+            raise InputError(
+                f"{source}: {wrong} of the {array.size} numbers of {name} are not finite in float32; name a "
+                "file that was saved before training diverged"
+            )
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
