@@ -47,7 +47,7 @@ class Ragged(NamedTuple):
         return out
 
     def _places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where the rows begin, and their lengths; int64 both."""
+        """Beginnings of the rows, and their lengths; int64 both."""
         start = np.where(rows > 0, self.ends[rows - 1], 0)
         return start, self.ends[rows] - start
 
