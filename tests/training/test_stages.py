@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shutil
 import signal
+import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
+import mxnet as mx
 import numpy as np
 import pytest
 
@@ -29,6 +32,7 @@ from tests.training.staged import (
 )
 from training.checkpoint import list_steps
 from training.inputs import open_source
+from training.optimizer.optimizer import Optimizer
 from training.optimizer.schedule import Schedule
 from training.options import parse_options
 from training.report import RunReporter
@@ -394,3 +398,49 @@ def states_of(directory: Path, step: int) -> Any:
 
 def read_params(path: Path) -> dict[str, np.ndarray]:
     return {name: read_array(str(path), info) for name, info in read_index(str(path)).items()}
+
+
+def test_nothing_of_stage_1_is_held_when_stage_2_is_opened(corpus, tmp_path, monkeypatch):
+    """Network, optimizer and feeds are gone, their threads have ended, and the communicator has let go."""
+    held, original = [], training.run.open_run
+
+    def opened(*args: Any) -> Any:
+        before = [(each() is None) for each in held]
+        threads = [each.name for each in threading.enumerate() if each.name.startswith("prefetch")]
+        assert before == [True] * len(held) and threads == []
+        run = original(*args)
+        held.extend(weakref.ref(each) for each in (run, run.model.network, run.optimizer, run.feed))
+        return run
+
+    class Remembering(LocalCommunicator):
+        forgotten = 0
+
+        def forget(self) -> None:
+            self.forgotten += 1
+
+    monkeypatch.setattr(training.run, "open_run", opened)
+    communicator = Remembering()
+    assert run(tmp_path, corpus, communicator, data_eval=None) == 0
+    assert len(held) == 8 and communicator.forgotten == 1
+
+
+def test_float32_masters_are_parameters():
+    """They go over to another stage though the moments do not; a float32 run has none."""
+    names, rng = ["a.weight", "b.bias"], np.random.default_rng(0)
+    weights = [mx.nd.array(rng.normal(size=(3, 4)), dtype="float16") for _ in names]
+    one = Optimizer("lamb", names, weights)
+    for array in one.state_arrays().values():
+        array[:] = mx.nd.array(rng.normal(size=array.shape))
+    other = Optimizer("lamb", names, [weight.copy() for weight in weights])
+    assert other.has_masters
+    other.restore_masters(one.state())
+    for name, array in other.state().items():
+        expected = one.state()[name] if name.endswith(".master") else np.zeros_like(array)
+        np.testing.assert_array_equal(array, expected)
+    plain = Optimizer("lamb", names, [weight.astype("float32") for weight in weights])
+    assert not plain.has_masters
+    before = other.state()
+    other.restore_masters(plain.state())
+    np.testing.assert_array_equal(other.state()["a.weight.master"], before["a.weight.master"])
+    with pytest.raises(InputError, match=r"a\.weight\.master is float32 \(2,\)"):
+        other.restore_masters({"a.weight.master": np.zeros(2, np.float32)})
