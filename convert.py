@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
@@ -20,19 +21,22 @@ from base.command_line import OptionParser
 from base.errors import InputError
 from base.files import is_temporary, replacing_folder
 from base.progress import Printed
-from bert.config_file import ConfigFile, read_config_file
-from bert.configuration import GELU_FORMS, BertConfig, named_config
-from bert.weights.beside import read_vocabulary
-from bert.weights.exporting import FILES, FORMATS, converted, export, looks_cased, warnings_of
+from bert.weights.exporting import FILES, FORMATS, converted, export, warnings_of
 from bert.weights.names import MASKED_LM, NEXT_SENTENCE, part_of
 from bert.weights.tensors import Weights
-from training.pretrained import find_weights
+from training.pretrained_options import (
+    PretrainedConfig,
+    add_pretrained_options,
+    find_described,
+    pretrained_config,
+)
 
 _SHOWN = 5  # names in the closing lines
 _EPILOG = """INPUT is recognised by its content: a folder of this project's checkpoints (the newest complete
 one, or FOLDER:STEP), a .params file of GluonNLP, a Hugging Face folder or its model.safetensors, a TensorFlow
 checkpoint (PREFIX, with Google's or NVIDIA's names), a pytorch_model.bin or NVIDIA's ckpt_*.pt. Optimizer
-states are left out. Rules of thumb: RULES docs/conversion.md is the guide."""
+states are left out. Rules of thumb: BERT-large takes a few seconds, and a quarter of its size in memory.
+docs/conversion.md is the guide."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +48,7 @@ class ConvertConfig:
     to: str | None
     overwrite: bool
     dtype: str | None
-    vocab: str | None
-    cased: bool
-    model: BertConfig | None
-    config_file: ConfigFile | None
-    config_path: str | None
-    gelu: str | None
+    described: PretrainedConfig
     encoder_only: bool
     json: bool
 
@@ -57,21 +56,13 @@ class ConvertConfig:
 def parse(arguments: Sequence[str] | None) -> ConvertConfig:
     """The command line. Raises InputError, also for a configuration file that cannot be used."""
     options = _parser().parse_args(arguments)
-    if options.model and options.config_file:
-        raise InputError("--model and --config_file: give one of them")
-    file = read_config_file(options.config_file, "--config_file") if options.config_file else None
     return ConvertConfig(
         input=options.input.rstrip(os.sep) or options.input,
         output=options.output.rstrip(os.sep) or options.output,
         to=options.to,
         overwrite=options.overwrite,
         dtype=options.dtype,
-        vocab=options.vocab,
-        cased=options.cased,
-        model=named_config(options.model) if options.model else None,
-        config_file=file,
-        config_path=options.config_file,
-        gelu=options.gelu,
+        described=pretrained_config(options),
         encoder_only=options.encoder_only,
         json=options.json,
     )
@@ -109,46 +100,13 @@ def convert(config: ConvertConfig) -> dict[str, Any]:
 
 def _opened(config: ConvertConfig) -> Weights:
     """The weights, with what the options say of them."""
-    given = config.config_file.config if config.config_file else config.model
-    weights = find_weights(config.input, "INPUT", given)
-    if given is not None:
-        option = f"--config_file {config.config_path}" if config.config_file else f"--model {given.name}"
-        names = ("layers", "units", "heads", "hidden", "positions", "token_types")
-        for name in names if config.config_file else names[:3]:
-            found, said = getattr(weights.config, name), getattr(given, name)
-            if found != said:
-                raise InputError(
-                    f"{option} says {said} {name}, but INPUT {weights.source} has {found}; leave the option "
-                    "out or name the model of these weights"
-                )
-    named = config.config_file is not None and not config.config_file.gelu_open
-    gelu = config.gelu or (given.gelu if given is not None and named else weights.config.gelu)
-    weights = replace(weights, config=replace(weights.config, gelu=gelu))
-    if config.vocab:
-        tokens = read_vocabulary(config.vocab, "--vocab")
-        if len(tokens) > weights.vocab_size:
-            raise InputError(
-                f"--vocab {config.vocab} has {len(tokens)} tokens, but INPUT {weights.source} has embeddings "
-                f"of {weights.vocab_size}; name the vocabulary that it was trained with"
-            )
-        weights = replace(weights, vocabulary=tokens)
+    weights = find_described(config.input, "INPUT", config.described)
     if config.encoder_only:
         heads = (MASKED_LM, NEXT_SENTENCE)
         kept = {name: each for name, each in weights.tensors.items() if part_of(name) not in heads}
         left_out = [name for name in weights.tensors if name not in kept]
         weights = replace(weights, tensors=kept, ignored=(*weights.ignored, *left_out))
-    return _with_case(weights, config.cased)
-
-
-def _with_case(weights: Weights, cased: bool) -> Weights:
-    if cased:
-        return replace(weights, cased=True)
-    if weights.cased is not None or weights.vocabulary is None:
-        return weights
-    guessed = looks_cased(weights.vocabulary)
-    words = "has upper case, so it is kept (cased)" if guessed else "has no upper case, so text is lowered"
-    note = f"the vocabulary {words}: nothing beside the weights says"
-    return replace(weights, cased=guessed, notes=(*weights.notes, note))
+    return weights
 
 
 def _check_output(config: ConvertConfig) -> None:
@@ -234,24 +192,7 @@ def _parser() -> OptionParser:
         help="the format of OUTPUT (default: huggingface for weights of GluonNLP, gluonnlp for others)",
     )
     add("--overwrite", action="store_true", help="replace OUTPUT, a folder that convert.py has made, whole")
-    add(
-        "--vocab",
-        help="vocab.txt or GluonNLP's vocabulary in JSON, in the order of the embedding's rows (default: the "
-        "one beside the weights, or of the run)",
-    )
-    add("--cased", action="store_true", help="upper case is kept (default: as beside the weights)")
-    add(
-        "--model",
-        help="bert_LAYERS_UNITS_HEADS, for weights that nothing beside them says the heads of (default: "
-        "heads of 64 units, as in every BERT of Google's)",
-    )
-    add("--config_file", help="a bert_config.json or config.json in place of --model")
-    add(
-        "--gelu",
-        choices=GELU_FORMS,
-        help="the form that the weights were trained with (default: as beside the weights; tanh for "
-        "TensorFlow, erf for others)",
-    )
+    add_pretrained_options(add)
     add(
         "--encoder_only",
         action="store_true",
@@ -292,4 +233,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no half-made folder stays behind
     sys.exit(main())

@@ -6,7 +6,8 @@
     python hparams.py --tokens_per_gpu 8192 --accumulate 2 --launch hvd --hostfile hosts/32x_p3dn
     python hparams.py --num_gpus 256 --check --batch_size 8192 --use_avg_len --accumulate 2 --lr 0.00354
 
-The rules are in lamb_paper.py, the launch commands in hosts/. Needs the standard library only.
+A pair N,N has the values of stage 1 and stage 2; one value is that of both. The rules are in lamb_paper.py,
+the launch commands in hosts/. Needs the standard library only.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Callable, NamedTuple, NoReturn, Sequence
 
 import lamb_paper
+from base.command_line import positive, positive_int, probability
 from base.errors import InputError
 from hosts import mpirun, print_byteps
 from hosts.hostfile import read_host_lines, read_hostfile
-from hosts.shell import Cluster, Job, Required, Word, this_machine
-from lamb_paper import CHECKED, PAPER, STAGE_LENGTHS, Baseline, Plan, Recipe, Stage
+from hosts.pretraining import pretraining_job
+from hosts.shell import Cluster, Job, this_machine
+from lamb_paper import CHECKED, PAPER, STAGE_LENGTHS, Baseline, PerStage, Plan, Recipe, in_stage
 from training.options import expand_options, parse_options
+from training.pairs import STAGES, pair_of
 
 
 class Launcher(NamedTuple):
@@ -41,11 +45,7 @@ LAUNCHERS = {
     # A host that is listed twice is two workers to BytePS.
     "byteps": Launcher(read_host_lines, print_byteps.command, "run_pretraining_byteps.py"),
 }
-COMPUTED = (  # options of the training scripts that follow from the plan
-    *("--num_steps", "--lr", "--warmup_ratio", "--batch_size", "--use_avg_len", "--accumulate"),
-    *("--max_seq_length", "--max_predictions_per_seq", "--ckpt_dir"),
-)
-DATA = Required("DATA", "set it to your text files, for example /corpus/*.txt")
+PAIRS = ("tokens_per_gpu", "accumulate", *CHECKED, "batch_size", "max_seq_length")  # options that may be A,B
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class Options:
     """
 
     num_gpus: int | None = None
-    tokens_per_gpu: int | None = None
-    accumulate: int | None = None
+    tokens_per_gpu: PerStage[int] | None = None
+    accumulate: PerStage[int] | None = None
     target_batch_size: int | None = None
     target_batch_size_2: int | None = None
     mixed_batch: bool = False
-    stage: int | None = None
+    stage: str | None = None
     max_seq_length_1: int | None = None
     max_seq_length_2: int | None = None
     baseline_batch_size: int = PAPER.batch_size
@@ -73,13 +73,13 @@ class Options:
     hostfile: str | None = None
     sockets: int | None = None
     interface: str | None = None
-    num_steps: int | None = None
-    lr: float | None = None
-    warmup_ratio: float | None = None
-    max_predictions_per_seq: int | None = None
-    batch_size: int | None = None
+    num_steps: PerStage[int] | None = None
+    lr: PerStage[float] | None = None
+    warmup_ratio: PerStage[float] | None = None
+    max_predictions_per_seq: PerStage[int] | None = None
+    batch_size: PerStage[int] | None = None
     use_avg_len: bool = False
-    max_seq_length: int | None = None
+    max_seq_length: PerStage[int] | None = None
     passed_on: tuple[str, ...] = ()
 
     @property
@@ -129,7 +129,7 @@ def _run(options: Options) -> int:
         raise InputError(_meanings_of_batch_size(options))
     plan = _plan(options)
     if options.launch:
-        _print_commands(plan, options, hosts)
+        _print_command(plan, options, hosts)
     else:
         print(json.dumps(plan.as_dict(), indent=2) if options.json else table(plan))
     return 0
@@ -141,7 +141,7 @@ def _plan(options: Options) -> Plan:
         raise InputError("--tokens_per_gpu is missing")
     assert options.num_gpus is not None
     cluster = (options.num_gpus, options.tokens_per_gpu)
-    stages = (1, 2) if options.stage is None else (options.stage,)
+    stages = STAGES[options.stage or "both"]
     first, second = options.max_seq_length_1, options.max_seq_length_2
     if options.mixed_batch:
         if (first, second) != (None, None) or options.baseline != PAPER:
@@ -158,7 +158,7 @@ def _plan(options: Options) -> Plan:
     return lamb_paper.plan(*cluster, _accumulate(options), recipe)
 
 
-def _accumulate(options: Options) -> int:
+def _accumulate(options: Options) -> PerStage[int]:
     return 1 if options.accumulate is None else options.accumulate
 
 
@@ -176,9 +176,12 @@ def table(plan: Plan) -> str:
         ("tokens seen", lambda s: f"{s.tokens_seen:,}"),
         ("in the paper's table", lambda s: s.source),
     )
-    lines = [f"{plan.num_gpus} GPUs, {plan.tokens_per_gpu} tokens a GPU in one pass", ""]
+    tokens = list(dict.fromkeys(str(stage.tokens_per_gpu) for stage in plan.stages))
+    lines = [f"{plan.num_gpus} GPUs, {', then '.join(tokens)} tokens a GPU in one pass", ""]
     lines.append(" " * 24 + "".join(f"{f'stage {stage.stage}':>20}" for stage in plan.stages))
     lines += [f"{name:24}" + "".join(f"{cell(stage)!s:>20}" for stage in plan.stages) for name, cell in rows]
+    if len(plan.stages) > 1:
+        lines += ["", "both stages in one run, as options of the training scripts:", plan.options()]
     for stage in plan.stages:
         lines += ["", f"stage {stage.stage}, as options of the training scripts:", stage.options()]
     warnings = [f"warning: {text}" for stage in plan.stages for text in stage.warnings]
@@ -202,14 +205,15 @@ def _parser() -> argparse.ArgumentParser:
 
     def count(group: Any, flag: str, text: str, metavar: str = "N", default: int | None = None) -> None:
         shown = text if default is None else f"{text} (default {default})"
-        group.add_argument(flag, type=int, metavar=metavar, default=default, help=shown)
+        kind = pair_of(positive_int) if flag[2:] in PAIRS else int
+        group.add_argument(flag, type=kind, metavar=metavar, default=default, help=shown)
 
     group = parser.add_argument_group("the cluster")
     count(group, "--num_gpus", "GPUs, or processes without one; --launch counts the slots of --hostfile")
-    count(group, "--tokens_per_gpu", "tokens a GPU takes in one pass; the published p3dn runs had 8192")
-    count(
-        group, "--accumulate", "passes added up for one step (default 1); doubled, it is like twice the GPUs"
-    )
+    text = "tokens a GPU takes in one pass; the published p3dn runs had 8192"
+    count(group, "--tokens_per_gpu", text, "N[,N]")
+    text = "passes added up for one step (default 1); doubled, it is like twice the GPUs"
+    count(group, "--accumulate", text, "N[,N]")
 
     group = parser.add_argument_group("the other way round, from the batch to the accumulation")
     count(group, "--target_batch_size", "sequences wanted in a step, in each stage", "B")
@@ -218,7 +222,8 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--mixed_batch", action="store_true", help=text)
 
     group = parser.add_argument_group("the recipe")
-    group.add_argument("--stage", type=int, choices=(1, 2), help="only this stage")
+    text = "only this stage, or both in one run (default both; with --check by the length)"
+    group.add_argument("--stage", "--stages", choices=sorted(STAGES), help=text)
     count(group, "--max_seq_length_1", "tokens a sequence in stage 1 (default 128)", "L")
     count(group, "--max_seq_length_2", "tokens a sequence in stage 2 (default 512)", "L")
     count(group, "--baseline_batch_size", "sequences in a step of the run to match", "B", PAPER.batch_size)
@@ -228,7 +233,7 @@ def _parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("what to print instead of the table")
     one_of = group.add_mutually_exclusive_group()
     one_of.add_argument("--json", action="store_true", help="the plan as JSON")
-    text = "the commands that start each stage; options after a bare -- are the training script's own"
+    text = "the command that starts the run; options after a bare -- are the training script's own"
     one_of.add_argument("--launch", choices=sorted(LAUNCHERS), help=text)
     text = "compare a run's options with the paper's; exit code 1 if any differs"
     one_of.add_argument("--check", action="store_true", help=text)
@@ -240,82 +245,32 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--interface", metavar="NAME", help=text)
 
     group = parser.add_argument_group("for --check: options of the training scripts")
-    count(group, "--num_steps", "steps")
-    group.add_argument("--lr", type=float, help="peak learning rate")
-    group.add_argument("--warmup_ratio", type=float, help="share of the steps")
-    count(group, "--max_predictions_per_seq", "masked positions")
-    count(group, "--batch_size", "sequences a GPU, or with --use_avg_len tokens (then: --tokens_per_gpu)")
+    count(group, "--num_steps", "steps", "N[,N]")
+    group.add_argument("--lr", type=pair_of(positive), metavar="LR[,LR]", help="peak learning rate")
+    group.add_argument(
+        "--warmup_ratio", type=pair_of(probability), metavar="R[,R]", help="share of the steps"
+    )
+    count(group, "--max_predictions_per_seq", "masked positions", "N[,N]")
+    text = "sequences a GPU, or with --use_avg_len tokens (then: --tokens_per_gpu)"
+    count(group, "--batch_size", text, "N[,N]")
     group.add_argument("--use_avg_len", action="store_true", help="--batch_size counts tokens")
-    count(group, "--max_seq_length", "at most 128 is stage 1, longer is stage 2 (default 128)", "L")
+    text = "without --stage, at most 128 is stage 1, longer is stage 2 (default 128; stage 2: 512)"
+    count(group, "--max_seq_length", text, "L[,L]")
     return parser
 
 
-def _print_commands(plan: Plan, options: Options, hosts: Sequence[tuple[str, int]]) -> None:
-    """Prints the commands that start each stage; warnings go to standard error."""
+def _print_command(plan: Plan, options: Options, hosts: Sequence[tuple[str, int]]) -> None:
+    """Prints the command that starts the plan's run; warnings go to standard error."""
     assert options.launch is not None and options.hostfile is not None
     launcher = LAUNCHERS[options.launch]
     machine = this_machine(hosts)
     cluster = Cluster(options.hostfile, tuple(hosts), options.sockets, options.interface, machine)
-    jobs = [_job(stage, launcher.script, options.passed_on, machine is not None) for stage in plan.stages]
-    for job in jobs:
-        _check_script_options(job)
-    commands = [launcher.command(job, cluster) for job in jobs]
-    for stage, command in zip(plan.stages, commands):
-        print(command, end="\n\n")
+    job = pretraining_job(plan, launcher.script, options.passed_on, machine is not None)
+    _check_script_options(job)
+    print(launcher.command(job, cluster))
+    for stage in plan.stages:
         for text in stage.warnings:
             print(f"warning: {text}", file=sys.stderr)
-
-
-def _job(stage: Stage, script: str, own: Sequence[str], any_dtype: bool) -> Job:
-    """A stage as a job of the training script.
-
-    Args:
-        stage: computed options.
-        script: the training script.
-        own: the user's own options. They replace the defaults (BERT-large, float16, lamb, raw text from
-            $DATA) but not what `stage` has computed.
-        any_dtype: leave the precision to the script, which chooses float16 on GPUs and float32 without: for
-            a machine that may have none, where MXNet has no float16.
-
-    Raises:
-        InputError: `own` contradict the stage.
-    """
-    comment = [
-        f"{stage.num_steps} steps of {stage.sequences_per_step:.10g} sequences of {stage.max_seq_length}"
-    ]
-    if stage.stage == 2:
-        comment.append(
-            "It does not continue from stage 1's checkpoint yet: as it is, it trains from scratch."
-        )
-    names = [word.split("=", 1)[0] for word in own if word.startswith("--")]
-    for name in names:
-        if name in COMPUTED:
-            raise InputError(f"{name} after --: computed for each stage; change it in the printed command")
-    defaults = {"--model": "bert_24_1024_16", "--dtype": "float16", "--optimizer": "lamb"}
-    if any_dtype:
-        del defaults["--dtype"]
-    computed = shlex.split(stage.options())
-    cut = computed.index("--batch_size")
-    data: list[Word] = []
-    if "--dummy_data_len" not in names:
-        data += [] if "--raw" in names or _is_npz(own) else ["--raw"]
-        data += [] if "--data" in names else ["--data", DATA]
-    lines: list[Sequence[Word]] = [
-        [word for name, value in defaults.items() if name not in names for word in (name, value)],
-        computed[:cut],
-        computed[cut:],
-        data,
-        own,
-        ["--ckpt_dir", f"ckpt_stage{stage.stage}"],
-    ]
-    return Job(f"stage {stage.stage}", tuple(comment), script, tuple(map(tuple, lines)))
-
-
-def _is_npz(own: Sequence[str]) -> bool:
-    """Tests whether the training data are npz files rather than text."""
-    values = [word.split("=", 1)[1] for word in own if word.startswith("--data=")]
-    values += [value for name, value in zip(own, own[1:]) if name == "--data"]
-    return any(value.endswith(".npz") for value in values)
 
 
 def _check_script_options(job: Job) -> None:
@@ -333,46 +288,67 @@ def _check_script_options(job: Job) -> None:
 
 
 def _check(options: Options) -> int:
-    """Prints the comparison of a run's options with the paper's; returns the exit code."""
-    length = STAGE_LENGTHS[0] if options.max_seq_length is None else options.max_seq_length
+    """Prints the comparison of a run's options with the paper's, stage by stage; returns the exit code."""
     if (options.batch_size is None) == (options.tokens_per_gpu is None):
         raise InputError("--check needs one of --batch_size, as the run has it, and --tokens_per_gpu")
-    if options.batch_size is None:
-        tokens = options.tokens_per_gpu
-    else:
-        tokens = options.batch_size * (1 if options.use_avg_len else length)
-    run = {name: getattr(options, name) for name in CHECKED}
-    given = [f"--{name}" for name, value in run.items() if value is not None]
-    if not given:
+    if all(getattr(options, name) is None for name in CHECKED):
         raise InputError("--check needs something to judge: " + ", ".join(f"--{n}" for n in CHECKED))
-    assert options.num_gpus is not None and tokens is not None
-    accumulate = _accumulate(options)
-    stage = lamb_paper.stage_for_run(options.num_gpus, tokens, accumulate, length, options.baseline)
+    stages: Sequence[int | None] = (None,)  # by the length
+    if options.stage is not None or any(isinstance(getattr(options, name), tuple) for name in PAIRS):
+        stages = STAGES[options.stage or "both"]
+    judged = [_judge(options, stage) for stage in stages]
+    for lines, _ in judged:
+        print(*lines, sep="\n")
+    return 1 if any(different for _, different in judged) else 0
+
+
+def _judge(options: Options, number: int | None) -> tuple[list[str], bool]:
+    """Sentences about one stage of a run (None: by its length stage 1 or 2), and whether any of its values is
+    not the paper's."""
+    run: dict[str, Any] = {}
+    for name in PAIRS:
+        value = getattr(options, name)
+        run[name] = None if value is None else in_stage(value, number or 1)
+    length, size, tokens = run["max_seq_length"], run["batch_size"], run["tokens_per_gpu"]
+    if length is None:
+        length = STAGE_LENGTHS[(number or 1) - 1]
+    if size is not None:
+        tokens = size * (1 if options.use_avg_len else length)
+    accumulate = 1 if run["accumulate"] is None else run["accumulate"]
+    assert options.num_gpus is not None
+    try:
+        stage = lamb_paper.stage_for_run(
+            options.num_gpus, tokens, accumulate, length, options.baseline, number
+        )
+    except InputError as error:
+        raise InputError(str(error).replace(f"--max_seq_length_{number} ", "--max_seq_length ")) from error
     different = lamb_paper.disagreements(run, stage)
-    print(
+    lines = [
         f"stage {stage.stage}: {options.num_gpus} GPUs x {tokens} tokens x {accumulate} accumulated "
         f"= {lamb_paper.number(stage.sequences_per_step)} sequences of {length} tokens a step"
-    )
+    ]
+    hint = None if size is None else lamb_paper.batch_size_hint(size, options.use_avg_len, length)
+    lines += [f"hint: {hint}"] if hint else []
     mixed = lamb_paper.follows_mixed_run(run, stage)
-    hint = None
-    if options.batch_size is not None:
-        hint = lamb_paper.batch_size_hint(options.batch_size, options.use_avg_len, length)
-    warnings = [] if mixed else [f"warning: {text}" for text in stage.warnings]  # the paper has trained there
-    for line in [*([f"hint: {hint}"] if hint else []), *warnings, *(one.sentence for one in different)]:
-        print(line)
+    if not mixed:  # the paper has trained there
+        lines += [f"warning: {text}" for text in stage.warnings]
+    lines += [one.sentence for one in different]
     if not different:
-        print(f"{', '.join(given)}: as in the paper" + ("'s mixed 64K/32K run" if mixed else ""))
-    return 1 if different else 0
+        given = ", ".join(f"--{name}" for name in CHECKED if run[name] is not None)
+        lines.append(f"{given}: as in the paper" + ("'s mixed 64K/32K run" if mixed else ""))
+    return lines, bool(different)
 
 
 def _meanings_of_batch_size(options: Options) -> str:
     """The error for --batch_size without --check, with a command for each meaning that gives a plan."""
     size = options.batch_size
     assert size is not None and options.num_gpus is not None
-    length = options.max_seq_length or options.max_seq_length_1 or STAGE_LENGTHS[0]
+    stage = STAGES[options.stage or "both"][0]
+    planned = (options.max_seq_length_1, options.max_seq_length_2)[stage - 1] or STAGE_LENGTHS[stage - 1]
+    length = in_stage(options.max_seq_length or planned, stage)
     own = replace(options, batch_size=None, use_avg_len=False, max_seq_length=None)
     readings = [(f"{size} tokens a GPU", replace(own, tokens_per_gpu=size))]
-    if not options.use_avg_len:
+    if not options.use_avg_len and isinstance(size, int):
         if size * length <= lamb_paper.MANY_TOKENS:
             text = f"{size} sequences of {length} a GPU"
             readings.append((text, replace(own, tokens_per_gpu=size * length)))
@@ -418,7 +394,7 @@ def _check_options(options: Options) -> None:
                 continue  # they say how it is meant
             if name in given and needed not in given:
                 raise InputError(f"--{name} goes with --{needed} only")
-    for name in ("target_batch_size", "mixed_batch", "stage", "max_seq_length_1", "max_seq_length_2"):
+    for name in ("target_batch_size", "mixed_batch", "max_seq_length_1", "max_seq_length_2"):
         if options.check and name in given:
             raise InputError(f"--{name} plans a run and --check judges one: give one of them only")
     if options.launch and options.hostfile is None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence, Tuple, TypeVar, Union
 
 from base.errors import InputError
 
@@ -28,6 +28,9 @@ SCHEDULE = ("num_steps", "lr", "warmup_ratio")  # in the order of MIXED
 CHECKED = (*SCHEDULE, "max_predictions_per_seq")  # the options that `disagreements` compares
 TOLERANCE = 0.005  # a value rounded to three digits, as published ones are, is off by no more
 MANY_TOKENS = 65536  # eight times what a V100 with 16 GB takes of BERT-large in one pass
+
+Number = TypeVar("Number", int, float)
+PerStage = Union[Number, Tuple[Number, Number]]  # of both stages, or of stage 1 and stage 2
 
 
 @dataclass(frozen=True)
@@ -78,11 +81,7 @@ class Stage:
 
     def options(self) -> str:
         """Options of the training scripts for this stage, on one line; the floats read back unchanged."""
-        return (
-            f"--num_steps {self.num_steps} --lr {self.lr!r} --warmup_ratio {self.warmup_ratio!r} "
-            f"--batch_size {self.tokens_per_gpu} --use_avg_len --accumulate {self.accumulate} "
-            f"--max_seq_length {self.max_seq_length} --max_predictions_per_seq {self.max_predictions_per_seq}"
-        )
+        return _options([self])
 
 
 @dataclass(frozen=True)
@@ -90,18 +89,30 @@ class Plan:
     """Both stages, or one of them, on one cluster."""
 
     num_gpus: int
-    tokens_per_gpu: int
     stages: tuple[Stage, ...]
 
+    def options(self) -> str:
+        """Options of the training scripts for the whole plan in one run, on one line, where values in which
+        the stages differ are pairs; the floats read back unchanged."""
+        return _options(self.stages)
+
     def as_dict(self) -> dict[str, Any]:
-        """Contents of --json. The outer `accumulate` is None when the stages differ in it."""
+        """Contents of --json. The outer `tokens_per_gpu` and `accumulate` are None when the stages differ in
+        them."""
+        tokens = {stage.tokens_per_gpu for stage in self.stages}
         accumulations = {stage.accumulate for stage in self.stages}
         return {
             "num_gpus": self.num_gpus,
-            "tokens_per_gpu": self.tokens_per_gpu,
+            "tokens_per_gpu": tokens.pop() if len(tokens) == 1 else None,
             "accumulate": accumulations.pop() if len(accumulations) == 1 else None,
             "stages": [{**asdict(stage), "options": stage.options()} for stage in self.stages],
+            "options": self.options(),
         }
+
+
+def in_stage(value: PerStage[Number], stage: int) -> Number:
+    """The value of stage 1 or 2."""
+    return value[stage - 1] if isinstance(value, tuple) else value
 
 
 def scaled_lr(batch_size: float) -> float:
@@ -168,22 +179,27 @@ def stage_for_run(
     )
 
 
-def plan(num_gpus: int, tokens_per_gpu: int, accumulate: int = 1, recipe: Recipe = BOTH_STAGES) -> Plan:
-    """The plan for a cluster and its accumulation, which is the same in both stages.
+def plan(
+    num_gpus: int,
+    tokens_per_gpu: PerStage[int],
+    accumulate: PerStage[int] = 1,
+    recipe: Recipe = BOTH_STAGES,
+) -> Plan:
+    """The plan for a cluster and its accumulation.
 
     Raises:
         InputError: see `stage_for_run`.
     """
     chosen = []
     for n in recipe.stages:
-        length = recipe.max_seq_lengths[n - 1]
-        chosen.append(stage_for_run(num_gpus, tokens_per_gpu, accumulate, length, recipe.baseline, n))
-    return Plan(num_gpus, tokens_per_gpu, tuple(chosen))
+        batch = (in_stage(tokens_per_gpu, n), in_stage(accumulate, n))
+        chosen.append(stage_for_run(num_gpus, *batch, recipe.max_seq_lengths[n - 1], recipe.baseline, n))
+    return Plan(num_gpus, tuple(chosen))
 
 
 def plan_for_target(
     num_gpus: int,
-    tokens_per_gpu: int,
+    tokens_per_gpu: PerStage[int],
     target_batch_size: int,
     target_batch_size_2: int | None = None,
     recipe: Recipe = BOTH_STAGES,
@@ -203,20 +219,21 @@ def plan_for_target(
     chosen = []
     for n in recipe.stages:
         length, target, baseline = recipe.max_seq_lengths[n - 1], targets[n - 1], recipe.baseline
-        _check_sizes(num_gpus, tokens_per_gpu, length, baseline, n)
+        tokens = in_stage(tokens_per_gpu, n)
+        _check_sizes(num_gpus, tokens, length, baseline, n)
         _at_least_one(flags[n - 1], target)
-        one_pass = Fraction(num_gpus * tokens_per_gpu, length)
+        one_pass = Fraction(num_gpus * tokens, length)
         exact = target / one_pass
         if exact.denominator != 1:
             near = sorted({max(1, math.floor(exact)), math.ceil(exact)})
             fits = [f"{number(_plain(count * one_pass))} with --accumulate {count}" for count in near]
             raise InputError(
                 f"{flags[n - 1]} {target}: no whole accumulation gives it in stage {n}, where one pass of "
-                f"{num_gpus} GPUs x {tokens_per_gpu} tokens is {number(_plain(one_pass))} sequences of "
+                f"{num_gpus} GPUs x {tokens} tokens is {number(_plain(one_pass))} sequences of "
                 f"{length}; nearest: {', '.join(fits)}"
             )
-        chosen.append(stage_for_run(num_gpus, tokens_per_gpu, int(exact), length, baseline, n))
-    return Plan(num_gpus, tokens_per_gpu, tuple(chosen))
+        chosen.append(stage_for_run(num_gpus, tokens, int(exact), length, baseline, n))
+    return Plan(num_gpus, tuple(chosen))
 
 
 # Batch size, steps, lr and warmup ratio of the mixed 64K/32K run. They are published constants; no rule here
@@ -232,7 +249,7 @@ MIXED_NOTES = (
 )
 
 
-def mixed_batch_plan(num_gpus: int, tokens_per_gpu: int, stages: tuple[int, ...] = (1, 2)) -> Plan:
+def mixed_batch_plan(num_gpus: int, tokens_per_gpu: PerStage[int], stages: tuple[int, ...] = (1, 2)) -> Plan:
     """The paper's mixed-batch run: 65536 sequences of 128 tokens a step, then 32768 of 512; 8,599 steps.
 
     Raises:
@@ -319,6 +336,22 @@ def batch_size_hint(batch_size: int, use_avg_len: bool, max_seq_length: int) -> 
     return (
         f"--batch_size {batch_size} without --use_avg_len is {batch_size} sequences of {max_seq_length}, "
         f"{tokens} tokens, in one pass of a GPU or process; if it counts tokens, add --use_avg_len"
+    )
+
+
+def _options(stages: Sequence[Stage]) -> str:
+    """The options of one run of these stages."""
+
+    def value(name: str) -> str:
+        texts = [repr(getattr(stage, name)) for stage in stages]
+        return texts[0] if len(set(texts)) == 1 else ",".join(texts)
+
+    return (
+        f"--stages {'both' if len(stages) > 1 else stages[0].stage} "
+        f"--num_steps {value('num_steps')} --lr {value('lr')} --warmup_ratio {value('warmup_ratio')} "
+        f"--batch_size {value('tokens_per_gpu')} --use_avg_len --accumulate {value('accumulate')} "
+        f"--max_seq_length {value('max_seq_length')} "
+        f"--max_predictions_per_seq {value('max_predictions_per_seq')}"
     )
 
 

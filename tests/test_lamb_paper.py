@@ -123,6 +123,50 @@ def test_options_on_one_line_read_back_exactly(cluster):
     assert int(values["--num_steps"]) == stage.num_steps
     assert int(values["--batch_size"]) * int(values["--accumulate"]) == cluster[1] * cluster[2]
     assert (values["--max_seq_length"], values["--max_predictions_per_seq"]) == ("512", "80")
+    assert values["--stages"] == "2"
+
+
+PUT_TOGETHER = (
+    *("num_steps", "lr", "warmup_ratio", "tokens_per_gpu", "accumulate", "max_seq_length"),
+    "max_predictions_per_seq",
+)
+
+
+@given(clusters, st.integers(1, 64), st.sampled_from([(128, 512), (64, 64), (32, 128)]))
+def test_both_stages_on_one_line_are_pairs_where_they_differ(cluster, accumulate, lengths):
+    planned = lamb_paper.plan(*cluster[:2], (cluster[2], accumulate), lamb_paper.Recipe((1, 2), lengths))
+    words = [word for word in shlex.split(planned.options()) if word != "--use_avg_len"]
+    values = dict(zip(words[::2], words[1::2]))
+    assert values.pop("--stages") == "both"
+    names = [f"--{'batch_size' if name == 'tokens_per_gpu' else name}" for name in PUT_TOGETHER]
+    assert [*values] == names
+    for name, flag in zip(PUT_TOGETHER, names):
+        wanted = [getattr(stage, name) for stage in planned.stages]
+        read = [type(wanted[0])(text) for text in values[flag].split(",")]
+        assert read == (wanted if wanted[0] != wanted[1] else wanted[:1])
+
+
+def test_the_mixed_run_is_one_line_of_the_published_pairs():
+    options = lamb_paper.mixed_batch_plan(256, 8192).options()
+    assert options == (
+        "--stages both --num_steps 7038,1561 --lr 0.006,0.004 --warmup_ratio 0.2843,0.128 "
+        "--batch_size 8192 --use_avg_len --accumulate 4,8 --max_seq_length 128,512 "
+        "--max_predictions_per_seq 20,80"
+    )
+    # fewer tokens of long sequences in a pass, as many in a step: it accumulates twice as often
+    options = lamb_paper.mixed_batch_plan(256, (8192, 4096)).options()
+    assert "--batch_size 8192,4096 --use_avg_len --accumulate 4,16 " in options
+    assert "--stages 1 --num_steps 7038 --lr 0.006 " in lamb_paper.mixed_batch_plan(256, 8192, (1,)).options()
+
+
+def test_one_value_is_of_both_stages():
+    assert lamb_paper.plan(8, 8192, 2) == lamb_paper.plan(8, (8192, 8192), (2, 2))
+    first, second = lamb_paper.plan(8, (8192, 4096), (1, 2)).stages
+    assert (first.sequences_per_step, second.sequences_per_step) == (512, 128)
+    assert (first, second) == (
+        lamb_paper.stage_for_run(8, 8192, 1, 128),
+        lamb_paper.stage_for_run(8, 4096, 2, 512),
+    )
 
 
 def test_the_length_chooses_the_stage():

@@ -25,6 +25,7 @@ utilisation  operations done, of those that the devices could do
 report      progress, metrics.jsonl, TensorBoard, plot, closing lines
 checkpoint  three files a checkpoint, complete or not there
 pretrained  weights of a checkpoint, or of any other file
+pretrained_options  what a command line adds to them
 profiling/  traces of steps
 profile     command: the parts of a step's time
 """

@@ -41,10 +41,12 @@ def allow_pairs(parser: argparse.ArgumentParser) -> None:
     for action in parser._actions:
         if action.dest in PAIRED:
             assert callable(action.type), action.dest
-            action.type = _pair_of(action.type)
+            action.type = pair_of(action.type)
 
 
-def _pair_of(convert: Callable[[str], Any]) -> Callable[[str], Any]:
+def pair_of(convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A reader of one value, as `convert` reads it, or of two as a `Pair`."""
+
     def read(text: str) -> Any:
         parts = [part.strip() for part in text.split(",")]
         if len(parts) == 1:

@@ -14,7 +14,7 @@ from bert.weights.bare_params import expected_shapes
 from bert.weights.names import DECODER, EMBEDDING, part_of
 from bert.weights.spellings import FOREIGN, IGNORED, Spelling, Weight
 from bert.weights.stored import shown
-from bert.weights.tensors import Tensor, Weights
+from bert.weights.tensors import Tensor, Weights, transposed
 
 UNITS_PER_HEAD = 64  # of every BERT that Google has published
 _CELL = re.compile(r"encoder\.transformer_cells\.(\d+)\.")
@@ -80,31 +80,18 @@ def by_structural_name(source: str, tensors: Mapping[str, Tensor], spelling: Spe
 def laid_out(tensor: Tensor, weight: Weight) -> Tensor:
     """A tensor of a file in GluonNLP's layout: heads that have an axis of their own are folded into the
     units, kernels are transposed."""
-    shape = tensor.shape
     if weight.folded:
-        shape = _unfolded(weight, shape)
-    if not weight.kernel:
-        return tensor if shape == tensor.shape else _view(tensor, shape, shape)
-    return _view(tensor, shape, shape[::-1]) if len(shape) == 2 else tensor
+        shape = _folded(weight, tensor.shape)
+        tensor = Tensor(shape, tensor.dtype, lambda read=tensor.read: read().reshape(shape))  # type: ignore[misc]
+    return transposed(tensor) if weight.kernel and len(tensor.shape) == 2 else tensor
 
 
-def _unfolded(weight: Weight, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _folded(weight: Weight, shape: tuple[int, ...]) -> tuple[int, ...]:
     if len(shape) == 3 and weight.name.endswith(".proj.weight"):
         return (shape[0] * shape[1], shape[2])  # (heads, units of a head, units)
     if len(shape) == 3:
         return (shape[0], shape[1] * shape[2])
     return (shape[0] * shape[1],) if len(shape) == 2 and weight.name.endswith(".bias") else shape
-
-
-def _view(tensor: Tensor, shape: tuple[int, ...], final: tuple[int, ...]) -> Tensor:
-    """`tensor` as `shape`, and then transposed if `final` is its reverse."""
-
-    def read() -> np.ndarray:
-        array = tensor.read().reshape(shape)
-        return np.ascontiguousarray(array.T) if kernel else array
-
-    kernel = len(shape) == 2 and final == shape[::-1]
-    return Tensor(final, tensor.dtype, read)
 
 
 def _same(source: str, first: tuple[str, Tensor], second: tuple[str, Tensor]) -> Tensor:
@@ -117,8 +104,9 @@ def _same(source: str, first: tuple[str, Tensor], second: tuple[str, Tensor]) ->
 
     def read() -> np.ndarray:
         array, other = first[1].read(), second[1].read()
-        if array.tobytes() != other.tobytes():
-            differing = int(np.count_nonzero(array != other))
+        bits = f"u{array.itemsize}"  # a NaN is the same as itself, 0.0 and -0.0 are not
+        differing = int(np.count_nonzero(array.view(bits) != other.view(bits)))
+        if differing:
             raise InputError(
                 f"{source}: {shown(second[0])} differs from {shown(first[0])} in {differing} of "
                 f"{array.size} numbers, but they are one array in a BERT; leave the one not wanted out of "

@@ -31,7 +31,7 @@ ARRAY_MAGIC = 0xF993FAC9
 ARRAY_MAGIC_NUMPY = 0xF993FACA  # written under MXNet's NumPy shape semantics; the same layout
 DENSE = 0
 CPU = 1
-MAX_ARRAYS = 10_000  # of a file that is read; BERT-large with optimizer states has about 1,600
+MAX_ARRAYS = 10_000  # of a file that is read; BERT-large with Adam's moments and a copy has 2,000
 DTYPES = {0: "<f4", 1: "<f8", 2: "<f2", 3: "|u1", 4: "<i4", 5: "|i1", 6: "<i8"}
 FLAGS = {np.dtype(code): flag for flag, code in DTYPES.items()}
 

@@ -18,8 +18,9 @@ from typing import IO, Any, Callable, NamedTuple
 
 from bert.weights.stored import MAX_NAME, Damaged, shown
 
-MAX_OPERATIONS = 250_000  # BERT-large with Adam's moments and a master copy takes about 70,000
+MAX_OPERATIONS = 250_000  # BERT-large with Adam's moments and a second copy takes 67,000
 _MAX_STRING = 4 * MAX_NAME  # bytes; a longer one is OPAQUE
+_MAX_KEY = 1 << 60  # of those above, any number have the same hash
 _MAX_PROTOCOL = 5
 
 
@@ -229,8 +230,10 @@ class PickleReader:
             if len(items) % 2:
                 raise Damaged("its pickle has a key without a value")
             for key, value in zip(items[::2], items[1::2]):
-                if not isinstance(key, (str, int, float, type(None), _Opaque)):
+                if not isinstance(key, (str, int, float, type(None), Global, _Opaque)):
                     raise Damaged("a key of a dict is neither a string nor a number")
+                if isinstance(key, int) and abs(key) > _MAX_KEY:
+                    raise Damaged("a key of a dict is a huge number")
                 target[key] = value
         elif target is not OPAQUE:
             raise Damaged("its pickle sets items of something that is no dict")

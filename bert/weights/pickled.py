@@ -74,6 +74,7 @@ INERT = {
     *("torch.utils.data.dataloader._InfiniteConstantSampler", "__main__.pretraining_dataset"),
     *("__main__.WorkerInitObj",),
 }
+_KNOWN = {*STORAGES, *TENSORS, *PARAMETERS, *DICTS, *INERT}
 
 _MAX_DEPTH = 20  # of dicts in dicts
 _MAX_VALUES = 100_000
@@ -150,9 +151,6 @@ def _pickle(path: str, file: IO[bytes], end: int, storages: dict[str, _Storage])
     return PickleReader(Source(file, end), _call, name, persistent).read()
 
 
-_KNOWN = {*STORAGES, *TENSORS, *PARAMETERS, *DICTS, *INERT}
-
-
 def _call(function: Global, arguments: tuple) -> Any:
     if function.name in TENSORS:
         return _view(arguments)
@@ -168,13 +166,16 @@ def _call(function: Global, arguments: tuple) -> Any:
 
 
 def _dict(arguments: tuple) -> dict:
-    """An OrderedDict; older Pythons give it a list of pairs, a defaultdict has its factory."""
+    """An OrderedDict, to which Python 2 gives a list of pairs, or a defaultdict, which has its factory."""
     pairs = arguments[0] if arguments and isinstance(arguments[0], list) else []
     if not all(
         isinstance(pair, (list, tuple)) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs
     ):
         raise Damaged("a dict is made of something else than names and values")
-    return dict(pairs)
+    found = dict(pairs)
+    if pairs:
+        pairs.clear()  # made for this call; a pickle could give a long list to thousands of calls
+    return found
 
 
 def _storage(identity: Any) -> _Storage:
@@ -182,16 +183,13 @@ def _storage(identity: Any) -> _Storage:
         raise Damaged("its pickle refers to something that is no storage")
     _, kind, key, _, count = identity[:5]
     if not isinstance(kind, Global) or kind.name not in STORAGES:
-        raise Damaged(
-            f"storages of the type {kind.name if isinstance(kind, Global) else 'nothing'} are not read"
-        )
+        raise Damaged("a storage of no type")
     start = 0
-    if (
-        len(identity) == 6 and identity[5] is not None
-    ):  # a view: its key, first element and number of elements
-        if type(identity[5]) is not tuple or len(identity[5]) != 3:
+    view = identity[5] if len(identity) == 6 else None
+    if view is not None:  # its key, first element and number of elements
+        if type(view) is not tuple or len(view) != 3:
             raise Damaged("a view of a storage without a place")
-        start = identity[5][1]
+        start = view[1]
     if not isinstance(key, str) or not _natural((count, start)) or start > count:
         raise Damaged("a storage without a key or a size")
     return _Storage(STORAGES[kind.name], key, count, start)
@@ -242,11 +240,8 @@ def _tensor(path: str, name: str, view: _View, place: Place, dtype: np.dtype, ch
     # Elements from the first to the last one. An expanded tensor, which has an element in several places,
     # could claim any amount of memory.
     span = 1 + sum((length - 1) * stride for length, stride in zip(shape, strides)) if count else 0
-    if (
-        storage.elements * dtype.itemsize != place.size
-        or first + span > storage.elements
-        or count > storage.elements
-    ):
+    whole = storage.elements
+    if whole * dtype.itemsize != place.size or first + span > whole or count > whole:
         raise Damaged(f"{shown(name)}, {size} bytes, is not within its storage of {place.size} bytes")
     dense = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 

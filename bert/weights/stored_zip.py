@@ -37,7 +37,7 @@ class Archive:
     def __init__(self, path: str, file: IO[bytes], size: int, marker: str):
         self._file, self._size = file, size
         try:
-            # At most 1 MiB of directory; BERT-large with Adam's moments and a master copy has 0.2 MiB.
+            # At most 1 MiB of directory; BERT-large with Adam's moments and a second copy has 0.12 MiB.
             with BoundedFile(path) as bounded, zipfile.ZipFile(bounded) as archive:
                 members = archive.infolist()
         except _ERRORS as error:

@@ -8,4 +8,5 @@ tokenizer                the interface of tokenizers, and the settings that make
 wordpiece, words         WordPiece, through a table of words
 sentencepiece_model      models checked before the library reads them
 sentencepiece_tokenizer  SentencePiece, also sampled
+marked_text              text in which special tokens are written as such
 """

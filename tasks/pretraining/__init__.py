@@ -1,6 +1,7 @@
 """Masked language model and next sentence.
 
-loss   both losses above BERT on MXNet's operators
-fused  the same on the fused operators
-task   the task: inputs, normalisers, figures, summary
+loss    both losses above BERT on MXNet's operators
+fused   the same on the fused operators
+scores  probabilities for text that is no training example
+task    the task: inputs, normalisers, figures, summary
 """

@@ -36,7 +36,7 @@ class FusedPretrainingLoss(FusedBert):
     ) -> tuple[Any, Any]:
         layers = self.layers(F, weights)
         x = self.encode(layers, input_ids, segment_ids, valid_lengths, masked_positions)
-        classified = self._classify(layers, F.slice_axis(x, axis=1, begin=0, end=1))
+        classified = classify(layers, F.slice_axis(x, axis=1, begin=0, end=1), self._config.units)
         nsp_losses = -F.pick(F.log_softmax(classified, axis=-1), next_sentence_labels, axis=-1)
         nsp_hits = F.broadcast_equal(
             F.argmax(classified, axis=-1), F.cast(next_sentence_labels, dtype="float32")
@@ -49,23 +49,26 @@ class FusedPretrainingLoss(FusedBert):
         sums = F.concat(mlm_sum, nsp_sum, F.sum(mlm_hits), F.sum(nsp_hits), dim=0)
         return loss, F.BlockGrad(sums)
 
-    def _classify(self, layers: Layers, first: Any) -> Any:
-        """(B, 1, U) -> (B, 2): a product of B rows, too small to matter."""
-        F, weights = layers.F, layers.weights
-        pooled = F.FullyConnected(
-            first, weights["pooler.weight"], weights["pooler.bias"], num_hidden=self._config.units
-        )
-        return F.FullyConnected(
-            F.tanh(pooled), weights["classifier.weight"], weights["classifier.bias"], num_hidden=2
-        )
-
     def _decode(self, layers: Layers, masked: Any, ids: Any, factors: Any) -> tuple[Any, Any]:
         """(B, P, U) -> losses and hits (B * P,)."""
         F, weights = layers.F, layers.weights
-        hidden = layers.layer_norm(layers.gelu(masked, "decoder.0"), "decoder.2")
-        hidden = F.reshape(hidden, shape=(-3, 0))
+        hidden = F.reshape(transform(layers, masked), shape=(-3, 0))
         outputs = F.bert_decode_loss(
             hidden, weights["word_embed.0.weight"], weights["decoder.3.bias"],
             F.reshape(ids, shape=(-1,)), F.reshape(factors, shape=(-1,)), dtype=layers.dtype,
         )  # fmt: skip
         return outputs[0], outputs[1]
+
+
+def classify(layers: Layers, first: Any, units: int) -> Any:
+    """Pooler and next-sentence classifier, (B, 1, U) -> (B, 2): products of B rows, too small to matter."""
+    F, weights = layers.F, layers.weights
+    pooled = F.FullyConnected(first, weights["pooler.weight"], weights["pooler.bias"], num_hidden=units)
+    return F.FullyConnected(
+        F.tanh(pooled), weights["classifier.weight"], weights["classifier.bias"], num_hidden=2
+    )
+
+
+def transform(layers: Layers, masked: Any) -> Any:
+    """The masked-LM head before its product with the word embedding, (B, P, U) -> the same."""
+    return layers.layer_norm(layers.gelu(masked, "decoder.0"), "decoder.2")

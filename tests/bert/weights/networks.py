@@ -34,12 +34,22 @@ def random_inputs(vocab_size: int, length: int, sentences: int = 3) -> Inputs:
 
 def mxnet_logits(weights: Weights, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
     """Of the next-sentence head and of the masked-LM head, in float32."""
+    assert not weights.missing
+    outputs = _outputs(weights, inputs)
+    return outputs[2], outputs[3]
+
+
+def mxnet_sequence(weights: Weights, inputs: Inputs) -> np.ndarray:
+    """The last layer's output; heads that are missing do not matter to it."""
+    return _outputs(weights, inputs)[0]
+
+
+def _outputs(weights: Weights, inputs: Inputs) -> list[np.ndarray]:
     model = build_model(weights.config, weights.vocab_size, dropout=0.0)
     initialize(model, mx.cpu(), "float32", seed=0)
     parameters = model._collect_params_with_prefix()
-    assert set(weights.tensors) == set(parameters) - {DECODER}
+    assert weights.missing or set(weights.tensors) == set(parameters) - {DECODER}
     for name, tensor in weights.tensors.items():
         parameters[name].set_data(mx.nd.array(tensor.read(), dtype="float32"))
     arrays = [mx.nd.array(each, dtype="float32") for each in inputs]
-    outputs = model(*arrays)
-    return outputs[2].asnumpy(), outputs[3].asnumpy()
+    return [each.asnumpy() for each in model(*arrays)]

@@ -245,6 +245,16 @@ BAD_PICKLES = {
     "such a tuple as a key": b"\x80\x02}N" + b"2\x86" * 60 + b"Ns.",
     "deep lists": b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".",
     "deep tuples": b"\x80\x02}X\x01\0\0\0a" + b")" + b"\x85" * 100_000 + b"s.",
+    "keys with the same hash": b"\x80\x02}("
+    + b"".join(
+        b"\x8a\x10" + (key * ((1 << 61) - 1)).to_bytes(16, "little") + b"N" for key in range(1, 80_000)
+    )
+    + b"u.",
+    "a long list for many dicts": b"\x80\x02ccollections\nOrderedDict\nq\0X\1\0\0\0aK\1\x86q\1]("
+    + b"h\1" * 80_000
+    + b"eq\2"
+    + b"h\0h\2\x85R0" * 30_000
+    + b".",
     "many operations": b"\x80\x02" + b"]" * 2_000_000 + b".",
 }
 
@@ -252,6 +262,16 @@ BAD_PICKLES = {
 @pytest.mark.parametrize("name", BAD_PICKLES)
 def test_bad_pickles(tmp_path, name):
     assert "is damaged or not a file of torch.save" in error(archive(tmp_path / "x.bin", BAD_PICKLES[name]))
+
+
+def test_a_dict_of_python_2(tmp_path):
+    """There an OrderedDict is made from a list of pairs."""
+    state = Call("collections", "OrderedDict", [["w", tensor(FLOATS)], ["x", tensor(FLOATS, 2)]])
+    tensors = read_index(archive(tmp_path / "x.bin", pickled({"model": state}), FLOATS))
+    assert [(name, each.read().tolist()) for name, each in tensors.items()] == [
+        ("model.w", [0, 1]),
+        ("model.x", [2, 3]),
+    ]
 
 
 def test_archives_of_another_kind(tmp_path):

@@ -8,6 +8,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import mxnet as mx
 import numpy as np
 import pytest
 import safetensors
@@ -63,6 +64,14 @@ def test_the_library_reads_what_we_wrote(tmp_path):
     assert header.pop("__metadata__") == {"format": "np"}
     for name, entry in header.items():  # aligned, for readers that map the file into memory
         assert entry["data_offsets"][0] % np.asarray(ARRAYS[name]).dtype.itemsize == 0
+
+
+def test_mxnet_arrays(tmp_path):
+    arrays = {"kernel": mx.nd.array(KERNEL), "half": mx.nd.array(KERNEL, dtype="float16")}
+    write_safetensors(str(tmp_path / "x"), arrays)
+    found = safetensors.numpy.load_file(tmp_path / "x")
+    np.testing.assert_array_equal(found["kernel"], KERNEL)
+    assert found["half"].dtype == np.float16 and (found["half"] == KERNEL).all()
 
 
 def test_bfloat16_is_widened_exactly(tmp_path):

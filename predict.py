@@ -1,0 +1,324 @@
+"""Fill in [MASK] with what a pretrained BERT has learned, and judge whether one sentence follows another.
+
+python predict.py runs/own "The capital of France is [MASK] ."
+python predict.py bert-base-uncased "He ate an apple ." "It was [MASK] ."
+python predict.py uncased_L-12_H-768_A-12/bert_model.ckpt --file questions.txt --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import dataclass, replace
+from typing import Any, Iterator, NamedTuple, Sequence
+
+import numpy as np
+
+from base.command_line import OptionParser, positive_int
+from base.errors import InputError
+from base.threads import set_threads
+from bert.weights.names import MASKED_LM, NEXT_SENTENCE, POOLER
+from bert.weights.tensors import Weights
+from data.tokenizing.marked_text import encode_marked
+from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
+from data.tokenizing.vocab import SENTENCEPIECE, Vocabulary, vocabulary_from_tokens
+from training.entry import exit_code
+from training.pretrained_options import (
+    PretrainedConfig,
+    add_pretrained_options,
+    find_described,
+    pretrained_config,
+)
+from training.saved_vocabulary import FILES
+
+_WEIGHTS = "WEIGHTS"
+_EPILOG = """WEIGHTS are recognised by their content: a folder of this project's checkpoints (the newest
+complete one, or FOLDER:STEP), a .params file, a Hugging Face folder, a TensorFlow checkpoint, a
+pytorch_model.bin or NVIDIA's ckpt_*.pt. docs/predict.md is the guide."""
+
+
+@dataclass(frozen=True)
+class PredictConfig:
+    """One command. `inputs`: sentences or pairs, from the command line or the file."""
+
+    weights: str
+    inputs: tuple[Input, ...]
+    top_k: int
+    batch_size: int
+    truncate: bool
+    json: bool
+    operators: str
+    sentencepiece: str | None
+    described: PretrainedConfig
+
+
+class Input(NamedTuple):
+    """A sentence, or two. `place`: where it stands, for messages."""
+
+    place: str
+    first: str
+    second: str | None = None
+
+
+class Question(NamedTuple):
+    """An input as the network sees it: ids with [CLS] and [SEP], segments, places of [MASK]."""
+
+    asked: Input
+    ids: Sequence[int]
+    segments: Sequence[int]
+    masks: Sequence[int]
+
+
+def parse(arguments: Sequence[str] | None) -> PredictConfig:
+    """The command line. Raises InputError, also for a file that cannot be read."""
+    options = _parser().parse_intermixed_args(arguments)  # TEXT after options, too
+    if options.file is None:
+        if not 1 <= len(options.text) <= 2:
+            raise InputError(f"give one sentence with [MASK], or two, or --file (not {len(options.text)})")
+        inputs = [Input("the text", *options.text)]
+    elif options.text:
+        raise InputError(f"--file {options.file} and sentences on the command line exclude each other")
+    else:
+        inputs = list(_read(options.file))
+    if options.vocab and options.sentencepiece:
+        raise InputError("--vocab and --sentencepiece exclude each other: each brings its own vocabulary")
+    return PredictConfig(
+        weights=options.weights,
+        inputs=tuple(inputs),
+        top_k=options.top_k,
+        batch_size=options.batch_size,
+        truncate=options.truncate,
+        json=options.json,
+        operators=options.operators,
+        sentencepiece=options.sentencepiece,
+        described=pretrained_config(options),
+    )
+
+
+def prepare(config: PredictConfig) -> tuple[Weights, Vocabulary, list[Question]]:
+    """Opens the weights, and tokenizes and checks the inputs. MXNet is not imported.
+
+    Raises:
+        InputError: as `find_described`, `tokenizer_settings` and `questions`.
+    """
+    weights = find_described(config.weights, _WEIGHTS, config.described)
+    if config.sentencepiece:
+        weights = replace(weights, vocabulary=None)
+    settings = tokenizer_settings(config, weights)
+    return weights, settings.vocabulary, questions(config, weights, settings)
+
+
+def questions(config: PredictConfig, weights: Weights, settings: TokenizerSettings) -> list[Question]:
+    """The inputs, tokenized and checked.
+
+    Raises:
+        InputError: naming the line, for one that is too long (unless it is to be truncated), asks for
+            nothing, or asks for what a missing head would answer.
+    """
+    vocabulary = settings.vocabulary
+    texts = [text for each in config.inputs for text in (each.first, each.second or "")]
+    encoded = iter(encode_marked(texts, settings.build(), vocabulary))
+    made = []
+    for asked in config.inputs:
+        first, second = next(encoded), next(encoded)
+        masks = (first + second).count(vocabulary.mask_id)
+        _check(asked, masks, weights)
+        if asked.second is not None and not (first and second):
+            raise InputError(f"{asked.place}: one of its two sentences is empty")
+        special = 2 if asked.second is None else 3
+        most = weights.config.positions - special
+        if len(first) + len(second) > most:
+            if not config.truncate or most < 2:
+                raise InputError(
+                    f"{asked.place}: {len(first) + len(second) + special} tokens with [CLS] and [SEP], but "
+                    f"{weights.source} has {weights.config.positions} positions; shorten it, or give "
+                    "--truncate"
+                )
+            first, second = _truncated(first, second, most)
+            if (first + second).count(vocabulary.mask_id) < masks:
+                raise InputError(f"{asked.place}: --truncate would cut off a [MASK]; move it to the front")
+        ids = [vocabulary.cls_id, *first, vocabulary.sep_id]
+        segments = [0] * len(ids)
+        if asked.second is not None:
+            ids += [*second, vocabulary.sep_id]
+            segments += [1] * (len(second) + 1)
+        places = [place for place, token in enumerate(ids) if token == vocabulary.mask_id]
+        made.append(Question(asked, ids, segments, places))
+    return made
+
+
+def _check(asked: Input, masks: int, weights: Weights) -> None:
+    """Raises InputError where there is nothing to answer, or nothing to answer with."""
+    if asked.second is not None and weights.config.token_types < 2:
+        raise InputError(f"{asked.place}: {weights.source} has one token type, so it knows no pairs")
+    if not masks and asked.second is None:
+        raise InputError(f"{asked.place}: no [MASK] and no second sentence, so there is nothing to predict")
+    if masks and MASKED_LM in weights.missing:
+        raise InputError(f"{asked.place}: [MASK] needs the {MASKED_LM}, which {weights.source} lacks")
+    if not masks and not has_next_sentence(weights):
+        lacking = " and ".join(part for part in (POOLER, NEXT_SENTENCE) if part in weights.missing)
+        raise InputError(f"{asked.place}: two sentences need the {lacking}, which {weights.source} lacks")
+
+
+def has_next_sentence(weights: Weights) -> bool:
+    """Whether all is there that answers if a sentence follows another."""
+    return POOLER not in weights.missing and NEXT_SENTENCE not in weights.missing
+
+
+def _truncated(first: list[int], second: list[int], most: int) -> tuple[list[int], list[int]]:
+    """Both without tokens at their ends, always of the longer one, as Google's code shortens pairs."""
+    lengths = [len(first), len(second)]
+    while sum(lengths) > most:
+        lengths[0 if lengths[0] > lengths[1] else 1] -= 1
+    return first[: lengths[0]], second[: lengths[1]]
+
+
+def tokenizer_settings(config: PredictConfig, weights: Weights) -> TokenizerSettings:
+    """The tokenizer of the weights: the vocabulary that is given, or beside them.
+
+    Raises:
+        InputError: there is none, or it has more tokens than the weights.
+    """
+    cased = config.described.cased or bool(weights.cased)
+    beside = os.path.join(os.path.dirname(weights.source), FILES[SENTENCEPIECE])
+    model = config.sentencepiece
+    if model is None and weights.vocabulary is None and os.path.isfile(beside):
+        model = beside
+    if model is not None:
+        vocabulary = load_sentencepiece(model)
+    elif weights.vocabulary is not None:
+        vocabulary = vocabulary_from_tokens(weights.vocabulary, config.described.vocab or weights.source)
+    else:
+        raise InputError(
+            f"{_WEIGHTS} {weights.source}: no vocabulary lies beside it; give --vocab vocab.txt or "
+            "--sentencepiece"
+        )
+    if len(vocabulary) > weights.vocab_size:
+        raise InputError(
+            f"{model or _WEIGHTS} has {len(vocabulary)} tokens, but {weights.source} has embeddings of "
+            f"{weights.vocab_size}; name the vocabulary that it was trained with"
+        )
+    return TokenizerSettings(vocabulary, model, cased)
+
+
+def answer(
+    config: PredictConfig, weights: Weights, vocabulary: Vocabulary, asked: Sequence[Question]
+) -> Iterator[dict[str, Any]]:
+    """Answers as JSON has them, in the order of the questions.
+
+    Raises:
+        InputError: operators that cannot be had, or weights that cannot be read.
+    """
+    from tasks.pretraining.scores import Encoded, Predictor
+
+    predictor = Predictor(weights, config.operators)
+    for start in range(0, len(asked), config.batch_size):
+        batch = asked[start : start + config.batch_size]
+        found = predictor([Encoded(each.ids, each.segments, each.masks) for each in batch])
+        for question, probabilities in zip(batch, found):
+            first, second = question.asked.first, question.asked.second
+            follows = second is not None and has_next_sentence(weights)
+            yield {
+                "text": first,
+                "second": second,
+                "masks": [_likeliest(row, vocabulary, config.top_k) for row in probabilities.tokens],
+                "next_sentence": probabilities.next_sentence if follows else None,
+            }
+
+
+def _likeliest(probabilities: np.ndarray, vocabulary: Vocabulary, count: int) -> list[dict[str, Any]]:
+    """Of the tokens that have a name; rows of padding have none."""
+    order = np.argsort(-probabilities[: len(vocabulary)], kind="stable")[:count]
+    return [
+        {"token": vocabulary.tokens[index], "id": int(index), "probability": float(probabilities[index])}
+        for index in order
+    ]
+
+
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """An answer for people."""
+    second = found["second"]
+    yield found["text"] if second is None else f"{found['text']} | {second}"
+    for number, tokens in enumerate(found["masks"], 1):
+        name = "[MASK]" if len(found["masks"]) == 1 else f"[MASK] {number}"
+        yield f"  {name}  " + "  ".join(f"{each['token']} {each['probability']:.1%}" for each in tokens)
+    if found["next_sentence"] is not None:
+        yield f"  the second sentence follows the first: {found['next_sentence']:.1%}"
+    elif second is not None:
+        yield f"  whether the second sentence follows is not known: the weights lack the {NEXT_SENTENCE}"
+
+
+def _read(path: str) -> Iterator[Input]:
+    """The inputs of a file: one a line, a tab between two sentences."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read().split(b"\n")
+    except OSError as error:
+        raise InputError(f"--file {path}: cannot be read ({error.strerror})") from error
+    if not content[-1]:
+        content.pop()
+    if not content:
+        raise InputError(f"--file {path} is empty; it has one input a line")
+    for number, raw in enumerate(content, 1):
+        place = f"--file {path}, line {number}"
+        try:
+            sentences = raw.decode("utf-8").rstrip("\r").split("\t")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{place}: not valid UTF-8") from error
+        if len(sentences) > 2:
+            raise InputError(f"{place}: {len(sentences) - 1} tabs; one tab separates two sentences")
+        yield Input(place, *sentences)
+
+
+def _parser() -> OptionParser:
+    parser = OptionParser(
+        prog="predict.py",
+        description=__doc__,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("weights", metavar=_WEIGHTS, help="a run's folder, FOLDER:STEP, or weights in any format")
+    add("text", metavar="TEXT", nargs="*", help="a sentence with [MASK], or two sentences")
+    add("--file", help="many inputs: one a line, a tab between two sentences")
+    add("--json", action="store_true", help="one JSON object a line")
+    add("--top_k", type=positive_int, default=5, help="tokens shown for each [MASK] (default: 5)")
+    add(
+        "--truncate",
+        action="store_true",
+        help="shorten inputs that the model has too few positions for",
+    )
+    add("--batch_size", type=positive_int, default=32, help="inputs computed together (default: 32)")
+    add(
+        "--operators",
+        choices=["auto", "fused", "mxnet"],
+        default="auto",
+        help="as the training scripts have it (default: fused where they can be used)",
+    )
+    group = parser.add_argument_group("about the weights, where the files beside them do not say it")
+    add_pretrained_options(group.add_argument)
+    group.add_argument("--sentencepiece", help="the SentencePiece .model file that they were trained with")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code.
+
+    Raises:
+        InputError: bad input, before anything is printed.
+    """
+    config = parse(arguments)
+    weights, vocabulary, asked = prepare(config)
+    set_threads()  # before mxnet is imported below
+    for note in weights.notes:
+        print(f"note: {note}", file=sys.stderr)
+    for found in answer(config, weights, vocabulary, asked):
+        print(json.dumps(found, ensure_ascii=False) if config.json else "\n".join(lines(found)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))

@@ -1,0 +1,127 @@
+"""Scores of both heads for text that is no training example: of every token at chosen places, and of the
+next sentence."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Sequence
+
+import mxnet as mx
+import numpy as np
+from gluonnlp.model.bert import BERTModel
+
+from base.errors import InputError
+from bert.fused import FusedBert
+from bert.model import build_model, initialize
+from bert.operators import choose_operators
+from bert.weights.tensors import Weights
+from tasks.pretraining.fused import classify, transform
+
+
+class Encoded(NamedTuple):
+    """One input: token ids with [CLS] and [SEP], 0 or 1 for each as its segment, and the places of masks."""
+
+    ids: Sequence[int]
+    segments: Sequence[int]
+    masks: Sequence[int]
+
+
+class Probabilities(NamedTuple):
+    """Answers to an input. `tokens`: (masks, rows of the embedding) float64, each row sums up to 1.
+    `next_sentence`: that the second sentence follows the first."""
+
+    tokens: np.ndarray
+    next_sentence: float
+
+
+class Scores(mx.gluon.HybridBlock):
+    """Logits on MXNet's operators: (B, L), (B, L), (B,), (B, P) int32 -> (B, P, tokens), (B, 2) float32."""
+
+    def __init__(self, bert: BERTModel):
+        super().__init__(prefix="")
+        self.bert = bert
+
+    def hybrid_forward(
+        self, F: Any, input_ids: Any, segment_ids: Any, valid_lengths: Any, positions: Any
+    ) -> tuple[Any, Any]:
+        lengths = F.cast(valid_lengths, dtype="float32")
+        next_sentence, decoded = self.bert(input_ids, segment_ids, lengths, positions)[-2:]
+        return decoded, next_sentence
+
+
+class FusedScores(FusedBert):
+    """The same on the fused operators."""
+
+    def hybrid_forward(
+        self, F: Any, input_ids: Any, segment_ids: Any, valid_lengths: Any, positions: Any, **weights: Any
+    ) -> tuple[Any, Any]:
+        layers = self.layers(F, weights)
+        x = self.encode(layers, input_ids, segment_ids, valid_lengths, positions)
+        hidden = transform(layers, F.slice_axis(x, axis=1, begin=1, end=None))
+        decoded = F.FullyConnected(
+            hidden, weights["word_embed.0.weight"], weights["decoder.3.bias"],
+            num_hidden=self._vocab_size, flatten=False,
+        )  # fmt: skip
+        return decoded, classify(layers, F.slice_axis(x, axis=1, begin=0, end=1), self._config.units)
+
+    @property
+    def _vocab_size(self) -> int:
+        return int(self._reg_params["word_embed.0.weight"].shape[0])
+
+
+class Predictor:
+    """A BERT with weights from anywhere, on the first GPU or the CPU, in float32.
+
+    Args:
+        operators: as --operators.
+
+    Raises:
+        InputError: operators that cannot be had, or weights that cannot be read or are not finite.
+    """
+
+    def __init__(self, weights: Weights, operators: str):
+        self._device = mx.gpu() if mx.context.num_gpus() else mx.cpu()
+        chosen = choose_operators(operators, "float32", self._device, weights.config)
+        bert = build_model(weights.config, weights.vocab_size, dropout=0.0)
+        initialize(bert, self._device, "float32", seed=0)  # a head that the weights lack is never looked at
+        named = bert._collect_params_with_prefix()
+        for name, tensor in weights.tensors.items():
+            array = tensor.read().astype(np.float32, copy=False)
+            if not np.isfinite(array).all():
+                raise InputError(f"{weights.source}: {name} has numbers that are not finite in float32")
+            named[name].set_data(mx.nd.array(array, ctx=self._device, dtype="float32"))
+        if chosen == "fused":
+            self._network: Scores | FusedScores = FusedScores(
+                bert, weights.config, "float32", 0.0, head_products=["decoder.0.weight"]
+            )
+            self._network.pack_weights()
+        else:
+            self._network = Scores(bert)
+        self._network.hybridize()
+
+    def __call__(self, batch: Sequence[Encoded]) -> list[Probabilities]:
+        """Answers to inputs, which are computed together."""
+        length = max(len(each.ids) for each in batch)
+        places = max(1, max(len(each.masks) for each in batch))
+        columns = (
+            [_padded(each.ids, length) for each in batch],
+            [_padded(each.segments, length) for each in batch],
+            [len(each.ids) for each in batch],
+            [_padded(each.masks, places) for each in batch],
+        )
+        arrays = [mx.nd.array(np.array(each, np.int32), ctx=self._device, dtype="int32") for each in columns]
+        decoded, next_sentence = (array.asnumpy() for array in self._network(*arrays))
+        return [
+            Probabilities(_softmax(decoded[row, : len(each.masks)]), float(_softmax(next_sentence[row])[0]))
+            for row, each in enumerate(batch)
+        ]
+
+
+def _padded(values: Sequence[int], length: int) -> list[int]:
+    return [*values, *[0] * (length - len(values))]
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    """Over the last axis, in float64."""
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True, initial=-np.inf)
+    exponentials = np.exp(shifted)
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)

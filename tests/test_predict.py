@@ -1,0 +1,360 @@
+"""predict.py: the same answers from every format, against float64 NumPy; one line for an error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import convert
+import predict
+from base.errors import InputError
+from comm.local import LocalCommunicator
+from data import train_vocab
+from data.tokenizing.vocab import load_vocab
+from tasks.pretraining.task import Pretraining
+from tests.bert.reference import HuggingFace, logits, sequence, softmax
+from tests.bert.weights.building import SMALL, TOKENS, WORDS, arrays, write
+from tests.bert.weights.test_pickled import Storage, archive, pickled, tensor
+from tests.processes import ROOT, run_command
+from training.checkpoint import save
+from training.config import run_config
+from training.inputs import check_inputs
+from training.options import parse_options
+from training.run import train
+
+ENCODER = ("--vocab", "vocab.txt", "--model", "bert_2_64_2")
+FIRST, SECOND = "a b [MASK] c", "d [MASK] e e"
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> Path:
+    """One model: a run's folder, GluonNLP's, Hugging Face's, TensorFlow's, and without heads."""
+    folder = tmp_path_factory.mktemp("weights")
+    named = arrays(stdev=0.1)
+    vocabulary = "".join(f"{word}\n" for word in WORDS)
+    (folder / "vocab.txt").write_text(vocabulary)
+    write(folder / "gluonnlp" / "model.params", named)
+    # What a folder of each format has beside its weights.
+    content = {
+        **{"num_hidden_layers": SMALL.layers, "hidden_size": SMALL.units, "num_attention_heads": SMALL.heads},
+        **{"intermediate_size": SMALL.hidden, "max_position_embeddings": SMALL.positions},
+        **{"type_vocab_size": SMALL.token_types, "vocab_size": TOKENS, "gelu_form": "erf"},
+    }
+    (folder / "gluonnlp" / "bert_config.json").write_text(json.dumps(content))
+    (folder / "gluonnlp" / "vocab.txt").write_text(vocabulary)
+    for to in ("huggingface", "tensorflow"):
+        assert convert.main([str(folder / "gluonnlp"), str(folder / to), "--to", to]) == 0
+    # As NVIDIA's scripts save a checkpoint: Hugging Face's names, beside the optimizer's states.
+    storages = {
+        name: Storage(array, str(index))
+        for index, (name, array) in enumerate(load_file(folder / "huggingface" / "model.safetensors").items())
+    }
+    model = {
+        name: tensor(
+            storage, 0, storage.content.shape, tuple(stride // 4 for stride in storage.content.strides)
+        )
+        for name, storage in storages.items()
+    }
+    (folder / "nvidia").mkdir()
+    archive(folder / "nvidia" / "ckpt_5.pt", pickled({"model": model, "epoch": 0}), *storages.values())
+    encoder = {name: each for name, each in named.items() if name.startswith(("enc", "word", "token"))}
+    write(folder / "encoder" / "model.params", encoder)
+    facts = {
+        **SMALL.facts(),
+        "vocab_size": TOKENS,
+        "vocab_sha256": load_vocab(str(folder / "vocab.txt")).sha256,
+    }
+    facts["options"] = {"cased": False}
+    other = {name: each + 1 for name, each in named.items()}
+    for step, content in ((3, other), (5, named), (8, other)):
+        save(str(folder / "run"), step, content, {"t": np.array(step)}, facts)
+    (folder / "run" / "0000008.params").write_bytes(b"damaged")
+    return folder
+
+
+def ask(*arguments: str) -> list[dict[str, Any]]:
+    config = predict.parse(arguments)
+    opened, vocabulary, asked = predict.prepare(config)
+    return list(predict.answer(config, opened, vocabulary, asked))
+
+
+def reference(
+    folder: Path, ids: list[int], segments: list[int], form: str = "erf"
+) -> tuple[np.ndarray, float]:
+    """Probabilities at the masks, and that the second sentence follows, in float64."""
+    of = HuggingFace(load_file(str(folder / "huggingface" / "model.safetensors")))
+    places = np.array([[place for place, token in enumerate(ids) if token == WORDS.index("[MASK]")]])
+    x = sequence(of, SMALL.heads, form, np.array([ids]), np.array([segments]), np.array([len(ids)]))
+    next_sentence, decoded = logits(of, form, x, places)
+    return softmax(decoded)[0], softmax(next_sentence)[0, 0]
+
+
+def ids_of(*words: str) -> list[int]:
+    return [WORDS.index(word) for word in words]
+
+
+PAIR = ids_of("[CLS]", "a", "b", "[MASK]", "c", "[SEP]", "d", "[MASK]", "e", "e", "[SEP]")
+
+
+@pytest.mark.parametrize("form", ["erf", "tanh"])
+@pytest.mark.parametrize("operators", ["mxnet", "fused"])
+def test_probabilities_are_the_references(weights, operators, form):
+    options = ["--top_k", "20", "--operators", operators, "--gelu", form]
+    (found,) = ask(str(weights / "gluonnlp"), FIRST, SECOND, *options)
+    tokens, follows = reference(weights, PAIR, [0] * 6 + [1] * 5, form)
+    assert (found["text"], found["second"]) == (FIRST, SECOND)
+    assert found["next_sentence"] == pytest.approx(follows, abs=1e-5)
+    assert len(found["masks"]) == 2
+    for mask, expected in zip(found["masks"], tokens):
+        assert [each["token"] for each in mask] == [WORDS[index] for index in np.argsort(-expected)]
+        for each in mask:
+            assert each["probability"] == pytest.approx(expected[each["id"]], abs=1e-5)
+        assert sum(each["probability"] for each in mask) == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["huggingface"],
+        ["huggingface/model.safetensors"],
+        ["tensorflow"],
+        ["tensorflow/bert_model.ckpt"],
+        ["gluonnlp/model.params"],
+        ["nvidia", "--vocab", "vocab.txt", "--model", "bert_2_64_2"],
+        ["run", "--vocab", "vocab.txt"],  # of which the newest complete one counts
+        ["run:5", "--vocab", "vocab.txt"],
+        ["run/0000005.params", "--vocab", "vocab.txt"],
+    ],
+    ids=" ".join,
+)
+def test_every_format_gives_the_same_answer(weights, given, monkeypatch):
+    monkeypatch.chdir(weights)
+    expected = ask("gluonnlp", FIRST, SECOND, "--operators", "mxnet")
+    assert ask(*given, FIRST, SECOND, "--operators", "mxnet") == expected
+
+
+def test_another_checkpoint_gives_another_answer(weights):
+    words = ["--vocab", str(weights / "vocab.txt"), FIRST]
+    assert ask(f"{weights}/run:3", *words) != ask(f"{weights}/run:5", *words)
+
+
+def test_the_form_of_gelu_is_the_weights(weights):
+    """What lies beside the TensorFlow checkpoint says erf; --gelu says otherwise."""
+    words = [str(weights / "tensorflow"), FIRST, "--operators", "mxnet"]
+    plain, erf, tanh = ask(*words), ask(*words, "--gelu", "erf"), ask(*words, "--gelu", "tanh")
+    assert plain == erf != tanh
+
+
+class TestFile:
+    def test_inputs_of_all_kinds_and_sizes(self, weights, tmp_path):
+        path = tmp_path / "inputs.txt"
+        path.write_text("a [MASK]\na b\tc d\r\n[MASK] b c d e f g h [MASK]\ta\n", encoding="utf-8")
+        words = [str(weights / "huggingface"), "--operators", "mxnet"]
+        found = ask(*words, "--file", str(path), "--batch_size", "2", "--top_k", "3")
+        assert [len(each["masks"]) for each in found] == [1, 0, 2]
+        assert [each["next_sentence"] is None for each in found] == [True, False, False]
+        alone = [ask(*words, *line, "--top_k", "3")[0] for line in (["a [MASK]"], ["a b", "c d"])]
+        for one, many in zip(alone, found):
+            assert one["text"] == many["text"] and one["second"] == many["second"]
+            for first, second in zip(one["masks"], many["masks"]):
+                for mine, theirs in zip(first, second):
+                    assert mine["token"] == theirs["token"]
+                    assert mine["probability"] == pytest.approx(theirs["probability"], abs=1e-6)
+        assert alone[1]["next_sentence"] == pytest.approx(found[1]["next_sentence"], abs=1e-6)
+
+    @pytest.mark.parametrize(
+        "content, said",
+        [
+            (b"", "is empty"),
+            (b"a [MASK]\nb c\n", "line 2: no [MASK] and no second sentence"),
+            (b"a [MASK]\n\n", "line 2: no [MASK] and no second sentence"),
+            (b"a\tb\tc\n", "line 1: 2 tabs"),
+            (b"a\t \n", "line 1: one of its two sentences is empty"),
+            (b"[MASK]\n\xff\n", "line 2: not valid UTF-8"),
+            (b"[MASK]" + b" a" * 40 + b"\n", "line 1: 43 tokens with [CLS] and [SEP]"),
+        ],
+    )
+    def test_lines_that_cannot_be_answered(self, weights, tmp_path, content, said):
+        path = tmp_path / "inputs.txt"
+        path.write_bytes(content)
+        assert said in rejected(str(weights / "huggingface"), "--file", str(path))
+
+
+def rejected(*arguments: str) -> str:
+    with pytest.raises(InputError) as caught:
+        predict.prepare(predict.parse(arguments))
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def question(folder: Path, *arguments: str) -> predict.Question:
+    (found,) = predict.prepare(predict.parse([str(folder / "huggingface"), *arguments]))[2]
+    return found
+
+
+class TestQuestions:
+    def test_special_tokens_in_a_text_are_those_tokens(self, weights):
+        found = question(weights, "A[MASK]b [SEP] c [mask]. [UNK]")
+        # "[mask]" is no special token, and none of its parts is in the vocabulary.
+        inner = ids_of("a", "[MASK]", "b", "[SEP]", "c", *["[UNK]"] * 4, "[UNK]")
+        assert list(found.ids) == [*ids_of("[CLS]"), *inner, *ids_of("[SEP]")]
+        assert list(found.masks) == [2] and set(found.segments) == {0}
+
+    def test_a_pair(self, weights):
+        found = question(weights, FIRST, SECOND)
+        assert list(found.ids) == PAIR and list(found.masks) == [3, 7]
+        assert list(found.segments) == [0] * 6 + [1] * 5
+
+    def test_upper_case_is_kept_where_the_weights_keep_it(self, weights):
+        assert question(weights, "A [MASK]").ids[1] == WORDS.index("a")
+        assert question(weights, "A [MASK]", "--cased").ids[1] == WORDS.index("[UNK]")
+
+    def test_as_many_tokens_as_positions(self, weights):
+        longest = "[MASK]" + " a" * (SMALL.positions - 3)
+        assert len(question(weights, longest).ids) == SMALL.positions
+        assert "41 tokens" in rejected(str(weights / "huggingface"), longest + " a")
+        assert question(weights, longest + " a b c", "--truncate").ids == question(weights, longest).ids
+
+    def test_truncation_shortens_the_longer_one(self, weights):
+        found = question(weights, "[MASK]" + " a" * 30, "b c" + " d" * 20, "--truncate")
+        assert len(found.ids) == SMALL.positions
+        ends = [place for place, token in enumerate(found.ids) if token == WORDS.index("[SEP]")]
+        assert (ends[0] - 1, ends[1] - ends[0] - 1) in ((18, 19), (19, 18))
+        message = rejected(str(weights / "huggingface"), "a " * 50 + "[MASK]", "--truncate")
+        assert "--truncate would cut off a [MASK]" in message
+
+    @pytest.mark.parametrize(
+        "given, said",
+        [
+            (["huggingface", "a"], "no [MASK] and no second sentence"),
+            (["huggingface", "a", "b", "c"], "give one sentence with [MASK], or two"),
+            (["huggingface"], "give one sentence with [MASK], or two"),
+            (["huggingface", "a", "--file", "f"], "--file f and sentences on the command line exclude"),
+            (["huggingface", "--file", "nowhere"], "--file nowhere: cannot be read"),
+            (["nowhere", "[MASK]"], "WEIGHTS nowhere does not exist"),
+            (["run:5", "[MASK]"], "no vocabulary lies beside it; give --vocab"),
+            (["run:4", "[MASK]"], "run:4: no checkpoint of this step; available: 3, 5, 8"),
+            (["run:8", "[MASK]"], "0000008.params is damaged"),
+            (
+                ["encoder", "[MASK]", "--vocab", "vocab.txt", "--model", "bert_2_64_2"],
+                "the masked-LM head, which",
+            ),
+            (
+                ["encoder", "a", "b", "--vocab", "vocab.txt", "--model", "bert_2_64_2"],
+                "pooler and next-sentence",
+            ),
+            (["huggingface", "[MASK]", "--vocab", "v", "--sentencepiece", "s"], "exclude each other"),
+            (["huggingface", "[MASK]", "--top_k", "0"], "--top_k"),
+        ],
+    )
+    def test_errors(self, weights, monkeypatch, given, said):
+        monkeypatch.chdir(weights)
+        assert said in rejected(*given)
+
+
+def test_a_missing_next_sentence_head_does_not_hide_the_masks(weights, tmp_path):
+    named = {name: each for name, each in arrays(stdev=0.1).items() if "classifier" not in name}
+    path = write(tmp_path / "model.params", named)
+    options = ["--vocab", str(weights / "vocab.txt"), "--model", "bert_2_64_2", "--operators", "mxnet"]
+    (found,) = ask(path, FIRST, SECOND, *options)
+    (whole,) = ask(str(weights / "gluonnlp"), FIRST, SECOND, "--operators", "mxnet")
+    assert found == {**whole, "next_sentence": None}
+    assert "the weights lack the next-sentence head" in "\n".join(predict.lines(found))
+
+
+def test_rows_of_padding_are_no_answers(weights, tmp_path):
+    """Their share stays in the sum, as in training."""
+    path = write(tmp_path / "model.params", arrays(replace(SMALL), vocab_size=24, stdev=0.1))
+    options = ["--vocab", str(weights / "vocab.txt"), "--model", "bert_2_64_2", "--top_k", "99"]
+    (found,) = ask(path, FIRST, *options)
+    (mask,) = found["masks"]
+    assert {each["token"] for each in mask} == set(WORDS)
+    assert sum(each["probability"] for each in mask) < 1
+
+
+def test_weights_that_are_not_finite(weights, tmp_path):
+    named = arrays()
+    named["decoder.0.bias"][3] = np.nan
+    path = write(tmp_path / "model.params", named)
+    options = ["--vocab", str(weights / "vocab.txt"), "--model", "bert_2_64_2"]
+    with pytest.raises(InputError, match="decoder.0.bias has numbers that are not finite"):
+        ask(path, FIRST, *options)
+
+
+def test_a_sentencepiece_model(weights, tmp_path):
+    """Beside the weights, as a run leaves it, and as an option."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    words = ["paris", "is", "the", "capital", "of", "france", "and", "rome", "is", "that", "of", "italy"]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([" ".join(np.roll(words, shift)) for shift in range(12)] * 20),
+        model_prefix=str(folder / "sentencepiece"), vocab_size=30, pad_id=0, pad_piece="[PAD]", unk_id=1,
+        unk_piece="[UNK]", bos_id=-1, eos_id=-1, user_defined_symbols=["[CLS]", "[SEP]", "[MASK]"],
+        minloglevel=2,
+    )  # fmt: skip
+    path = write(folder / "model.params", arrays(vocab_size=30, stdev=0.1))
+    asked = [path, "Paris is [MASK]", "--model", "bert_2_64_2", "--operators", "mxnet"]
+    (found,) = ask(*asked)
+    (mask,) = found["masks"]
+    assert len(mask) == 5 and all(each["probability"] > 0 for each in mask)
+    model = (folder / "sentencepiece.model").rename(tmp_path / "m.model")
+    assert ask(*asked, "--sentencepiece", str(model)) == [found]
+    assert "no vocabulary lies beside it" in rejected(*asked)
+
+
+@pytest.mark.parametrize("kind", ["vocab", "sentencepiece"])
+def test_a_run_brings_its_vocabulary(weights, corpus, tmp_path, kind):
+    """Nothing but the folder is needed, whichever tokenizer the run had."""
+    given = corpus.vocab
+    if kind == "sentencepiece":
+        pytest.importorskip("sentencepiece")
+        given = str(tmp_path / "m.model")
+        made = ["--type", kind, "--input", corpus.train, "--output", given, "--vocab_size", "300"]
+        train_vocab.main(made)
+    words = [
+        "--raw",
+        "--data",
+        corpus.train,
+        f"--{kind}",
+        given,
+        "--model",
+        "bert_1_32_2",
+        "--num_steps",
+        "1",
+    ]
+    words += ["--max_seq_length", "32", "--batch_size", "4", "--num_data_workers", "0"]
+    words += ["--progress", "none"]
+    config = run_config(parse_options([*words, "--ckpt_dir", str(tmp_path / "run")], ""))
+    assert train(config, check_inputs(config), Pretraining(), LocalCommunicator()) == 0
+    if kind == "sentencepiece":
+        Path(given).unlink()
+    (found,) = ask(str(tmp_path / "run"), "The [MASK] of a file", "It is open")
+    assert len(found["masks"][0]) == 5 and 0 < found["next_sentence"] < 1
+
+
+def test_the_command(weights):
+    """Lines for people, and JSON; bad input is one line and exit code 2, before mxnet is imported."""
+    command = [sys.executable, str(ROOT / "predict.py"), "gluonnlp"]
+    shown = run_command([*command, FIRST, SECOND, "--operators", "mxnet"], cwd=weights).check().stdout
+    lines = shown.splitlines()
+    assert lines[0] == f"{FIRST} | {SECOND}" and lines[3].startswith(
+        "  the second sentence follows the first: "
+    )
+    assert lines[1].startswith("  [MASK] 1  ") and lines[1].count("%") == 5
+    (expected,) = ask(str(weights / "gluonnlp"), FIRST, SECOND, "--operators", "mxnet")
+    done = run_command([*command, FIRST, SECOND, "--operators", "mxnet", "--json"], cwd=weights).check()
+    assert json.loads(done.stdout) == expected
+    failed = run_command([*command, "nothing"], cwd=weights)
+    assert failed.returncode == 2 and failed.stdout == ""
+    assert failed.stderr.splitlines() == [
+        "error: the text: no [MASK] and no second sentence, so there is nothing to predict"
+    ]

@@ -1,0 +1,110 @@
+"""Options about weights that do not say everything about themselves: vocabulary, heads, form of GELU.
+
+For the commands that open any weights. MXNet is not imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from typing import Any, Callable
+
+from base.errors import InputError
+from bert.config_file import ConfigFile, read_config_file
+from bert.configuration import GELU_FORMS, BertConfig, named_config
+from bert.weights.beside import read_vocabulary
+from bert.weights.exporting import looks_cased
+from bert.weights.tensors import Weights
+from training.pretrained import find_weights
+
+
+@dataclass(frozen=True)
+class PretrainedConfig:
+    """Facts about weights; None and False: not given. `config_path` names `config_file`."""
+
+    vocab: str | None
+    cased: bool
+    model: BertConfig | None
+    config_file: ConfigFile | None
+    config_path: str | None
+    gelu: str | None
+
+
+def add_pretrained_options(add: Callable[..., Any]) -> None:
+    """Adds the options to a parser or a group, by its `add_argument`."""
+    add(
+        "--vocab",
+        help="vocab.txt or GluonNLP's vocabulary in JSON, in the order of the embedding's rows (default: the "
+        "one beside the weights, or of the run)",
+    )
+    add("--cased", action="store_true", help="upper case is kept (default: as beside the weights)")
+    add(
+        "--model",
+        help="bert_LAYERS_UNITS_HEADS, for weights that nothing beside them says the heads of (default: "
+        "heads of 64 units, as in every BERT of Google's)",
+    )
+    add("--config_file", help="a bert_config.json or config.json in place of --model")
+    add(
+        "--gelu",
+        choices=GELU_FORMS,
+        help="the form that the weights were trained with (default: as beside the weights; tanh for "
+        "TensorFlow, erf for others)",
+    )
+
+
+def pretrained_config(options: argparse.Namespace) -> PretrainedConfig:
+    """Facts that the options give. Raises InputError, also for a configuration file that cannot be used."""
+    if options.model and options.config_file:
+        raise InputError("--model and --config_file: give one of them")
+    path = options.config_file
+    return PretrainedConfig(
+        vocab=options.vocab,
+        cased=options.cased,
+        model=named_config(options.model) if options.model else None,
+        config_file=read_config_file(path, "--config_file") if path else None,
+        config_path=path,
+        gelu=options.gelu,
+    )
+
+
+def find_described(given: str, flag: str, config: PretrainedConfig) -> Weights:
+    """The weights that `find_weights` finds, with what the options say of them.
+
+    Raises:
+        InputError: as `find_weights`; a configuration or a vocabulary that is not theirs.
+    """
+    shape = config.config_file.config if config.config_file else config.model
+    weights = find_weights(given, flag, shape)
+    if shape is not None:
+        option = f"--config_file {config.config_path}" if config.config_file else f"--model {shape.name}"
+        names = ("layers", "units", "heads", "hidden", "positions", "token_types")
+        for name in names if config.config_file else names[:3]:
+            found, said = getattr(weights.config, name), getattr(shape, name)
+            if found != said:
+                raise InputError(
+                    f"{option} says {said} {name}, but {flag} {weights.source} has {found}; leave the option "
+                    "out or name the model of these weights"
+                )
+    named = config.config_file is not None and not config.config_file.gelu_open
+    gelu = config.gelu or (shape.gelu if shape is not None and named else weights.config.gelu)
+    weights = replace(weights, config=replace(weights.config, gelu=gelu))
+    if config.vocab:
+        tokens = read_vocabulary(config.vocab, "--vocab")
+        if len(tokens) > weights.vocab_size:
+            raise InputError(
+                f"--vocab {config.vocab} has {len(tokens)} tokens, but {flag} {weights.source} has "
+                f"embeddings of {weights.vocab_size}; name the vocabulary that it was trained with"
+            )
+        weights = replace(weights, vocabulary=tokens)
+    return _with_case(weights, config.cased)
+
+
+def _with_case(weights: Weights, cased: bool) -> Weights:
+    if cased:
+        return replace(weights, cased=True)
+    if weights.cased is not None or weights.vocabulary is None:
+        return weights
+    guessed = looks_cased(weights.vocabulary)
+    words = "has upper case, so it is kept (cased)" if guessed else "has no upper case, so text is lowered"
+    note = f"the vocabulary {words}: nothing beside the weights says"
+    return replace(weights, cased=guessed, notes=(*weights.notes, note))
