@@ -13,6 +13,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+import convert
 import training.loop
 import training.run
 from base.errors import InputError
@@ -444,3 +445,13 @@ def test_float32_masters_are_parameters():
     np.testing.assert_array_equal(other.state()["a.weight.master"], before["a.weight.master"])
     with pytest.raises(InputError, match=r"a\.weight\.master is float32 \(2,\)"):
         other.restore_masters({"a.weight.master": np.zeros(2, np.float32)})
+
+
+@pytest.mark.parametrize("form", ["huggingface", "tensorflow", "gluonnlp"])
+def test_parameters_of_other_formats_are_the_same(form, first, corpus, tmp_path):
+    """A checkpoint converted, and a run that begins with it, against one that begins with the checkpoint."""
+    assert convert.main([str(first), str(tmp_path / form), "--to", form]) == 0
+    plain = {**TestInitFrom.PLAIN, "num_steps": 1}
+    assert run(tmp_path / "ours", corpus, init_from=first, **plain) == 0
+    assert run(tmp_path / "theirs", corpus, init_from=tmp_path / form, **plain) == 0
+    assert arrays_of(tmp_path / "theirs", 1) == arrays_of(tmp_path / "ours", 1)
