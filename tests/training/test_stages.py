@@ -188,6 +188,17 @@ def test_a_signal_at_the_boundary(stage, moment, whole, corpus, tmp_path, monkey
     assert metrics_of(tmp_path) == metrics_of(whole)
 
 
+def test_evaluation_alone_of_a_staged_run(whole, corpus, tmp_path):
+    """It asks for no stages; afterwards the run can still be resumed."""
+    shutil.copytree(whole, tmp_path / "run")
+    long = {"max_seq_length": 32, "num_steps": None, "batch_size": None, "lr": None, "warmup_ratio": None}
+    assert run(tmp_path / "run", corpus, stages=None, data=None, resume=True, **long) == 0
+    *lines, last = metrics_of(tmp_path / "run")
+    assert lines == metrics_of(whole) and "stage" not in last
+    assert last["eval_mlm_loss"] == pytest.approx(lines[-1]["eval_mlm_loss"], rel=1e-6)
+    assert run(tmp_path / "run", corpus, resume=True) == 0
+
+
 def test_run_yaml_has_both_stages(whole, corpus):
     """Pairs as they were given, also though stage 2 wrote it last."""
     again = parse_options(["--options_file", str(whole / "run.yaml")], "description")
@@ -255,6 +266,20 @@ def test_another_length_of_stage_1_after_its_end_is_said(whole, corpus, tmp_path
     assert f"--num_steps 9: stage 1 has ended with step {FIRST}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("there", "steps", "named"),
+    [
+        ("whole", f"{FIRST},1", f"--num_steps 1: .* at step {SECOND} of stage 2"),
+        ("first", "3,3", "at step 4 of stage 1"),
+    ],
+)
+def test_fewer_steps_than_were_taken(there, steps, named, corpus, tmp_path, request):
+    shutil.copytree(request.getfixturevalue(there), tmp_path / "run")
+    with pytest.raises(InputError, match=named):
+        run(tmp_path / "run", corpus, resume=True, num_steps=steps)
+    assert metrics_of(tmp_path / "run") == metrics_of(request.getfixturevalue(there))
+
+
 def test_stage_1_is_made_longer_before_stage_2(first, corpus, tmp_path, capsys):
     shutil.copytree(first, tmp_path / "run")
     more = FIRST + 2
@@ -266,9 +291,11 @@ def test_stage_1_is_made_longer_before_stage_2(first, corpus, tmp_path, capsys):
 def test_the_seeds_second_phase(whole, corpus, tmp_path):
     """From phase 1 without optimizer state, a learning rate with an end and a power, warmup of its own."""
     changes = {"stages": 2, "end_lr": 0.0003, "decay_power": 0.5, "lr": 0.004, "warmup_ratio": 0.34}
-    changes.update(num_steps=6, max_seq_length=32, batch_size=2, data_eval=None, keep_checkpoints=0)
+    changes.update(num_steps=6, max_seq_length=32, batch_size=2)
     assert run(tmp_path, corpus, init_from=f"{whole}:{FIRST}", **changes) == 0
-    training = metrics_of(tmp_path)
+    lines = metrics_of(tmp_path)
+    training = [each for each in lines if "lr" in each]
+    assert (lines[0]["step"], "eval_mlm_loss" in lines[0]) == (0, True), "before its first step"
     schedule = Schedule(6, 0.004, 2, 0.0003, 0.5)
     assert [each["lr"] for each in training] == [schedule(step) for step in range(1, 7)]
     assert training[-1]["lr"] == 0.0003
