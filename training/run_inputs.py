@@ -19,8 +19,8 @@ class About:
     """What results say of the data (training.results.record.Result).
 
     data: the benchmark's name. epochs: passes over the data; None where steps are given. main_score: the
-    score that decides, more of which is better; None: the loss. is_result: whether an evaluation without training
-    has a results.json of its own.
+    score that decides, more of which is better; None: the loss. is_result: whether an evaluation without
+    training has a results.json of its own.
     """
 
     data: str | None = None
