@@ -1,4 +1,4 @@
-"""Small data and command lines for fine-tuning: a few hundred questions and sentences over a tiny vocabulary."""
+"""Small data and command lines for fine-tuning: questions and sentences over a tiny vocabulary."""
 
 from __future__ import annotations
 
