@@ -144,7 +144,14 @@ class TestClassifier:
     @pytest.fixture(scope="class")
     def labelled(self, data, tmp_path_factory) -> Path:
         folder = tmp_path_factory.mktemp("labels")
-        changes = {"epochs": 10, "batch_size": 16, "model": "bert_1_32_2", "dropout": 0}
+        changes = {
+            "epochs": 12,
+            "batch_size": 16,
+            "model": "bert_1_64_2",
+            "dropout": 0,
+            "lr": "2e-3",
+            "seed": 0,
+        }
         words = classifier(data, folder, **changes, test_file=data / "dev.tsv")
         with pytest.raises(InputError, match="--test_file.*has the content of"):
             finetune_classifier.prepare(words)
