@@ -30,8 +30,8 @@ class Labelling:
 class EvaluationSet(NamedTuple):
     """Some of the examples evaluated on, after those of the set before.
 
-    `size`: number of examples. `prefix`: of its scores' names. `labels`: None for one without. `submission`: name of the file with its
-    predictions; "" for none.
+    `size`: number of examples. `prefix`: of its scores' names. `labels`: None for a set without.
+    `submission`: name of the file with its predictions; "" for none.
     """
 
     prefix: str
