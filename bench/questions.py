@@ -44,7 +44,7 @@ LIKE_SQUAD = ClozeSettings(context_words=120, question_words=30)
 
 
 def repeated(questions: Questions, wanted: int) -> Questions:
-    """The first `wanted` questions, again and again if need be, each time with contexts and ids of their own."""
+    """The first `wanted` questions, again and again if need be, each time with other contexts and ids."""
     times = -(-wanted // len(questions))
     every = questions.select(np.arange(wanted) % len(questions))
     time_of = np.arange(wanted) // len(questions)
