@@ -42,6 +42,7 @@ SCRIPTS = (SCRIPT, "run_pretraining_byteps.py")
 DATA_COMMANDS = (
     *("data.prepare", "data.inspect", "data.train_vocab", "data.convert_npz"),
     "data.classification.embedded",  # tests/data/classification/test_submission.py
+    *("data.questions.cloze", "data.questions.score"),  # tests/data/questions
 )
 OWN_TEXT = "## Your own text"
 LARGE_CORPUS = "## A large corpus"
