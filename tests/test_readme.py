@@ -540,7 +540,7 @@ def helps_of() -> dict[str, str]:
     modules = [f"-m {name}" for name in DATA_COMMANDS]
     modules += [SCRIPT, "hparams.py", "hosts/launch_byteps.py", "-m bench.step", "-m bench.threads"]
     modules += ["-m bench.optimizer", "-m bench.bfloat16", "-m training.profile", "compare.py"]
-    modules += ["convert.py", "predict.py"]
+    modules += ["convert.py", "predict.py", "finetune_squad.py", "finetune_classifier.py"]
     return {each: run_command([sys.executable, *each.split(), "--help"]).check().stdout for each in modules}
 
 
