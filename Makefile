@@ -42,14 +42,14 @@ LAUNCH := $(if $(filter byteps,$(BACKEND)),$(BYTEPS),$(MPIRUN))
 PYTEST = GOMP_SPINCOUNT=1000 $(PY) -m pytest -q -p tests.no_vanishing --durations=20 \
 	$(if $(filter 0,$(SLOW)),-m "not slow") $(ARGS) -p tests.parts
 
-# The embedded default.
+# The embedded default: 32 tokens, then four times as many.
 RUN_DIR ?= runs/embedded$(if $(filter byteps,$(BACKEND)),_byteps)
 CORPUS := -m data.embedded --output $(RUN_DIR)
 PRETRAIN := run_pretraining_$(BACKEND).py --resume \
 	--raw --data '$(RUN_DIR)/corpus/train-*.txt' --data_eval $(RUN_DIR)/corpus/eval.txt \
-	--vocab $(RUN_DIR)/vocab.txt --model bert_2_128_2 --dropout 0 --max_seq_length 32 \
-	--batch_size 1024 --use_avg_len --num_steps 900 --lr 0.014 --warmup_ratio 0.1 \
-	--log_interval 50 --ckpt_interval 300 --ckpt_dir $(RUN_DIR)/ckpt
+	--vocab $(RUN_DIR)/vocab.txt --model bert_2_128_2 --dropout 0 \
+	--stages both --max_seq_length 32,128 --batch_size 1024,2048 --use_avg_len --num_steps 900,600 \
+	--lr 0.014 --warmup_ratio 0.1 --log_interval 50 --ckpt_interval 300 --ckpt_dir $(RUN_DIR)/ckpt
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r target text; do \

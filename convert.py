@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
@@ -34,7 +35,8 @@ _SHOWN = 5  # names in the closing lines
 _EPILOG = """INPUT is recognised by its content: a folder of this project's checkpoints (the newest complete
 one, or FOLDER:STEP), a .params file of GluonNLP, a Hugging Face folder or its model.safetensors, a TensorFlow
 checkpoint (PREFIX, with Google's or NVIDIA's names), a pytorch_model.bin or NVIDIA's ckpt_*.pt. Optimizer
-states are left out. Rules of thumb: RULES docs/conversion.md is the guide."""
+states are left out. Rules of thumb: BERT-large takes a few seconds, and a quarter of its size in memory.
+docs/conversion.md is the guide."""
 
 
 @dataclass(frozen=True)
@@ -231,4 +233,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no half-made folder stays behind
     sys.exit(main())

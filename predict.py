@@ -23,7 +23,7 @@ from bert.weights.names import MASKED_LM, NEXT_SENTENCE, POOLER
 from bert.weights.tensors import Weights
 from data.tokenizing.marked_text import encode_marked
 from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
-from data.tokenizing.vocab import Vocabulary, vocabulary_from_tokens
+from data.tokenizing.vocab import SENTENCEPIECE, Vocabulary, vocabulary_from_tokens
 from training.entry import exit_code
 from training.pretrained_options import (
     PretrainedConfig,
@@ -31,9 +31,9 @@ from training.pretrained_options import (
     find_described,
     pretrained_config,
 )
+from training.saved_vocabulary import FILES
 
 _WEIGHTS = "WEIGHTS"
-_SENTENCEPIECE = "sentencepiece.model"  # beside the checkpoints of a run that had --sentencepiece
 _EPILOG = """WEIGHTS are recognised by their content: a folder of this project's checkpoints (the newest
 complete one, or FOLDER:STEP), a .params file, a Hugging Face folder, a TensorFlow checkpoint, a
 pytorch_model.bin or NVIDIA's ckpt_*.pt. docs/predict.md is the guide."""
@@ -182,7 +182,7 @@ def tokenizer_settings(config: PredictConfig, weights: Weights) -> TokenizerSett
         InputError: there is none, or it has more tokens than the weights.
     """
     cased = config.described.cased or bool(weights.cased)
-    beside = os.path.join(os.path.dirname(weights.source), _SENTENCEPIECE)
+    beside = os.path.join(os.path.dirname(weights.source), FILES[SENTENCEPIECE])
     model = config.sentencepiece
     if model is None and weights.vocabulary is None and os.path.isfile(beside):
         model = beside

@@ -27,7 +27,17 @@ END = FIRST + SECOND
 SCRIPTS = {"hvd": "run_pretraining_hvd.py", "byteps": "run_pretraining_byteps.py"}
 LAUNCHERS = {"hvd": "mpirun", "byteps": "byteps"}
 SECONDS = 120.0
-_OF_TIME = ("time", "tokens_per_s", "padded_tokens_per_s", "sequences_per_s", "step_s", "data_wait", "eval_s")
+_OF_TIME = (
+    "time",
+    "training_s",
+    "mfu",
+    "tokens_per_s",
+    "padded_tokens_per_s",
+    "sequences_per_s",
+    "step_s",
+    "data_wait",
+    "eval_s",
+)
 Moment = Callable[[Path], bool]
 
 
@@ -63,7 +73,7 @@ def job(backend: str, ranks: int, corpus: Path) -> Job:
         "batch_size": "8,2",
         "num_buckets": 2, "num_steps": f"{FIRST},{SECOND}",
         "lr": "0.02,0.01", "warmup_ratio": "0.2,0.5",
-        "log_interval": 1, "ckpt_interval": 3, "seed": 3, "progress": "lines",
+        "log_interval": 1, "ckpt_interval": 3, "seed": 3, "progress": "lines", "peak_tflops": 1,
     }  # fmt: skip
     return Job(backend, ranks, ["--raw", *(str(word) for item in options.items() for word in _flag(*item))])
 

@@ -347,3 +347,19 @@ def test_a_pickle_that_would_run_something(place, formats):
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: INPUT: pytorch_model.bin") and "mkdir" in line
     assert os.listdir() == ["pytorch_model.bin"]
+
+
+def test_sigterm_leaves_nothing(place):
+    """Sent while the folder is being written."""
+    source("ours")
+    code = (
+        "import os, signal, sys, runpy; import bert.weights.exporting as exporting\n"
+        "def wait(*arguments):\n"
+        "    os.kill(os.getpid(), signal.SIGTERM); signal.pause()\n"
+        "exporting.write_safetensors = wait\n"
+        "sys.argv = ['convert.py', 'ours', 'out']\n"
+        f"runpy.run_path({str(ROOT / 'convert.py')!r}, run_name='__main__')"
+    )
+    result = run_command([sys.executable, "-c", code], cwd=place, env={"PYTHONPATH": str(ROOT)})
+    assert result.returncode == 130 and "interrupted; nothing was written" in result.stderr
+    assert os.listdir() == ["ours"]

@@ -15,12 +15,19 @@ from safetensors.numpy import load_file
 import convert
 import predict
 from base.errors import InputError
+from comm.local import LocalCommunicator
+from data import train_vocab
 from data.tokenizing.vocab import load_vocab
+from tasks.pretraining.task import Pretraining
 from tests.bert.reference import HuggingFace, logits, sequence, softmax
 from tests.bert.weights.building import SMALL, TOKENS, WORDS, arrays, write
 from tests.bert.weights.test_pickled import Storage, archive, pickled, tensor
 from tests.processes import ROOT, run_command
 from training.checkpoint import save
+from training.config import run_config
+from training.inputs import check_inputs
+from training.options import parse_options
+from training.run import train
 
 ENCODER = ("--vocab", "vocab.txt", "--model", "bert_2_64_2")
 FIRST, SECOND = "a b [MASK] c", "d [MASK] e e"
@@ -302,6 +309,36 @@ def test_a_sentencepiece_model(weights, tmp_path):
     model = (folder / "sentencepiece.model").rename(tmp_path / "m.model")
     assert ask(*asked, "--sentencepiece", str(model)) == [found]
     assert "no vocabulary lies beside it" in rejected(*asked)
+
+
+@pytest.mark.parametrize("kind", ["vocab", "sentencepiece"])
+def test_a_run_brings_its_vocabulary(weights, corpus, tmp_path, kind):
+    """Nothing but the folder is needed, whichever tokenizer the run had."""
+    given = corpus.vocab
+    if kind == "sentencepiece":
+        pytest.importorskip("sentencepiece")
+        given = str(tmp_path / "m.model")
+        made = ["--type", kind, "--input", corpus.train, "--output", given, "--vocab_size", "300"]
+        train_vocab.main(made)
+    words = [
+        "--raw",
+        "--data",
+        corpus.train,
+        f"--{kind}",
+        given,
+        "--model",
+        "bert_1_32_2",
+        "--num_steps",
+        "1",
+    ]
+    words += ["--max_seq_length", "32", "--batch_size", "4", "--num_data_workers", "0"]
+    words += ["--progress", "none"]
+    config = run_config(parse_options([*words, "--ckpt_dir", str(tmp_path / "run")], ""))
+    assert train(config, check_inputs(config), Pretraining(), LocalCommunicator()) == 0
+    if kind == "sentencepiece":
+        Path(given).unlink()
+    (found,) = ask(str(tmp_path / "run"), "The [MASK] of a file", "It is open")
+    assert len(found["masks"][0]) == 5 and 0 < found["next_sentence"] < 1
 
 
 def test_the_command(weights):

@@ -24,7 +24,9 @@ from comparison.launching.backends import BACKENDS
 from comparison.options import parse_options as parse_comparison
 from comparison.projection.command import ProjectionOptions
 from data.formats.read import read_instances
+from tests.bert.weights.building import SMALL, WORDS, arrays, write
 from tests.processes import ROOT, RunResult, run_command, run_ranks
+from training.checkpoint import save
 from training.options import parse_options
 
 README = ROOT / "README.md"
@@ -123,6 +125,7 @@ def inline_code(guide: Path) -> list[str]:
 ALL = [command for guide in GUIDES for block in blocks(guide) for command in commands(block)]
 HPARAMS = [command for command in ALL if command.words[1:2] == ["hparams.py"]]
 COMPARING = [command for command in ALL if command.words[1:2] == ["compare.py"]]
+CONVERTING = [command for command in ALL if command.words[1:2] == ["convert.py"]]
 PREDICTING = [command for command in ALL if command.words[1:2] == ["predict.py"]]
 TRAINING = [command for command in ALL if set(SCRIPTS) & set(command.words)]
 
@@ -151,6 +154,8 @@ def test_every_command_is_of_a_tested_kind():
             return "compare"  # test_the_commands_that_compare, tests/comparison
         if command in PREDICTING:
             return "predict"
+        if command in CONVERTING:
+            return "convert"
         if words[:3] == [".venv/bin/python", "-m", "pytest"]:
             return "pytest"
         raise AssertionError(f"{command.guide}: nothing here tests: {command.text}")
@@ -163,6 +168,7 @@ def test_every_command_is_of_a_tested_kind():
         "profile",
         "compare",
         "predict",
+        "convert",
         *DATA_COMMANDS,
     }
     for command in ALL:  # only hparams.py prints the same everywhere; a run is shown as an example
@@ -345,6 +351,26 @@ def test_own_text(own_text):
     assert (run / "0000006.params").exists()
 
 
+def test_the_commands_that_convert(tmp_path, monkeypatch):
+    """One after the other, on the weights of a small BERT under the names of the guide."""
+    monkeypatch.chdir(tmp_path)
+    named = arrays()
+    save("runs/embedded/ckpt", 900, named, {"state": np.ones(3)}, SMALL.facts())
+    write(tmp_path / "ours" / "model.params", named)
+    Path("ours/vocab.txt").write_text("".join(f"{word}\n" for word in WORDS), "utf-8")
+    convert = [sys.executable, str(ROOT / "convert.py")]
+    google = "uncased_L-12_H-768_A-12"
+    for target, to in ((google, "tensorflow"), ("bert-base-uncased", "huggingface")):
+        run_command([*convert, "ours", target, "--to", to, "--model", SMALL.name], cwd=tmp_path).check()
+    assert len(CONVERTING) > 4
+    for command in CONVERTING:
+        words = command.words[2:]
+        result = run_command([*convert, *words], cwd=tmp_path).check()
+        assert (
+            f'"output": "{words[1]}"' in result.stdout or f"\n{words[1]}: bert_2_64_2" in f"\n{result.stdout}"
+        )
+
+
 @pytest.mark.parametrize("command", PREDICTING, ids=lambda command: command.text[:90])
 def test_what_the_run_has_learned(own_text, command):
     script, *words = command.words[1:]
@@ -493,7 +519,8 @@ def helps_of() -> dict[str, str]:
     """What each command says of its options."""
     modules = [f"-m {name}" for name in DATA_COMMANDS]
     modules += [SCRIPT, "hparams.py", "hosts/launch_byteps.py", "-m bench.step", "-m bench.threads"]
-    modules += ["-m bench.optimizer", "-m bench.bfloat16", "-m training.profile", "compare.py", "predict.py"]
+    modules += ["-m bench.optimizer", "-m bench.bfloat16", "-m training.profile", "compare.py"]
+    modules += ["convert.py", "predict.py"]
     return {each: run_command([sys.executable, *each.split(), "--help"]).check().stdout for each in modules}
 
 

@@ -13,7 +13,7 @@ from bert.weights.opening import open_weights
 from bert.weights.tensors import Weights
 from data.tokenizing.vocab import WORDPIECE
 from training.checkpoint import PARAMS, list_steps, newest_complete, params_path, read_manifest, verified
-from training.saved_vocabulary import saved_vocabulary
+from training.saved_vocabulary import FILES, saved_vocabulary
 
 _AT_STEP = re.compile(r"(.+):(\d+)")
 _NUMBERED = re.compile(r"\d{7,}" + re.escape(PARAMS))
@@ -104,5 +104,5 @@ def _vocabulary(
     if vocabulary is None:
         return None, cased, []
     if vocabulary.kind != WORDPIECE:
-        return None, cased, ["its vocabulary is of a SentencePiece model, which has no vocab.txt: left out"]
+        return None, cased, [f"the vocabulary is {FILES[vocabulary.kind]} beside it, which has no vocab.txt"]
     return vocabulary.tokens, cased, []

@@ -47,6 +47,7 @@ _BUNDLE = _Reader(TENSORFLOW, bundle.read_index)
 _PICKLED = _Reader(PYTORCH, pickled.read_index)
 _IN_A_FOLDER = (
     ("model.safetensors.index.json", _SHARDED),
+    ("model.safetensors", _SAFETENSORS),
     ("*.safetensors", _SAFETENSORS),
     ("pytorch_model.bin", _PICKLED),
     ("*.index", _BUNDLE),

@@ -88,7 +88,7 @@ class Training(NamedTuple):
             return None
         words = self._script_words(Work(setting, TIMED, 0), directory)
         changes = ["--num_steps", "1"]  # of two the later one counts
-        if not self.pretrained:
+        if not self.pretrained and "--model" in words:
             changes += ["--model", "bert_1_32_2"]
         return [sys.executable, str(BACKENDS["hvd_mpi"].script), *words, *changes]
 

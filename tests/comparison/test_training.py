@@ -74,6 +74,19 @@ def test_the_embedded_text(tmp_path):
     assert parse_script_options(preparation[2:], "").num_steps == 1
 
 
+def test_a_model_from_a_file(tmp_path):
+    """Instead of compare.py's own; the report has all of its sizes."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    content = {**sizes, "max_position_embeddings": 32, "type_vocab_size": 2, "vocab_size": 8}
+    (tmp_path / "c.json").write_text(json.dumps(content))
+    training, settings = plan(own_data(tmp_path, "--", "--config_file", str(tmp_path / "c.json")))
+    assert training.facts["model"] == "bert_1_16_2" and training.facts["vocab_size"] == 8
+    assert training.facts["bert"]["hidden"] == 24
+    assert script_options(training, Work(settings[0], TIMED, 0), tmp_path).model is None
+    preparation = training.preparation(settings[0], tmp_path)
+    assert preparation is not None and parse_script_options(preparation[2:], "").num_steps == 1
+
+
 def test_random_tokens_need_no_data(tmp_path):
     words = ["--output", str(tmp_path), "--batch_sizes", "4", "--", "--dummy_data_len", "16"]
     training, settings = plan(words)

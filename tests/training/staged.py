@@ -16,7 +16,17 @@ from training.run import train_stages
 MODEL = "bert_1_16_2"
 FIRST, SECOND = 4, 3  # steps of the stages
 END = FIRST + SECOND
-_OF_TIME = ("time", "tokens_per_s", "padded_tokens_per_s", "sequences_per_s", "step_s", "data_wait", "eval_s")
+_OF_TIME = (
+    "time",
+    "training_s",
+    "mfu",
+    "tokens_per_s",
+    "padded_tokens_per_s",
+    "sequences_per_s",
+    "step_s",
+    "data_wait",
+    "eval_s",
+)
 
 
 def words(ckpt_dir: Path, text: Any, **changes: Any) -> list[str]:
@@ -40,6 +50,7 @@ def words(ckpt_dir: Path, text: Any, **changes: Any) -> list[str]:
         "ckpt_interval": 2,
         "num_data_workers": 1,
         "progress": "none",
+        "peak_tflops": 1,
         "seed": 5,
         "ckpt_dir": ckpt_dir,
         **changes,

@@ -133,7 +133,7 @@ def test_options_that_exclude_each_other_do_so_across_both(write):
         ("lr: 3\n\nlr: 4", ["line 3", "lr", "line 1"]),
         ("lr: fast", ["line 1", "--lr", "'fast'"]),
         ("lr: true", ["line 1", "--lr", "'true'"]),
-        ("lr: [1, 2]", ["--lr", "'1,2'"]),
+        ("lr: [1, 2, 3]", ["--lr", "'1,2,3'"]),
         ("data: x\nnum_steps: 1.5", ["line 2", "--num_steps", "'1.5'"]),
         ("optimizer: sgd", ["--optimizer", "'sgd'", "lamb"]),
         ("raw: yes", ["raw", "'yes'", "true or false"]),

@@ -282,7 +282,7 @@ class TestTerminal:
 
     @pytest.mark.parametrize("progress", ["bar", "lines"])
     def test_hours_in_place_of_steps(self, tmp_path, capsys, progress):
-        reporter = RunReporter(str(tmp_path), TASK, 0, None, progress)
+        reporter = RunReporter(str(tmp_path), TASK, Span(0, None), progress)
         reporter.advance(10)
         reporter.training(training(10, mfu=0.4321, budget_left_s=3661.0))
         reporter.close()

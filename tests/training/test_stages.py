@@ -25,10 +25,12 @@ from tests.training.staged import (
     metrics_of,
     parts_of,
     run,
+    words,
 )
 from training.checkpoint import list_steps
 from training.inputs import open_source
 from training.optimizer.schedule import Schedule
+from training.options import parse_options
 from training.report import RunReporter
 from training.stages import data_seed
 
@@ -179,6 +181,31 @@ def test_a_signal_at_the_boundary(stage, moment, whole, corpus, tmp_path, monkey
     assert run(tmp_path, corpus, resume=True) == 0
     assert arrays_of(tmp_path, END) == arrays_of(whole, END)
     assert metrics_of(tmp_path) == metrics_of(whole)
+
+
+def test_run_yaml_has_both_stages(whole, corpus):
+    """Pairs as they were given, also though stage 2 wrote it last."""
+    again = parse_options(["--options_file", str(whole / "run.yaml")], "description")
+    given = parse_options(words(whole, corpus), "description")
+    ignored = {"options_file": None}
+    assert {**vars(again), **ignored} == {**vars(given), **ignored}
+    assert again.num_steps == (FIRST, SECOND)
+
+
+@pytest.mark.parametrize("hours", ["1e-5,2e-5"])
+def test_hours_for_each_stage(hours, corpus, tmp_path):
+    """36 and 72 ms of steps, however many these are; interrupted in stage 2."""
+    options = {"num_steps": None, "budget_hours": hours, "data_eval": None, "ckpt_interval": 100}
+    assert run(tmp_path, corpus, resume=True, **options) == 0
+    lines = metrics_of(tmp_path)
+    (end,) = {each["step"] for each in lines if each["stage"] == 1} & set(list_steps(str(tmp_path)))
+    begun = [each for each in lines if each["stage"] == 2]
+    assert begun[0]["step"] == end + 1 and begun[0]["lr"] < 0.01
+    facts = manifest_of(tmp_path, begun[-1]["step"])
+    assert (facts["stage"], facts["begun"], facts["num_steps"], facts["ended"]) == (2, end, None, True)
+    assert facts["training_s"] >= 0.072 > manifest_of(tmp_path, end)["training_s"] >= 0.036
+    assert run(tmp_path, corpus, resume=True, **options) == 0
+    assert metrics_of(tmp_path) == lines, "nothing is left to do"
 
 
 def test_the_end_of_stage_1_is_kept(corpus, tmp_path):

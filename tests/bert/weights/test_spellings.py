@@ -379,6 +379,15 @@ def test_folders_and_prefixes(tmp_path):
         open_weights(str(tmp_path / "empty"), "INPUT", SMALL)
 
 
+def test_model_safetensors_comes_before_others(tmp_path):
+    for name in ("adapter.safetensors", "other.safetensors"):
+        save_file({"a": np.ones(3, np.float32)}, str(tmp_path / name))
+    with pytest.raises(InputError, match="holds adapter.safetensors and other.safetensors; name one of them"):
+        open_weights(str(tmp_path), "INPUT", SMALL)
+    save_file(hugging_face(), str(tmp_path / "model.safetensors"))
+    check(open_weights(str(tmp_path), "INPUT", SMALL))
+
+
 def test_a_model_in_several_files(tmp_path):
     named, places = hugging_face(), {}
     for index, half in enumerate((list(named)[::2], list(named)[1::2]), 1):
