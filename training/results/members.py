@@ -248,17 +248,15 @@ def read_plan(folder: str) -> Plan:
         raise InputError(f"{path} is damaged ({error}); remove it with its folder, and run again") from error
 
 
-def results_of_members(folder: str) -> dict[Member, Result | None]:
+def results_of_members(folder: str) -> list[tuple[Member, Result | None]]:
     """Each member of a folder with its results, None where it has none.
 
     Raises:
         InputError: as `read_plan` and `read_result`.
     """
-    found: dict[Member, Result | None] = {}
-    for member in read_plan(folder).members:
-        own = os.path.join(folder, member.name)
-        found[member] = read_result(own) if has_result(own) else None
-    return found
+    members = read_plan(folder).members
+    folders = [os.path.join(folder, member.name) for member in members]
+    return [(member, read_result(own) if has_result(own) else None) for member, own in zip(members, folders)]
 
 
 def run_members(

@@ -100,22 +100,22 @@ def read_members(folder: str) -> Members:
         InputError: as `results_of_members`; results of different tasks.
     """
     found = results_of_members(folder)
-    finished = [result for result in found.values() if result is not None and result.status == FINISHED]
+    finished = [result for _, result in found if result is not None and result.status == FINISHED]
     decisive = {(each.task, each.data, each.main_score, each.higher_is_better) for each in finished}
     if len(decisive) > 1:
         raise InputError(f"{folder}: its runs are of different tasks; show each folder below it by itself")
     main, higher = (finished[0].main_score, finished[0].higher_is_better) if finished else (None, None)
-    groups: dict[tuple[tuple[str, str], ...], dict[Member, Result | None]] = {}
-    for member, result in found.items():
-        groups.setdefault(tuple(member.setting.items()), {})[member] = result
+    groups: dict[tuple[tuple[str, str], ...], list[tuple[Member, Result | None]]] = {}
+    for member, result in found:
+        groups.setdefault(tuple(member.setting.items()), []).append((member, result))
     settings = [_setting(dict(values), members) for values, members in groups.items()]
     return Members(folder, settings, main, higher)
 
 
-def _setting(values: Mapping[str, str], members: Mapping[Member, Result | None]) -> Setting:
+def _setting(values: Mapping[str, str], members: Sequence[tuple[Member, Result | None]]) -> Setting:
     scores: dict[str, dict[int, float]] = {}
     missing = []
-    for member, result in members.items():
+    for member, result in members:
         if result is None or result.status != FINISHED:
             missing.append(Missing(member.name, UNFINISHED if result is None else result.status))
             continue

@@ -108,7 +108,6 @@ def instance_table(runs: Sequence[Run]) -> Values | None:
     rows = []
     for group in grouped(results, but_for_the_seed):
         first, done = group[0], [each for each in group if each.status == FINISHED]
-        scores = [each.score for each in done if each.score is not None]
         rows.append(
             {
                 **_machine(first),
@@ -117,8 +116,7 @@ def instance_table(runs: Sequence[Run]) -> Values | None:
                 "runs": len(group),
                 "status": _status(group),
                 "main_score": first.main_score,
-                "score": statistics.fmean(scores) if scores else None,
-                "score_sd": statistics.stdev(scores) if len(scores) > 1 else None,
+                "score": _spread(_scores(group)),
                 "sequences_per_s": _median(each.speed.sequences_per_s for each in done),
                 "train_s": _median(each.speed.train_s for each in done),
             }
@@ -127,10 +125,10 @@ def instance_table(runs: Sequence[Run]) -> Values | None:
         *_machine_columns(),
         *(Column("task", "task"), Column("model", "model"), Column("runs", "runs", _count)),
         *(Column("status", "status"), Column("main_score", "score")),
-        *(Column("score", "mean", shown_score), Column("score_sd", "±", shown_score)),
+        Column("score", "mean ± sd", _mean_and_deviation),
         *(Column("sequences_per_s", "sequences/s", digits), Column("train_s", "training", duration)),
     )
-    notes = ["Sequences/s and training time: medians over runs. ±: standard deviation over seeds (n - 1)."]
+    notes = ["Sequences/s and training time: medians over runs. ± sd: standard deviation over seeds (n - 1)."]
     return Values("instances", "Fine-tuning by machine", columns, rows, 6, notes) if rows else None
 
 
@@ -317,16 +315,22 @@ def _work(result: Result) -> tuple[Hashable, ...]:
 def _scores_after(last: Result, tuned: Sequence[Result], data: str) -> list[dict[str, Any]]:
     """Mean and deviation of the scores on `data` of runs that began with a run's parameters: an entry for
     each group of runs that differ in their seed alone."""
-    began = [
-        each for each in tuned if each.data == data and each.began_with and each.began_with == last.parameters
-    ]
-    found = []
-    for group in grouped(began, but_for_the_seed):
-        scores = [each.score for each in group if each.status == FINISHED and each.score is not None]
-        if scores:
-            deviation = statistics.stdev(scores) if len(scores) > 1 else None
-            found.append({"mean": statistics.fmean(scores), "sd": deviation, "runs": len(scores)})
-    return found
+    began = [each for each in tuned if each.data == data and each.began_with == last.parameters is not None]
+    spreads = [_spread(_scores(group)) for group in grouped(began, but_for_the_seed)]
+    return [spread for spread in spreads if spread is not None]
+
+
+def _scores(group: Sequence[Result]) -> list[float]:
+    """The scores of those that finished."""
+    return [each.score for each in group if each.status == FINISHED and each.score is not None]
+
+
+def _spread(scores: Sequence[float]) -> dict[str, Any] | None:
+    """Mean, deviation (n - 1) and number of scores; None for none."""
+    if not scores:
+        return None
+    deviation = statistics.stdev(scores) if len(scores) > 1 else None
+    return {"mean": statistics.fmean(scores), "sd": deviation, "runs": len(scores)}
 
 
 def _score_heading(data: str, tuned: Sequence[Result]) -> str:
@@ -336,13 +340,9 @@ def _score_heading(data: str, tuned: Sequence[Result]) -> str:
 
 
 def _mean_and_deviation(score: Mapping[str, Any]) -> str:
-    deviation = "" if score["sd"] is None else f" ± {shown_score_like(score['sd'], score['mean'])}"
-    return f"{shown_score(score['mean'])}{deviation}"
-
-
-def shown_score_like(value: float, mean: float) -> str:
-    """A deviation with as many places as its mean has."""
-    return f"{value:.4f}" if abs(mean) <= 1 else f"{value:.2f}"
+    mean = shown_score(score["mean"])
+    places = len(mean.partition(".")[2])
+    return mean if score["sd"] is None else f"{mean} ± {score['sd']:.{places}f}"
 
 
 def _status(results: Sequence[Result]) -> str:
