@@ -222,7 +222,7 @@ def _check_checkpoints(config: RunConfig, vocab_size: int, vocabulary: Vocabular
     steps = list_steps(ckpt_dir)
     place, follows = config.checkpoint, config.start.follows_stage_1
     if not (place.resume or place.start_step or follows):
-        if config.data.data or config.data.dummy_data_len:
+        if config.trains:
             _check_unused(ckpt_dir, steps)
         return
     manifest = _newest_manifest(config, steps)

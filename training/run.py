@@ -313,8 +313,7 @@ def open_run(
 
     given_seed = config.optimization.seed
     seed = start.facts.get("seed", 0) if given_seed is None else given_seed
-    trains = bool(config.data.data or config.data.dummy_data_len)
-    if plan.num_steps is not None and start.step > start.begun + plan.num_steps and trains:
+    if plan.num_steps is not None and start.step > start.begun + plan.num_steps and config.trains:
         already = f"the checkpoint is already at step {start.step - start.begun}"
         of_stage = f" of stage {start.stage}" if start.stage else ""
         raise InputError(f"--num_steps {plan.num_steps}: {already}{of_stage}")
@@ -325,7 +324,7 @@ def open_run(
         last = None if plan.num_steps is None else start.begun + plan.num_steps
         span = Span(start.step, last, start.stage, start.begun)
         reporter = RunReporter(config.checkpoint.ckpt_dir, task, span, shown.progress, shown.verbose)
-        if trains:  # an evaluation leaves the files of the run that it looks at
+        if config.trains:  # an evaluation leaves the files of the run that it looks at
             place, tokenizer = config.checkpoint.ckpt_dir, config.data.tokenizer
             saved_vocabulary = write_vocabulary(place, inputs.vocabulary, tokenizer)
             write_run_file(config, communicator, seed, plan)
