@@ -36,8 +36,6 @@ class Task(Protocol):
 
     Attributes:
         name: of the task, for records.
-        benchmark: name of the data in tables, such as "SQuAD 1.1"; None where they have none.
-        score: the figure of an evaluation by which runs are judged, and whether more of it is better.
         sums: names of the network's second output.
         denominators: names of the numbers that sums are divided by.
         judged: a sum and its denominator: the loss whose standard error is kept.
@@ -45,12 +43,6 @@ class Task(Protocol):
 
     @property
     def name(self) -> str: ...
-
-    @property
-    def benchmark(self) -> str | None: ...
-
-    @property
-    def score(self) -> tuple[str, bool]: ...
 
     @property
     def sums(self) -> Sequence[str]: ...

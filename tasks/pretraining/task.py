@@ -22,8 +22,6 @@ class Pretraining:
     """BERT's two objectives (Devlin et al., arXiv:1810.04805, section 3.1). See tasks.base.Task."""
 
     name = "pretraining"
-    benchmark = None
-    score = ("mlm_loss", False)
     sums = SUMS
     denominators = ("masked_positions", "sequences")
     judged = ("mlm_loss", "masked_positions")

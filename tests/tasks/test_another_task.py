@@ -43,7 +43,7 @@ class OrderLoss(mx.gluon.HybridBlock):
 class SentenceOrder:
     """Which of two sentences comes first. See tasks.base.Task."""
 
-    name, benchmark, score = "sentence order", None, ("order_acc", True)
+    name = "sentence order"
     sums = ("order_loss", "order_correct")
     denominators = ("pairs",)
     judged = ("order_loss", "pairs")

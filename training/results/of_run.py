@@ -127,10 +127,8 @@ def _setting(run: Run, hosts: int, before: Result | None, facts: Mapping[str, An
         named["began_with"] = _sha256_of_file(initial.source)
     elif before is not None:
         named = {"init_from": before.init_from, "began_with": before.began_with}
-    score, higher_is_better = run.task.score
     return Result(
         task=run.task.name,
-        data=run.task.benchmark,
         model=run.config.model.bert.description,
         backend=run.communicator.name,
         world_size=run.communicator.size,
@@ -144,10 +142,9 @@ def _setting(run: Run, hosts: int, before: Result | None, facts: Mapping[str, An
         seed=run.seed,
         max_seq_length=run.inputs.max_seq_length,
         batch_size=sequences_of_step(run),
-        epochs=run.config.options.get("epochs"),
         num_steps=run.plan.num_steps,
-        main_score=score,
-        higher_is_better=higher_is_better,
+        main_score=run.task.judged[0],
+        higher_is_better=False,
         steps=run.start.step,
         stages=before.stages if before else (),
         **named,

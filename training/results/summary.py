@@ -167,7 +167,7 @@ def _search_table(members: Members) -> Table:
 
 
 def search_notes(members: Members) -> list[str]:
-    """Sentences on what a search shows: its best setting, and which others are no worse beyond the noise."""
+    """Sentences on a search: its best setting, and which others differ from it beyond the noise."""
     notes = [_of_missing(each) for each in members.settings if each.missing]
     best = members.best()
     if best is None:
