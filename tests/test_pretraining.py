@@ -216,7 +216,7 @@ def test_sigterm_saves_at_the_next_step(corpus, tmp_path):
         run.signal(signal.SIGTERM)
         result = run.wait()
     assert result.returncode == 143, result.describe()
-    (manifest,) = tmp_path.glob("*.json")
+    (manifest,) = tmp_path.glob("[0-9]*.json")
     step = int(manifest.stem)
     assert 5 <= step < 100_000
     assert f"stopped by a signal after step {step}" in result.stderr
@@ -230,7 +230,7 @@ def test_sigusr1_to_mpirun_saves_on_all_ranks(corpus, tmp_path):
         run.signal(signal.SIGUSR1)
         result = run.wait()
     assert result.returncode == 143, result.describe()
-    assert len(list(tmp_path.glob("*.json"))) == 1
+    assert len(list(tmp_path.glob("[0-9]*.json"))) == 1
 
 
 def test_files_with_masks_train_and_evaluate(corpus, tmp_path):

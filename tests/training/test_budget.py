@@ -211,7 +211,7 @@ def test_the_learning_rate_follows_the_share(killed_and_resumed):
 
 def test_the_end_is_saved_evaluated_and_final(killed_and_resumed, corpus):
     directory, _, _, result = killed_and_resumed
-    last = max(int(path.stem) for path in directory.glob("*.json"))
+    last = max(int(path.stem) for path in directory.glob("[0-9]*.json"))
     manifest = json.loads((directory / f"{last:07d}.json").read_text())
     assert manifest["training_s"] >= SECONDS
     assert [each["step"] for each in lines_of(directory) if "eval_s" in each][-1] == last
@@ -220,5 +220,5 @@ def test_the_end_is_saved_evaluated_and_final(killed_and_resumed, corpus):
     again = run_ranks(
         SCRIPT, 1, "none", timeout=120, args=words(corpus, directory, SECONDS, "--resume")
     ).check()
-    assert max(int(path.stem) for path in directory.glob("*.json")) == last, "no step more"
+    assert max(int(path.stem) for path in directory.glob("[0-9]*.json")) == last, "no step more"
     assert f"checkpoint {directory}/{last:07d}.params" in again.stdout

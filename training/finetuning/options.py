@@ -40,7 +40,7 @@ from training.pretrained_options import add_pretrained_options, pretrained_confi
 from training.start_options import StartConfig
 
 # GluonNLP's options that cannot be followed, with what to do instead.
-_NOT_HERE = {
+NOT_HERE = {
     "gpu": "a process takes the GPU of its place on its host, if there is one; see CUDA_VISIBLE_DEVICES",
     "bert_dataset": "nothing is downloaded; --init_from names the weights, which bring their vocabulary",
     "dataset": "nothing is downloaded; --init_from names the weights, which bring their vocabulary",
@@ -88,7 +88,7 @@ def make_parser(description: str, defaults: Defaults) -> OptionParser:
     )
     add_communication_options(group.add_argument)
     _add_output(parser.add_argument_group("checkpoints and output").add_argument)
-    for name in _NOT_HERE:
+    for name in NOT_HERE:
         parser.add_argument(f"--{name}", nargs="?", const="", help=argparse.SUPPRESS)
     return parser
 
@@ -216,7 +216,7 @@ def parse(parser: OptionParser, argv: Sequence[str] | None) -> argparse.Namespac
     words = list(sys.argv[1:] if argv is None else argv)
     options = parser.parse_args(expand(words, vars(parser.parse_args([])), parser.parse_args))
     options.options_file = given_file(words)
-    for name, instead in _NOT_HERE.items():
+    for name, instead in NOT_HERE.items():
         if getattr(options, name) is not None:
             raise InputError(f"--{name} is not followed here: {instead}")
         delattr(options, name)
