@@ -51,13 +51,15 @@ class ClozeSettings:
 
     context_words: a paragraph is as many sentences that follow each other as stay within it, two at least.
     question_words: longest sentence that is asked about. answer_words: longest answer. unanswerable: share of
-    the questions; with 0 the files are SQuAD 1.1's, else 2.0's. seed: everything random depends on it alone.
+    the questions; with 0 the files are SQuAD 1.1's, else 2.0's. per_sentence: most questions about a sentence.
+    seed: everything random depends on it alone.
     """
 
     context_words: int = 40
     question_words: int = 16
     answer_words: int = 2
     unanswerable: float = 0.33
+    per_sentence: int = 1
     seed: int = 0
 
 
@@ -157,7 +159,7 @@ def _paragraphs(sentences: Sequence[str], most_words: int) -> list[list[str]]:
 def _clozes(
     document: int, number: int, sentences: list[str], settings: ClozeSettings, generator: np.random.Generator
 ) -> list[_Cloze]:
-    """One question about each sentence of a paragraph that a question can be made of."""
+    """Up to `per_sentence` questions about each sentence of a paragraph, of as many answers."""
     context = " ".join(sentences)
     found, place = [], 0
     for sentence in sentences:
@@ -165,8 +167,8 @@ def _clozes(
         size = len(sentence.split())
         if _FEWEST_WORDS <= size <= settings.question_words and PLACEHOLDER not in sentence.lower().split():
             spans = _spans(sentence, context, settings.answer_words)
-        if spans:
-            start, end = spans[int(generator.integers(len(spans)))]
+        for index in generator.permutation(len(spans))[: settings.per_sentence].tolist():
+            start, end = spans[index]
             question = f"{sentence[:start]}{PLACEHOLDER}{sentence[end:]}"
             found.append(_Cloze(document, number, question, sentence[start:end], place + start))
         place += len(sentence) + 1
@@ -268,6 +270,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=defaults.answer_words,
         help=f"words of an answer (default: {defaults.answer_words})",
     )
+    add(
+        "--per_sentence",
+        type=positive_int,
+        default=defaults.per_sentence,
+        help=f"most questions about a sentence, each with another answer (default: {defaults.per_sentence})",
+    )
     add("--seed", type=count, default=defaults.seed, help="of all choices (default: 0)")
     try:
         print(_run(parser.parse_args(arguments)))
@@ -283,6 +291,7 @@ def _run(options: argparse.Namespace) -> str:
         options.question_words,
         options.answer_words,
         options.unanswerable,
+        options.per_sentence,
         options.seed,
     )
     texts: Sequence[Sequence[str]] = list(documents(expand_inputs(options.input, "--input")))
