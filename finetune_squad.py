@@ -37,7 +37,7 @@ from training.finetuning.options import (
 from training.initial import Wanted
 from training.own_checkpoints import check_checkpoints, continues
 from training.profiling.profiler import separate_operators
-from training.run_inputs import Part
+from training.run_inputs import About, Part
 
 DEFAULTS = Defaults(epochs=3, batch_size=32, batch_size_eval=24, max_seq_length=384)
 DATA_OPTIONS = ("train_file", "max_seq_length", "doc_stride", "max_query_length", "batch_size", "accumulate")
@@ -106,9 +106,18 @@ def prepare(argv: Sequence[str] | None) -> tuple[Part, str, CommunicationConfig]
         )
     vocabulary = found.tokenizer.vocabulary
     check_checkpoints(config, Wanted(found.bert, found.vocab_size, vocabulary), trains=True)
-    inputs = replace(read_inputs(squad, found, config.checkpoint.ckpt_dir), epochs=options.epochs)
+    inputs = replace(
+        read_inputs(squad, found, config.checkpoint.ckpt_dir),
+        epochs=options.epochs,
+        about=About(
+            data="SQuAD 2.0" if options.version_2 else "SQuAD 1.1",
+            epochs=None if options.num_steps or options.only_predict else options.epochs,
+            main_score="f1",
+            is_result=True,
+        ),
+    )
     if not continues(config):
-        parameters = TaskParameters(False, {**_head(found)})
+        parameters = TaskParameters(False, _head(found))
         inputs = replace(inputs, initial=take_initial(found, parameters))
     return Part(config, inputs), backend, communication_config(options)
 

@@ -9,5 +9,6 @@ processes     child processes that end as a whole
 workers       a function called on many jobs at once, in worker processes
 launchers     places of processes as launchers announce them
 threads       the number of threads for MXNet in a process
+student       t-tests, and Holm's correction for many of them
 machine       description of a machine and of the load on it
 """

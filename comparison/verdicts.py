@@ -3,7 +3,7 @@
 The independent unit is the launch. Intervals within one share its place in memory, its port and its minute,
 so they are no samples of their own: a launch gives one value. Contenders of a group run next to each other in
 every repeat, so two of them are compared by the logarithm of their ratio within a repeat; what slows a repeat
-as a whole cancels. `RULE` says the rest.
+as a whole cancels. `rule` says the rest.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ import math
 import statistics
 from typing import Hashable, Mapping, NamedTuple, Sequence, TypeVar
 
+from base.student import DIFFERENT, NOT_SHOWN, holm, mean_test
+
 FEWEST_REPEATS = 5
-DIFFERENT = "different"
-NOT_SHOWN = "no difference shown"
 TOO_FEW = "too few repeats"
-# A spread of the logarithms below this is rounding of the ratio, not a measurement of how it varies.
-_ROUNDING = 1e-12
 
 G = TypeVar("G", bound=Hashable)
 Samples = Mapping[str, Mapping[int, float]]  # contender -> repeat -> a positive value, smaller is faster
@@ -31,16 +29,6 @@ class Spread(NamedTuple):
     high: float
     least: float
     most: float
-
-
-class PairedTest(NamedTuple):
-    """Paired test of logarithms of ratios. `low`, `high`: confidence interval of their mean. `p`: two-
-    sided."""
-
-    mean: float
-    low: float
-    high: float
-    p: float
 
 
 class Pair(NamedTuple):
@@ -105,69 +93,6 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(median, low, high, min(values), max(values))
 
 
-def paired_test(logarithms: Sequence[float], confidence: float) -> PairedTest:
-    """Two-sided one-sample t-test that the mean is 0, and the mean's confidence interval.
-
-    Values without any spread, as a coarse clock may give, say nothing about how they vary; a t-test would
-    call the smallest of differences certain. They get the sign test, which needs no spread (n equal signs
-    have p = 2 / 2^n), and the interval is their value.
-
-    Raises:
-        ValueError: fewer than two values, or one that is not finite.
-    """
-    count = len(logarithms)
-    if count < 2 or not all(map(math.isfinite, logarithms)):
-        raise ValueError("a paired test needs two finite values or more")
-    mean = math.fsum(logarithms) / count
-    deviation = math.sqrt(math.fsum((each - mean) ** 2 for each in logarithms) / (count - 1))
-    if deviation <= _ROUNDING:
-        p = 1.0 if abs(mean) <= _ROUNDING else min(1.0, 2.0 * 0.5**count)
-        return PairedTest(mean, mean, mean, p)
-    error = deviation / math.sqrt(count)
-    half = critical_t(1 - confidence, count - 1) * error
-    return PairedTest(mean, mean - half, mean + half, two_sided_p(mean / error, count - 1))
-
-
-def two_sided_p(t: float, freedom: int) -> float:
-    """Probability that Student's t with `freedom` degrees of freedom is further from 0 than `t`.
-
-    A finite series, exact up to rounding (1e-15, absolute), as degrees of freedom are whole here (Abramowitz
-    and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4). SciPy has the function, too, but MXNet
-    imports SciPy wherever it is installed, which costs every rank a third of a second.
-    """
-    angle = math.atan(abs(t) / math.sqrt(freedom))
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = freedom % 2
-    term, total = (cosine if odd else 1.0), 0.0
-    for factor in range(2 + odd, freedom + 1, 2):
-        total += term
-        term *= (factor - 1) / factor * cosine * cosine
-    inside = 2 / math.pi * (angle + sine * total) if odd else sine * total
-    return min(1.0, max(0.0, 1.0 - inside))
-
-
-def critical_t(p: float, freedom: int) -> float:
-    """The value of t that has a two-sided p of `p`, 0 < p < 1, by bisection."""
-    low, high = 0.0, 1.0
-    while two_sided_p(high, freedom) > p:
-        high *= 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if two_sided_p(middle, freedom) > p else (low, middle)
-    return (low + high) / 2
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p-values in the order given (S. Holm, 1979): the i-th smallest of n, from 0, times n - i,
-    never below the one before it and at most 1."""
-    adjusted = [0.0] * len(p_values)
-    highest = 0.0
-    for place, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        highest = max(highest, min(1.0, p_values[index] * (len(p_values) - place)))
-        adjusted[index] = highest
-    return adjusted
-
-
 def compare(groups: Mapping[G, Samples], confidence: float) -> list[Pair]:
     """Every pair of contenders of every group, in the order given; they are one family of tests.
 
@@ -197,7 +122,7 @@ def _pair(group: Hashable, first: str, second: str, samples: Samples, confidence
     if len(common) < FEWEST_REPEATS:
         ratio = math.exp(math.fsum(logarithms) / len(common)) if common else math.nan
         return Pair(group, first, second, len(common), ratio, None, None, None, None, TOO_FEW)
-    test = paired_test(logarithms, confidence)
+    test = mean_test(logarithms, confidence)
     ratio, low, high = (math.exp(value) for value in (test.mean, test.low, test.high))
     return Pair(group, first, second, len(common), ratio, low, high, test.p, None, NOT_SHOWN)
 

@@ -1,22 +1,23 @@
 """Text to tokens to instances to batches. Nothing here imports MXNet.
 
-prose          English prose out of documentation
-embedded       command: the default corpus from CPython's own documentation
-train_vocab    command: a vocabulary from text
-options        options for data and batches, and the configurations made of them
-text/          text files to sentences
-tokenizing/    sentences to token ids
-store/         directories of columns, built once and memory-mapped
-formats/       files of instances in others' formats
-named_files    the files with masks that a command names
-opening        kind, vocabulary and samples of the data that options name
-pretraining/   samples to the masked batches of a rank
-finetuning/    labelled examples of any kind to the batches of a rank
-questions/     SQuAD: questions to windows, logits to answers and scores
-masked_copies  static masks of a token store, as an instance store
-export         instances into others' formats
-prepare        command: text to a store or to files with masks
-convert_npz    command: GluonNLP's pickled npz files to plain arrays
-inspection/    the parts of data.inspect
-inspect        command: a look at data before training on it
+prose            English prose out of documentation
+embedded         command: the default corpus from CPython's own documentation
+train_vocab      command: a vocabulary from text
+options          options for data and batches, and the configurations made of them
+text/            text files to sentences
+tokenizing/      sentences to token ids
+store/           directories of columns, built once and memory-mapped
+formats/         files of instances in others' formats
+named_files      the files with masks that a command names
+opening          kind, vocabulary and samples of the data that options name
+pretraining/     samples to the masked batches of a rank
+finetuning/      labelled examples of any kind to the batches of a rank
+classification/  texts with a label or a number (GLUE, own files) to batches and scores
+questions/       SQuAD: questions to windows, logits to answers and scores
+masked_copies    static masks of a token store, as an instance store
+export           instances into others' formats
+prepare          command: text to a store or to files with masks
+convert_npz      command: GluonNLP's pickled npz files to plain arrays
+inspection/      the parts of data.inspect
+inspect          command: a look at data before training on it
 """

@@ -1,5 +1,6 @@
 """The tasks that a network is trained for: batches to losses to figures.
 
 base          the interface of a task
+seeds         scores over seeds, and whether two models differ beyond them
 pretraining/  masked language model and next sentence
 """

@@ -39,7 +39,10 @@ FOLDERS = (
 README_LINES = 250
 SCRIPT = "run_pretraining_hvd.py"
 SCRIPTS = (SCRIPT, "run_pretraining_byteps.py")
-DATA_COMMANDS = ("data.prepare", "data.inspect", "data.train_vocab", "data.convert_npz")
+DATA_COMMANDS = (
+    *("data.prepare", "data.inspect", "data.train_vocab", "data.convert_npz"),
+    "data.classification.embedded",  # tests/data/classification/test_submission.py
+)
 OWN_TEXT = "## Your own text"
 LARGE_CORPUS = "## A large corpus"
 CHECKPOINT_DIRECTORY = "## The checkpoint directory"

@@ -115,6 +115,11 @@ class RunConfig:
     options: Mapping[str, Any]
     given: Mapping[str, Any]
 
+    @property
+    def trains(self) -> bool:
+        """Whether there is something to train on, and not to evaluate alone."""
+        return bool(self.data.data or self.data.dummy_data_len)
+
 
 def run_config(options: argparse.Namespace) -> RunConfig:
     """The settings that the options of training.options stand for.

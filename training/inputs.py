@@ -37,7 +37,7 @@ from training.options import PUBLISHED_VOCABULARIES
 from training.own_checkpoints import check_checkpoints, continues
 from training.plan import RunPlan, make_plan
 from training.report import Reporter
-from training.run_inputs import Part, RunInputs
+from training.run_inputs import About, Part, RunInputs
 from training.saved_vocabulary import check_room
 from training.stages import length_message
 
@@ -74,6 +74,7 @@ class Inputs:
     initial: Initial | None = None  # of --init_from
     messages: tuple[str, ...] = ()  # warnings for people
     data_options: ClassVar[Sequence[str]] = DATA_OPTIONS
+    about: ClassVar[About] = About()
 
     @property
     def trains(self) -> bool:

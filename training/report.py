@@ -312,7 +312,7 @@ def summarize(task: Task, directory: str, ending: Ending, reporter: Reporter) ->
     plot = plot_losses(directory, task.panels(ending.floors))
     reporter.note("")
     if boundary(metrics) is not None:
-        before = [each for each in metrics if each["stage"] == 1 and "lr" in each]
+        before = [each for each in metrics if each.get("stage") == 1 and "lr" in each]
         reporter.note(f"stage 1, step {before[-1]['step']}: {task.line(before[-1])}" if before else "stage 1")
     if ending.stage is not None:
         metrics = [each for each in metrics if each.get("stage") == ending.stage]

@@ -94,7 +94,7 @@ def _train_stage(
     with contextlib.ExitStack() as stack:
         run = open_run(part, start, task, communicator, stack)
         if run.feed is None:
-            run.evaluate(start.step)
+            _evaluate_alone(run)
             return 0, start.step
         stop.listen()
         with recording(run) as recorder:
@@ -108,6 +108,16 @@ def _train_stage(
                 code = stop.exit_code or 143
             recorder.update(**figures_of(run), status=UNFINISHED if code or more else FINISHED)
         return code, loop.step
+
+
+def _evaluate_alone(run: Run) -> None:
+    """Evaluates a run that does not train, with a results.json where that is a result of its own."""
+    if not run.inputs.about.is_result:
+        run.evaluate(run.start.step)
+        return
+    with recording(run) as recorder:
+        run.evaluate(run.start.step)
+        recorder.update(**figures_of(run), status=FINISHED)
 
 
 def _check_ahead(part: Part, first: Part, communicator: Communicator) -> None:

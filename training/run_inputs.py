@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Sequence
 
 from comm.base import Communicator
@@ -11,6 +12,21 @@ from training.feed import EvaluationFeed, Feed
 from training.initial import Initial
 from training.plan import RunPlan
 from training.report import Reporter
+
+
+@dataclass(frozen=True)
+class About:
+    """What results say of the data (training.results.record.Result).
+
+    data: the benchmark's name. epochs: passes over the data; None where steps are given. main_score: the
+    score that decides, more of which is better; None: the loss. is_result: whether an evaluation without
+    training has a results.json of its own.
+    """
+
+    data: str | None = None
+    epochs: float | None = None
+    main_score: str | None = None
+    is_result: bool = False
 
 
 class RunInputs(Protocol):
@@ -25,6 +41,7 @@ class RunInputs(Protocol):
         trains: whether there is something to train on.
         data_options: names of the options that a position in the data depends on.
         evaluation_options: names of the options that say what is evaluated on; empty without evaluation.
+        about: for results.
     """
 
     @property
@@ -50,6 +67,9 @@ class RunInputs(Protocol):
 
     @property
     def evaluation_options(self) -> Sequence[str]: ...
+
+    @property
+    def about(self) -> About: ...
 
     def completed(self, config: RunConfig, communicator: Communicator) -> RunInputs:
         """These with what must be downloaded first. Every rank calls it. Raises InputError."""

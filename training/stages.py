@@ -34,7 +34,7 @@ def stage_to_continue(config: RunConfig, facts: Mapping[str, Any]) -> int | None
     else:
         there, elsewhere = f"--ckpt_dir {place}: its .params file", "name it with --init_from"
     if stages is None:
-        if stage is not None:
+        if stage is not None and config.trains:
             raise InputError(f"{there} is of stage {stage}; go on with --stages, or {elsewhere}")
         return None
     if stage is None:

@@ -7,19 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from comparison.verdicts import (
-    DIFFERENT,
-    FEWEST_REPEATS,
-    NOT_SHOWN,
-    TOO_FEW,
-    compare,
-    critical_t,
-    holm,
-    paired_test,
-    rule,
-    spread,
-    two_sided_p,
-)
+from comparison.verdicts import DIFFERENT, FEWEST_REPEATS, NOT_SHOWN, TOO_FEW, compare, rule, spread
 
 CONFIDENCE = 0.95
 RATE = 1 - CONFIDENCE
@@ -124,77 +112,6 @@ def test_without_the_pairing_the_same_difference_is_lost():
     first, second = (np.log(list(samples[name].values())) for name in "ab")
     unpaired = abs(first.mean() - second.mean()) / math.sqrt((first.var(ddof=1) + second.var(ddof=1)) / 8)
     assert unpaired < 2.145  # 5% of Student's t with 14 degrees of freedom are beyond it
-
-
-# Two-sided, as textbooks print them: degrees of freedom, probability beyond, value.
-TABLE = [
-    *((1, 0.05, 12.706), (1, 0.01, 63.657), (2, 0.05, 4.303), (2, 0.001, 31.599), (3, 0.1, 2.353)),
-    *((3, 0.05, 3.182), (4, 0.05, 2.776), (4, 0.01, 4.604), (4, 0.001, 8.610), (5, 0.2, 1.476)),
-    *((7, 0.02, 2.998), (10, 0.05, 2.228), (13, 0.01, 3.012), (20, 0.001, 3.850), (30, 0.01, 2.750)),
-]
-
-
-@pytest.mark.parametrize(("freedom", "p", "value"), TABLE)
-def test_students_t_is_the_textbooks(freedom, p, value):
-    assert critical_t(p, freedom) == pytest.approx(value, abs=6e-4)
-    assert two_sided_p(value, freedom) == two_sided_p(-value, freedom) == pytest.approx(p, rel=2e-3)
-
-
-@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 24, 61])
-def test_students_t_is_the_integral_of_its_density(freedom):
-    grid = np.linspace(0, 6, 600_001)
-    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
-    density = scale * (1 + grid**2 / freedom) ** (-(freedom + 1) / 2)
-    inside = 2 * np.concatenate([[0], np.cumsum((density[1:] + density[:-1]) / 2 * (grid[1] - grid[0]))])
-    for index in (0, 1000, 70_000, 150_000, 277_600, 600_000):
-        assert two_sided_p(grid[index], freedom) == pytest.approx(1 - inside[index], abs=1e-9)
-    assert two_sided_p(1e9, freedom) < 1e-8 and two_sided_p(0.0, freedom) == 1.0
-
-
-def test_a_paired_test_by_hand():
-    generator = np.random.default_rng(1)
-    for count in (2, 3, 5, 8, 30):
-        values = generator.standard_normal(count)
-        error = values.std(ddof=1) / math.sqrt(count)
-        found = paired_test(values.tolist(), 0.9)
-        assert found.p == pytest.approx(two_sided_p(values.mean() / error, count - 1), rel=1e-9)
-        assert found.mean == pytest.approx(values.mean())
-        half = critical_t(0.1, count - 1) * error
-        assert (found.low, found.high) == pytest.approx((values.mean() - half, values.mean() + half))
-
-
-def test_the_interval_is_the_textbooks():
-    """Student's t with 4 degrees of freedom leaves out 2.5% above 2.776; here the standard error is 1."""
-    found = paired_test([-1.0, 1.0, 3.0, 5.0, 2.0], 0.95)
-    error = math.sqrt((9 + 1 + 1 + 9 + 0) / 4 / 5)
-    assert found.mean == 2.0
-    assert found.high - 2.0 == pytest.approx(2.776 * error, rel=2e-4)
-
-
-@pytest.mark.parametrize("values", [[], [0.1], [0.1, math.nan], [0.1, math.inf]])
-def test_too_few_or_broken_values_are_rejected(values):
-    with pytest.raises(ValueError, match="two finite values"):
-        paired_test(values, 0.95)
-
-
-def test_holm_adjusts_as_in_the_literature():
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.5, 0.9]) == [1.0, 1.0]
-    assert holm([]) == []
-
-
-def test_holm_rejects_what_its_steps_reject():
-    """The procedure itself: the smallest at alpha / n, the next at alpha / (n - 1), until one fails."""
-    generator = np.random.default_rng(2)
-    for _ in range(200):
-        p_values = (generator.random(9) ** 4).tolist()
-        alpha = float(generator.random()) * 0.2
-        rejected = set()
-        for left, index in zip(range(9, 0, -1), np.argsort(p_values)):
-            if p_values[index] > alpha / left:
-                break
-            rejected.add(int(index))
-        assert {index for index, value in enumerate(holm(p_values)) if value <= alpha} == rejected
 
 
 def test_all_pairs_of_a_report_are_one_family():

@@ -370,3 +370,64 @@ class TestSummary:
 
     def test_no_metrics_at_all(self, tmp_path):
         assert "0000100.params" in self.closing_lines(tmp_path, Floors(6.0))
+
+
+class TestStages:
+    """Lines, plot and closing sentences of a run of two stages."""
+
+    LINES = (
+        training(1, stage=1), training(2, stage=1), evaluation(2, stage=1, eval_mlm_loss=6.0),
+        evaluation(2, stage=2, eval_mlm_loss=6.5, eval_mlm_loss_se=0.03), training(3, stage=2),
+        evaluation(3, stage=2, eval_mlm_loss=6.25, eval_mlm_loss_se=0.04),
+    )  # fmt: skip
+
+    def write(self, directory: Path) -> None:
+        (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in self.LINES))
+
+    @pytest.mark.parametrize(
+        ("span", "kept"),
+        [
+            (Span(1, 2, 1, 0), 1),  # stage 1 goes on
+            (Span(2, 2, 1, 0), 3),  # it has ended, and is evaluated again
+            (Span(2, 3, 2, 2), 3),  # stage 2 begins, perhaps again
+            (Span(3, 3, 2, 2), 6),  # it has ended
+        ],
+    )
+    def test_lines_that_a_stage_follows(self, span, kept, tmp_path):
+        self.write(tmp_path)
+        RunReporter(str(tmp_path), TASK, span, "none").close()
+        assert read_metrics(str(tmp_path)) == list(self.LINES[:kept])
+
+    def test_lines_and_evaluations_name_the_stage(self, tmp_path, capsys):
+        reporter = RunReporter(str(tmp_path), TASK, Span(2, 9, 2, 2), "lines")
+        reporter.training(training(3, stage=2))
+        reporter.evaluation(evaluation(3, stage=2))
+        reporter.close()
+        said = capsys.readouterr().out
+        assert "stage 2, step 3/9  " in said and "stage 2, evaluation at step 3: " in said
+
+    def test_the_plot_has_the_boundary(self, tmp_path, monkeypatch):
+        from matplotlib.axes import Axes
+
+        self.write(tmp_path)
+        drawn: list[tuple[float, str]] = []
+        original = Axes.axvline
+
+        def axvline(axes: Axes, x: float, **options: Any) -> Any:
+            drawn.append((x, options["label"]))
+            return original(axes, x, **options)
+
+        monkeypatch.setattr(Axes, "axvline", axvline)
+        plot_losses(str(tmp_path), TASK.panels(Floors()))
+        assert drawn == [(2, "stage 2 begins")] * 2, "in both panels"
+
+    def test_what_stage_2_brought(self, tmp_path):
+        ending = Ending(3, Floors(), 2, 64)
+        lines = [line for line in self.LINES if line["stage"] == 2]
+        assert report.brought_by_stage_2(TASK, lines, ending) == (
+            "Stage 2 brought mlm_loss on held-out text of 64 tokens from 6.500 (step 2) to 6.250: 0.250 less "
+            "(two standard errors: 0.100)."
+        )
+        assert report.brought_by_stage_2(TASK, lines, ending._replace(stage=1)) is None
+        assert report.brought_by_stage_2(TASK, lines[:1], ending) is None
+        assert report.brought_by_stage_2(TASK, lines[:-1], ending) is None

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import shutil
 import signal
+import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
+import mxnet as mx
 import numpy as np
 import pytest
 
+import convert
 import training.loop
 import training.run
 from base.errors import InputError
@@ -29,6 +33,7 @@ from tests.training.staged import (
 )
 from training.checkpoint import list_steps
 from training.inputs import open_source
+from training.optimizer.optimizer import Optimizer
 from training.optimizer.schedule import Schedule
 from training.options import parse_options
 from training.report import RunReporter
@@ -183,6 +188,17 @@ def test_a_signal_at_the_boundary(stage, moment, whole, corpus, tmp_path, monkey
     assert metrics_of(tmp_path) == metrics_of(whole)
 
 
+def test_evaluation_alone_of_a_staged_run(whole, corpus, tmp_path):
+    """It asks for no stages; afterwards the run can still be resumed."""
+    shutil.copytree(whole, tmp_path / "run")
+    long = {"max_seq_length": 32, "num_steps": None, "batch_size": None, "lr": None, "warmup_ratio": None}
+    assert run(tmp_path / "run", corpus, stages=None, data=None, resume=True, **long) == 0
+    *lines, last = metrics_of(tmp_path / "run")
+    assert lines == metrics_of(whole) and "stage" not in last
+    assert last["eval_mlm_loss"] == pytest.approx(lines[-1]["eval_mlm_loss"], rel=1e-6)
+    assert run(tmp_path / "run", corpus, resume=True) == 0
+
+
 def test_run_yaml_has_both_stages(whole, corpus):
     """Pairs as they were given, also though stage 2 wrote it last."""
     again = parse_options(["--options_file", str(whole / "run.yaml")], "description")
@@ -250,6 +266,20 @@ def test_another_length_of_stage_1_after_its_end_is_said(whole, corpus, tmp_path
     assert f"--num_steps 9: stage 1 has ended with step {FIRST}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("there", "steps", "named"),
+    [
+        ("whole", f"{FIRST},1", f"--num_steps 1: .* at step {SECOND} of stage 2"),
+        ("first", "3,3", "at step 4 of stage 1"),
+    ],
+)
+def test_fewer_steps_than_were_taken(there, steps, named, corpus, tmp_path, request):
+    shutil.copytree(request.getfixturevalue(there), tmp_path / "run")
+    with pytest.raises(InputError, match=named):
+        run(tmp_path / "run", corpus, resume=True, num_steps=steps)
+    assert metrics_of(tmp_path / "run") == metrics_of(request.getfixturevalue(there))
+
+
 def test_stage_1_is_made_longer_before_stage_2(first, corpus, tmp_path, capsys):
     shutil.copytree(first, tmp_path / "run")
     more = FIRST + 2
@@ -261,9 +291,11 @@ def test_stage_1_is_made_longer_before_stage_2(first, corpus, tmp_path, capsys):
 def test_the_seeds_second_phase(whole, corpus, tmp_path):
     """From phase 1 without optimizer state, a learning rate with an end and a power, warmup of its own."""
     changes = {"stages": 2, "end_lr": 0.0003, "decay_power": 0.5, "lr": 0.004, "warmup_ratio": 0.34}
-    changes.update(num_steps=6, max_seq_length=32, batch_size=2, data_eval=None, keep_checkpoints=0)
+    changes.update(num_steps=6, max_seq_length=32, batch_size=2)
     assert run(tmp_path, corpus, init_from=f"{whole}:{FIRST}", **changes) == 0
-    training = metrics_of(tmp_path)
+    lines = metrics_of(tmp_path)
+    training = [each for each in lines if "lr" in each]
+    assert (lines[0]["step"], "eval_mlm_loss" in lines[0]) == (0, True), "before its first step"
     schedule = Schedule(6, 0.004, 2, 0.0003, 0.5)
     assert [each["lr"] for each in training] == [schedule(step) for step in range(1, 7)]
     assert training[-1]["lr"] == 0.0003
@@ -394,3 +426,59 @@ def states_of(directory: Path, step: int) -> Any:
 
 def read_params(path: Path) -> dict[str, np.ndarray]:
     return {name: read_array(str(path), info) for name, info in read_index(str(path)).items()}
+
+
+def test_nothing_of_stage_1_is_held_when_stage_2_is_opened(corpus, tmp_path, monkeypatch):
+    """Network, optimizer and feeds are gone, their threads have ended, and the communicator has let go."""
+    held, original = [], training.run.open_run
+
+    def opened(*args: Any) -> Any:
+        before = [(each() is None) for each in held]
+        threads = [each.name for each in threading.enumerate() if each.name.startswith("prefetch")]
+        assert before == [True] * len(held) and threads == []
+        run = original(*args)
+        held.extend(weakref.ref(each) for each in (run, run.model.network, run.optimizer, run.feed))
+        return run
+
+    class Remembering(LocalCommunicator):
+        forgotten = 0
+
+        def forget(self) -> None:
+            self.forgotten += 1
+
+    monkeypatch.setattr(training.run, "open_run", opened)
+    communicator = Remembering()
+    assert run(tmp_path, corpus, communicator, data_eval=None) == 0
+    assert len(held) == 8 and communicator.forgotten == 1
+
+
+def test_float32_masters_are_parameters():
+    """They go over to another stage though the moments do not; a float32 run has none."""
+    names, rng = ["a.weight", "b.bias"], np.random.default_rng(0)
+    weights = [mx.nd.array(rng.normal(size=(3, 4)), dtype="float16") for _ in names]
+    one = Optimizer("lamb", names, weights)
+    for array in one.state_arrays().values():
+        array[:] = mx.nd.array(rng.normal(size=array.shape))
+    other = Optimizer("lamb", names, [weight.copy() for weight in weights])
+    assert other.has_masters
+    other.restore_masters(one.state())
+    for name, array in other.state().items():
+        expected = one.state()[name] if name.endswith(".master") else np.zeros_like(array)
+        np.testing.assert_array_equal(array, expected)
+    plain = Optimizer("lamb", names, [weight.astype("float32") for weight in weights])
+    assert not plain.has_masters
+    before = other.state()
+    other.restore_masters(plain.state())
+    np.testing.assert_array_equal(other.state()["a.weight.master"], before["a.weight.master"])
+    with pytest.raises(InputError, match=r"a\.weight\.master is float32 \(2,\)"):
+        other.restore_masters({"a.weight.master": np.zeros(2, np.float32)})
+
+
+@pytest.mark.parametrize("form", ["huggingface", "tensorflow", "gluonnlp"])
+def test_parameters_of_other_formats_are_the_same(form, first, corpus, tmp_path):
+    """A checkpoint converted, and a run that begins with it, against one that begins with the checkpoint."""
+    assert convert.main([str(first), str(tmp_path / form), "--to", form]) == 0
+    plain = {**TestInitFrom.PLAIN, "num_steps": 1}
+    assert run(tmp_path / "ours", corpus, init_from=first, **plain) == 0
+    assert run(tmp_path / "theirs", corpus, init_from=tmp_path / form, **plain) == 0
+    assert arrays_of(tmp_path / "theirs", 1) == arrays_of(tmp_path / "ours", 1)

@@ -19,7 +19,7 @@ from training.finetuning.plan import Epochs, make_finetuning_plan, step_examples
 from training.initial import Initial
 from training.plan import RunPlan
 from training.report import Reporter
-from training.run_inputs import RunInputs
+from training.run_inputs import About, RunInputs
 
 
 class TrainingExamples(Protocol):
@@ -53,6 +53,7 @@ class FinetuningInputs:
     messages: tuple[str, ...] = ()
     data_options: Sequence[str] = ()
     evaluation_options: Sequence[str] = ()
+    about: About = About()
 
     @property
     def trains(self) -> bool:

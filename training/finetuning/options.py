@@ -55,6 +55,7 @@ _NOT_HERE = {
     "calib_mode": "there is no quantisation to integers; --dtype bfloat16 is fast",
     "early_stop": "--keep_checkpoints 0 keeps every epoch's checkpoint; --only_predict evaluates any of them",
 }
+_ALIASES = {"--model": ("--bert_model", "--model_name")}
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,11 @@ def make_parser(description: str, defaults: Defaults) -> OptionParser:
     return parser
 
 
+def _with_aliases(add: Callable[..., Any]) -> Callable[..., Any]:
+    """`add` for options of which some have GluonNLP's names too."""
+    return lambda name, **words: add(name, *_ALIASES.get(name, ()), **words)
+
+
 def _add_model(add: Callable[..., Any]) -> None:
     add(
         *("--init_from", "--pretrained_bert_parameters"),
@@ -105,7 +111,7 @@ def _add_model(add: Callable[..., Any]) -> None:
         metavar="WEIGHTS",
         help="a model fine-tuned by this script, with its head: to evaluate, or to go on training",
     )
-    add_pretrained_options(add)
+    add_pretrained_options(_with_aliases(add))
     add("--sentencepiece", metavar="MODEL", help="the SentencePiece model that the weights were trained with")
     add("--uncased", action="store_true", help="expect weights that ignore case; they say so by themselves")
     add(

@@ -1,0 +1,11 @@
+"""Texts with a label or a number to batches, and predictions to scores.
+
+tables      lines of TSV, CSV and JSON-lines files as cells, each with its line number
+examples    texts and labels of one file, checked
+glue        the official files of GLUE and XNLI
+own         files of one's own, with columns by name or position
+embedded    command: a small data set of one's own files, from the embedded text
+features    examples as token ids, and their batches
+metrics     scores of predictions, as the benchmark defines them
+submission  predictions in GLUE's submission format
+"""

@@ -1,0 +1,338 @@
+"""The official files of GLUE and XNLI: names, columns, labels and metrics of each task.
+
+GLUE: Wang et al., arXiv:1804.07461. XNLI: Conneau et al., arXiv:1809.05053. The forms are those of the files
+that gluebenchmark.com and the authors of XNLI distribute:
+
+- CoLA's train.tsv and dev.tsv have no header; its test.tsv has one.
+- MRPC's files begin with a byte order mark. Where only the original msr_paraphrase_train.txt is there, the
+  pairs of dev_ids.tsv are the development set, as for GLUE.
+- Quotation marks are characters everywhere; QQP has single ones.
+- QQP's train.tsv has some lines that were broken in two.
+- XNLI's training files say "contradictory", its others "contradiction".
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Callable, Iterator, Mapping, Sequence
+
+from base.errors import InputError
+from data.classification.examples import Examples, Row, check_training, class_labels, number_labels
+from data.classification.tables import Table
+
+MOST_SKIPPED = 0.01  # of a file's lines
+_SHOWN = 5
+_FLAG = "--data_dir"
+_ENTAILMENT = ("contradiction", "entailment", "neutral")  # in the order of Google's run_classifier.py
+_IDS = ("index", "id")
+
+
+@dataclass(frozen=True)
+class OfficialFile:
+    """One file of a task.
+
+    Attributes:
+        name: of the split, such as "mnli-m"; for a test file that of its submission.
+        path: below the task's folder; `{language}` stands for XNLI's language.
+        texts: columns of one or two texts.
+        label: column of the label; "" where the file has none.
+        header: columns of a file without a header.
+        language: column of the language, where a file has several.
+    """
+
+    name: str
+    path: str
+    texts: tuple[str, ...]
+    label: str = ""
+    header: tuple[str, ...] = ()
+    language: str = ""
+
+
+@dataclass(frozen=True)
+class GlueTask:
+    """A task: its files, its labels (none: it predicts numbers) and the metrics that the benchmark has."""
+
+    name: str
+    train: OfficialFile
+    dev: tuple[OfficialFile, ...]
+    test: tuple[OfficialFile, ...]
+    labels: tuple[str, ...]
+    metrics: tuple[str, ...]
+    least: float = field(default=0.0)  # of the numbers of a regression
+    most: float = field(default=0.0)
+
+    @property
+    def regression(self) -> bool:
+        return not self.labels
+
+
+def _plain(name: str, texts: tuple[str, ...], labels: tuple[str, ...], metrics: tuple[str, ...]) -> GlueTask:
+    """A task whose files are train.tsv, dev.tsv and test.tsv with the same columns."""
+    return GlueTask(
+        name,
+        OfficialFile("train", "train.tsv", texts, "label"),
+        (OfficialFile("dev", "dev.tsv", texts, "label"),),
+        (OfficialFile(name, "test.tsv", texts),),
+        labels,
+        metrics,
+    )
+
+
+_PAIR = ("sentence1", "sentence2")
+_COLA = ("source", "label", "mark", "sentence")
+_MRPC = ("#1 String", "#2 String")
+_QUESTIONS = ("question1", "question2")
+_BINARY, _ACCURACY_F1 = ("0", "1"), ("accuracy", "f1")
+_INFERRED = ("entailment", "not_entailment")
+
+TASKS: Mapping[str, GlueTask] = {
+    task.name: task
+    for task in (
+        GlueTask(
+            "CoLA",
+            OfficialFile("train", "train.tsv", ("sentence",), "label", _COLA),
+            (OfficialFile("dev", "dev.tsv", ("sentence",), "label", _COLA),),
+            (OfficialFile("CoLA", "test.tsv", ("sentence",)),),
+            _BINARY,
+            ("mcc",),
+        ),
+        _plain("SST-2", ("sentence",), _BINARY, ("accuracy",)),
+        GlueTask(
+            "MRPC",
+            OfficialFile("train", "train.tsv", _MRPC, "Quality"),
+            (OfficialFile("dev", "dev.tsv", _MRPC, "Quality"),),
+            (OfficialFile("MRPC", "test.tsv", _MRPC),),
+            _BINARY,
+            _ACCURACY_F1,
+        ),
+        GlueTask(
+            "STS-B",
+            OfficialFile("train", "train.tsv", _PAIR, "score"),
+            (OfficialFile("dev", "dev.tsv", _PAIR, "score"),),
+            (OfficialFile("STS-B", "test.tsv", _PAIR),),
+            (),
+            ("pearson", "spearman"),
+            0.0,
+            5.0,
+        ),
+        GlueTask(
+            "QQP",
+            OfficialFile("train", "train.tsv", _QUESTIONS, "is_duplicate"),
+            (OfficialFile("dev", "dev.tsv", _QUESTIONS, "is_duplicate"),),
+            (OfficialFile("QQP", "test.tsv", _QUESTIONS),),
+            _BINARY,
+            _ACCURACY_F1,
+        ),
+        GlueTask(
+            "MNLI",
+            OfficialFile("train", "train.tsv", _PAIR, "gold_label"),
+            (
+                OfficialFile("m", "dev_matched.tsv", _PAIR, "gold_label"),
+                OfficialFile("mm", "dev_mismatched.tsv", _PAIR, "gold_label"),
+            ),
+            (
+                OfficialFile("MNLI-m", "test_matched.tsv", _PAIR),
+                OfficialFile("MNLI-mm", "test_mismatched.tsv", _PAIR),
+                OfficialFile("AX", "diagnostic.tsv", _PAIR),
+            ),
+            _ENTAILMENT,
+            ("accuracy",),
+        ),
+        _plain("QNLI", ("question", "sentence"), _INFERRED, ("accuracy",)),
+        _plain("RTE", _PAIR, _INFERRED, ("accuracy",)),
+        _plain("WNLI", _PAIR, _BINARY, ("accuracy",)),
+        GlueTask(
+            "XNLI",
+            OfficialFile("train", "multinli.train.{language}.tsv", ("premise", "hypo"), "label"),
+            (OfficialFile("dev", "xnli.dev.tsv", _PAIR, "gold_label", language="language"),),
+            (OfficialFile("XNLI", "xnli.test.tsv", _PAIR, "gold_label", language="language"),),
+            _ENTAILMENT,
+            ("accuracy",),
+        ),
+    )
+}
+_ALIASES = {"sst": "SST-2", "sst2": "SST-2", "stsb": "STS-B"}
+_RENAMED = {"contradictory": "contradiction"}
+_MSR_TRAIN, _MSR_TEST, _DEV_IDS = "msr_paraphrase_train.txt", "msr_paraphrase_test.txt", "dev_ids.tsv"
+_MSR_IDS = ("#1 ID", "#2 ID")
+
+
+def find_task(name: str, flag: str = "--task_name") -> GlueTask:
+    """The task of a name, in capitals or not; GluonNLP's "SST" is one of them. Raises InputError for
+    others."""
+    folded = {each.lower(): each for each in TASKS}
+    found = folded.get(name.lower()) or _ALIASES.get(name.lower())
+    if found is None:
+        raise InputError(f"{flag} {name}: there are {', '.join(TASKS)}; for others give --train_file")
+    return TASKS[found]
+
+
+class GlueFolder:
+    """The files of one task, in `data_dir` itself or in its folder of the task's name (as downloaded).
+
+    `language` is that of XNLI, such as "zh".
+    """
+
+    def __init__(self, task: GlueTask, data_dir: str, language: str = "en") -> None:
+        """Raises InputError where there is no such folder, or no training or development file in it."""
+        self.task, self._language = task, language
+        if not os.path.isdir(data_dir):
+            raise InputError(f"{_FLAG}: there is no folder {data_dir}")
+        self._folders = [data_dir, os.path.join(data_dir, task.name)]
+        for more in ("multinli", "XNLI-MT-1.0/multinli", "XNLI-1.0") if task.name == "XNLI" else ():
+            self._folders += [os.path.join(folder, more) for folder in self._folders[:2]]
+        if task.name == "MNLI":
+            self._folders += [os.path.join(data_dir, folder) for folder in ("diagnostic", "AX")]
+        for file in (task.train, *task.dev):
+            self.path(file)
+
+    def path(self, file: OfficialFile) -> str:
+        """The file's path. Raises InputError where it is missing."""
+        name = file.path.format(language=self._language)
+        candidates = [name]
+        if file.name == "AX":
+            candidates += ["AX.tsv"]
+        if self.task.name == "MRPC":
+            candidates += [_MSR_TEST if file in self.task.test else _MSR_TRAIN]
+        for candidate in candidates:
+            for folder in self._folders:
+                if os.path.isfile(os.path.join(folder, candidate)):
+                    return os.path.join(folder, candidate)
+        raise InputError(
+            f"{_FLAG}: there is no {name} of {self.task.name} in {self._folders[0]} or {self._folders[1]}"
+        )
+
+    def train(self) -> Examples:
+        """The training examples. Raises InputError for bad files; so do `dev` and `test`."""
+        examples = self._read(self.task.train)
+        check_training(examples, len(self.task.labels))
+        return examples
+
+    def dev(self) -> dict[str, Examples]:
+        """The examples of each development file: "dev", or for MNLI "m" and "mm"."""
+        return {file.name: self._read(file) for file in self.task.dev}
+
+    def test(self) -> dict[str, Examples]:
+        """The examples of each test file by the name of its submission, such as "MNLI-m"; XNLI's have labels.
+
+        AX, the diagnostic set, is there if its file is (diagnostic.tsv or AX.tsv).
+        """
+        files = [file for file in self.task.test if file.name != "AX" or self._has(file)]
+        return {file.name: self._read(file) for file in files}
+
+    def files(self) -> dict[str, str]:
+        """Paths of the training and development files by split, to compare their contents."""
+        files = {file.name: self.path(file) for file in (self.task.train, *self.task.dev)}
+        # Of the original MRPC both splits come from one file.
+        return files if len(set(files.values())) == len(files) else {}
+
+    def _has(self, file: OfficialFile) -> bool:
+        try:
+            self.path(file)
+        except InputError:
+            return False
+        return True
+
+    def _read(self, file: OfficialFile) -> Examples:
+        path = self.path(file)
+        is_test = file in self.task.test
+        kept = self._msr_pairs(path, file) if os.path.basename(path) == _MSR_TRAIN else None
+        reader = _Reader(path, file, is_test, kept, self._language if file.language else "")
+        rows = list(reader.rows())
+        reader.check_skipped(len(rows))
+        if not rows:
+            wanted = f" in the language {self._language!r}" if file.language else ""
+            raise InputError(f"{_FLAG}: {path} has no examples{wanted}")
+        labels = None
+        if file.label:
+            labels = (
+                class_labels(rows, self.task.labels)
+                if self.task.labels
+                else number_labels(rows, self.task.least, self.task.most)
+            )
+        second = [row.second for row in rows] if len(file.texts) == 2 else None
+        first, ids = [row.first for row in rows], [row.id for row in rows]
+        return Examples(path, first, second, labels, ids, reader.skipped)
+
+    def _msr_pairs(self, path: str, file: OfficialFile) -> Callable[[tuple[str, str]], bool]:
+        """Whether a pair of the original MRPC's training file, by its ids, belongs to a split."""
+        ids = os.path.join(os.path.dirname(path), _DEV_IDS)
+        if not os.path.isfile(ids):
+            raise InputError(
+                f"{_FLAG}: {path} has GLUE's training and development pairs in one; put {_DEV_IDS} beside it"
+            )
+        table = Table(ids, _FLAG, header=_MSR_IDS)
+        dev = {(line.cells[0], line.cells[1]) for line in table.lines() if not line.problem}
+        is_dev = file is not self.task.train
+        return lambda pair: (pair in dev) == is_dev
+
+
+class _Reader:
+    """Rows of one official file, and what is left out of them."""
+
+    def __init__(
+        self,
+        path: str,
+        file: OfficialFile,
+        is_test: bool,
+        kept: Callable[[tuple[str, str]], bool] | None,
+        language: str,
+    ) -> None:
+        self.skipped: list[str] = []
+        self._table = Table(path, _FLAG, header=file.header or True)
+        self._file, self._is_test, self._kept, self._language = file, is_test, kept, language
+        wanted = [*file.texts, *([file.label] if file.label else []), *([file.language] if language else [])]
+        missing = [name for name in wanted if name not in self._table.columns]
+        if missing:
+            raise InputError(
+                f"{_FLAG}: {path} has no column {missing[0]!r} (it has {_listed(self._table.columns)}); is it"
+                " the official file?"
+            )
+
+    def rows(self) -> Iterator[Row]:
+        """The rows. A broken line or an empty text is left out, but in a test file an error: every line of
+        one has to be predicted. (An empty text there is a text.)"""
+        file, columns = self._file, self._table.columns
+        texts = [columns.index(name) for name in file.texts]
+        label = columns.index(file.label) if file.label else -1
+        own_id = next((columns.index(name) for name in _IDS if name in columns), -1) if self._is_test else -1
+        language = columns.index(file.language) if self._language else -1
+        pair = [columns.index(name) for name in _MSR_IDS] if self._kept else []
+        count = 0
+        for line in self._table.lines():
+            cells, problem = line.cells, line.problem
+            if not problem and self._kept and not self._kept((cells[pair[0]], cells[pair[1]])):
+                continue
+            if not problem and language >= 0 and cells[language] != self._language:
+                continue
+            if not problem and not self._is_test and not all(cells[text].strip() for text in texts):
+                problem = "a text is empty"
+            place = self._table.place(line.number)
+            if problem:
+                if self._is_test:
+                    raise InputError(f"{place}: {problem}; download the file again")
+                self.skipped.append(f"{place}: {problem}")
+                continue
+            given = cells[label] if label >= 0 else ""
+            yield Row(
+                place,
+                cells[own_id] if own_id >= 0 else str(count),
+                cells[texts[0]],
+                cells[texts[1]] if len(texts) == 2 else "",
+                _RENAMED.get(given, given),
+            )
+            count += 1
+
+    def check_skipped(self, kept: int) -> None:
+        """Raises InputError where more than MOST_SKIPPED of the lines are left out."""
+        if len(self.skipped) > MOST_SKIPPED * (kept + len(self.skipped)):
+            raise InputError(
+                f"{self.skipped[0]}; {len(self.skipped)} of {kept + len(self.skipped)} lines are like this, "
+                f"above {MOST_SKIPPED:.0%}; download the file again"
+            )
+
+
+def _listed(columns: Sequence[str]) -> str:
+    shown = ", ".join(columns[:_SHOWN])
+    return shown if len(columns) <= _SHOWN else f"{shown} and {len(columns) - _SHOWN} more"

@@ -1,0 +1,174 @@
+"""Lines of TSV, CSV and JSON-lines files as cells, each with its line number.
+
+TSV has no quoting, as GLUE's files: a quotation mark is a character, "\\n" alone ends a line. CSV has the
+usual quoting (RFC 4180), also with line breaks in cells. JSON lines hold one object each.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import json
+import os
+from typing import Any, Iterator, NamedTuple, Sequence
+
+from base.errors import InputError
+from data.text.lines import open_text
+
+TSV, CSV, JSON_LINES = "TSV", "CSV", "JSON lines"
+_ENDINGS = {".tsv": TSV, ".txt": TSV, ".csv": CSV, ".jsonl": JSON_LINES, ".ndjson": JSON_LINES}
+_LONGEST_CELL = 1 << 24  # characters; the csv module's own limit is 128 KiB, and one for the whole process
+
+
+class Line(NamedTuple):
+    """One line of a table: as many cells as the table has columns, or what is wrong with it."""
+
+    number: int  # in the file, from 1 on; of a CSV row with line breaks its last
+    cells: list[str]
+    problem: str = ""
+
+
+class Table:
+    """A file's columns and lines, read once from front to back.
+
+    `columns` are the names of the header; for JSON lines the keys of the first object; without a header
+    "1", "2" and so on, as many as the first line has cells.
+    """
+
+    def __init__(self, path: str, flag: str, header: Sequence[str] | bool = True) -> None:
+        """`header`: whether the first line has the columns' names, or the names of a file without one.
+
+        Raises InputError, beginning with `flag`, for a file that cannot be read, is no text, or is empty,
+        and for a column name that occurs twice.
+        """
+        self.path, self._flag = path, flag
+        self.kind = kind_of(path, flag)
+        self._lines = self._read()
+        self._first: Line | None = None
+        begun = self._begin()
+        if begun is None:
+            raise InputError(f"{flag}: {path} is empty")
+        if begun.problem:
+            raise InputError(self.place(begun.number) + f": {begun.problem}")
+        if self.kind != JSON_LINES and header is True:
+            self.columns = tuple(cell.strip() for cell in begun.cells)
+            if len(set(self.columns)) < len(self.columns):
+                twice = next(name for name in self.columns if self.columns.count(name) > 1)
+                raise InputError(f"{flag}: {path} has the column {twice!r} twice; rename one of them")
+        else:
+            self._first = begun
+            if self.kind != JSON_LINES:
+                numbers = tuple(str(number + 1) for number in range(len(begun.cells)))
+                self.columns = numbers if header is False else tuple(header)  # type: ignore[arg-type]
+
+    def place(self, number: int) -> str:
+        """The flag, the file and a line of it, for messages."""
+        return f"{self._flag}: {self.path}, line {number}"
+
+    def lines(self) -> Iterator[Line]:
+        """The lines after the header. Empty ones at the file's end are left out."""
+        if self._first is not None:
+            yield self._checked(self._first)
+        for line in self._lines:
+            yield self._checked(line)
+
+    def _begin(self) -> Line | None:
+        try:
+            return next(self._lines, None)
+        except InputError as error:
+            if str(error).startswith(self._flag):
+                raise
+            raise InputError(f"{self._flag}: {error}") from error
+
+    def _checked(self, line: Line) -> Line:
+        if not line.problem and len(line.cells) != len(self.columns):
+            found = f"{len(line.cells)} column{'s' * (len(line.cells) != 1)}, not {len(self.columns)}"
+            return line._replace(problem=found)
+        return line
+
+    def _read(self) -> Iterator[Line]:
+        with open_text(self.path) as handle:
+            if self.kind == CSV:
+                yield from _csv_rows(self._text(enumerate(handle, start=1)))
+                return
+            keys: tuple[str, ...] = ()
+            empty: list[int] = []
+            for number, text in self._text(enumerate(handle, start=1)):
+                text = text.rstrip("\r\n") if text.endswith("\r\n") else text.rstrip("\n")
+                if not text.strip(" ") and "\t" not in text:
+                    empty.append(number)
+                    continue
+                for each in empty:
+                    yield Line(each, [], "the line is empty")
+                empty.clear()
+                if self.kind == TSV:
+                    yield Line(number, text.split("\t"))
+                    continue
+                line, found = _json_line(number, text, keys)
+                if not keys:
+                    keys = self.columns = found
+                yield line
+
+    def _text(self, lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, str]]:
+        for number, raw in lines:
+            if number == 1 and raw.startswith(codecs.BOM_UTF8):
+                raw = raw[len(codecs.BOM_UTF8) :]
+            try:
+                if b"\0" in raw:
+                    raise ValueError
+                yield number, raw.decode("utf-8")
+            except ValueError:  # UnicodeDecodeError is one
+                advice = "convert the file with iconv -t UTF-8"
+                raise InputError(f"{self.place(number)}: not UTF-8 text; {advice}") from None
+
+
+def kind_of(path: str, flag: str) -> str:
+    """TSV, CSV or JSON_LINES, by the file's name."""
+    ending = os.path.splitext(path)[1].lower()
+    if ending not in _ENDINGS:
+        raise InputError(
+            f"{flag}: {path}: the name has to end with .tsv (or .txt), .csv or .jsonl, by what is in it"
+        )
+    return _ENDINGS[ending]
+
+
+def _csv_rows(lines: Iterator[tuple[int, str]]) -> Iterator[Line]:
+    before = csv.field_size_limit(_LONGEST_CELL)
+    try:
+        reader = csv.reader((text for _, text in lines), strict=True)
+        while True:
+            try:
+                row = next(reader, None)
+            except csv.Error as error:
+                yield Line(reader.line_num, [], f"bad CSV: {error}")
+                return
+            if row is None:
+                return
+            if row:
+                yield Line(reader.line_num, row)
+    finally:
+        csv.field_size_limit(before)
+
+
+def _json_line(number: int, text: str, keys: tuple[str, ...]) -> tuple[Line, tuple[str, ...]]:
+    """The line's cells in the order of `keys`, or of its own ones where there are none yet."""
+    try:
+        value: Any = json.loads(text)
+    except ValueError:
+        return Line(number, [], "no JSON"), keys
+    except RecursionError:
+        return Line(number, [], "JSON that is nested too deep"), keys
+    if not isinstance(value, dict) or not value:
+        return Line(number, [], "no JSON object with a text and a label"), keys
+    keys = keys or tuple(value)
+    missing = [key for key in keys if key not in value]
+    if missing:
+        return Line(number, [], f"no {missing[0]!r}, which the first line has"), keys
+    return Line(number, [_cell(value[key]) for key in keys]), keys
+
+
+def _cell(value: Any) -> str:
+    """A JSON value as a cell of a table would have it."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,115 @@
+"""Tokens of examples against the definition written out, and their batches."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import data.classification.features as features_module
+from base.errors import InputError
+from data.classification.examples import Examples
+from data.classification.features import featurize, truncated_pairs
+from data.finetuning.batching import EvaluationOrder, Grouping, TrainingOrder
+from data.tokenizing.tokenizer import TokenizerSettings
+
+
+def cut(first: list[int], second: list[int], most: int) -> tuple[list[int], list[int]]:
+    """One token at a time from the longer one's end."""
+    first, second = list(first), list(second)
+    while len(first) + len(second) > most:
+        (first if len(first) > len(second) else second).pop()
+    return first, second
+
+
+def written_out(examples: Examples, settings: TokenizerSettings, most: int) -> list[tuple[list[int], int]]:
+    vocab, tokenizer = settings.vocabulary, settings.build()
+    rows = []
+    for place, text in enumerate(examples.first):
+        (first,) = tokenizer.encode_batch([text])
+        if examples.second is None:
+            rows.append(([vocab.cls_id, *first[: most - 2], vocab.sep_id], min(len(first), most - 2) + 2))
+            continue
+        (second,) = tokenizer.encode_batch([examples.second[place]])
+        first, second = cut(first, second, most - 3)
+        rows.append(([vocab.cls_id, *first, vocab.sep_id, *second, vocab.sep_id], len(first) + 2))
+    return rows
+
+
+@pytest.fixture(scope="module")
+def pairs(real_lines):
+    lines = [line for line in real_lines if line.strip()][:400]
+    labels = np.arange(200, dtype=np.int32) % 3
+    return Examples("pairs.tsv", [*lines[:199], ""], lines[200:400], labels, [str(n) for n in range(200)])
+
+
+def test_cutting_is_one_token_at_a_time():
+    for most in (0, 1, 5, 8, 13):
+        lengths = np.array([(a, b) for a in range(12) for b in range(12)])
+        found = truncated_pairs(lengths[:, 0], lengths[:, 1], most)
+        wanted = [tuple(map(len, cut([0] * a, [0] * b, most))) for a, b in lengths.tolist()]
+        assert list(zip(*(each.tolist() for each in found))) == wanted
+
+
+@pytest.mark.parametrize("two", [True, False])
+@pytest.mark.parametrize("most", [8, 24, 128])
+def test_tokens_are_those_written_out(pairs, vocab, two, most):
+    examples = pairs if two else dataclasses.replace(pairs, second=None)
+    settings = TokenizerSettings(vocab)
+    found = featurize(examples, settings, most)
+    wanted = written_out(examples, settings, most)
+    assert len(found) == len(wanted) and found.lengths().max() <= most
+    assert [found.tokens.row(n).tolist() for n in range(len(found))] == [row for row, _ in wanted]
+    assert found.first.tolist() == [first for _, first in wanted]
+    full = written_out(examples, settings, 10_000)
+    assert found.truncated == sum(row != whole for (row, _), (whole, _) in zip(wanted, full))
+
+
+def test_batches(pairs, vocab):
+    found = featurize(pairs, TokenizerSettings(vocab), 40)
+    numbers = np.array([7, 199, 0, 3])
+    batch = found.collate(numbers, 40)
+    assert all(each.dtype == np.int32 for each in batch[:4]) and batch.examples.dtype == np.int64
+    assert batch.labels.tolist() == [1, 1, 0, 0] and batch.examples.tolist() == [7, 199, 0, 3]
+    for row, number in enumerate(numbers):
+        tokens, first = found.tokens.row(number).tolist(), int(found.first[number])
+        padding = 40 - len(tokens)
+        assert batch.input_ids[row].tolist() == tokens + [vocab.pad_id] * padding
+        assert batch.segment_ids[row].tolist() == [0] * first + [1] * (len(tokens) - first) + [0] * padding
+        assert batch.valid_lengths[row] == len(tokens)
+    unlabelled = dataclasses.replace(found, labels=None).collate(numbers, 40)
+    assert unlabelled.labels.tolist() == [0, 0, 0, 0]
+    with pytest.raises(ValueError):
+        found.collate(np.arange(200), 16)
+
+
+def test_orders_and_batches_fit_together(pairs, vocab):
+    found = featurize(pairs, TokenizerSettings(vocab), 40)
+    grouping = Grouping(max_length=40)
+    rows = TrainingOrder(found.lengths(), 16, 0, 1, 2, grouping).micro_batches(3)
+    assert [found.collate(*each).input_ids.shape for each in rows] == [(8, rows[0].padded)]
+    batches = [
+        found.collate(*each)
+        for rank in range(2)
+        for each in EvaluationOrder(found.lengths(), 16, rank, 2, grouping=grouping).batches()
+    ]
+    # Outputs are put in their places by the examples' numbers.
+    labels = np.full(len(found), -1)
+    for batch in batches:
+        labels[batch.examples] = batch.labels
+    assert labels.tolist() == pairs.labels.tolist()
+
+
+def test_any_number_of_workers_gives_the_same(pairs, vocab, monkeypatch):
+    alone = featurize(pairs, TokenizerSettings(vocab), 32)
+    monkeypatch.setattr(features_module, "_FEW", 0)
+    monkeypatch.setattr(features_module, "_PART", 150)
+    together = featurize(pairs, TokenizerSettings(vocab), 32, num_workers=2)
+    assert together.tokens.values.tolist() == alone.tokens.values.tolist()
+    assert together.tokens.ends.tolist() == alone.tokens.ends.tolist()
+
+
+def test_a_length_without_room_is_an_error(pairs, vocab):
+    with pytest.raises(InputError, match="^--max_len 7: must be at least 8"):
+        featurize(pairs, TokenizerSettings(vocab), 7)

@@ -1,0 +1,228 @@
+"""Metrics against frozen values of scikit-learn 1.9.1 and SciPy 1.17.1, and against direct definitions."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from data.classification.glue import TASKS
+from data.classification.metrics import average_ranks, f1, headline, macro_f1, own_metrics, scores
+
+# Predictions and labels (a digit each), accuracy_score, f1_score (None with more than two classes), the same
+# with average="macro", matthews_corrcoef.
+CLASSES = [
+    (
+        "01101001",
+        "01001101",
+        *(0.75, 0.75, 0.75, 0.5),
+    ),
+    (
+        "111111",
+        "011011",
+        *(0.6666666666666666, 0.8, 0.4, 0.0),
+    ),
+    (
+        "00000",
+        "00000",
+        *(1.0, 0.0, 1.0, 0.0),
+    ),
+    (
+        "0000",
+        "1111",
+        *(0.0, 0.0, 0.0, 0.0),
+    ),
+    (
+        "0101",
+        "1010",
+        *(0.0, 0.0, 0.0, -1.0),
+    ),
+    (
+        "00001",
+        "00000",
+        *(0.8, 0.0, 0.4444444444444444, 0.0),
+    ),
+    (
+        "1111111000011001010010001010011111111101",
+        "0010110000011011110100001000111010001110",
+        *(0.6, 0.6190476190476191, 0.5989974937343359, 0.22566773346211),
+    ),
+    (
+        "102201222102100121122111001110",
+        "001211121111111220111001201220",
+        *(0.4, None, 0.396264367816092, 0.05834032048280743),
+    ),
+    (
+        "220021",
+        "210022",
+        *(0.6666666666666666, None, 0.5555555555555555, 0.45454545454545453),
+    ),
+    (
+        "330",
+        "000",
+        *(0.3333333333333333, None, 0.25, 0.0),
+    ),
+]
+# Predictions and labels, pearsonr, spearmanr (None for NaN), mean_squared_error.
+NUMBERS = [
+    (
+        "1.0 2 3 4",
+        "1.5 1.0 3.5 3.0",
+        *(0.7592566023652968, 0.6000000000000001, 0.625),
+    ),
+    (
+        "0.5 0.5 0.5",
+        "1 2 3.0",
+        *(None, None, 2.9166666666666665),
+    ),
+    (
+        "1 1 2 2 3.0",
+        "5 4 4 4 0.0",
+        *(-0.8583950752789521, -0.8249579113843054, 8.4),
+    ),
+    (
+        "1 2.0",
+        "5 3.0",
+        *(-1.0, -0.9999999999999999, 8.5),
+    ),
+    (
+        "1.71 3.15 0.51 2.04 2.4 3.76 3.19 2.17 2.13 2.25 4.02 2.07 2.2 2.85 2.38 2.3 1.39 2.49 2.06 3.67",
+        "0.2 4.4 2.4 2.8 1.6 3.8 0.2 1.8 0.2 0.6 4.8 3.2 2.2 2.6 4.4 1.8 3.0 3.4 1.8 2.6",
+        *(0.3507582948659271, 0.34339867141255903, 1.75346),
+    ),
+    (
+        "1e-09 2e-09 3e-09 5e-09",
+        "1.0 2 3 4",
+        *(0.9827076298239908, 1.0, 7.499999983),
+    ),
+    (
+        "1000001.0 1000002.0 1000002.5",
+        "0.1 0.5 0.2",
+        *(0.4193139346887674, 0.5, 1000003133336.1167),
+    ),
+    (
+        "3.0 1 2",
+        "1.0 1 1",
+        *(None, None, 1.6666666666666667),
+    ),
+]
+
+
+def direct_classes(predictions, labels):
+    """Accuracy, macro F1 and Matthews' coefficient from their definitions, by counting pairs."""
+    count = len(labels)
+    pairs = Counter(zip(predictions, labels))
+    classes = sorted(set(predictions) | set(labels))
+    f1s = []
+    for each in classes:
+        given = sum(number for pair, number in pairs.items() if pair[0] == each)
+        true = sum(number for pair, number in pairs.items() if pair[1] == each)
+        precision = Fraction(pairs[each, each], given) if given else Fraction(0)
+        recall = Fraction(pairs[each, each], true) if true else Fraction(0)
+        both = precision + recall
+        f1s.append(2 * precision * recall / both if both else Fraction(0))
+
+    def covariance(first, second):
+        """Over all classes' indicator variables (Gorodkin 2004, equation 8)."""
+        total = Fraction(0)
+        for each in classes:
+            one = [int(value == each) for value in first]
+            other = [int(value == each) for value in second]
+            means = Fraction(sum(one), count), Fraction(sum(other), count)
+            total += sum((x - means[0]) * (y - means[1]) for x, y in zip(one, other))
+        return total
+
+    variances = covariance(predictions, predictions) * covariance(labels, labels)
+    mcc = float(covariance(predictions, labels)) / math.sqrt(variances) if variances else 0.0
+    hits = sum(number for pair, number in pairs.items() if pair[0] == pair[1])
+    return hits / count, float(sum(f1s) / len(f1s)), mcc
+
+
+def direct_pearson(first, second):
+    count = len(first)
+    first, second = ([Fraction(value) for value in values] for values in (first, second))
+    means = sum(first) / count, sum(second) / count
+    covariance = sum((x - means[0]) * (y - means[1]) for x, y in zip(first, second))
+    variances = sum((x - means[0]) ** 2 for x in first) * sum((y - means[1]) ** 2 for y in second)
+    return float(covariance) / math.sqrt(variances) if variances else None
+
+
+def direct_ranks(values):
+    """1 more than the number of smaller values, and half of the number of others that are equal."""
+    return [
+        1 + sum(other < value for other in values) + Fraction(sum(other == value for other in values) - 1, 2)
+        for value in values
+    ]
+
+
+@pytest.mark.parametrize("case", CLASSES, ids=range(len(CLASSES)))
+def test_classes_as_scikit_learn(case):
+    predictions, labels = ([int(digit) for digit in digits] for digits in case[:2])
+    expected = list(case[2:])
+    found = scores(("accuracy", "f1", "macro_f1", "mcc"), predictions, labels)
+    if expected[1] is None:
+        expected[1] = found["f1"]
+    assert list(found.values()) == pytest.approx(expected, abs=1e-15)
+
+
+@pytest.mark.parametrize("case", NUMBERS, ids=range(len(NUMBERS)))
+def test_numbers_as_scipy(case):
+    predictions, labels = ([float(word) for word in words.split()] for words in case[:2])
+    expected = case[2:]
+    found = scores(("pearson", "spearman", "mse"), predictions, labels)
+    for value, wanted in zip(found.values(), expected):
+        assert value is None if wanted is None else value == pytest.approx(wanted, rel=1e-12)
+
+
+def test_random_cases_as_defined():
+    generator = np.random.default_rng(1)
+    for _ in range(60):
+        count, classes = generator.integers(2, 40), generator.integers(1, 5)
+        first, second = generator.integers(0, classes, (2, count)).tolist()
+        found = scores(("accuracy", "macro_f1", "mcc"), first, second)
+        assert list(found.values()) == pytest.approx(direct_classes(first, second), abs=1e-12)
+        # Quarters: exact in binary, with many ties.
+        x = (generator.integers(0, 12, count) / 4).tolist()
+        y = (np.array(x) + generator.integers(0, 12, count) / 4).tolist()
+        assert average_ranks(np.array(x)).tolist() == [float(rank) for rank in direct_ranks(x)]
+        for name, values in (("pearson", (x, y)), ("spearman", (direct_ranks(x), direct_ranks(y)))):
+            wanted, value = direct_pearson(*values), scores((name,), x, y)[name]
+            assert value is None if wanted is None else value == pytest.approx(wanted, abs=1e-12)
+
+
+def test_f1_is_of_the_class_1_and_macro_of_all_that_occur():
+    predictions, labels = np.array([1, 1, 0, 0]), np.array([1, 0, 0, 0])
+    assert f1(predictions, labels) == pytest.approx(2 / 3)
+    assert f1(1 - predictions, 1 - labels, positive=0) == f1(predictions, labels)
+    assert macro_f1(predictions, labels) == pytest.approx((2 / 3 + 4 / 5) / 2)
+    assert macro_f1(np.array([5]), np.array([5])) == 1.0
+
+
+def test_what_is_not_finite_has_no_score():
+    for bad in (math.nan, math.inf):
+        found = scores(("pearson", "spearman", "mse"), [1.0, bad, 2.0], [1.0, 2.0, 3.0])
+        assert found == {"pearson": None, "spearman": None, "mse": None}
+    assert scores(("pearson",), [1.0], [1.0]) == {"pearson": None}
+
+
+def test_arguments_must_match():
+    for predictions, labels in (([1], [1, 0]), ([], []), ([[1]], [[1]])):
+        with pytest.raises(ValueError):
+            scores(("accuracy",), predictions, labels)
+
+
+def test_the_number_that_stands_for_a_task():
+    assert headline(("accuracy", "f1"), {"accuracy": 0.8, "f1": 0.9}) == pytest.approx(0.85)
+    assert headline(("pearson", "spearman"), {"pearson": None, "spearman": 0.5}) is None
+    assert headline(("mcc",), {"mcc": 0.4}) == 0.4
+    assert headline(own_metrics(2), {"accuracy": 0.7, "macro_f1": 0.1, "f1": 0.2}) == 0.7
+    assert own_metrics(0)[0] == "pearson" and "f1" not in own_metrics(3)
+    assert {name: task.metrics for name, task in TASKS.items() if task.metrics != ("accuracy",)} == {
+        "CoLA": ("mcc",),
+        "MRPC": ("accuracy", "f1"),
+        "QQP": ("accuracy", "f1"),
+        "STS-B": ("pearson", "spearman"),
+    }
