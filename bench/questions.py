@@ -7,8 +7,7 @@ Seconds of wall time, both in one process, which may use all cores: features and
 then answers of given logits (the same random numbers for both), then F1. The loop does what Google's
 run_squad.py does, question by question (bench/question_loop.py); it makes no batches. Without --squad
 questions are made of the embedded text, with contexts of 120 words as SQuAD has them. A file with fewer
-questions is taken again and again; ours gets no advantage by it, as contexts of equal text are one in SQuAD's
-files too.
+questions is taken again and again, its contexts too: ours encodes a context once, for all of its questions.
 """
 
 from __future__ import annotations
@@ -45,9 +44,16 @@ LIKE_SQUAD = ClozeSettings(context_words=120, question_words=30)
 
 
 def repeated(questions: Questions, wanted: int) -> Questions:
-    """The first `wanted` questions, again and again if need be, with ids of their own."""
-    chosen = questions.select(np.arange(wanted) % len(questions))
-    return replace(chosen, ids=tuple(f"{number}-{each}" for number, each in enumerate(chosen.ids)))
+    """The first `wanted` questions, again and again if need be, each time with other contexts and ids."""
+    times = -(-wanted // len(questions))
+    every = questions.select(np.arange(wanted) % len(questions))
+    time_of = np.arange(wanted) // len(questions)
+    return replace(
+        every,
+        ids=tuple(f"{number}-{each}" for number, each in enumerate(every.ids)),
+        contexts=every.contexts * times,
+        context_of=every.context_of + time_of * len(every.contexts),
+    )
 
 
 def random_logits(windows: Windows, seed: int) -> Logits:

@@ -6,19 +6,9 @@ from functools import partial
 from typing import Any, Mapping
 
 from base.errors import InputError
-from base.launchers import RANK_VARIABLES, SIZE_VARIABLES
+from base.launchers import BYTEPS, HVD, LOCAL, launched_backend
 from comm.base import Communicator
 from comm.options import CommunicationConfig
-
-LOCAL, HVD, BYTEPS = BACKENDS = ("local", "hvd", "byteps")
-
-
-def launched_backend(environ: Mapping[str, str]) -> str:
-    """The backend whose launcher has set its variables: BytePS's DMLC_ROLE, or those of mpirun and
-    horovodrun; "local" without a launcher."""
-    if environ.get("DMLC_ROLE") == "worker":
-        return BYTEPS
-    return HVD if any(name in environ for name in (*RANK_VARIABLES, *SIZE_VARIABLES)) else LOCAL
 
 
 def choose_backend(given: str | None, environ: Mapping[str, str]) -> str:

@@ -30,7 +30,7 @@ class Floors(NamedTuple):
 
 
 class Collector(Protocol):
-    """What an evaluation collects of the network's outputs, to be made into scores when it is complete.
+    """The network's outputs of an evaluation, collected to be made into scores when it is complete.
 
     Each example is evaluated on one rank: the arrays of a rank are zero wherever it has put nothing, so that
     their sums over the ranks are the whole.
@@ -40,7 +40,7 @@ class Collector(Protocol):
         """Takes a batch's outputs: those of the network behind its sums, as NumPy arrays."""
 
     def arrays(self) -> Sequence[np.ndarray]:
-        """What this rank has collected: float32 or int32, of the same shapes on every rank."""
+        """All that this rank has collected: float32 or int32, of the same shapes on every rank."""
 
     def scores(self, arrays: Sequence[np.ndarray]) -> dict[str, float | None]:
         """The scores by name, from the sums of `arrays()` over all ranks; rank 0 calls it. It may write

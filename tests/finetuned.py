@@ -1,4 +1,4 @@
-"""Small data and command lines for fine-tuning: a few hundred questions and sentences over a tiny vocabulary."""
+"""Small data and command lines for fine-tuning: questions and sentences over a tiny vocabulary."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def write_data(folder: Path) -> None:
     train.tsv and dev.tsv (a sentence with a good or a bad word), and vocab.txt."""
     rng = random.Random(0)
     for name, paragraphs in (("train", 16), ("dev", 6)):
-        data = {"version": "v2.0", "data": [_article(name, paragraphs, rng)]}
+        articles = [_article(f"{name}-{half}", paragraphs // 2, rng) for half in (1, 2)]
+        data = {"version": "v2.0", "data": articles}
         (folder / f"{name}.json").write_text(json.dumps(data))
         lines = [_sentence(rng, label) for label in (0, 1) for _ in range(3 * paragraphs)]
         rng.shuffle(lines)

@@ -14,7 +14,7 @@ plan        steps, learning rate and warmup: given, or the paper's
 feed        micro-batches of this rank
 run_inputs  what a run reads: its data, plan and feeds, by an interface
 inputs      pretraining's, checked before MXNet is imported
-finetuning/ fine-tuning's, with its options and its plan
+finetuning/  fine-tuning's, with its options and its plan
 entry       exceptions to one line and an exit code
 start       the one door into a run: fresh, from parameters, from a checkpoint
 run_file    run.yaml, the options of a run

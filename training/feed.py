@@ -57,7 +57,7 @@ class Batches(Protocol):
         """Continues at a position."""
 
     def tasks(self) -> Iterator[tuple[int, Callable[[], Any]]]:
-        """From there on: the position after each batch, and its maker."""
+        """Tasks from there on: the position after each batch, and its maker."""
 
 
 class FileFeed:

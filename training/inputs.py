@@ -60,7 +60,7 @@ DATA_OPTIONS = (
 
 @dataclass(frozen=True)
 class Inputs:
-    """What pretraining reads, and the parameters that it begins with. See training.run_inputs.RunInputs.
+    """The data of pretraining, and the parameters that it begins with. See training.run_inputs.RunInputs.
 
     `train` is nothing when random tokens (--dummy_data_len) take its place. `initial` is rank 0's alone.
     """

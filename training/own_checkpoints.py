@@ -95,11 +95,11 @@ def _check_manifest(config: RunConfig, manifest: dict[str, Any], wanted: Wanted)
     vocabulary = wanted.vocabulary
     if vocabulary and manifest.get("vocab_sha256"):  # unknown for npz files and before a download
         facts.append(("vocabulary sha256", manifest["vocab_sha256"][:12], vocabulary.sha256[:12]))
-    for name, made_with, wanted in facts:
-        if made_with != wanted:
+    for name, made_with, needed in facts:
+        if made_with != needed:
             raise InputError(
                 f"--ckpt_dir {ckpt_dir}: its checkpoint of step {step} has {name} {made_with}, this run "
-                f"{wanted}; name the run's own directory, or the model and vocabulary that it was trained "
+                f"{needed}; name the run's own directory, or the model and vocabulary that it was trained "
                 "with"
             )
 

@@ -16,7 +16,7 @@ from training.report import Reporter
 
 @dataclass(frozen=True)
 class About:
-    """What results say of the data (training.results.record.Result).
+    """The data's part in results (training.results.record.Result).
 
     data: the benchmark's name. epochs: passes over the data; None where steps are given. main_score: the
     score that decides, more of which is better; None: the loss. is_result: whether an evaluation without

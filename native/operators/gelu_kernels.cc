@@ -46,81 +46,80 @@ inline float near_zero(float h) {
 constexpr float kTwiceSqrtTwoOverPi = 1.59576912f;
 constexpr float kCubic = 0.044715f;
 
-}  // namespace
+struct Erf {
+  static inline float value(float h) { return h * normal_cdf(h, fast_exp(-0.5f * h * h)); }
 
-void bias_gelu(const float* input, const float* bias, float* output, int64_t rows, int64_t columns) {
+  static inline float slope(float h) {
+    const float gauss = fast_exp(-0.5f * h * h);
+    return normal_cdf(h, gauss) + h * kInverseSqrtTwoPi * gauss;
+  }
+};
+
+struct Tanh {
+  static inline float value(float h) {
+    const float n = near_zero(h);
+    return h * logistic(kTwiceSqrtTwoOverPi * (n + kCubic * n * n * n)).value;
+  }
+
+  static inline float slope(float h) {
+    const float n = near_zero(h);
+    const float square = kCubic * n * n;
+    const Logistic s = logistic(kTwiceSqrtTwoOverPi * (n + square * n));
+    return s.value + h * (s.slope * kTwiceSqrtTwoOverPi * (1.f + 3.f * square));
+  }
+};
+
+template <typename Form>
+void forward(const float* input, const float* bias, float* output, int64_t rows, int64_t columns) {
 #pragma omp parallel for schedule(static)
   for (int64_t row = 0; row < rows; row++) {
     const float* x = input + row * columns;
     float* y = output + row * columns;
 #pragma omp simd
-    for (int64_t c = 0; c < columns; c++) {
-      const float h = x[c] + bias[c];
-      y[c] = h * normal_cdf(h, fast_exp(-0.5f * h * h));
-    }
+    for (int64_t c = 0; c < columns; c++) y[c] = Form::value(x[c] + bias[c]);
   }
+}
+
+template <typename Form>
+void backward(const float* output_gradient, const float* input, const float* bias, float* input_gradient,
+              float* bias_gradient, int64_t rows, int64_t columns) {
+  ColumnSums sums(1, columns);
+#pragma omp parallel
+  {
+    float* bias_sum = sums.mine();
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < rows; row++) {
+      const float* x = input + row * columns;
+      const float* dy = output_gradient + row * columns;
+      float* dx = input_gradient + row * columns;
+#pragma omp simd
+      for (int64_t c = 0; c < columns; c++) {
+        dx[c] = dy[c] * Form::slope(x[c] + bias[c]);
+        bias_sum[c] += dx[c];
+      }
+    }
+    sums.store(0, bias_gradient);
+  }
+}
+
+}  // namespace
+
+void bias_gelu(const float* input, const float* bias, float* output, int64_t rows, int64_t columns) {
+  forward<Erf>(input, bias, output, rows, columns);
 }
 
 void bias_gelu_backward(const float* output_gradient, const float* input, const float* bias,
                         float* input_gradient, float* bias_gradient, int64_t rows, int64_t columns) {
-  ColumnSums sums(1, columns);
-#pragma omp parallel
-  {
-    float* bias_sum = sums.mine();
-#pragma omp for schedule(static)
-    for (int64_t row = 0; row < rows; row++) {
-      const float* x = input + row * columns;
-      const float* dy = output_gradient + row * columns;
-      float* dx = input_gradient + row * columns;
-#pragma omp simd
-      for (int64_t c = 0; c < columns; c++) {
-        const float h = x[c] + bias[c];
-        const float gauss = fast_exp(-0.5f * h * h);
-        dx[c] = dy[c] * (normal_cdf(h, gauss) + h * kInverseSqrtTwoPi * gauss);
-        bias_sum[c] += dx[c];
-      }
-    }
-    sums.store(0, bias_gradient);
-  }
+  backward<Erf>(output_gradient, input, bias, input_gradient, bias_gradient, rows, columns);
 }
 
 void bias_gelu_tanh(const float* input, const float* bias, float* output, int64_t rows, int64_t columns) {
-#pragma omp parallel for schedule(static)
-  for (int64_t row = 0; row < rows; row++) {
-    const float* x = input + row * columns;
-    float* y = output + row * columns;
-#pragma omp simd
-    for (int64_t c = 0; c < columns; c++) {
-      const float h = x[c] + bias[c];
-      const float n = near_zero(h);
-      y[c] = h * logistic(kTwiceSqrtTwoOverPi * (n + kCubic * n * n * n)).value;
-    }
-  }
+  forward<Tanh>(input, bias, output, rows, columns);
 }
 
 void bias_gelu_tanh_backward(const float* output_gradient, const float* input, const float* bias,
                              float* input_gradient, float* bias_gradient, int64_t rows, int64_t columns) {
-  ColumnSums sums(1, columns);
-#pragma omp parallel
-  {
-    float* bias_sum = sums.mine();
-#pragma omp for schedule(static)
-    for (int64_t row = 0; row < rows; row++) {
-      const float* x = input + row * columns;
-      const float* dy = output_gradient + row * columns;
-      float* dx = input_gradient + row * columns;
-#pragma omp simd
-      for (int64_t c = 0; c < columns; c++) {
-        const float h = x[c] + bias[c];
-        const float n = near_zero(h);
-        const float square = kCubic * n * n;
-        const Logistic s = logistic(kTwiceSqrtTwoOverPi * (n + square * n));
-        dx[c] = dy[c] * (s.value + h * (s.slope * kTwiceSqrtTwoOverPi * (1.f + 3.f * square)));
-        bias_sum[c] += dx[c];
-      }
-    }
-    sums.store(0, bias_gradient);
-  }
+  backward<Tanh>(output_gradient, input, bias, input_gradient, bias_gradient, rows, columns);
 }
 
 }  // namespace ISA

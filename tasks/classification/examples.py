@@ -18,8 +18,8 @@ HEADLINE = "score"  # the one number of a task
 
 @dataclass(frozen=True)
 class Labelling:
-    """What is predicted: classes by name (none: numbers, from `least` to `most` where they differ), and the
-    metrics, of which the first counts."""
+    """The kind of prediction: classes by name (none: numbers, from `least` to `most` where they differ), and
+    the metrics, of which the first counts."""
 
     labels: tuple[str, ...]
     metrics: tuple[str, ...]
@@ -28,14 +28,14 @@ class Labelling:
 
 
 class EvaluationSet(NamedTuple):
-    """Some of the examples evaluated on: `count` of them, after those of the set before.
+    """Some of the examples evaluated on, after those of the set before.
 
-    `prefix`: of its scores' names. `labels`: None for one without. `submission`: name of the file with its
-    predictions; "" for none.
+    `size`: number of examples. `prefix`: of its scores' names. `labels`: None for a set without.
+    `submission`: name of the file with its predictions; "" for none.
     """
 
     prefix: str
-    count: int
+    size: int
     ids: Sequence[str]
     labels: np.ndarray | None
     submission: str
@@ -83,7 +83,7 @@ class EvaluationTexts:
     def _labels(self) -> np.ndarray:
         dtype, missing = (np.int32, -1) if self.labelling.labels else (np.float32, np.nan)
         parts = [
-            np.full(each.count, missing, dtype) if each.labels is None else each.labels.astype(dtype)
+            np.full(each.size, missing, dtype) if each.labels is None else each.labels.astype(dtype)
             for each in self.sets
         ]
         return np.concatenate(parts)
@@ -94,7 +94,7 @@ class OutputCollector:
 
     def __init__(self, evaluated: EvaluationTexts):
         self._evaluated = evaluated
-        count = sum(each.count for each in evaluated.sets)
+        count = sum(each.size for each in evaluated.sets)
         self._outputs = np.zeros((count, max(1, len(evaluated.labelling.labels))), np.float32)
         self._filled = np.zeros(count, np.int32)
 
@@ -121,8 +121,8 @@ class OutputCollector:
         submissions: dict[str, Predictions] = {}
         begin = 0
         for each in self._evaluated.sets:
-            own = predicted[begin : begin + each.count]
-            begin += each.count
+            own = predicted[begin : begin + each.size]
+            begin += each.size
             if each.labels is not None:
                 of_set = scores(labelling.metrics, own, each.labels)
                 if not found:

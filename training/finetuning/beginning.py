@@ -24,7 +24,7 @@ INIT_FROM, MODEL_PARAMETERS = "--init_from", "--model_parameters"
 
 @dataclass(frozen=True)
 class BeginningConfig:
-    """What the options say. At most one of `init_from` (BERT) and `model_parameters` (with the head) is
+    """The options about weights. At most one of `init_from` (BERT) and `model_parameters` (with the head) is
     given; without, everything begins with random numbers, and `described` has a model and a vocabulary."""
 
     init_from: str | None

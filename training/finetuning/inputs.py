@@ -1,4 +1,4 @@
-"""What a fine-tuning run reads: examples to train on and to evaluate on, as batches by length."""
+"""The data of a fine-tuning run: examples to train on and to evaluate on, as batches by length."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from base.command_line import (
     rate,
 )
 from base.errors import InputError
+from base.launchers import BACKENDS
 from bert.configuration import DROPOUT, INITIAL_STDEV
-from comm.backends import BACKENDS
 from comm.options import add_communication_options, communication_config
 from data.options import DataConfig
 from training.config import (
@@ -232,7 +232,7 @@ def parse(parser: OptionParser, argv: Sequence[str] | None) -> argparse.Namespac
 
 
 def beginning_config(options: argparse.Namespace) -> BeginningConfig:
-    """What the run begins with. Raises InputError as `pretrained_config`."""
+    """The options about weights and vocabulary. Raises InputError as `pretrained_config`."""
     return BeginningConfig(
         options.init_from,
         options.model_parameters,

@@ -157,7 +157,7 @@ def test_an_answer_that_begins_at_a_windows_last_token(letters):
 
 
 def test_no_candidate_is_no_answer(letters):
-    """GluonNLP 0.10 ends with an exception here."""
+    """Google's code ends with an exception here in 2.0, and answers "empty" in 1.1."""
     questions = made(["\u200b", "a"], [(0, "x", -1, -1), (1, "x", -1, -1)])
     windows = make_windows(questions, TokenizerSettings(letters), WindowSettings())
     for version_2 in (False, True):
