@@ -12,7 +12,7 @@ PYTHON ?=
 CUDA ?=
 SLOW ?= 1
 # Those with a peer; `threads` and `bfloat16` compare settings of the training scripts, and are run by name.
-BENCH ?= step loader tokenize_text optimizer
+BENCH ?= step loader tokenize_text questions optimizer
 ARGS ?=
 PY := .venv/bin/python
 
@@ -73,7 +73,7 @@ test: setup ## run the tests (SLOW=0 leaves out BERT-large, ARGS="-k hparams" go
 	alone=0; $(PYTEST) --part alone || alone=$$?; \
 	case $$no_ranks,$$ranks,$$alone in 5,5,5|*[!05,]*) exit 1;; esac
 
-bench: setup ## measure against peers: step, loader, tokenizers, update (BENCH=step; ARGS=--quick)
+bench: setup ## measure against peers: step, loader, tokenizers, questions, update (BENCH=step; ARGS=--quick)
 	@for each in $(BENCH); do echo "--- python -m bench.$$each" $(ARGS); $(PY) -m bench.$$each $(ARGS); done
 
 check: setup ## lint, formatting, types

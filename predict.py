@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Iterator, NamedTuple, Sequence
 
 import numpy as np
@@ -22,16 +21,16 @@ from base.threads import set_threads
 from bert.weights.names import MASKED_LM, NEXT_SENTENCE, POOLER
 from bert.weights.tensors import Weights
 from data.tokenizing.marked_text import encode_marked
-from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
-from data.tokenizing.vocab import SENTENCEPIECE, Vocabulary, vocabulary_from_tokens
+from data.tokenizing.tokenizer import TokenizerSettings
+from data.tokenizing.vocab import Vocabulary
 from training.entry import exit_code
 from training.pretrained_options import (
     PretrainedConfig,
     add_pretrained_options,
+    described_tokenizer,
     find_described,
     pretrained_config,
 )
-from training.saved_vocabulary import FILES
 
 _WEIGHTS = "WEIGHTS"
 _EPILOG = """WEIGHTS are recognised by their content: a folder of this project's checkpoints (the newest
@@ -101,12 +100,10 @@ def prepare(config: PredictConfig) -> tuple[Weights, Vocabulary, list[Question]]
     """Opens the weights, and tokenizes and checks the inputs. MXNet is not imported.
 
     Raises:
-        InputError: as `find_described`, `tokenizer_settings` and `questions`.
+        InputError: as `find_described`, `described_tokenizer` and `questions`.
     """
     weights = find_described(config.weights, _WEIGHTS, config.described)
-    if config.sentencepiece:
-        weights = replace(weights, vocabulary=None)
-    settings = tokenizer_settings(config, weights)
+    settings = described_tokenizer(weights, _WEIGHTS, config.described, config.sentencepiece)
     return weights, settings.vocabulary, questions(config, weights, settings)
 
 
@@ -173,34 +170,6 @@ def _truncated(first: list[int], second: list[int], most: int) -> tuple[list[int
     while sum(lengths) > most:
         lengths[0 if lengths[0] > lengths[1] else 1] -= 1
     return first[: lengths[0]], second[: lengths[1]]
-
-
-def tokenizer_settings(config: PredictConfig, weights: Weights) -> TokenizerSettings:
-    """The tokenizer of the weights: the vocabulary that is given, or beside them.
-
-    Raises:
-        InputError: there is none, or it has more tokens than the weights.
-    """
-    cased = config.described.cased or bool(weights.cased)
-    beside = os.path.join(os.path.dirname(weights.source), FILES[SENTENCEPIECE])
-    model = config.sentencepiece
-    if model is None and weights.vocabulary is None and os.path.isfile(beside):
-        model = beside
-    if model is not None:
-        vocabulary = load_sentencepiece(model)
-    elif weights.vocabulary is not None:
-        vocabulary = vocabulary_from_tokens(weights.vocabulary, config.described.vocab or weights.source)
-    else:
-        raise InputError(
-            f"{_WEIGHTS} {weights.source}: no vocabulary lies beside it; give --vocab vocab.txt or "
-            "--sentencepiece"
-        )
-    if len(vocabulary) > weights.vocab_size:
-        raise InputError(
-            f"{model or _WEIGHTS} has {len(vocabulary)} tokens, but {weights.source} has embeddings of "
-            f"{weights.vocab_size}; name the vocabulary that it was trained with"
-        )
-    return TokenizerSettings(vocabulary, model, cased)
 
 
 def answer(

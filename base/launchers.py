@@ -22,6 +22,16 @@ LOCAL_SIZE_VARIABLES = (
     "SLURM_STEP_TASKS_PER_NODE",
 )
 
+LOCAL, HVD, BYTEPS = BACKENDS = ("local", "hvd", "byteps")
+
+
+def launched_backend(environ: Mapping[str, str]) -> str:
+    """The backend whose launcher has set its variables: BytePS's DMLC_ROLE, or those of mpirun and
+    horovodrun; "local" without a launcher."""
+    if environ.get("DMLC_ROLE") == "worker":
+        return BYTEPS
+    return HVD if any(name in environ for name in (*RANK_VARIABLES, *SIZE_VARIABLES)) else LOCAL
+
 
 def launched_rank(environ: Mapping[str, str]) -> int:
     """This process's rank according to its launcher, before any library is started; 0 without one."""

@@ -12,6 +12,8 @@ peer_gluonnlp      the worker of GluonNLP
 loader             command: batches, against GluonNLP's raw path
 raw_path           that path: Google's algorithm, document by document
 tokenize_text      command: tokenizers, against Hugging Face's and GluonNLP's
+questions          command: SQuAD's features, answers and scores, against a pure-Python loop
+question_loop      that loop: Google's algorithms, question by question
 optimizer          command: the update, against MXNet's operators and PyTorch's AdamW
 optimizer_torch    the process of PyTorch's AdamW
 threads            command: numbers of threads and bindings for 1, 2 and 4 ranks

@@ -1,23 +1,28 @@
-"""BERT with its two pretraining heads, built from GluonNLP's blocks."""
+"""BERT with its pooler and pretraining heads, or without, built from GluonNLP's blocks."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Collection, Mapping
 
 import mxnet as mx
 from gluonnlp.model.bert import BERTEncoder, BERTModel
 
 from bert.configuration import DROPOUT, INITIAL_STDEV, LAYER_NORM_EPSILON, BertConfig
 
+POOLER, CLASSIFIER, DECODER = HEADS = ("pooler", "classifier", "decoder")
 
-def build_model(config: BertConfig, vocab_size: int, dropout: float = DROPOUT) -> BERTModel:
+
+def build_model(
+    config: BertConfig, vocab_size: int, dropout: float = DROPOUT, heads: Collection[str] = HEADS
+) -> BERTModel:
     """An uninitialized BERT with pooler, next-sentence classifier and masked-LM decoder.
 
     Parameter names and shapes are GluonNLP's, so its fine-tuning scripts load the saved `.params`.
 
     Args:
         vocab_size: rows of the word embedding, which the decoder shares.
+        heads: of HEADS, those to build; the classifier needs the pooler.
     """
     encoder = BERTEncoder(
         num_layers=config.layers,
@@ -35,8 +40,11 @@ def build_model(config: BertConfig, vocab_size: int, dropout: float = DROPOUT) -
         token_type_vocab_size=config.token_types,
         units=config.units,
         embed_size=config.units,
+        use_pooler=POOLER in heads,
+        use_classifier=CLASSIFIER in heads,
+        use_decoder=DECODER in heads,
     )
-    if config.gelu == "tanh":
+    if config.gelu == "tanh" and DECODER in heads:
         model.decoder._children["1"] = TanhGELU()  # GluonNLP has no argument for this one
     return model
 
@@ -69,10 +77,27 @@ def initialize(
 
 def trainable(model: BERTModel) -> dict[str, mx.gluon.Parameter]:
     """Parameters by GluonNLP's structural name, each once (the decoder's weight is the word embedding)."""
-    named = {}
+    return _each_once(model._collect_params_with_prefix())
+
+
+def network_parameters(network: Any) -> dict[str, mx.gluon.Parameter]:
+    """All parameters of a task's network by the names that checkpoints have: GluonNLP's structural ones of
+    its `bert`, then those of its `head`, if it has one."""
+    named = dict(network.bert._collect_params_with_prefix())
+    head = getattr(network, "head", None)
+    return {**named, **head._collect_params_with_prefix()} if head is not None else named
+
+
+def trained(network: Any) -> dict[str, mx.gluon.Parameter]:
+    """Those of `network_parameters` that are trained, each once."""
+    return _each_once(network_parameters(network))
+
+
+def _each_once(named: Mapping[str, mx.gluon.Parameter]) -> dict[str, mx.gluon.Parameter]:
+    found = {}
     seen = set()
-    for name, parameter in model._collect_params_with_prefix().items():
+    for name, parameter in named.items():
         if parameter.grad_req != "null" and id(parameter) not in seen:
             seen.add(id(parameter))
-            named[name] = parameter
-    return named
+            found[name] = parameter
+    return found

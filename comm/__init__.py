@@ -8,4 +8,5 @@ byteps/      all of BytePS
 bits         arrays as whole numbers, for sums that keep every bit
 compression  averages in fewer bytes, and communicators that compress
 watch/       limits to waiting
+backends     the one that a process was launched for
 """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Mapping, NamedTuple, Protocol, Sequence
 
+import numpy as np
+
 from bert.configuration import BertConfig
 from bert.flops import Size
 
@@ -27,15 +29,39 @@ class Floors(NamedTuple):
     held_out: float | None = None
 
 
+class Collector(Protocol):
+    """The network's outputs of an evaluation, collected to be made into scores when it is complete.
+
+    Each example is evaluated on one rank: the arrays of a rank are zero wherever it has put nothing, so that
+    their sums over the ranks are the whole.
+    """
+
+    def add(self, batch: Any, outputs: Sequence[Any]) -> None:
+        """Takes a batch's outputs: those of the network behind its sums, as NumPy arrays."""
+
+    def arrays(self) -> Sequence[np.ndarray]:
+        """All that this rank has collected: float32 or int32, of the same shapes on every rank."""
+
+    def scores(self, arrays: Sequence[np.ndarray]) -> dict[str, float | None]:
+        """The scores by name, from the sums of `arrays()` over all ranks; rank 0 calls it. It may write
+        predictions.
+
+        Raises:
+            TrainingError: outputs that no score can be made of.
+        """
+
+
 class Task(Protocol):
     """One thing that a network is trained for. Training and evaluation know a task by this alone.
 
     A batch is a named tuple of arrays, among them `input_ids` (B, L) and `valid_lengths` (B,). The network
-    returns the loss (1,) and the sums (len(sums),) of a batch. Each sum is divided by one of the
-    denominators, over a step for the gradient and over an interval for the figures.
+    returns the loss (1,) and the sums (len(sums),) of a batch, and behind them what a Collector collects, if
+    anything. Each sum is divided by one of the denominators, over a step for the gradient and over an
+    interval for the figures.
 
     Attributes:
         name: of the task, for records.
+        heads: of bert.model.HEADS, those that the network needs.
         sums: names of the network's second output.
         denominators: names of the numbers that sums are divided by.
         judged: a sum and its denominator: the loss whose standard error is kept.
@@ -43,6 +69,9 @@ class Task(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def heads(self) -> Sequence[str]: ...
 
     @property
     def sums(self) -> Sequence[str]: ...
@@ -57,7 +86,8 @@ class Task(Protocol):
         """The hybridized heads and losses above `bert`, a BERT of this configuration, on "fused" or "mxnet"
         operators.
 
-        It has `adds_in_backward` (whether grad_req "add" is heeded) and `pack_weights()`.
+        It has `bert`, `adds_in_backward` (whether grad_req "add" is heeded) and `pack_weights()`, and where
+        there are parameters above `bert`, `head`: an initialized block with them.
         """
 
     def inputs(self, batch: Any, device: Any) -> list[Any]:

@@ -40,7 +40,11 @@ FOLDERS = (
 README_LINES = 250
 SCRIPT = "run_pretraining_hvd.py"
 SCRIPTS = (SCRIPT, "run_pretraining_byteps.py")
-DATA_COMMANDS = ("data.prepare", "data.inspect", "data.train_vocab", "data.convert_npz")
+DATA_COMMANDS = (
+    *("data.prepare", "data.inspect", "data.train_vocab", "data.convert_npz"),
+    "data.classification.embedded",  # tests/data/classification/test_submission.py
+    *("data.questions.cloze", "data.questions.score"),  # tests/data/questions
+)
 OWN_TEXT = "## Your own text"
 LARGE_CORPUS = "## A large corpus"
 CHECKPOINT_DIRECTORY = "## The checkpoint directory"

@@ -8,15 +8,18 @@ config      frozen settings made once from the options
 stages      two stages in one directory: where a run goes on
 initial     parameters to begin with, compared with the run's
 saved_vocabulary  the vocabulary beside the checkpoints
-inputs      the run's files, checked before MXNet is imported
-entry       exceptions to one line and an exit code
+own_checkpoints  the checkpoints of the run's own directory
 budget      hours instead of steps
 plan        steps, learning rate and warmup: given, or the paper's
+feed        micro-batches of this rank
+run_inputs  what a run reads: its data, plan and feeds, by an interface
+inputs      pretraining's, checked before MXNet is imported
+finetuning/  fine-tuning's, with its options and its plan
+entry       exceptions to one line and an exit code
 start       the one door into a run: fresh, from parameters, from a checkpoint
 run_file    run.yaml, the options of a run
 run         everything that a run has, and its state
 loop        steps, logs, evaluations and checkpoints
-feed        micro-batches of this rank
 step        forward, backward, average, clip, update
 optimizer/  LAMB, Adam, schedule, loss scale, accumulation
 evaluation  figures of a task over held-out data

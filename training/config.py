@@ -72,6 +72,7 @@ class OptimizationConfig:
     upper_bound: float | None
     clip_norm: float
     seed: int | None
+    epsilon: float = 1e-6
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class CheckpointConfig:
     """Place and interval of checkpoints, and the one that a run begins with."""
 
     ckpt_dir: str
-    ckpt_interval: int
+    ckpt_interval: int | None  # None: the plan's
     keep_checkpoints: int
     resume: bool
     start_step: int
@@ -197,5 +198,6 @@ def _of_file(config: ModelConfig, gelu: str | None, dropout_given: bool) -> Mode
 
 
 def _part(kind: type[T], options: argparse.Namespace) -> T:
-    """The options that `kind` has fields for."""
-    return kind(**{field.name: getattr(options, field.name) for field in fields(kind)})  # type: ignore[arg-type]
+    """The options that `kind` has fields for; a field with a default need not be an option."""
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    return kind(**{name: getattr(options, name) for name in names if hasattr(options, name)})

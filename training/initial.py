@@ -77,7 +77,7 @@ def find_initial(start: StartConfig, wanted: Wanted) -> Initial:
             messages.append(
                 f"{weights.source}: of its {rows} positions the first {wanted.bert.positions} are taken"
             )
-    _check_finite(source, tensors)
+    check_finite(source, tensors)
     return Initial(weights.source, tensors, messages, checkpoint)
 
 
@@ -173,7 +173,7 @@ def _fitting(weights: Weights, wanted: Wanted) -> tuple[dict[str, Tensor], list[
     return tensors, messages
 
 
-def _check_finite(source: str, tensors: Mapping[str, Tensor]) -> None:
+def check_finite(source: str, tensors: Mapping[str, Tensor]) -> None:
     """Reads all numbers, one tensor at a time. Raises InputError for one that is not finite as float32."""
     for name, tensor in tensors.items():
         with np.errstate(over="ignore"):  # of float64

@@ -1,21 +1,17 @@
-"""The run's files: all that can be checked before mxnet is imported and before any work starts, and the data
-opened."""
+"""The files of a pretraining run: all that can be checked before mxnet is imported and before any work
+starts, and the data opened."""
 
 from __future__ import annotations
 
-import glob
 import os
-import re
 from dataclasses import dataclass, field, replace
-from typing import Any, Iterable, NamedTuple, Sequence
+from typing import ClassVar, Iterable, Sequence
+
+import numpy as np
 
 from base.errors import InputError
 from base.launchers import launched_rank
 from base.progress import Printed
-from bert.configuration import recorded_config
-from bert.weights.bare_params import check_index, check_values, expected_shapes
-from bert.weights.names import DECODER, EMBEDDING
-from bert.weights.params_file import read_index
 from comm.base import Communicator
 from data.opening import (
     INSTANCES,
@@ -30,22 +26,41 @@ from data.opening import (
     open_data,
 )
 from data.options import MAX_POSITIONS, DataConfig, MaskingConfig
+from data.pretraining.batches import PretrainingBatches, dummy_batch, evaluation_batches
+from data.store.entropy import context_free_loss, unigram_entropy
 from data.tokenizing.vocab import Vocabulary
 from lamb_paper import STAGE_LENGTHS
-from training.checkpoint import list_steps, read_manifest
 from training.config import RunConfig
+from training.feed import DummyFeed, EvaluationFeed, Feed, FileFeed
 from training.initial import Initial, Wanted, find_initial
 from training.options import PUBLISHED_VOCABULARIES
+from training.own_checkpoints import check_checkpoints, continues
+from training.plan import RunPlan, make_plan
+from training.report import Reporter
+from training.run_inputs import About, Part, RunInputs
 from training.saved_vocabulary import check_room
-from training.stages import length_message, missing_stage_1, stage_to_continue
+from training.stages import length_message
 
 MOST_PADDING = 128  # rows more than tokens: NVIDIA pads to multiples of 8, for its matrix units, others to 64
-_LAYER = re.compile(r"encoder\.transformer_cells\.(\d+)\.")
+
+
+# Those that a data position depends on.
+DATA_OPTIONS = (
+    "data",
+    "raw",
+    "text_format",
+    "split_sentences",
+    "batch_size",
+    "use_avg_len",
+    "num_buckets",
+    "max_seq_length",
+    "short_seq_prob",
+)
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The run's data, known to exist and to be of the right form, and the parameters that it begins with.
+    """The data of pretraining, and the parameters that it begins with. See training.run_inputs.RunInputs.
 
     `train` is nothing when random tokens (--dummy_data_len) take its place. `initial` is rank 0's alone.
     """
@@ -58,18 +73,78 @@ class Inputs:
     config: DataConfig = field(default_factory=DataConfig)  # with a cache and the sequence length filled in
     initial: Initial | None = None  # of --init_from
     messages: tuple[str, ...] = ()  # warnings for people
+    data_options: ClassVar[Sequence[str]] = DATA_OPTIONS
+    about: ClassVar[About] = About()
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is something to train on."""
+        return bool(self.train.kind or self.config.dummy_data_len)
+
+    @property
+    def evaluation_options(self) -> Sequence[str]:
+        """The option that names what is evaluated on."""
+        return ("data_eval",) if self.evaluation.kind else ()
 
     @property
     def reads_text(self) -> bool:
         """Whether something has to be tokenized, for which there must be a vocabulary."""
         return TEXT in (self.train.kind, self.evaluation.kind)
 
+    def completed(self, config: RunConfig, communicator: Communicator) -> Inputs:
+        """The inputs with the vocabulary of --dataset_name where text needs one. Every rank calls it."""
+        if self.vocabulary is None and self.reads_text:
+            return replace(self, vocabulary=_downloaded_vocabulary(config.model.dataset_name, communicator))
+        return self
 
-class Part(NamedTuple):
-    """A stage of a run, or a run without stages: its settings and its checked inputs."""
+    def open_ahead(self, first: RunInputs, communicator: Communicator) -> None:
+        """Tokenizes or converts the data of this stage into the cache, where it is not that of `first`."""
+        assert isinstance(first, Inputs), "both stages read the same kind"
+        for own, others in ((self.train, first.train), (self.evaluation, first.evaluation)):
+            if own.kind and own != others:
+                open_source(self, own, communicator)
 
-    config: RunConfig
-    inputs: Inputs
+    def plan(self, config: RunConfig, world_size: int) -> RunPlan:
+        """As `make_plan`."""
+        length, stage = self.max_seq_length, config.start.stage
+        return make_plan(config.batch, config.optimization, world_size, length, stage)
+
+    def open_training(
+        self, config: RunConfig, plan: RunPlan, seed: int, communicator: Communicator, reporter: Reporter
+    ) -> Feed | None:
+        """This rank's share of --data, or random tokens with --dummy_data_len; None without either."""
+        batch, length = config.batch, config.data.dummy_data_len
+        if length:
+            rows = max(1, batch.batch_size // length) if batch.use_avg_len else batch.batch_size
+            rng = np.random.default_rng([seed, communicator.rank])
+            return DummyFeed(dummy_batch(rows, length, plan.max_predictions_per_seq, self.vocab_size, rng))
+        if not self.train.kind:
+            return None
+        opened = open_source(self, self.train, communicator)
+        source, store = opened.source, opened.tokens
+        context_free = None
+        if store is not None and communicator.rank == 0:
+            context_free = context_free_loss(store)
+            reporter.note(
+                f"training text: {store.num_documents:,} documents, {store.num_sentences:,} sentences,"
+                f" {store.num_tokens:,} tokens, unigram entropy {unigram_entropy(store):.2f} nats"
+            )
+        batches = PretrainingBatches(source, self.config.batching, seed, communicator.rank, communicator.size)
+        shapes = ", ".join(f"{rows}x{length}" for rows, length in batches.shapes)
+        reporter.note(f"batches of a process (sequences x tokens): {shapes}")
+        return FileFeed(batches, config.data.num_data_workers, context_free)
+
+    def open_evaluation(self, config: RunConfig, communicator: Communicator) -> EvaluationFeed | None:
+        """This rank's share of --data_eval; None without it."""
+        if not self.evaluation.kind:
+            return None
+        opened = open_source(self, self.evaluation, communicator)
+        source, store = opened.source, opened.tokens
+        rank, size = communicator.rank, communicator.size
+        return EvaluationFeed(
+            lambda: evaluation_batches(source, config.batch.batch_size_eval, rank, size),
+            context_free_loss(store) if store is not None and rank == 0 else None,
+        )
 
 
 def check_parts(configs: Iterable[RunConfig]) -> list[Part]:
@@ -78,19 +153,21 @@ def check_parts(configs: Iterable[RunConfig]) -> list[Part]:
     Raises:
         InputError: as `check_inputs`; or stages that do not fit together.
     """
-    parts = [Part(config, check_inputs(config)) for config in configs]
-    if len(parts) == 2:
-        (_, first), (config, second) = parts
+    checked = [(config, check_inputs(config)) for config in configs]
+    if len(checked) == 2:
+        (begun, first), (config, second) = checked
         _check_files_of_both(config, second)
-        words = [(part.inputs.vocab_size, getattr(part.inputs.vocabulary, "sha256", None)) for part in parts]
+        words = [
+            (inputs.vocab_size, getattr(inputs.vocabulary, "sha256", None)) for inputs in (first, second)
+        ]
         if words[0] != words[1]:
             raise InputError(
                 "--data and --data_2 have different vocabularies; both stages train one model, with one "
                 "vocabulary"
             )
         message = length_message((first.max_seq_length, second.max_seq_length))
-        parts[0] = Part(parts[0].config, replace(first, messages=(message,) if message else ()))
-    return parts
+        checked[0] = (begun, replace(first, messages=(message,) if message else ()))
+    return [Part(config, inputs) for config, inputs in checked]
 
 
 def check_inputs(config: RunConfig) -> Inputs:
@@ -111,11 +188,12 @@ def check_inputs(config: RunConfig) -> Inputs:
     max_seq_length = _check_data(config, train, evaluation)
     initial = None
     if config.start.is_first:
-        _check_checkpoints(config, vocab_size, vocabulary)
+        wanted = Wanted(config.model.bert, vocab_size, vocabulary)
+        check_checkpoints(config, wanted, bool(data.data or data.dummy_data_len))
         # The others get the numbers from rank 0, and may not see its disk.
         if launched_rank(os.environ) == 0:
-            if config.start.init_from and not _continues(config):
-                initial = find_initial(config.start, Wanted(config.model.bert, vocab_size, vocabulary))
+            if config.start.init_from and not continues(config):
+                initial = find_initial(config.start, wanted)
             check_room(config.checkpoint.ckpt_dir, vocabulary, data.tokenizer)
     filled = replace(
         data,
@@ -211,105 +289,11 @@ def open_source(inputs: Inputs, data: DataFiles, communicator: Communicator) -> 
     return opened
 
 
-def _check_checkpoints(config: RunConfig, vocab_size: int, vocabulary: Vocabulary | None) -> None:
-    """Checks that a checkpoint to continue is of this model, and that a new run writes over no old one.
+def _downloaded_vocabulary(dataset_name: str, communicator: Communicator) -> Vocabulary:
+    """One rank of each host downloads, the others then find it on disk."""
+    from bert.weights.published import download_vocabulary  # MXNet is running by now
 
-    Damaged checkpoints are found, and passed over, later.
-    """
-    ckpt_dir = config.checkpoint.ckpt_dir
-    if os.path.exists(ckpt_dir) and not os.path.isdir(ckpt_dir):
-        raise InputError(f"--ckpt_dir {ckpt_dir} is a file; name a directory")
-    steps = list_steps(ckpt_dir)
-    place, follows = config.checkpoint, config.start.follows_stage_1
-    if not (place.resume or place.start_step or follows):
-        if config.trains:
-            _check_unused(ckpt_dir, steps)
-        return
-    manifest = _newest_manifest(config, steps)
-    if manifest is not None:
-        _check_manifest(config, manifest, vocab_size, vocabulary)
-        if stage_to_continue(config, manifest) == manifest.get("stage") and not (
-            place.resume or place.start_step
-        ):
-            _check_unused(ckpt_dir, steps)  # --stages 2 with steps of its own
-        return
-    if follows and launched_rank(os.environ) == 0:  # the others may not see the disk
-        raise missing_stage_1(config)
-    bare = os.path.join(ckpt_dir, f"{place.start_step:07d}.params")
-    if place.start_step and place.start_step not in steps and os.path.isfile(bare):
-        _check_parameters(config, bare, vocab_size)
-
-
-def _newest_manifest(config: RunConfig, steps: Sequence[int]) -> dict[str, Any] | None:
-    """The newest readable manifest of those to continue from; None where there is none."""
-    chosen = config.checkpoint.start_step
-    for step in reversed(steps):
-        if chosen and step != chosen:
-            continue
-        try:
-            return read_manifest(config.checkpoint.ckpt_dir, step)
-        except InputError:
-            continue
-    return None
-
-
-def _continues(config: RunConfig) -> bool:
-    """Whether a checkpoint in --ckpt_dir seems to be there for --resume, which wins over --init_from."""
-    return config.checkpoint.resume and bool(list_steps(config.checkpoint.ckpt_dir))
-
-
-def _check_unused(ckpt_dir: str, steps: Sequence[int]) -> None:
-    if steps:
-        raise InputError(
-            f"--ckpt_dir {ckpt_dir} holds checkpoints up to step {steps[-1]}; continue them with --resume "
-            "or name another directory"
-        )
-    bare = sorted(glob.glob(os.path.join(glob.escape(ckpt_dir), "[0-9]*.params")))
-    if bare:
-        raise InputError(
-            f"--ckpt_dir {ckpt_dir} holds {os.path.basename(bare[-1])}, which this run could overwrite; "
-            "continue from it with --start_step or name another directory"
-        )
-
-
-def _check_manifest(
-    config: RunConfig, manifest: dict[str, Any], vocab_size: int, vocabulary: Vocabulary | None
-) -> None:
-    ckpt_dir, step = config.checkpoint.ckpt_dir, manifest["step"]
-    saved = recorded_config(manifest, f"--ckpt_dir {ckpt_dir}: its checkpoint of step {step}")
-    facts = [
-        ("model", saved.description, config.model.bert.description),
-        ("vocabulary size", manifest.get("vocab_size"), vocab_size),
-    ]
-    if vocabulary and manifest.get("vocab_sha256"):  # unknown for npz files and before a download
-        facts.append(("vocabulary sha256", manifest["vocab_sha256"][:12], vocabulary.sha256[:12]))
-    for name, made_with, wanted in facts:
-        if made_with != wanted:
-            raise InputError(
-                f"--ckpt_dir {ckpt_dir}: its checkpoint of step {step} has {name} {made_with}, this run "
-                f"{wanted}; name the run's own directory, or the model and vocabulary that it was trained "
-                "with"
-            )
-
-
-def _check_parameters(config: RunConfig, path: str, vocab_size: int) -> None:
-    """A .params file without a manifest: its model, then every parameter."""
-    arrays = read_index(path)
-    found_layers = len({match[1] for match in map(_LAYER.match, arrays) if match})
-    embedding = arrays.get(EMBEDDING, arrays.get(DECODER))
-    if embedding is None or len(embedding.shape) != 2 or not found_layers:
-        raise InputError(
-            f"--start_step {config.checkpoint.start_step}: {path} is no BERT with GluonNLP's parameter names"
-        )
-    layers, units = config.model.bert.layers, config.model.bert.units
-    found = (found_layers, *embedding.shape[::-1])
-    if found != (layers, units, vocab_size):
-        raise InputError(
-            f"--start_step {config.checkpoint.start_step}: {path} has {found[0]} layers, {found[1]} units "
-            f"and {found[2]} tokens, this run {layers}, {units} and {vocab_size}; name its model and "
-            "vocabulary"
-        )
-    source = f"--start_step {config.checkpoint.start_step}: {path}"
-    check_index(source, arrays, expected_shapes(config.model.bert, vocab_size))
-    if launched_rank(os.environ) == 0:  # the others get the numbers from it
-        check_values(source, path, arrays)
+    if communicator.local_rank == 0:
+        vocabulary = download_vocabulary(dataset_name)
+    communicator.barrier()
+    return vocabulary if communicator.local_rank == 0 else download_vocabulary(dataset_name)

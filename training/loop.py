@@ -15,10 +15,10 @@ from comm.base import Communicator
 from tasks.base import Floors
 from training.budget import Budget
 from training.checkpoint import params_path
-from training.config import RunConfig
 from training.metrics import Totals, figures, finite_or_none
 from training.profiling.profiler import TraceOfSteps
 from training.report import Ending, read_metrics, summarize
+from training.run_inputs import Part
 from training.start import Start, broadcast_json
 from training.step import StepResult, StepSettings, TrainStep, dropout_seed
 from training.utilisation import find_peak
@@ -74,7 +74,9 @@ class Loop:
         """
         run = self.run
         keep_going = True
-        if run.start.begins_stage_2 or lacks_evaluation(run.start, run.config, run.communicator):
+        if run.start.begins_stage_2 or lacks_evaluation(
+            run.start, Part(run.config, run.inputs), run.communicator
+        ):
             run.evaluate(self.step)  # at stage 2's length, or because the run was killed before it
         self.clock.begin()
         while keep_going and not self._complete():
@@ -87,7 +89,7 @@ class Loop:
             at_end = self._complete() or not keep_going
             if self.step % run.config.report.log_interval == 0 or at_end:
                 self._log(lr, result)
-            if self.step % run.config.checkpoint.ckpt_interval == 0 or at_end:
+            if self.step % run.ckpt_interval == 0 or at_end:
                 with self.clock:  # not training time
                     self._save()
                     if keep_going:
@@ -164,15 +166,16 @@ class Loop:
         self.last_saved = params_path(self.run.config.checkpoint.ckpt_dir, self.step)
 
 
-def lacks_evaluation(start: Start, config: RunConfig, communicator: Communicator) -> bool:
+def lacks_evaluation(start: Start, part: Part, communicator: Communicator) -> bool:
     """Whether the run was killed between saving the checkpoint that it goes on from and the evaluation that
     belongs to it. Every rank calls it; rank 0 looks into the metrics."""
-    facts = start.facts
+    facts, config = start.facts, part.config
     saved = facts.get("options", {})
-    evaluated = config.data.data_eval and saved.get("data_eval") == config.data.data_eval
+    names = part.inputs.evaluation_options
+    evaluated = names and all(saved.get(name) == config.options[name] for name in names)
     if not evaluated or not start.step or start.step != facts["step"]:
         return False
-    interval = saved.get("ckpt_interval", 0)
+    interval = facts.get("ckpt_interval", saved.get("ckpt_interval", 0))
     if not facts.get("ended") and (not interval or start.step % interval):
         return False  # saved because of a signal
     lacking, place = False, (start.step, facts.get("stage"))

@@ -28,6 +28,7 @@ class RunPlan:
     schedule: Schedule
     summary: str
     warnings: tuple[str, ...]
+    ckpt_interval: int | None = None  # where --ckpt_interval is left out
 
 
 def make_plan(

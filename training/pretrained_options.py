@@ -6,6 +6,7 @@ For the commands that open any weights. MXNet is not imported.
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import dataclass, replace
 from typing import Any, Callable
 
@@ -15,7 +16,10 @@ from bert.configuration import GELU_FORMS, BertConfig, named_config
 from bert.weights.beside import read_vocabulary
 from bert.weights.exporting import looks_cased
 from bert.weights.tensors import Weights
+from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
+from data.tokenizing.vocab import SENTENCEPIECE, vocabulary_from_tokens
 from training.pretrained import find_weights
+from training.saved_vocabulary import FILES
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,40 @@ def find_described(given: str, flag: str, config: PretrainedConfig) -> Weights:
             )
         weights = replace(weights, vocabulary=tokens)
     return _with_case(weights, config.cased)
+
+
+def described_tokenizer(
+    weights: Weights, flag: str, config: PretrainedConfig, sentencepiece: str | None
+) -> TokenizerSettings:
+    """The tokenizer of the weights: the vocabulary that is given, or beside them.
+
+    Args:
+        flag: the option that names the weights, for messages.
+        sentencepiece: a model's path, of --sentencepiece.
+
+    Raises:
+        InputError: there is none, or it has more tokens than the weights.
+    """
+    cased = config.cased or bool(weights.cased)
+    beside = os.path.join(os.path.dirname(weights.source), FILES[SENTENCEPIECE])
+    model = sentencepiece
+    if model is None and weights.vocabulary is None and os.path.isfile(beside):
+        model = beside
+    if model is not None:
+        vocabulary = load_sentencepiece(model)
+    elif weights.vocabulary is not None:
+        vocabulary = vocabulary_from_tokens(weights.vocabulary, config.vocab or weights.source)
+    else:
+        raise InputError(
+            f"{flag} {weights.source}: no vocabulary lies beside it; give --vocab vocab.txt or "
+            "--sentencepiece"
+        )
+    if len(vocabulary) > weights.vocab_size:
+        raise InputError(
+            f"{model or flag} has {len(vocabulary)} tokens, but {weights.source} has embeddings of "
+            f"{weights.vocab_size}; name the vocabulary that it was trained with"
+        )
+    return TokenizerSettings(vocabulary, model, cased)
 
 
 def _with_case(weights: Weights, cased: bool) -> Weights:

@@ -14,37 +14,36 @@ import numpy as np
 from gluonnlp.model.bert import BERTModel
 
 from base.errors import InputError, NotFiniteError
-from bert.model import build_model, initialize, trainable
+from bert.model import build_model, initialize, network_parameters, trained
 from bert.operators import choose_operators
 from bert.weights.bare_params import check_index
 from bert.weights.params_file import read_array, read_index
-from bert.weights.published import download_vocabulary, load_published
+from bert.weights.published import load_published
 from comm.base import Communicator
-from data.tokenizing.vocab import Vocabulary
 from tasks.base import Task
-from training.checkpoint import Checkpoint, block_arrays, save
+from training.checkpoint import Checkpoint, save
 from training.config import ModelConfig, RunConfig
 from training.evaluation import evaluate
-from training.feed import EvaluationFeed, Feed, evaluation_feed, training_feed
+from training.feed import EvaluationFeed, Feed
 from training.initial import Initial
-from training.inputs import Inputs, Part, open_source
 from training.loop import Loop, StopRequest, lacks_evaluation
 from training.metrics import Stopwatch, finite_or_none
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler, LossScaler, SkipCounter, StaticScaler
 from training.optimizer.update_rule import Rule
-from training.plan import RunPlan, make_plan
+from training.plan import RunPlan
 from training.report import Reporter, RunReporter, SilentReporter, Span
 from training.results.of_run import figures_of, recording
 from training.results.record import FINISHED, UNFINISHED
 from training.run_file import write_run_file
+from training.run_inputs import Part, RunInputs
 from training.saved_vocabulary import write_vocabulary
 from training.stages import data_seed
 from training.start import Start, changed_options, find_start, position_to_continue, restore_states
 from training.start_options import OPTIMIZER, SCHEDULE
 
 
-def train(config: RunConfig, inputs: Inputs, task: Task, communicator: Communicator) -> int:
+def train(config: RunConfig, inputs: RunInputs, task: Task, communicator: Communicator) -> int:
     """`train_stages` for a run without stages."""
     return train_stages([Part(config, inputs)], task, communicator)
 
@@ -67,7 +66,7 @@ def train_stages(
     """
     (first, inputs), *others = parts
     start = find_start(first, communicator, inputs.initial)
-    if others and start.begins_stage_2 and lacks_evaluation(start, first, communicator):
+    if others and start.begins_stage_2 and lacks_evaluation(start, parts[0], communicator):
         start = replace(start, stage=1, begun=start.facts["begun"], resets=frozenset())
     elif others and start.stage == 2 and first.optimization.num_steps not in (None, start.begun):
         given = first.optimization.num_steps
@@ -98,7 +97,7 @@ def _train_stage(
     with contextlib.ExitStack() as stack:
         run = open_run(part, start, task, communicator, stack)
         if run.feed is None:
-            run.evaluate(start.step)
+            _evaluate_alone(run)
             return 0, start.step
         stop.listen()
         with recording(run) as recorder:
@@ -114,6 +113,16 @@ def _train_stage(
         return code, loop.step
 
 
+def _evaluate_alone(run: Run) -> None:
+    """Evaluates a run that does not train, with a results.json where that is a result of its own."""
+    if not run.inputs.about.is_result:
+        run.evaluate(run.start.step)
+        return
+    with recording(run) as recorder:
+        run.evaluate(run.start.step)
+        recorder.update(**figures_of(run), status=FINISHED)
+
+
 def _check_ahead(part: Part, first: Part, communicator: Communicator) -> None:
     """Finds errors in a stage before the one in front of it takes days: in its plan, and in data of its own,
     which is tokenized or converted into the cache. Every rank calls it.
@@ -121,27 +130,9 @@ def _check_ahead(part: Part, first: Part, communicator: Communicator) -> None:
     Raises:
         InputError: as `train_stages`.
     """
-    plan_of(part, communicator)
-    inputs = with_vocabulary(part, communicator)
-    for own, others in ((inputs.train, first.inputs.train), (inputs.evaluation, first.inputs.evaluation)):
-        if own.kind and own != others:
-            open_source(inputs, own, communicator)
-
-
-def plan_of(part: Part, communicator: Communicator) -> RunPlan:
-    """The plan of a stage for this number of processes. Raises InputError as `make_plan`."""
     config, inputs = part
-    length, stage = inputs.max_seq_length, config.start.stage
-    return make_plan(config.batch, config.optimization, communicator.size, length, stage)
-
-
-def with_vocabulary(part: Part, communicator: Communicator) -> Inputs:
-    """The inputs with the vocabulary of --dataset_name where text needs one. Every rank calls it."""
-    config, inputs = part
-    if inputs.vocabulary is None and inputs.reads_text:
-        vocabulary = _downloaded_vocabulary(config.model.dataset_name, communicator)
-        return replace(inputs, vocabulary=vocabulary)
-    return inputs
+    inputs.plan(config, communicator.size)
+    inputs.completed(config, communicator).open_ahead(first.inputs, communicator)
 
 
 def _after(config: RunConfig, end: int) -> RunConfig:
@@ -169,7 +160,7 @@ class Run:
     """Everything that a run has. `feed` is None where nothing is trained."""
 
     config: RunConfig
-    inputs: Inputs
+    inputs: RunInputs
     task: Task
     communicator: Communicator
     plan: RunPlan
@@ -191,11 +182,17 @@ class Run:
         """`stage` for a line of the metrics; nothing for a run without stages."""
         return {} if self.start.stage is None else {"stage": self.start.stage}
 
+    @property
+    def ckpt_interval(self) -> int:
+        """Steps between checkpoints: as given, else the plan's."""
+        return self.config.checkpoint.ckpt_interval or self.plan.ckpt_interval or self.plan.schedule.num_steps
+
     def evaluate(self, step: int) -> None:
-        """Evaluates and reports, if there is --data_eval; every rank calls it."""
+        """Evaluates and reports, if there is something to evaluate on; every rank calls it."""
         if self.eval_feed is not None:
-            batches = self.eval_feed()
-            metrics = evaluate(self.task, self.model.network, batches, self.communicator, self.model.device)
+            batches, collector = self.eval_feed(), self.eval_feed.collector()
+            network, device = self.model.network, self.model.device
+            metrics = evaluate(self.task, network, batches, self.communicator, device, collector)
             self.reporter.evaluation({"step": step, **self.stage_entry, **metrics})
 
     def state(self, ended: bool = False) -> dict[str, Any]:
@@ -220,6 +217,7 @@ class Run:
             "skips": self.skips.state(),
             "seed": self.seed,
             "blocks": self.feed.position,
+            "ckpt_interval": self.ckpt_interval,
             "training_s": self.clock.total,
             "wall_s": finite_or_none(self.wall.total),
         }
@@ -231,7 +229,7 @@ class Run:
             NotFiniteError: on every rank, a parameter is not finite. TrainingError: it could not be written.
                 Earlier checkpoints are intact.
         """
-        arrays = block_arrays(self.model.bert)
+        arrays = live_arrays(network_parameters(self.model.network))
         if not all_finite(list(arrays.values())):
             raise NotFiniteError(
                 f"a parameter is no longer finite at step {step}, so it is not saved; lower --lr and "
@@ -264,7 +262,7 @@ class Run:
         config, model = self.config, self.model
         for message in warnings:
             self.reporter.warn(message)
-        count = sum(int(np.prod(parameter.shape)) for parameter in trainable(model.bert).values())
+        count = sum(int(np.prod(parameter.shape)) for parameter in trained(model.network).values())
         size = self.communicator.size
         self.reporter.note(
             f"{config.model.bert.description}, {count / 1e6:,.1f} M parameters, vocabulary "
@@ -307,13 +305,14 @@ def open_run(
     device = mx.gpu(communicator.local_rank) if mx.context.num_gpus() else mx.cpu()
     dtype = _dtype(config.model, device)
     operators = choose_operators(config.model.operators, dtype, device, config.model.bert)
-    plan = plan_of(part, communicator)
+    plan = part.inputs.plan(config, communicator.size)
     os.makedirs(config.checkpoint.ckpt_dir, exist_ok=True)
-    inputs = with_vocabulary(part, communicator)
+    inputs = part.inputs.completed(config, communicator)
 
     given_seed = config.optimization.seed
     seed = start.facts.get("seed", 0) if given_seed is None else given_seed
-    if plan.num_steps is not None and start.step > start.begun + plan.num_steps and config.trains:
+    trains = inputs.trains
+    if plan.num_steps is not None and start.step > start.begun + plan.num_steps and trains:
         already = f"the checkpoint is already at step {start.step - start.begun}"
         of_stage = f" of stage {start.stage}" if start.stage else ""
         raise InputError(f"--num_steps {plan.num_steps}: {already}{of_stage}")
@@ -324,23 +323,24 @@ def open_run(
         last = None if plan.num_steps is None else start.begun + plan.num_steps
         span = Span(start.step, last, start.stage, start.begun)
         reporter = RunReporter(config.checkpoint.ckpt_dir, task, span, shown.progress, shown.verbose)
-        if config.trains:  # an evaluation leaves the files of the run that it looks at
+        if trains:  # an evaluation leaves the files of the run that it looks at
             place, tokenizer = config.checkpoint.ckpt_dir, config.data.tokenizer
             saved_vocabulary = write_vocabulary(place, inputs.vocabulary, tokenizer)
             write_run_file(config, communicator, seed, plan)
     stack.callback(reporter.close)
-    feed = training_feed(config, inputs, plan, data_seed(seed, start.stage), communicator, reporter)
+    feed = inputs.open_training(config, plan, data_seed(seed, start.stage), communicator, reporter)
     if feed is not None:
         stack.callback(feed.close)
-    eval_feed = evaluation_feed(config, inputs, communicator)
+    eval_feed = inputs.open_evaluation(config, communicator)
 
     shape, dropout = config.model.bert, config.model.dropout
-    bert = build_model(shape, inputs.vocab_size, dropout)
+    bert = build_model(shape, inputs.vocab_size, dropout, task.heads)
     initialize(bert, device, "float16" if dtype == "float16" else "float32", seed, config.model.initial_stdev)
     if start.published and communicator.rank == 0:  # the others get rank 0's
         load_published(bert, shape.name, start.published, device)
-    restore_parameters(start, bert, communicator, device)
-    parameters = trainable(bert)
+    network = task.network(bert, shape, dtype, dropout, operators)
+    restore_parameters(start, network_parameters(network), communicator, device)
+    parameters = trained(network)
     settings = config.optimization
     optimizer = Optimizer(
         settings.optimizer,
@@ -350,11 +350,11 @@ def open_run(
             bias_correction=settings.bias_correction,
             lower_bound=settings.lower_bound,
             upper_bound=settings.upper_bound,
+            epsilon=settings.epsilon,
         ),
         native=operators == "fused",
     )
     scaler: LossScaler = DynamicScaler() if dtype == "float16" else StaticScaler()
-    network = task.network(bert, shape, dtype, dropout, operators)
     model = Model(bert, network, device, dtype, operators)
     clock = Stopwatch(start.facts.get("training_s", 0.0) if start.keeps(SCHEDULE) else 0.0)
     run = Run(
@@ -362,7 +362,7 @@ def open_run(
         scaler, SkipCounter(), clock, wall, saved_vocabulary,
     )  # fmt: skip
     run.restore()
-    position, messages = position_to_continue(start, config.options, communicator.size)
+    position, messages = position_to_continue(start, config.options, communicator.size, inputs.data_options)
     warnings = [*start.messages, *inputs.messages, *changed_options(start, config), *messages, *plan.warnings]
     planned = start.facts.get("num_steps")
     if start.stage and start.stage == start.facts.get("stage") and planned != plan.num_steps:
@@ -373,19 +373,23 @@ def open_run(
     return run
 
 
-def restore_parameters(start: Start, bert: BERTModel, communicator: Communicator, device: mx.Context) -> None:
+def restore_parameters(
+    start: Start,
+    named: Mapping[str, mx.gluon.Parameter],
+    communicator: Communicator,
+    device: mx.Context,
+) -> None:
     """Gives every rank rank 0's parameters: the checkpoint's, or those it has initialized. To be called
-    before the optimizer takes its copies.
+    before the optimizer takes its copies. `named`: as `network_parameters` has them.
 
     Raises:
         InputError: on rank 0, for parameters of another model, or of a bare .params file that the model's
             dtype cannot hold.
     """
     if start.initial is not None:
-        _take_initial(start.initial, bert, device)
+        _take_initial(start.initial, named, device)
     elif start.checkpoint is not None:
         path = start.checkpoint.params_path
-        named = bert._collect_params_with_prefix()
         arrays = read_index(path)
         check_index(path, arrays, {name: parameter.shape for name, parameter in named.items()})
         for name, info in arrays.items():
@@ -393,14 +397,18 @@ def restore_parameters(start: Start, bert: BERTModel, communicator: Communicator
                 array = read_array(path, info).astype(np.dtype(named[name].dtype), copy=False)
             named[name].set_data(mx.nd.array(array, ctx=device, dtype=array.dtype))
         if start.checkpoint.manifest is None:
-            _check_finite(path, bert)
-    communicator.broadcast(list(block_arrays(bert).values()))
+            _check_finite(path, named)
+    communicator.broadcast(list(live_arrays(named).values()))
 
 
-def _take_initial(initial: Initial, bert: BERTModel, device: mx.Context) -> None:
+def live_arrays(named: Mapping[str, mx.gluon.Parameter]) -> dict[str, mx.nd.NDArray]:
+    """The arrays of parameters, by the same names."""
+    return {name: parameter.data() for name, parameter in named.items()}
+
+
+def _take_initial(initial: Initial, named: Mapping[str, mx.gluon.Parameter], device: mx.Context) -> None:
     """Overwrites an initialized model with the parameters of --init_from; where they have more or fewer rows
     than the model's, the first ones."""
-    named = bert._collect_params_with_prefix()
     for name, tensor in initial.tensors.items():
         parameter = named[name]
         with np.errstate(over="ignore"):  # what does not fit into float16 is looked for below
@@ -409,13 +417,13 @@ def _take_initial(initial: Initial, bert: BERTModel, device: mx.Context) -> None
             array = np.concatenate([array, parameter.data(device).asnumpy()[array.shape[0] :]])
         array = np.ascontiguousarray(array[: parameter.shape[0]])
         parameter.set_data(mx.nd.array(array, ctx=device, dtype=array.dtype))
-    _check_finite(f"--init_from {initial.source}", bert)
+    _check_finite(f"--init_from {initial.source}", named)
 
 
-def _check_finite(source: str, bert: BERTModel) -> None:
+def _check_finite(source: str, named: Mapping[str, mx.gluon.Parameter]) -> None:
     """Raises InputError for a parameter that is not finite in the model's dtype."""
-    if not all_finite(list(block_arrays(bert).values())):
-        dtypes = {np.dtype(parameter.dtype).name for parameter in bert._collect_params_with_prefix().values()}
+    if not all_finite(list(live_arrays(named).values())):
+        dtypes = {np.dtype(parameter.dtype).name for parameter in named.values()}
         raise InputError(
             f"{source}: it has numbers that are not finite in {' or '.join(sorted(dtypes))}; name a file "
             "that was saved before training diverged, or train with --dtype float32"
@@ -445,11 +453,3 @@ def _dtype(config: ModelConfig, device: mx.Context) -> str:
     if config.dtype == "float16" and not on_gpu:
         raise InputError("--dtype float16: MXNet multiplies float16 matrices on GPUs only; use float32 here")
     return config.dtype or ("float16" if on_gpu else "float32")
-
-
-def _downloaded_vocabulary(dataset_name: str, communicator: Communicator) -> Vocabulary:
-    """One rank of each host downloads, the others then find it on disk."""
-    if communicator.local_rank == 0:
-        vocabulary = download_vocabulary(dataset_name)
-    communicator.barrier()
-    return vocabulary if communicator.local_rank == 0 else download_vocabulary(dataset_name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -18,22 +18,10 @@ from comm.base import Communicator
 from training.checkpoint import Checkpoint, load_step, newest_complete
 from training.config import RunConfig
 from training.initial import Initial
+from training.inputs import DATA_OPTIONS
 from training.optimizer.optimizer import Optimizer
 from training.stages import missing_stage_1, stage_to_continue
 from training.start_options import DATA, OPTIMIZER, RESETS, SCHEDULE
-
-# Those that a data position depends on.
-DATA_OPTIONS = (
-    "data",
-    "raw",
-    "text_format",
-    "split_sentences",
-    "batch_size",
-    "use_avg_len",
-    "num_buckets",
-    "max_seq_length",
-    "short_seq_prob",
-)
 
 
 @dataclass
@@ -171,15 +159,19 @@ def restore_states(start: Start, optimizer: Optimizer, communicator: Communicato
     communicator.broadcast(list(optimizer.state_arrays().values()))
 
 
-def position_to_continue(start: Start, options: Mapping[str, Any], world_size: int) -> tuple[int, list[str]]:
-    """The place in the data to go on from (a position of `data.pretraining.batches`), and messages where it
-    cannot be exact. `options`: of this run, by name."""
+def position_to_continue(
+    start: Start, options: Mapping[str, Any], world_size: int, data_options: Sequence[str] = DATA_OPTIONS
+) -> tuple[int, list[str]]:
+    """The place in the data to go on from (a position of the feed), and messages where it cannot be exact.
+
+    `options`: of this run, by name; `data_options`: those that a position depends on.
+    """
     if DATA in start.resets or not (start.step or start.facts):
         return 0, []
     if not start.facts:
         return start.step * options["accumulate"] * world_size, []
     saved = start.facts["options"]
-    changed = [name for name in DATA_OPTIONS if name in saved and saved[name] != options[name]]
+    changed = [name for name in data_options if name in saved and saved[name] != options[name]]
     messages = []
     if changed:
         messages.append(

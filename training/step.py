@@ -10,7 +10,7 @@ from typing import Any, Callable, Sequence
 import mxnet as mx
 import numpy as np
 
-from bert.model import trainable
+from bert.model import trained
 from comm.base import Communicator
 from tasks.base import Task
 from training.optimizer.accumulation import make_accumulation
@@ -69,7 +69,7 @@ class TrainStep:
         self._scaler = scaler
         self._communicator = communicator
         self._settings = settings
-        parameters = list(trainable(network.bert).values())
+        parameters = list(trained(network).values())
         (self._device,) = parameters[0].list_ctx()
         self._accumulation = make_accumulation(
             parameters, self._device, settings.accumulate, network.adds_in_backward
@@ -115,7 +115,7 @@ class TrainStep:
         total = mx.nd.zeros((len(self._task.sums),), ctx=self._device)
         for batch in batches:
             with mx.autograd.record():
-                loss, sums = self._network(
+                loss, sums, *_ = self._network(
                     *self._task.inputs(batch, self._device), *_scalars(factors, self._device)
                 )
             loss.backward()

@@ -89,13 +89,16 @@ def class_labels(rows: Sequence[Row], labels: Sequence[str]) -> np.ndarray:
     return values
 
 
-def number_labels(rows: Sequence[Row]) -> np.ndarray:
-    """Each row's label as a number, float32 (N,). Raises InputError where one is no finite number."""
+def number_labels(rows: Sequence[Row], least: float = -math.inf, most: float = math.inf) -> np.ndarray:
+    """Each row's label as a number, float32 (N,). Raises InputError where one is no finite number, or not
+    from `least` to `most`."""
     values = np.empty(len(rows), dtype=np.float32)
     for place, row in enumerate(rows):
         number = _number(row.label)
         if number is None:
             raise InputError(f"{row.place}: {row.label!r} is no number, which a regression task predicts")
+        if not least <= number <= most:
+            raise InputError(f"{row.place}: the label {row.label} is not from {least:g} to {most:g}")
         values[place] = number
     return values
 

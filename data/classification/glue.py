@@ -246,7 +246,11 @@ class GlueFolder:
             raise InputError(f"{_FLAG}: {path} has no examples{wanted}")
         labels = None
         if file.label:
-            labels = class_labels(rows, self.task.labels) if self.task.labels else number_labels(rows)
+            labels = (
+                class_labels(rows, self.task.labels)
+                if self.task.labels
+                else number_labels(rows, self.task.least, self.task.most)
+            )
         second = [row.second for row in rows] if len(file.texts) == 2 else None
         first, ids = [row.first for row in rows], [row.id for row in rows]
         return Examples(path, first, second, labels, ids, reader.skipped)

@@ -27,6 +27,7 @@ KNOWN_TEXTS = (
     ("question", "sentence"),
     ("sentence",),
     ("text",),
+    ("text_a",),
 )
 KNOWN_LABELS = ("label", "score", "gold_label")
 

@@ -27,15 +27,17 @@ class Ragged(NamedTuple):
         start = int(self.ends[number - 1]) if number else 0
         return self.values[start : int(self.ends[number])]
 
+    def lengths_of(self, rows: np.ndarray) -> np.ndarray:
+        """Length of each of the rows numbered `rows`, integers (B,): int64 (B,)."""
+        return self._places(np.asarray(rows, dtype=np.int64))[1]
+
     def padded(self, rows: np.ndarray, width: int, fill: int = 0) -> np.ndarray:
         """The rows numbered `rows`, integers (B,), filled up to `width`: a new int32 array (B, width).
 
         Raises ValueError if one of them is longer than `width`.
         """
         rows = np.asarray(rows, dtype=np.int64)
-        stop = self.ends[rows]
-        start = np.where(rows > 0, self.ends[rows - 1], 0)
-        lengths = stop - start
+        start, lengths = self._places(rows)
         if len(rows) and lengths.max() > width:
             raise ValueError(f"a row of {lengths.max()} does not fit into {width}")
         out = np.full((len(rows), width), fill, dtype=np.int32)
@@ -43,6 +45,11 @@ class Ragged(NamedTuple):
         inside = place < lengths[:, None]
         out[inside] = self.values[(start[:, None] + place)[inside]]
         return out
+
+    def _places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Beginnings of the rows, and their lengths; int64 both."""
+        start = np.where(rows > 0, self.ends[rows - 1], 0)
+        return start, self.ends[rows] - start
 
 
 def ragged(rows: Sequence[Sequence[int]]) -> Ragged:

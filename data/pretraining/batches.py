@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Callable, Iterator
+from typing import Any, Callable, Iterator, Protocol
 
 import numpy as np
 
@@ -136,7 +136,13 @@ class PretrainingBatches:
         return epoch_order(lengths, bounds, rows, key)
 
 
-def prefetched(batches: PretrainingBatches, depth: int, num_workers: int) -> Prefetcher[tuple[int, Batch]]:
+class Tasks(Protocol):
+    """Batches without end: tasks from the present position on, each with the position after its batch."""
+
+    def tasks(self) -> Iterator[tuple[int, Callable[[], Any]]]: ...
+
+
+def prefetched(batches: Tasks, depth: int, num_workers: int) -> Prefetcher[tuple[int, Any]]:
     """Iterates over (position after the batch, batch) from the position of `batches`, which stays as it is;
     `num_workers` threads work up to `depth` batches ahead.
 
@@ -160,7 +166,7 @@ def evaluation_batches(source: Source, batch_size: int, rank: int, world_size: i
         yield source.collate(_EVALUATION_SEED, 0, samples, padded)
 
 
-def _run(position: int, make: Callable[[], Batch]) -> tuple[int, Batch]:
+def _run(position: int, make: Callable[[], Any]) -> tuple[int, Any]:
     return position, make()
 
 

@@ -10,6 +10,7 @@ from gluonnlp.model.bert import BERTModel
 
 from bert.configuration import BertConfig
 from bert.flops import Size, forward_flops
+from bert.model import HEADS
 from data.pretraining.batches import Batch
 from tasks.base import Figures, Floors, Panel
 from tasks.pretraining.fused import FusedPretrainingLoss
@@ -22,6 +23,7 @@ class Pretraining:
     """BERT's two objectives (Devlin et al., arXiv:1810.04805, section 3.1). See tasks.base.Task."""
 
     name = "pretraining"
+    heads = HEADS
     sums = SUMS
     denominators = ("masked_positions", "sequences")
     judged = ("mlm_loss", "masked_positions")

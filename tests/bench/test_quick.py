@@ -18,12 +18,13 @@ from tests.processes import ROOT, run_command
 FOREIGN = dict.fromkeys(
     ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "BENCH", "ARGS", "BACKEND", "NP")
 )
-BY_DEFAULT = ["step", "loader", "tokenize_text", "optimizer"]
+BY_DEFAULT = ["step", "loader", "tokenize_text", "questions", "optimizer"]
 # What shows in its output that a measurement has come to its end.
 SHOWS = {
     "step": "ours, MXNet's operators",
     "loader": "waiting for ours, 128, 8 prefetching threads",
     "tokenize_text": "Hugging Face tokenizers",
+    "questions": "features",
     "optimizer": "MXNet, LAMB",
 }
 

@@ -10,6 +10,7 @@ import pytest
 
 from bert.configuration import BertConfig
 from bert.flops import Size, forward_flops
+from bert.model import HEADS
 from comm.local import LocalCommunicator
 from data.pretraining.batches import Batch
 from tasks.base import Figures, Floors, Panel
@@ -44,6 +45,7 @@ class SentenceOrder:
     """Which of two sentences comes first. See tasks.base.Task."""
 
     name = "sentence order"
+    heads = HEADS
     sums = ("order_loss", "order_correct")
     denominators = ("pairs",)
     judged = ("order_loss", "pairs")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -60,11 +61,9 @@ def attention(x: np.ndarray, valid: np.ndarray, heads: int, p: dict, cell: str) 
     return (weights @ value).transpose(0, 2, 1, 3).reshape(rows, length, units)
 
 
-def reference(
-    config: BertConfig, p: dict, batch: Batch, mlm_factor: float, nsp_factor: float
-) -> tuple[float, np.ndarray]:
-    """The loss and the four sums of PretrainingLoss, in float64."""
-    rows, length = batch.input_ids.shape
+def encoded(config: BertConfig, p: dict, batch: Any) -> np.ndarray:
+    """The top layer's outputs (B, L, units), in float64; `batch` has tokens, segments and lengths."""
+    length = batch.input_ids.shape[1]
     x = p["word_embed.0.weight"][batch.input_ids] + p["token_type_embed.0.weight"][batch.segment_ids]
     x = layer_norm(x + p["encoder.position_weight"][:length], p, "encoder.layer_norm")
     for layer in range(config.layers):
@@ -73,6 +72,15 @@ def reference(
         x = layer_norm(x + attended, p, f"{cell}.layer_norm")
         hidden = dense(gelu(dense(x, p, f"{cell}.ffn.ffn_1"), config.gelu), p, f"{cell}.ffn.ffn_2")
         x = layer_norm(x + hidden, p, f"{cell}.ffn.layer_norm")
+    return x
+
+
+def reference(
+    config: BertConfig, p: dict, batch: Batch, mlm_factor: float, nsp_factor: float
+) -> tuple[float, np.ndarray]:
+    """The loss and the four sums of PretrainingLoss, in float64."""
+    rows = len(batch.input_ids)
+    x = encoded(config, p, batch)
     next_sentence = dense(np.tanh(dense(x[:, 0], p, "pooler")), p, "classifier")
     masked = x[np.arange(rows)[:, None], batch.masked_positions]
     masked = layer_norm(gelu(dense(masked, p, "decoder.0"), config.gelu), p, "decoder.2")

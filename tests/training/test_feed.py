@@ -18,7 +18,6 @@ from data.store.tokens import build_store
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab
 from training.config import run_config
-from training.feed import evaluation_feed, training_feed
 from training.inputs import check_inputs
 from training.options import parse_options
 from training.plan import make_plan
@@ -81,11 +80,11 @@ class Prepared:
 
     def training(self, rank: int = 0, seed: int = 0) -> Any:
         communicator = Rank(rank, self.world_size)
-        return training_feed(self.config, self.inputs, self.plan, seed, communicator, self.notes)
+        return self.inputs.open_training(self.config, self.plan, seed, communicator, self.notes)
 
     def evaluation(self, rank: int = 0) -> Any:
         self.communicator = Rank(rank, self.world_size)
-        return evaluation_feed(self.config, self.inputs, self.communicator)
+        return self.inputs.open_evaluation(self.config, self.communicator)
 
 
 def take(feed: Any, count: int, position: int = 0) -> list[Batch]:
@@ -324,7 +323,7 @@ def test_npz_files_for_training_are_divided_too():
     plan = make_plan(config.batch, config.optimization, 2, inputs.max_seq_length)
     seen: list[list[int]] = []
     for rank in range(2):
-        feed = training_feed(config, inputs, plan, 0, Rank(rank, 2), SilentReporter())
+        feed = inputs.open_training(config, plan, 0, Rank(rank, 2), SilentReporter())
         assert feed.context_free_loss is None
         seen.append([int(row) for batch in take(feed, 2) for row in batch.input_ids[:, 1]])
     assert len(seen[0]) == len(seen[1]) == 8

@@ -12,7 +12,7 @@ import pytest
 
 from base.errors import InputError
 from bert.configuration import named_config
-from bert.model import build_model, initialize, trainable
+from bert.model import build_model, initialize, network_parameters, trainable
 from bert.weights import params_file
 from comm.local import LocalCommunicator
 from data.pretraining.batches import EPOCH_SHIFT
@@ -80,7 +80,7 @@ class Run:
         model = Model(self.network.bert, self.network, mx.cpu(), "float32", "mxnet")
         return TrainingRun(
             config=run_config(options), inputs=INPUTS, task=TASK, communicator=PAIR,
-            plan=SimpleNamespace(num_steps=9), start=start,
+            plan=SimpleNamespace(num_steps=9, ckpt_interval=None), start=start,
             seed=5, reporter=SilentReporter(), feed=SimpleNamespace(position=position), eval_feed=None,
             model=model, optimizer=self.optimizer, scaler=self.scaler, skips=self.skips,
         )  # fmt: skip
@@ -90,7 +90,7 @@ class Run:
 
     def restore(self, options: Any) -> Start:
         start = find_start(run_config(options), LOCAL)
-        restore_parameters(start, self.network.bert, LOCAL, mx.cpu())
+        restore_parameters(start, network_parameters(self.network), LOCAL, mx.cpu())
         self.renew_optimizer()
         self.in_training(options, start).restore()
         return start
@@ -250,7 +250,7 @@ class TestBareParameters:
         trained.network.bert.save_parameters(str(tmp_path / "0000002.params"))
         half = half_precision()
         found = find_start(run_config(options_of(tmp_path, "--start_step", "2")), LOCAL)
-        restore_parameters(found, half, LOCAL, mx.cpu())
+        restore_parameters(found, half._collect_params_with_prefix(), LOCAL, mx.cpu())
         for name, parameter in trainable(half).items():
             expected = weights(trained.network)[name].astype(np.float16)
             assert parameter.data().dtype == np.float16
@@ -263,8 +263,8 @@ class TestBareParameters:
         trained.network.bert.save_parameters(str(tmp_path / "0000002.params"))
         found = find_start(run_config(options_of(tmp_path, "--start_step", "2")), LOCAL)
         with pytest.raises(InputError, match=r"0000002\.params.*not finite in float16.*--dtype float32"):
-            restore_parameters(found, half_precision(), LOCAL, mx.cpu())
-        restore_parameters(found, Run().network.bert, LOCAL, mx.cpu())
+            restore_parameters(found, half_precision()._collect_params_with_prefix(), LOCAL, mx.cpu())
+        restore_parameters(found, network_parameters(Run().network), LOCAL, mx.cpu())
 
     def test_a_file_of_mxnets_numpy_arrays(self, tmp_path, monkeypatch):
         """MXNet marks them otherwise, and itself reads them only where NumPy's semantics are switched on."""

@@ -121,7 +121,7 @@ def count_hosts(communicator: Communicator) -> int:
 
 def _setting(run: Run, hosts: int, before: Result | None, facts: Mapping[str, Any]) -> Result:
     """The result of a run that begins, or goes on after `before`."""
-    initial = run.inputs.initial
+    initial, about = run.inputs.initial, run.inputs.about
     named: dict[str, Any] = {"init_from": run.config.start.init_from}
     if initial is not None:
         named["began_with"] = _sha256_of_file(initial.source)
@@ -143,8 +143,10 @@ def _setting(run: Run, hosts: int, before: Result | None, facts: Mapping[str, An
         max_seq_length=run.inputs.max_seq_length,
         batch_size=sequences_of_step(run),
         num_steps=run.plan.num_steps,
-        main_score=run.task.judged[0],
-        higher_is_better=False,
+        data=about.data,
+        epochs=about.epochs,
+        main_score=about.main_score or run.task.judged[0],
+        higher_is_better=about.main_score is not None,
         steps=run.start.step,
         stages=before.stages if before else (),
         **named,

@@ -137,6 +137,7 @@ def change(path, old: str, new: str) -> None:
         ("RTE", "train.tsv", "sentence2", "sentence1", "has the column 'sentence1' twice"),
         ("WNLI", "train.tsv", "\t1\n", "\t2.75\n", "line 3: .*; is this a file of a regression task"),
         ("STS-B", "train.tsv", "4.750", "entailment", "line 2: 'entailment' is no number"),
+        ("STS-B", "train.tsv", "4.750", "50", "line 2: the label 50 is not from 0 to 5"),
         ("STS-B", "train.tsv", "4.750", "nan", "line 2: 'nan' is no number"),
         ("STS-B", "train.tsv", "4.750", "0.5", "every number is the same"),
         ("CoLA", "train.tsv", "gj04\t1\t\t", "", r"train.tsv, line 1: 1 column, not 4"),

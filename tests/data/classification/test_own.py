@@ -76,6 +76,22 @@ def test_columns_by_name_and_by_position(tmp_path):
             parse_columns(texts, label)
 
 
+@pytest.mark.parametrize(
+    ("header", "first", "second"),
+    [
+        (("label", "text_a"), "text_a", None),
+        (("text_a", "text_b", "label"), "text_a", "text_b"),
+        (("idx", "question", "sentence", "label"), "question", "sentence"),
+        (("sentence", "score"), "sentence", None),
+    ],
+)
+def test_usual_names_of_columns(tmp_path, header, first, second):
+    rows = [tuple(f"{name} {n}" for name in header) for n in range(2)]
+    train = read_own(OwnFiles(tsv(tmp_path / "t.tsv", rows, header))).train
+    assert train.first == [f"{first} 0", f"{first} 1"] and train.labels.tolist() == [0, 1]
+    assert train.second == (second and [f"{second} 0", f"{second} 1"])
+
+
 def test_dev_and_test_use_the_labels_of_training(tmp_path):
     train, dev = tsv(tmp_path / "train.tsv", ROWS), tsv(tmp_path / "dev.tsv", ROWS[1:3])
     test = tsv(tmp_path / "test.tsv", [row[:2] for row in ROWS], NAMES[:2])

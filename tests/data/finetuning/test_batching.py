@@ -172,6 +172,7 @@ def test_ragged_rows():
     rows = ragged([[5, 6, 7], [], [8], [9, 10]])
     assert rows.values.dtype == np.int32 and rows.lengths().tolist() == [3, 0, 1, 2]
     assert [rows.row(number).tolist() for number in range(4)] == [[5, 6, 7], [], [8], [9, 10]]
+    assert rows.lengths_of(np.array([3, 0, 1])).tolist() == [2, 3, 0]
     assert rows.padded(np.array([3, 0, 1]), 4, fill=-1).tolist() == [
         [9, 10, -1, -1],
         [5, 6, 7, -1],

@@ -1,0 +1,193 @@
+"""Speed of SQuAD's features, answers and scores, against a pure-Python loop with the same tokenizer.
+
+    python -m bench.questions [--squad dev.json --vocab vocab.txt] [--questions 10000] [--repeats 3]
+    python -m bench.questions --quick
+
+Seconds of wall time, both in one process, which may use all cores: features and batches of all questions,
+then answers of given logits (the same random numbers for both), then F1. The loop does what Google's
+run_squad.py does, question by question (bench/question_loop.py); it makes no batches. Without --squad
+questions are made of the embedded text, with contexts of 120 words as SQuAD has them. A file with fewer
+questions is taken again and again, its contexts too: ours encodes a context once, for all of its questions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from typing import Any, Callable, Sequence
+
+import numpy as np
+
+from base.command_line import positive_int
+from base.errors import InputError
+from bench.question_loop import best_answers, features, hugging_face, mean_f1
+from bench.quick import NOTICE, add_quick, default_text, settle
+from data.questions.answers import AnswerSettings, Logits, answer
+from data.questions.cloze import ClozeSettings, make_questions
+from data.questions.scores import score_v2
+from data.questions.squad_files import Questions, read_questions
+from data.questions.windows import Windows, WindowSettings, collate, make_windows
+from data.text.corpus import documents
+from data.tokenizing.tokenizer import TokenizerSettings
+from data.tokenizing.vocab import Vocabulary, load_vocab
+
+PARTS = ("features", "answers", "F1")
+BATCH = 32
+SIZES, ANSWERS = WindowSettings(), AnswerSettings(version_2=True)
+LIKE_SQUAD = ClozeSettings(context_words=120, question_words=30)
+
+
+def repeated(questions: Questions, wanted: int) -> Questions:
+    """The first `wanted` questions, again and again if need be, each time with other contexts and ids."""
+    times = -(-wanted // len(questions))
+    every = questions.select(np.arange(wanted) % len(questions))
+    time_of = np.arange(wanted) // len(questions)
+    return replace(
+        every,
+        ids=tuple(f"{number}-{each}" for number, each in enumerate(every.ids)),
+        contexts=every.contexts * times,
+        context_of=every.context_of + time_of * len(every.contexts),
+    )
+
+
+def random_logits(windows: Windows, seed: int) -> Logits:
+    """Normally distributed logits of all windows."""
+    logits = Logits(windows)
+    generator = np.random.default_rng(seed)
+    for store in (logits.start, logits.end):
+        store[:] = generator.normal(scale=3.0, size=len(store))
+    logits.filled[:] = 1
+    return logits
+
+
+def ours(questions: Questions, vocab: Vocabulary, logits: Logits) -> tuple[dict[str, float], list[float]]:
+    """Seconds of each part; null odds and F1 for comparison."""
+    clock = _Clock()
+    windows = make_windows(questions, TokenizerSettings(vocab), SIZES, training=True)
+    order = np.argsort(windows.lengths, kind="stable")
+    for begin in range(0, len(order), BATCH):
+        collate(windows, order[begin : begin + BATCH])
+    clock.end("features")
+    answers = answer(questions, windows, logits, ANSWERS)
+    clock.end("answers")
+    scores = score_v2(questions, answers.predictions())
+    clock.end("F1")
+    return clock.seconds, [*answers.null_odds.tolist(), scores["f1"]]
+
+
+def loop(questions: Questions, vocab: Vocabulary, logits: Logits) -> tuple[dict[str, float], list[float]]:
+    """The same of the pure-Python loop."""
+    pairs = [(logits.start, logits.end)]
+    bounds = logits.bounds.tolist()
+    windows_logits = [
+        (start[begin:end].tolist(), stop[begin:end].tolist())
+        for start, stop in pairs
+        for begin, end in zip(bounds, bounds[1:])
+    ]
+    clock = _Clock()
+    windows = list(features(questions, hugging_face(vocab, False), vocab, SIZES, training=True))
+    clock.end("features")
+    entries, odds = best_answers(questions, windows, windows_logits, ANSWERS)
+    clock.end("answers")
+    best = [next((entry.text for entry in each if entry.text), "") for each in entries]
+    f1 = mean_f1(questions, ["" if null > 0 else text for null, text in zip(odds, best)])
+    clock.end("F1")
+    return clock.seconds, [*odds, f1]
+
+
+class _Clock:
+    """Wall seconds of parts that follow each other."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._begun = time.perf_counter()
+
+    def end(self, part: str) -> None:
+        """The part ends here and the next one begins."""
+        now = time.perf_counter()
+        self.seconds[part] = now - self._begun
+        self._begun = now
+
+
+def measure(questions: Questions, vocab: Vocabulary, repeats: int) -> list[dict[str, Any]]:
+    """One row for each part and for all: median seconds of both, and ratios within a repeat.
+
+    Raises RuntimeError where the two differ in more than a hundredth of the null odds (in the n-best of
+    windows with too few logits of the context among the largest they may), or in the number of windows.
+    """
+    windows = make_windows(questions, TokenizerSettings(vocab), SIZES)
+    logits = random_logits(windows, 0)
+    seconds: dict[str, list[dict[str, float]]] = {"ours": [], "loop": []}
+    contestants: dict[str, Callable[..., tuple[dict[str, float], list[float]]]] = {"ours": ours, "loop": loop}
+    results: dict[str, list[float]] = {}
+    for repeat in range(repeats):
+        # In turns first and second
+        for name in sorted(contestants, reverse=bool(repeat % 2)):
+            figures, results[name] = contestants[name](questions, vocab, logits)
+            seconds[name].append({**figures, "all": sum(figures.values())})
+    differing = np.mean(~np.isclose(results["ours"], results["loop"], rtol=0, atol=1e-4))
+    if differing > 0.01:
+        raise RuntimeError(f"{differing:.1%} of the results differ from the loop's")
+    rows = []
+    for part in (*PARTS, "all"):
+        ratios = [slow[part] / fast[part] for slow, fast in zip(seconds["loop"], seconds["ours"])]
+        row = {name: statistics.median(each[part] for each in seconds[name]) for name in seconds}
+        rows.append({"part": part, **row, "ratio": statistics.median(ratios), "lowest": min(ratios)})
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.questions",
+        description="Speed of SQuAD's features, answers and scores against a pure-Python loop.",
+        epilog="Without --squad it measures on questions made of the embedded text.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--squad", metavar="FILE", help="questions in SQuAD's format")
+    parser.add_argument("--vocab", metavar="FILE", help="a BERT vocab.txt, needed with --squad")
+    parser.add_argument("--questions", type=positive_int, help="how many (default: 10000)")
+    parser.add_argument("--repeats", type=positive_int, help="of both (default: 3)")
+    parser.add_argument("--json", metavar="FILE", help="write all figures there")
+    add_quick(parser, "300 questions, 1 repeat")
+    options = parser.parse_args(arguments)
+    settle(options, {"questions": 10_000, "repeats": 3}, {"questions": 300, "repeats": 1})
+    try:
+        if bool(options.squad) != bool(options.vocab):
+            raise InputError("--squad and --vocab belong together; without both the embedded text is taken")
+        with tempfile.TemporaryDirectory() as folder:
+            path, vocab_path = options.squad, options.vocab
+            if not path:
+                texts, vocab_path = default_text(folder)
+                content = make_questions(list(documents(texts)), options.questions, LIKE_SQUAD, "bench")
+                path = os.path.join(folder, "questions.json")
+                with open(path, "w", encoding="utf-8") as handle:
+                    json.dump(content, handle)
+            questions = repeated(read_questions(path, "--squad"), options.questions)
+            rows = measure(questions, load_vocab(vocab_path), options.repeats)
+    except InputError as error:
+        print(f"bench.questions: {error}", file=sys.stderr)
+        return 2
+    cores = len(os.sched_getaffinity(0))
+    print(f"{len(questions)} questions about {len(questions.contexts)} contexts; seconds, {cores} cores")
+    print(f"{'':10}{'loop':>8}{'ours':>8}{'ratio':>8}  (lowest)")
+    for row in rows:
+        ratio = f"{row['ratio']:>8.1f}  ({row['lowest']:.1f})"
+        print(f"{row['part']:10}{row['loop']:>8.2f}{row['ours']:>8.2f}{ratio}")
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as handle:
+            figures = {"quick": options.quick, "questions": len(questions), "cores": cores, "rows": rows}
+            json.dump(figures, handle, indent=1)
+    if options.quick:
+        print(NOTICE)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

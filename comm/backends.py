@@ -1,0 +1,54 @@
+"""The backend that a process was launched for, and its communicator."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Mapping
+
+from base.errors import InputError
+from base.launchers import BYTEPS, HVD, LOCAL, launched_backend
+from comm.base import Communicator
+from comm.options import CommunicationConfig
+
+
+def choose_backend(given: str | None, environ: Mapping[str, str]) -> str:
+    """The backend given, else the launched one.
+
+    Raises:
+        InputError: a launcher started this process for another backend: each process would train alone.
+    """
+    launched = launched_backend(environ)
+    if given is None:
+        return launched
+    if launched not in (LOCAL, given) or (given == BYTEPS and launched == LOCAL):
+        how = {LOCAL: "without a launcher", HVD: "by mpirun or horovodrun", BYTEPS: "for BytePS"}[launched]
+        raise InputError(f"--backend {given}: this process was started {how}; leave the option out")
+    return given
+
+
+def open_communicator(backend: str, config: CommunicationConfig) -> Communicator:
+    """The communicator, watched and with compression where several processes are possible. MXNet is imported.
+
+    Raises:
+        InputError: the backend's library cannot be loaded, or does not have the compression.
+    """
+    if backend == LOCAL:
+        if config.compression != "none":
+            raise InputError(
+                f"--compression {config.compression}: one process exchanges nothing; leave it out"
+            )
+        from comm.local import LocalCommunicator
+
+        return LocalCommunicator()
+    from comm.compression import byteps_settings, horovod_settings, with_compression
+    from comm.watch.watchdog import watched
+
+    if backend == HVD:
+        from comm.horovod import HorovodCommunicator
+
+        made: Any = partial(HorovodCommunicator, **horovod_settings(config))
+    else:
+        from comm.byteps.communicator import BytePSCommunicator
+
+        made = partial(BytePSCommunicator, **byteps_settings(config))
+    return with_compression(watched(made, config.timeout), config)

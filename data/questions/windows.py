@@ -1,0 +1,307 @@
+"""Questions to windows over their contexts: the features of Google's run_squad.py, as flat arrays.
+
+A window is [CLS] question [SEP] part of the context [SEP]. Nothing is stored for each window but where it
+begins and ends: its tokens are put together when a batch is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from base.errors import InputError
+from data.options import MAX_POSITIONS
+from data.questions.offsets import OffsetEncoder, Tokens
+from data.questions.squad_files import Questions
+from data.tokenizing.tokenizer import TokenizerSettings
+
+SPECIAL = 3  # [CLS] and two [SEP]
+_GOOGLES_SPACES = " \t\r\n\u202f"
+_CONTEXTS_PER_CALL = 512
+
+
+@dataclass(frozen=True)
+class WindowSettings:
+    """Sizes in tokens: of a window, of the step from one window to the next, of the longest question.
+
+    Raises InputError for sizes that leave no room.
+    """
+
+    max_seq_length: int = 384
+    doc_stride: int = 128
+    max_query_length: int = 64
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_seq_length <= MAX_POSITIONS:
+            raise InputError(f"--max_seq_length {self.max_seq_length}: must be 1 to {MAX_POSITIONS}")
+        if self.doc_stride < 1 or self.max_query_length < 1:
+            raise InputError("--doc_stride and --max_query_length: must be 1 or more")
+        if self.max_query_length + SPECIAL >= self.max_seq_length:
+            raise InputError(
+                f"--max_seq_length {self.max_seq_length} leaves no room for text after a question of "
+                f"--max_query_length {self.max_query_length} tokens; lengthen the one or shorten the other"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """All windows of some questions, in the order of the questions, from left to right.
+
+    queries: the questions' tokens, cut. contexts: the contexts' tokens; their `starts` and `ends` are
+    characters of the context. context_of: int64 (Q,). The following are int64 (W,): question; first, the
+    window's first token of the context; count, its tokens of the context; lengths, all its tokens.
+    starts, ends: int32 (W,), the answer's first and last token in the window, counted from [CLS], 0 where the
+    window has no whole answer. special_ids: those of [CLS], [SEP] and [PAD].
+    without_tokens: numbers of questions that have an answer of which the tokenizer leaves nothing; they have
+    no windows when they are for training.
+    """
+
+    queries: Tokens
+    contexts: Tokens
+    context_of: np.ndarray
+    question: np.ndarray
+    first: np.ndarray
+    count: np.ndarray
+    lengths: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+    special_ids: tuple[int, int, int]
+    without_tokens: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.question)
+
+    @property
+    def offset(self) -> np.ndarray:
+        """Position of the first context token in each window, int64 (W,)."""
+        return self.lengths - self.count - 1
+
+
+class QuestionBatch(NamedTuple):
+    """Windows as arrays (B, L) and (B,), int32 but for `examples`, which are the windows' numbers, int64."""
+
+    input_ids: np.ndarray
+    segment_ids: np.ndarray
+    valid_lengths: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+    examples: np.ndarray
+
+
+def make_windows(
+    questions: Questions, tokenizer: TokenizerSettings, settings: WindowSettings, training: bool = False
+) -> Windows:
+    """The windows of all questions. With `training` they have the answers' positions (else 0).
+
+    As in Google's code the next window begins `doc_stride` tokens later, the last one ends with the context,
+    and an answer counts for a window that holds all of it.
+    """
+    encoder = OffsetEncoder(tokenizer)
+    contexts = _encode_parts(encoder, questions.contexts)
+    queries = _cut(encoder.encode(questions.texts), settings.max_query_length)
+    query_lengths = np.diff(queries.bounds)
+    totals = np.diff(contexts.bounds)[questions.context_of]
+    kept = np.ones(len(questions), dtype=bool)
+    answers = None
+    if training:
+        answers = answer_tokens(questions, contexts, encoder)
+        kept = (answers[1] >= answers[0]) | (questions.answer_starts < 0)
+    # Windows of each question
+    room = settings.max_seq_length - SPECIAL - query_lengths
+    step = np.minimum(settings.doc_stride, room)
+    numbers = np.where(kept, 1 + np.maximum(0, -(-(totals - room) // step)), 0)
+    question = np.repeat(np.arange(len(questions)), numbers)
+    place = np.arange(len(question)) - np.repeat(np.cumsum(numbers) - numbers, numbers)
+    first = place * step[question]
+    count = np.minimum(room[question], totals[question] - first)
+    starts = np.zeros(len(question), dtype=np.int32)
+    ends = np.zeros(len(question), dtype=np.int32)
+    if answers is not None:
+        begin, last = (each[question] for each in answers)
+        inside = (begin >= first) & (last < first + count) & (questions.answer_starts[question] >= 0)
+        shift = query_lengths[question] + 2 - first
+        starts[inside], ends[inside] = (begin + shift)[inside], (last + shift)[inside]
+    vocab = tokenizer.vocabulary
+    return Windows(
+        queries,
+        contexts,
+        questions.context_of,
+        question,
+        first,
+        count,
+        count + query_lengths[question] + SPECIAL,
+        starts,
+        ends,
+        (vocab.cls_id, vocab.sep_id, vocab.pad_id),
+        np.flatnonzero(~kept),
+    )
+
+
+def collate(windows: Windows, examples: np.ndarray, padded: int | None = None) -> QuestionBatch:
+    """The windows with these numbers as a batch; `padded` tokens long, by default as long as the longest."""
+    examples = np.asarray(examples, dtype=np.int64)
+    lengths, counts = windows.lengths[examples], windows.count[examples]
+    queries = lengths - counts - SPECIAL
+    cls_id, sep_id, pad_id = windows.special_ids
+    width = int(lengths.max()) if padded is None else padded
+    position = np.arange(width)[None, :]
+    of_query = (position >= 1) & (position <= queries[:, None])
+    of_context = (position >= queries[:, None] + 2) & (position < lengths[:, None] - 1)
+    input_ids = np.full((len(examples), width), pad_id, dtype=np.int32)
+    question = windows.question[examples]
+    input_ids[of_query] = windows.queries.ids[_ragged(windows.queries.bounds[question], queries)]
+    begin = windows.contexts.bounds[windows.context_of[question]] + windows.first[examples]
+    input_ids[of_context] = windows.contexts.ids[_ragged(begin, counts)]
+    rows = np.arange(len(examples))
+    input_ids[:, 0] = cls_id
+    input_ids[rows, queries + 1] = sep_id
+    input_ids[rows, lengths - 1] = sep_id
+    segment_ids = (position >= queries[:, None] + 2) & (position < lengths[:, None])
+    return QuestionBatch(
+        input_ids,
+        segment_ids.astype(np.int32),
+        lengths.astype(np.int32),
+        windows.starts[examples],
+        windows.ends[examples],
+        examples,
+    )
+
+
+def max_context(windows: Windows, chosen: np.ndarray) -> np.ndarray:
+    """Tokens of the context for which a window is the best of its question's windows, bool.
+
+    All tokens of the windows `chosen`, one window after the other: shape (sum of `windows.count[chosen]`,).
+    Google's rule: the best window is that with the most context on the poorer side of the token, plus 0.01 of
+    the window's size; the first one of equals.
+    """
+    counts, first = windows.count[chosen], windows.first[chosen]
+    best = np.ones(int(counts.sum()), dtype=bool)
+    # Most questions have one window, whose tokens have no choice.
+    question = windows.question
+    several = np.zeros(len(windows), dtype=bool)
+    several[1:] = question[1:] == question[:-1]
+    several[:-1] |= several[1:]
+    rows = np.flatnonzero(several[chosen])
+    if not rows.size:
+        return best
+    flat = _ragged((np.cumsum(counts) - counts)[rows], counts[rows])
+    of_row = np.repeat(rows, counts[rows])
+    token = _ragged(first[rows], counts[rows])
+    window = np.asarray(chosen)[of_row]
+    own = _context_score(windows, window, token)
+    wins = np.ones(len(flat), dtype=bool)
+    for direction in (-1, 1):
+        distance = 0
+        while True:
+            distance += 1
+            other = window + direction * distance
+            near = (other >= 0) & (other < len(windows))
+            other = np.where(near, other, window)
+            near &= question[other] == question[window]
+            near &= (token >= windows.first[other]) & (token < windows.first[other] + windows.count[other])
+            if not near.any():
+                break
+            theirs = _context_score(windows, other, token)
+            wins &= ~near | ((own > theirs) if direction < 0 else (own >= theirs))
+    best[flat] = wins
+    return best
+
+
+def answer_tokens(
+    questions: Questions, contexts: Tokens, encoder: OffsetEncoder
+) -> tuple[np.ndarray, np.ndarray]:
+    """The first and last context token of each question's first answer, int64 (Q,), (Q,).
+
+    -1 and -2 for questions without one, and for answers of which the tokenizer leaves nothing. As by
+    `_improve_answer_span` of Google's code: the tokens of the answer itself where they are those that the
+    context has at its place, else all tokens of the words that it touches ("Japan" where
+    "japanese" is one token).
+    """
+    answered = np.flatnonzero(questions.answer_starts >= 0)
+    starts, ends = questions.answer_starts[answered], questions.answer_ends[answered]
+    locate = _TokensAt(questions, contexts, answered)
+    first, last = locate(starts, ends)
+    own = encoder.encode([questions.answer(number) for number in answered.tolist()])
+    sizes = np.diff(own.bounds)
+    same = sizes == last - first + 1
+    # Compared in the answers that have as many tokens as their place
+    base = contexts.bounds[questions.context_of[answered]]
+    rows = np.flatnonzero(same & (sizes > 0))
+    equal = (
+        own.ids[_ragged(own.bounds[rows], sizes[rows])]
+        == contexts.ids[_ragged((base + first)[rows], sizes[rows])]
+    )
+    differing = np.repeat(rows, sizes[rows])[~equal]
+    same[differing] = False
+    for row in np.flatnonzero(~same).tolist():
+        context = questions.contexts[questions.context_of[answered[row]]]
+        starts[row], ends[row] = _whole_words(context, int(starts[row]), int(ends[row]))
+    first, last = locate(starts, ends)
+    nothing = last < first
+    tokens = np.full((2, len(questions)), [[-1], [-2]], dtype=np.int64)
+    tokens[0, answered[~nothing]], tokens[1, answered[~nothing]] = first[~nothing], last[~nothing]
+    return tokens[0], tokens[1]
+
+
+class _TokensAt:
+    """Finds the tokens that characters of contexts belong to, for many contexts in one search."""
+
+    def __init__(self, questions: Questions, contexts: Tokens, answered: np.ndarray) -> None:
+        lengths = np.array([len(context) + 1 for context in questions.contexts], dtype=np.int64)
+        before = np.cumsum(lengths) - lengths
+        of_token = np.repeat(before, np.diff(contexts.bounds))
+        self._starts, self._ends = contexts.starts + of_token, contexts.ends + of_token
+        context_of = questions.context_of[answered]
+        self._before, self._base = before[context_of], contexts.bounds[context_of]
+
+    def __call__(self, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The first and last token that share a character with [start, end); last < first for none."""
+        first = np.searchsorted(self._ends, starts + self._before, side="right")
+        last = np.searchsorted(self._starts, ends + self._before, side="left") - 1
+        return first - self._base, last - self._base
+
+
+def _whole_words(context: str, start: int, end: int) -> tuple[int, int]:
+    while start > 0 and context[start - 1] not in _GOOGLES_SPACES:
+        start -= 1
+    while end < len(context) and context[end] not in _GOOGLES_SPACES:
+        end += 1
+    return start, end
+
+
+def _context_score(windows: Windows, window: np.ndarray, token: np.ndarray) -> np.ndarray:
+    """Google's score, in its own float64 arithmetic, so that equals are equal."""
+    count = windows.count[window]
+    left = token - windows.first[window]
+    return np.minimum(left, count - 1 - left) + 0.01 * count
+
+
+def _encode_parts(encoder: OffsetEncoder, texts: tuple[str, ...]) -> Tokens:
+    """As `encoder.encode`, in parts, so that memory is theirs."""
+    parts = [
+        encoder.encode(texts[first : first + _CONTEXTS_PER_CALL])
+        for first in range(0, len(texts), _CONTEXTS_PER_CALL)
+    ]
+    sizes = np.concatenate([np.diff(part.bounds) for part in parts])
+    return Tokens(
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([part.starts for part in parts]),
+        np.concatenate([part.ends for part in parts]),
+        np.concatenate([[0], np.cumsum(sizes)]),
+    )
+
+
+def _cut(tokens: Tokens, most: int) -> Tokens:
+    """The first `most` tokens of each text."""
+    sizes = np.minimum(np.diff(tokens.bounds), most)
+    kept = _ragged(tokens.bounds[:-1], sizes)
+    bounds = np.concatenate([[0], np.cumsum(sizes)])
+    return Tokens(tokens.ids[kept], tokens.starts[kept], tokens.ends[kept], bounds)
+
+
+def _ragged(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """starts[0], starts[0] + 1, ... `counts[0]` numbers, then those of the next row; int64."""
+    ends = np.cumsum(counts)
+    return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - counts), counts)

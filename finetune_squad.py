@@ -1,0 +1,199 @@
+#!/usr/bin/env python
+"""Fine-tune a pretrained BERT on SQuAD 1.1 or 2.0, evaluate it and write its predictions.
+
+    python finetune_squad.py --init_from ckpt --train_file train-v1.1.json --dev_file dev-v1.1.json \\
+        --output_dir squad
+
+`mpirun -np 4 python finetune_squad.py ...` divides each step over four processes by Horovod, `bpslaunch`
+and hosts/launch_byteps.py by BytePS. docs/finetuning.md is the guide.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, replace
+from typing import Sequence
+
+from base.command_line import positive_int
+from base.errors import InputError
+from comm.backends import choose_backend, open_communicator
+from comm.options import CommunicationConfig, communication_config
+from data.questions.answers import AnswerSettings
+from data.questions.squad_files import PREDICT, SCORE, TRAIN, check_disjoint, read_questions
+from data.questions.windows import WindowSettings, make_windows
+from tasks.base import Task
+from tasks.squad.examples import EvaluationWindows, Scoring, TrainingWindows
+from training.entry import exit_code
+from training.finetuning.beginning import Found, TaskParameters, find_beginning, take_initial
+from training.finetuning.inputs import FinetuningInputs
+from training.finetuning.options import (
+    Defaults,
+    beginning_config,
+    finetuning_config,
+    make_parser,
+    parse,
+)
+from training.finetuning.several import Prepared, fine_tune
+from training.initial import Wanted
+from training.own_checkpoints import check_checkpoints, continues
+from training.run_inputs import About, Part
+
+DEFAULTS = Defaults(epochs=3, batch_size=32, batch_size_eval=24, max_seq_length=384)
+DATA_OPTIONS = ("train_file", "max_seq_length", "doc_stride", "max_query_length", "batch_size", "accumulate")
+
+
+@dataclass(frozen=True)
+class SquadConfig:
+    """Files, windows and answers; `train_file` is None where nothing is trained."""
+
+    train_file: str | None
+    dev_file: str | None
+    predict_file: str | None
+    windows: WindowSettings
+    answers: AnswerSettings
+    null_threshold: float
+
+
+def prepare(argv: Sequence[str] | None) -> tuple[Part, str, CommunicationConfig]:
+    """The run of a command line: everything is read and checked, MXNet is not imported.
+
+    Returns:
+        the run's settings and inputs, its backend, and the exchange between its processes.
+
+    Raises:
+        InputError: bad options, files or weights.
+    """
+    parser = make_parser(__doc__ or "", DEFAULTS)
+    add = parser.add_argument_group("questions").add_argument
+    add("--train_file", metavar="JSON", help="SQuAD file to train on")
+    add("--dev_file", metavar="JSON", help="SQuAD file to evaluate on, with answers")
+    add("--predict_file", metavar="JSON", help="in place of --dev_file: questions, answers are not looked at")
+    add("--version_2", action="store_true", help="SQuAD 2.0: questions may have no answer")
+    add("--doc_stride", type=positive_int, default=128, help="tokens between windows (default: 128)")
+    add("--max_query_length", type=positive_int, default=64, help="tokens of a question (default: 64)")
+    add("--n_best_size", type=positive_int, default=20, help="answers kept of each question (default: 20)")
+    add("--max_answer_length", type=positive_int, default=30, help="tokens of an answer (default: 30)")
+    add(
+        "--null_score_diff_threshold",
+        type=float,
+        default=0.0,
+        help="SQuAD 2.0: no answer where its score is above the best one's by more (default: 0)",
+    )
+    options = parse(parser, argv)
+    if options.dev_file and options.predict_file:
+        raise InputError("--dev_file and --predict_file exclude each other: both are evaluated on")
+    if not (options.train_file or options.dev_file or options.predict_file):
+        raise InputError("nothing to do: give --train_file, and --dev_file to evaluate on")
+    if options.only_predict and not (options.dev_file or options.predict_file):
+        raise InputError("--only_predict needs --dev_file or --predict_file")
+    if not options.only_predict and not options.train_file:
+        raise InputError("--train_file is needed to train; --only_predict evaluates --model_parameters")
+    backend = choose_backend(options.backend, os.environ)
+    squad = SquadConfig(
+        None if options.only_predict else options.train_file,
+        options.dev_file,
+        options.predict_file,
+        WindowSettings(options.max_seq_length, options.doc_stride, options.max_query_length),
+        AnswerSettings(options.n_best_size, options.max_answer_length, options.version_2),
+        options.null_score_diff_threshold,
+    )
+    found = find_beginning(beginning_config(options))
+    config = finetuning_config(options, found)
+    if found.bert.positions < squad.windows.max_seq_length:
+        raise InputError(
+            f"--max_seq_length {squad.windows.max_seq_length}: the model has {found.bert.positions} positions"
+        )
+    vocabulary = found.tokenizer.vocabulary
+    check_checkpoints(config, Wanted(found.bert, found.vocab_size, vocabulary), trains=True)
+    inputs = replace(
+        read_inputs(squad, found, config.checkpoint.ckpt_dir),
+        epochs=options.epochs,
+        about=About(
+            data="SQuAD 2.0" if options.version_2 else "SQuAD 1.1",
+            epochs=None if options.num_steps or options.only_predict else options.epochs,
+            main_score="f1",
+            is_result=True,
+        ),
+    )
+    if not continues(config):
+        parameters = TaskParameters(False, _head(found))
+        inputs = replace(inputs, initial=take_initial(found, parameters))
+    return Part(config, inputs), backend, communication_config(options)
+
+
+def read_inputs(squad: SquadConfig, found: Found, folder: str) -> FinetuningInputs:
+    """Reads the files and makes their windows; predictions are written into `folder`.
+
+    Raises:
+        InputError: a file that is damaged, of another version, or both to train and to evaluate on.
+    """
+    training = evaluation = None
+    messages: list[str] = []
+    evaluated = squad.dev_file or squad.predict_file
+    asked = train = None
+    if evaluated:
+        flag = "--dev_file" if squad.dev_file else "--predict_file"
+        asked = read_questions(evaluated, flag, SCORE if squad.dev_file else PREDICT)
+        _check_version(squad, flag, asked.name, asked.version_2)
+        windows = make_windows(asked, found.tokenizer, squad.windows)
+        scoring = Scoring(squad.answers, squad.null_threshold, folder, scored=squad.dev_file is not None)
+        evaluation = EvaluationWindows(asked, windows, scoring)
+    if squad.train_file:
+        train = read_questions(squad.train_file, "--train_file", TRAIN)
+        _check_version(squad, "--train_file", train.name, train.version_2)
+        if asked is not None:
+            check_disjoint(train, asked)
+        windows = make_windows(train, found.tokenizer, squad.windows, training=True)
+        training = TrainingWindows(windows)
+        if train.misplaced:
+            shown = ", ".join(train.misplaced[:5])
+            messages.append(
+                f"{train.name}: {len(train.misplaced)} questions are left out, whose answers do not stand at "
+                f"their answer_start: {shown}"
+            )
+        if len(windows.without_tokens):
+            messages.append(
+                f"{train.name}: {len(windows.without_tokens)} questions are left out, of whose answers the "
+                "tokenizer leaves nothing"
+            )
+    return FinetuningInputs(
+        training,
+        evaluation,
+        found.tokenizer.vocabulary,
+        found.vocab_size,
+        squad.windows.max_seq_length,
+        epochs=1.0,
+        messages=tuple(messages),
+        data_options=DATA_OPTIONS,
+        evaluation_options=("dev_file", "predict_file") if evaluated else (),
+    )
+
+
+def _check_version(squad: SquadConfig, flag: str, name: str, version_2: bool) -> None:
+    if version_2 and not squad.answers.version_2:
+        raise InputError(f"{name} has unanswerable questions, as SQuAD 2.0; give --version_2")
+
+
+def _head(found: Found) -> dict[str, tuple[int, ...]]:
+    return {"span_classifier.weight": (2, found.bert.units), "span_classifier.bias": (2,)}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code. Raises InputError."""
+    return fine_tune(argv, _prepared, open_communicator)
+
+
+def _prepared(argv: Sequence[str]) -> Prepared:
+    part, backend, communication = prepare(argv)
+    return Prepared(part, _task, backend, communication)
+
+
+def _task() -> Task:
+    from tasks.squad.task import QuestionAnswering
+
+    return QuestionAnswering()
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))

@@ -1,0 +1,124 @@
+"""Classification and regression as tasks: losses of labels, and their figures."""
+
+from __future__ import annotations
+
+import math
+from typing import Mapping, Sequence
+
+import mxnet as mx
+import numpy as np
+from gluonnlp.model.bert import BERTModel
+
+from bert.configuration import BertConfig
+from bert.flops import Size, forward_flops
+from bert.model import POOLER
+from data.classification.features import Batch
+from tasks.base import Figures, Floors, Panel
+from tasks.classification.loss import FusedLabelLoss, LabelLoss, make_head
+
+
+class Classification:
+    """One of `num_labels` labels for each example; 0 stands for regression. See tasks.base.Task.
+
+    Examples without a label have -1, or NaN for regression, and count for no figure. `shown`: the scores of
+    an evaluation for people, the first one of which is plotted.
+    """
+
+    name = "classification"
+    heads = (POOLER,)
+    denominators = ("labels",)
+    judged = ("label_loss", "labels")
+
+    def __init__(self, num_labels: int, shown: Sequence[str]):
+        self._num_labels = num_labels
+        self._shown = shown
+        self.sums = ("label_loss", "label_correct") if num_labels else ("label_loss",)
+
+    def network(
+        self, bert: BERTModel, config: BertConfig, dtype: str, dropout: float, operators: str
+    ) -> LabelLoss | FusedLabelLoss:
+        """The hybridized loss above `bert`, with a head of random weights."""
+        head = make_head(config.units, self._num_labels, bert, dtype, dropout)
+        network: LabelLoss | FusedLabelLoss
+        if operators == "fused":
+            network = FusedLabelLoss(bert, head, config, dtype, dropout)
+        else:
+            network = LabelLoss(bert, head, dtype)
+        network.hybridize(static_alloc=True, static_shape=True)
+        return network
+
+    def inputs(self, batch: Batch, device: mx.Context) -> list[mx.nd.NDArray]:
+        """The network's inputs, `known` last."""
+        known = self._known(batch)
+        labels = np.where(known, batch.labels, 0).astype(batch.labels.dtype)
+        texts = (batch.input_ids, batch.segment_ids, batch.valid_lengths)
+        arrays = (*texts, labels, known.astype(np.float32))
+        return [mx.nd.array(array, ctx=device, dtype=array.dtype) for array in arrays]
+
+    def count(self, batches: Sequence[Batch]) -> tuple[float]:
+        """Examples with a label."""
+        return (float(sum(int(self._known(batch).sum()) for batch in batches)),)
+
+    def normalisers(self, counts: Sequence[float]) -> tuple[float]:
+        """Labels, or 1 where there are none."""
+        return (max(1.0, counts[0]),)
+
+    def flops(self, batch: Batch, size: Size, operators: str) -> int:
+        """Of all positions of the batch; behind the top layer's attention the fused operators' count is that
+        of the first token."""
+        rows, length = batch.input_ids.shape
+        encoder = forward_flops(
+            size, rows, length, predictions=0, top_rows=1 if operators == "fused" else None
+        )
+        head = rows * 2 * size.units * (size.units + max(1, self._num_labels))
+        return encoder.encoder + encoder.attention + head
+
+    def figures(self, totals: Mapping[str, float]) -> dict[str, float | None]:
+        """Mean loss, in nats, or squared error for regression; and the share of right labels."""
+        count = totals["labels"]
+        found = {"label_loss": _ratio(totals["label_loss"], count)}
+        if self._num_labels:
+            found["label_acc"] = _ratio(totals["label_correct"], count)
+        return found
+
+    def line(self, figures: Figures, prefix: str = "") -> str:
+        """Loss, share of right labels, and the scores of an evaluation."""
+        forms = {"label_loss": ".4f", "label_acc": ".1%", **dict.fromkeys(self._shown, ".4f")}
+        found = [(name, figures.get(prefix + name), form) for name, form in forms.items()]
+        return "  ".join(f"{name} {format(value, form)}" for name, value, form in found if value is not None)
+
+    def short_line(self, figures: Figures) -> str:
+        """The loss."""
+        value = figures["label_loss"]
+        return "loss -" if value is None else f"loss {value:.4f}"
+
+    def panels(self, floors: Floors) -> list[Panel]:
+        """The loss, with guessing, and the first score of evaluations."""
+        if self._num_labels:
+            loss = Panel("label_loss", "label", "nats", {"guessing": math.log(self._num_labels)})
+        else:
+            loss = Panel("label_loss", "squared error", "", {})
+        return [loss, *(Panel(name, name, "", {}) for name in self._shown[:1])]
+
+    def summary(self, metrics: Sequence[Figures], step: int, floors: Floors) -> list[str]:
+        """First and last loss, and the scores of an evaluation after the last step."""
+        training = [each for each in metrics if "lr" in each and each.get("label_loss") is not None]
+        scored = [each for each in metrics if "eval_sequences" in each and each["step"] == step]
+        lines = []
+        if training:
+            first, last = training[0], training[-1]
+            lines.append(
+                f"loss {first['label_loss']:.4f} at step {first['step']} -> {last['label_loss']:.4f} at step "
+                f"{last['step']}"
+            )
+        if scored:
+            lines.append(f"scores: {self.line(scored[-1], 'eval_')}")
+        return lines
+
+    def _known(self, batch: Batch) -> np.ndarray:
+        return batch.labels >= 0 if self._num_labels else np.isfinite(batch.labels)
+
+
+def _ratio(total: float, count: float) -> float | None:
+    ratio = total / count if count else math.nan
+    return ratio if math.isfinite(ratio) else None

@@ -1,0 +1,98 @@
+"""Start and end of an answer above BERT (Devlin et al., arXiv:1810.04805, section 4.2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+from gluonnlp.model.bert import BERTModel
+
+from bert.configuration import INITIAL_STDEV, BertConfig
+from bert.fused import FusedBert
+
+SUMS = ("span_loss", "span_correct")  # the order of the second output
+_MASKED = -1e9  # a logit behind a window's last token: its probability is 0 in float32
+
+
+class SpanHead(mx.gluon.HybridBlock):
+    """A logit for the start and one for the end at every token, and their cross entropy.
+
+    Inputs: tokens (B, L, units); valid_lengths, starts, ends (B,) int32, positions of the answer's first and
+    last token, 0 ([CLS]) for none; known (B,) float32, 0 where the answer is not known; factor (1,).
+    Outputs:
+        loss (1,): factor * sum of the windows' losses, each the mean of the start's and the end's over the
+            positions that are no padding (Google's run_squad.py).
+        sums (2,): that sum without the factor, and windows whose likeliest start and end are both right.
+        logits (B, 2, L): of starts and ends, float32.
+    """
+
+    def __init__(self, units: int):
+        super().__init__(prefix="")
+        self.span_classifier = mx.gluon.nn.Dense(2, flatten=False, in_units=units)
+
+    def hybrid_forward(
+        self,
+        F: Any,
+        tokens: Any,
+        valid_lengths: Any,
+        starts: Any,
+        ends: Any,
+        known: Any,
+        factor: Any,
+    ) -> tuple[Any, Any, Any]:
+        logits = F.cast(self.span_classifier(tokens), dtype="float32")
+        lengths = F.cast(valid_lengths, dtype="float32")
+        logits = F.SequenceMask(logits, lengths, use_sequence_length=True, value=_MASKED, axis=1)
+        logits = F.transpose(logits, axes=(0, 2, 1))
+        places = F.stack(starts, ends, axis=1)
+        losses = -F.mean(F.pick(F.log_softmax(logits, axis=-1), places, axis=-1), axis=-1) * known
+        hits = F.broadcast_equal(F.argmax(logits, axis=-1), F.cast(places, dtype="float32"))
+        total = F.sum(losses)
+        sums = F.concat(total, F.sum(F.min(hits, axis=-1) * known), dim=0)
+        return total * factor, F.BlockGrad(sums), F.BlockGrad(logits)
+
+
+def make_head(units: int, bert: BERTModel, dtype: str) -> SpanHead:
+    """A head with random weights on the device of `bert`: N(0, 0.02^2) and zero biases."""
+    head = SpanHead(units)
+    (device,) = next(iter(bert.collect_params().values())).list_ctx()
+    head.initialize(mx.init.Normal(INITIAL_STDEV), ctx=device)
+    head.cast("float16" if dtype == "float16" else "float32")
+    return head
+
+
+class SpanLoss(mx.gluon.HybridBlock):
+    """BERT and SpanHead on MXNet's operators. Inputs: input_ids, segment_ids (B, L) int32, then SpanHead's
+    but for the tokens."""
+
+    adds_in_backward = True  # whether grad_req "add" is heeded
+
+    def __init__(self, bert: BERTModel, head: SpanHead, dtype: str):
+        super().__init__(prefix="")
+        self._dtype = dtype
+        self.bert = bert
+        self.head = head
+
+    def pack_weights(self) -> None:
+        """Nothing to do: MXNet's operators take the weights as they are."""
+
+    def hybrid_forward(
+        self, F: Any, input_ids: Any, segment_ids: Any, valid_lengths: Any, *labels: Any
+    ) -> tuple[Any, Any, Any]:
+        # Attention masks are made from lengths of the model's own dtype; 512 is exact in float16.
+        tokens = self.bert(input_ids, segment_ids, F.cast(valid_lengths, dtype=self._dtype))
+        return self.head(tokens, valid_lengths, *labels)
+
+
+class FusedSpanLoss(FusedBert):
+    """The same on the fused operators."""
+
+    def __init__(self, bert: BERTModel, head: SpanHead, config: BertConfig, dtype: str, dropout: float):
+        super().__init__(bert, config, dtype, dropout)
+        self.head = head
+
+    def hybrid_forward(
+        self, F: Any, input_ids: Any, segment_ids: Any, valid_lengths: Any, *labels: Any, **weights: Any
+    ) -> tuple[Any, Any, Any]:
+        tokens = self.encode(self.layers(F, weights), input_ids, segment_ids, valid_lengths)
+        return self.head(tokens, valid_lengths, *labels)

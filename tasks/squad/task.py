@@ -1,0 +1,112 @@
+"""SQuAD as a task: losses of an answer's start and end, and their figures."""
+
+from __future__ import annotations
+
+import math
+from typing import Mapping, Sequence
+
+import mxnet as mx
+import numpy as np
+from gluonnlp.model.bert import BERTModel
+
+from bert.configuration import BertConfig
+from bert.flops import Size, forward_flops
+from data.questions.windows import QuestionBatch
+from tasks.base import Figures, Floors, Panel
+from tasks.squad.loss import SUMS, FusedSpanLoss, SpanLoss, make_head
+
+
+class QuestionAnswering:
+    """Spans of contexts as answers (Rajpurkar et al., arXiv:1606.05250, 1806.03822). See tasks.base.Task.
+
+    A batch's windows whose answer is not known, as in evaluation, have a start of -1 and count for no figure.
+    """
+
+    name = "squad"
+    heads = ()
+    sums = SUMS
+    denominators = ("windows",)
+    judged = ("span_loss", "windows")
+
+    def network(
+        self, bert: BERTModel, config: BertConfig, dtype: str, dropout: float, operators: str
+    ) -> SpanLoss | FusedSpanLoss:
+        """The hybridized losses above `bert`, with a head of random weights."""
+        head = make_head(config.units, bert, dtype)
+        network: SpanLoss | FusedSpanLoss
+        if operators == "fused":
+            network = FusedSpanLoss(bert, head, config, dtype, dropout)
+        else:
+            network = SpanLoss(bert, head, dtype)
+        network.hybridize(static_alloc=True, static_shape=True)
+        return network
+
+    def inputs(self, batch: QuestionBatch, device: mx.Context) -> list[mx.nd.NDArray]:
+        """The network's inputs, `known` last."""
+        known = (batch.starts >= 0).astype(np.float32)
+        places = (np.maximum(batch.starts, 0), np.maximum(batch.ends, 0))
+        arrays = (batch.input_ids, batch.segment_ids, batch.valid_lengths, *places, known)
+        return [mx.nd.array(array, ctx=device, dtype=array.dtype) for array in arrays]
+
+    def count(self, batches: Sequence[QuestionBatch]) -> tuple[float]:
+        """Windows whose answer is known."""
+        return (float(sum(int((batch.starts >= 0).sum()) for batch in batches)),)
+
+    def normalisers(self, counts: Sequence[float]) -> tuple[float]:
+        """Windows, or 1 where none counts."""
+        return (max(1.0, counts[0]),)
+
+    def flops(self, batch: QuestionBatch, size: Size, operators: str) -> int:
+        """Of all positions of the batch: the encoder's, and two logits of each."""
+        rows, length = batch.input_ids.shape
+        encoder = forward_flops(size, rows, length, predictions=0)
+        return encoder.encoder + encoder.attention + 2 * 2 * size.units * rows * length
+
+    def figures(self, totals: Mapping[str, float]) -> dict[str, float | None]:
+        """Loss in nats, and the share of windows whose likeliest start and end are right."""
+        windows = totals["windows"]
+        return {
+            "span_loss": _ratio(totals["span_loss"], windows),
+            "span_acc": _ratio(totals["span_correct"], windows),
+        }
+
+    def line(self, figures: Figures, prefix: str = "") -> str:
+        """Loss and share of right windows, or exact match and F1."""
+        shown = (
+            ("span_loss", "span_loss", ".3f"),
+            ("span_acc", "span_acc", ".1%"),
+            ("exact_match", "exact_match", ".2f"),
+            ("exact", "exact", ".2f"),
+            ("f1", "f1", ".2f"),
+        )
+        found = [(name, figures.get(prefix + key), form) for key, name, form in shown]
+        return "  ".join(f"{name} {format(value, form)}" for name, value, form in found if value is not None)
+
+    def short_line(self, figures: Figures) -> str:
+        """The loss."""
+        value = figures["span_loss"]
+        return "span -" if value is None else f"span {value:.3f}"
+
+    def panels(self, floors: Floors) -> list[Panel]:
+        """The loss, and the F1 of evaluations."""
+        return [Panel("span_loss", "start and end of the answer", "nats", {}), Panel("f1", "F1", "%", {})]
+
+    def summary(self, metrics: Sequence[Figures], step: int, floors: Floors) -> list[str]:
+        """The last loss, and the scores of an evaluation after the last step."""
+        training = [each for each in metrics if each.get("span_loss") is not None]
+        scored = [each for each in metrics if each.get("eval_f1") is not None and each["step"] == step]
+        lines = []
+        if training:
+            first, last = training[0], training[-1]
+            lines.append(
+                f"loss {first['span_loss']:.3f} at step {first['step']} -> {last['span_loss']:.3f} at step "
+                f"{last['step']}"
+            )
+        if scored:
+            lines.append(f"scores: {self.line(scored[-1], 'eval_')}")
+        return lines
+
+
+def _ratio(total: float, count: float) -> float | None:
+    ratio = total / count if count else math.nan
+    return ratio if math.isfinite(ratio) else None

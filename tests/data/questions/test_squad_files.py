@@ -1,0 +1,193 @@
+"""SQuAD's files: what is read, what is rejected and how, and how questions are divided."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+
+from base.errors import InputError
+from data.questions.squad_files import (
+    PREDICT,
+    SCORE,
+    TRAIN,
+    check_disjoint,
+    read_questions,
+    split_by_article,
+)
+from tests.data.questions.squad import REASON, SHARED, about, question, squad, written
+
+CONTEXT = "Tabs\tand  two spaces. Zoë lives in 東京 since 1999."
+
+
+def test_fields_of_both_versions(tmp_path):
+    first = about(CONTEXT, "Zoë", "東京")
+    questions = read_questions(written(tmp_path / "1.json", first), "--train_file", TRAIN)
+    assert questions.ids == ("q0", "q1") and questions.contexts == (CONTEXT,)
+    assert not questions.version_2 and questions.answerable.all()
+    assert [questions.answer(0), questions.answer(1)] == ["Zoë", "東京"]
+    second = squad(
+        (CONTEXT, [question("a", "Where?", ("東京", CONTEXT.index("東京")), impossible=False)]),
+        ("Nothing here.", [question("b", "Why?", impossible=True)]),
+    )
+    questions = read_questions(written(tmp_path / "2.json", second), "--train_file", TRAIN)
+    assert questions.version_2 and questions.answerable.tolist() == [True, False]
+    assert questions.golds == (("東京",), ()) and questions.answer(1) == ""
+    assert questions.titles == ("title 0", "title 1") and questions.article_of.tolist() == [0, 1]
+    assert questions.context_of.tolist() == [0, 1]
+
+
+def test_a_byte_order_mark_and_a_long_context(tmp_path):
+    context = "word " * 25_000 + "end"
+    path = tmp_path / "long.json"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(about(context, "end")).encode())
+    questions = read_questions(str(path), "--train_file", TRAIN)
+    assert len(questions.contexts[0]) > 100_000 and questions.answer(0) == "end"
+
+
+def broken(change):
+    content = about(CONTEXT, "Zoë", "東京")
+    change(content, content["data"][0]["paragraphs"][0])
+    return content
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ('{"data": [}', "no valid JSON at line 1, column 11"),
+        ("", "no valid JSON at line 1"),
+        ("[" * 100_000, "nested too deeply"),
+        ("[]", "top level: 'data' is missing or no list"),
+        ({"data": {}}, "'data' is missing or no list"),
+        ({"data": [3]}, r"data\[0\]: no object"),
+        ({"data": []}, "no questions in it"),
+        ({"data": [{"title": "x"}]}, r"data\[0\]: 'paragraphs' is missing"),
+        (broken(lambda all, part: part.pop("context")), r"data\[0\].paragraphs\[0\]: 'context' is missing"),
+        (broken(lambda all, part: part.update(context=" \n")), r"paragraphs\[0\]: its context is empty"),
+        (broken(lambda all, part: part.pop("qas")), r"paragraphs\[0\]: 'qas' is missing"),
+        (broken(lambda all, part: part["qas"][1].pop("id")), r"qas\[1\]: 'id' is missing"),
+        (broken(lambda all, part: part["qas"][1].update(id=None)), r"qas\[1\]: 'id' is missing"),
+        (
+            broken(lambda all, part: part["qas"][1].update(id="q0")),
+            r"qas\[1\]: the id q0 is that of .*qas\[0\]",
+        ),
+        (broken(lambda all, part: part["qas"][0].pop("question")), r"qas\[0\]: 'question' is missing"),
+        (broken(lambda all, part: part["qas"][0].pop("answers")), "q0 has no answers .* is this a test file"),
+        (broken(lambda all, part: part["qas"][0].update(is_impossible=True)), "impossible and has answers"),
+        (broken(lambda all, part: part["qas"][0].update(is_impossible="no")), "true or false"),
+        (broken(lambda all, part: part["qas"][0].update(answers=["x"])), "list of objects"),
+        (broken(lambda all, part: part["qas"][0]["answers"][0].pop("text")), "'text' is missing"),
+        (
+            broken(lambda all, part: part["qas"][0]["answers"][0].update(answer_start="3")),
+            "'answer_start' is",
+        ),
+        (
+            broken(lambda all, part: part["qas"][0].update(answers=part["qas"][0]["answers"] * 3)),
+            "q0 has 3 answers; .* file to evaluate on",
+        ),
+        (
+            broken(lambda all, part: part["qas"][0]["answers"][0].update(answer_start=1)),
+            "1 of 2 answers do not stand at their 'answer_start'.*: questions q0; ",
+        ),
+    ],
+)
+def test_bad_files_are_one_line(tmp_path, content, message):
+    path = written(tmp_path / "bad.json", content)
+    with pytest.raises(InputError, match=message) as raised:
+        read_questions(path, "--train_file", TRAIN)
+    assert str(raised.value).startswith(f"--train_file {path}: ") and "\n" not in str(raised.value)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(InputError, match="--dev_file: cannot read .*: No such file"):
+        read_questions(str(tmp_path / "none.json"), "--dev_file")
+    (tmp_path / "latin.json").write_bytes('{"data": "é"}'.encode("latin-1"))
+    with pytest.raises(InputError, match="byte 10 is not UTF-8"):
+        read_questions(str(tmp_path / "latin.json"), "--dev_file")
+    with pytest.raises(ValueError):
+        read_questions(str(tmp_path / "none.json"), "--dev_file", "train_file")
+
+
+def misplaced(num_good: int, num_bad: int):
+    context = "alpha beta gamma"
+    content = about(context, *["beta"] * (num_good + num_bad))
+    for entry in content["data"][0]["paragraphs"][0]["qas"][:num_bad]:
+        entry["answers"][0]["answer_start"] += 1
+    return content
+
+
+def test_misplaced_answers_up_to_one_in_a_hundred(tmp_path):
+    path = written(tmp_path / "some.json", misplaced(198, 2))
+    train = read_questions(path, "--train_file", TRAIN)
+    assert train.misplaced == ("q0", "q1") and len(train) == 198 and "q1" not in train.ids
+    score = read_questions(path, "--dev_file", SCORE)
+    assert score.misplaced == ("q0", "q1") and len(score) == 200, "official scores compare texts alone"
+    path = written(tmp_path / "many.json", misplaced(197, 3))
+    for purpose in (TRAIN, SCORE):
+        with pytest.raises(InputError, match="3 of 200 answers .* more than 1%: questions q0, q1, q2; "):
+            read_questions(path, "--train_file", purpose)
+    assert len(read_questions(path, "--predict_file", PREDICT)) == 200
+
+
+def test_a_context_that_all_misplaced_questions_had_is_gone(tmp_path):
+    content = misplaced(199, 0)
+    content["data"].append(copy.deepcopy(content["data"][0]))
+    other = content["data"][1]["paragraphs"][0]
+    other["context"] = "delta"
+    other["qas"] = [question("lost", "?", ("elta", 0))]
+    train = read_questions(written(tmp_path / "x.json", content), "--train_file", TRAIN)
+    assert train.contexts == ("alpha beta gamma",) and train.misplaced == ("lost",)
+
+
+def test_purposes(tmp_path):
+    blind = about(CONTEXT, "Zoë")
+    del blind["data"][0]["paragraphs"][0]["qas"][0]["answers"]
+    path = written(tmp_path / "blind.json", blind)
+    assert read_questions(path, "--predict_file", PREDICT).golds == ((),)
+    with pytest.raises(InputError, match="is this a test file"):
+        read_questions(path, "--dev_file", SCORE)
+    several = about(CONTEXT, "Zoë")
+    entry = several["data"][0]["paragraphs"][0]["qas"][0]
+    entry["answers"].append({"text": "東京", "answer_start": CONTEXT.index("東京")})
+    path = written(tmp_path / "several.json", several)
+    assert read_questions(path, "--dev_file", SCORE).golds == (("Zoë", "東京"),)
+    assert read_questions(path, "--train_file", TRAIN, first_gold=True).golds == (("Zoë",),)
+
+
+def test_the_file_to_evaluate_on_in_place_of_the_one_to_train_on(tmp_path):
+    path = written(tmp_path / "x.json", about(CONTEXT, "Zoë"))
+    train, dev = read_questions(path, "--train_file", TRAIN), read_questions(path, "--dev_file")
+    with pytest.raises(InputError, match="1 of its questions are those of --dev_file .*, such as q0"):
+        check_disjoint(train, dev)
+    check_disjoint(train, dev.select([]))
+
+
+def test_division_by_article(tmp_path):
+    paragraphs = [
+        (f"context {number}", [question(f"{number}-{each}", "?", ("context", 0)) for each in range(5)])
+        for number in range(20)
+    ]
+    questions = read_questions(written(tmp_path / "x.json", squad(*paragraphs)), "--train_file", TRAIN)
+    rest, held_out = split_by_article(questions, 0.1, 3)
+    assert not set(rest.article_of.tolist()) & set(held_out.article_of.tolist())
+    assert len(held_out) == 10 and sorted(rest.ids + held_out.ids) == sorted(questions.ids)
+    assert all(held_out.contexts[each].startswith("context") for each in held_out.context_of)
+    assert len(held_out.contexts) == 2
+    assert split_by_article(questions, 0.1, 3)[1].ids == held_out.ids
+    assert split_by_article(questions, 0.1, 4)[1].ids != held_out.ids
+    for share in (1e-9, 1.0):  # neither part is ever empty
+        assert all(len(part) >= 5 for part in split_by_article(questions, share, 0))
+    with pytest.raises(InputError, match="one article"):
+        split_by_article(questions.select([0, 1]), 0.1, 0)
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason=REASON)
+def test_real_articles():
+    questions = read_questions(str(SHARED), "--dev_file")
+    assert len(questions) == 779 and questions.version_2 and questions.misplaced == ()
+    assert int(questions.answerable.sum()) == 400 and len(questions.titles) == 3
+    with pytest.raises(InputError, match="is this the file to evaluate on"):
+        read_questions(str(SHARED), "--train_file", TRAIN)
+    rest, held_out = split_by_article(questions, 0.3, 0)
+    assert (len(set(rest.article_of)), len(set(held_out.article_of))) == (2, 1)

@@ -1,0 +1,317 @@
+"""finetune_squad.py and finetune_classifier.py from end to end: real processes and both backends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, Sequence
+
+import numpy as np
+import pytest
+
+import finetune_classifier
+import finetune_squad
+from base.errors import InputError
+from bert.weights.params_file import read_array, read_index
+from data.questions.scores import score_v2
+from data.questions.squad_files import SCORE, read_questions
+from tests.finetuned import classifier, squad, write_data
+from tests.killing import metrics
+from tests.processes import ROOT, run_command, start_ranks
+from training.checkpoint import list_steps, read_manifest
+from training.results.record import read_result
+
+SQUAD, CLASSIFIER = ROOT / "finetune_squad.py", ROOT / "finetune_classifier.py"
+SECONDS = 120.0
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_data(folder)
+    return folder
+
+
+def launched(script: Path, words: Sequence[str], ranks: int = 1, launcher: str = "none") -> Any:
+    # One thread each: threads that wait for each other are slow on a busy machine.
+    return start_ranks(script, ranks, launcher, timeout=SECONDS, args=words, env={"OMP_NUM_THREADS": "1"})
+
+
+def parameters(folder: Path) -> dict[str, np.ndarray]:
+    path = str(folder / f"{list_steps(str(folder))[-1]:07d}.params")
+    return {name: read_array(path, info) for name, info in read_index(path).items()}
+
+
+def same_files(one: Path, other: Path) -> list[str]:
+    """Names of the files of the last checkpoint, and of predictions, that differ by a bit."""
+    last = list_steps(str(one))[-1]
+    names = [f"{last:07d}.params", f"{last:07d}.states.npz"]
+    names += [path.name for path in sorted(one.glob("*predictions.json"))]
+    found = [name for name in names if (one / name).read_bytes() != (other / name).read_bytes()]
+    return found + (["metrics.jsonl"] if metrics(one) != metrics(other) else [])
+
+
+@pytest.fixture(scope="module")
+def answered(data, tmp_path_factory) -> Path:
+    """SQuAD 2.0 on one process, with dropout; an epoch has 18 steps or so."""
+    folder = tmp_path_factory.mktemp("squad")
+    with launched(SQUAD, squad(data, folder, epochs=2, dropout=0)) as run:
+        result = run.wait().check()
+    assert "random" not in result.stderr and "scores: exact_match " in result.stdout
+    return folder
+
+
+class TestSquad:
+    def test_it_learns_and_is_scored(self, data, answered):
+        lines = [each for each in metrics(answered) if "lr" in each]
+        assert np.mean([each["span_loss"] for each in lines[-5:]]) < 0.9 * lines[0]["span_loss"]
+        evaluations = [each for each in metrics(answered) if "eval_f1" in each]
+        steps = len(lines)
+        assert [each["step"] for each in evaluations] == [(steps + 1) // 2, steps], "after each epoch"
+        assert evaluations[-1]["eval_span_loss"] is None, "what the answer is, is not known there"
+
+    def test_predictions_give_the_scores_of_the_results(self, data, answered):
+        questions = read_questions(str(data / "dev.json"), "--dev_file", SCORE)
+        predictions = json.loads((answered / "predictions.json").read_text())
+        odds = json.loads((answered / "null_odds.json").read_text())
+        nbest = json.loads((answered / "nbest_predictions.json").read_text())
+        assert set(predictions) == set(odds) == set(nbest) == set(questions.ids)
+        result = read_result(str(answered))
+        expected = score_v2(questions, predictions, odds)
+        assert result.scores["f1"] == expected["f1"] and result.scores["exact_match"] == expected["exact"]
+        assert {"HasAns_f1", "NoAns_f1", "best_f1", "best_f1_thresh"} <= set(result.scores)
+        assert (result.status, result.task, result.data) == ("finished", "squad", "SQuAD 2.0")
+        assert (result.epochs, result.main_score, result.score) == (2, "f1", expected["f1"])
+        contexts = "".join(questions.contexts)
+        assert all(text in contexts for text in predictions.values())
+
+    def test_the_checkpoint_has_the_head_and_no_other(self, answered):
+        found = parameters(answered)
+        assert found["span_classifier.weight"].shape == (2, 32)
+        assert not [name for name in found if name.startswith(("pooler", "classifier", "decoder"))]
+        manifest = read_manifest(str(answered), list_steps(str(answered))[-1])
+        assert manifest["ended"] and manifest["vocabulary"]["file"] == "vocab.txt"
+
+    def test_only_predict_is_the_last_evaluation(self, data, answered, tmp_path):
+        words = squad(
+            data, tmp_path, train_file=None, model=None, vocab=None, model_parameters=answered,
+            only_predict=True,
+        )  # fmt: skip
+        with launched(SQUAD, words) as run:
+            run.wait().check()
+        for name in ("predictions.json", "nbest_predictions.json", "null_odds.json"):
+            assert (tmp_path / name).read_bytes() == (answered / name).read_bytes()
+        result = read_result(str(tmp_path))
+        assert result.scores == read_result(str(answered)).scores and result.steps == 0
+        assert list_steps(str(tmp_path)) == []
+
+    def test_two_horovod_processes_are_one(self, data, answered, tmp_path):
+        """Twice as many examples of half the size; windows that one process evaluates are divided."""
+        with launched(SQUAD, squad(data, tmp_path, epochs=2, dropout=0, batch_size=4), 2, "mpirun") as run:
+            run.wait().check()
+        found, expected = parameters(tmp_path), parameters(answered)
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=2e-3, atol=2e-3, err_msg=name)
+        both = zip(metrics(tmp_path), metrics(answered))
+        for mine, theirs in both:
+            assert mine["step"] == theirs["step"]
+            if "lr" in mine:
+                assert mine["span_loss"] == pytest.approx(theirs["span_loss"], rel=1e-3)
+        nbest, ours = (
+            json.loads((folder / "nbest_predictions.json").read_text()) for folder in (tmp_path, answered)
+        )
+        assert list(nbest) == list(ours)
+        result = read_result(str(tmp_path))
+        assert (result.backend, result.world_size) == ("horovod", 2)
+
+    def test_training_goes_on_from_another_head(self, data, answered, tmp_path):
+        """--init_from of a fine-tuned model takes BERT alone; --model_parameters its head too."""
+        part, *_ = finetune_squad.prepare(squad(data, tmp_path, model=None, vocab=None, init_from=answered))
+        assert "span_classifier.weight" not in part.inputs.initial.tensors
+        assert any("random numbers for the head" in each for each in part.inputs.initial.messages)
+        words = squad(data, tmp_path, model=None, vocab=None, model_parameters=answered)
+        part, *_ = finetune_squad.prepare(words)
+        head = part.inputs.initial.tensors["span_classifier.weight"].read()
+        np.testing.assert_array_equal(head, parameters(answered)["span_classifier.weight"])
+
+
+class TestClassifier:
+    @pytest.fixture(scope="class")
+    def labelled(self, data, tmp_path_factory) -> Path:
+        folder = tmp_path_factory.mktemp("labels")
+        changes = {
+            "epochs": 12,
+            "batch_size": 16,
+            "model": "bert_1_64_2",
+            "dropout": 0,
+            "lr": "2e-3",
+            "seed": 0,
+        }
+        words = classifier(data, folder, **changes, test_file=data / "dev.tsv")
+        with pytest.raises(InputError, match="--test_file.*has the content of"):
+            finetune_classifier.prepare(words)
+        with launched(CLASSIFIER, classifier(data, folder, **changes)) as run:
+            run.wait().check()
+        return folder
+
+    def test_it_learns_and_is_scored(self, labelled):
+        result = read_result(str(labelled))
+        assert (
+            result.task == "classification" and result.main_score == "score" and result.status == "finished"
+        )
+        assert result.scores["score"] == result.scores["accuracy"] > 0.8
+        assert result.scores["label_acc"] == pytest.approx(result.scores["accuracy"])
+        assert {"pooler.weight", "label_classifier.weight"} <= set(parameters(labelled))
+
+    def test_only_inference_is_the_last_evaluation(self, data, labelled, tmp_path):
+        words = classifier(
+            data, tmp_path, model=None, vocab=None, model_parameters=labelled, only_inference=True
+        )
+        with launched(CLASSIFIER, words) as run:
+            run.wait().check()
+        assert read_result(str(tmp_path)).scores == read_result(str(labelled)).scores
+
+    def test_regression(self, data, tmp_path):
+        with launched(
+            CLASSIFIER,
+            classifier(data, tmp_path, regression=True, num_steps=3, test_file=data / "train.tsv",
+                       train_file=data / "dev.tsv", dev_file=None),
+        ) as run:  # fmt: skip
+            run.wait().check()
+        assert {"pearson", "spearman", "mse", "score"} <= set(read_result(str(tmp_path)).scores)
+        lines = (tmp_path / "test.tsv").read_text().splitlines()
+        assert lines[0] == "index\tprediction" and len(lines) == 1 + 96
+        float(lines[1].split("\t")[1])
+
+
+@pytest.mark.parametrize("backend, launcher", [("hvd", "mpirun"), ("byteps", "byteps")])
+def test_killed_and_resumed_bit_for_bit(backend, launcher, data, tmp_path):
+    """With dropout; killed as soon as a checkpoint in the middle of an epoch is there."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    changes = {"num_steps": 24, "ckpt_interval": 5, "batch_size": 4, "backend": backend}
+
+    def start(folder: Path) -> Any:
+        return launched(SQUAD, squad(data, folder, resume=True, **changes), 2, launcher)
+
+    with start(whole) as run:
+        run.wait().check()
+    end = time.monotonic() + SECONDS
+    with start(killed) as run:
+        while not (killed / "0000005.json").exists():
+            assert run.poll() is None and time.monotonic() < end
+            time.sleep(0.0005)
+        for pid in run.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert list_steps(str(killed))[-1] < 24
+    with start(killed) as run:
+        result = run.wait().check()
+    assert "continuing after step" in result.stdout
+    assert same_files(whole, killed) == []
+
+
+def test_a_signal_saves_and_ends_the_run(data, tmp_path):
+    with launched(CLASSIFIER, classifier(data, tmp_path, num_steps=100_000)) as run:
+        end = time.monotonic() + SECONDS
+        while not metrics(tmp_path):
+            assert run.poll() is None and time.monotonic() < end
+            time.sleep(0.005)
+        os.kill(run.pid, signal.SIGTERM)
+        assert run.wait().returncode == 143
+    step = list_steps(str(tmp_path))[-1]
+    assert not read_manifest(str(tmp_path), step)["ended"]
+    assert read_result(str(tmp_path)).status == "unfinished"
+
+
+BAD_SQUAD = {
+    "--version_2": ({"version_2": None}, r"unanswerable questions.*give --version_2"),
+    "no questions": ({"train_file": None}, r"--train_file is needed"),
+    "dev is train": ({"dev_file": "train.json"}, r"train\.json"),
+    "no such file": ({"train_file": "none.json"}, r"none\.json"),
+    "gpu": ({"gpu": 0}, r"--gpu is not followed here: .*CUDA_VISIBLE_DEVICES"),
+    "data set": ({"bert_dataset": "book_corpus_wiki_en_uncased"}, r"--bert_dataset .*--init_from"),
+    "windows": ({"max_query_length": 46}, r"--max_query_length"),
+    "positions": ({"max_seq_length": 600}, r"--max_seq_length 600"),
+    "nothing to begin with": ({"model": None}, r"give --init_from"),
+    "two beginnings": ({"init_from": "a", "model_parameters": "b"}, r"exclude each other"),
+    "no head": ({"only_predict": True}, r"--only_predict needs --model_parameters"),
+    "backend": ({"backend": "byteps"}, r"--backend byteps: .*without a launcher"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SQUAD)
+def test_bad_input_is_one_line(case, data, tmp_path, monkeypatch):
+    monkeypatch.chdir(data)
+    changes, message = BAD_SQUAD[case]
+    with pytest.raises(InputError, match=message) as raised:
+        finetune_squad.prepare(squad(data, tmp_path / "out", **changes))
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "out").exists()
+
+
+BAD_TEXTS = {
+    "no files": ({"train_file": None}, r"give --task_name and --data_dir, or --train_file"),
+    "no folder": (
+        {"train_file": None, "dev_file": None, "task_name": "RTE"},
+        r"--task_name needs --data_dir",
+    ),
+    "both": ({"task_name": "RTE", "data_dir": "."}, r"leave out those of own files"),
+    "dev is train": ({"dev_file": "train.tsv"}, r"has the content of --train_file"),
+    "calibration": ({"only_calibration": True}, r"--only_calibration is not followed here"),
+    "too long": ({"max_len": 600, "max_seq_length": None}, r"--max_seq_length 600"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TEXTS)
+def test_bad_texts_are_one_line(case, data, tmp_path, monkeypatch):
+    monkeypatch.chdir(data)
+    changes, message = BAD_TEXTS[case]
+    with pytest.raises(InputError, match=message):
+        finetune_classifier.prepare(classifier(data, tmp_path / "out", **changes))
+
+
+def test_a_head_of_another_task(data, answered, tmp_path):
+    words = classifier(data, tmp_path, model=None, vocab=None, model_parameters=answered)
+    with pytest.raises(InputError, match=r"lacks label_classifier\.weight.*--init_from"):
+        finetune_classifier.prepare(words)
+
+
+def test_a_run_is_not_written_over(data, answered):
+    with pytest.raises(InputError, match=r"holds checkpoints up to step"):
+        finetune_squad.prepare(squad(data, answered))
+
+
+def test_bad_input_ends_before_mxnet_is_imported(data, tmp_path):
+    code = "import sys, finetune_squad\ntry:\n finetune_squad.main()\n"
+    code += "finally:\n assert 'mxnet' not in sys.modules"
+    words = squad(data, tmp_path, train_file="none.json")
+    result = run_command([sys.executable, "-c", code, *words], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
+    assert result.returncode != 0 and "InputError" in result.stderr and "none.json" in result.stderr
+
+
+def test_the_order_of_a_step_does_not_depend_on_the_ranks(data, tmp_path):
+    """What two ranks with 4 examples each take is what one takes with 8."""
+
+    class Rank:
+        def __init__(self, rank: int, size: int):
+            self.rank, self.size = rank, size
+
+    from training.report import SilentReporter
+
+    taken = []
+    for ranks, size in ((1, 8), (2, 4)):
+        steps: list[list[int]] = [[] for _ in range(5)]
+        for rank in range(ranks):
+            part, *_ = finetune_squad.prepare(squad(data, tmp_path, batch_size=size, num_data_workers=0))
+            plan = part.inputs.plan(part.config, ranks)
+            feed = part.inputs.open_training(part.config, plan, 3, Rank(rank, ranks), SilentReporter())
+            feed.seek(0)
+            for step in steps:
+                step += next(feed).examples.tolist()
+        taken.append([sorted(step) for step in steps])
+    assert taken[0] == taken[1]

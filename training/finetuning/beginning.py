@@ -1,0 +1,158 @@
+"""The weights and the vocabulary that fine-tuning begins with, found before MXNet is imported."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Mapping
+
+from base.errors import InputError
+from base.launchers import launched_rank
+from bert.configuration import BertConfig
+from bert.weights.bare_params import DECODER, expected_shapes
+from bert.weights.names import POOLER, part_of
+from bert.weights.params_file import read_array, read_index
+from bert.weights.tensors import Tensor, Weights
+from data.options import TokenizerConfig
+from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
+from data.tokenizing.vocab import load_vocab
+from training.initial import Initial, check_finite
+from training.pretrained_options import PretrainedConfig, described_tokenizer, find_described
+
+INIT_FROM, MODEL_PARAMETERS = "--init_from", "--model_parameters"
+
+
+@dataclass(frozen=True)
+class BeginningConfig:
+    """The options about weights. At most one of `init_from` (BERT) and `model_parameters` (with the head) is
+    given; without, everything begins with random numbers, and `described` has a model and a vocabulary."""
+
+    init_from: str | None
+    model_parameters: str | None
+    sentencepiece: str | None
+    described: PretrainedConfig
+    uncased: bool = False
+
+
+@dataclass(frozen=True)
+class TaskParameters:
+    """Parameters that a task's network has: of BERT the encoder, with the pooler where it `has_pooler`; above
+    it the `head`, shapes by name."""
+
+    has_pooler: bool
+    head: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The model to fine-tune, and the tokenizer of its vocabulary. `weights` is None for random numbers."""
+
+    bert: BertConfig
+    vocab_size: int
+    tokenizer: TokenizerSettings
+    weights: Weights | None
+    flag: str = INIT_FROM
+
+    @property
+    def tokenizer_config(self) -> TokenizerConfig:
+        """The tokenizer as a run's settings have it."""
+        return TokenizerConfig(sentencepiece=self.tokenizer.sentencepiece, cased=self.tokenizer.cased)
+
+
+def find_beginning(config: BeginningConfig) -> Found:
+    """Opens what the options name; the numbers are read later.
+
+    Raises:
+        InputError: as `find_described` and `described_tokenizer`; nothing says what to begin with.
+    """
+    given, flag = config.model_parameters or config.init_from, INIT_FROM
+    if config.model_parameters:
+        flag = MODEL_PARAMETERS
+        if config.init_from:
+            raise InputError(f"{INIT_FROM} and {MODEL_PARAMETERS} exclude each other: both bring BERT")
+    if given is None:
+        return _random(config)
+    weights = find_described(given, flag, config.described)
+    if weights.config.token_types < 2:
+        raise InputError(f"{flag} {weights.source} has one token type, and pairs of texts need two")
+    tokenizer = described_tokenizer(weights, flag, config.described, config.sentencepiece)
+    if config.uncased and tokenizer.cased:
+        raise InputError(f"--uncased: {flag} {weights.source} keeps upper case; leave the option out")
+    return Found(weights.config, weights.vocab_size, tokenizer, weights, flag)
+
+
+def _random(config: BeginningConfig) -> Found:
+    described = config.described
+    file = described.config_file
+    bert = file.config if file else described.model
+    if bert is None or not (described.vocab or config.sentencepiece):
+        raise InputError(
+            f"nothing to begin with: give {INIT_FROM} (pretrained weights), or for random ones --model and "
+            "--vocab"
+        )
+    if described.vocab and config.sentencepiece:
+        raise InputError("--vocab and --sentencepiece exclude each other: each brings its own vocabulary")
+    if config.sentencepiece:
+        vocabulary = load_sentencepiece(config.sentencepiece)
+    else:
+        vocabulary = load_vocab(str(described.vocab))
+    rows = (file.vocab_size if file else None) or len(vocabulary)
+    if rows < len(vocabulary):
+        raise InputError(
+            f"--config_file {described.config_path}: vocab_size is {rows}, but --vocab has "
+            f"{len(vocabulary)} tokens"
+        )
+    return Found(bert, rows, TokenizerSettings(vocabulary, config.sentencepiece, described.cased), None)
+
+
+def take_initial(found: Found, parameters: TaskParameters) -> Initial | None:
+    """The parameters to begin with, all of them looked at; None for random ones, and on ranks but 0, which
+    get the numbers from it.
+
+    Raises:
+        InputError: --model_parameters has no head of this task; numbers that are not finite.
+    """
+    weights = found.weights
+    if weights is None or launched_rank(os.environ) != 0:
+        return None
+    wanted = expected_shapes(found.bert, found.vocab_size)
+    del wanted[DECODER]
+    needed = [name for name in wanted if part_of(name) is None or _is_pooler(name, parameters)]
+    tensors = {name: weights.tensors[name] for name in needed if name in weights.tensors}
+    messages = list(weights.notes)
+    source = f"{found.flag} {weights.source}"
+    random = [] if len(tensors) == len(needed) else ["the pooler, which they lack"]
+    if found.flag == MODEL_PARAMETERS:
+        tensors.update(_head(source, weights, parameters))
+    else:
+        random.append("the head of the task")
+    if random:
+        messages.append(f"{weights.source}: random numbers for {' and '.join(random)}")
+    check_finite(source, tensors)
+    return Initial(weights.source, tensors, messages)
+
+
+def _is_pooler(name: str, parameters: TaskParameters) -> bool:
+    return parameters.has_pooler and part_of(name) == POOLER
+
+
+def _head(source: str, weights: Weights, parameters: TaskParameters) -> dict[str, Tensor]:
+    """The head's tensors, which `find_weights` leaves out."""
+    if weights.format != "gluonnlp":
+        raise InputError(f"{source}: a head can be read from this project's checkpoints only")
+    index = read_index(weights.source)
+    tensors = {}
+    for name, shape in parameters.head.items():
+        info = index.get(name)
+        if info is None or tuple(info.shape) != shape:
+            there = "lacks" if info is None else f"has {tuple(info.shape)} for"
+            raise InputError(
+                f"{source} {there} {name} {shape}, the head of this task; name a checkpoint that was "
+                f"fine-tuned for it, or train one from these weights with {INIT_FROM}"
+            )
+        tensors[name] = Tensor(
+            shape,
+            info.dtype,
+            lambda info=info: read_array(weights.source, info),  # type: ignore[misc]
+        )
+    return tensors

@@ -1,0 +1,121 @@
+"""The data of a fine-tuning run: examples to train on and to evaluate on, as batches by length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Iterator, Protocol, Sequence
+
+import numpy as np
+
+from base.errors import InputError
+from comm.base import Communicator
+from data.finetuning.batches import OrderedBatches
+from data.finetuning.batching import EvaluationOrder, Grouping, TrainingOrder
+from data.tokenizing.vocab import Vocabulary
+from tasks.base import Collector
+from training.config import RunConfig
+from training.feed import EvaluationFeed, Feed, FileFeed
+from training.finetuning.plan import Epochs, make_finetuning_plan, step_examples
+from training.initial import Initial
+from training.plan import RunPlan
+from training.report import Reporter
+from training.run_inputs import About, RunInputs
+
+
+class TrainingExamples(Protocol):
+    """Examples with labels. `lengths`: tokens of each, whole numbers (N,)."""
+
+    @property
+    def lengths(self) -> np.ndarray: ...
+
+    def collate(self, examples: np.ndarray, padded: int) -> Any:
+        """The examples with these numbers, int64 (B,), as a batch of `padded` tokens each."""
+
+
+class EvaluationExamples(TrainingExamples, Protocol):
+    """Examples whose outputs are collected."""
+
+    def collector(self) -> Collector:
+        """A new collector of their outputs."""
+
+
+@dataclass(frozen=True)
+class FinetuningInputs:
+    """See training.run_inputs.RunInputs. `training` and `evaluation` are None where there is none."""
+
+    training: TrainingExamples | None
+    evaluation: EvaluationExamples | None
+    vocabulary: Vocabulary | None
+    vocab_size: int
+    max_seq_length: int
+    epochs: float
+    initial: Initial | None = None
+    messages: tuple[str, ...] = ()
+    data_options: Sequence[str] = ()
+    evaluation_options: Sequence[str] = ()
+    about: About = About()
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is something to train on."""
+        return self.training is not None
+
+    def completed(self, config: RunConfig, communicator: Communicator) -> FinetuningInputs:
+        """These: nothing is downloaded."""
+        return self
+
+    def open_ahead(self, first: RunInputs, communicator: Communicator) -> None:
+        """Nothing to do: all of the data has been read."""
+
+    def plan(self, config: RunConfig, world_size: int) -> RunPlan:
+        """As `make_finetuning_plan`. Raises InputError for fewer examples than a step has."""
+        epochs = None
+        if self.training is not None:
+            size, count = step_examples(config.batch, world_size), len(self.training.lengths)
+            order = self._order(config, self.training, (0, 0, world_size))
+            epochs = Epochs(self.epochs, count, order.num_steps(self.epochs))
+            if count < size:
+                raise InputError(
+                    f"a step has {size} examples ({world_size} x {config.batch.batch_size} x "
+                    f"{config.batch.accumulate}), but there are {count} to train on; lower --batch_size"
+                )
+        return make_finetuning_plan(config.batch, config.optimization, world_size, epochs)
+
+    def open_training(
+        self, config: RunConfig, plan: RunPlan, seed: int, communicator: Communicator, reporter: Reporter
+    ) -> Feed | None:
+        """This rank's share of each step's examples."""
+        if self.training is None:
+            return None
+        order = self._order(config, self.training, (seed, communicator.rank, communicator.size))
+        lengths = ", ".join(map(str, order.bounds))
+        reporter.note(f"batches of a process: {config.batch.batch_size} examples of {lengths} tokens")
+        return FileFeed(OrderedBatches(order, self.training.collate), config.data.num_data_workers)
+
+    def open_evaluation(self, config: RunConfig, communicator: Communicator) -> EvaluationFeed | None:
+        """This rank's share of what is evaluated on."""
+        evaluation = self.evaluation
+        if evaluation is None:
+            return None
+        order = EvaluationOrder(
+            evaluation.lengths,
+            config.batch.batch_size_eval,
+            communicator.rank,
+            communicator.size,
+            grouping=Grouping(max_length=self.max_seq_length),
+        )
+
+        def batches() -> Iterator[Any]:
+            for rows in order.batches():
+                yield evaluation.collate(rows.examples, rows.padded)
+
+        return EvaluationFeed(batches, collector=evaluation.collector)
+
+    def _order(
+        self, config: RunConfig, training: TrainingExamples, place: tuple[int, int, int]
+    ) -> TrainingOrder:
+        """The order for `place`: seed, rank and number of ranks."""
+        seed, rank, world_size = place
+        grouping = Grouping(accumulate=config.batch.accumulate, max_length=self.max_seq_length)
+        size = step_examples(config.batch, world_size)
+        return TrainingOrder(training.lengths, size, seed, rank, world_size, grouping)
