@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from dataclasses import dataclass
@@ -80,6 +81,13 @@ class Texts:
     name: str | None
 
 
+def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options of a command line, checked against each other. Raises InputError."""
+    parser = make_parser(__doc__ or "", DEFAULTS)
+    _add_files(parser.add_argument_group("texts").add_argument)
+    return parse(parser, argv)
+
+
 def prepare(argv: Sequence[str] | None) -> tuple[Part, Labelling, str, CommunicationConfig]:
     """The run of a command line: everything is read and checked, MXNet is not imported.
 
@@ -89,9 +97,7 @@ def prepare(argv: Sequence[str] | None) -> tuple[Part, Labelling, str, Communica
     Raises:
         InputError: bad options, files or weights.
     """
-    parser = make_parser(__doc__ or "", DEFAULTS)
-    _add_files(parser.add_argument_group("texts").add_argument)
-    options = parse(parser, argv)
+    options = options_of(argv)
     backend = choose_backend(options.backend, os.environ)
     config = TextsConfig(
         options.task_name,

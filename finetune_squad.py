@@ -10,20 +10,29 @@ and hosts/launch_byteps.py by BytePS. docs/finetuning.md is the guide.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from dataclasses import dataclass, replace
 from typing import Sequence
 
-from base.command_line import positive_int
+from base.command_line import positive_int, rate
 from base.errors import InputError
 from comm.backends import choose_backend, open_communicator
 from comm.options import CommunicationConfig, communication_config
 from data.questions.answers import AnswerSettings
-from data.questions.squad_files import PREDICT, SCORE, TRAIN, check_disjoint, read_questions
+from data.questions.squad_files import (
+    PREDICT,
+    SCORE,
+    TRAIN,
+    Questions,
+    check_disjoint,
+    read_questions,
+    split_by_article,
+)
 from data.questions.windows import WindowSettings, make_windows
 from tasks.base import Task
-from tasks.squad.examples import EvaluationWindows, Scoring, TrainingWindows
+from tasks.squad.examples import Asked, EvaluationWindows, Scoring, TrainingWindows
 from training.entry import exit_code
 from training.finetuning.beginning import Found, TaskParameters, find_beginning, take_initial
 from training.finetuning.inputs import FinetuningInputs
@@ -40,30 +49,36 @@ from training.own_checkpoints import check_checkpoints, continues
 from training.run_inputs import About, Part
 
 DEFAULTS = Defaults(epochs=3, batch_size=32, batch_size_eval=24, max_seq_length=384)
-DATA_OPTIONS = ("train_file", "max_seq_length", "doc_stride", "max_query_length", "batch_size", "accumulate")
+_LISTED = 5  # ids in a message
+DATA_OPTIONS = (
+    "train_file",
+    "tune_threshold",
+    "max_seq_length",
+    "doc_stride",
+    "max_query_length",
+    "batch_size",
+    "accumulate",
+)
 
 
 @dataclass(frozen=True)
 class SquadConfig:
-    """Files, windows and answers; `train_file` is None where nothing is trained."""
+    """Files, windows and answers. `tune_threshold`: share of the training file held out for it, by `seed`."""
 
+    trains: bool
     train_file: str | None
     dev_file: str | None
     predict_file: str | None
     windows: WindowSettings
     answers: AnswerSettings
     null_threshold: float
+    first_answer: bool
+    tune_threshold: float | None
+    seed: int
 
 
-def prepare(argv: Sequence[str] | None) -> tuple[Part, str, CommunicationConfig]:
-    """The run of a command line: everything is read and checked, MXNet is not imported.
-
-    Returns:
-        the run's settings and inputs, its backend, and the exchange between its processes.
-
-    Raises:
-        InputError: bad options, files or weights.
-    """
+def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The options of a command line, checked against each other. Raises InputError."""
     parser = make_parser(__doc__ or "", DEFAULTS)
     add = parser.add_argument_group("questions").add_argument
     add("--train_file", metavar="JSON", help="SQuAD file to train on")
@@ -80,23 +95,52 @@ def prepare(argv: Sequence[str] | None) -> tuple[Part, str, CommunicationConfig]
         default=0.0,
         help="SQuAD 2.0: no answer where its score is above the best one's by more (default: 0)",
     )
+    add(
+        "--tune_threshold",
+        type=rate,
+        metavar="SHARE",
+        help="in place of it: the best one on this share of the training file's articles, which are not "
+        "trained on; 0.1 will do",
+    )
+    add("--first_answer", action="store_true", help="train on the first where a question has several answers")
     options = parse(parser, argv)
     if options.dev_file and options.predict_file:
         raise InputError("--dev_file and --predict_file exclude each other: both are evaluated on")
+    if options.tune_threshold is not None and not (options.version_2 and options.train_file):
+        raise InputError("--tune_threshold needs --version_2 and --train_file, whose articles it divides")
+    if options.tune_threshold == 0 or (options.tune_threshold and options.null_score_diff_threshold):
+        raise InputError("--tune_threshold: give a share above 0, and no --null_score_diff_threshold")
     if not (options.train_file or options.dev_file or options.predict_file):
         raise InputError("nothing to do: give --train_file, and --dev_file to evaluate on")
     if options.only_predict and not (options.dev_file or options.predict_file):
         raise InputError("--only_predict needs --dev_file or --predict_file")
     if not options.only_predict and not options.train_file:
         raise InputError("--train_file is needed to train; --only_predict evaluates --model_parameters")
+    return options
+
+
+def prepare(argv: Sequence[str] | None) -> tuple[Part, str, CommunicationConfig]:
+    """The run of a command line: everything is read and checked, MXNet is not imported.
+
+    Returns:
+        the run's settings and inputs, its backend, and the exchange between its processes.
+
+    Raises:
+        InputError: bad options, files or weights.
+    """
+    options = options_of(argv)
     backend = choose_backend(options.backend, os.environ)
     squad = SquadConfig(
-        None if options.only_predict else options.train_file,
+        not options.only_predict,
+        options.train_file if options.tune_threshold or not options.only_predict else None,
         options.dev_file,
         options.predict_file,
         WindowSettings(options.max_seq_length, options.doc_stride, options.max_query_length),
         AnswerSettings(options.n_best_size, options.max_answer_length, options.version_2),
         options.null_score_diff_threshold,
+        options.first_answer,
+        options.tune_threshold,
+        options.seed or 0,
     )
     found = find_beginning(beginning_config(options))
     config = finetuning_config(options, found)
@@ -128,35 +172,31 @@ def read_inputs(squad: SquadConfig, found: Found, folder: str) -> FinetuningInpu
     Raises:
         InputError: a file that is damaged, of another version, or both to train and to evaluate on.
     """
-    training = evaluation = None
+    training = evaluation = tuning = asked = None
     messages: list[str] = []
     evaluated = squad.dev_file or squad.predict_file
-    asked = train = None
     if evaluated:
         flag = "--dev_file" if squad.dev_file else "--predict_file"
         asked = read_questions(evaluated, flag, SCORE if squad.dev_file else PREDICT)
-        _check_version(squad, flag, asked.name, asked.version_2)
-        windows = make_windows(asked, found.tokenizer, squad.windows)
-        scoring = Scoring(squad.answers, squad.null_threshold, folder, scored=squad.dev_file is not None)
-        evaluation = EvaluationWindows(asked, windows, scoring)
+        _check_version(squad, asked)
     if squad.train_file:
-        train = read_questions(squad.train_file, "--train_file", TRAIN)
-        _check_version(squad, "--train_file", train.name, train.version_2)
+        train = read_questions(squad.train_file, "--train_file", TRAIN, squad.first_answer)
+        _check_version(squad, train)
+        messages += _left_out(train.name, "whose answers do not stand at their answer_start", train.misplaced)
         if asked is not None:
             check_disjoint(train, asked)
-        windows = make_windows(train, found.tokenizer, squad.windows, training=True)
-        training = TrainingWindows(windows)
-        if train.misplaced:
-            shown = ", ".join(train.misplaced[:5])
-            messages.append(
-                f"{train.name}: {len(train.misplaced)} questions are left out, whose answers do not stand at "
-                f"their answer_start: {shown}"
-            )
-        if len(windows.without_tokens):
-            messages.append(
-                f"{train.name}: {len(windows.without_tokens)} questions are left out, of whose answers the "
-                "tokenizer leaves nothing"
-            )
+        if squad.tune_threshold:
+            train, held_out = split_by_article(train, squad.tune_threshold, squad.seed)
+            tuning = Asked(held_out, make_windows(held_out, found.tokenizer, squad.windows))
+        if squad.trains:
+            windows = make_windows(train, found.tokenizer, squad.windows, training=True)
+            training = TrainingWindows(windows)
+            lost = [train.ids[number] for number in windows.without_tokens]
+            messages += _left_out(train.name, "of whose answers the tokenizer leaves nothing", lost)
+    if asked is not None:
+        scoring = Scoring(squad.answers, squad.null_threshold, folder, scored=squad.dev_file is not None)
+        windows = make_windows(asked, found.tokenizer, squad.windows)
+        evaluation = EvaluationWindows(Asked(asked, windows), scoring, tuning)
     return FinetuningInputs(
         training,
         evaluation,
@@ -170,9 +210,16 @@ def read_inputs(squad: SquadConfig, found: Found, folder: str) -> FinetuningInpu
     )
 
 
-def _check_version(squad: SquadConfig, flag: str, name: str, version_2: bool) -> None:
-    if version_2 and not squad.answers.version_2:
-        raise InputError(f"{name} has unanswerable questions, as SQuAD 2.0; give --version_2")
+def _check_version(squad: SquadConfig, questions: Questions) -> None:
+    if questions.version_2 and not squad.answers.version_2:
+        raise InputError(f"{questions.name} has unanswerable questions, as SQuAD 2.0; give --version_2")
+
+
+def _left_out(name: str, why: str, ids: Sequence[str]) -> list[str]:
+    if not ids:
+        return []
+    more = ", ..." if len(ids) > _LISTED else ""
+    return [f"{name}: {len(ids)} questions are left out, {why}: {', '.join(ids[:_LISTED])}{more}"]
 
 
 def _head(found: Found) -> dict[str, tuple[int, ...]]:

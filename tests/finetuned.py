@@ -18,7 +18,8 @@ def write_data(folder: Path) -> None:
     train.tsv and dev.tsv (a sentence with a good or a bad word), and vocab.txt."""
     rng = random.Random(0)
     for name, paragraphs in (("train", 16), ("dev", 6)):
-        data = {"version": "v2.0", "data": [_article(name, paragraphs, rng)]}
+        articles = [_article(f"{name}-{half}", paragraphs // 2, rng) for half in (1, 2)]
+        data = {"version": "v2.0", "data": articles}
         (folder / f"{name}.json").write_text(json.dumps(data))
         lines = [_sentence(rng, label) for label in (0, 1) for _ in range(3 * paragraphs)]
         rng.shuffle(lines)

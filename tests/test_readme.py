@@ -19,6 +19,8 @@ from typing import Iterator, NamedTuple
 import numpy as np
 import pytest
 
+import finetune_classifier
+import finetune_squad
 import lamb_paper
 from comparison.launching.backends import BACKENDS
 from comparison.options import parse_options as parse_comparison
@@ -133,6 +135,9 @@ COMPARING = [command for command in ALL if command.words[1:2] == ["compare.py"]]
 CONVERTING = [command for command in ALL if command.words[1:2] == ["convert.py"]]
 PREDICTING = [command for command in ALL if command.words[1:2] == ["predict.py"]]
 TABLES = [command for command in ALL if command.words[1:2] == ["results.py"]]
+FINETUNING = [
+    command for command in ALL if {"finetune_squad.py", "finetune_classifier.py"} & set(command.words)
+]
 TRAINING = [command for command in ALL if set(SCRIPTS) & set(command.words)]
 
 
@@ -164,6 +169,8 @@ def test_every_command_is_of_a_tested_kind():
             return "results"  # tests/training/results
         if command in CONVERTING:
             return "convert"
+        if command in FINETUNING:
+            return "finetune"  # test_the_commands_that_finetune, tests/test_finetune.py
         if words[:3] == [".venv/bin/python", "-m", "pytest"]:
             return "pytest"
         raise AssertionError(f"{command.guide}: nothing here tests: {command.text}")
@@ -178,6 +185,7 @@ def test_every_command_is_of_a_tested_kind():
         "predict",
         "convert",
         "results",
+        "finetune",
         *DATA_COMMANDS,
     }
     for command in ALL:  # only hparams.py prints the same everywhere; a run is shown as an example
@@ -196,6 +204,14 @@ def test_the_commands_that_compare(command):
 def test_the_commands_that_make_tables(command):
     """Their options are understood; tests/training/results runs such commands on real runs."""
     assert parse_tables(command.words[2:]).runs
+
+
+@pytest.mark.parametrize("command", FINETUNING, ids=lambda command: command.text[:90])
+def test_the_commands_that_finetune(command):
+    """Their options are understood; tests/test_finetune.py runs such commands on small files."""
+    script = finetune_squad if "finetune_squad.py" in command.words else finetune_classifier
+    options = script.options_of(command.words[command.words.index(f"{script.__name__}.py") + 1 :])
+    assert options.init_from or options.model_parameters
 
 
 @pytest.mark.parametrize("command", HPARAMS, ids=lambda command: command.text[:90])

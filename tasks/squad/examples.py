@@ -4,14 +4,14 @@ imported."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from base.errors import TrainingError
 from data.questions.answers import Answers, AnswerSettings, Logits, answer
 from data.questions.prediction_files import write_predictions
-from data.questions.scores import score_v1, score_v2
+from data.questions.scores import best_threshold, score_v1, score_v2
 from data.questions.squad_files import Questions
 from data.questions.windows import QuestionBatch, Windows, collate
 
@@ -37,7 +37,7 @@ class Scoring:
     """Answers from logits, and their scores.
 
     scored: whether the file has right answers; folder: where predictions are written; null_threshold: null
-    odds above which there is no answer.
+    odds above which there is no answer, where it is not tuned.
     """
 
     settings: AnswerSettings
@@ -46,22 +46,45 @@ class Scoring:
     scored: bool = True
 
 
-@dataclass(frozen=True, eq=False)
-class EvaluationWindows:
-    """Windows whose answers are asked for."""
+class Asked(NamedTuple):
+    """Questions and their windows."""
 
     questions: Questions
     windows: Windows
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationWindows:
+    """Windows whose answers are asked for: those of `asked`, then those of `tuning`, questions on which the
+    threshold for no answer is tuned, if there are any."""
+
+    asked: Asked
     scoring: Scoring
+    tuning: Asked | None = None
+
+    @property
+    def parts(self) -> tuple[Asked, ...]:
+        """Both, in the order of the windows' numbers."""
+        return (self.asked,) if self.tuning is None else (self.asked, self.tuning)
 
     @property
     def lengths(self) -> np.ndarray:
         """Tokens of each window, int64 (W,)."""
-        return self.windows.lengths
+        return np.concatenate([each.windows.lengths for each in self.parts])
 
     def collate(self, examples: np.ndarray, padded: int) -> QuestionBatch:
-        """The windows with these numbers as a batch; its starts and ends are not known: -1."""
-        batch = collate(self.windows, examples, padded)
+        """The windows with these numbers as a batch, those to tune on last; starts and ends are not known:
+        -1."""
+        first = len(self.asked.windows)
+        chosen = [(self.asked, examples[examples < first], 0)]
+        if self.tuning is not None:
+            chosen.append((self.tuning, examples[examples >= first] - first, first))
+        batches = [
+            collate(each.windows, own, padded)._replace(examples=own + begin)
+            for each, own, begin in chosen
+            if len(own)
+        ]
+        batch = QuestionBatch(*(np.concatenate(columns) for columns in zip(*batches)))
         unknown = np.full(len(examples), -1, dtype=np.int32)
         return batch._replace(starts=unknown, ends=unknown)
 
@@ -75,31 +98,44 @@ class AnswerCollector:
 
     def __init__(self, evaluated: EvaluationWindows):
         self._evaluated = evaluated
-        self._logits = Logits(evaluated.windows)
+        self._logits = [Logits(each.windows) for each in evaluated.parts]
 
     def add(self, batch: QuestionBatch, outputs: Sequence[Any]) -> None:
         """Takes the logits (B, 2, L) of a batch."""
         (logits,) = outputs
-        try:
-            self._logits.put(batch.examples, logits[:, 0], logits[:, 1])
-        except ValueError as error:
-            raise TrainingError(str(error)) from error
+        first = 0
+        for each, store in zip(self._evaluated.parts, self._logits):
+            numbers = batch.examples - first
+            own = (numbers >= 0) & (numbers < len(each.windows))
+            first += len(each.windows)
+            try:
+                store.put(numbers[own], logits[own, 0], logits[own, 1])
+            except ValueError as error:
+                raise TrainingError(str(error)) from error
 
     def arrays(self) -> list[np.ndarray]:
-        """Start and end logits of all windows, and how often each has been filled."""
-        return [self._logits.start, self._logits.end, self._logits.filled]
+        """Start and end logits of all windows, and how often each has been filled, of each part."""
+        return [array for each in self._logits for array in (each.start, each.end, each.filled)]
 
     def scores(self, arrays: Sequence[np.ndarray]) -> dict[str, float | None]:
         """Writes the predictions; exact match and F1 in percent, with their parts and the best threshold for
-        files that have unanswerable questions. Nothing for files without answers."""
-        evaluated, scoring = self._evaluated, self._evaluated.scoring
-        whole = Logits(evaluated.windows)
-        whole.start[:], whole.end[:], whole.filled[:] = arrays
-        answers = answer(evaluated.questions, evaluated.windows, whole, scoring.settings)
-        write_predictions(answers, scoring.folder, scoring.null_threshold)
+        SQuAD 2.0, and the threshold taken. Nothing for files without answers."""
+        scoring, asked, tuning = self._evaluated.scoring, self._evaluated.asked, self._evaluated.tuning
+        threshold = scoring.null_threshold
+        if tuning is not None:
+            held_out = self._answers(tuning, arrays[3:])
+            texts = dict(zip(held_out.ids, held_out.texts))
+            threshold = best_threshold(tuning.questions, texts, held_out.odds()).threshold
+        answers = self._answers(asked, arrays[:3])
+        write_predictions(answers, scoring.folder, threshold)
         if not scoring.scored:
             return {}
-        return dict(_scores(evaluated.questions, answers, scoring.null_threshold))
+        return dict(_scores(asked.questions, answers, threshold))
+
+    def _answers(self, asked: Asked, arrays: Sequence[np.ndarray]) -> Answers:
+        whole = Logits(asked.windows)
+        whole.start[:], whole.end[:], whole.filled[:] = arrays
+        return answer(asked.questions, asked.windows, whole, self._evaluated.scoring.settings)
 
 
 def _scores(questions: Questions, answers: Answers, threshold: float) -> Mapping[str, float]:
@@ -107,4 +143,9 @@ def _scores(questions: Questions, answers: Answers, threshold: float) -> Mapping
     if not answers.version_2:
         return score_v1(questions, predictions)
     found = score_v2(questions, predictions, answers.odds())
-    return {"exact_match": found["exact"], "f1": found["f1"], **found}
+    return {
+        "exact_match": found["exact"],
+        "f1": found["f1"],
+        **{name: value for name, value in found.items() if name not in ("exact", "f1", "total")},
+        "null_score_diff_threshold": threshold,
+    }

@@ -76,7 +76,6 @@ class QuestionAnswering:
             ("span_loss", "span_loss", ".3f"),
             ("span_acc", "span_acc", ".1%"),
             ("exact_match", "exact_match", ".2f"),
-            ("exact", "exact", ".2f"),
             ("f1", "f1", ".2f"),
         )
         found = [(name, figures.get(prefix + key), form) for key, name, form in shown]

@@ -16,7 +16,7 @@ import pytest
 from tests.processes import ROOT, wait_for_file
 from tests.training.test_report import evaluation, training
 from tests.training.tiny import TASK
-from training.report import METRICS_FILE, RunReporter
+from training.report import METRICS_FILE, RunReporter, Span
 
 GUIDE = ROOT / "docs" / "training.md"
 # The package's interface, as far as the example uses it; what it is given becomes lines of a file.
@@ -59,13 +59,13 @@ def follower(tmp_path):
 def test_every_line_arrives_once_though_a_resumed_run_writes_the_file_anew(follower):
     folder, logged = follower / "runs" / "own", follower / "logged"
     time.sleep(0.3)  # it may start before the run
-    reporter = RunReporter(str(folder), TASK, 0, 40, "none")
+    reporter = RunReporter(str(folder), TASK, Span(0, 40), "none")
     for step in (10, 20, 30):
         reporter.training(training(step, grad_norm=None))
     reporter.evaluation(evaluation(20))
     reporter.close()
     wait_for_file(logged, timeout=30, text='[20, {"eval')
-    resumed = RunReporter(str(folder), TASK, 20, 40, "none")  # step 30 is lost and run again
+    resumed = RunReporter(str(folder), TASK, Span(20, 40), "none")  # step 30 is lost and run again
     assert len((folder / METRICS_FILE).read_text().splitlines()) == 3
     for step in (30, 40):
         resumed.training(training(step, resumed=1))

@@ -1,0 +1,98 @@
+"""Logits of two ranks to answers, files and scores; a threshold tuned on other articles."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import finetune_squad
+from base.errors import InputError, TrainingError
+from data.questions.scores import score_v2
+from tasks.squad.examples import EvaluationWindows
+from tests.finetuned import squad, write_data
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_data(folder)
+    return folder
+
+
+def evaluation(data: Path, output: Path, **changes: Any) -> EvaluationWindows:
+    output.mkdir(exist_ok=True)
+    part, *_ = finetune_squad.prepare(squad(data, output, **changes))
+    return part.inputs.evaluation
+
+
+def scored(evaluated: EvaluationWindows, ranks: int) -> dict[str, float | None]:
+    """Scores of random logits, the same for any number of ranks: each takes every so many windows."""
+    lengths = evaluated.lengths
+    width = int(lengths.max())
+    logits = np.random.default_rng(5).normal(0, 3, (len(lengths), 2, width)).astype(np.float32)
+    collectors = [evaluated.collector() for _ in range(ranks)]
+    order = np.random.default_rng(6).permutation(len(lengths))
+    for rank, collector in enumerate(collectors):
+        for examples in np.array_split(order[rank::ranks], 5):
+            batch = evaluated.collate(examples, width)
+            assert sorted(batch.examples) == sorted(examples) and (batch.starts == -1).all()
+            np.testing.assert_array_equal(batch.valid_lengths, lengths[batch.examples])
+            collector.add(batch, [logits[batch.examples]])
+    arrays = [sum(each) for each in zip(*(collector.arrays() for collector in collectors))]
+    return collectors[0].scores(arrays)
+
+
+def test_two_ranks_give_what_one_gives(data, tmp_path):
+    found = [scored(evaluation(data, tmp_path / str(ranks)), ranks) for ranks in (1, 2)]
+    assert found[0] == found[1] and found[0]["null_score_diff_threshold"] == 0.0
+    for name in ("predictions.json", "nbest_predictions.json", "null_odds.json"):
+        one, two = ((tmp_path / ranks / name).read_bytes() for ranks in ("1", "2"))
+        assert one == two
+
+
+def test_the_threshold_is_the_best_one_of_the_held_out_articles(data, tmp_path):
+    """Compared with the scores of every threshold that makes a difference there."""
+    evaluated = evaluation(data, tmp_path / "tuned", tune_threshold=0.5)
+    assert evaluated.tuning is not None
+    held_out = evaluated.tuning.questions
+    assert not set(held_out.ids) & set(evaluated.asked.questions.ids)
+    found = scored(evaluated, 2)
+    alone = EvaluationWindows(evaluated.tuning, evaluated.scoring)
+    # The same logits as in `scored`: those of the windows behind the asked ones.
+    lengths = evaluated.lengths
+    width, first = int(lengths.max()), len(evaluated.asked.windows)
+    logits = np.random.default_rng(5).normal(0, 3, (len(lengths), 2, width)).astype(np.float32)[first:]
+    collector = alone.collector()
+    numbers = np.arange(len(logits))
+    collector.add(alone.collate(numbers, width), [logits])
+    answers = collector._answers(evaluated.tuning, collector.arrays())
+    threshold = found["null_score_diff_threshold"]
+    candidates = [*answers.null_odds.tolist(), -1e9, 1e9]
+    f1 = [score_v2(held_out, answers.predictions(each))["f1"] for each in candidates]
+    assert score_v2(held_out, answers.predictions(threshold))["f1"] == pytest.approx(max(f1))
+    assert min(f1) < max(f1)
+    # What is reported follows from it.
+    odds = json.loads((tmp_path / "tuned" / "null_odds.json").read_text())
+    predictions = json.loads((tmp_path / "tuned" / "predictions.json").read_text())
+    assert all((predictions[each] == "") == (odds[each] > threshold) for each in odds)
+
+
+def test_held_out_articles_are_not_trained_on(data, tmp_path):
+    part, *_ = finetune_squad.prepare(squad(data, tmp_path, tune_threshold=0.5))
+    whole, *_ = finetune_squad.prepare(squad(data, tmp_path))
+    held_out = len(part.inputs.evaluation.tuning.windows)
+    assert len(part.inputs.training.lengths) + held_out == len(whole.inputs.training.lengths)
+    with pytest.raises(InputError, match="--tune_threshold needs --version_2"):
+        finetune_squad.prepare(squad(data, tmp_path, tune_threshold=0.5, version_2=None))
+
+
+def test_diverged_logits_are_no_answers(data, tmp_path):
+    evaluated = evaluation(data, tmp_path / "nan")
+    batch = evaluated.collate(np.arange(2), int(evaluated.lengths.max()))
+    logits = np.full((2, 2, batch.input_ids.shape[1]), np.nan, np.float32)
+    with pytest.raises(TrainingError, match="diverged"):
+        evaluated.collector().add(batch, [logits])
