@@ -28,7 +28,8 @@ class TrainingError(Exception):
 
 
 class NotFiniteError(TrainingError):
-    """Training cannot continue because gradients or parameters are no longer finite."""
+    """Training cannot continue because gradients or parameters are no longer finite. Every rank raises it at
+    the same step: they have the same ones."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -26,8 +26,8 @@ from base import machine
 from base.errors import InputError
 from base.files import replacing
 from base.progress import Printed
+from base.quantities import duration
 from comparison.launching.backends import ROOT, Backend, Cluster
-from comparison.reporting.wording import duration
 from comparison.verdicts import FEWEST_REPEATS
 
 PLAN, LOCK = "plan.json", "lock"

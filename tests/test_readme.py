@@ -26,6 +26,7 @@ from comparison.launching.backends import BACKENDS
 from comparison.options import parse_options as parse_comparison
 from comparison.projection.command import ProjectionOptions
 from data.formats.read import read_instances
+from results import parse_options as parse_tables
 from tests.bert.weights.building import SMALL, WORDS, arrays, write
 from tests.processes import ROOT, RunResult, run_command, run_ranks
 from training.checkpoint import save
@@ -133,6 +134,7 @@ HPARAMS = [command for command in ALL if command.words[1:2] == ["hparams.py"]]
 COMPARING = [command for command in ALL if command.words[1:2] == ["compare.py"]]
 CONVERTING = [command for command in ALL if command.words[1:2] == ["convert.py"]]
 PREDICTING = [command for command in ALL if command.words[1:2] == ["predict.py"]]
+TABLES = [command for command in ALL if command.words[1:2] == ["results.py"]]
 FINETUNING = [
     command for command in ALL if {"finetune_squad.py", "finetune_classifier.py"} & set(command.words)
 ]
@@ -163,6 +165,8 @@ def test_every_command_is_of_a_tested_kind():
             return "compare"  # test_the_commands_that_compare, tests/comparison
         if command in PREDICTING:
             return "predict"
+        if command in TABLES:
+            return "results"  # tests/training/results
         if command in CONVERTING:
             return "convert"
         if command in FINETUNING:
@@ -180,6 +184,7 @@ def test_every_command_is_of_a_tested_kind():
         "compare",
         "predict",
         "convert",
+        "results",
         "finetune",
         *DATA_COMMANDS,
     }
@@ -193,6 +198,12 @@ def test_the_commands_that_compare(command):
     options = parse_comparison(command.words[2:], BACKENDS)
     projects = isinstance(options, ProjectionOptions)
     assert projects or options.campaign.backends and options.campaign.workers
+
+
+@pytest.mark.parametrize("command", TABLES, ids=lambda command: command.text[:90])
+def test_the_commands_that_make_tables(command):
+    """Their options are understood; tests/training/results runs such commands on real runs."""
+    assert parse_tables(command.words[2:]).runs
 
 
 @pytest.mark.parametrize("command", FINETUNING, ids=lambda command: command.text[:90])
@@ -540,7 +551,7 @@ def helps_of() -> dict[str, str]:
     modules = [f"-m {name}" for name in DATA_COMMANDS]
     modules += [SCRIPT, "hparams.py", "hosts/launch_byteps.py", "-m bench.step", "-m bench.threads"]
     modules += ["-m bench.optimizer", "-m bench.bfloat16", "-m training.profile", "compare.py"]
-    modules += ["convert.py", "predict.py"]
+    modules += ["convert.py", "predict.py", "results.py"]
     return {each: run_command([sys.executable, *each.split(), "--help"]).check().stdout for each in modules}
 
 

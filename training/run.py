@@ -48,11 +48,14 @@ def train(config: RunConfig, inputs: RunInputs, task: Task, communicator: Commun
     return train_stages([Part(config, inputs)], task, communicator)
 
 
-def train_stages(parts: Sequence[Part], task: Task, communicator: Communicator) -> int:
+def train_stages(
+    parts: Sequence[Part], task: Task, communicator: Communicator, stop: StopRequest | None = None
+) -> int:
     """Trains, evaluates and saves a run, or its stages one after the other; every rank calls it.
 
     Each stage is opened from what is on the disk, and closed before the next: a launch of both stages takes
-    the same steps as one that is interrupted anywhere and resumed.
+    the same steps as one that is interrupted anywhere and resumed. `stop`: what listens to signals, where one
+    launch has several runs.
 
     Returns:
         The exit code of the process: 0, 143 after SIGTERM or SIGUSR1, 130 after Ctrl-C.
@@ -68,7 +71,7 @@ def train_stages(parts: Sequence[Part], task: Task, communicator: Communicator) 
     elif others and start.stage == 2 and first.optimization.num_steps not in (None, start.begun):
         given = first.optimization.num_steps
         start.messages.append(f"--num_steps {given}: stage 1 has ended with step {start.begun}, and stays so")
-    stop = StopRequest()
+    stop = stop or StopRequest()
     remaining = [part for part in parts if (part.config.start.stage or 0) >= (start.stage or 0)]
     for part in remaining[1:]:
         _check_ahead(part, remaining[0], communicator)
@@ -223,17 +226,17 @@ class Run:
         """Writes the checkpoint of `step`; every rank calls it, rank 0 writes. `ended`: as for `state`.
 
         Raises:
-            NotFiniteError: a parameter is not finite. TrainingError: it could not be written. Earlier
-                checkpoints are intact.
+            NotFiniteError: on every rank, a parameter is not finite. TrainingError: it could not be written.
+                Earlier checkpoints are intact.
         """
-        if self.communicator.rank != 0:
-            return None
         arrays = live_arrays(network_parameters(self.model.network))
         if not all_finite(list(arrays.values())):
             raise NotFiniteError(
                 f"a parameter is no longer finite at step {step}, so it is not saved; lower --lr and "
                 "--resume from the checkpoint before"
             )
+        if self.communicator.rank != 0:
+            return None
         place = self.config.checkpoint
         states = self.optimizer.state_views()
         saved = save(place.ckpt_dir, step, arrays, states, self.state(ended), keep=place.keep_checkpoints)

@@ -9,10 +9,11 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 from base import machine
 from base.files import replacing
+from base.quantities import digits, percent
+from base.tables import EMPTY, Row, Table, markdown, terminal
 from comparison.messages.figures import Cell, Figures, Outcome, Place, Start, evaluate, place_of, reference_of
 from comparison.messages.plan import Message
-from comparison.reporting.tables import EMPTY, Row, Table, markdown, terminal
-from comparison.reporting.wording import digits, memory, percent, verdict
+from comparison.reporting.wording import memory, verdict
 from comparison.verdicts import DIFFERENT, FEWEST_REPEATS, NOT_SHOWN, Pair, Spread
 
 MARKDOWN, JSON, PICTURE = "messages.md", "messages.json", "messages.png"

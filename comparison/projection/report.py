@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any, Sequence
 
 from base.files import replacing
+from base.quantities import digits
+from base.tables import Row, Table, markdown, terminal
 from comparison.projection import plot as projection_plot
 from comparison.projection.model import Plan, Projection
 from comparison.projection.published import CASES
 from comparison.projection.validation import Point, error_range, off, tables, validate
-from comparison.reporting.tables import Row, Table, markdown, terminal
-from comparison.reporting.wording import digits, size
+from comparison.reporting.wording import size
 
 MARKDOWN, JSON = "projection.md", "projection.json"
 SCHEMA = 2  # of projection.json; it grows where the meaning of a field changes

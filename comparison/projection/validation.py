@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Iterable, NamedTuple, Sequence
 
+from base.quantities import digits
+from base.tables import EMPTY, Row, Table
 from comparison.projection.clusters import Cluster
 from comparison.projection.model import Projection, project
 from comparison.projection.published import (
@@ -33,8 +35,6 @@ from comparison.projection.workload import (
     step_flops,
     update_seconds,
 )
-from comparison.reporting.tables import EMPTY, Row, Table
-from comparison.reporting.wording import digits
 
 DAY = 86400.0
 LINK_SPEEDS = (1.0, 10.0, 25.0)  # Gbit/s, as Ethernet of its time came

@@ -5,7 +5,6 @@ agreement       the comparison of computed values
 results         each setting's figures, or the reason for none
 figures         the figures of a setting
 wording         numbers and names for people
-tables          one table as text and as Markdown
 sections        the tables of a report
 canvas          the common parts of the plots
 plots           throughput, scaling, losses

@@ -6,10 +6,11 @@ import math
 import statistics
 from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
+from base.quantities import digits, percent
 from comparison.reporting.canvas import ALARM, new_figure, plain
 from comparison.reporting.figures import Breakdown
 from comparison.reporting.results import Results
-from comparison.reporting.wording import digits, group_words, percent, share_with_extremes, title_of
+from comparison.reporting.wording import group_words, share_with_extremes, title_of
 from comparison.settings import Group, Setting
 from training.profiling.breakdown import EXPOSED, IDLE, PYTHON
 from training.profiling.kinds import ATTENTION, COMMUNICATION, KINDS, OPTIMIZER, PRODUCTS

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from typing import Any, Mapping, Sequence
 
+from base.tables import Table, markdown
 from comparison.reporting import agreement, plots, sections
 from comparison.reporting.limits import compared
 from comparison.reporting.results import FAILED, NOT_RUN, OUT_OF_MEMORY, Result, Results
-from comparison.reporting.tables import Table, markdown
 from comparison.reporting.wording import batch_unit, group_words, title_of
 from comparison.settings import Group
 from comparison.verdicts import DIFFERENT, NOT_SHOWN, TOO_FEW, Pair, rule

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from base.files import replacing
+from base.tables import Table, terminal
 from comparison.reporting import plots, sections
 from comparison.reporting.document import document, summary
 from comparison.reporting.figures import Figures
 from comparison.reporting.limits import compared
 from comparison.reporting.results import OK, Result, Results, gather
-from comparison.reporting.tables import Table, terminal
 from comparison.runs.record import TIMED, Record
 from comparison.settings import Setting
 from comparison.verdicts import FEWEST_REPEATS, Pair, rule

@@ -6,15 +6,13 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping, Sequence
 
+from base.quantities import digits, duration, percent
+from base.tables import EMPTY, Row, Table
 from comparison.reporting.figures import Breakdown, Figures, Finish
 from comparison.reporting.results import FAILED, NOT_RUN, OK, OUT_OF_MEMORY, Result, Results
-from comparison.reporting.tables import EMPTY, Row, Table
 from comparison.reporting.wording import (
     batch_unit,
-    digits,
-    duration,
     memory,
-    percent,
     ratio_with_interval,
     share_with_extremes,
     size,

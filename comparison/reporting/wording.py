@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
+from base.quantities import digits, percent
+from base.tables import EMPTY
 from comparison.launching.backends import BACKENDS
-from comparison.reporting.tables import EMPTY
 from comparison.settings import Group
 from comparison.verdicts import DIFFERENT, Pair, Spread
 
@@ -23,14 +24,6 @@ def batch_unit(facts: Mapping[str, Any]) -> str:
 def group_words(group: Group, facts: Mapping[str, Any]) -> str:
     workers = f"{group.workers} worker{'s' if group.workers > 1 else ''}"
     return f"{workers}, {group.dtype}, {group.batch_size:,} {batch_unit(facts)}"
-
-
-def digits(value: float, significant: int = 3) -> str:
-    """A number with so many significant digits, without an exponent, thousands separated."""
-    if value == 0:
-        return "0"
-    exponent = int(f"{value:.{significant - 1}e}".split("e")[1])  # after rounding
-    return f"{value:,.{max(0, significant - 1 - exponent)}f}"
 
 
 def with_quartiles(values: Spread, significant: int = 3) -> str:
@@ -62,30 +55,6 @@ def memory(count: float | None) -> str:
     if count is None:
         return EMPTY
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
-def duration(seconds: float) -> str:
-    """The two greatest units: `2 days 5 h`, `3 h 12 min`, `4 min 10 s`; years from two on."""
-    years = seconds / (365.25 * 86400)
-    if years >= 2:
-        return f"{digits(years, 2)} years"
-    whole = round(seconds)
-    if whole >= 10 * 86400:
-        return f"{digits(whole / 86400)} days"
-    for name, unit, smaller, rest in (
-        ("days", 86400, "h", 3600),
-        ("h", 3600, "min", 60),
-        ("min", 60, "s", 1),
-    ):
-        if whole >= unit:
-            count, left = divmod(round(whole / rest), unit // rest)
-            plural = "day" if name == "days" and count == 1 else name
-            return f"{count} {plural} {left} {smaller}" if left else f"{count} {plural}"
-    return f"{seconds:.2g} s"
-
-
-def percent(part: float) -> str:
-    return f"{100 * part:.1f}%" if part < 0.0995 else f"{100 * part:.0f}%"
 
 
 def share_with_extremes(shares: Spread) -> str:

@@ -7,10 +7,10 @@ import statistics
 
 import pytest
 
+from base.tables import terminal
 from comparison.messages.figures import Cell, evaluate
 from comparison.messages.plan import parse_messages
 from comparison.messages.report import Measured, table_of, write_messages
-from comparison.reporting.tables import terminal
 
 MESSAGES = parse_messages(["64KB", "1MB", "10x64KB"], "float32")
 TITLES = {"hvd_mpi": "Horovod, MPI", "hvd_gloo": "Horovod, Gloo", "byteps": "BytePS"}

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from base.tables import markdown
 from bert.configuration import named_config
 from comparison.launching.backends import BACKENDS
 from comparison.options import parse_options
@@ -30,7 +31,6 @@ from comparison.projection.validation import (
     workload_of,
 )
 from comparison.projection.workload import bert_parts
-from comparison.reporting.tables import markdown
 from tests.processes import ROOT
 
 DOCS = (ROOT / "docs" / "projection.md").read_text("utf-8")

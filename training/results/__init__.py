@@ -1,5 +1,9 @@
-"""Results of runs: files that say what a run was and brought, and many runs with one option different.
+"""Results of runs: what a run was and brought, and runs that differ in their seed or in a few options.
 
-record  results.json: its fields, writing and reading
-of_run  the results of a run of `training.run`
+record   results.json: its fields, writing and reading
+of_run   the results of a run of `training.run`
+members  --seeds and --search: runs one after the other
+summary  mean and spread over seeds, the best of a search, two models compared
+runs     runs in folders, and what they have in common
+tables   tables of many runs
 """

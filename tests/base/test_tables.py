@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from comparison.reporting.tables import Row, Table, markdown, terminal
-from comparison.reporting.wording import (
-    digits,
-    duration,
-    memory,
-    percent,
-    size,
-    with_extremes,
-    with_quartiles,
-)
+from base.quantities import digits, duration, percent
+from base.tables import Row, Table, markdown, terminal
+from comparison.reporting.wording import memory, size, with_extremes, with_quartiles
 from comparison.verdicts import Spread
 
 TABLE = Table(

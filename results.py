@@ -1,0 +1,134 @@
+#!/usr/bin/env python
+"""Tables of finished runs: machines, exchange and precision, scaling, phases, scores over seeds.
+
+    python results.py runs/own runs/squad               # each table that these runs have rows for
+    python results.py runs/* --table scaling --markdown
+    python results.py --compare runs/ours runs/other    # two models, each with --seeds
+
+A run is the folder of its checkpoints, or one of --seeds or --search with many. docs/results.md is the guide.
+It needs neither MXNet nor a launcher.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any, Sequence
+
+from base.command_line import OptionParser
+from base.errors import InputError
+from base.tables import Table, markdown, terminal
+from training.results.members import has_plan
+from training.results.runs import find_runs
+from training.results.summary import (
+    compared,
+    comparison_table,
+    members_json,
+    members_tables,
+    read_members,
+)
+from training.results.tables import TABLES, tables_of
+
+
+@dataclass(frozen=True)
+class Options:
+    """One command. `tables`: of TABLES, None for all that have rows. `form`: text, markdown or json."""
+
+    runs: tuple[str, ...]
+    tables: tuple[str, ...] | None
+    partial: bool
+    compare: bool
+    score: str | None
+    form: str
+
+
+def parse_options(argv: Sequence[str] | None = None) -> Options:
+    """The options, checked by themselves. Raises InputError."""
+    parser = OptionParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("runs", nargs="+", metavar="RUN", help="folders of runs")
+    add(
+        "--table",
+        metavar="NAME,...",
+        help=f"these tables alone, in this order: {', '.join(TABLES)} (default: those that have rows; that "
+        "of single runs where one has not finished)",
+    )
+    add(
+        "--partial",
+        action="store_true",
+        help="show folders without results as dashes; else they are an error",
+    )
+    add(
+        "--compare",
+        action="store_true",
+        help="compare folders of --seeds, each with one model. Rule of thumb: the same 5 seeds for each",
+    )
+    add("--score", metavar="NAME", help="compare by this score (default: the one that decides for the task)")
+    add("--markdown", action="store_true", help="print Markdown")
+    add("--json", action="store_true", help="print JSON: every value, null where there is none")
+    given = parser.parse_args(argv)
+    if given.markdown and given.json:
+        raise InputError("--markdown and --json exclude each other")
+    if given.compare and len(given.runs) < 2:
+        raise InputError("--compare needs two folders or more")
+    if given.compare and (given.table or given.partial):
+        raise InputError("--compare has one table, of finished runs; leave --table and --partial out")
+    if given.score and not given.compare:
+        raise InputError("--score is for --compare")
+    tables = tuple(name.strip() for name in given.table.split(",")) if given.table is not None else None
+    unknown = [name for name in tables or () if name not in TABLES]
+    if unknown:
+        raise InputError(f"--table {unknown[0]}: there are {', '.join(TABLES)}")
+    form = "json" if given.json else "markdown" if given.markdown else "text"
+    return Options(tuple(given.runs), tables, given.partial, given.compare, given.score, form)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse_options(argv)
+    content, tables = _comparison(options) if options.compare else _tables(options)
+    if options.form == "json":
+        print(json.dumps(content, indent=1, allow_nan=False))
+    else:
+        show = markdown if options.form == "markdown" else terminal
+        print("\n\n".join(show(each).rstrip() for each in tables))
+    return 0
+
+
+def _tables(options: Options) -> tuple[dict[str, Any], list[Table]]:
+    runs = find_runs(options.runs, options.partial)
+    found = tables_of(runs, options.tables)
+    several = [] if options.tables else [read_members(folder) for folder in options.runs if has_plan(folder)]
+    if not found:
+        raise InputError(f"--table {','.join(options.tables or ())}: none of these runs has a row in it")
+    content = {
+        "runs": [{"folder": each.folder, **(asdict(each.result) if each.result else {})} for each in runs],
+        "tables": {each.kind: each.json() for each in found},
+        "members": [members_json(each) for each in several],
+    }
+    of_members = [table for each in several for table in members_tables(each)]
+    return content, [*of_members, *(values.table() for values in found)]
+
+
+def _comparison(options: Options) -> tuple[dict[str, Any], list[Table]]:
+    members = [read_members(folder) for folder in options.runs]
+    verdicts = compared(members, options.score)
+    content = {
+        "score": options.score or members[0].main_score,
+        "members": [members_json(each) for each in members],
+        "verdicts": [each._asdict() for each in verdicts],
+    }
+    return content, [comparison_table(members, options.score)]
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except InputError as error:
+        print(f"results.py: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:  # head has seen enough
+        sys.exit(0)
