@@ -17,8 +17,7 @@ number of threads and the faster of its implementations of attention.
 
 Without --weights the model has random ones, without --train_file questions are made of the embedded text. The
 peer needs an environment of its own with torch and transformers; without one it is left out. bfloat16 is
-measured, for speed alone, where the processor multiplies it. On two cores all of it takes about 10 minutes
-with a model of 6 layers and 384 units, --quick half a minute.
+measured where the processor multiplies it; the scores are of float32, with --score_dtype bfloat16 of that.
 """
 
 from __future__ import annotations
@@ -332,13 +331,18 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seeds", type=positive_int, metavar="N", help=f"trainings (default: 5; verdicts: {FEWEST_SEEDS})")
     add("--epochs", type=positive, help="of a training (default: 2)")
     add("--lr", type=positive, default=1e-4, help="peak (default: 1e-4)")
-    add("--rounds", type=positive_int, metavar="N", help="of every case (default: 7)")
+    add("--rounds", type=positive_int, metavar="N", help="of every case (default: 5)")
     add("--dtypes", nargs="+", choices=DTYPES, help="of the cases; default: what the CPU multiplies")
+    add(
+        "--score_dtype",
+        choices=DTYPES,
+        help="of the trainings for the scores (default: the first of --dtypes)",
+    )
     add("--torch_python", metavar="PATH", help="interpreter with torch and transformers")
     add("--json", metavar="FILE", help="write all figures there")
     add_quick(parser, "bert_2_128_2, 40 questions, 1 seed, 1 epoch, 2 rounds")
     options = parser.parse_args(arguments)
-    usual = {"model": "bert_6_384_12", "questions": 500, "seeds": 5, "epochs": 2.0, "rounds": 7}
+    usual = {"model": "bert_6_384_12", "questions": 500, "seeds": 5, "epochs": 2.0, "rounds": 5}
     quick = {"model": "bert_2_128_2", "questions": 40, "seeds": 1, "epochs": 1.0, "rounds": 2}
     settle(options, usual, quick)
     if options.dev_file and not options.train_file:
@@ -358,6 +362,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     here = machine.describe(ROOT)
     dtypes = options.dtypes or [dtype for dtype in DTYPES if dtype == "float32" or here["native_bf16"]]
     print(f"{machine.line(here)}\n{options.threads} threads; load before the start {here['load_before']}")
+    if options.score_dtype not in (None, *dtypes):
+        note(f"bench.finetune: --score_dtype {options.score_dtype}: name it in --dtypes too")
+        return 2
     results, failed = [], False
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -370,7 +377,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for dtype in dtypes:
             with contextlib.ExitStack() as stack:
                 contestants = Contestants(work, dtype, options.torch_python, stack)
-                if dtype == dtypes[0]:
+                if dtype == (options.score_dtype or dtypes[0]):
                     scores = measure_scores(work, contestants)
                     print(f"{dtype}\n{scores_table(scores)}\n", flush=True)
                 rounds = measure_speed(contestants, options.rounds)

@@ -29,7 +29,7 @@ from data.tokenizing.tokenizer import TokenizerSettings
 SIZES = WindowSettings()  # Google's: 384, 128, 64
 BATCH, EVALUATED = 12, 24  # windows of a training step, of an evaluation's batch
 FULL_BATCH = 8
-STEPS = 4  # of a case
+STEPS = 2  # of a case
 PAIR_BATCH, PAIR_TOKENS = 32, 128
 _GROUPING = Grouping(max_length=SIZES.max_seq_length)
 
@@ -120,9 +120,8 @@ def _sample(windows: Windows, batch_size: int, generator: np.random.Generator) -
 
 def _full(windows: Windows, generator: np.random.Generator) -> QuestionBatch:
     """Windows without padding: the contexts of the longest ones, again and again."""
-    chosen = np.argsort(-windows.lengths, kind="stable")[
-        _drawn(min(len(windows), FULL_BATCH), FULL_BATCH, generator)
-    ]
+    longest = np.argsort(-windows.lengths, kind="stable")[:FULL_BATCH]
+    chosen = longest[_drawn(len(longest), FULL_BATCH, generator)]
     batch = collate(windows, chosen, SIZES.max_seq_length)
     ids, segments = batch.input_ids.copy(), batch.segment_ids.copy()
     for row, valid in enumerate(batch.valid_lengths.tolist()):
@@ -153,10 +152,8 @@ def _pairs(train: Questions, tokenizer: TokenizerSettings, generator: np.random.
 
 def shown_sizes(train: Questions, asked: Questions, steps: int) -> str:
     """The data of the trainings, for people."""
-    return (
-        f"{len(train)} questions of {_articles(train)} to train on, {steps} steps of {BATCH}; {len(asked)} of "
-        f"{_articles(asked)} to evaluate on"
-    )
+    taught = f"{len(train)} questions of {_articles(train)} to train on, {steps} steps of {BATCH}"
+    return f"{taught}; {len(asked)} of {_articles(asked)} to evaluate on"
 
 
 def _articles(questions: Questions) -> str:

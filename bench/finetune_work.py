@@ -48,7 +48,7 @@ CASES = {
 @dataclass(frozen=True)
 class Settings:
     """Numbers of a training, the same for all contestants. AdamW with bias correction; biases and
-    LayerNorm's parameters do not decay. `num_steps`: of a training for the scores; each of `seeds` has one."""
+    LayerNorm's parameters do not decay. `num_steps`: of the training for the scores that each seed has."""
 
     num_steps: int
     seeds: Sequence[int]
