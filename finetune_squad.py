@@ -211,7 +211,7 @@ def read_inputs(squad: SquadConfig, found: Found, folder: str) -> FinetuningInpu
 
 
 def _check_version(squad: SquadConfig, questions: Questions) -> None:
-    if questions.version_2 and not squad.answers.version_2:
+    if questions.version_2 and not (squad.answers.version_2 or questions.answerable.all()):
         raise InputError(f"{questions.name} has unanswerable questions, as SQuAD 2.0; give --version_2")
 
 

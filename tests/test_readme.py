@@ -134,10 +134,10 @@ HPARAMS = [command for command in ALL if command.words[1:2] == ["hparams.py"]]
 COMPARING = [command for command in ALL if command.words[1:2] == ["compare.py"]]
 CONVERTING = [command for command in ALL if command.words[1:2] == ["convert.py"]]
 PREDICTING = [command for command in ALL if command.words[1:2] == ["predict.py"]]
-TABLES = [command for command in ALL if command.words[1:2] == ["results.py"]]
 FINETUNING = [
     command for command in ALL if {"finetune_squad.py", "finetune_classifier.py"} & set(command.words)
 ]
+TABLES = [command for command in ALL if command.words[1:2] == ["results.py"]]
 TRAINING = [command for command in ALL if set(SCRIPTS) & set(command.words)]
 
 
@@ -184,8 +184,8 @@ def test_every_command_is_of_a_tested_kind():
         "compare",
         "predict",
         "convert",
-        "results",
         "finetune",
+        "results",
         *DATA_COMMANDS,
     }
     for command in ALL:  # only hparams.py prints the same everywhere; a run is shown as an example
@@ -200,18 +200,18 @@ def test_the_commands_that_compare(command):
     assert projects or options.campaign.backends and options.campaign.workers
 
 
-@pytest.mark.parametrize("command", TABLES, ids=lambda command: command.text[:90])
-def test_the_commands_that_make_tables(command):
-    """Their options are understood; tests/training/results runs such commands on real runs."""
-    assert parse_tables(command.words[2:]).runs
-
-
 @pytest.mark.parametrize("command", FINETUNING, ids=lambda command: command.text[:90])
 def test_the_commands_that_finetune(command):
     """Their options are understood; tests/test_finetune.py runs such commands on small files."""
     script = finetune_squad if "finetune_squad.py" in command.words else finetune_classifier
     options = script.options_of(command.words[command.words.index(f"{script.__name__}.py") + 1 :])
     assert options.init_from or options.model_parameters
+
+
+@pytest.mark.parametrize("command", TABLES, ids=lambda command: command.text[:90])
+def test_the_commands_that_make_tables(command):
+    """Their options are understood; tests/training/results runs such commands on real runs."""
+    assert parse_tables(command.words[2:]).runs
 
 
 @pytest.mark.parametrize("command", HPARAMS, ids=lambda command: command.text[:90])
@@ -551,7 +551,7 @@ def helps_of() -> dict[str, str]:
     modules = [f"-m {name}" for name in DATA_COMMANDS]
     modules += [SCRIPT, "hparams.py", "hosts/launch_byteps.py", "-m bench.step", "-m bench.threads"]
     modules += ["-m bench.optimizer", "-m bench.bfloat16", "-m training.profile", "compare.py"]
-    modules += ["convert.py", "predict.py", "results.py"]
+    modules += ["convert.py", "predict.py", "results.py", "finetune_squad.py", "finetune_classifier.py"]
     return {each: run_command([sys.executable, *each.split(), "--help"]).check().stdout for each in modules}
 
 

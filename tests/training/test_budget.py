@@ -171,7 +171,7 @@ def killed_and_resumed(corpus, tmp_path_factory):
     with start_ranks(SCRIPT, 2, "mpirun", timeout=120, args=words(corpus, directory, SECONDS)) as started:
         wait_for_file(directory / "0000020.json", run=started)
         started.signal(signal.SIGKILL)
-    saved = max(int(path.stem) for path in directory.glob("*.json"))
+    saved = max(int(path.stem) for path in directory.glob("[0-9]*.json"))
     spent = json.loads((directory / f"{saved:07d}.json").read_text())["training_s"]
     args = words(corpus, directory, SECONDS, "--resume")
     return directory, saved, spent, run_ranks(SCRIPT, 2, "mpirun", timeout=120, args=args).check()
