@@ -55,7 +55,7 @@ PRETRAIN := run_pretraining_$(BACKEND).py --resume \
 # half a minute. The same budget from the pretrained weights and from random ones.
 SEEDS ?= 3
 QUESTIONS ?= 40000
-STEPS ?= 1250
+STEPS ?= 1500
 INIT ?=
 SQUAD ?=
 PRETRAINED := $(or $(INIT),$(RUN_DIR)/ckpt/0001500.params)
@@ -65,7 +65,8 @@ CLOZE := -m data.questions.cloze --output $(RUN_DIR)/questions \
 	--sentences 1 --context_words 10 --question_words 10
 FINETUNE := finetune_squad.py --resume --seeds $(SEEDS) --train_file $(RUN_DIR)/questions/train.json \
 	--dev_file $(RUN_DIR)/questions/dev.json --max_seq_length 64 --max_query_length 32 --doc_stride 32 \
-	--batch_size 16 --num_steps $(STEPS) --optimizer adamw --lr 0.002 --dropout 0 --log_interval 250
+	--batch_size 16 --num_steps $(STEPS) --ckpt_interval $(STEPS) --optimizer adamw --lr 0.002 --dropout 0 \
+	--log_interval 250
 COMMA := ,
 FILES := $(subst $(COMMA), ,$(SQUAD))
 ifneq ($(words $(FILES)),$(if $(SQUAD),2,0))
