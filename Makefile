@@ -5,14 +5,14 @@ SHELL := /bin/bash
 .SHELLFLAGS := -e -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup pretrain compare test bench check format clean
+.PHONY: help setup pretrain finetune compare test bench check format clean
 
 BACKEND ?= hvd
 PYTHON ?=
 CUDA ?=
 SLOW ?= 1
 # Those with a peer; `threads` and `bfloat16` compare settings of the training scripts, and are run by name.
-BENCH ?= step loader tokenize_text questions optimizer
+BENCH ?= step finetune loader tokenize_text questions optimizer
 ARGS ?=
 PY := .venv/bin/python
 
@@ -51,6 +51,28 @@ PRETRAIN := run_pretraining_$(BACKEND).py --resume \
 	--stages both --max_seq_length 32,128 --batch_size 1024,2048 --use_avg_len --num_steps 900,600 \
 	--lr 0.014 --warmup_ratio 0.1 --log_interval 50 --ckpt_interval 300 --ckpt_dir $(RUN_DIR)/ckpt
 
+# Questions out of the same text, with one word to find in a short context: what so small a model learns in
+# half a minute. The same budget from the pretrained weights and from random ones.
+SEEDS ?= 3
+QUESTIONS ?= 40000
+STEPS ?= 1500
+INIT ?=
+SQUAD ?=
+PRETRAINED := $(or $(INIT),$(RUN_DIR)/ckpt/0001500.params)
+CLOZE := -m data.questions.cloze --output $(RUN_DIR)/questions \
+	--input '$(RUN_DIR)/corpus/train-*.txt' --dev_input $(RUN_DIR)/corpus/eval.txt \
+	--train_questions $(QUESTIONS) --dev_questions 600 --unanswerable 0 --per_sentence 20 --answer_words 1 \
+	--sentences 1 --context_words 10 --question_words 10
+FINETUNE := finetune_squad.py --resume --seeds $(SEEDS) --train_file $(RUN_DIR)/questions/train.json \
+	--dev_file $(RUN_DIR)/questions/dev.json --max_seq_length 64 --max_query_length 32 --doc_stride 32 \
+	--batch_size 16 --num_steps $(STEPS) --ckpt_interval $(STEPS) --optimizer adamw --lr 0.002 --dropout 0 \
+	--log_interval 250
+COMMA := ,
+FILES := $(subst $(COMMA), ,$(SQUAD))
+ifneq ($(words $(FILES)),$(if $(SQUAD),2,0))
+$(error SQUAD=$(SQUAD): give the file to train on, a comma, and the file to evaluate on)
+endif
+
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r target text; do \
 		printf '  make %-10s %s\n' "$$target" "$$text"; done
@@ -61,6 +83,19 @@ setup: ## set up .venv (PYTHON=python3.10 names an interpreter; CUDA=110 for GPU
 pretrain: setup ## pretrain a small BERT on embedded English text in 2 processes (BACKEND=hvd or byteps, NP=2)
 	$(PY) $(CORPUS)
 	$(LAUNCH) $(PY) $(PRETRAIN)
+
+finetune: setup ## fine-tune on questions, after pretraining (SQUAD=train.json,dev.json; INIT=WEIGHTS; SEEDS=3)
+	test -e $(PRETRAINED) || { $(PY) $(CORPUS) && $(LAUNCH) $(PY) $(PRETRAIN); }
+ifeq ($(SQUAD),)
+	$(PY) $(CORPUS)
+	$(PY) $(CLOZE)
+	$(LAUNCH) $(PY) $(FINETUNE) --init_from $(or $(INIT),$(RUN_DIR)/ckpt) --ckpt_dir $(RUN_DIR)/finetuned
+	$(LAUNCH) $(PY) $(FINETUNE) --model bert_2_128_2 --vocab $(RUN_DIR)/vocab.txt --ckpt_dir $(RUN_DIR)/from_random
+	$(PY) results.py --compare $(RUN_DIR)/finetuned $(RUN_DIR)/from_random
+else
+	$(LAUNCH) $(PY) finetune_squad.py --resume --init_from $(or $(INIT),$(RUN_DIR)/ckpt) \
+		--train_file $(word 1,$(FILES)) --dev_file $(word 2,$(FILES)) --ckpt_dir $(RUN_DIR)/squad $(ARGS)
+endif
 
 compare: setup ## compare Horovod with BytePS, about 30 minutes on 2 cores (ARGS="--repeats 2" goes to compare.py)
 	$(PY) compare.py $(ARGS)

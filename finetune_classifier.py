@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Sequence
 
 from base.errors import InputError
-from base.threads import set_threads
 from comm.backends import choose_backend, open_communicator
 from comm.options import CommunicationConfig, communication_config
 from data.classification.examples import Examples, check_files_differ
@@ -25,6 +24,7 @@ from data.classification.features import featurize
 from data.classification.glue import GlueFolder, find_task
 from data.classification.metrics import own_metrics
 from data.classification.own import Columns, OwnFiles, parse_columns, read_own
+from tasks.base import Task
 from tasks.classification.examples import (
     HEADLINE,
     EvaluationSet,
@@ -43,9 +43,9 @@ from training.finetuning.options import (
     make_parser,
     parse,
 )
+from training.finetuning.several import Prepared, fine_tune
 from training.initial import Wanted
 from training.own_checkpoints import check_checkpoints, continues
-from training.profiling.profiler import separate_operators
 from training.run_inputs import About, Part
 
 DEFAULTS = Defaults(epochs=3, batch_size=32, batch_size_eval=32, max_seq_length=128)
@@ -233,19 +233,18 @@ def features(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code. Raises InputError."""
+    return fine_tune(argv, _prepared, open_communicator)
+
+
+def _prepared(argv: Sequence[str]) -> Prepared:
     part, labelling, backend, communication = prepare(argv)
-    set_threads()  # before mxnet is imported below
-    if part.config.report.profile:
-        separate_operators()
 
-    from tasks.classification.task import Classification
-    from training.run import train
+    def task() -> Task:
+        from tasks.classification.task import Classification
 
-    communicator = open_communicator(backend, communication)
-    task = Classification(len(labelling.labels), (HEADLINE, *labelling.metrics))
-    code = train(part.config, part.inputs, task, communicator)
-    communicator.close()
-    return code
+        return Classification(len(labelling.labels), (HEADLINE, *labelling.metrics))
+
+    return Prepared(part, task, backend, communication)
 
 
 if __name__ == "__main__":

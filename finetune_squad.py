@@ -18,7 +18,6 @@ from typing import Sequence
 
 from base.command_line import positive_int, rate
 from base.errors import InputError
-from base.threads import set_threads
 from comm.backends import choose_backend, open_communicator
 from comm.options import CommunicationConfig, communication_config
 from data.questions.answers import AnswerSettings
@@ -32,6 +31,7 @@ from data.questions.squad_files import (
     split_by_article,
 )
 from data.questions.windows import WindowSettings, make_windows
+from tasks.base import Task
 from tasks.squad.examples import Asked, EvaluationWindows, Scoring, TrainingWindows
 from training.entry import exit_code
 from training.finetuning.beginning import Found, TaskParameters, find_beginning, take_initial
@@ -43,9 +43,9 @@ from training.finetuning.options import (
     make_parser,
     parse,
 )
+from training.finetuning.several import Prepared, fine_tune
 from training.initial import Wanted
 from training.own_checkpoints import check_checkpoints, continues
-from training.profiling.profiler import separate_operators
 from training.run_inputs import About, Part
 
 DEFAULTS = Defaults(epochs=3, batch_size=32, batch_size_eval=24, max_seq_length=384)
@@ -228,18 +228,18 @@ def _head(found: Found) -> dict[str, tuple[int, ...]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code. Raises InputError."""
+    return fine_tune(argv, _prepared, open_communicator)
+
+
+def _prepared(argv: Sequence[str]) -> Prepared:
     part, backend, communication = prepare(argv)
-    set_threads()  # before mxnet is imported below
-    if part.config.report.profile:
-        separate_operators()
+    return Prepared(part, _task, backend, communication)
 
+
+def _task() -> Task:
     from tasks.squad.task import QuestionAnswering
-    from training.run import train
 
-    communicator = open_communicator(backend, communication)
-    code = train(part.config, part.inputs, QuestionAnswering(), communicator)
-    communicator.close()
-    return code
+    return QuestionAnswering()
 
 
 if __name__ == "__main__":

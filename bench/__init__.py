@@ -14,6 +14,11 @@ raw_path           that path: Google's algorithm, document by document
 tokenize_text      command: tokenizers, against Hugging Face's and GluonNLP's
 questions          command: SQuAD's features, answers and scores, against a pure-Python loop
 question_loop      that loop: Google's algorithms, question by question
+finetune           command: fine-tuning, scores over seeds and speed, against Hugging Face on PyTorch
+finetune_data      questions and sentence pairs to its batches
+finetune_work      its settings and batches in files
+finetune_ours      the worker of this project
+finetune_torch     the worker of Hugging Face on PyTorch
 optimizer          command: the update, against MXNet's operators and PyTorch's AdamW
 optimizer_torch    the process of PyTorch's AdamW
 threads            command: numbers of threads and bindings for 1, 2 and 4 ranks

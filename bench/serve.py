@@ -1,11 +1,11 @@
 """The worker's side of bench/step.py: one contestant that takes a step on request.
 
-Lines on standard input are "step" or "end", answers are JSON objects, one a line, on what was standard
-output; whatever libraries print goes to standard error. Standard library only.
+Lines on standard input are "step", "step NAME" or "end", answers are JSON objects, one a line, on what was
+standard output; whatever libraries print goes to standard error. Standard library only.
 
     worker                                  parent
     {"ready": FACTS} or {"unsupported": WHY}
-                                            step
+                                            step, or step NAME where a worker has several
     {"seconds": S, "loss": L}
                                             end
     {"peak_bytes": N}
@@ -17,10 +17,11 @@ import json
 import os
 import sys
 import time
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Mapping, Optional, Union
 
 ReadLoss = Callable[[], Optional[float]]
 TakeStep = Callable[[], ReadLoss]
+Steps = Union[TakeStep, Mapping[str, TakeStep]]
 
 
 class Unsupported(Exception):
@@ -31,12 +32,12 @@ def no_loss() -> None:
     """The ReadLoss of a step that has none."""
 
 
-def serve(set_up: Callable[[], tuple[TakeStep, dict[str, Any]]]) -> None:
+def serve(set_up: Callable[[], tuple[Steps, dict[str, Any]]]) -> None:
     """Answers the parent until it says "end" or goes away.
 
     Args:
-        set_up: returns the step and the facts about the contestant. The step returns when all of its work is
-            done; what it returns gives the loss, and is called outside the timing.
+        set_up: returns the step, or several by name, and the facts about the contestant. A step returns when
+            all of its work is done; what it returns gives the loss, and is called outside the timing.
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -45,7 +46,7 @@ def serve(set_up: Callable[[], tuple[TakeStep, dict[str, Any]]]) -> None:
         answers.write(json.dumps(value) + "\n")
 
     try:
-        take_step, facts = set_up()
+        steps, facts = set_up()
     except Unsupported as reason:
         answer({"unsupported": str(reason)})
         return
@@ -54,6 +55,7 @@ def serve(set_up: Callable[[], tuple[TakeStep, dict[str, Any]]]) -> None:
         if line.strip() == "end":
             answer({"peak_bytes": peak_bytes()})
             return
+        take_step = steps if callable(steps) else steps[line.split()[1]]
         begun = time.perf_counter()
         read_loss = take_step()
         seconds = time.perf_counter() - begun

@@ -69,9 +69,9 @@ class Worker:
         facts: dict[str, Any] = answer["ready"]
         return facts
 
-    def step(self, limit: float = STEP_LIMIT) -> dict[str, Any]:
-        """One step: {"seconds": ..., "loss": ...}."""
-        return self._ask("step", limit)
+    def step(self, limit: float = STEP_LIMIT, name: str = "") -> dict[str, Any]:
+        """One step, of a worker with several that of this name: {"seconds": ..., "loss": ...}."""
+        return self._ask(f"step {name}".rstrip(), limit)
 
     def end(self, limit: float = END_LIMIT) -> dict[str, Any]:
         """Asks for the closing report: {"peak_bytes": ...}."""

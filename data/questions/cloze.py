@@ -49,14 +49,17 @@ when where whether which while who whose why will with within without would you 
 class ClozeSettings:
     """Rules of the questions.
 
-    context_words: a paragraph is as many sentences that follow each other as stay within it, two at least.
-    question_words: longest sentence that is asked about. answer_words: longest answer. unanswerable: share of
-    the questions; with 0 the files are SQuAD 1.1's, else 2.0's. seed: everything random depends on it alone.
+    context_words: a paragraph is as many sentences that follow each other as stay within it. sentences: the
+    fewest of a paragraph. question_words: longest sentence that is asked about. answer_words: longest answer.
+    per_sentence: most questions about a sentence, each with another answer. unanswerable: share of the
+    questions; with 0 the files are SQuAD 1.1's, else 2.0's. seed: everything random depends on it alone.
     """
 
     context_words: int = 40
+    sentences: int = 2
     question_words: int = 16
     answer_words: int = 2
+    per_sentence: int = 1
     unanswerable: float = 0.33
     seed: int = 0
 
@@ -81,7 +84,7 @@ def make_questions(
     to ask about, or unanswerable questions are wanted of one document.
     """
     generator = np.random.default_rng([settings.seed, *name.encode("utf-8")])
-    paragraphs = [_paragraphs(sentences, settings.context_words) for sentences in texts]
+    paragraphs = [_paragraphs(sentences, settings) for sentences in texts]
     clozes = [
         cloze
         for document, each in enumerate(paragraphs)
@@ -138,8 +141,9 @@ def split_documents(
     )
 
 
-def _paragraphs(sentences: Sequence[str], most_words: int) -> list[list[str]]:
-    """Runs of two sentences or more of up to `most_words` words; what is left over is left out."""
+def _paragraphs(sentences: Sequence[str], settings: ClozeSettings) -> list[list[str]]:
+    """Runs of enough sentences, of up to `context_words` words; what is left over is left out."""
+    most_words = settings.context_words
     paragraphs: list[list[str]] = []
     current: list[str] = []
     words = 0
@@ -151,13 +155,13 @@ def _paragraphs(sentences: Sequence[str], most_words: int) -> list[list[str]]:
         if size <= most_words:
             current.append(sentence)
             words += size
-    return [each for each in [*paragraphs, current] if len(each) > 1]
+    return [each for each in [*paragraphs, current] if len(each) >= settings.sentences]
 
 
 def _clozes(
     document: int, number: int, sentences: list[str], settings: ClozeSettings, generator: np.random.Generator
 ) -> list[_Cloze]:
-    """One question about each sentence of a paragraph that a question can be made of."""
+    """Up to `per_sentence` questions about each sentence of a paragraph, of as many answers."""
     context = " ".join(sentences)
     found, place = [], 0
     for sentence in sentences:
@@ -165,8 +169,8 @@ def _clozes(
         size = len(sentence.split())
         if _FEWEST_WORDS <= size <= settings.question_words and PLACEHOLDER not in sentence.lower().split():
             spans = _spans(sentence, context, settings.answer_words)
-        if spans:
-            start, end = spans[int(generator.integers(len(spans)))]
+        for index in generator.permutation(len(spans))[: settings.per_sentence].tolist():
+            start, end = spans[index]
             question = f"{sentence[:start]}{PLACEHOLDER}{sentence[end:]}"
             found.append(_Cloze(document, number, question, sentence[start:end], place + start))
         place += len(sentence) + 1
@@ -257,6 +261,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help=f"words of a context; a word is about 1.5 tokens (default: {defaults.context_words})",
     )
     add(
+        "--sentences",
+        type=positive_int,
+        default=defaults.sentences,
+        help=f"fewest sentences of a context (default: {defaults.sentences})",
+    )
+    add(
         "--question_words",
         type=positive_int,
         default=defaults.question_words,
@@ -267,6 +277,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=positive_int,
         default=defaults.answer_words,
         help=f"words of an answer (default: {defaults.answer_words})",
+    )
+    add(
+        "--per_sentence",
+        type=positive_int,
+        default=defaults.per_sentence,
+        help=f"most questions about a sentence, each with another answer (default: {defaults.per_sentence})",
     )
     add("--seed", type=count, default=defaults.seed, help="of all choices (default: 0)")
     try:
@@ -280,8 +296,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> str:
     settings = ClozeSettings(
         options.context_words,
+        options.sentences,
         options.question_words,
         options.answer_words,
+        options.per_sentence,
         options.unanswerable,
         options.seed,
     )

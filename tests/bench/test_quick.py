@@ -18,10 +18,11 @@ from tests.processes import ROOT, run_command
 FOREIGN = dict.fromkeys(
     ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "BENCH", "ARGS", "BACKEND", "NP")
 )
-BY_DEFAULT = ["step", "loader", "tokenize_text", "questions", "optimizer"]
+BY_DEFAULT = ["step", "finetune", "loader", "tokenize_text", "questions", "optimizer"]
 # What shows in its output that a measurement has come to its end.
 SHOWS = {
     "step": "ours, MXNet's operators",
+    "finetune": "training a classifier of sentence pairs",
     "loader": "waiting for ours, 128, 8 prefetching threads",
     "tokenize_text": "Hugging Face tokenizers",
     "questions": "features",
@@ -46,7 +47,7 @@ def test_all_measurements_run_to_their_end():
     for name, output in zip(parts[1::2], parts[2::2]):
         assert SHOWS[name] in output, name
         assert output.rstrip().endswith(quick.NOTICE), name
-        if name in ("step", "optimizer") and find_torch_python(None, os.environ) is None:
+        if name in ("step", "finetune", "optimizer") and find_torch_python(None, os.environ) is None:
             (line,) = (line for line in output.splitlines() if "PyTorch" in line)
             assert line.startswith("PyTorch was left out")
 

@@ -37,6 +37,7 @@ from training.config import (
 from training.finetuning.beginning import BeginningConfig, Found
 from training.options_file import OPTION, expand, given_file
 from training.pretrained_options import add_pretrained_options, pretrained_config
+from training.results.members import add_members_options
 from training.start_options import StartConfig
 
 # GluonNLP's options that cannot be followed, with what to do instead.
@@ -162,6 +163,7 @@ def _add_training(add: Callable[..., Any], defaults: Defaults) -> None:
     )
     add("--clip_norm", type=not_negative, default=1.0, help="norm of the gradient; 0: off (default: 1)")
     add("--seed", type=count, help="of head, order and dropout (default: the checkpoint's, else 0)")
+    add_members_options(add)
     add(
         *("--max_seq_length", "--max_len"),
         type=positive_int,

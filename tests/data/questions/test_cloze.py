@@ -86,6 +86,24 @@ def test_seeds_and_versions():
     assert everything["version"] == "v2.0" and all(each["is_impossible"] for each in entries)
 
 
+def test_several_questions_of_a_sentence_and_contexts_of_one():
+    texts = [
+        ["One sentence alone carries seven different answers."],
+        ["Another one stands here without a second."],
+    ]
+    assert ClozeSettings().sentences == 2
+    with pytest.raises(InputError, match="no sentence"):
+        make_questions(texts, 99, ClozeSettings(unanswerable=0.0), "train")
+    rule = ClozeSettings(sentences=1, answer_words=1, per_sentence=4, unanswerable=0.0)
+    content = make_questions(texts, 99, rule, "train")
+    for article, (sentence,) in zip(content["data"], texts):
+        (part,) = article["paragraphs"]
+        answers = [each["answers"][0]["text"] for each in part["qas"]]
+        assert part["context"] == sentence and len(set(answers)) == len(answers) == 4
+        for each, answer in zip(part["qas"], answers):
+            assert each["question"] == sentence.replace(answer, "what", 1)
+
+
 def test_division_by_document():
     kept, held_out = split_documents(DOCUMENTS, 0.1, 0)
     assert len(held_out) == 1 and sorted(kept + held_out) == DOCUMENTS

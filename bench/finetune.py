@@ -1,0 +1,404 @@
+"""Fine-tuning on this machine's CPU against Hugging Face on PyTorch: scores over seeds, and speed.
+
+    python -m bench.finetune --weights MODEL --train_file train.json [--dev_file dev.json] [--json FILE]
+    python -m bench.finetune --quick
+
+Scores: both begin with the same weights and heads, and take the same batches in the same order at the same
+rates, with AdamW, clipping and dropout; they differ in dropout's masks and in rounding. Every seed is trained
+by both, in turns, and its answers are scored by the same code. The table has means, standard deviations, the
+difference with its 95% confidence interval (paired by seed), and half the width of that: a difference that
+is smaller so many seeds do not show.
+
+Speed: contestants take each case in turns, and "to ours" is how many times as long as ours one takes, by
+medians and quartiles over rounds. A case is the same examples for all: full windows of 384 tokens; windows
+and pairs of texts as they are, which ours batches by length, and which PyTorch's examples pad to 384 and 128
+tokens, or with a collator to the longest one of a batch. The peer has malloc keep freed memory, the same
+number of threads and the faster of its implementations of attention.
+
+Without --weights the model has random ones, without --train_file questions are made of the embedded text. The
+peer needs an environment of its own with torch and transformers; without one it is left out. bfloat16 is
+measured where the processor multiplies it; the scores are of float32, with --score_dtype bfloat16 of that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+from types import FrameType
+from typing import Any, Mapping, NamedTuple, NoReturn, Sequence
+
+import numpy as np
+
+from base import machine
+from base.command_line import positive, positive_int
+from base.errors import InputError
+from base.threads import set_threads
+from bench.contestants import NO_TORCH, ROOT, find_torch_python
+from bench.finetune_data import (
+    read_split,
+    shown_sizes,
+    write_batches_of_seeds,
+    write_cases,
+    write_trainings,
+)
+from bench.finetune_work import (
+    CASES,
+    FULL,
+    INITIAL_STDEV,
+    MODEL,
+    SHORT,
+    Settings,
+    logits_name,
+    read_logits,
+    training_name,
+    write_settings,
+)
+from bench.quick import NOTICE, add_quick, default_text, settle
+from bench.rounds import ratios, spread
+from bench.work import DTYPES
+from bench.workers import Unsupported, Worker, WorkerError
+from bert.configuration import named_config
+from bert.weights.bare_params import expected_shapes
+from bert.weights.exporting import export
+from bert.weights.names import DECODER, MASKED_LM, NEXT_SENTENCE, part_of
+from bert.weights.opening import open_weights
+from bert.weights.tensors import Tensor, Weights
+from data.questions.answers import AnswerSettings, Logits, answer
+from data.questions.cloze import ClozeSettings, make_questions, split_documents
+from data.questions.scores import score_v1, score_v2
+from data.questions.squad_files import Questions
+from data.questions.windows import Windows
+from data.text.corpus import documents
+from data.tokenizing.tokenizer import TokenizerSettings
+from data.tokenizing.vocab import load_vocab, vocabulary_from_tokens
+from tasks.seeds import FEWEST_SEEDS, compare_models, summarize
+
+OURS, TORCH = "ours", "torch"
+TITLES = {OURS: "ours", TORCH: "PyTorch"}
+MODULES = {OURS: "bench.finetune_ours", TORCH: "bench.finetune_torch"}
+SCORES = ("f1", "exact_match")
+LIMIT = 1800.0  # seconds of a training
+WARM_UPS = 1
+# glibc's malloc gives freed memory back to the system and takes it again, page by page, unless it may not.
+KEEPS_MEMORY = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    "MALLOC_TOP_PAD_": str(1 << 26),
+}
+LIKE_SQUAD = ClozeSettings(context_words=120, question_words=30, unanswerable=0.0)
+Figures = Mapping[str, Any]
+
+
+class Work(NamedTuple):
+    """All that is measured on. `windows`: those of `asked`; `tokens` of each case without padding."""
+
+    folder: str
+    settings: Settings
+    asked: Questions
+    windows: Windows
+    tokens: Mapping[str, int]
+    sizes: str
+
+
+def prepare(options: argparse.Namespace, folder: str) -> Work:
+    """Writes model, settings and batches into `folder`. Raises InputError for files that cannot be used."""
+    weights = open_weights(options.weights, "--weights") if options.weights else None
+    files = options.train_file, options.dev_file
+    if weights is None or not options.train_file:
+        paths, vocab_path = default_text(os.path.join(folder, "text"))
+        if not options.train_file:
+            files = write_clozes(folder, list(documents(paths)), options.questions)
+        if weights is None:
+            weights = random_weights(options.model, list(load_vocab(vocab_path).tokens))
+    if weights.vocabulary is None:
+        raise InputError(f"--weights {options.weights}: there is no vocabulary; put its vocab.txt beside it")
+    os.makedirs(os.path.join(folder, MODEL))
+    export(weights, os.path.join(folder, MODEL), "huggingface")
+    tokenizer = TokenizerSettings(
+        vocabulary_from_tokens(weights.vocabulary, weights.source), cased=bool(weights.cased)
+    )
+    train, asked = read_split(*files, options.version_2)
+    windows, num_steps = write_trainings(folder, train, asked, tokenizer, options.epochs)
+    settings = Settings(num_steps, list(range(options.seeds)), options.lr)
+    write_settings(folder, settings)
+    write_batches_of_seeds(folder, train, tokenizer, settings)
+    tokens = write_cases(folder, train, tokenizer)
+    sizes = f"{weights.config.description}; {shown_sizes(train, asked, num_steps)}"
+    return Work(folder, settings, asked, windows, tokens, sizes)
+
+
+def write_clozes(folder: str, texts: Sequence[Sequence[str]], questions: int) -> tuple[str, str]:
+    """Files of questions about documents: so many to train on, half as many to evaluate on."""
+    paths = []
+    for name, part, most in zip(
+        ("train", "dev"), split_documents(texts, 0.3, 0), (questions, questions // 2)
+    ):
+        paths.append(os.path.join(folder, f"{name}.json"))
+        with open(paths[-1], "w", encoding="utf-8") as handle:
+            json.dump(make_questions(part, most, LIKE_SQUAD, name), handle)
+    return paths[0], paths[1]
+
+
+def random_weights(model: str, vocabulary: Sequence[str]) -> Weights:
+    """A BERT of normally distributed weights, with its pooler. Raises InputError for an unknown model."""
+    config = named_config(model)
+    generator = np.random.default_rng(0)
+    tensors = {}
+    for name, shape in expected_shapes(config, len(vocabulary)).items():
+        if name == DECODER or part_of(name) in (MASKED_LM, NEXT_SENTENCE):
+            continue
+        if name.endswith("weight"):
+            array = generator.normal(scale=INITIAL_STDEV, size=shape).astype(np.float32)
+        else:
+            array = np.full(shape, float(name.endswith("gamma")), np.float32)
+        tensors[name] = Tensor(shape, array.dtype, lambda array=array: array)  # type: ignore[misc]
+    return Weights("random numbers", "huggingface", tensors, config, vocabulary, cased=False)
+
+
+class Contestants:
+    """The workers of one dtype; one that fails is left out from then on, and named."""
+
+    def __init__(self, work: Work, dtype: str, torch_python: str | None, stack: contextlib.ExitStack):
+        self.facts: dict[str, Figures] = {}
+        self.left_out: dict[str, str] = {}
+        self._workers: dict[str, Worker] = {}
+        for key, module in MODULES.items():
+            python = sys.executable if key == OURS else torch_python
+            if python is None:
+                continue
+            environ = dict(os.environ) if key == OURS else {**os.environ, **KEEPS_MEMORY}
+            words = [python, "-m", module, work.folder, dtype]
+            worker = stack.enter_context(Worker(f"{TITLES[key]} ({dtype})", words, str(ROOT), environ))
+            try:
+                self.facts[key] = worker.wait_until_ready()
+                self._workers[key] = worker
+            except (Unsupported, WorkerError) as error:
+                self._leave_out(key, error)
+
+    @property
+    def keys(self) -> list[str]:
+        """Those that take part."""
+        return list(self._workers)
+
+    def step(self, key: str, name: str) -> dict[str, Any] | None:
+        """The answer of a contestant to one request; None where it has failed."""
+        try:
+            return self._workers[key].step(LIMIT, name)
+        except WorkerError as error:
+            self._leave_out(key, error)
+            return None
+
+    def _leave_out(self, key: str, error: Exception) -> None:
+        self.left_out[key] = str(error)
+        self._workers.pop(key, None)
+        note(f"  {TITLES[key]}: {error}")
+
+
+def measure_scores(work: Work, contestants: Contestants) -> dict[str, dict[str, dict[int, float]]]:
+    """Trains every seed by every contestant, in turns; score -> contestant -> seed -> value."""
+    found: dict[str, dict[str, dict[int, float]]] = {score: {} for score in SCORES}
+    for seed in work.settings.seeds:
+        keys = contestants.keys
+        for key in keys[seed % len(keys) :] + keys[: seed % len(keys)]:
+            taken = contestants.step(key, training_name(seed))
+            if taken is None:
+                continue
+            scores = scores_of(work, logits_name(key, seed))
+            for name in SCORES:
+                found[name].setdefault(key, {})[seed] = scores[name]
+            note(
+                f"  seed {seed}, {TITLES[key]}: F1 {scores['f1']:.2f}, EM {scores['exact_match']:.2f}, "
+                f"loss {taken['loss']:.3f}, {taken['seconds']:.1f} s"
+            )
+    return found
+
+
+def scores_of(work: Work, name: str) -> dict[str, float]:
+    """Exact match and F1 of the logits that a contestant has written."""
+    logits = Logits(work.windows)
+    for examples, both in read_logits(work.folder, name):
+        logits.put(examples, both[:, 0], both[:, 1])
+    version_2 = work.asked.version_2
+    answers = answer(work.asked, work.windows, logits, AnswerSettings(version_2=version_2))
+    if version_2:
+        found = score_v2(work.asked, answers.predictions(0.0), answers.odds())
+        return {"f1": found["f1"], "exact_match": found["exact"]}
+    scores = score_v1(work.asked, answers.predictions())
+    return {name: scores[name] for name in SCORES}
+
+
+def measure_speed(contestants: Contestants, rounds: int) -> dict[str, list[dict[str, float]]]:
+    """Seconds of each case, by contestant, in every round; the peer's cases with short padding are
+    contestants of their own."""
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in CASES}
+    for name in CASES:
+        for number in range(-WARM_UPS, rounds):
+            taken = {}
+            entries = [
+                (key, suffix)
+                for key in contestants.keys
+                for suffix in ("", SHORT)
+                if not suffix or (key != OURS and name != FULL)
+            ]
+            shift = number % len(entries) if entries else 0
+            for key, suffix in entries[shift:] + entries[:shift]:
+                answered = contestants.step(key, name + suffix) if key in contestants.keys else None
+                if answered is not None:
+                    taken[key + suffix] = answered["seconds"]
+            if number >= 0:
+                found[name].append(taken)
+    return found
+
+
+def summarize_speed(rounds: Mapping[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
+    """A row for each case and contestant: seconds, and ratios to ours within a round."""
+    rows = []
+    for name, measured in rounds.items():
+        for key in dict.fromkeys(key for each in measured for key in each):
+            row: dict[str, Any] = {
+                "case": name,
+                "contestant": key,
+                "seconds": spread([each[key] for each in measured if key in each])._asdict(),
+            }
+            compared = ratios(measured, key, OURS)
+            if compared and key != OURS:
+                row["to_ours"] = spread(compared)._asdict()
+            rows.append(row)
+    return rows
+
+
+def scores_table(scores: Mapping[str, Mapping[str, Mapping[int, float]]]) -> str:
+    """Means and spreads of both, and what so many seeds show."""
+    lines = []
+    for name, by_contestant in scores.items():
+        for key, of_seeds in by_contestant.items():
+            lines.append(f"{name:12} {TITLES[key]:8} {summarize(of_seeds).line('.2f')}")
+        if len(by_contestant) > 1:
+            (verdict,) = compare_models({TITLES[key]: each for key, each in by_contestant.items()})
+            lines.append(f"{'':12} {verdict.sentence('.2f')}")
+            if verdict.low is not None and verdict.high is not None:
+                half = (verdict.high - verdict.low) / 2
+                lines.append(f"{'':12} {verdict.seeds} seeds show a difference from {half:.2f} points on")
+    return "\n".join(lines)
+
+
+def speed_table(rows: Sequence[Figures], tokens: Mapping[str, int]) -> str:
+    """Seconds and ratios by case, for people."""
+    lines = []
+    for case_name, case in CASES.items():
+        lines.append(f"{case.title} ({tokens[case_name]:,} tokens)")
+        for row in rows:
+            if row["case"] != case_name:
+                continue
+            key, short = row["contestant"].replace(SHORT, ""), row["contestant"].endswith(SHORT)
+            padding = ""
+            if key != OURS and case_name != FULL:
+                padding = f", padded to {'the longest' if short else case.padded}"
+            ratio = f"{_quartiles(row['to_ours'], 2)} to ours" if "to_ours" in row else ""
+            title = f"  {TITLES[key]}{padding}"
+            lines.append(f"{title:34} {_quartiles(row['seconds'], 3)} s  {ratio}".rstrip())
+    return "\n".join(lines)
+
+
+def _quartiles(values: Mapping[str, float], digits: int) -> str:
+    median, low, high = (f"{values[name]:.{digits}f}" for name in ("median", "low", "high"))
+    return f"{median} ({low} to {high})"
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.finetune",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--weights", metavar="PATH", help="a BERT of any format that convert.py reads, with its vocabulary")
+    add("--model", metavar="NAME", help="of random weights (default: bert_6_384_12)")
+    add("--train_file", metavar="JSON", help="questions in SQuAD's format")
+    add("--dev_file", metavar="JSON", help="default: the last article of --train_file")
+    add("--version_2", action="store_true", help="take questions without an answer too")
+    add("--questions", type=positive_int, metavar="N", help="without --train_file (default: 500)")
+    add("--seeds", type=positive_int, metavar="N", help=f"trainings (default: 5; verdicts: {FEWEST_SEEDS})")
+    add("--epochs", type=positive, help="of a training (default: 2)")
+    add("--lr", type=positive, default=1e-4, help="peak (default: 1e-4)")
+    add("--rounds", type=positive_int, metavar="N", help="of every case (default: 5)")
+    add("--dtypes", nargs="+", choices=DTYPES, help="of the cases; default: what the CPU multiplies")
+    add(
+        "--score_dtype",
+        choices=DTYPES,
+        help="of the trainings for the scores (default: the first of --dtypes)",
+    )
+    add("--torch_python", metavar="PATH", help="interpreter with torch and transformers")
+    add("--json", metavar="FILE", help="write all figures there")
+    add_quick(parser, "bert_2_128_2, 40 questions, 1 seed, 1 epoch, 2 rounds")
+    options = parser.parse_args(arguments)
+    usual = {"model": "bert_6_384_12", "questions": 500, "seeds": 5, "epochs": 2.0, "rounds": 5}
+    quick = {"model": "bert_2_128_2", "questions": 40, "seeds": 1, "epochs": 1.0, "rounds": 2}
+    settle(options, usual, quick)
+    if options.dev_file and not options.train_file:
+        parser.error("--dev_file: give --train_file too")
+    try:
+        options.torch_python = find_torch_python(options.torch_python, os.environ)
+        options.threads = set_threads()
+    except (ValueError, InputError) as error:
+        parser.error(str(error))
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    options = _options(arguments)
+    signal.signal(signal.SIGTERM, _leave)  # so that workers are ended
+    here = machine.describe(ROOT)
+    dtypes = options.dtypes or [dtype for dtype in DTYPES if dtype == "float32" or here["native_bf16"]]
+    print(f"{machine.line(here)}\n{options.threads} threads; load before the start {here['load_before']}")
+    if options.score_dtype not in (None, *dtypes):
+        note(f"bench.finetune: --score_dtype {options.score_dtype}: name it in --dtypes too")
+        return 2
+    results, failed = [], False
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            work = prepare(options, folder)
+        except InputError as error:
+            note(f"bench.finetune: {error}")
+            return 2
+        print(work.sizes + "\n", flush=True)
+        scores: Mapping[str, Any] = {}
+        for dtype in dtypes:
+            with contextlib.ExitStack() as stack:
+                contestants = Contestants(work, dtype, options.torch_python, stack)
+                if dtype == (options.score_dtype or dtypes[0]):
+                    scores = measure_scores(work, contestants)
+                    print(f"{dtype}\n{scores_table(scores)}\n", flush=True)
+                rounds = measure_speed(contestants, options.rounds)
+            rows = summarize_speed(rounds)
+            print(f"{dtype}, {options.rounds} rounds\n{speed_table(rows, work.tokens)}\n", flush=True)
+            failed |= bool(contestants.left_out)
+            results.append({"dtype": dtype, "rows": rows, "rounds": rounds, "facts": contestants.facts})
+    if options.torch_python is None:
+        print(NO_TORCH)
+    if options.json:
+        figures = {"machine": here, "quick": options.quick, "work": work.sizes, "scores": scores}
+        with open(options.json, "w", encoding="utf-8") as handle:
+            json.dump({**figures, "threads": options.threads, "speed": results}, handle, indent=1)
+    if options.quick:
+        print(NOTICE)
+    return 1 if failed else 0
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""The work that bench/finetune.py measures: settings and batches, in a folder that all contestants read.
+
+    model/                      weights in Hugging Face's format
+    settings.json               Settings
+    train_SEED.npz              batches of a training, evaluation.npz those that it is evaluated on
+    CASE.npz                    batches of a case
+    logits_CONTESTANT_SEED.npz  outputs on evaluation.npz, which the contestants write
+
+NumPy and the standard library only: the workers of all contestants read it, whatever their environment has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
+
+import numpy as np
+
+Arrays = Mapping[str, np.ndarray]
+MODEL, SETTINGS = "model", "settings.json"
+EVALUATION = "evaluation"
+FULL, WINDOWS, ANSWERS, PAIRS = "full", "windows", "answers", "pairs"
+SHORT = "_short"  # behind a case: each batch padded to its longest example, not to the case's length
+INITIAL_STDEV = 0.02  # of a head's weights
+
+
+class Case(NamedTuple):
+    """One request to a worker: all batches of `NAME.npz`, each a training step or an evaluation.
+
+    `padded`: tokens that the peer's example pads to.
+    """
+
+    title: str
+    trains: bool
+    padded: int
+
+
+CASES = {
+    FULL: Case("training, full windows of 384 tokens", True, 384),
+    WINDOWS: Case("training, windows as the questions have them", True, 384),
+    ANSWERS: Case("evaluation, windows as the questions have them", False, 384),
+    PAIRS: Case("training a classifier of sentence pairs", True, 128),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Numbers of a training, the same for all contestants. AdamW with bias correction; biases and
+    LayerNorm's parameters do not decay. `num_steps`: of the training for the scores that each seed has."""
+
+    num_steps: int
+    seeds: Sequence[int]
+    lr: float = 1e-4
+    warmup_ratio: float = 0.1
+    epsilon: float = 1e-6
+    weight_decay: float = 0.01
+    clip_norm: float = 1.0
+    dropout: float = 0.1
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, from 1 on: linear warmup, then linear decay to 0."""
+        warmup = int(self.warmup_ratio * self.num_steps)
+        if step <= warmup:
+            return self.lr * step / warmup
+        return self.lr * (self.num_steps - step) / max(1, self.num_steps - warmup)
+
+
+def write_settings(folder: str, settings: Settings) -> None:
+    with open(os.path.join(folder, SETTINGS), "w", encoding="utf-8") as file:
+        json.dump(asdict(settings), file)
+
+
+def read_settings(folder: str) -> Settings:
+    with open(os.path.join(folder, SETTINGS), encoding="utf-8") as file:
+        return Settings(**json.load(file))
+
+
+def write_batches(folder: str, name: str, batches: Sequence[Any]) -> None:
+    """Writes named tuples of arrays, whatever kind of batch they are."""
+    arrays = {
+        f"{number}/{field}": array
+        for number, batch in enumerate(batches)
+        for field, array in batch._asdict().items()
+    }
+    np.savez(os.path.join(folder, f"{name}.npz"), **arrays)
+
+
+def read_batches(folder: str, name: str) -> list[dict[str, np.ndarray]]:
+    """The batches of a file, in order, by the names of their fields."""
+    batches: dict[int, dict[str, np.ndarray]] = {}
+    with np.load(os.path.join(folder, f"{name}.npz"), allow_pickle=False) as stored:
+        for key in stored.files:
+            number, _, field = key.partition("/")
+            batches.setdefault(int(number), {})[field] = stored[key]
+    return [batches[number] for number in sorted(batches)]
+
+
+def head_weights(seed: int, outputs: int, units: int) -> np.ndarray:
+    """Weights of a head, float32 (outputs, units), normally distributed, the same for all contestants."""
+    drawn = np.random.default_rng(seed).normal(scale=INITIAL_STDEV, size=(outputs, units))
+    return drawn.astype(np.float32)
+
+
+def training_name(seed: int) -> str:
+    """The batches of a training, and a worker's step that takes them all."""
+    return f"train_{seed}"
+
+
+def logits_name(contestant: str, seed: int) -> str:
+    return f"logits_{contestant}_{seed}"
+
+
+def write_logits(folder: str, name: str, outputs: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+    """Writes outputs: of each batch the examples' numbers (B,), and logits (B, 2, L) of starts and ends."""
+    arrays = {}
+    for number, (examples, logits) in enumerate(outputs):
+        arrays[f"{number}/examples"], arrays[f"{number}/logits"] = examples, logits
+    np.savez(os.path.join(folder, f"{name}.npz"), **arrays)
+
+
+def read_logits(folder: str, name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields what `write_logits` was given."""
+    for each in read_batches(folder, name):
+        yield each["examples"], each["logits"]
+
+
+def padded_to(batch: Arrays, length: int) -> dict[str, np.ndarray]:
+    """A batch whose token arrays (B, L) are padded, or cut behind the last token, to `length`."""
+    found = {}
+    for name, array in batch.items():
+        if array.ndim == 2:
+            wide = np.zeros((len(array), length), array.dtype)
+            kept = min(length, array.shape[1])
+            wide[:, :kept] = array[:, :kept]
+            array = wide
+        found[name] = array
+    return found

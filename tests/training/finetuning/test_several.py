@@ -1,0 +1,115 @@
+"""--seeds and --search of the fine-tuning scripts: real members, resumed, and bad input before any work."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+import finetune_classifier
+import results
+from base.errors import InputError
+from tests.finetuned import classifier, write_data
+from training.finetuning import several
+from training.results.members import read_plan
+from training.results.record import FINISHED, read_result
+from training.results.summary import read_members
+
+SEARCH = ["--seeds", "2", "--search", "lr=3e-3,1e-4"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_before():
+    """Signal handlers and variables as before these tests, which run the script in this process, where other
+    tests have imported MXNet: the number of threads is theirs."""
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    handlers, environ = [signal.getsignal(number) for number in numbers], dict(os.environ)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(several, "set_threads", lambda: 1)
+        yield
+    for number, handler in zip(numbers, handlers):
+        signal.signal(number, handler)
+    os.environ.clear()
+    os.environ.update(environ)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_data(folder)
+    return folder
+
+
+def command(data: Path, output: Path, *more: str) -> list[str]:
+    return [*classifier(data, output, epochs=1, num_data_workers=0, progress="none"), *more]
+
+
+@pytest.fixture(scope="module")
+def searched(data, tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("out") / "search"
+    assert finetune_classifier.main(command(data, output, *SEARCH)) == 0
+    return output
+
+
+def test_every_member_is_a_finished_run_with_its_options(searched):
+    members = read_plan(str(searched)).members
+    assert [each.name for each in members] == [
+        f"lr_{lr}-seed_{seed}" for lr in ("3e-3", "1e-4") for seed in (3, 4)
+    ]
+    for member in members:
+        found = read_result(str(searched / member.name))
+        assert (found.status, found.seed) == (FINISHED, member.seed)
+        assert found.options["lr"] == float(member.setting["lr"]) and found.options["seeds"] is None
+        assert found.main_score in found.scores
+        repeats = (searched / member.name / "run.yaml").read_text()
+        assert "seeds: null" in repeats and "search: null" in repeats
+
+
+def test_the_table_and_the_best_on_the_dev_split(searched, capsys):
+    members = read_members(str(searched))
+    means = {each.values["lr"]: each.of(members.main_score).mean for each in members.settings}
+    assert means[members.best().values["lr"]] == max(means.values())
+    assert results.main([str(searched)]) == 0
+    shown = capsys.readouterr().out
+    assert "2 settings by" in shown and "Fine-tuning by machine" in shown
+
+
+def test_resume_runs_what_has_not_ended(data, searched, capsys):
+    members = read_plan(str(searched)).members
+    (searched / members[2].name / "results.json").unlink()
+    kept = (searched / members[0].name / "results.json").stat().st_mtime_ns
+    before = read_result(str(searched / members[1].name))
+    assert finetune_classifier.main(command(data, searched, *SEARCH, "--resume")) == 0
+    shown = capsys.readouterr().out
+    assert "3 of 4 runs have ended before" in shown and "run 3 of 4: lr_1e-4-seed_3" in shown
+    assert (searched / members[0].name / "results.json").stat().st_mtime_ns == kept
+    assert read_result(str(searched / members[1].name)) == before
+    assert read_result(str(searched / members[2].name)).status == FINISHED
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--seeds", "0"], "--seeds"),
+        (["--search", "lr=0,1"], "--search: argument --lr"),
+        (["--search", "optimizer=lamb"], "--search"),
+        (["--seeds", "1,2"], "--seed 3 beside"),
+        (["--search", "lr=1e-3,1e-3"], "twice"),
+    ],
+)
+def test_bad_options_come_before_any_work(data, tmp_path, more, message):
+    with pytest.raises(InputError, match=message):
+        finetune_classifier.main(command(data, tmp_path / "out", *more))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_other_runs_is_left_alone(data, searched):
+    with pytest.raises(InputError, match="--resume goes on"):
+        finetune_classifier.main(command(data, searched, *SEARCH))
+    with pytest.raises(InputError, match="--clip_norm 2.0: the runs in .* have 1.0"):
+        finetune_classifier.main(command(data, searched, *SEARCH, "--resume", "--clip_norm", "2"))
+    with pytest.raises(InputError, match="holds a run without --seeds"):
+        member = searched / "lr_3e-3-seed_3"
+        finetune_classifier.main(command(data, member, *SEARCH, "--resume"))

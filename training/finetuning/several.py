@@ -1,0 +1,122 @@
+"""A fine-tuning command: one run, or all of --seeds and --search, over one communicator."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
+
+from base.errors import InputError
+from base.launchers import launched_rank
+from base.tables import terminal
+from base.threads import set_threads
+from comm.base import Communicator
+from comm.options import CommunicationConfig
+from tasks.base import Task
+from training.finetuning.options import Defaults, make_parser
+from training.profiling.profiler import separate_operators
+from training.results.members import Member, Plan, check_plan, members_of, run_members
+from training.run_inputs import Part
+
+# Options in which a resumed launch may differ from the one before it, besides those of the members.
+_OF_A_LAUNCH = (
+    *("seed", "seeds", "search", "ckpt_dir", "resume", "options_file", "backend", "comm_timeout"),
+    *("progress", "verbose", "log_interval", "profile", "peak_tflops", "num_data_workers"),
+)
+
+
+class Prepared(NamedTuple):
+    """A run whose input is read and checked. `task` makes its task, for which MXNet is imported; `backend` is
+    the name of its exchange."""
+
+    part: Part
+    task: Callable[[], Task]
+    backend: str
+    communication: CommunicationConfig
+
+
+def fine_tune(
+    argv: Sequence[str] | None,
+    prepare: Callable[[Sequence[str]], Prepared],
+    open_communicator: Callable[[str, CommunicationConfig], Communicator],
+) -> int:
+    """Runs the command; every rank calls it. Returns the exit code of the process.
+
+    With --seeds or --search, `prepare` is called for the whole, so that bad files are errors before any work,
+    and then for each run with its own options and folder.
+
+    Raises:
+        InputError: bad options, files or weights, or a folder with other runs.
+        TrainingError: as `training.run.train_stages`.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    whole = prepare(words)
+    plan = _plan_of(whole.part.config.options)
+    place = whole.part.config.checkpoint.ckpt_dir
+    if plan.members and launched_rank(os.environ) == 0:
+        check_plan(place, plan, whole.part.config.checkpoint.resume)
+    set_threads()  # before mxnet is imported below
+    if whole.part.config.report.profile:
+        separate_operators()
+
+    from training.run import train_stages
+
+    communicator = open_communicator(whole.backend, whole.communication)
+    if not plan.members:
+        code = train_stages([whole.part], whole.task(), communicator)
+        communicator.close()
+        return code
+    del whole  # its examples, which each run has again
+
+    def run(member: Member, folder: str, stop: Any) -> int:
+        prepared = prepare([*words, *member.words, "--ckpt_dir", folder])
+        return train_stages([_alone(prepared.part)], prepared.task(), communicator, stop)
+
+    note = _say if communicator.rank == 0 else _keep_silent
+    code = run_members(plan, place, run, communicator, note)
+    if code == 0 and communicator.rank == 0:
+        _show(place)
+    communicator.close()
+    return code
+
+
+def _plan_of(options: Mapping[str, Any]) -> Plan:
+    """The members that the options name. Raises InputError as `members_of`, and for values that no option
+    takes."""
+    members = members_of(options["seeds"], options["search"], options["seed"])
+    if members and options["only_predict"]:
+        raise InputError("--seeds and --search train; leave --only_predict out")
+    parser = make_parser("", Defaults(1, 1, 1, 1))
+    for member in members:
+        try:
+            parser.parse_args(member.words)
+        except InputError as error:
+            raise InputError(f"--search: {error}") from error
+    searched = {name for name, _ in options["search"] or ()}
+    left_out = {*_OF_A_LAUNCH, *searched}
+    return Plan(members, {name: value for name, value in options.items() if name not in left_out})
+
+
+def _alone(part: Part) -> Part:
+    """A member as the run that it would be alone: its records do not say that there are others."""
+    without = {"seeds": None, "search": None}
+    config = part.config
+    changed = replace(config, options={**config.options, **without}, given={**config.given, **without})
+    return part._replace(config=changed)
+
+
+def _show(folder: str) -> None:
+    """Prints the scores of all members."""
+    from training.results.summary import members_tables, read_members
+
+    for table in members_tables(read_members(folder)):
+        print(f"\n{terminal(table)}", flush=True)
+
+
+def _say(message: str) -> None:
+    print(message, flush=True)
+
+
+def _keep_silent(message: str) -> None:
+    """Every rank but 0."""
