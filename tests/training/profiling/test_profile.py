@@ -339,7 +339,13 @@ class TestCommand:
             assert set(os.listdir(tmp_path)) == names
         else:
             assert os.listdir(tmp_path) == ["new"], "the current folder stays as it is"
-            assert set(os.listdir(place)) == {*names, "metrics.jsonl", "results.json", "run.yaml", "tensorboard"}
+            assert set(os.listdir(place)) == {
+                *names,
+                "metrics.jsonl",
+                "results.json",
+                "run.yaml",
+                "tensorboard",
+            }
         (rank,) = json.loads((place / f"{stem}_summary.json").read_text())["ranks"]
         parts = rank["parts"]
         assert list(parts) == list(PARTS) and not rank["bulked"]
