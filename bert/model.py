@@ -75,6 +75,14 @@ def initialize(
     model.cast(dtype)
 
 
+def initialize_head(head: mx.gluon.Block, bert: BERTModel, dtype: str) -> None:
+    """Random parameters for a head on the device of `bert`, as `initialize` draws them; in float32, or in
+    float16 for that dtype."""
+    (device,) = next(iter(bert.collect_params().values())).list_ctx()
+    head.initialize(mx.init.Normal(INITIAL_STDEV), ctx=device)
+    head.cast("float16" if dtype == "float16" else "float32")
+
+
 def trainable(model: BERTModel) -> dict[str, mx.gluon.Parameter]:
     """Parameters by GluonNLP's structural name, each once (the decoder's weight is the word embedding)."""
     return _each_once(model._collect_params_with_prefix())

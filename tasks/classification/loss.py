@@ -7,8 +7,9 @@ from typing import Any
 import mxnet as mx
 from gluonnlp.model.bert import BERTModel
 
-from bert.configuration import INITIAL_STDEV, BertConfig
+from bert.configuration import BertConfig
 from bert.fused import FusedBert
+from bert.model import initialize_head
 
 
 class LabelHead(mx.gluon.HybridBlock):
@@ -90,7 +91,5 @@ class FusedLabelLoss(FusedBert):
 def make_head(units: int, num_labels: int, bert: BERTModel, dtype: str, dropout: float) -> LabelHead:
     """A head with random weights on the device of `bert`: N(0, 0.02^2) and zero biases."""
     head = LabelHead(units, num_labels, dropout)
-    (device,) = next(iter(bert.collect_params().values())).list_ctx()
-    head.initialize(mx.init.Normal(INITIAL_STDEV), ctx=device)
-    head.cast("float16" if dtype == "float16" else "float32")
+    initialize_head(head, bert, dtype)
     return head

@@ -7,8 +7,9 @@ from typing import Any
 import mxnet as mx
 from gluonnlp.model.bert import BERTModel
 
-from bert.configuration import INITIAL_STDEV, BertConfig
+from bert.configuration import BertConfig
 from bert.fused import FusedBert
+from bert.model import initialize_head
 
 SUMS = ("span_loss", "span_correct")  # the order of the second output
 _MASKED = -1e9  # a logit behind a window's last token: its probability is 0 in float32
@@ -55,9 +56,7 @@ class SpanHead(mx.gluon.HybridBlock):
 def make_head(units: int, bert: BERTModel, dtype: str) -> SpanHead:
     """A head with random weights on the device of `bert`: N(0, 0.02^2) and zero biases."""
     head = SpanHead(units)
-    (device,) = next(iter(bert.collect_params().values())).list_ctx()
-    head.initialize(mx.init.Normal(INITIAL_STDEV), ctx=device)
-    head.cast("float16" if dtype == "float16" else "float32")
+    initialize_head(head, bert, dtype)
     return head
 
 
