@@ -1,35 +1,35 @@
 """A run, from the command line to the last checkpoint.
 
-options_file  options in YAML files
-options     the command line of the training scripts
-start_options  its options that say where a run starts, and its stages
-pairs       options that have a value for each stage
-config      frozen settings made once from the options
-stages      two stages in one directory: where a run goes on
-initial     parameters to begin with, compared with the run's
-saved_vocabulary  the vocabulary beside the checkpoints
-own_checkpoints  the checkpoints of the run's own directory
-budget      hours instead of steps
-plan        steps, learning rate and warmup: given, or the paper's
-feed        micro-batches of this rank
-run_inputs  what a run reads: its data, plan and feeds, by an interface
-inputs      pretraining's, checked before MXNet is imported
-finetuning/  fine-tuning's, with its options and its plan
-entry       exceptions to one line and an exit code
-start       the one door into a run: fresh, from parameters, from a checkpoint
-run_file    run.yaml, the options of a run
-run         everything that a run has, and its state
-loop        steps, logs, evaluations and checkpoints
-step        forward, backward, average, clip, update
-optimizer/  LAMB, Adam, schedule, loss scale, accumulation
-evaluation  figures of a task over held-out data
-metrics     sums over steps and ranks
-utilisation  operations done, of those that the devices could do
-report      progress, metrics.jsonl, TensorBoard, plot, closing lines
-results/    results.json, and many runs with one option different
-checkpoint  three files a checkpoint, complete or not there
-pretrained  weights of a checkpoint, or of any other file
+options_file        options in YAML files
+options             the command line of the training scripts
+start_options       its options that say where a run starts, and its stages
+pairs               options that have a value for each stage
+config              frozen settings made once from the options
+stages              two stages in one directory: where a run goes on
+initial             parameters to begin with, compared with the run's
+saved_vocabulary    the vocabulary beside the checkpoints
+own_checkpoints     the checkpoints of the run's own directory
+budget              hours instead of steps
+plan                steps, learning rate and warmup: given, or the paper's
+feed                micro-batches of this rank
+run_inputs          what a run reads: its data, plan and feeds, by an interface
+inputs              pretraining's, checked before MXNet is imported
+finetuning/         fine-tuning's, with its options and its plan
+entry               exceptions to one line and an exit code
+start               the one door into a run: fresh, from parameters, from a checkpoint
+run_file            run.yaml, the options of a run
+run                 everything that a run has, and its state
+loop                steps, logs, evaluations and checkpoints
+step                forward, backward, average, clip, update
+optimizer/          LAMB, Adam, schedule, loss scale, accumulation
+evaluation          figures of a task over held-out data
+metrics             sums over steps and ranks
+utilisation         operations done, of those that the devices could do
+report              progress, metrics.jsonl, TensorBoard, plot, closing lines
+results/            results.json, and many runs with one option different
+checkpoint          three files a checkpoint, complete or not there
+pretrained          weights of a checkpoint, or of any other file
 pretrained_options  what a command line adds to them
-profiling/  traces of steps
-profile     command: the parts of a step's time
+profiling/          traces of steps
+profile             command: the parts of a step's time
 """
