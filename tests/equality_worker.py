@@ -1,18 +1,19 @@
 """One rank of a training run whose result must not depend on how its ranks exchange gradients.
 
-    python tests/equality_worker.py local|horovod|byteps OUTPUT_DIRECTORY
+    python tests/equality_worker.py local|horovod|byteps OUTPUT_DIRECTORY [RANKS [SEED]]
 
 It trains once for each entry of RUNS and writes, as OUTPUT_DIRECTORY/<rank>.<run>. and an ending: steps.json
 (what every step saw), gradients.npz (averaged, of the first step, times the loss scale) and parameters.npz
-(after the last step). A process of its own takes the micro-batches of all RANKS ranks, one rank's after the
-other's, and so the same global batch. OMP_NUM_THREADS=1 is the caller's to set: sums in several threads are
-formed in another order.
+(after the last step). A process of its own takes the micro-batches of all RANKS ranks (2 by default), one rank's
+after the other's, and so the same global batch. SEED is that of the data. OMP_NUM_THREADS=1 is the caller's to set:
+sums in several threads are formed in another order.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,14 @@ GROWTH_INTERVAL = 8  # the loss scale changes several times on the way
 HUGE_WEIGHT = 2.0**120  # times the loss scale it is beyond float32's range
 
 
+@dataclass(frozen=True)
+class World:
+    """Ranks of the global batch, and the seed of its content."""
+
+    ranks: int = RANKS
+    seed: int = 0
+
+
 def make_communicator(name: str) -> Communicator:
     if name == "horovod":
         from comm.horovod import HorovodCommunicator
@@ -57,16 +66,17 @@ def make_communicator(name: str) -> Communicator:
     raise ValueError(f"no communicator {name!r}: choose local, horovod or byteps")
 
 
-def micro_batches(step: int, accumulate: int, rank: int) -> list[Batch]:
+def micro_batches(step: int, accumulate: int, rank: int, world: World) -> list[Batch]:
     """A rank's share of the global batch. In OVERFLOW_STEP the last rank's last sequence makes its gradient
-    overflow; the other rank's stays finite."""
+    overflow; the other ranks' stay finite."""
     batches = [
         random_batch(
-            np.random.default_rng([step % DATA_REPEATS_AFTER, rank, number]), ROWS, LENGTH, MASKED, MASKED
+            np.random.default_rng([step % DATA_REPEATS_AFTER, rank, number, world.seed]),
+            *(ROWS, LENGTH, MASKED, MASKED),
         )
         for number in range(accumulate)
     ]
-    if step == OVERFLOW_STEP and rank == RANKS - 1:
+    if step == OVERFLOW_STEP and rank == world.ranks - 1:
         masked_weights = batches[-1].masked_weights.copy()
         # A pair that cancels: a large sum of weights would divide the gradient by as much.
         masked_weights[-1, :2] = HUGE_WEIGHT, -HUGE_WEIGHT
@@ -74,9 +84,9 @@ def micro_batches(step: int, accumulate: int, rank: int) -> list[Batch]:
     return batches
 
 
-def train(communicator: Communicator, accumulate: int, path: Path) -> None:
+def train(communicator: Communicator, accumulate: int, path: Path, world: World) -> None:
     """One run; its files' names begin with `path`."""
-    shares = range(RANKS) if communicator.size == 1 else [communicator.rank]
+    shares = range(world.ranks) if communicator.size == 1 else [communicator.rank]
     # The ranks begin apart: that they are brought together is part of what must work.
     network = tiny_network(seed=communicator.rank, spread=0.1, operators="fused")
     communicator.broadcast([parameter.data() for parameter in trainable(network.bert).values()])
@@ -84,7 +94,7 @@ def train(communicator: Communicator, accumulate: int, path: Path) -> None:
     take_step, _ = make_step(network, accumulate * len(shares), CLIP_NORM, scaler, communicator)
     seen: dict[str, list[Any]] = {"sums": [], "grad_norm": [], "applied": [], "scale": []}
     for step in range(1, STEPS + 1):
-        batches = [batch for rank in shares for batch in micro_batches(step, accumulate, rank)]
+        batches = [batch for rank in shares for batch in micro_batches(step, accumulate, rank, world)]
         seen["scale"].append(scaler.scale)
         result = take_step(step, batches, lr=LR)
         seen["sums"].append(result.sums.asnumpy().tolist())
@@ -102,12 +112,12 @@ def gradients_of(take_step: TrainStep, network: FusedPretrainingLoss) -> dict[st
     return {name: array.asnumpy() for name, array in zip(trainable(network.bert), take_step.gradients)}
 
 
-def main(backend: str, directory: Path) -> None:
+def main(backend: str, directory: Path, world: World = World()) -> None:
     communicator = make_communicator(backend)
     for name, accumulate in RUNS.items():
-        train(communicator, accumulate, directory / f"{communicator.rank}.{name}")
+        train(communicator, accumulate, directory / f"{communicator.rank}.{name}", world)
     communicator.close()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), World(*map(int, sys.argv[3:])))

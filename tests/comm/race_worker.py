@@ -1,15 +1,17 @@
 """Sums of known values through BytePS's servers while one rank is stopped again and again.
 
-    python tests/comm/race_worker.py ROUNDS KIND [KIND ...]
+    python tests/comm/race_worker.py [--seed SEED] ROUNDS KIND [KIND ...]
 
 Kinds, one after the other: name: every sum of a tensor under one name, as BytePS's own trainer has it.
 channels: through comm.byteps.channels, which takes two names in turn. communicator: as a training step does,
 `average` and then `all_agree`, which makes one name enough. Prints "KIND: no wrong sum of N" for each; a
-rank that has got a wrong one says at once what came instead, and ends the run.
+rank that has got a wrong one says at once what came instead, and ends the run. The seed is that of the moments
+at which the rank is stopped.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import subprocess
@@ -64,13 +66,13 @@ def sum_up(comm, kind, arrays):
         comm.all_agree([True])
 
 
-def run(comm, kind, rounds):
+def run(comm, kind, rounds, seed):
     arrays = [mx.nd.zeros((size,)) for size in SIZES]
     if kind == "name":
         for index in range(len(arrays)):
             comm._library.declare(f"race.{index}", {})
     comm.barrier()
-    with slowed(comm.rank) if comm.rank == comm.size - 1 else contextlib.nullcontext():
+    with slowed(seed + comm.rank) if comm.rank == comm.size - 1 else contextlib.nullcontext():
         for step in range(rounds):
             for index, array in enumerate(arrays):
                 array[:] = contribution(comm.rank, index, step)
@@ -89,10 +91,14 @@ def run(comm, kind, rounds):
 
 
 def main():
-    rounds, kinds = int(sys.argv[1]), sys.argv[2:]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("rounds", type=int)
+    parser.add_argument("kinds", nargs="+", choices=("name", "channels", "communicator"))
+    options = parser.parse_args()
     comm = BytePSCommunicator()
-    for kind in kinds:
-        run(comm, kind, rounds)
+    for kind in options.kinds:
+        run(comm, kind, options.rounds, options.seed)
     comm.close()
 
 

@@ -1,0 +1,138 @@
+"""Figure 12: every backend trains as one process does that has the micro-batches of all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from pathlib import Path
+from typing import Iterator
+
+import numpy as np
+
+from tests.equality_worker import MASKED, ROWS, RUNS
+from tests.processes import ROOT, run_ranks
+from tests.reliability.figure import Attempt, Damage, Program, Setting, Tally
+from tests.reliability.jobs import ONE_THREAD, named, parsed
+from tests.test_equality import Seen, read, same_steps
+from tests.training.tiny import same_bits
+
+WORKER = ROOT / "tests" / "equality_worker.py"
+COMMUNICATORS = {"hvd_mpi": "horovod", "hvd_gloo": "horovod", "byteps": "byteps"}
+TOLERANCE = 1e-5  # relative: of losses and gradient norms in every step
+OF_PARAMETERS = 1e-4  # relative to a parameter's norm: LAMB divides rounding errors by their own size
+DAMAGED = """\
+import sys
+from pathlib import Path
+import tests.equality_worker as worker
+make = worker.make_communicator
+def damaged(name):
+    communicator = make(name)
+    average = communicator.average
+    def wrong(arrays):
+{body}
+    communicator.average = wrong
+    return communicator
+worker.make_communicator = damaged
+worker.main(sys.argv[1], Path(sys.argv[2]), worker.World(*map(int, sys.argv[3:])))
+"""
+BODIES = {
+    "the last gradient is not averaged": "        average(arrays[:-1])",
+    "gradients are summed, not averaged": """
+        average(arrays)
+        for array in arrays:
+            array *= communicator.size""",
+    "one number in a million is off by 0.01%": """
+        average(arrays)
+        arrays[0][0] *= 1.0001""",
+}
+
+
+def cases(setting: Setting) -> Iterator[str]:
+    """Two and three ranks with other data each; with BytePS also two ranks of one worker."""
+    draw = random.Random(setting.seed)
+    while True:
+        yield named(ranks=2, local=1, seed=draw.randrange(10**6))
+        yield named(ranks=3, local=1, seed=draw.randrange(10**6))
+        if setting.backend == "byteps":
+            yield named(ranks=2, local=2, seed=draw.randrange(10**6))
+
+
+@contextlib.contextmanager
+def opened(setting: Setting) -> Iterator[Attempt]:
+    """Tries a case: 50 steps with one and with three micro-batches, and the former again."""
+
+    def launch(backend: str, directory: Path, case: str) -> dict[str, list[Seen]]:
+        parts = parsed(case)
+        ranks, local = (int(parts["ranks"]), int(parts["local"])) if backend != "local" else (1, 1)
+        launcher = setting.launcher if backend != "local" else "none"
+        code = DAMAGED.format(body=BODIES[setting.damage]) if setting.damage and backend != "local" else WORKER
+        directory.mkdir(parents=True, exist_ok=True)
+        run_ranks(
+            code,
+            ranks,
+            launcher,
+            timeout=200,
+            env=ONE_THREAD,
+            args=[backend, directory, parts["ranks"], parts["seed"]],
+            local_ranks=local,
+        ).check()
+        return {run: [read(directory / f"{rank}.{run}") for rank in range(ranks)] for run in RUNS}
+
+    def attempt(case: str) -> Tally:
+        seen = launch(COMMUNICATORS[setting.backend], setting.work / case, case)
+        alone = launch("local", setting.shared / f"alone-{case}", case)
+        failures = [f"{run}: {text}" for run in RUNS for text in compared(seen[run], alone[run][0], run)]
+        for one, other in zip(seen["accumulate-1"], seen["accumulate-1-again"]):
+            if not (same_steps(one, other) and same_bits(one.parameters, other.parameters)):
+                failures.append("accumulate-1: repeated, it has other bits")
+        wrong = len({failure.partition(":")[0] for failure in failures})
+        return Tally(len(RUNS), len(RUNS) - wrong, tuple(failures))
+
+    yield attempt
+
+
+def compared(ranks: list[Seen], alone: Seen, run: str) -> list[str]:
+    """Differences between the ranks of a run, and to one process: texts."""
+    found = []
+    first = ranks[0]
+    for number, other in enumerate(ranks[1:], 1):
+        if not (same_bits(first.parameters, other.parameters) and same_bits(first.gradients, other.gradients)):
+            found.append(f"rank {number} holds other bits than rank 0")
+    for name in ("applied", "scale"):
+        if any(rank.steps[name] != alone.steps[name] for rank in ranks):
+            found.append(f"{name} differs from one process")
+    rows = len(ranks) * RUNS[run] * ROWS
+    of_ranks = np.sum([rank.steps["sums"] for rank in ranks], axis=0)
+    losses, expected = (
+        sums[:, 0] / (rows * MASKED) + sums[:, 1] / rows for sums in (of_ranks, np.array(alone.steps["sums"]))
+    )
+    applied = np.array(alone.steps["applied"])
+    norms = [np.array(each.steps["grad_norm"])[applied] for each in (first, alone)]
+    for name, values, wanted in (("loss", losses, expected), ("gradient norm", *norms)):
+        worst = float(np.max(np.abs(values - wanted) / np.abs(wanted)))
+        if not worst < TOLERANCE:
+            found.append(f"{name} is off by {worst:.2g} of one process's")
+    for name, wanted in alone.parameters.items():
+        off = np.linalg.norm(first.parameters[name].astype(np.float64) - wanted) / np.linalg.norm(wanted)
+        if not off < OF_PARAMETERS:
+            found.append(f"{name} is off by {off:.2g} of one process's")
+            break
+    return found
+
+
+CASE = named(ranks=2, local=1, seed=5)
+PROGRAM = Program(
+    "12",
+    "50 steps of LAMB, 2 and 3 ranks, against one process: losses and norms of each step",
+    "within 1e-5, ranks to the bit",
+    weight=0.5,
+    seconds=30,
+    cases=cases,
+    opened=opened,
+    damages={
+        "the last gradient is not averaged": Damage(CASE, "holds other bits"),
+        "gradients are summed, not averaged": Damage(CASE, "gradient norm is off"),
+        "one number in a million is off by 0.01%": Damage(CASE, "is off by"),
+    },
+    note=f"parameters within {OF_PARAMETERS:g} of their norm",
+)

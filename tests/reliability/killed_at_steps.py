@@ -1,0 +1,87 @@
+"""Figure 1: killed at every step, resumed, and the same to the last bit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import time
+from typing import Iterator
+
+from tests.killing import metrics
+from tests.reliability.figure import Attempt, Damage, Program, Setting, Tally
+from tests.reliability.jobs import LAST, SECONDS, Job, differences, named, parsed, whole
+
+ACCUMULATE = (1, 3)
+PATCHES = {
+    "a sequence is left out where a run is resumed": """
+import training.run
+place = training.run.position_to_continue
+def skip(start, *rest):
+    position, messages = place(start, *rest)
+    return position + (start.step > 0), messages
+training.run.position_to_continue = skip
+""",
+    "the optimizer's states begin anew": """
+import training.run
+training.run.restore_states = lambda start, optimizer, communicator: None
+""",
+    "a process draws other dropout masks than the one before": """
+import os, training.loop
+training.loop.dropout_seed = lambda seed, step, rank: os.getpid() + step
+""",
+    "metrics after the checkpoint are written a second time": """
+import training.report
+training.report._keep_before = lambda path, span: None
+""",
+}
+
+
+def cases(setting: Setting) -> Iterator[str]:
+    """Every step with every number of micro-batches."""
+    every = [(step, accumulate) for step in range(1, LAST + 1) for accumulate in ACCUMULATE]
+    random.Random(setting.seed).shuffle(every)
+    return (named(step=step, accumulate=accumulate) for step, accumulate in every)
+
+
+@contextlib.contextmanager
+def opened(setting: Setting) -> Iterator[Attempt]:
+    """Tries a case: a run that is killed as soon as it has logged a step, and resumed."""
+
+    def attempt(case: str) -> Tally:
+        step, accumulate = (int(parsed(case)[name]) for name in ("step", "accumulate"))
+        expected = whole(setting, accumulate)
+        job = Job(setting, accumulate, PATCHES.get(setting.damage, ""))
+        directory = setting.work / "run"
+        shutil.rmtree(directory, ignore_errors=True)
+        end = time.monotonic() + SECONDS
+        with job.start(directory) as run:
+            while run.poll() is None and not any(
+                each["step"] == step and "lr" in each for each in metrics(directory)
+            ):
+                assert time.monotonic() < end, f"step {step} never came"
+                time.sleep(0.001)
+            assert run.poll() is None or step == LAST, run.wait().describe()
+            for pid in run.pids():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        with job.start(directory) as run:
+            run.wait().check()
+        return Tally.of(differences(directory, expected))
+
+    yield attempt
+
+
+CASE = named(step=7, accumulate=1)
+PROGRAM = Program(
+    "1",
+    "killed at every step 1 to 20 and resumed: parameters, states and metrics",
+    "100% byte-identical",
+    weight=3,
+    seconds=40,
+    cases=cases,
+    opened=opened,
+    damages={name: Damage(CASE, "not the undisturbed run's") for name in PATCHES},
+)
