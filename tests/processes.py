@@ -318,7 +318,7 @@ def start_ranks(
     """Start `num_ranks` Python processes with this interpreter.
 
     `script_or_code`: a script's path, or source text (anything with a line break).
-    `launcher`: "mpirun" (Open MPI), "gloo" (horovodrun --gloo), "byteps" (hosts/launch_byteps.py, with one
+    `launcher`: "mpirun" (Open MPI), "launch" (the same under hosts/launch.py), "gloo" (horovodrun --gloo), "byteps" (hosts/launch_byteps.py, with one
     server and a scheduler unless there is only one worker) or "none" (num_ranks must be 1; no launcher).
     `launcher_args`: more arguments for the launcher, e.g. a host file. `prefix`: words before the launcher.
     `local_ranks`: ranks of a BytePS worker; all workers run on this machine unless `launcher_args` have a
@@ -336,9 +336,10 @@ def start_ranks(
         worker = [sys.executable, str(script), *map(str, args)]
         words = _launcher_words(launcher, num_ranks, directory / "ranks")
         words += map(str, launcher_args)
-        if launcher == "byteps":
+        if launcher in ("byteps", "launch"):
             hostfile = directory / "hostfile"
-            hostfile.write_text(f"localhost slots={local_ranks}\n" * (num_ranks // local_ranks), "ascii")
+            slots = local_ranks if launcher == "byteps" else num_ranks
+            hostfile.write_text(f"localhost slots={slots}\n" * (num_ranks // slots), "ascii")
             words += [] if "--hostfile" in words else ["--hostfile", str(hostfile)]
             words.append("--")
         argv = [*prefix, *words, *worker]
@@ -396,6 +397,9 @@ def _launcher_words(launcher: str, num_ranks: int, output: Path) -> list[str]:
     if launcher == "gloo":
         words = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", str(num_ranks)]
         return [*words, "-H", f"localhost:{num_ranks}", "--output-filename", str(output)]
+    if launcher == "launch":
+        words = [sys.executable, str(ROOT / "hosts" / "launch.py"), "--backend", "hvd"]
+        return [*words, "--max_restarts", "0", "--log_dir", str(output)]
     if launcher == "byteps":
         words = [sys.executable, str(ROOT / "hosts" / "launch_byteps.py")]
         return [*words, "--log_dir", str(output)]

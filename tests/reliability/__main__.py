@@ -116,7 +116,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=_minutes, default=30.0, metavar="M", help=text)
     numbers = ", ".join(each.number for each in PROGRAMS)
     text = f"of {numbers}; with commas (default: all)"
-    parser.add_argument("--figures", type=_choices([each.number for each in PROGRAMS]), metavar="N", help=text)
+    parser.add_argument(
+        "--figures", type=_choices([each.number for each in PROGRAMS]), metavar="N", help=text
+    )
     text = f"of {', '.join(BACKENDS)} (default: all)"
     backends = _choices(list(BACKENDS))
     parser.add_argument("--backends", type=backends, default=tuple(BACKENDS), metavar="NAME", help=text)

@@ -65,7 +65,9 @@ def opened(setting: Setting) -> Iterator[Attempt]:
         parts = parsed(case)
         ranks, local = (int(parts["ranks"]), int(parts["local"])) if backend != "local" else (1, 1)
         launcher = setting.launcher if backend != "local" else "none"
-        code = DAMAGED.format(body=BODIES[setting.damage]) if setting.damage and backend != "local" else WORKER
+        code = (
+            DAMAGED.format(body=BODIES[setting.damage]) if setting.damage and backend != "local" else WORKER
+        )
         directory.mkdir(parents=True, exist_ok=True)
         run_ranks(
             code,
@@ -96,7 +98,9 @@ def compared(ranks: list[Seen], alone: Seen, run: str) -> list[str]:
     found = []
     first = ranks[0]
     for number, other in enumerate(ranks[1:], 1):
-        if not (same_bits(first.parameters, other.parameters) and same_bits(first.gradients, other.gradients)):
+        if not (
+            same_bits(first.parameters, other.parameters) and same_bits(first.gradients, other.gradients)
+        ):
             found.append(f"rank {number} holds other bits than rank 0")
     for name in ("applied", "scale"):
         if any(rank.steps[name] != alone.steps[name] for rank in ranks):

@@ -2,12 +2,63 @@
 
 from __future__ import annotations
 
-from tests.reliability import backends_agree, killed_at_steps, known_sums, missing_processes, signals
+import importlib.util
+from dataclasses import replace
 
+from tests.reliability import (
+    backends_agree,
+    bad_options,
+    changed_ranks,
+    damaged_files,
+    disagreeing_ranks,
+    killed_at_steps,
+    known_sums,
+    missing_processes,
+    not_finite,
+    restarted_runs,
+    signals,
+    strangers_at_the_port,
+)
+from tests.reliability.figure import ONCE, Program
+
+
+def needs(module: str, program: Program) -> Program:
+    """The program, or one that is not built where the module that it calls does not exist."""
+    if importlib.util.find_spec(module) is not None:
+        return program
+    return replace(program, opened=None, damages={})
+
+
+ONE = (ONCE,)
 PROGRAMS = (
     killed_at_steps.PROGRAM,
+    needs("tests.elastic", changed_ranks.PROGRAM),
+    Program(
+        "3",
+        "SIGKILL at random moments while saving",
+        "no half file is loaded, at most one checkpoint is lost",
+    ),
+    needs("tests.flipping", damaged_files.PROGRAM),
+    Program(
+        "5a",
+        "hostile texts, formats, checkpoints, configurations",
+        "no hang, no traceback, no byte run",
+        backends=ONE,
+    ),
+    needs("tests.strangers", strangers_at_the_port.PROGRAM),
+    needs("tests.poisoning", not_finite.PROGRAM),
     missing_processes.PROGRAM,
     signals.PROGRAM,
+    Program(
+        "9",
+        "disk full, read-only, over quota, at each write",
+        "a clear error, the last checkpoint whole",
+        backends=ONE,
+    ),
+    needs("tests.bad_values", bad_options.PROGRAM),
+    needs("tests.disagreeing", disagreeing_ranks.PROGRAM),
     backends_agree.PROGRAM,
     known_sums.PROGRAM,
+    Program("memory", "memory of a run over 20,000 steps", "flat"),
+    needs("hosts.launch", restarted_runs.PROGRAM),
 )

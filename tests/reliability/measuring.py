@@ -14,6 +14,7 @@ from typing import Callable, Sequence
 
 from tests.reliability.figure import ONCE, Attempt, Failure, Figure, Program, Setting, Tally
 
+QUICK = 2.0  # seconds; figures with cases so short show only some of them
 SHOWN = 5  # failures of a figure whose text is kept
 
 
@@ -35,14 +36,18 @@ class Clock:
     def __init__(self, minutes: float):
         self._begin = time.monotonic()
         self._end = self._begin + 60 * minutes
+        self._said = -QUICK
 
     @property
     def left(self) -> float:
         """Seconds."""
         return self._end - time.monotonic()
 
-    def say(self, text: str) -> None:
-        """Prints a line of progress, with the time left."""
+    def say(self, text: str, often: bool = False) -> None:
+        """Prints a line of progress, with the time left; of those that come `often` not every one."""
+        if often and time.monotonic() - self._said < 2 * QUICK:
+            return
+        self._said = time.monotonic()
         left = max(0, round(self.left))
         print(f"[{left // 60:3d}:{left % 60:02d} left] {text}", file=sys.stderr, flush=True)
 
@@ -109,7 +114,8 @@ def _measure_one(program: Program, setting: Setting, clock: Clock, keep: Callabl
                 keep(figure)
                 clock.say(
                     f"{program.number} {setting.backend}: {figure.held} of {figure.tried} held; last {case}"
-                    f" in {took[-1]:.1f} s"
+                    f" in {took[-1]:.1f} s",
+                    often=took[-1] < QUICK,
                 )
     except Exception:  # the program itself: the others shall go on
         figure = added(figure, program, setting, "", Tally.of(traceback.format_exc()))

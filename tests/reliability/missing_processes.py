@@ -26,7 +26,7 @@ from tests.killing import metrics
 from tests.namespaces import ADDRESSES, INTERFACE, TwoHosts, two_hosts
 from tests.processes import Run, RunResult, start_ranks
 from tests.reliability.figure import Attempt, Damage, Program, Setting, Tally
-from tests.reliability.jobs import ONE_THREAD, SECONDS, TIMEOUT, Job, corpus, named, parsed
+from tests.reliability.jobs import ONE_THREAD, SECONDS, TIMEOUT, Job, corpus, named, parsed, starter
 from tests.test_failure import LIMIT, catch_saving, find, traces, wait_for_checkpoint, wait_for_joining
 from training.checkpoint import newest_complete
 
@@ -37,7 +37,18 @@ WHO = {
 }
 HOW = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "cut": None}
 WHEN = ("start", "joining", "first steps", "steps", "saving")
-STEADY = 4.0  # seconds within which a run whose launcher is stopped must log another step
+# horovodrun's remote shell: the options come before or behind the host.
+SSH = """#!/bin/sh
+host=
+while :; do
+    case $1 in
+    -o | -p | -i) shift 2 ;;
+    -*) shift ;;
+    *) [ -z "$host" ] || break; host=$1; shift ;;
+    esac
+done
+exec {agent} "$host" "$@"
+"""
 PATCHES = {
     "signs of life are not looked at": """
 import comm.watch.heartbeat, comm.watch.watchdog
@@ -98,7 +109,9 @@ def opened(setting: Setting) -> Iterator[Attempt]:
                 one = Case(**parsed(case), setting=setting, folder=folder)
                 hosts = stack.enter_context(two_hosts(folder, 1)) if one.how == "cut" else None
                 failure = attacked(one, hosts, memory)
-            left = [str(path) for path in (folder / "tmp").rglob("*")] + [path.name for path in memory.rglob("*")]
+            left = [str(path) for path in (folder / "tmp").rglob("*")] + [
+                path.name for path in memory.rglob("*")
+            ]
             left += sorted(traces() - before)
         finally:
             shutil.rmtree(memory, ignore_errors=True)
@@ -150,7 +163,8 @@ def start(job: Job, case: Case, hosts: TwoHosts | None, memory: Path) -> Run:
     # The kernel shows the run a shared memory of its own; only what the run itself leaves will be in it.
     env["OMPI_MCA_btl_vader_backing_directory"] = None
     prefix = ["unshare", "--mount", "sh", "-c", f'mount --bind {memory} /dev/shm && exec "$0" "$@"']
-    if case.launcher == "byteps":
+    launcher = starter(case.setting)
+    if launcher in ("byteps", "launch"):
         # The launcher also finds stopped parts; here the ranks shall.
         launcher_args += ["--stopped_timeout", 1000]
     if hosts is not None:
@@ -161,7 +175,7 @@ def start(job: Job, case: Case, hosts: TwoHosts | None, memory: Path) -> Run:
     return start_ranks(
         job.script,
         2,
-        case.launcher,
+        launcher,
         timeout=SECONDS,
         env=env,
         args=words,
@@ -176,16 +190,15 @@ def over_hosts(case: Case, hosts: TwoHosts) -> list[Any]:
     second."""
     order = ADDRESSES if case.who in ("1", "server", "scheduler") else ADDRESSES[::-1]
     hosts.hostfile.write_text("".join(f"{address} slots=1\n" for address in order), encoding="ascii")
-    if case.launcher == "mpirun":
+    if starter(case.setting) == "mpirun":
         return hosts.mpirun_args
+    if starter(case.setting) == "launch":
+        return ["--hostfile", hosts.hostfile, "--ssh", hosts.agent, "--interface", INTERFACE]
     if case.launcher == "byteps":
         words = ["--hostfile", hosts.hostfile, "--ssh", hosts.agent]
         return [*words, *(["--scheduler", ADDRESSES[1]] if case.who == "scheduler" else [])]
-    # horovodrun calls `ssh`, with options of its own before the host.
-    shell = case.folder / "ssh"
-    shell.write_text(
-        f'#!/bin/sh\nwhile [ "${{1#-}}" != "$1" ]; do shift; [ "${{1#*=}}" = "$1" ] || shift; done\nexec {hosts.agent} "$@"\n'
-    )
+    shell = case.folder / "ssh"  # horovodrun knows no other name
+    shell.write_text(SSH.format(agent=hosts.agent), encoding="ascii")
     shell.chmod(shell.stat().st_mode | stat.S_IXUSR)
     return ["-H", ",".join(f"{address}:1" for address in order), "--network-interfaces", INTERFACE]
 
@@ -194,7 +207,9 @@ def victim_of(case: Case, run: Run) -> int:
     """Process id of who is attacked; waits until it exists."""
     if case.who == "launcher":
         end = time.monotonic() + SECONDS
-        while run.poll() is None and not run.find("run_pretraining_" + ("byteps.py" if case.launcher == "byteps" else "hvd.py")):
+        while run.poll() is None and not run.find(
+            "run_pretraining_" + ("byteps.py" if case.launcher == "byteps" else "hvd.py")
+        ):
             assert time.monotonic() < end, "the ranks never came"
             time.sleep(0.02)
         return run.pid
@@ -270,7 +285,8 @@ def named_in(case: Case, result: RunResult, victim: int) -> bool:
     by whoever started it."""
     said = result.stderr + "".join(rank.stderr for rank in result.ranks)
     reasons = re.findall(
-        r".*(?:error: |mpirun noticed|launch_byteps: |ORTE has lost communication|Process name:|exited with).*", said
+        r".*(?:error: |mpirun noticed|launch(?:_byteps)?: |ORTE has lost communication|Process name:|exited with).*",
+        said,
     )
     who = f"rank {case.who}" if case.who.isdigit() else case.who
     on_its_host = [] if case.how != "cut" else [ADDRESSES[1], "beta", "rank 1", "rank 0", "server 1"]

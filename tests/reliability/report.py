@@ -54,7 +54,10 @@ class Page:
         tried = {(each.number, each.backend) for each in damages}
         kept = [each for each in self.damages if (each.number, each.backend) not in tried]
         return Page(
-            (*self.commands, facts), (*old, *new.values()), (*kept, *damages), number if damages else self.damaged_by
+            (*self.commands, facts),
+            (*old, *new.values()),
+            (*kept, *damages),
+            number if damages else self.damaged_by,
         )._without_unused()
 
     def _without_unused(self) -> Page:
@@ -105,10 +108,17 @@ def table(figures: Sequence[Figure], programs: Sequence[Program]) -> Table:
     found = {(figure.number, figure.backend): figure for figure in figures}
     rows, notes = [], []
     for program in programs:
-        mine = [found[program.number, backend] for backend in (ONCE, *BACKENDS) if (program.number, backend) in found]
+        mine = [
+            found[program.number, backend]
+            for backend in (ONCE, *BACKENDS)
+            if (program.number, backend) in found
+        ]
         if not mine:
             continue
-        cells = [cell(found.get((program.number, ONCE)) or found.get((program.number, backend))) for backend in BACKENDS]
+        cells = [
+            cell(found.get((program.number, ONCE)) or found.get((program.number, backend)))
+            for backend in BACKENDS
+        ]
         rows.append(Row([program.number, program.name, program.goal, *cells]))
         # "any" row: one number, in the first column only
         if program.backends == (ONCE,):
@@ -149,7 +159,9 @@ def _when(page: Page) -> str:
         )
         keys = ("machine", "date", "commit", "minutes", "seed")
         rows.append(Row([about, *(str(facts[name]) for name in keys)]))
-    return markdown(Table("Measured", ["figures", "machine", "date", "commit", "minutes", "seed"], rows, names=4))
+    return markdown(
+        Table("Measured", ["figures", "machine", "date", "commit", "minutes", "seed"], rows, names=4)
+    )
 
 
 def _failures(page: Page) -> str:
@@ -173,7 +185,9 @@ def _damage_table(damages: Sequence[Caught]) -> Table:
         Row([each.number, each.damage, BACKENDS.get(each.backend, "all"), words[each.noticed], each.said])
         for each in sorted(damages, key=lambda each: (_order(each.number), each.damage, each.backend))
     ]
-    return Table("Deliberate damage", ["#", "damage", "backend", "caught", "what the figure says"], rows, names=5)
+    return Table(
+        "Deliberate damage", ["#", "damage", "backend", "caught", "what the figure says"], rows, names=5
+    )
 
 
 def _order(number: str) -> tuple[int, str]:

@@ -15,13 +15,13 @@ from typing import Iterator
 from tests.killing import metrics
 from tests.processes import Run, RunResult
 from tests.reliability.figure import Attempt, Damage, Program, Setting, Tally
-from tests.reliability.jobs import LAST, SECONDS, Job, differences, named, parsed, whole
+from tests.reliability.jobs import LAST, SECONDS, Job, differences, named, parsed, starter, whole
 from training.checkpoint import newest_complete
 
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
 CODES = {"SIGTERM": 143, "SIGUSR1": 143, "SIGINT": 130}
 # Signals that a launcher passes on in time. horovodrun passes none on.
-BY_LAUNCHER = {"hvd_mpi": ("SIGUSR1",), "hvd_gloo": (), "byteps": SIGNALS}
+BY_LAUNCHER = {"mpirun": ("SIGUSR1",), "launch": SIGNALS, "gloo": (), "byteps": SIGNALS}
 SAVING = "saving"
 SAVING_SHARE = 0.2  # of the cases come while a checkpoint is being written
 START, LONGEST = 0.0, 1.0  # moments: shares of an undisturbed run's time
@@ -47,7 +47,7 @@ def cases(setting: Setting) -> Iterator[str]:
     draw = random.Random(setting.seed)
     while True:
         name = draw.choice(SIGNALS)
-        to = draw.choice(["ranks", "rank", *(["launcher"] if name in BY_LAUNCHER[setting.backend] else [])])
+        to = draw.choice(["ranks", "rank", *(["launcher"] if name in BY_LAUNCHER[starter(setting)] else [])])
         moment = draw.uniform(START, LONGEST)
         at = SAVING if draw.random() < SAVING_SHARE else f"{moment:.3f}"
         yield named(signal=name, to=to, at=at)
@@ -132,7 +132,9 @@ def judged(result: RunResult, name: str, setting: Setting, directory: Path, befo
         return f"step {before} had been taken, and the newest checkpoint is that of step {step}"
     stopped = re.findall(r"stopped by a signal after step (\d+)", said)
     if stopped and int(stopped[-1]) != step:
-        return f"it says that it stopped after step {stopped[-1]}, the newest checkpoint is that of step {step}"
+        return (
+            f"it says that it stopped after step {stopped[-1]}, the newest checkpoint is that of step {step}"
+        )
     return ""
 
 

@@ -1,0 +1,67 @@
+"""Figure 10: every option of every command with values that it cannot take (tests/bad_values.py)."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+from typing import Any, Iterator
+from unittest import mock
+
+from tests.reliability.figure import ONCE, Attempt, Damage, Program, Setting, Tally
+from tests.reliability.jobs import named, parsed
+
+UNCHECKED = "values are not looked at when options are parsed"
+ALL = named(all="parsed")
+
+
+def cases(setting: Setting) -> Iterator[str]:
+    """All of them by the commands' own parsing, then each as a process."""
+    from tests.bad_values import all_cases
+
+    yield ALL
+    order = list(range(len(all_cases())))
+    random.Random(setting.seed).shuffle(order)
+    yield from (named(number=number) for number in order)
+
+
+@contextlib.contextmanager
+def opened(setting: Setting) -> Iterator[Attempt]:
+    """Tries a case: one command, or all of them in this process."""
+    from tests import bad_values
+
+    every = bad_values.all_cases()
+
+    def outcome_of(case: Any, outcome: Any) -> str:
+        if outcome.good:
+            return ""
+        lines = outcome.error.splitlines()
+        said = f"{len(lines)} lines, the last: {lines[-1][:200]}" if lines else "without a word"
+        return f"{case.line}: code {outcome.code} after {outcome.seconds:.2f} s, {said}"
+
+    def attempt(case: str) -> Tally:
+        if case == ALL:
+            wrong = [text for each in every for text in [outcome_of(each, bad_values.parse(each))] if text]
+            return Tally(len(every), len(every) - len(wrong), tuple(wrong))
+        one = every[int(parsed(case)["number"])]
+        return Tally.of(outcome_of(one, bad_values.run(one)))
+
+    with contextlib.ExitStack() as stack:
+        if setting.damage == UNCHECKED:
+            stack.enter_context(
+                mock.patch.object(argparse.ArgumentParser, "_get_value", lambda self, action, text: text)
+            )
+        yield attempt
+
+
+PROGRAM = Program(
+    "10",
+    "bad values of every option of every command",
+    "code 2, one line, under 1 s",
+    weight=0.5,
+    seconds=3,
+    backends=(ONCE,),
+    cases=cases,
+    opened=opened,
+    damages={UNCHECKED: Damage(ALL, "code ")},
+)

@@ -1,0 +1,78 @@
+"""Figure 6: a loss or gradient that is not finite on one rank alone: all ranks skip that step alike
+(tests/poisoning.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from typing import Iterator
+from unittest import mock
+
+from tests.reliability.figure import Attempt, Damage, Program, Setting, Tally
+from tests.reliability.jobs import named, parsed
+
+PATCHES = {
+    "a rank goes by its own gradients": """
+    import math
+    import training.step as of_steps
+    agreed = of_steps.TrainStep.__call__
+    def alone(self, *given, **named):
+        own = self._communicator
+        average = own.average
+        own.average = lambda arrays: None
+        try:
+            return agreed(self, *given, **named)
+        finally:
+            own.average = average
+    of_steps.TrainStep.__call__ = alone
+""",
+    "a step that is not finite is taken": """
+    import training.step as of_steps
+    of_steps.math = type("Math", (), {"isfinite": lambda norm: True})
+    of_steps.clip_factor = lambda norm, most, scale: 1.0
+""",
+}
+BEFORE = "    import training.step as step_module\n"
+
+
+def cases(setting: Setting) -> Iterator[str]:
+    """All kinds of numbers on every rank in both stages: one run of two ranks, and one of three."""
+    return (named(ranks=ranks) for ranks in (2, 3))
+
+
+@contextlib.contextmanager
+def opened(setting: Setting) -> Iterator[Attempt]:
+    """Tries a case: a run with a bad number in two of three steps."""
+    from tests import poisoning
+
+    # Damage comes below the recording of steps.
+    patch = PATCHES.get(setting.damage, "").replace("{", "{{").replace("}", "}}")
+    starter = poisoning._STARTER.replace(BEFORE, f"{patch}\n{BEFORE}", 1)
+    assert BEFORE in poisoning._STARTER
+
+    def attempt(case: str) -> Tally:
+        folder = setting.work / "run"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        report = poisoning.attack(setting.launcher, int(parsed(case)["ranks"]), folder)
+        tried = sum(map(len, report.poisons.values()))
+        return Tally(tried, max(0, tried - len(report.faults)), tuple(report.faults[:3]))
+
+    with mock.patch.object(poisoning, "_STARTER", starter):
+        yield attempt
+
+
+CASE = named(ranks=2)
+PROGRAM = Program(
+    "6",
+    "not finite on one rank: loss or gradient, each rank, both stages",
+    "all ranks skip that step alike",
+    weight=0.3,
+    seconds=30,
+    cases=cases,
+    opened=opened,
+    damages={
+        "a rank goes by its own gradients": Damage(CASE, "differ from step|exited with"),
+        "a step that is not finite is taken": Damage(CASE, "applied|parameters changed|exited with"),
+    },
+)
