@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -e -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup pretrain finetune compare test bench check format clean
+.PHONY: help setup pretrain finetune compare test reliability bench check format clean
 
 BACKEND ?= hvd
 PYTHON ?=
@@ -107,6 +107,10 @@ test: setup ## run the tests (SLOW=0 leaves out BERT-large, ARGS="-k hparams" go
 	ranks=0; $(PYTEST) --part ranks -n 3 --dist loadgroup || ranks=$$?; \
 	alone=0; $(PYTEST) --part alone || alone=$$?; \
 	case $$no_ranks,$$ranks,$$alone in 5,5,5|*[!05,]*) exit 1;; esac
+
+reliability: setup ## attack real runs for MINUTES=240 on a quiet machine, and write docs/reliability.md (SEED=1, FIGURES=1,7)
+	$(PY) -m tests.reliability --minutes $(or $(MINUTES),240) --seed $(or $(SEED),1) \
+		$(if $(FIGURES),--figures $(FIGURES)) $(ARGS)
 
 bench: setup ## measure against peers: step, loader, tokenizers, questions, update (BENCH=step; ARGS=--quick)
 	@for each in $(BENCH); do echo "--- python -m bench.$$each" $(ARGS); $(PY) -m bench.$$each $(ARGS); done

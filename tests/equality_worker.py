@@ -4,9 +4,9 @@
 
 It trains once for each entry of RUNS and writes, as OUTPUT_DIRECTORY/<rank>.<run>. and an ending: steps.json
 (what every step saw), gradients.npz (averaged, of the first step, times the loss scale) and parameters.npz
-(after the last step). A process of its own takes the micro-batches of all RANKS ranks (2 by default), one rank's
-after the other's, and so the same global batch. SEED is that of the data. OMP_NUM_THREADS=1 is the caller's to set:
-sums in several threads are formed in another order.
+(after the last step). A process of its own takes the micro-batches of all RANKS ranks (2 by default), one
+rank's after the other's, and so the same global batch. SEED is that of the data. OMP_NUM_THREADS=1 is the
+caller's to set: sums in several threads are formed in another order.
 """
 
 from __future__ import annotations

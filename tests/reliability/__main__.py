@@ -7,8 +7,8 @@
 
 Rule of thumb: a case starts two processes once or twice and takes 20 to 60 s on two cores; 240 minutes try
 every case of most figures. Run it on a machine that does nothing else: limits of seconds are part of some
-figures. It ends with 1 if anything failed, with 2 for bad options, with 130 or 143 when it was stopped, and it
-leaves neither processes nor files but the page and its JSON. Needs root for the cases that cut a host off.
+figures. It ends with 1 if anything failed, with 2 for bad options, with 130 or 143 when it was stopped, and
+leaves neither processes nor files but the page and its JSON. Needs root, for namespaces and small disks.
 
 The programs: catalogue.py. In order: figure (the words of it), jobs (the run that is attacked), a module for
 each figure, measuring (time and order), report (the page).
@@ -96,8 +96,9 @@ def _try_case(plan: Plan, case: str) -> int:
 
 def _facts(options: argparse.Namespace) -> dict[str, Any]:
     machine = describe(ROOT)
+    parts = (machine["cpu"], f"{machine['cores']} cores", f"{machine['memory_gib']:g} GiB", machine["system"])
     return {
-        "machine": f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']:g} GiB, {machine['system']}",
+        "machine": ", ".join(parts),
         "date": machine["date"],
         "commit": machine["commit"],
         "minutes": options.minutes,

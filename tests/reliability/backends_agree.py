@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import random
 from pathlib import Path
-from typing import Iterator
+from typing import TYPE_CHECKING, Iterator
 
 import numpy as np
 
-from tests.equality_worker import MASKED, ROWS, RUNS
 from tests.processes import ROOT, run_ranks
 from tests.reliability.figure import Attempt, Damage, Program, Setting, Tally
 from tests.reliability.jobs import ONE_THREAD, named, parsed
-from tests.test_equality import Seen, read, same_steps
-from tests.training.tiny import same_bits
+
+if TYPE_CHECKING:
+    from tests.test_equality import Seen
 
 WORKER = ROOT / "tests" / "equality_worker.py"
 COMMUNICATORS = {"hvd_mpi": "horovod", "hvd_gloo": "horovod", "byteps": "byteps"}
@@ -60,6 +60,10 @@ def cases(setting: Setting) -> Iterator[str]:
 @contextlib.contextmanager
 def opened(setting: Setting) -> Iterator[Attempt]:
     """Tries a case: 50 steps with one and with three micro-batches, and the former again."""
+    # These import mxnet, which the command itself does without.
+    from tests.equality_worker import RUNS
+    from tests.test_equality import read, same_steps
+    from tests.training.tiny import same_bits
 
     def launch(backend: str, directory: Path, case: str) -> dict[str, list[Seen]]:
         parts = parsed(case)
@@ -95,6 +99,9 @@ def opened(setting: Setting) -> Iterator[Attempt]:
 
 def compared(ranks: list[Seen], alone: Seen, run: str) -> list[str]:
     """Differences between the ranks of a run, and to one process: texts."""
+    from tests.equality_worker import MASKED, ROWS, RUNS
+    from tests.training.tiny import same_bits
+
     found = []
     first = ranks[0]
     for number, other in enumerate(ranks[1:], 1):

@@ -61,7 +61,7 @@ class Setting:
     """Surroundings of a figure's cases.
 
     `work`: an empty folder of the figure. `shared`: a folder for what several figures use, kept until the end
-    of the command. `seconds`: the time that is left for the figure. `damage`: the name of a deliberate damage,
+    of the command. `seconds`: the time that is left for the figure. `damage`: the name of a deliberate one,
     empty for none."""
 
     backend: str

@@ -19,10 +19,11 @@ from tests.reliability.measuring import Caught
 INTRODUCTION = """\
 # Reliability
 
-Measured by `python -m tests.reliability`, which attacks real runs of a small BERT with two processes: figures as "held of
-tried". `make reliability MINUTES=240` writes this page anew; more minutes try more cases, another `--seed` others.
-A cell in bold failed; below are the cases, with the command that tries each again. `--damage` breaks deliberately what a
-figure is about, to see that the figure notices. What the tests cover besides is in [tested.md](tested.md).
+Measured by `python -m tests.reliability`, which attacks real runs of a small BERT with two processes: a cell
+is "held of tried". `make reliability MINUTES=240` writes this page anew; more minutes try more cases, another
+seed others. A cell in bold failed; the cases are below, with the command that tries each again. The command's
+damages break deliberately what a figure is about, to see that the figure notices.
+[tested.md](tested.md) lists all other tests.
 """
 
 

@@ -113,8 +113,8 @@ def last_logged(directory: Path) -> int:
 
 
 def judged(result: RunResult, name: str, setting: Setting, directory: Path, before: int) -> str:
-    """Reason why a stopped run is not as it should be; empty if it is. `before`: the step that had been logged
-    when the signal was sent."""
+    """Reason why a stopped run is not as it should be; empty if it is. `before`: the step that was logged
+    last when the signal was sent."""
     said = result.stderr + result.stdout + "".join(rank.stdout + rank.stderr for rank in result.ranks)
     if result.timed_out:
         return "it did not end"
@@ -152,5 +152,5 @@ PROGRAM = Program(
         "a stopped run saves nothing": Damage(CASE, "the newest checkpoint is that"),
         "a stopped run ends with code 0": Damage(CASE, "code 0 in place of 143"),
     },
-    note="to one rank, to all, or to a launcher that passes it on; horovodrun ends with 1 whatever its ranks end with",
+    note="to one rank, to all, or to the launcher if it passes signals on; horovodrun has code 1 for any end",
 )

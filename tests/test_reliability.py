@@ -1,0 +1,218 @@
+"""The program of reliability figures: its time, its page, its exit, and figures that are cheap (the long form
+is `make reliability`)."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from tests.processes import run_command, start_command
+from tests.reliability.catalogue import PROGRAMS
+from tests.reliability.figure import BACKENDS, ONCE, Damage, Figure, Program, Setting, Tally
+from tests.reliability.jobs import LAST, differences, patched
+from tests.reliability.measuring import Caught, Clock, Plan, measure, try_damages, units_of
+from tests.reliability.report import Page, read, text, write
+
+FACTS = {"machine": "a machine", "date": "today", "commit": "abc", "minutes": 1, "seed": 3}
+
+
+def program(attempt, number="77", cases=("a=1", "a=2", "a=3"), **more) -> Program:
+    @contextmanager
+    def opened(setting: Setting):
+        (setting.work / "file").write_text(setting.damage)
+        yield lambda case: attempt(setting, case)
+
+    given = {"seconds": 0.01, "backends": (ONCE,), **more}
+    return Program(number, "a figure", "a goal", cases=lambda setting: iter(cases), opened=opened, **given)
+
+
+def measured(programs, folder, minutes=1.0, backends=tuple(BACKENDS)) -> dict[tuple[str, str], Figure]:
+    found = {}
+
+    def keep(figure):
+        found[figure.number, figure.backend] = figure
+
+    measure(Plan(units_of(programs, backends), 3, folder), Clock(minutes), keep)
+    return found
+
+
+def test_cases_are_counted_and_failures_can_be_repeated(tmp_path):
+    def attempt(setting, case):
+        if case == "a=2":
+            raise AssertionError("it | broke")
+        return Tally(10, 10)
+
+    figure = measured([program(attempt, backends=("byteps",))], tmp_path)["77", "byteps"]
+    assert (figure.tried, figure.held, figure.holds) == (21, 20, False)
+    (failure,) = figure.failures
+    assert failure.what == "a=2: it | broke"
+    assert (
+        failure.command == "python -m tests.reliability --figures 77 --backends byteps --seed 3 --case 'a=2'"
+    )
+    assert not list(tmp_path.glob("77*")), "files are left"
+
+
+def test_a_program_that_breaks_is_a_failure_of_its_figure_alone(tmp_path):
+    broken = Program(
+        "76", "b", "g", 1, 0.01, (ONCE,), lambda setting: iter("a"), opened=lambda setting: 1 / 0
+    )
+    found = measured([broken, program(lambda *_: Tally())], tmp_path)
+    assert not found["76", ONCE].holds and "ZeroDivisionError" in found["76", ONCE].failures[0].what
+    assert found["77", ONCE].holds
+
+
+def test_time_is_shared_and_kept(tmp_path):
+    def slow(setting, case):
+        time.sleep(0.1)
+        return Tally()
+
+    endless = ["a"] * 1000
+    programs = [program(slow, "1", endless, weight=1), program(slow, "2", endless, weight=3)]
+    begin = time.monotonic()
+    found = measured(programs, tmp_path, minutes=1.2 / 60)
+    assert 0.8 < time.monotonic() - begin < 2
+    first, second = (found[number, ONCE].tried for number in "12")
+    assert 1 <= first < second
+    assert measured([program(slow, seconds=100)], tmp_path)["77", ONCE].note.startswith("not tried: ")
+
+
+def test_what_is_not_built_or_not_tried_never_holds(tmp_path):
+    found = measured([Program("9", "a", "b"), program(lambda *_: Tally(), cases=())], tmp_path)
+    assert len(found) == 4 and not any(figure.holds for figure in found.values())
+
+
+def test_damage_counts_where_the_figure_says_why(tmp_path):
+    said = {"noticed": "other bits", "unnoticed": "", "of another reason": "ImportError"}
+    each = {name: Damage("a=1", "other bits") for name in said}
+    caught: list[Caught] = []
+    spoilt = program(lambda setting, case: Tally.of(said[setting.damage]), damages=each)
+    try_damages(Plan(units_of([spoilt], []), 3, tmp_path), Clock(1), caught.append)
+    assert [(one.damage, one.noticed) for one in caught] == [
+        ("noticed", True),
+        ("unnoticed", False),
+        ("of another reason", False),
+    ]
+
+
+def test_the_page_keeps_what_other_commands_measured(tmp_path):
+    path = tmp_path / "page.md"
+    programs = [program(None), program(None, "78", backends=("byteps", "hvd_mpi"))]
+    first = [
+        Figure("77", "a figure", "a goal", ONCE, 5, 5),
+        Figure("78", "a figure", "a goal", "byteps", 5, 4),
+    ]
+    caught = [Caught("77", "a damage", ONCE, True, "other bits")]
+    write(Page().with_results(FACTS, first, caught), programs, path)
+    again = [
+        Figure("78", "a figure", "a goal", "byteps", 1000, 1000),
+        Figure("78", "b", "c", "hvd_mpi", built=False),
+    ]
+    write(read(path.with_suffix(".json")).with_results({**FACTS, "seed": 4}, again, []), programs, path)
+    page = path.read_text()
+    assert "| 77 | a figure | a goal | 5 of 5 | – | – |" in page
+    assert "| 78 | a figure | a goal | not built | – | 1,000 of 1,000 |" in page
+    assert "| 77 and damages | a machine | today | abc | 1 | 3 |" in page
+    assert "| 78 | a machine | today | abc | 1 | 4 |" in page
+    assert "| 77 | a damage | all | yes | other bits |" in page
+    assert json.loads(path.with_suffix(".json").read_text())["commands"] == [FACTS, {**FACTS, "seed": 4}]
+
+
+def test_the_page_shows_failures_in_bold(tmp_path):
+    figure = measured([program(lambda *_: Tally.of("it broke"))], tmp_path)["77", ONCE]
+    page = text(Page().with_results(FACTS, [figure], []), [program(None)])
+    assert "**0 of 3**" in page and page.count("a=2: it broke") == 1
+
+
+def test_every_figure_of_the_table_is_there():
+    numbers = [program.number for program in PROGRAMS]
+    assert [each for each in numbers if each.isdigit()] == [str(n) for n in range(1, 14) if n != 5]
+    assert {"5a", "5b", "memory", "restarts"} <= set(numbers) and len(set(numbers)) == len(numbers)
+    assert all(program.damages for program in PROGRAMS if program.opened), "a figure that notices nothing"
+    for program in PROGRAMS:
+        for damage in program.damages.values():
+            assert re.compile(damage.noticed) and damage.case
+
+
+@pytest.mark.parametrize("number", ["1", "6", "7", "8", "12", "13", "restarts"])
+def test_cases_depend_on_the_seed_alone(number, tmp_path):
+    (one,) = [each for each in PROGRAMS if each.number == number]
+    if one.opened is None:
+        pytest.skip("not built")
+
+    def cases(seed):
+        setting = Setting(one.backends[0], seed, tmp_path, tmp_path, 1.0)
+        return [case for case, _ in zip(one.cases(setting), range(20))]
+
+    assert cases(1) == cases(1) and (len(cases(1)) < 20 or cases(1) != cases(2))
+
+
+def test_differences_between_runs(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{LAST:07d}.params").write_bytes(b"123")
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 1, "lr": 1, "time": 2}\n')
+    assert differences(tmp_path / "a", tmp_path / "b") == ""
+    (tmp_path / "a" / f"{LAST:07d}.params").write_bytes(b"124")
+    (tmp_path / "a" / "metrics.jsonl").write_text('{"step": 1, "lr": 2, "time": 2}\n')
+    assert differences(tmp_path / "a", tmp_path / "b").endswith(f": {LAST:07d}.params, metrics.jsonl")
+
+
+def test_a_patch_is_run_when_the_threads_are_set(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, base.threads\nbase.threads.set_threads()\nprint(sys.argv[1], sys.damaged)\n"
+    )
+    (tmp_path / "patched.py").write_text(patched(script, "import mxnet\nsys.damaged = mxnet.__name__"))
+    result = run_command([sys.executable, tmp_path / "patched.py", "word"]).check()
+    assert result.stdout == "word mxnet\n"
+
+
+# --- The command.
+
+
+def command(*words: object) -> list[object]:
+    return [sys.executable, "-m", "tests.reliability", *words]
+
+
+@pytest.mark.parametrize(
+    "words", [("--minutes", "0"), ("--figures", "1,99"), ("--backends", "nccl")], ids=lambda words: words[0]
+)
+def test_bad_options(words):
+    result = run_command(command(*words))
+    assert result.returncode == 2 and words[1].split(",")[-1] in result.stderr
+
+
+def test_a_cheap_figure_and_its_damage(tmp_path):
+    """The short form: those figures that need no ranks, for seconds."""
+    chosen = [
+        each.number for each in PROGRAMS if each.opened and each.backends == (ONCE,) and each.seconds <= 5
+    ]
+    if not chosen:
+        pytest.skip("none is built")
+    page = tmp_path / "page.md"
+    words = ("--figures", ",".join(chosen), "--minutes", "0.15", "--output", page)
+    result = run_command(command(*words), timeout=120, env={"TMPDIR": str(tmp_path)}).check()
+    assert re.search(r"\d+ of \d+", result.stdout) and "**" not in page.read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["page.json", "page.md"]
+
+
+def test_a_signal_ends_it_in_order(tmp_path):
+    """With the table so far, without processes or files."""
+    env = {"TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    words = ("--figures", "1", "--backends", "hvd_mpi", "--output", tmp_path / "page.md")
+    with start_command(command(*words), timeout=120, env=env) as run:
+        folders = []
+        end = time.monotonic() + 60
+        while not folders and time.monotonic() < end:
+            folders = list(tmp_path.glob("reliability-*/shared/embedded/vocab.txt"))
+            time.sleep(0.05)
+        run.signal(signal.SIGTERM)
+        result = run.wait()  # raises LeftoverProcesses
+    assert result.returncode == 143, result.describe()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["page.json", "page.md"]
