@@ -319,8 +319,8 @@ def start_ranks(
 
     `script_or_code`: a script's path, or source text (anything with a line break).
     `launcher`: "mpirun" (Open MPI), "launch" (mpirun under hosts/launch.py), "gloo" (horovodrun --gloo),
-    "byteps" (hosts/launch_byteps.py, with one server and a scheduler unless there is only one worker) or "none"
-    (num_ranks must be 1; no launcher).
+    "byteps" (hosts/launch_byteps.py, with one server and a scheduler unless there is only one worker) or
+    "none" (num_ranks must be 1; no launcher).
     `launcher_args`: more arguments for the launcher, e.g. a host file. `prefix`: words before the launcher.
     `local_ranks`: ranks of a BytePS worker; all workers run on this machine unless `launcher_args` have a
     host file of their own.

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -52,16 +53,13 @@ def test_cases_are_counted_and_failures_can_be_repeated(tmp_path):
     assert (figure.tried, figure.held, figure.holds) == (21, 20, False)
     (failure,) = figure.failures
     assert failure.what == "a=2: it | broke"
-    assert (
-        failure.command == "python -m tests.reliability --figures 77 --backends byteps --seed 3 --case 'a=2'"
-    )
+    words = "--figures 77 --backends byteps --seed 3 --case 'a=2'"
+    assert failure.command == f"python -m tests.reliability {words}"
     assert not list(tmp_path.glob("77*")), "files are left"
 
 
 def test_a_program_that_breaks_is_a_failure_of_its_figure_alone(tmp_path):
-    broken = Program(
-        "76", "b", "g", 1, 0.01, (ONCE,), lambda setting: iter("a"), opened=lambda setting: 1 / 0
-    )
+    broken = replace(program(None, "76"), opened=lambda setting: 1 / 0)
     found = measured([broken, program(lambda *_: Tally())], tmp_path)
     assert not found["76", ONCE].holds and "ZeroDivisionError" in found["76", ONCE].failures[0].what
     assert found["77", ONCE].holds
@@ -103,16 +101,11 @@ def test_damage_counts_where_the_figure_says_why(tmp_path):
 def test_the_page_keeps_what_other_commands_measured(tmp_path):
     path = tmp_path / "page.md"
     programs = [program(None), program(None, "78", backends=("byteps", "hvd_mpi"))]
-    first = [
-        Figure("77", "a figure", "a goal", ONCE, 5, 5),
-        Figure("78", "a figure", "a goal", "byteps", 5, 4),
-    ]
+    second = Figure("78", "a figure", "a goal", "byteps", 5, 4)
+    first = [replace(program(None).empty(ONCE), tried=5, held=5), second]
     caught = [Caught("77", "a damage", ONCE, True, "other bits")]
     write(Page().with_results(FACTS, first, caught), programs, path)
-    again = [
-        Figure("78", "a figure", "a goal", "byteps", 1000, 1000),
-        Figure("78", "b", "c", "hvd_mpi", built=False),
-    ]
+    again = [replace(second, tried=1000, held=1000), Figure("78", "b", "c", "hvd_mpi", built=False)]
     write(read(path.with_suffix(".json")).with_results({**FACTS, "seed": 4}, again, []), programs, path)
     page = path.read_text()
     assert "| 77 | a figure | a goal | 5 of 5 | – | – |" in page
@@ -165,9 +158,8 @@ def test_differences_between_runs(tmp_path):
 
 def test_a_patch_is_run_when_the_threads_are_set(tmp_path):
     script = tmp_path / "script.py"
-    script.write_text(
-        "import sys, base.threads\nbase.threads.set_threads()\nprint(sys.argv[1], sys.damaged)\n"
-    )
+    print_it = "print(sys.argv[1], sys.damaged)"
+    script.write_text(f"import sys, base.threads\nbase.threads.set_threads()\n{print_it}\n")
     (tmp_path / "patched.py").write_text(patched(script, "import mxnet\nsys.damaged = mxnet.__name__"))
     result = run_command([sys.executable, tmp_path / "patched.py", "word"]).check()
     assert result.stdout == "word mxnet\n"
@@ -190,9 +182,8 @@ def test_bad_options(words):
 
 def test_a_cheap_figure_and_its_damage(tmp_path):
     """The short form: those figures that need no ranks, for seconds."""
-    chosen = [
-        each.number for each in PROGRAMS if each.opened and each.backends == (ONCE,) and each.seconds <= 5
-    ]
+    cheap = [each for each in PROGRAMS if each.opened and each.backends == (ONCE,) and each.seconds <= 5]
+    chosen = [each.number for each in cheap]
     if not chosen:
         pytest.skip("none is built")
     page = tmp_path / "page.md"

@@ -110,7 +110,7 @@ def differences(directory: Path, expected: Path) -> str:
 
 
 def patched(script: Path, patch: str) -> str:
-    """A script that does what `script` does after `patch`, which is run when the threads have been set: it can
+    """A script that does what `script` does after `patch`, which is run when the threads are set and can
     import mxnet."""
     body = "\n".join(f"    {line}" for line in patch.strip().splitlines())
     return f"""\

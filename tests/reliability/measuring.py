@@ -89,8 +89,9 @@ def measure(plan: Plan, clock: Clock, keep: Callable[[Figure], None]) -> None:
         if program.opened is None:
             keep(program.empty(backend))
             continue
-        share = max(clock.left * program.weight / rest, program.seconds)
-        if share > clock.left:
+        left = clock.left
+        share = max(left * program.weight / rest, program.seconds)
+        if share > left:
             keep(program.empty(backend, f"not tried: a case takes about {program.seconds:g} s"))
             continue
         setting = plan.setting(program, backend, share)

@@ -246,8 +246,8 @@ def last_step(case: Case) -> int:
 
 
 def without_launcher(case: Case, run: Run, victim: int, begun: int) -> str:
-    """Looks whether the ranks go on while their launcher is stopped, and whether the run ends in order when the
-    launcher can work again: nobody is missing."""
+    """Looks whether the ranks go on while their launcher is stopped, and whether the run ends in order when
+    it works again and is to stop: nobody is missing."""
     end = time.monotonic() + LIMIT
     while begun and last_step(case) < begun + 4 and time.monotonic() < end:
         time.sleep(0.1)
