@@ -6,11 +6,13 @@ import importlib.util
 from dataclasses import replace
 
 from tests.reliability import (
+    attacked_saving,
     backends_agree,
     bad_options,
     changed_ranks,
     damaged_files,
     disagreeing_ranks,
+    flat_memory,
     killed_at_steps,
     known_sums,
     missing_processes,
@@ -33,11 +35,7 @@ ONE = (ONCE,)
 PROGRAMS = (
     killed_at_steps.PROGRAM,
     needs("tests.elastic", changed_ranks.PROGRAM),
-    Program(
-        "3",
-        "SIGKILL at random moments while saving",
-        "no half file is loaded, at most one checkpoint is lost",
-    ),
+    needs("tests.saving_attacks", attacked_saving.KILLED),
     needs("tests.flipping", damaged_files.PROGRAM),
     Program(
         "5a",
@@ -49,16 +47,11 @@ PROGRAMS = (
     needs("tests.poisoning", not_finite.PROGRAM),
     missing_processes.PROGRAM,
     signals.PROGRAM,
-    Program(
-        "9",
-        "disk full, read-only, over quota, at each write",
-        "a clear error, the last checkpoint whole",
-        backends=ONE,
-    ),
+    needs("tests.saving_attacks", attacked_saving.DISKS),
     needs("tests.bad_values", bad_options.PROGRAM),
     needs("tests.disagreeing", disagreeing_ranks.PROGRAM),
     backends_agree.PROGRAM,
     known_sums.PROGRAM,
-    Program("memory", "memory of a run over 20,000 steps", "flat"),
+    needs("tests.memory", flat_memory.PROGRAM),
     needs("hosts.launch", restarted_runs.PROGRAM),
 )

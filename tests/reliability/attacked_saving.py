@@ -1,0 +1,68 @@
+"""Figures 3 and 9: kills and failing writes at every moment of saving (tests/saving_attacks.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+from typing import Iterator
+
+from tests.reliability.figure import ONCE, Attempt, Damage, Program, Setting, Tally
+from tests.reliability.jobs import named, parsed
+
+KILLS = 50  # of a case
+CARELESS = "files are written under their own names"
+
+
+def cases_of_kills(setting: Setting) -> Iterator[str]:
+    """Endless: kills at other moments each."""
+    draw = random.Random(setting.seed)
+    while True:
+        yield named(kills=KILLS, seed=draw.randrange(10**6))
+
+
+def cases_of_disks(setting: Setting) -> Iterator[str]:
+    """All writes with all ways to fail, once."""
+    return iter([named(disks="all")])
+
+
+@contextlib.contextmanager
+def opened(setting: Setting) -> Iterator[Attempt]:
+    """Tries a case, in a process of its own."""
+    from tests import saving_attacks
+
+    def attempt(case: str) -> Tally:
+        parts = parsed(case)
+        work = setting.work / "saving"
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        words = ["--number", parts["kills"], "--seed", parts["seed"]] if "kills" in parts else []
+        more = ["--careless"] if setting.damage else []
+        outcome = saving_attacks.run("kills" if words else "disks", work, *words, *more)
+        return Tally(outcome.tried, outcome.held, tuple(outcome.failures[:3]))
+
+    yield attempt
+
+
+KILLED = Program(
+    "3",
+    "SIGKILL at random moments while checkpoints are saved",
+    "500 of 500: no half file loaded, at most one checkpoint lost",
+    weight=0.3,
+    seconds=15,
+    backends=(ONCE,),
+    cases=cases_of_kills,
+    opened=opened,
+    damages={CARELESS: Damage(named(kills=20, seed=1), "step")},
+)
+DISKS = Program(
+    "9",
+    "disk full, read-only, over a limit, at each write of a checkpoint",
+    "a clear error, the last checkpoint whole",
+    weight=0.1,
+    seconds=15,
+    backends=(ONCE,),
+    cases=cases_of_disks,
+    opened=opened,
+    damages={CARELESS: Damage(named(disks="all"), "Error|left|saved|step")},
+)
