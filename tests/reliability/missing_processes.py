@@ -14,7 +14,6 @@ import random
 import re
 import shutil
 import signal
-import stat
 import subprocess
 import time
 from dataclasses import dataclass
@@ -36,18 +35,6 @@ WHO = {
 }
 HOW = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "cut": None}
 WHEN = ("start", "joining", "first steps", "steps", "saving")
-# horovodrun's remote shell: the options come before or behind the host.
-SSH = """#!/bin/sh
-host=
-while :; do
-    case $1 in
-    -o | -p | -i) shift 2 ;;
-    -*) shift ;;
-    *) [ -z "$host" ] || break; host=$1; shift ;;
-    esac
-done
-exec {agent} "$host" "$@"
-"""
 PATCHES = {
     "signs of life are not looked at": """
 import comm.watch.heartbeat, comm.watch.watchdog
@@ -81,11 +68,12 @@ class Case:
 
 
 def cases(setting: Setting) -> Iterator[str]:
-    """The full product, in an order by the seed. A launcher has no wire of its own."""
+    """The full product, in an order by the seed. A launcher has no wire of its own; Horovod's ranks crash in
+    Gloo when they join across network namespaces."""
     every = [
         named(who=who, how=how, when=when)
         for who, how, when in itertools.product(WHO[setting.backend], HOW, WHEN)
-        if (who, how) != ("launcher", "cut")
+        if how != "cut" or (who != "launcher" and setting.backend != "hvd_gloo")
     ]
     random.Random(setting.seed).shuffle(every)
     return iter(every)
@@ -169,8 +157,6 @@ def start(job: Job, case: Case, hosts: TwoHosts | None, memory: Path) -> Run:
     if hosts is not None:
         prefix = [*hosts.prefix, *prefix]
         launcher_args += over_hosts(case, hosts)
-        if case.launcher == "gloo":
-            env["PATH"] = f"{case.folder}:{os.environ['PATH']}"
     return start_ranks(
         job.script,
         2,
@@ -193,13 +179,8 @@ def over_hosts(case: Case, hosts: TwoHosts) -> list[Any]:
         return hosts.mpirun_args
     if starter(case.setting) == "launch":
         return ["--hostfile", hosts.hostfile, "--ssh", hosts.agent, "--interface", INTERFACE]
-    if case.launcher == "byteps":
-        words = ["--hostfile", hosts.hostfile, "--ssh", hosts.agent]
-        return [*words, *(["--scheduler", ADDRESSES[1]] if case.who == "scheduler" else [])]
-    shell = case.folder / "ssh"  # horovodrun knows no other name
-    shell.write_text(SSH.format(agent=hosts.agent), encoding="ascii")
-    shell.chmod(shell.stat().st_mode | stat.S_IXUSR)
-    return ["-H", ",".join(f"{address}:1" for address in order), "--network-interfaces", INTERFACE]
+    words = ["--hostfile", hosts.hostfile, "--ssh", hosts.agent]
+    return [*words, *(["--scheduler", ADDRESSES[1]] if case.who == "scheduler" else [])]
 
 
 def victim_of(case: Case, run: Run) -> int:
@@ -306,5 +287,5 @@ PROGRAM = Program(
         "signs of life are not looked at": Damage(CASE, "did not end|ended after"),
         "nobody is named": Damage(CASE, "nobody names 1"),
     },
-    note="--comm_timeout 5; while a launcher is stopped nobody is missing: its ranks go on",
+    note="--comm_timeout 5; a run goes on while its launcher is stopped; cut off: not over Gloo",
 )
