@@ -26,11 +26,6 @@ PATCHES = {
             own.average = average
     of_steps.TrainStep.__call__ = alone
 """,
-    "a step that is not finite is taken": """
-    import training.step as of_steps
-    of_steps.math = type("Math", (), {"isfinite": lambda norm: True})
-    of_steps.clip_factor = lambda norm, most, scale: 1.0
-""",
 }
 BEFORE = "    import training.step as step_module\n"
 
@@ -72,7 +67,6 @@ PROGRAM = Program(
     cases=cases,
     opened=opened,
     damages={
-        "a rank goes by its own gradients": Damage(CASE, "differ from step|exited with"),
-        "a step that is not finite is taken": Damage(CASE, "applied|parameters changed|exited with"),
+        "a rank goes by its own gradients": Damage(CASE, "differ from step"),
     },
 )
