@@ -119,7 +119,7 @@ def save(
             f"cannot save the checkpoint of step {step} in {ckpt_dir}: {error.strerror or error}; "
             + (f"the checkpoint of step {kept[-1]} is intact" if kept else "there is no other checkpoint")
         ) from error
-    _prune(ckpt_dir, step, keep, facts.get("begun"))
+    prune(ckpt_dir, step, keep, facts.get("begun"))
     return Checkpoint(step, _path(ckpt_dir, step, PARAMS), _path(ckpt_dir, step, STATES), manifest)
 
 
@@ -300,8 +300,9 @@ def _withdraw_other(ckpt_dir: str, step: int, files: Mapping[str, Any]) -> None:
         sync_directory(ckpt_dir)
 
 
-def _prune(ckpt_dir: str, step: int, keep: int, spared: int | None) -> None:
-    """Delete older checkpoints. A failure to delete does not matter to the run: the next save tries again."""
+def prune(ckpt_dir: str, step: int, keep: int, spared: int | None) -> None:
+    """Delete all but the newest `keep` checkpoints up to `step` (0 keeps all), and that of the step `spared`.
+    A failure to delete does not matter to the run: the next save tries again."""
     steps = [other for other in list_steps(ckpt_dir) if other <= step and other != spared]
     for old in steps[:-keep] if keep else ():
         with contextlib.suppress(OSError):

@@ -21,7 +21,7 @@ from bert.weights.params_file import read_array, read_index
 from bert.weights.published import load_published
 from comm.base import Communicator
 from tasks.base import Task
-from training.checkpoint import Checkpoint, save
+from training.checkpoint import Checkpoint, prune, save
 from training.config import ModelConfig, RunConfig
 from training.evaluation import evaluate
 from training.feed import EvaluationFeed, Feed
@@ -222,8 +222,10 @@ class Run:
             "wall_s": finite_or_none(self.wall.total),
         }
 
-    def save(self, step: int, ended: bool = False) -> Checkpoint | None:
-        """Writes the checkpoint of `step`; every rank calls it, rank 0 writes. `ended`: as for `state`.
+    def save(self, step: int, ended: bool = False, prunes: bool = True) -> Checkpoint | None:
+        """Writes the checkpoint of `step`; every rank calls it, rank 0 writes.
+
+        `ended`: as for `state`; `prunes`: whether older ones than --keep_checkpoints are deleted.
 
         Raises:
             NotFiniteError: on every rank, a parameter is not finite. TrainingError: it could not be written.
@@ -239,9 +241,16 @@ class Run:
             return None
         place = self.config.checkpoint
         states = self.optimizer.state_views()
-        saved = save(place.ckpt_dir, step, arrays, states, self.state(ended), keep=place.keep_checkpoints)
+        keep = place.keep_checkpoints if prunes else 0
+        saved = save(place.ckpt_dir, step, arrays, states, self.state(ended), keep=keep)
         self.reporter.note(f"saved {saved.params_path}")
         return saved
+
+    def prune(self, step: int) -> None:
+        """Deletes checkpoints up to `step` but for the newest --keep_checkpoints; rank 0 does it."""
+        place = self.config.checkpoint
+        if self.communicator.rank == 0:
+            prune(place.ckpt_dir, step, place.keep_checkpoints, self.start.begun)
 
     def restore(self) -> None:
         """Gives every rank what it takes over of the checkpoint that the run starts from: optimizer states,
