@@ -4,6 +4,7 @@ errors        exceptions that end a program: one line and an exit code
 command_line  a parser with one-line errors, numbers in their ranges
 files         files that appear whole or not at all, checksums
 locks         exclusive locks between processes
+claims        one process has a folder, and others say which
 tables        one table as text and as Markdown
 quantities    digits, shares and durations for people
 progress      a bar on a terminal, lines with the time left elsewhere

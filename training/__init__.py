@@ -16,6 +16,10 @@ run_inputs          what a run reads: its data, plan and feeds, by an interface
 inputs              pretraining's, checked before MXNet is imported
 finetuning/         fine-tuning's, with its options and its plan
 entry               exceptions to one line and an exit code
+exchange            values of one rank for all
+agreement           the ranks have the same options, data and code
+device              device, dtype and operators of a rank
+held                the run's directory, for this run alone
 start               the one door into a run: fresh, from parameters, from a checkpoint
 run_file            run.yaml, the options of a run
 run                 everything that a run has, and its state

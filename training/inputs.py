@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Iterable, Sequence
+from typing import ClassVar, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from base.errors import InputError
 from base.launchers import launched_rank
 from base.progress import Printed
 from comm.base import Communicator
+from data.fingerprint import DIGITS, fingerprint, fingerprint_of_store
 from data.opening import (
     INSTANCES,
     NOTHING,
@@ -96,6 +97,20 @@ class Inputs:
         if self.vocabulary is None and self.reads_text:
             return replace(self, vocabulary=_downloaded_vocabulary(config.model.dataset_name, communicator))
         return self
+
+    def contents(self, config: RunConfig) -> Mapping[str, str]:
+        """The vocabulary, and the data by samples; `open_source` compares all of it."""
+        found, tokenizer = {}, config.data.tokenizer
+        if self.vocabulary is not None:
+            text = f"{len(self.vocabulary)} tokens, {self.vocabulary.sha256[:DIGITS]}"
+            found["the vocabulary"] = text
+        if tokenizer.sentencepiece:
+            model = DataFiles("model", (os.path.expanduser(tokenizer.sentencepiece),))
+            found["the content of --sentencepiece"] = fingerprint(model)
+        for flag, data in (("--data", self.train), ("--data_eval", self.evaluation)):
+            if data.kind:
+                found[f"the content of {flag}"] = fingerprint(data)
+        return found
 
     def open_ahead(self, first: RunInputs, communicator: Communicator) -> None:
         """Tokenizes or converts the data of this stage into the cache, where it is not that of `first`."""
@@ -286,6 +301,10 @@ def open_source(inputs: Inputs, data: DataFiles, communicator: Communicator) -> 
     opened = open_data(data, inputs.config, inputs.vocabulary, tokens, cores, Printed())
     if communicator.local_rank == 0:
         communicator.barrier()
+    from training.agreement import agree  # MXNet is running by now
+
+    flag = "--data" if data is inputs.train else "--data_eval"
+    agree({f"the content of {flag}": fingerprint_of_store(opened.manifest)}, communicator)
     return opened
 
 

@@ -14,12 +14,13 @@ from bert.flops import BACKWARD, size_of
 from comm.base import Communicator
 from tasks.base import Floors
 from training.budget import Budget
+from training.exchange import broadcast_json
 from training.last_good import LastGood
 from training.metrics import Totals, figures, finite_or_none
 from training.profiling.profiler import TraceOfSteps
 from training.report import Ending, read_metrics, summarize
 from training.run_inputs import Part
-from training.start import Start, broadcast_json
+from training.start import Start
 from training.step import StepResult, StepSettings, TrainStep, dropout_seed
 from training.utilisation import find_peak
 

@@ -60,6 +60,8 @@ def fine_tune(
     if whole.part.config.report.profile:
         separate_operators()
 
+    from training.agreement import agree, describe
+    from training.held import held
     from training.run import train_stages
 
     communicator = open_communicator(whole.backend, whole.communication)
@@ -67,6 +69,8 @@ def fine_tune(
         code = train_stages([whole.part], whole.task(), communicator)
         communicator.close()
         return code
+    description = describe([whole.part], communicator.size)
+    resume = whole.part.config.checkpoint.resume
     del whole  # its examples, which each run has again
 
     def run(member: Member, folder: str, stop: Any) -> int:
@@ -74,9 +78,13 @@ def fine_tune(
         return train_stages([_alone(prepared.part)], prepared.task(), communicator, stop)
 
     note = _say if communicator.rank == 0 else _keep_silent
-    code = run_members(plan, place, run, communicator, note)
-    if code == 0 and communicator.rank == 0:
-        _show(place)
+    agree(description, communicator)
+    with held(place, communicator):
+        if communicator.rank == 0:
+            check_plan(place, plan, resume)  # once more: another launch may have ended there since
+        code = run_members(plan, place, run, communicator, note)
+        if code == 0 and communicator.rank == 0:
+            _show(place)
     communicator.close()
     return code
 

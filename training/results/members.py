@@ -275,8 +275,8 @@ def run_members(
     Returns:
         0, or the exit code of the member that a signal has stopped.
     """
+    from training.exchange import broadcast_json
     from training.loop import StopRequest
-    from training.start import broadcast_json
 
     stop = StopRequest()
     stop.listen()
