@@ -99,7 +99,7 @@ class Inputs:
         return self
 
     def contents(self, config: RunConfig) -> Mapping[str, str]:
-        """The vocabulary, and the data by samples; `open_source` compares all of it."""
+        """The vocabulary, and the data by samples; the feeds have the fingerprints of all of it."""
         found, tokenizer = {}, config.data.tokenizer
         if self.vocabulary is not None:
             text = f"{len(self.vocabulary)} tokens, {self.vocabulary.sha256[:DIGITS]}"
@@ -147,7 +147,8 @@ class Inputs:
         batches = PretrainingBatches(source, self.config.batching, seed, communicator.rank, communicator.size)
         shapes = ", ".join(f"{rows}x{length}" for rows, length in batches.shapes)
         reporter.note(f"batches of a process (sequences x tokens): {shapes}")
-        return FileFeed(batches, config.data.num_data_workers, context_free)
+        content = fingerprint_of_store(opened.manifest)
+        return FileFeed(batches, config.data.num_data_workers, context_free, content)
 
     def open_evaluation(self, config: RunConfig, communicator: Communicator) -> EvaluationFeed | None:
         """This rank's share of --data_eval; None without it."""
@@ -159,6 +160,7 @@ class Inputs:
         return EvaluationFeed(
             lambda: evaluation_batches(source, config.batch.batch_size_eval, rank, size),
             context_free_loss(store) if store is not None and rank == 0 else None,
+            content=fingerprint_of_store(opened.manifest),
         )
 
 
@@ -301,10 +303,6 @@ def open_source(inputs: Inputs, data: DataFiles, communicator: Communicator) -> 
     opened = open_data(data, inputs.config, inputs.vocabulary, tokens, cores, Printed())
     if communicator.local_rank == 0:
         communicator.barrier()
-    from training.agreement import agree  # MXNet is running by now
-
-    flag = "--data" if data is inputs.train else "--data_eval"
-    agree({f"the content of {flag}": fingerprint_of_store(opened.manifest)}, communicator)
     return opened
 
 

@@ -355,6 +355,8 @@ def open_run(
     if feed is not None:
         stack.callback(feed.close)
     eval_feed = inputs.open_evaluation(config, communicator)
+    opened = {"--data": feed, "--data_eval": eval_feed}
+    agree({f"the content of {flag}": each.content for flag, each in opened.items() if each}, communicator)
 
     shape, dropout = config.model.bert, config.model.dropout
     bert = build_model(shape, inputs.vocab_size, dropout, task.heads)
