@@ -242,7 +242,11 @@ def _parser(description: str) -> argparse.ArgumentParser:
 
     group = parser.add_argument_group("checkpoints and output")
     add = group.add_argument
-    add("--ckpt_dir", default="./ckpt_dir", help="checkpoints, metrics and plots (default: %(default)s)")
+    add(
+        "--ckpt_dir",
+        default="./ckpt_dir",
+        help="checkpoints, metrics and plots, of one run at a time (default: %(default)s)",
+    )
     add(
         "--ckpt_interval",
         type=positive_int,
