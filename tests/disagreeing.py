@@ -144,7 +144,7 @@ def disagree(launcher: str, files: Files, kind: Kind, ckpt_dir: Path, differs: i
     return run_ranks(code, 2, launcher, timeout=LIMIT, args=arguments(files, ckpt_dir))
 
 
-def fault_of(result: RunResult, kind: Kind, ckpt_dir: Path) -> str:
+def fault_of(launcher: str, result: RunResult, kind: Kind, ckpt_dir: Path) -> str:
     """The reason why a run was not rejected as it should; empty where it was."""
     said = [
         line
@@ -156,6 +156,8 @@ def fault_of(result: RunResult, kind: Kind, ckpt_dir: Path) -> str:
         return "it had to be ended"
     if result.returncode == 0:
         return "it trained"
+    if launcher != "gloo" and result.returncode != 2:  # horovodrun itself ends with 1
+        return f"it ended with {result.returncode}"
     if not said:
         return f"nobody says why it ended with {result.returncode}"
     if not any(kind.named in line and "rank 0" in line and "rank 1" in line for line in said):
@@ -171,7 +173,7 @@ def attack(launcher: str, files: Files, name: str, differs: int = 1) -> Outcome:
     ckpt_dir = Path(tempfile.mkdtemp(prefix="ckpt-", dir=files.folder))
     result = disagree(launcher, files, kind, ckpt_dir, differs)
     lines = [line for line in result.stderr.splitlines() if "do not agree" in line] or [""]
-    return Outcome(name, fault_of(result, kind, ckpt_dir), result.seconds, lines[0])
+    return Outcome(name, fault_of(launcher, result, kind, ckpt_dir), result.seconds, lines[0])
 
 
 def main() -> int:
