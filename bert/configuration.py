@@ -12,6 +12,7 @@ GELU_FORMS = ("erf", "tanh")
 LAYER_NORM_EPSILON = 1e-12  # Devlin et al., arXiv:1810.04805, the released code
 INITIAL_STDEV = 0.02  # of random weights; the same
 DROPOUT = 0.1  # the same, section A.2
+MOST_LAYERS, MOST_UNITS = 10_000, 1_000_000  # of a BERT: a hundred times the largest that was ever trained
 _NAME = re.compile(r"bert_([1-9]\d*)_([1-9]\d*)_([1-9]\d*)")
 
 
@@ -92,14 +93,18 @@ def parse_model(name: str) -> tuple[int, int, int]:
     """`bert_L_H_A` as (layers, units, heads).
 
     Raises:
-        InputError: another form, or units that the heads do not divide.
+        InputError: another form, sizes that no BERT has, or units that the heads do not divide.
     """
     match = _NAME.fullmatch(name)
     if not match:
         raise InputError(
             f"--model {name}: use bert_12_768_12, bert_24_1024_16 or any other bert_LAYERS_UNITS_HEADS"
         )
+    if max(map(len, match.groups())) > len(str(MOST_UNITS)):
+        raise InputError(f"--model {name}: at most {MOST_LAYERS:,} layers and {MOST_UNITS:,} units")
     layers, units, heads = (int(part) for part in match.groups())
+    if layers > MOST_LAYERS or units > MOST_UNITS:
+        raise InputError(f"--model {name}: at most {MOST_LAYERS:,} layers and {MOST_UNITS:,} units")
     if units % heads:
         raise InputError(f"--model {name}: {heads} heads do not divide {units} units")
     return layers, units, heads

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Mapping, NamedTuple
 
 from base import machine
-from base.command_line import positive
+from base.command_line import seconds
 from base.errors import InputError
 from base.files import replacing
 from comparison.campaign import (
@@ -99,7 +99,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--message_seconds",
-        type=positive,
+        type=seconds,
         default=0.5,
         metavar="S",
         help="time for the rounds of a message in a launch: many for a small message, at least 2"

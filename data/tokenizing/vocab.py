@@ -14,6 +14,7 @@ from base.errors import InputError
 WORDPIECE, SENTENCEPIECE = KINDS = ("wordpiece", "sentencepiece")
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_VOCAB_BYTES = 64 << 20  # ten times the largest vocabulary in use
+MAX_VOCAB_SIZE = 1 << 20  # tokens; four times the largest in use
 WORD_START = "\u2581"  # SentencePiece writes the space before a word as this character
 
 
