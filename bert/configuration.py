@@ -13,6 +13,7 @@ LAYER_NORM_EPSILON = 1e-12  # Devlin et al., arXiv:1810.04805, the released code
 INITIAL_STDEV = 0.02  # of random weights; the same
 DROPOUT = 0.1  # the same, section A.2
 MOST_LAYERS, MOST_UNITS = 10_000, 1_000_000  # of a BERT: a hundred times the largest that was ever trained
+_LARGEST = 1 << 24  # of a size
 _NAME = re.compile(r"bert_([1-9]\d*)_([1-9]\d*)_([1-9]\d*)")
 
 
@@ -74,9 +75,15 @@ def recorded_config(facts: Mapping[str, Any], source: str) -> BertConfig:
     """
     recorded = facts.get("bert")
     try:
-        return named_config(facts["model"]) if recorded is None else BertConfig(**recorded)
-    except (KeyError, TypeError, InputError) as error:
+        config = named_config(facts["model"]) if recorded is None else BertConfig(**recorded)
+        sizes = [value for name, value in asdict(config).items() if name != "gelu"]
+        if not all(type(size) is int and 0 < size <= _LARGEST for size in sizes):
+            raise ValueError("sizes that no BERT has")
+        if config.units % config.heads or config.gelu not in GELU_FORMS:
+            raise ValueError("heads or a form of GELU that no BERT has")
+    except (KeyError, TypeError, ValueError, InputError) as error:
         raise InputError(f"{source} has no model in the form of this version") from error
+    return config
 
 
 def named_config(name: str) -> BertConfig:

@@ -23,6 +23,7 @@ from typing import Any, Iterator, Sequence
 from base.command_line import OptionParser, path_name, whole
 from base.errors import InputError
 from base.files import replacing
+from base.json_files import read_json_object
 from data.prose import prose_sentences
 from data.store.entropy import unigram_entropy
 from data.store.tokens import TokenStore, build_store
@@ -204,13 +205,12 @@ def _files() -> list[str]:
 def _finished(output: str, report: str, settings: dict[str, Any]) -> dict[str, Any] | None:
     """Content of `report` if it is of the same settings and the files are still there, else None."""
     try:
-        with open(report, encoding="utf-8") as handle:
-            result = json.load(handle)
+        result: dict[str, Any] = read_json_object(report)
         if result["settings"] != settings:
             return None
         sizes = {name: os.path.getsize(os.path.join(output, name)) for name in _files()}
         return result if result["files"] == sizes else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (InputError, OSError, KeyError, TypeError):
         return None
 
 

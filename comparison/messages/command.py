@@ -22,6 +22,7 @@ from base import machine
 from base.command_line import seconds
 from base.errors import InputError
 from base.files import replacing
+from base.json_files import read_json_object
 from comparison.campaign import (
     CampaignOptions,
     Store,
@@ -182,7 +183,7 @@ def _left_out(path: Path, options: MessagesOptions) -> dict[Cell, dict[str, str]
     continue."""
     campaign, cells = options.campaign, options.cells
     if path.exists():
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = read_json_object(str(path))
         return {cell: kept.get(Turn(cell, 0).name, {}) for cell in cells}
     available = machine.available_bytes() - RESERVE
     reasons = {

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Protocol, 
 from base.command_line import shown
 from base.errors import InputError, NotFiniteError
 from base.files import replacing
+from base.json_files import read_json_object
 from training.results.record import (
     FINISHED,
     NO_MEMORY,
@@ -236,17 +237,16 @@ def read_plan(folder: str) -> Plan:
     """
     path = os.path.join(folder, MEMBERS_FILE)
     try:
-        with open(path, encoding="utf-8") as file:
-            content = json.load(file)
+        content = read_json_object(path)
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']!r}")
         members = [Member(str(e["name"]), int(e["seed"]), dict(e["setting"])) for e in content["members"]]
         names = [each.name for each in members]
-        if len(set(names)) < len(names) or any(os.path.basename(name) != name or not name for name in names):
+        if len(set(names)) < len(names) or any(
+            os.path.basename(name) != name or name in ("", ".", "..") or "\0" in name for name in names
+        ):
             raise ValueError("names of folders")
         return Plan(members, dict(content["options"]))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} is damaged ({error}); remove it with its folder, and run again") from error
 
