@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from dataclasses import asdict, dataclass
 from typing import Any, Mapping
 
@@ -10,6 +12,8 @@ from base.errors import InputError
 
 GELU_FORMS = ("erf", "tanh")
 LAYER_NORM_EPSILON = 1e-12  # Devlin et al., arXiv:1810.04805, the released code
+# The fused CPU operators; where the file is missing they have not been built.
+OPERATORS_LIBRARY = os.path.join(sys.prefix, "lib", "libbert_operators.so")
 INITIAL_STDEV = 0.02  # of random weights; the same
 DROPOUT = 0.1  # the same, section A.2
 MOST_LAYERS, MOST_UNITS = 10_000, 1_000_000  # of a BERT: a hundred times the largest that was ever trained

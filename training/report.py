@@ -13,7 +13,7 @@ from typing import IO, Any, Mapping, NamedTuple, Protocol, Sequence
 
 from tqdm import tqdm
 
-from base.files import leads_out, replacing
+from base.files import replacing
 from base.json_files import read_json_lines
 from tasks.base import Figures, Floors, Panel, Task
 from training.checkpoint import params_path

@@ -32,10 +32,11 @@ def read_json(path: str) -> dict[str, Any]:
     checksum = content.pop(_CHECKSUM, None)
     if checksum is None:
         return content if set(content) <= _OF_MANIFESTS else {}
-    return content if checksum == _sha256(content) else {}
+    return content if checksum == checksum_of(content) else {}
 
 
-def _sha256(content: Mapping[str, Any]) -> str:
+def checksum_of(content: Mapping[str, Any]) -> str:
+    """The checksum that a file of this content ends with."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -60,7 +61,7 @@ def _is_count(value: Any) -> bool:
 
 def write_json(path: str, content: Mapping[str, Any]) -> None:
     """Write a JSON object; the file appears whole."""
-    whole = {**content, _CHECKSUM: _sha256(as_json(content))}
+    whole = {**content, _CHECKSUM: checksum_of(as_json(content))}
     with replacing(path) as handle:
         handle.write((json.dumps(whole, indent=1) + "\n").encode("utf-8"))
 

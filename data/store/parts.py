@@ -303,4 +303,5 @@ def has_journal(partial: str) -> bool:
 
 def units_done(partial: str) -> int:
     """Number of units that the journal counts."""
-    return int(read_json(os.path.join(partial, _JOURNAL)).get("next", 0))
+    done = read_json(os.path.join(partial, _JOURNAL)).get("next")
+    return done if isinstance(done, int) else 0

@@ -219,6 +219,12 @@ def _add_output(add: Callable[..., Any]) -> None:
     add("--peak_tflops", type=positive, metavar="TFLOPS", help="what mfu is the share of (default: measured)")
     add("--verbose", action="store_true", help="print all options, and a line for every step")
     add(
+        "--estimate",
+        action="store_true",
+        help="print the memory that the run needs, by its use, beside what is there, and leave; exit code 2 "
+        "where it does not fit. Rule of thumb: 16 bytes a parameter, and what a batch's activations take",
+    )
+    add(
         "--profile",
         type=path_name,
         metavar="FILE",
