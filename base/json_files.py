@@ -13,7 +13,7 @@ from base.errors import InputError
 
 MOST_BYTES = 64 << 20  # a token store's manifest holds its whole vocabulary: a few MB
 _MOST_LINE = 1 << 20  # bytes
-_MOST_DIGITS = 20  # of a whole number: 64 bits
+_MOST_DIGITS = 4000  # of a whole number; converting takes the square of their number
 
 
 def open_regular(path: str, source: str | None = None) -> IO[bytes]:
@@ -31,12 +31,12 @@ def open_regular(path: str, source: str | None = None) -> IO[bytes]:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError as error:
         reason = "it is a socket" if error.errno == errno.ENXIO else error.strerror
-        raise InputError(f"{source} cannot be read: {reason}") from error
+        raise InputError(f"{source}: cannot be read: {reason}") from error
     except ValueError as error:  # a NUL in the name
-        raise InputError(f"{source} cannot be read: {error}") from error
+        raise InputError(f"{source}: cannot be read: {error}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise InputError(f"{source} cannot be read: it is no regular file")
+        raise InputError(f"{source}: cannot be read: it is no regular file")
     return open(descriptor, "rb")
 
 
@@ -51,10 +51,10 @@ def read_regular(path: str, most_bytes: int = MOST_BYTES, source: str | None = N
         try:
             content = file.read(most_bytes + 1)
         except OSError as error:
-            raise InputError(f"{source} cannot be read: {error.strerror}") from error
+            raise InputError(f"{source}: cannot be read: {error.strerror}") from error
     if len(content) > most_bytes:
         size = f"{most_bytes >> 20} MiB" if most_bytes >= 1 << 20 else f"{most_bytes:,} bytes"
-        raise InputError(f"{source} has more than {size}, which no file of its kind has")
+        raise InputError(f"{source}: more than {size}, which no file of its kind has")
     return content
 
 
@@ -78,7 +78,7 @@ def read_json_object(path: str, most_bytes: int = MOST_BYTES, source: str | None
     """
     content = read_json_file(path, most_bytes, source)
     if not isinstance(content, dict):
-        raise InputError(f"{source or path} is damaged: it holds no JSON object of names and values")
+        raise InputError(f"{source or path}: not a JSON object of names and values")
     return content
 
 
@@ -86,20 +86,20 @@ def parse_json(content: bytes | str, source: str) -> Any:
     """The value that JSON text stands for.
 
     Raises:
-        InputError: no JSON, no UTF-8, nested too deeply, or a whole number beyond 64 bits.
+        InputError: no JSON, no UTF-8, nested too deeply, or a whole number of thousands of digits.
     """
     try:
         text = content if isinstance(content, str) else content.decode("utf-8-sig")
         return json.loads(text, parse_int=_whole)
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
-        raise InputError(f"{source} is not JSON: {error.msg} at {place}; is it whole?") from error
+        raise InputError(f"{source}: not JSON: {error.msg} at {place}; is it whole?") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{source} is not JSON: byte {error.start} is not UTF-8") from error
+        raise InputError(f"{source}: not JSON: byte {error.start} is not UTF-8") from error
     except RecursionError as error:
-        raise InputError(f"{source} is damaged: its JSON is nested too deeply") from error
+        raise InputError(f"{source}: not JSON that can be read: it is nested too deeply") from error
     except ValueError as error:
-        raise InputError(f"{source} is damaged: {error}") from error
+        raise InputError(f"{source}: not JSON that can be read: {error}") from error
 
 
 def _whole(digits: str) -> int:

@@ -76,9 +76,9 @@ def activation_bytes(config: BertConfig, vocab_size: int, batch: Batch, operator
     backward = tokens * (2 * units + 2 * hidden)  # gradients of one layer
     if operators == FUSED:
         top_tokens = min(tokens, batch.rows + masked) if batch.predictions else tokens
-        layers = (config.layers - 1) * tokens * (8 * units + 2 * hidden)
+        layers: float = (config.layers - 1) * tokens * (8 * units + 2 * hidden)
         layers += tokens * 4 * units + top_tokens * (5 * units + 2 * hidden)
-        scores = vocab_size * _up_to(masked, 16)
+        scores: float = vocab_size * _up_to(masked, 16)
     else:
         squares = 3.25 * batch.rows * config.heads * batch.length**2
         layers = config.layers * (tokens * (10 * units + 2.5 * hidden) + squares)

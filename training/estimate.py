@@ -113,8 +113,8 @@ def check_memory(
         several = f"{found.processes} processes need" if found.processes > 1 else "it needs"
         raise InputError(
             f"{found.what}: {several} about {_gib(found.of_host)} of memory, and {_gib(available.bytes)} are "
-            f"{available.source}; most of it is for {greatest}. Lower --batch_size (--accumulate makes up for "
-            "it), --max_seq_length or the model, or start fewer processes on a host; --estimate shows all"
+            f"{available.source}; most of it is for {greatest}. Lower --batch_size (--accumulate makes up "
+            "for it), --max_seq_length or the model, or start fewer processes on a host; --estimate shows all"
         )
     return None
 
@@ -151,9 +151,8 @@ def estimate(part: Part, backend: str, environ: Mapping[str, str] = os.environ) 
     if inputs.trains and backend != LOCAL and _world_size(environ, here) > 1:
         exchanged = count * item
         parts["exchange"] = exchanged if backend == BYTEPS else 2 * min(FUSION, exchanged)
-    shape = (
-        f"{model.bert.description}, {rows:,} x {length} tokens a process in {dtype}, {operators} operators"
-    )
+    tokens = f"{rows:,} x {length} tokens a process"
+    shape = f"{model.bert.description}, {tokens} in {dtype}, {operators} operators"
     return Estimate(parts, here, None if on_gpu else available_memory(), shape)
 
 

@@ -60,7 +60,7 @@ def read_vocabulary(path: str, flag: str) -> Sequence[str]:
         InputError: the file cannot be read, is neither, or lacks a special token.
     """
     try:
-        with open_regular(path) as file:
+        with open_regular(path, f"{flag} {path}") as file:
             begins = file.read(1)
         if begins != b"{":
             return load_vocab(path).tokens
@@ -124,4 +124,4 @@ def _from_tokenizer(path: str, flag: str) -> tuple[Sequence[str] | None, bool | 
 
 
 def _json(path: str, flag: str) -> dict[str, Any]:
-    return read_json_object(path, MAX_VOCAB_BYTES, f"{flag}: {path}")
+    return read_json_object(path, MAX_VOCAB_BYTES, f"{flag} {path}")

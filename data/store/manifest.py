@@ -52,7 +52,7 @@ def check_figures(manifest: Mapping[str, Any]) -> None:
 
 
 def _is_source(source: Any) -> bool:
-    return isinstance(source, dict) and isinstance(source.get("name"), str) and _is_count(source.get("size"))
+    return isinstance(source, dict) and isinstance(source.get("name"), str)
 
 
 def _is_count(value: Any) -> bool:
