@@ -199,9 +199,9 @@ def _of_all_ranks(paths: Sequence[str]) -> list[str]:
 def _checkpoint_folder(arguments: Sequence[str]) -> str:
     """The value of --ckpt_dir; empty, for the current folder, without it."""
     parser = OptionParser(allow_abbrev=False, add_help=False)
-    parser.add_argument("--ckpt_dir", default="")
+    parser.add_argument("--ckpt_dir")
     given, _ = parser.parse_known_args(arguments)
-    return os.path.expanduser(given.ckpt_dir)
+    return os.path.expanduser(given.ckpt_dir or "")
 
 
 def _check_folder(out: str) -> None:
