@@ -51,8 +51,11 @@ class Attack(NamedTuple):
     used: str | None
 
 
-def attacks(minutes: float, seed: int, work: Path, names: Sequence[str] = ()) -> list[Attack]:
-    """All targets (or those named) in turns, each damage once, then other places until the time has gone."""
+def attacks(
+    minutes: float, seed: int, work: Path, names: Sequence[str] = (), most: int = 10**9
+) -> list[Attack]:
+    """All targets (or those named) in turns, each damage once, then other places until the time has gone. Of
+    a turn's damages to a target `most`, drawn by the seed."""
     until = time.monotonic() + 60 * minutes
     done: list[Attack] = []
     chosen = [target for target in TARGETS if not names or target.name in names]
@@ -64,7 +67,7 @@ def attacks(minutes: float, seed: int, work: Path, names: Sequence[str] = ()) ->
     generator = random.Random(seed)
     while True:
         for target in chosen:
-            done += _round(target, sound[target.name], work, random.Random(generator.random()))
+            done += _round(target, sound[target.name], work, random.Random(generator.random()), most)
             if time.monotonic() > until:
                 return done
 
@@ -110,25 +113,32 @@ def _classes(content: bytes) -> dict[str, Sequence[int]]:
     }
 
 
-def _round(target: Target, sound: Path, work: Path, generator: random.Random) -> list[Attack]:
+def _round(target: Target, sound: Path, work: Path, generator: random.Random, most: int) -> list[Attack]:
     expected = _content(target.read, sound, work)
     older = _content(target.read_older, sound, work) if target.read_older else None
-    files = sorted(path for path in sound.rglob("*") if path.is_file() and not _is_scratch(path))
+    files = sorted(path for path in sound.rglob("*") if path.is_file() and path.suffix != ".lock")
+    chosen = [
+        (path, *damage)
+        for path in files
+        for damage in damages(path, [each for each in files if _could_be(each, path)][:2], generator)
+    ]
     found = []
-    for path in files:
-        others = [other for other in files if other != path and other.suffix == path.suffix][:2]
-        for damage, content in damages(path, others, generator):
-            copy = work / f"{target.name}-damaged"
-            shutil.rmtree(copy, ignore_errors=True)
-            shutil.copytree(sound, copy)
-            victim = copy / path.relative_to(sound)
-            victim.unlink()
-            if content is not None:
-                victim.write_bytes(content)
-            how, used = _outcome(target, copy, expected, older)
-            found.append(Attack(target.name, f"{path.relative_to(sound)}: {damage}", how, used))
-            shutil.rmtree(copy, ignore_errors=True)
+    for path, damage, content in generator.sample(chosen, min(most, len(chosen))):
+        copy = work / f"{target.name}-damaged"
+        shutil.copytree(sound, copy)
+        victim = copy / path.relative_to(sound)
+        victim.unlink()
+        if content is not None:
+            victim.write_bytes(content)
+        how, used = _outcome(target, copy, expected, older)
+        found.append(Attack(target.name, f"{path.relative_to(sound)}: {damage}", how, used))
+        shutil.rmtree(copy, ignore_errors=True)
     return found
+
+
+def _could_be(other: Path, path: Path) -> bool:
+    """Whether a file could be mistaken for another one."""
+    return other != path and other.suffix == path.suffix
 
 
 def _content(read: Callable[[Path], Any], sound: Path, work: Path) -> Any:
@@ -153,10 +163,6 @@ def _outcome(target: Target, folder: Path, expected: Any, older: Any) -> tuple[s
     if found == older:
         return "the older checkpoint", None
     return "", f"other content: {str(found)[:200]}"
-
-
-def _is_scratch(path: Path) -> bool:
-    return path.suffix == ".lock"
 
 
 # Checkpoints: steps 3 and 6; a run goes on with the newest whole one.

@@ -45,6 +45,7 @@ def rejected(path: Path | str, **words: int) -> str:
         (b"[1]", "not a JSON object"),
         (b"null", "not a JSON object"),
     ],
+    ids=["empty", "cut", "binary", "brackets", "braces", "digits", "list", "null"],
 )
 def test_content_that_is_no_json_object(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "a.json"
