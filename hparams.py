@@ -198,7 +198,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="hparams.py",
         description=f"{__doc__}\n{lamb_paper.__doc__}",
         epilog="Rule of thumb: four times the sequences in a step are a quarter of the steps, twice the\n"
-        "learning rate and four times the warmup ratio, that is, as many warmup steps as before.",
+        "learning rate and four times the warmup ratio, that is, as many warmup steps as before.\n"
+        "--estimate of the training scripts shows whether a batch fits into memory.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

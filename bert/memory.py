@@ -2,7 +2,7 @@
 
 Parameters, gradients and optimizer states are counted exactly. Activations are what the forward pass keeps
 for the backward pass, operator by operator, and the gradients of one layer; `IN_FLIGHT` is the share that the
-allocator and MXNet's plan take on top, measured on CPUs (docs/memory.md has the figures).
+allocator and MXNet's plan take on top, measured on CPUs (docs/training.md has the figures).
 """
 
 from __future__ import annotations

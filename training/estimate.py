@@ -1,7 +1,7 @@
 """The memory of a run, estimated from its settings and compared with what is there, before MXNet is imported
 and before anything is allocated: --estimate prints it.
 
-docs/memory.md compares it with measured runs. It is of training; an evaluation needs less with the same
+docs/training.md compares it with measured runs. It is of training; an evaluation needs less with the same
 batch size.
 """
 

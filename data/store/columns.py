@@ -25,9 +25,8 @@ class ColumnWriter:
     """Appends to the column `name` in `directory`, an existing directory.
 
     `dtype` is what is stored; `shard_bytes` a multiple of the page size. `resume` is the number of elements
-    to keep from an earlier writer of the same column: files are cut back to them. `finished` are the shards
-    that the earlier writer had filled, as `shards` gave them, and `tail` the checksum of what it had written
-    to the last one: they are compared with the files.
+    to keep from an earlier writer of the same column: files are cut back to them. `written` has the earlier
+    writer's `shards` and `tail`, which are compared with the files.
     Raises ValueError if what should be kept is not there, or has changed; OSError as the file system does.
     """
 
@@ -38,15 +37,16 @@ class ColumnWriter:
         dtype: np.dtype | str,
         shard_bytes: int = SHARD_BYTES,
         resume: int = 0,
-        finished: Sequence[Mapping[str, Any]] = (),
-        tail: str | None = None,
+        written: Mapping[str, Any] | None = None,
     ) -> None:
         self.dtype = np.dtype(dtype)
         if shard_bytes <= 0 or shard_bytes % mmap.PAGESIZE or shard_bytes % self.dtype.itemsize:
             raise ValueError(f"shard_bytes {shard_bytes} is no multiple of the page size {mmap.PAGESIZE}")
         self._directory, self._name, self._shard_bytes = directory, name, shard_bytes
         self._bytes = resume * self.dtype.itemsize
-        self._shards = [dict(shard) for shard in finished]
+        written = written or {}
+        tail = written.get("tail")
+        self._shards = [dict(shard) for shard in written.get("shards", ())]
         self._file = -1
         self._digest = hashlib.sha256()
         full, rest = divmod(self._bytes, shard_bytes)

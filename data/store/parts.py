@@ -201,8 +201,7 @@ class Table:
                 column.dtype,
                 shard_bytes,
                 state.columns[column.name]["length"],
-                state.columns[column.name]["shards"],
-                state.columns[column.name].get("tail"),
+                state.columns[column.name],
             )
             for column in columns
         }
