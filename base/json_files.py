@@ -34,9 +34,11 @@ def open_regular(path: str, source: str | None = None) -> IO[bytes]:
         raise InputError(f"{source}: cannot be read: {reason}") from error
     except ValueError as error:  # a NUL in the name
         raise InputError(f"{source}: cannot be read: {error}") from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise InputError(f"{source}: cannot be read: it is no regular file")
+        reason = os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "it is no regular file"
+        raise InputError(f"{source}: cannot be read: {reason}")
     return open(descriptor, "rb")
 
 

@@ -146,5 +146,5 @@ def test_a_file_of_100_mb_is_refused_without_reading_it_all(tmp_path):
     path = tmp_path / "vocab.txt"
     with open(path, "wb") as handle:
         handle.truncate(100 << 20)
-    with pytest.raises(InputError, match=r"vocab\.txt has over 64 MiB"):
+    with pytest.raises(InputError, match=r"vocab\.txt: more than 64 MiB"):
         load_vocab(str(path))

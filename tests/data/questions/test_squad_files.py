@@ -55,8 +55,8 @@ def broken(change):
 @pytest.mark.parametrize(
     "content, message",
     [
-        ('{"data": [}', "no valid JSON at line 1, column 11"),
-        ("", "no valid JSON at line 1"),
+        ('{"data": [}', "not JSON: .* at line 1, column 11"),
+        ("", "not JSON: .* at line 1"),
         ("[" * 100_000, "nested too deeply"),
         ("[]", "top level: 'data' is missing or no list"),
         ({"data": {}}, "'data' is missing or no list"),
