@@ -39,6 +39,7 @@ from base.command_line import OptionParser, path_name, whole
 from base.command_line import seconds as limited
 from base.errors import InputError, one_line
 from hosts.addresses import LOOPBACK, addresses, free_port, is_address, is_here, is_loopback
+from hosts.exposure import warning
 from hosts.hostfile import read_host_lines
 from hosts.output import Screen
 from hosts.parts import (
@@ -144,6 +145,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         say(str(error))
         return 2
+    exposed = warning(parts, access)
+    if exposed:
+        say(exposed)
     if launch.dry_run:
         with contextlib.suppress(BrokenPipeError):  # the reader, such as `head`, has seen enough
             for part in parts:
