@@ -14,6 +14,7 @@ from base.threads import set_threads
 from comm.base import Communicator
 from comm.options import CommunicationConfig
 from tasks.base import Task
+from training.estimate import check_memory
 from training.finetuning.options import Defaults, make_parser
 from training.profiling.profiler import separate_operators
 from training.results.members import Member, Plan, check_plan, members_of, run_members
@@ -56,6 +57,9 @@ def fine_tune(
     place = whole.part.config.checkpoint.ckpt_dir
     if plan.members and launched_rank(os.environ) == 0:
         check_plan(place, plan, whole.part.config.checkpoint.resume)
+    code = check_memory([whole.part], whole.backend, bool(whole.part.config.options["estimate"]))
+    if code is not None:
+        return code
     set_threads()  # before mxnet is imported below
     if whole.part.config.report.profile:
         separate_operators()
