@@ -39,9 +39,15 @@ def opened(setting: Setting) -> Iterator[Attempt]:
         said = f"{len(lines)} lines, the last: {lines[-1][:200]}" if lines else "without a word"
         return f"{case.line}: code {outcome.code} after {outcome.seconds:.2f} s, {said}"
 
+    def parsing(case: Any) -> str:
+        try:
+            return outcome_of(case, bad_values.parse(case))
+        except Exception as error:  # what would be a traceback
+            return f"{case.line}: {type(error).__name__}: {error}"
+
     def attempt(case: str) -> Tally:
         if case == ALL:
-            wrong = [text for each in every for text in [outcome_of(each, bad_values.parse(each))] if text]
+            wrong = [text for each in every for text in [parsing(each)] if text]
             return Tally(len(every), len(every) - len(wrong), tuple(wrong))
         one = every[int(parsed(case)["number"])]
         return Tally.of(outcome_of(one, bad_values.run(one)))
@@ -63,5 +69,5 @@ PROGRAM = Program(
     backends=(ONCE,),
     cases=cases,
     opened=opened,
-    damages={UNCHECKED: Damage(ALL, "code ")},
+    damages={UNCHECKED: Damage(ALL, "code |TypeError")},
 )

@@ -13,6 +13,7 @@ from tests.reliability import (
     damaged_files,
     disagreeing_ranks,
     flat_memory,
+    hostile_files,
     killed_at_steps,
     known_sums,
     missing_processes,
@@ -21,7 +22,7 @@ from tests.reliability import (
     signals,
     strangers_at_the_port,
 )
-from tests.reliability.figure import ONCE, Program
+from tests.reliability.figure import Program
 
 
 def needs(module: str, program: Program) -> Program:
@@ -31,18 +32,12 @@ def needs(module: str, program: Program) -> Program:
     return replace(program, opened=None, damages={})
 
 
-ONE = (ONCE,)
 PROGRAMS = (
     killed_at_steps.PROGRAM,
     needs("tests.elastic", changed_ranks.PROGRAM),
     needs("tests.saving_attacks", attacked_saving.KILLED),
     needs("tests.flipping", damaged_files.PROGRAM),
-    Program(
-        "5a",
-        "hostile texts, formats, checkpoints, configurations",
-        "no hang, no traceback, no byte run",
-        backends=ONE,
-    ),
+    hostile_files.PROGRAM,
     needs("tests.strangers", strangers_at_the_port.PROGRAM),
     needs("tests.poisoning", not_finite.PROGRAM),
     missing_processes.PROGRAM,
