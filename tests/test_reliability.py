@@ -74,7 +74,7 @@ def test_time_is_shared_and_kept(tmp_path):
     programs = [program(slow, "1", endless, weight=1), program(slow, "2", endless, weight=3)]
     begin = time.monotonic()
     found = measured(programs, tmp_path, minutes=1.2 / 60)
-    assert 0.8 < time.monotonic() - begin < 2
+    assert 0.8 < time.monotonic() - begin < 5
     first, second = (found[number, ONCE].tried for number in "12")
     assert 1 <= first < second
     assert measured([program(slow, seconds=100)], tmp_path)["77", ONCE].note.startswith("not tried: ")
@@ -132,17 +132,16 @@ def test_every_figure_of_the_table_is_there():
             assert re.compile(damage.noticed) and damage.case
 
 
-@pytest.mark.parametrize("number", ["1", "6", "7", "8", "12", "13", "restarts"])
-def test_cases_depend_on_the_seed_alone(number, tmp_path):
-    (one,) = [each for each in PROGRAMS if each.number == number]
-    if one.opened is None:
-        pytest.skip("not built")
+BUILT = [program for program in PROGRAMS if program.opened and program.number != "11"]  # 11 makes files
 
+
+@pytest.mark.parametrize("one", BUILT, ids=lambda one: one.number)
+def test_cases_depend_on_the_seed_alone(one, tmp_path):
     def cases(seed):
         setting = Setting(one.backends[0], seed, tmp_path, tmp_path, 1.0)
         return [case for case, _ in zip(one.cases(setting), range(20))]
 
-    assert cases(1) == cases(1) and (len(cases(1)) < 20 or cases(1) != cases(2))
+    assert cases(1) == cases(1) and (len(cases(1)) < 20 or cases(1) != cases(2)), cases(1)
 
 
 def test_differences_between_runs(tmp_path):
@@ -184,8 +183,6 @@ def test_a_cheap_figure_and_its_damage(tmp_path):
     """The short form: those figures that need no ranks, for seconds."""
     cheap = [each for each in PROGRAMS if each.opened and each.backends == (ONCE,) and each.seconds <= 5]
     chosen = [each.number for each in cheap]
-    if not chosen:
-        pytest.skip("none is built")
     page = tmp_path / "page.md"
     words = ("--figures", ",".join(chosen), "--minutes", "0.15", "--output", page)
     result = run_command(command(*words), timeout=120, env={"TMPDIR": str(tmp_path)}).check()
