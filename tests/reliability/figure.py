@@ -82,10 +82,11 @@ Attempt = Callable[[str], Tally]  # one case, by its name, which holds all that 
 @dataclass(frozen=True)
 class Damage:
     """Something that is broken deliberately, the case that has to notice it, and a regular expression for
-    what is said then."""
+    what is said then. `backends`: those with which it can be tried; empty for all."""
 
     case: str
     noticed: str
+    backends: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

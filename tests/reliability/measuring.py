@@ -166,7 +166,7 @@ def try_damages(plan: Plan, clock: Clock, keep: Callable[[Caught], None]) -> Non
     """Breaks what each figure is about, once for each damage, and looks whether the figure notices."""
     for program, backend in plan.units:
         for name, damage in program.damages.items():
-            if program.opened is None:
+            if program.opened is None or (damage.backends and backend not in damage.backends):
                 continue
             if clock.left < program.seconds:
                 keep(Caught(program.number, name, backend, None, "not tried: no time left"))
