@@ -20,6 +20,7 @@ from base.errors import InputError
 from bert.weights.params_file import read_array, read_index, write_params
 from comm.local import LocalCommunicator
 from data.pretraining.batches import PretrainingBatches
+from data.sharing import Share
 from tests.training.staged import (
     END,
     FIRST,
@@ -253,7 +254,7 @@ def test_masks_of_stage_2_are_its_own(corpus, tmp_path):
     for part in parts_of(tmp_path, corpus, max_seq_length=32, batch_size=4):
         opened = open_source(part.inputs, part.inputs.train, LocalCommunicator())
         feed = PretrainingBatches(
-            opened.source, part.inputs.config.batching, data_seed(5, part.config.start.stage), 0, 1
+            opened.source, part.inputs.config.batching, data_seed(5, part.config.start.stage), Share.of(0, 1)
         )
         batches.append(next(iter(feed)))
     assert data_seed(5, 1) == data_seed(5, None) == 5

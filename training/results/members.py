@@ -28,7 +28,7 @@ from training.results.record import (
 
 if TYPE_CHECKING:
     from comm.base import Communicator
-    from training.loop import StopRequest
+    from training.stopping import StopRequest
 
 MEMBERS_FILE = "members.json"
 FORMAT = 1
@@ -275,8 +275,8 @@ def run_members(
     Returns:
         0, or the exit code of the member that a signal has stopped.
     """
-    from training.loop import StopRequest
     from training.start import broadcast_json
+    from training.stopping import StopRequest
 
     stop = StopRequest()
     stop.listen()
