@@ -2,8 +2,8 @@
 
     step_worker.py OUTPUT_DIRECTORY
 
-A step has three micro-batches: two of rank 0 and one of rank 1. Rank 0 then takes all of them by itself, which
-must give what two ranks give.
+A step has three micro-batches: two of rank 0 and one of rank 1. Rank 0 then takes all of them by itself,
+which must give what two ranks give.
 """
 
 from __future__ import annotations
