@@ -44,8 +44,9 @@ def end_at_signals() -> None:
 def leave_at_signals() -> None:
     """From now on the first signal raises Stopped in the main thread, and further ones do nothing; GRACE
     seconds after it the process ends, whatever it is doing, unless it takes steps by then."""
+    handler = _Leaving()
     for number in SIGNALS:
-        signal.signal(number, _leave)
+        signal.signal(number, handler)
     reader, writer = os.pipe()
     for end in (reader, writer):
         os.set_blocking(end, end == reader)
@@ -89,21 +90,24 @@ def _end(number: int, frame: FrameType | None) -> None:
     os._exit(code_of(number))
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    for each in SIGNALS:
-        signal.signal(each, _leaving)
-    raise Stopped(number)
+class _Leaving:
+    """Handler of signals that raises Stopped, once."""
 
+    def __init__(self) -> None:
+        self._raised = False
 
-def _leaving(number: int, frame: FrameType | None) -> None:
-    """A further signal: the first one is being obeyed."""
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if not self._raised:
+            self._raised = True
+            raise Stopped(number)
 
 
 def _watch(reader: int) -> None:
+    """Ends the process where a handler that should have does not come to it."""
     while True:
         for number in os.read(reader, 64):
-            if number not in SIGNALS or signal.getsignal(number) not in (_leave, _leaving):
-                continue
-            time.sleep(GRACE)
-            if signal.getsignal(number) in (_leave, _leaving):
-                os._exit(code_of(number))
+            handler = signal.getsignal(number)
+            if isinstance(handler, _Leaving):
+                time.sleep(GRACE)
+                if signal.getsignal(number) is handler:
+                    os._exit(code_of(number))
