@@ -87,7 +87,7 @@ def check_deadline(config: DeadlineConfig, environ: Mapping[str, str]) -> None:
 
 
 def began() -> float:
-    """When this process was started, in seconds since 1970."""
+    """The time at which this process was started, in seconds since 1970."""
     with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
         ticks = int(file.read().rpartition(")")[2].split()[19])
     since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -95,7 +95,7 @@ def began() -> float:
 
 
 class Deadline:
-    """Tells after which step to leave, so that its checkpoint is written in time.
+    """The step to leave after, so that its checkpoint is written in time.
 
     Another step, and what belongs to it, is begun only where there is time for it and for saving after it.
     The longest of the latest steps, saves and evaluations say how long these take; before the first save,

@@ -36,14 +36,14 @@ def code_of(number: int) -> int:
 
 
 def end_at_signals() -> None:
-    """From now on signals end the process: there is nothing to be closed yet."""
+    """Lets signals end the process: there is nothing to be closed yet."""
     for number in SIGNALS:
         signal.signal(number, _end)
 
 
 def leave_at_signals() -> None:
-    """From now on the first signal raises Stopped in the main thread, and further ones do nothing; GRACE
-    seconds after it the process ends, whatever it is doing, unless it takes steps by then."""
+    """Lets the first signal raise Stopped in the main thread, and further ones do nothing; GRACE seconds
+    after it the process ends, whatever it is doing, unless it takes steps by then."""
     handler = _Leaving()
     for number in SIGNALS:
         signal.signal(number, handler)
