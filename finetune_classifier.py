@@ -10,6 +10,11 @@
 
 from __future__ import annotations
 
+from training.stopping import end_at_signals
+
+if __name__ == "__main__":
+    end_at_signals()  # until all is imported, which takes a second
+
 import argparse
 import os
 import sys
@@ -255,4 +260,4 @@ def _prepared(argv: Sequence[str]) -> Prepared:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    sys.exit(exit_code(main, leaves=True))

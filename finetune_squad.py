@@ -10,6 +10,11 @@ and hosts/launch_byteps.py by BytePS. docs/finetuning.md is the guide.
 
 from __future__ import annotations
 
+from training.stopping import end_at_signals
+
+if __name__ == "__main__":
+    end_at_signals()  # until all is imported, which takes a second
+
 import argparse
 import os
 import sys
@@ -248,4 +253,4 @@ def _task() -> Task:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    sys.exit(exit_code(main, leaves=True))
