@@ -28,6 +28,7 @@ utilisation         operations done, of those that the devices could do
 report              progress, metrics.jsonl, TensorBoard, plot, closing lines
 results/            results.json, and many runs with one option different
 checkpoint          three files a checkpoint, complete or not there
+saving              the state copied, and written by a thread
 pretrained          weights of a checkpoint, or of any other file
 pretrained_options  what a command line adds to them
 profiling/          traces of steps

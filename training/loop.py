@@ -85,7 +85,7 @@ class Loop:
             result = self._take(lr)
             keep_going = result.keep_going
             if self.budget:
-                self.budget.take(result.agreed)
+                self.budget.take(result.agreed[1:])
             at_end = self._complete() or not keep_going
             if self.step % run.config.report.log_interval == 0 or at_end:
                 self._log(lr, result)
@@ -94,7 +94,8 @@ class Loop:
                     self._save()
                     if keep_going:
                         run.evaluate(self.step)
-        run.communicator.barrier()  # no rank ends while rank 0 still writes
+        # No rank ends while rank 0 still writes.
+        run.saver.check(run.communicator.all_agree([run.saver.finish()]) == [True])
         if not keep_going:
             run.reporter.warn(f"stopped by a signal after step {self.step}; --resume continues")
             return self.stop.exit_code or 143
@@ -118,10 +119,10 @@ class Loop:
         waited = self.feed.waited
         micro_batches = [next(self.feed) for _ in range(self.settings.accumulate)]
         waited = self.feed.waited - waited
-        also = self.budget.flags if self.budget else tuple
         keep_going = self.stop.exit_code is None
-        result = self.take_step(self.step, micro_batches, lr, keep_going, also)
+        result = self.take_step(self.step, micro_batches, lr, keep_going, self._flags)
         self.trace.after_step(micro_batches)
+        run.saver.check(result.agreed[0])
         run.skips.update(result.applied, self.step, self.last_saved)
         forward = sum(run.task.flops(each, self.size, run.model.operators) for each in micro_batches)
         self.totals.add(micro_batches, result.sums, result.applied, waited, (1 + BACKWARD) * forward)
@@ -132,6 +133,11 @@ class Loop:
             f" loss scale {run.scaler.scale:g}" + ("" if result.applied else ", not finite: skipped")
         )
         return result
+
+    def _flags(self) -> list[bool]:
+        """Flags to agree on: whether saving goes well, and the budget's. The update that follows may change
+        what has been saved: its copy is complete."""
+        return [self.run.saver.sound(), *(self.budget.flags() if self.budget else ())]
 
     def _log(self, lr: float, result: StepResult) -> None:
         run = self.run

@@ -21,7 +21,6 @@ from bert.weights.params_file import read_array, read_index
 from bert.weights.published import load_published
 from comm.base import Communicator
 from tasks.base import Task
-from training.checkpoint import Checkpoint, save
 from training.config import ModelConfig, RunConfig
 from training.evaluation import evaluate
 from training.feed import EvaluationFeed, Feed
@@ -38,6 +37,7 @@ from training.results.record import FINISHED, UNFINISHED
 from training.run_file import write_run_file
 from training.run_inputs import Part, RunInputs
 from training.saved_vocabulary import write_vocabulary
+from training.saving import Saver
 from training.stages import data_seed
 from training.start import Start, changed_options, find_start, position_to_continue, restore_states
 from training.start_options import OPTIMIZER, SCHEDULE
@@ -173,6 +173,7 @@ class Run:
     optimizer: Optimizer
     scaler: LossScaler
     skips: SkipCounter
+    saver: Saver
     clock: Stopwatch = field(default_factory=Stopwatch)
     wall: Stopwatch = field(default_factory=Stopwatch)
     saved_vocabulary: Mapping[str, Any] | None = None
@@ -222,12 +223,12 @@ class Run:
             "wall_s": finite_or_none(self.wall.total),
         }
 
-    def save(self, step: int, ended: bool = False) -> Checkpoint | None:
-        """Writes the checkpoint of `step`; every rank calls it, rank 0 writes. `ended`: as for `state`.
+    def save(self, step: int, ended: bool = False) -> None:
+        """Begins to save the checkpoint of `step`; every rank calls it, rank 0 writes (training/saving.py).
+        `ended`: as for `state`.
 
         Raises:
-            NotFiniteError: on every rank, a parameter is not finite. TrainingError: it could not be written.
-                Earlier checkpoints are intact.
+            NotFiniteError: on every rank, a parameter is not finite. Earlier checkpoints are intact.
         """
         arrays = live_arrays(network_parameters(self.model.network))
         if not all_finite(list(arrays.values())):
@@ -235,13 +236,8 @@ class Run:
                 f"a parameter is no longer finite at step {step}, so it is not saved; lower --lr and "
                 "--resume from the checkpoint before"
             )
-        if self.communicator.rank != 0:
-            return None
-        place = self.config.checkpoint
-        states = self.optimizer.state_views()
-        saved = save(place.ckpt_dir, step, arrays, states, self.state(ended), keep=place.keep_checkpoints)
-        self.reporter.note(f"saved {saved.params_path}")
-        return saved
+        if self.communicator.rank == 0:
+            self.saver.begin(step, arrays, self.optimizer.state_views(), self.state(ended))
 
     def restore(self) -> None:
         """Gives every rank what it takes over of the checkpoint that the run starts from: optimizer states,
@@ -356,10 +352,12 @@ def open_run(
     )
     scaler: LossScaler = DynamicScaler() if dtype == "float16" else StaticScaler()
     model = Model(bert, network, device, dtype, operators)
+    place = config.checkpoint
+    saver = stack.enter_context(Saver(place.ckpt_dir, place.keep_checkpoints, reporter))
     clock = Stopwatch(start.facts.get("training_s", 0.0) if start.keeps(SCHEDULE) else 0.0)
     run = Run(
         config, inputs, task, communicator, plan, start, seed, reporter, feed, eval_feed, model, optimizer,
-        scaler, SkipCounter(), clock, wall, saved_vocabulary,
+        scaler, SkipCounter(), saver, clock, wall, saved_vocabulary,
     )  # fmt: skip
     run.restore()
     position, messages = position_to_continue(start, config.options, communicator.size, inputs.data_options)
