@@ -352,8 +352,8 @@ def open_run(
     )
     scaler: LossScaler = DynamicScaler() if dtype == "float16" else StaticScaler()
     model = Model(bert, network, device, dtype, operators)
-    place = config.checkpoint
-    saver = stack.enter_context(Saver(place.ckpt_dir, place.keep_checkpoints, reporter))
+    kept = config.checkpoint.keep_checkpoints
+    saver = stack.enter_context(Saver(config.checkpoint.ckpt_dir, kept, reporter))
     clock = Stopwatch(start.facts.get("training_s", 0.0) if start.keeps(SCHEDULE) else 0.0)
     run = Run(
         config, inputs, task, communicator, plan, start, seed, reporter, feed, eval_feed, model, optimizer,
