@@ -7,6 +7,7 @@ pretraining    a plan of the LAMB paper as a job
 mpirun         the mpirun command of a job
 print_byteps   the commands of a job over BytePS
 parts          processes of a run over BytePS as data
+exposure       public addresses at which they listen
 output         lines, prefixes and log files of the parts
 running        the parts run to their end, or all taken down
 supervise      around each part: none outlives the launcher

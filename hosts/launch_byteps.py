@@ -38,6 +38,7 @@ if __name__ == "__main__" and not __package__:
 from base.command_line import positive
 from base.errors import InputError
 from hosts.addresses import LOOPBACK, addresses, free_port, is_address, is_here, is_loopback
+from hosts.exposure import warning
 from hosts.hostfile import read_host_lines
 from hosts.output import Screen
 from hosts.parts import (
@@ -136,6 +137,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         say(str(error))
         return 2
+    exposed = warning(parts, access)
+    if exposed:
+        say(exposed)
     if launch.dry_run:
         with contextlib.suppress(BrokenPipeError):  # the reader, such as `head`, has seen enough
             for part in parts:

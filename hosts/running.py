@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Container, Sequence
 
-from hosts.output import Lines, LogFile, Screen
+from hosts.output import Lines, LogFile, Screen, harmless
 from hosts.parts import Access, Part
 
 FORWARDED = {signal.SIGINT: "INT", signal.SIGTERM: "TERM", signal.SIGUSR1: "USR1", signal.SIGHUP: "TERM"}
@@ -162,6 +162,7 @@ class RunningPart:
             if not line:
                 return
             line += b"\n"  # the part had left this line without an end
+        line = harmless(line)
         if self._screens is not None:
             self._screens[which].write(f"[{self.part.name}] ", line)
         if self._logs is not None:
