@@ -23,7 +23,7 @@ COMPILE = ["g++", "-std=c++14", "-O2", "-fPIC", "-Wall", "-Wextra", "-fvisibilit
 
 # What BytePS's workers link as NCCL, and what takes the place of functions in both of its libraries.
 NCCL = ("cuda.cc", "collectives.cc", "reduce.cc", "shared.cc")
-WRAPPERS = ("engine.cc", "isolation.cc", "messages.cc", "pipeline.cc", "receiving.cc")
+WRAPPERS = ("engine.cc", "isolation.cc", "pipeline.cc", "receiving.cc")
 WRAPPER = re.compile(r" T __wrap_(\w+)$", re.MULTILINE)  # as nm lists it
 
 COMMON = {

@@ -25,7 +25,7 @@ from typing import Any, Callable, Sequence
 from tests.processes import ROOT, Run, start_ranks
 
 LIMIT = 64.0  # bytes a step: 60 MB in 900,000
-WARM_UP = 3000
+WARM_UP = 5000  # the plans of 50 epochs of a small text
 BACKENDS = ("local", "hvd", "byteps")
 SCRIPTS = {"local": "run_pretraining_hvd.py", "hvd": "run_pretraining_hvd.py"}
 LAUNCHERS = {"local": "none", "hvd": "mpirun", "byteps": "byteps"}

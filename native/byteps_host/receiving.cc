@@ -18,7 +18,7 @@
 
 #include <atomic>
 
-#include "messages.h"
+struct zmq_msg_t;
 
 extern "C" {
 
@@ -101,11 +101,7 @@ void wait_for_message() {
 }  // namespace
 
 extern "C" int __wrap_zmq_msg_recv(zmq_msg_t* message, void* socket, int flags) {
-  messages::before_receiving();
   const int size = __real_zmq_msg_recv(message, socket, flags);
-  const int error = errno;
-  messages::after_receiving(message, size != -1);
-  errno = error;
   if (size == -1 && errno == EAGAIN && (flags & zmq_flag_dontwait)) {
     if (receives_from(socket)) {
       // Still under the lock: whoever sends after us sees that we wait.
