@@ -35,8 +35,9 @@ if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from base.command_line import positive
-from base.errors import InputError
+from base.command_line import OptionParser, path_name, whole
+from base.command_line import seconds as limited
+from base.errors import InputError, one_line
 from hosts.addresses import LOOPBACK, addresses, free_port, is_address, is_here, is_loopback
 from hosts.exposure import warning
 from hosts.hostfile import read_host_lines
@@ -76,9 +77,9 @@ class Launch:
     command: tuple[str, ...]
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(OptionParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"launch_byteps: {message}\n")
+        self.exit(2, f"launch_byteps: {one_line(message)}\n")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,12 +90,19 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--hostfile", required=True, metavar="FILE", help="Open MPI host file: name slots=8")
+    parser.add_argument(
+        "--hostfile", type=path_name, required=True, metavar="FILE", help="Open MPI host file: name slots=8"
+    )
     text = (
         "servers, placed on the hosts in turn (default: one a host, BytePS's recommendation for servers that "
         "share their hosts with workers: each host's network then carries the same load)"
     )
-    parser.add_argument("--num_servers", type=int, metavar="N", help=text)
+    parser.add_argument(
+        "--num_servers",
+        type=whole(0, 4096, "BytePS's largest networks have hundreds"),
+        metavar="N",
+        help=text,
+    )
     text = (
         "host and port of the scheduler (default: the first host; a free port if that is this machine, "
         f"else {DEFAULT_PORT})"
@@ -112,13 +120,13 @@ def _parser() -> argparse.ArgumentParser:
     text = (
         "also write each part's lines to DIR/rank.N/stdout, DIR/server.N/stderr, DIR/scheduler/...; appended"
     )
-    parser.add_argument("--log_dir", type=Path, metavar="DIR", help=text)
+    parser.add_argument("--log_dir", type=path_name, metavar="DIR", help=text)
     text = "show the launcher's own lines only; needs --log_dir"
     parser.add_argument("--quiet", action="store_true", help=text)
 
     def seconds(flag: str, default: float, text: str) -> None:
         help = f"{text} (default {default:g})"
-        parser.add_argument(flag, type=positive, default=default, metavar="SECONDS", help=help)
+        parser.add_argument(flag, type=limited, default=default, metavar="SECONDS", help=help)
 
     limits = Limits()
     seconds("--grace", limits.grace, "how long ranks may take to stop after a signal before they are killed")
@@ -177,7 +185,7 @@ def _parse(words: list[str]) -> Launch:
         interface=args.interface or os.environ.get("DMLC_INTERFACE"),
         ssh=args.ssh,
         env=tuple(args.env),
-        log_dir=args.log_dir,
+        log_dir=None if args.log_dir is None else Path(args.log_dir),
         quiet=args.quiet,
         limits=Limits(args.grace, args.server_timeout, args.stopped_timeout),
         dry_run=args.dry_run,

@@ -26,7 +26,7 @@ import numpy as np
 
 from base.errors import TrainingError
 from base.machine import available_bytes
-from training.checkpoint import Checkpoint, save
+from training.checkpoint import Checkpoint, prune, save
 
 if TYPE_CHECKING:
     from training.report import Reporter
@@ -72,6 +72,8 @@ class Saver:
         self._copied = threading.Event()
         self._saved: Checkpoint | None = None
         self._failure: BaseException | None = None
+        self._keep_now = keep
+        self._pruning: tuple[int, int | None] | None = None
 
     def begin(
         self,
@@ -79,8 +81,10 @@ class Saver:
         parameters: Mapping[str, Any],
         states: Mapping[str, Any],
         facts: Mapping[str, Any],
+        prunes: bool = True,
     ) -> None:
-        """Begins to save the checkpoint of `step`; arguments as for `training.checkpoint.save`.
+        """Begins to save the checkpoint of `step`; arguments as for `training.checkpoint.save`. `prunes`:
+        whether older ones are deleted when it is complete.
 
         Waits for the checkpoint before. The arrays may be read, but not changed, until `sound` or `finish`
         has returned. After a failure nothing more is saved.
@@ -88,6 +92,7 @@ class Saver:
         if not self.finish():
             return
         self._copied.clear()
+        self._keep_now = self._keep if prunes else 0
         arrays = {"parameters": parameters, "states": states}
         try:
             copies = self._room(arrays)
@@ -119,7 +124,17 @@ class Saver:
             self._thread.join()
             self._thread = None
             self._report()
+        if self._pruning is not None and self._failure is None:
+            prune(self._ckpt_dir, self._pruning[0], self._keep, self._pruning[1])
+            self._pruning = None
         return self._failure is None
+
+    def prune(self, step: int, spared: int | None) -> None:
+        """Deletes checkpoints up to `step` but for the newest, and that of the step `spared`, when what is
+        being written is complete."""
+        self._pruning = step, spared
+        if self._thread is None or not self._thread.is_alive():
+            self.finish()
 
     def check(self, sound: bool) -> None:
         """Ends the run after a failure; every rank calls it. `sound`: whether `sound` or `finish` have
@@ -189,7 +204,7 @@ class Saver:
         begun = time.monotonic() if begun is None else begun
         try:
             parameters, states = arrays["parameters"], arrays["states"]
-            self._saved = save(self._ckpt_dir, step, parameters, states, facts, self._keep)
+            self._saved = save(self._ckpt_dir, step, parameters, states, facts, self._keep_now)
         except BaseException as error:
             self._failure = error
         self.seconds = time.monotonic() - begun
