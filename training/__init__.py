@@ -37,6 +37,7 @@ results/            results.json, and many runs with one option different
 checkpoint_facts    entries of a manifest, checked
 states_file         optimizer states in a file, checked before they are believed
 checkpoint          three files a checkpoint, complete or not there
+saving              the state copied, and written by a thread
 last_good           the checkpoint to go back to when gradients are not finite
 pretrained          weights of a checkpoint, or of any other file
 pretrained_options  what a command line adds to them

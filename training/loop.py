@@ -71,6 +71,7 @@ class Loop:
         self.deadline = Deadline(end, parameters * SAVED_BYTES)
         self.in_time = True
         self.step_begun = 0.0
+        self.save_s = 0.0  # that the newest save of which the deadline knows has taken
         self.steps_in_interval = 0
         self.last_good = LastGood(config.checkpoint.ckpt_dir, 0 if run.start.source else self.step)
         self.late = False  # whether a checkpoint waits for a step that is not skipped
@@ -95,7 +96,7 @@ class Loop:
             lr = run.plan.schedule(self.budget.ticks if self.budget else self.step - run.start.begun)
             result = self._take(lr)
             keep_going = result.keep_going
-            *of_budget, self.in_time = result.agreed
+            _, *of_budget, self.in_time = result.agreed
             if self.budget:
                 self.budget.take(of_budget)
             at_end = self._complete() or not keep_going or not self.in_time
@@ -109,7 +110,8 @@ class Loop:
                         begun = time.monotonic()
                         run.evaluate(self.step)
                         self.deadline.took(EVALUATION, time.monotonic() - begun)
-        run.communicator.barrier()  # no rank ends while rank 0 still writes
+        # No rank ends while rank 0 still writes.
+        run.saver.check(run.communicator.all_agree([run.saver.finish()]) == [True])
         if not keep_going:
             where = f", from {self.last_good.newest or 'the beginning'}" if self.late else ""
             run.reporter.warn(f"stopped by a signal after step {self.step}; --resume continues{where}")
@@ -141,6 +143,7 @@ class Loop:
         keep_going = self.stop.exit_code is None
         result = self.take_step(self.step, micro_batches, lr, keep_going, self._flags)
         self.trace.after_step(micro_batches)
+        run.saver.check(result.agreed[0])
         run.skips.update(result.applied, self.step, self.last_good.sentence)
         good = self.last_good.stepped() if result.applied else None
         if good is not None:
@@ -156,10 +159,16 @@ class Loop:
         return result
 
     def _flags(self) -> list[bool]:
-        """Rank 0's clocks, for all ranks: the budget's bits, and whether there is time for another step."""
+        """Flags to agree on: whether saving goes well, the budget's bits, whether there is time for another
+        step. The update that follows may change what is being saved: its copy is complete."""
+        saver = self.run.saver
+        sound = saver.sound()
+        if saver.seconds != self.save_s:
+            self.save_s = saver.seconds
+            self.deadline.took(SAVE, self.save_s)
         self.deadline.took(STEP, time.monotonic() - self.step_begun)
         budget = self.budget.flags() if self.budget else []
-        return [*budget, self.deadline.allows(saves=self.step % self.run.ckpt_interval == 0)]
+        return [sound, *budget, self.deadline.allows(saves=self.step % self.run.ckpt_interval == 0)]
 
     def _log(self, lr: float, result: StepResult) -> None:
         run = self.run
@@ -205,9 +214,7 @@ class Loop:
                     f"saved or deleted; {self.last_good.sentence}"
                 )
             return
-        begun = time.monotonic()
         run.save(self.step, ended, prunes=ended and not skipped)
-        self.deadline.took(SAVE, time.monotonic() - begun)
         self.last_good.saved(self.step)
 
 

@@ -22,7 +22,6 @@ from comm.base import Communicator
 from data.sharing import Share
 from tasks.base import Task
 from training.agreement import agree, describe
-from training.checkpoint import Checkpoint, prune, save
 from training.config import ModelConfig, RunConfig
 from training.device import choose_computing
 from training.evaluation import evaluate
@@ -42,6 +41,7 @@ from training.results.record import FINISHED, UNFINISHED
 from training.run_file import write_run_file
 from training.run_inputs import Part, RunInputs
 from training.saved_vocabulary import write_vocabulary
+from training.saving import Saver
 from training.stages import data_seed
 from training.start import (
     Start,
@@ -204,6 +204,7 @@ class Run:
     optimizer: Optimizer
     scaler: LossScaler
     skips: SkipCounter
+    saver: Saver
     clock: Stopwatch = field(default_factory=Stopwatch)
     wall: Stopwatch = field(default_factory=Stopwatch)
     saved_vocabulary: Mapping[str, Any] | None = None
@@ -254,14 +255,13 @@ class Run:
             "wall_s": finite_or_none(self.wall.total),
         }
 
-    def save(self, step: int, ended: bool = False, prunes: bool = True) -> Checkpoint | None:
-        """Writes the checkpoint of `step`; every rank calls it, rank 0 writes.
+    def save(self, step: int, ended: bool = False, prunes: bool = True) -> None:
+        """Begins to save the checkpoint of `step`; every rank calls it, rank 0 writes (training/saving.py).
 
         `ended`: as for `state`; `prunes`: whether older ones than --keep_checkpoints are deleted.
 
         Raises:
-            NotFiniteError: on every rank, a parameter is not finite. TrainingError: it could not be written.
-                Earlier checkpoints are intact.
+            NotFiniteError: on every rank, a parameter is not finite. Earlier checkpoints are intact.
         """
         arrays = live_arrays(network_parameters(self.model.network))
         if not all_finite(list(arrays.values())):
@@ -269,20 +269,13 @@ class Run:
                 f"a parameter is no longer finite at step {step}, so it is not saved; lower --lr and "
                 "--resume from the checkpoint before"
             )
-        if self.communicator.rank != 0:
-            return None
-        place = self.config.checkpoint
-        states = self.optimizer.state_views()
-        keep = place.keep_checkpoints if prunes else 0
-        saved = save(place.ckpt_dir, step, arrays, states, self.state(ended), keep=keep)
-        self.reporter.note(f"saved {saved.params_path}")
-        return saved
+        if self.communicator.rank == 0:
+            self.saver.begin(step, arrays, self.optimizer.state_views(), self.state(ended), prunes)
 
     def prune(self, step: int) -> None:
         """Deletes checkpoints up to `step` but for the newest --keep_checkpoints; rank 0 does it."""
-        place = self.config.checkpoint
         if self.communicator.rank == 0:
-            prune(place.ckpt_dir, step, place.keep_checkpoints, self.start.begun)
+            self.saver.prune(step, self.start.begun)
 
     def restore(self) -> None:
         """Gives every rank what it takes over of the checkpoint that the run starts from: optimizer states,
@@ -404,10 +397,12 @@ def open_run(
     )
     scaler: LossScaler = DynamicScaler() if dtype == "float16" else StaticScaler()
     model = Model(bert, network, device, dtype, operators)
+    kept = config.checkpoint.keep_checkpoints
+    saver = stack.enter_context(Saver(config.checkpoint.ckpt_dir, kept, reporter))
     clock = Stopwatch(start.facts.get("training_s", 0.0) if start.keeps(SCHEDULE) else 0.0)
     run = Run(
         config, inputs, task, communicator, plan, start, seed, reporter, feed, eval_feed, model, optimizer,
-        scaler, SkipCounter(), clock, wall, saved_vocabulary,
+        scaler, SkipCounter(), saver, clock, wall, saved_vocabulary,
     )  # fmt: skip
     run.restore()
     position, messages = position_to_continue(start, config.options, processes, inputs.data_options)

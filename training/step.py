@@ -91,8 +91,8 @@ class TrainStep:
     ) -> StepResult:
         """Takes step number `step` on this rank's micro-batches. Every rank calls it alike.
 
-        `also`: gives further flags to agree on, when the gradient is there; as many on every rank and in
-        every step.
+        `also`: gives further flags to agree on, when the gradient is there and nothing that a checkpoint
+        holds has been changed yet; as many on every rank and in every step.
         """
         sums = self._forward_and_backward(step, batches)
         gradients = self.gradients

@@ -38,6 +38,7 @@ from training.options import parse_options
 from training.report import SilentReporter
 from training.run import Model, all_finite, restore_parameters
 from training.run import Run as TrainingRun
+from training.saving import Saver
 from training.start import (
     Start,
     changed_options,
@@ -91,10 +92,13 @@ class Run:
             plan=SimpleNamespace(num_steps=9, ckpt_interval=None), start=start,
             seed=5, reporter=SilentReporter(), feed=SimpleNamespace(position=position), eval_feed=None,
             model=model, optimizer=self.optimizer, scaler=self.scaler, skips=self.skips,
+            saver=Saver(options.ckpt_dir, options.keep_checkpoints, SilentReporter()),
         )  # fmt: skip
 
     def save(self, options: Any, step: int, position: int = 7) -> None:
-        self.in_training(options, Start(), position).save(step)
+        run = self.in_training(options, Start(), position)
+        run.save(step)
+        run.saver.check(run.saver.finish())
 
     def restore(self, options: Any) -> Start:
         start = find_start(run_config(options), LOCAL)

@@ -16,6 +16,7 @@ import pytest
 import convert
 import training.loop
 import training.run
+import training.saving
 from base.errors import InputError
 from bert.weights.params_file import read_array, read_index, write_params
 from comm.local import LocalCommunicator
@@ -121,15 +122,15 @@ def stop_in(monkeypatch: Any, where: Any, name: str, at: int, before: bool) -> N
 # A function, the number of the call that does not return, and whether it does its work before.
 MOMENTS: dict[str, tuple[Any, str, int, bool]] = {
     "in stage 1": (training.loop.Loop, "_take", 3, True),
-    "before stage 1's end is saved": (training.run, "save", 2, True),
-    "after stage 1's end is saved": (training.run, "save", 2, False),
+    "before stage 1's end is saved": (training.saving, "save", 2, True),
+    "after stage 1's end is saved": (training.saving, "save", 2, False),
     "after stage 1's last evaluation": (RunReporter, "evaluation", 2, False),
     "after stage 1's report": (training.loop, "summarize", 1, False),
     "before stage 2's start is looked for": (training.run, "find_start", 2, True),
     "when stage 2 is open": (training.run, "open_run", 2, False),
     "after stage 2's first evaluation": (RunReporter, "evaluation", 3, False),
     "in stage 2's second step": (training.loop.Loop, "_take", FIRST + 2, True),
-    "after stage 2's first checkpoint": (training.run, "save", 3, False),
+    "after stage 2's first checkpoint": (training.saving, "save", 3, False),
     "before the very last evaluation": (training.run, "evaluate", 5, True),
 }
 
