@@ -41,7 +41,7 @@ def test_both_runs_differ_in_where_they_begin_alone():
     assert second[end:][-2:] == ["--ckpt_dir", "runs/embedded/from_random"]
 
 
-@pytest.mark.parametrize("backend, launcher", [("hvd", "mpirun"), ("byteps", "launch_byteps.py")])
+@pytest.mark.parametrize("backend, launcher", [("hvd", "mpirun"), ("byteps", "launch.py")])
 def test_real_files_take_the_usual_settings(tmp_path, backend, launcher):
     output = make("--dry-run", "SQUAD=a.json,b.json", f"BACKEND={backend}", "ARGS=--version_2").check().stdout
     (words,) = finetunings(output)

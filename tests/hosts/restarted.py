@@ -1,0 +1,106 @@
+"""A script for the tests of hosts/launch.py's restarts: behaves like a training script, in milliseconds.
+
+    restarted.py --ckpt_dir DIR [--resume] [--steps N] [--interval N] PLAN
+
+Each step is a line of rank 0's in DIR/metrics.jsonl, each `--interval` steps a checkpoint (only its names).
+PLAN is a JSON list with an entry for each start: null, or [step, rank, action]. At that step the rank acts,
+and the others hang, as in an exchange: "exit 3 words", "kill 9", "wait" (all of them, for a signal). SIGTERM,
+SIGUSR1 and SIGINT make each rank end after its step, with 143 or 130; rank 0 saves before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("BYTEPS_GLOBAL_RANK", "0")))
+SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("DMLC_NUM_WORKER", "1")))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ckpt_dir", type=Path)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--steps", type=int, default=9)
+    parser.add_argument("--interval", type=int, default=3)
+    parser.add_argument("plan")
+    args = parser.parse_args()
+    stopped: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        signal.signal(number, lambda number, _: stopped.append(number))
+    args.ckpt_dir.mkdir(exist_ok=True)
+    entry, start = action(args)
+    metrics = args.ckpt_dir / "metrics.jsonl"
+    beginning = args.ckpt_dir / f"begins.{start}"
+    if RANK:
+        until(beginning.exists)
+        first = int(beginning.read_text())
+    else:
+        first = max([int(path.stem) for path in args.ckpt_dir.glob("0*.json")], default=0)
+        if first and not args.resume:
+            fail("error: --ckpt_dir holds checkpoints; continue them with --resume", 2)
+        (args.ckpt_dir / "begins").write_text(str(first))
+        (args.ckpt_dir / "begins").rename(beginning)
+        lines = metrics.read_text().splitlines()[:first] if metrics.exists() else []
+        metrics.write_text("".join(f"{line}\n" for line in lines))
+        print(f"start {start} of {SIZE} ranks after step {first}", flush=True)
+    (args.ckpt_dir / f"started.{start}.{RANK}").write_text(str(os.getpid()))
+    for step in range(first + 1, args.steps + 1):
+        if entry and step == entry[0]:
+            act(entry, metrics, step, stopped)
+        if RANK == 0:
+            with metrics.open("a") as file:
+                file.write(json.dumps({"step": step, "ranks": SIZE}) + "\n")
+            if step % args.interval == 0 or stopped:
+                save(args.ckpt_dir, step)
+        if stopped:
+            sys.exit(130 if stopped[0] == signal.SIGINT else 143)
+
+
+def action(args: argparse.Namespace) -> tuple[list, int]:
+    """The entry of the plan for this start, and its number: how often this rank has been started before."""
+    start = 0
+    while (args.ckpt_dir / f"started.{start}.{RANK}").exists():
+        start += 1
+    plan = json.loads(args.plan)
+    return (plan[start] if start < len(plan) else None), start
+
+
+def act(entry: list, metrics: Path, step: int, stopped: list[int]) -> None:
+    _, rank, do = entry
+    if do == "wait" or rank != RANK:
+        until(lambda: bool(stopped))
+        if do == "wait":
+            return
+        os._exit(143)
+    until(lambda: metrics.exists() and metrics.read_text().count("\n") >= step - 1)
+    kind, _, rest = do.partition(" ")
+    if kind == "kill":
+        os.kill(os.getpid(), int(rest))
+    code, _, words = rest.partition(" ")
+    fail(words, int(code))
+
+
+def until(done) -> None:
+    end = time.monotonic() + 60
+    while not done() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def save(folder: Path, step: int) -> None:
+    for end in (".params", ".states.npz", ".json"):
+        (folder / f"{step:07d}{end}").write_text("")
+
+
+def fail(words: str, code: int) -> None:
+    print(words, file=sys.stderr, flush=True)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
