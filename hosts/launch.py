@@ -159,6 +159,11 @@ def _restart_options(parser: argparse.ArgumentParser) -> None:
     _seconds(parser, "--backoff", 5.0, text)
     text = "ask hosts that were left out so often whether they answer, more seldom those left out repeatedly"
     _seconds(parser, "--rejoin_interval", 60.0, text)
+    text = (
+        "wait so long for hosts where too few are left to start with. Rule of thumb: what a host takes to "
+        "reboot"
+    )
+    _seconds(parser, "--host_patience", 600.0, text)
     text = "start again when the script exits with 75, saved and to be run again (default: exit with 75)"
     parser.add_argument("--again", action="store_true", help=text)
 
@@ -281,7 +286,14 @@ def _policy(args: argparse.Namespace, ckpt_dir: str | None, command: Sequence[st
         )
     if args.min_hosts is not None and args.min_hosts > num_hosts:
         raise InputError(f"--min_hosts {args.min_hosts}: --hostfile {args.hostfile} has {num_hosts} hosts")
-    return Policy(restarts, args.min_hosts or num_hosts, args.backoff, args.again, args.rejoin_interval)
+    return Policy(
+        max_restarts=restarts,
+        min_hosts=args.min_hosts or num_hosts,
+        backoff=args.backoff,
+        again=args.again,
+        rejoin=args.rejoin_interval,
+        patience=args.host_patience,
+    )
 
 
 def _value(command: Sequence[str], flag: str) -> str | None:

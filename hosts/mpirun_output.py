@@ -14,7 +14,7 @@ _TAG = re.compile(rb"\[\d+,(\d+)\]<std(?:out|err|diag)>:")
 _KILLED = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)")
 _NAME = re.compile(r"Process name: \[\[\d+,\d+\],(\d+)\]")
 _CODE = re.compile(r"Exit code: +(\d+)")
-# What it says at every failure, which the launcher says in one line; and the names of signals that it passes on.
+# What it says at every failure, which the launcher says in one line, and of signals that it passes on.
 _KNOWN = re.compile(
     r"mpirun: Forwarding signal|-{20,}$|Primary job +terminated normally|a non-zero exit code\. Per user|"
     r"mpirun detected that one or more|the job to be terminated\. The first|  Process name:|  Exit code:|"

@@ -16,7 +16,7 @@ import re
 import signal
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from hosts.addresses import is_here
 from hosts.roster import Probe, Roster
@@ -43,13 +43,15 @@ Start = Callable[[Sequence["tuple[str, int]"], bool, Wish], Outcome]
 @dataclass(frozen=True)
 class Policy:
     """Options of restarts. `backoff`: seconds before the first one, doubled for each that follows without
-    progress. `again`: start again after 75. `rejoin`: seconds between two questions to a host left out."""
+    progress. `again`: start again after 75. `rejoin`: seconds between two questions to a host left out.
+    `patience`: seconds to wait for hosts where too few are left."""
 
     max_restarts: int
     min_hosts: int
     backoff: float
     again: bool
     rejoin: float
+    patience: float
 
 
 class Stopped(Exception):
@@ -260,7 +262,12 @@ class Restarts:
 
     def _can_leave_out(self, host: str) -> bool:
         """Whether the run could go on without a host."""
-        return host in self._roster.in_use() and self._roster.available > self._policy.min_hosts
+        return host in self._roster.in_use() and self._roster.available > self._fewest()
+
+    def _fewest(self) -> int:
+        """Number of hosts that a start needs. The first checkpoint notes how many processes a run began with;
+        before it, one with fewer would take other steps."""
+        return self._policy.min_hosts if look(self._ckpt_dir).steps else self._roster.wanted
 
     def _report(self, facts: Mapping[str, Any], saved: Saved, wait: float, text: str) -> None:
         """Shows the line of a restart, and appends it to restarts.jsonl."""
@@ -283,27 +290,29 @@ class Restarts:
     def _find_hosts(self) -> bool:
         """Asks the hosts to be used whether they answer, until all do; leaves out those that do not. Returns
         whether enough are left."""
-        waits = 0
+        waits, end = 0, time.monotonic() + self._policy.patience
         while True:
-            hosts = self._roster.in_use()
-            if len(hosts) < self._policy.min_hosts:
-                left = ", ".join(sorted(self._roster.left_out))
-                self._say(
-                    f"{len(hosts)} hosts are left, --min_hosts is {self._policy.min_hosts}; left out: {left}"
-                )
-                return False
-            silent = self._silent([host for host in hosts if not is_here(host)])
-            if not silent:
-                return True
+            hosts, fewest = self._roster.in_use(), self._fewest()
+            if len(hosts) < fewest:
+                if time.monotonic() >= end:
+                    left = ", ".join(sorted(self._roster.left_out))
+                    why = "" if fewest == self._policy.min_hosts else " before the first checkpoint"
+                    self._say(f"{len(hosts)} hosts are left, the run needs {fewest}{why}; left out: {left}")
+                    return False
+                self._roster.take_back(set(self._roster.left_out) - self._silent(self._roster.left_out))
+            silent = self._silent([host for host in self._roster.in_use() if not is_here(host)])
             for host in sorted(silent):
                 out = self._roster.strike(host)
                 what = "is left out" if out else f"try {self._roster.strikes(host)}"
                 self._say(f"{host} does not answer: {what}")
-            if silent & set(self._roster.in_use()):
-                self._wait(min(LONGEST_WAIT, self._policy.backoff * 2.0 ** min(waits, 30)))
+            if not silent and len(self._roster.in_use()) >= fewest:
+                return True
+            if silent & set(self._roster.in_use()) or len(self._roster.in_use()) < fewest:
+                wait = min(LONGEST_WAIT, self._policy.backoff * 2.0 ** min(waits, 30))
+                self._wait(min(wait, max(0.1, end - time.monotonic())))
                 waits += 1
 
-    def _silent(self, hosts: Sequence[str]) -> set[str]:
+    def _silent(self, hosts: Iterable[str]) -> set[str]:
         """Those of some hosts that do not answer."""
         with contextlib.closing(Probe(hosts, self._ssh)) as probe:
             while True:

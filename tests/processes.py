@@ -373,6 +373,11 @@ def python_3_8() -> str | None:
     return str(installed[0]) if installed else None
 
 
+def environ_of(pid: int) -> list[str]:
+    """`NAME=VALUE` for each variable that a process was started with; empty if it is gone."""
+    return _read_words(pid, "environ")
+
+
 def wait_for_file(path: str | Path, timeout: float = 90.0, text: str = "", run: Run | None = None) -> None:
     """Wait until `path` exists and contains `text`; AssertionError at the time limit, and as soon as `run`,
     which should write it, has ended."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import ROOT, run_ranks, start_ranks
+from tests.processes import ROOT, environ_of, run_ranks, start_ranks
 from training.checkpoint import list_steps, newest_complete
 
 SCRIPTS = {
@@ -74,13 +74,6 @@ def find(run, launcher, who) -> int:
             return pids[0]
         time.sleep(0.02)
     raise AssertionError(run.wait().describe())
-
-
-def environ_of(pid) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace").split("\0")
-    except OSError:
-        return []
 
 
 def wait_for_joining(run, launcher, who) -> None:

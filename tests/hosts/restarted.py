@@ -1,11 +1,12 @@
 """A script for the tests of hosts/launch.py's restarts: behaves like a training script, in milliseconds.
 
-    restarted.py --ckpt_dir DIR [--resume] [--steps N] [--interval N] PLAN
+    restarted.py --ckpt_dir DIR [--resume] [--steps N] [--interval N] [--delay S] PLAN
 
 Each step is a line of rank 0's in DIR/metrics.jsonl, each `--interval` steps a checkpoint (only its names).
 PLAN is a JSON list with an entry for each start: null, or [step, rank, action]. At that step the rank acts,
-and the others hang, as in an exchange: "exit 3 words", "kill 9", "wait" (all of them, for a signal). SIGTERM,
-SIGUSR1 and SIGINT make each rank end after its step, with 143 or 130; rank 0 saves before.
+and the others hang, as in an exchange: "exit 3 words", "kill 9", "down FILE" (which is made before), "wait"
+(all of them, for a signal). SIGTERM, SIGUSR1 and SIGINT make each rank end after its step, with 143 or 130;
+rank 0 saves before.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--interval", type=int, default=3)
+    parser.add_argument("--delay", type=float, default=0.0, help="seconds of a step")
     parser.add_argument("plan")
     args = parser.parse_args()
     stopped: list[int] = []
@@ -53,6 +55,7 @@ def main() -> None:
     for step in range(first + 1, args.steps + 1):
         if entry and step == entry[0]:
             act(entry, metrics, step, stopped)
+        time.sleep(args.delay)
         if RANK == 0:
             with metrics.open("a") as file:
                 file.write(json.dumps({"step": step, "ranks": SIZE}) + "\n")
@@ -80,6 +83,9 @@ def act(entry: list, metrics: Path, step: int, stopped: list[int]) -> None:
         os._exit(143)
     until(lambda: metrics.exists() and metrics.read_text().count("\n") >= step - 1)
     kind, _, rest = do.partition(" ")
+    if kind == "down":  # its host, too: the tests' remote shell looks for the file
+        Path(rest).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
     if kind == "kill":
         os.kill(os.getpid(), int(rest))
     code, _, words = rest.partition(" ")
