@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("BYTEPS_GLOBAL_RANK", "0")))
+RUN = os.environ.get("BYTEPS_RUN_ID", os.environ.get("PMIX_NAMESPACE", ""))  # of this start only
 SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("DMLC_NUM_WORKER", "1")))
 
 
@@ -36,22 +37,14 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, lambda number, _: stopped.append(number))
     args.ckpt_dir.mkdir(exist_ok=True)
-    entry, start = action(args)
+    start, first = beginning(args)
+    plan = json.loads(args.plan)
+    entry = plan[start] if start < len(plan) else None
     metrics = args.ckpt_dir / "metrics.jsonl"
-    beginning = args.ckpt_dir / f"begins.{start}"
-    if RANK:
-        until(beginning.exists)
-        first = int(beginning.read_text())
-    else:
-        first = max([int(path.stem) for path in args.ckpt_dir.glob("0*.json")], default=0)
-        if first and not args.resume:
-            fail("error: --ckpt_dir holds checkpoints; continue them with --resume", 2)
-        (args.ckpt_dir / "begins").write_text(str(first))
-        (args.ckpt_dir / "begins").rename(beginning)
+    if RANK == 0:
         lines = metrics.read_text().splitlines()[:first] if metrics.exists() else []
         metrics.write_text("".join(f"{line}\n" for line in lines))
         print(f"start {start} of {SIZE} ranks after step {first}", flush=True)
-    (args.ckpt_dir / f"started.{start}.{RANK}").write_text(str(os.getpid()))
     for step in range(first + 1, args.steps + 1):
         if entry and step == entry[0]:
             act(entry, metrics, step, stopped)
@@ -65,13 +58,20 @@ def main() -> None:
             sys.exit(130 if stopped[0] == signal.SIGINT else 143)
 
 
-def action(args: argparse.Namespace) -> tuple[list, int]:
-    """The entry of the plan for this start, and its number: how often this rank has been started before."""
-    start = 0
-    while (args.ckpt_dir / f"started.{start}.{RANK}").exists():
-        start += 1
-    plan = json.loads(args.plan)
-    return (plan[start] if start < len(plan) else None), start
+def beginning(args: argparse.Namespace) -> tuple[int, int]:
+    """How often rank 0 has been started before, and the step to go on after; rank 0 decides."""
+    place = args.ckpt_dir / f"begins.{RUN}"
+    if RANK:
+        until(place.exists)
+        start, first = json.loads(place.read_text())
+        return start, first
+    start = len(list(args.ckpt_dir.glob("begins.*")))
+    first = max([int(path.stem) for path in args.ckpt_dir.glob("0*.json")], default=0)
+    if first and not args.resume:
+        fail("error: --ckpt_dir holds checkpoints; continue them with --resume", 2)
+    (args.ckpt_dir / "begins").write_text(json.dumps([start, first]))
+    (args.ckpt_dir / "begins").rename(place)
+    return start, first
 
 
 def act(entry: list, metrics: Path, step: int, stopped: list[int]) -> None:
