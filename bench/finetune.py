@@ -4,10 +4,10 @@
     python -m bench.finetune --quick
 
 Scores: both begin with the same weights and heads, and take the same batches in the same order at the same
-rates, with AdamW, clipping and dropout; they differ in dropout's masks and in rounding. Every seed is trained
-by both, in turns, and its answers are scored by the same code. The table has means, standard deviations, the
-difference with its 95% confidence interval (paired by seed), and half the width of that: a difference that
-is smaller so many seeds do not show.
+rates, with AdamW, clipping and dropout; they differ in dropout's masks and in rounding, with --dropout 0 in
+rounding alone. Every seed is trained by both, in turns, and its answers are scored by the same code. The
+table has means, standard deviations, the difference with its 95% confidence interval (paired by seed), and
+half the width of that: a difference that is smaller so many seeds do not show.
 
 Speed: contestants take each case in turns, and "to ours" is how many times as long as ours one takes, by
 medians and quartiles over rounds. A case is the same examples for all: full windows of 384 tokens; windows
@@ -35,7 +35,7 @@ from typing import Any, Mapping, NamedTuple, NoReturn, Sequence
 import numpy as np
 
 from base import machine
-from base.command_line import positive, positive_int
+from base.command_line import count, positive, positive_int, rate
 from base.errors import InputError
 from base.threads import set_threads
 from bench.contestants import NO_TORCH, ROOT, find_torch_python
@@ -48,10 +48,10 @@ from bench.finetune_data import (
 )
 from bench.finetune_work import (
     CASES,
-    FULL,
     INITIAL_STDEV,
     MODEL,
     SHORT,
+    WITHOUT_PADDING,
     Settings,
     logits_name,
     read_logits,
@@ -124,7 +124,7 @@ def prepare(options: argparse.Namespace, folder: str) -> Work:
     )
     train, asked = read_split(*files, options.version_2)
     windows, num_steps = write_trainings(folder, train, asked, tokenizer, options.epochs)
-    settings = Settings(num_steps, list(range(options.seeds)), options.lr)
+    settings = Settings(num_steps, list(range(options.seeds)), options.lr, dropout=options.dropout)
     write_settings(folder, settings)
     write_batches_of_seeds(folder, train, tokenizer, settings)
     tokens = write_cases(folder, train, tokenizer)
@@ -243,7 +243,7 @@ def measure_speed(contestants: Contestants, rounds: int) -> dict[str, list[dict[
                 (key, suffix)
                 for key in contestants.keys
                 for suffix in ("", SHORT)
-                if not suffix or (key != OURS and name != FULL)
+                if not suffix or (key != OURS and name not in WITHOUT_PADDING)
             ]
             shift = number % len(entries) if entries else 0
             for key, suffix in entries[shift:] + entries[:shift]:
@@ -297,7 +297,7 @@ def speed_table(rows: Sequence[Figures], tokens: Mapping[str, int]) -> str:
                 continue
             key, short = row["contestant"].replace(SHORT, ""), row["contestant"].endswith(SHORT)
             padding = ""
-            if key != OURS and case_name != FULL:
+            if key != OURS and case_name not in WITHOUT_PADDING:
                 padding = f", padded to {'the longest' if short else case.padded}"
             ratio = f"{_quartiles(row['to_ours'], 2)} to ours" if "to_ours" in row else ""
             title = f"  {TITLES[key]}{padding}"
@@ -331,7 +331,13 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seeds", type=positive_int, metavar="N", help=f"trainings (default: 5; verdicts: {FEWEST_SEEDS})")
     add("--epochs", type=positive, help="of a training (default: 2)")
     add("--lr", type=positive, default=1e-4, help="peak (default: 1e-4)")
-    add("--rounds", type=positive_int, metavar="N", help="of every case (default: 5)")
+    add(
+        "--dropout",
+        type=rate,
+        default=0.1,
+        help="of trainings and cases; with 0 the contestants differ by rounding alone (default: 0.1)",
+    )
+    add("--rounds", type=count, metavar="N", help="of every case; 0 leaves speed out (default: 5)")
     add("--dtypes", nargs="+", choices=DTYPES, help="of the cases; default: what the CPU multiplies")
     add(
         "--score_dtype",
@@ -380,9 +386,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if dtype == (options.score_dtype or dtypes[0]):
                     scores = measure_scores(work, contestants)
                     print(f"{dtype}\n{scores_table(scores)}\n", flush=True)
-                rounds = measure_speed(contestants, options.rounds)
+                rounds = measure_speed(contestants, options.rounds) if options.rounds else {}
             rows = summarize_speed(rounds)
-            print(f"{dtype}, {options.rounds} rounds\n{speed_table(rows, work.tokens)}\n", flush=True)
+            if rounds:
+                print(f"{dtype}, {options.rounds} rounds\n{speed_table(rows, work.tokens)}\n", flush=True)
             failed |= bool(contestants.left_out)
             results.append({"dtype": dtype, "rows": rows, "rounds": rounds, "facts": contestants.facts})
     if options.torch_python is None:

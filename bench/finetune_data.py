@@ -12,6 +12,7 @@ from bench.finetune_work import (
     ANSWERS,
     EVALUATION,
     FULL,
+    FULL_ANSWERS,
     PAIRS,
     WINDOWS,
     Settings,
@@ -84,8 +85,10 @@ def write_cases(folder: str, train: Questions, tokenizer: TokenizerSettings) -> 
     by the name of the case."""
     windows = make_windows(train, tokenizer, SIZES, training=True)
     generator = np.random.default_rng(0)
+    full = _full(windows, generator)
     cases = {
-        FULL: [_full(windows, generator)],
+        FULL: [full],
+        FULL_ANSWERS: STEPS * [full],
         WINDOWS: _sample(windows, BATCH, generator),
         ANSWERS: _sample(windows, EVALUATED, generator),
         PAIRS: _pairs(train, tokenizer, generator),

@@ -25,11 +25,11 @@ import transformers
 from bench.finetune_work import (
     CASES,
     EVALUATION,
-    FULL,
     MODEL,
     PAIRS,
     SHORT,
     WINDOWS,
+    WITHOUT_PADDING,
     Case,
     Settings,
     head_weights,
@@ -177,7 +177,7 @@ def set_up(folder: str, dtype: str) -> tuple[dict[str, TakeStep], dict[str, Any]
     for name, case in CASES.items():
         learner, stored = (labels if name == PAIRS else answers), read_batches(folder, name)
         steps[name] = _step(learner, case, [tensors(batch, case.padded) for batch in stored])
-        if name != FULL:
+        if name not in WITHOUT_PADDING:
             steps[name + SHORT] = _step(learner, case, [tensors(batch) for batch in stored])
     facts = {
         "PyTorch": torch.__version__,

@@ -21,7 +21,8 @@ import numpy as np
 Arrays = Mapping[str, np.ndarray]
 MODEL, SETTINGS = "model", "settings.json"
 EVALUATION = "evaluation"
-FULL, WINDOWS, ANSWERS, PAIRS = "full", "windows", "answers", "pairs"
+FULL, FULL_ANSWERS, WINDOWS, ANSWERS, PAIRS = "full", "full_answers", "windows", "answers", "pairs"
+WITHOUT_PADDING = FULL, FULL_ANSWERS
 SHORT = "_short"  # behind a case: each batch padded to its longest example, not to the case's length
 INITIAL_STDEV = 0.02  # of a head's weights
 
@@ -39,6 +40,7 @@ class Case(NamedTuple):
 
 CASES = {
     FULL: Case("training, full windows of 384 tokens", True, 384),
+    FULL_ANSWERS: Case("evaluation, full windows of 384 tokens", False, 384),
     WINDOWS: Case("training, windows as the questions have them", True, 384),
     ANSWERS: Case("evaluation, windows as the questions have them", False, 384),
     PAIRS: Case("training a classifier of sentence pairs", True, 128),

@@ -248,7 +248,6 @@ def finetuning_config(options: argparse.Namespace, found: Found) -> RunConfig:
     """The settings of a run that begins with what was found."""
     stdev = options.config_file and pretrained_config(options).config_file.initial_stdev  # type: ignore[union-attr]
     named = {**vars(options), "cased": found.tokenizer.cased}  # as a checkpoint records it
-    named = {**vars(options), "cased": found.tokenizer.cased}  # as a checkpoint records it
     return RunConfig(
         ModelConfig(
             bert=found.bert,

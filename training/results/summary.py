@@ -133,6 +133,8 @@ def members_tables(members: Members) -> list[Table]:
     (setting,) = members.settings
     rows = []
     for name in members.score_names:
+        if name.endswith("_total"):  # a number of questions, not a score
+            continue
         summary = setting.of(name)
         assert summary is not None, "scores are named by those who have them"
         rows.append(Row([name, *_cells(summary, len(setting.scores[name]))]))
