@@ -11,7 +11,7 @@ PROBE_SECONDS = 45.0  # ssh gives up a connection after 30 (hosts/parts.py)
 
 
 class Roster:
-    """Which hosts the next start takes. The order is the host file's, spare hosts behind it.
+    """Choice of the hosts that the next start takes. The order is the host file's, spare hosts behind it.
 
     Attributes:
         left_out: hosts that failed too often in a row, with the number of times that this has happened.

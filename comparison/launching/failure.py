@@ -74,7 +74,7 @@ def _lines(log: str) -> list[Line]:
         if match:
             origin = match.group("part") or f"rank {match.group('number')}"
             text = text[match.end() :]
-        if text.strip() and not text.startswith("launch: "):  # of hosts/supervise.py
+        if text.strip() and not text.startswith("supervised: "):  # of hosts/supervise.py
             lines.append(Line(origin, text.rstrip()))
     return lines
 

@@ -7,7 +7,7 @@ import pytest
 from comparison.launching.failure import LONGEST, reason_of_exit, telling_line
 from comparison.launching.launch import Launched
 
-MXNET = """launch: connected
+MXNET = """supervised: connected
 error: rank 1: Traceback (most recent call last):
   File "/r/bert/entry.py", line 22, in exit_code
     return main()
@@ -20,7 +20,7 @@ MXNetError: Failed to allocate CPU Memory
 Primary job  terminated normally, but 1 process returned
 a non-zero exit code. Per user-direction, the job has been aborted.
 --------------------------------------------------------------------------
-launch: exit 1
+supervised: exit 1
 """
 GLOO = """[0]<stdout>:step 10/60  mlm_loss 7.5
 [1]<stderr>:error: rank 1: Traceback (most recent call last):
@@ -38,7 +38,7 @@ KILLED = """step 10/60
 --------------------------------------------------------------------------
 mpirun noticed that process rank 1 with PID 0 on node vm exited on signal 9 (Killed).
 --------------------------------------------------------------------------
-launch: exit 137
+supervised: exit 137
 """
 
 
@@ -65,7 +65,7 @@ def test_the_telling_line(log, line):
 
 
 def test_silence():
-    assert telling_line("launch: connected\n\nlaunch: exit 1\n") is None
+    assert telling_line("supervised: connected\n\nsupervised: exit 1\n") is None
     assert reason_of_exit(ended(1), "") == ("exit code 1, and it said nothing", False)
 
 
