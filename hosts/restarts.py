@@ -90,15 +90,21 @@ class Budget:
                 f"the same failure again after step {logged}, with nothing saved in between; not started "
                 f"again. First: {said(previous[0])}. Then: {said(failure)}"
             )
-        if self.left == 0:
+        if not self.spend():
             first = f" First: {said(previous[0])}. Then: {said(failure)}" if previous else ""
             return (
                 f"{self._policy.max_restarts} restarts have brought no checkpoint later than step "
                 f"{self._saved.step}; not started again.{first}"
             )
+        return None
+
+    def spend(self) -> bool:
+        """Uses up a restart; returns False if there is none left."""
+        if self.left == 0:
+            return False
         self.left -= 1
         self._in_a_row += 1
-        return None
+        return True
 
     @property
     def wait(self) -> float:
@@ -228,7 +234,8 @@ class Restarts:
         if outcome.code == 0 or outcome.stopped_by is not None:
             return None
         saved = look(self._ckpt_dir)
-        if self._budget.progressed(saved):
+        progressed = self._budget.progressed(saved)
+        if progressed:
             self._roster.forgive()
         if outcome.recalled and outcome.failure is None:
             self._roster.take_back(recall.answered)
@@ -236,6 +243,11 @@ class Restarts:
             self._report({"reason": "rejoin"}, saved, 0.0, f"{names} answers again and is taken back")
             return 0.0
         if outcome.code == AGAIN and self._policy.again:
+            if not (progressed or self._budget.spend()):
+                self._say(
+                    f"code {AGAIN} without a checkpoint later than step {saved.step}; not started again"
+                )
+                return None
             self._report({"reason": "again"}, saved, self._budget.wait, "the script has to be run again")
             return self._budget.wait
         if outcome.code in (BAD_INPUT, AGAIN, *STOPPED) or outcome.failure is None:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("BYTEPS_GLOBAL_RANK", "0")))
 RUN = os.environ.get("BYTEPS_RUN_ID", os.environ.get("PMIX_NAMESPACE", ""))  # of this start only
+FOLDERS = ("OMPI_MCA_orte_tmpdir_base", "OMPI_MCA_btl_vader_backing_directory")
 SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("DMLC_NUM_WORKER", "1")))
 
 
@@ -44,6 +45,9 @@ def main() -> None:
     if RANK == 0:
         lines = metrics.read_text().splitlines()[:first] if metrics.exists() else []
         metrics.write_text("".join(f"{line}\n" for line in lines))
+        folders = [os.environ[name] for name in FOLDERS if name in os.environ]
+        assert all(map(os.path.isdir, folders))
+        (args.ckpt_dir / f"folders.{start}").write_text("\n".join(folders))
         print(f"start {start} of {SIZE} ranks after step {first}", flush=True)
     for step in range(first + 1, args.steps + 1):
         if entry and step == entry[0]:
