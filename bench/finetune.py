@@ -9,6 +9,10 @@ rounding alone. Every seed is trained by both, in turns, and its answers are sco
 table has means, standard deviations, the difference with its 95% confidence interval (paired by seed), and
 half the width of that: a difference that is smaller so many seeds do not show.
 
+Losses: before that both take the first steps without dropout, with losses in which no place of padding can
+be an answer (the peer's own loss takes those for wrong answers). They then do the same in exact arithmetic,
+so that a difference beyond rounding is a defect in one of them.
+
 Speed: contestants take each case in turns, and "to ours" is how many times as long as ours one takes, by
 medians and quartiles over rounds. A case is the same examples for all: full windows of 384 tokens; windows
 and pairs of texts as they are, which ours batches by length, and which PyTorch's examples pad to 384 and 128
@@ -49,12 +53,14 @@ from bench.finetune_data import (
 from bench.finetune_work import (
     CASES,
     INITIAL_STDEV,
+    LOSSES,
     MODEL,
     SHORT,
     WITHOUT_PADDING,
     Settings,
     logits_name,
     read_logits,
+    read_losses,
     training_name,
     write_settings,
 )
@@ -197,6 +203,23 @@ class Contestants:
         self.left_out[key] = str(error)
         self._workers.pop(key, None)
         note(f"  {TITLES[key]}: {error}")
+
+
+def measure_losses(work: Work, contestants: Contestants) -> dict[str, list[float]]:
+    """Losses of the first steps, by contestant."""
+    return {key: read_losses(work.folder, key) for key in contestants.keys if contestants.step(key, LOSSES)}
+
+
+def losses_line(losses: Mapping[str, Sequence[float]]) -> str:
+    """The largest difference of the losses, for people."""
+    if len(losses) < 2:
+        return ""
+    differences = np.abs(np.subtract(losses[OURS], losses[TORCH]))
+    begun, ended = losses[OURS][0], losses[OURS][-1]
+    return (
+        f"losses of the first {len(differences)} steps without dropout, {begun:.3f} to {ended:.3f}: "
+        f"largest difference {differences.max():.1e}, at step {differences.argmax() + 1}\n"
+    )
 
 
 def measure_scores(work: Work, contestants: Contestants) -> dict[str, dict[str, dict[int, float]]]:
@@ -380,10 +403,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 2
         print(work.sizes + "\n", flush=True)
         scores: Mapping[str, Any] = {}
+        losses: Mapping[str, Any] = {}
         for dtype in dtypes:
             with contextlib.ExitStack() as stack:
                 contestants = Contestants(work, dtype, options.torch_python, stack)
                 if dtype == (options.score_dtype or dtypes[0]):
+                    losses = measure_losses(work, contestants)
+                    print(losses_line(losses), end="", flush=True)
                     scores = measure_scores(work, contestants)
                     print(f"{dtype}\n{scores_table(scores)}\n", flush=True)
                 rounds = measure_speed(contestants, options.rounds) if options.rounds else {}
@@ -395,7 +421,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.torch_python is None:
         print(NO_TORCH)
     if options.json:
-        figures = {"machine": here, "quick": options.quick, "work": work.sizes, "scores": scores}
+        figures = {
+            "machine": here,
+            "quick": options.quick,
+            "work": work.sizes,
+            "losses": losses,
+            "scores": scores,
+        }
         with open(options.json, "w", encoding="utf-8") as handle:
             json.dump({**figures, "threads": options.threads, "speed": results}, handle, indent=1)
     if options.quick:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 from typing import Any, Sequence
 
@@ -20,6 +21,8 @@ from base.errors import InputError
 from bench.finetune_work import (
     CASES,
     EVALUATION,
+    LOSS_STEPS,
+    LOSSES,
     MODEL,
     PAIRS,
     Settings,
@@ -29,6 +32,7 @@ from bench.finetune_work import (
     read_settings,
     training_name,
     write_logits,
+    write_losses,
 )
 from bench.serve import ReadLoss, TakeStep, Unsupported, serve
 from bert.model import build_model, initialize, network_parameters, trained
@@ -129,7 +133,21 @@ def set_up(folder: str, dtype: str) -> tuple[dict[str, TakeStep], dict[str, Any]
 
         return evaluate
 
+    def take_first_steps() -> ReadLoss:
+        learner = Learner(
+            QuestionAnswering(), "span_classifier", weights, replace(settings, dropout=0.0), dtype
+        )
+        learner.begin(settings.seeds[0])
+        losses = []
+        stored = read_batches(folder, training_name(settings.seeds[0]))[:LOSS_STEPS]
+        for number, batch in enumerate(stored, start=1):
+            sums = learner.train([QuestionBatch(**batch)], settings.rate(number))
+            losses.append(float(sums[0].asscalar()) / len(batch["examples"]))
+        write_losses(folder, "ours", losses)
+        return lambda: losses[-1]
+
     steps: dict[str, TakeStep] = {training_name(seed): partial(train, seed) for seed in settings.seeds}
+    steps[LOSSES] = take_first_steps
     for name, case in CASES.items():
         kind, learner = (Batch, labels) if name == PAIRS else (QuestionBatch, answers)
         steps[name] = _step(learner, [kind(**batch) for batch in read_batches(folder, name)], case.trains)

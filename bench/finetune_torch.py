@@ -15,16 +15,20 @@ import copy
 import os
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any, Mapping, Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as functional
 import transformers
 
 from bench.finetune_work import (
     CASES,
     EVALUATION,
+    LOSS_STEPS,
+    LOSSES,
     MODEL,
     PAIRS,
     SHORT,
@@ -39,6 +43,7 @@ from bench.finetune_work import (
     read_settings,
     training_name,
     write_logits,
+    write_losses,
 )
 from bench.serve import ReadLoss, TakeStep, Unsupported, serve
 
@@ -57,10 +62,10 @@ class Learner:
         self._model: Any
         self._optimizer: Any
 
-    def begin(self, seed: int) -> None:
+    def begin(self, seed: int, dropout: float | None = None) -> None:
         """Takes the weights as they are in the folder, a new head and a new optimizer."""
         torch.manual_seed(seed)
-        settings = self._settings
+        settings = self._settings if dropout is None else replace(self._settings, dropout=dropout)
         self._model = self._kind.from_pretrained(
             os.path.join(self._folder, MODEL),
             attn_implementation=self._attention,
@@ -83,7 +88,7 @@ class Learner:
             fused=True,
         )
 
-    def train(self, batches: Sequence[Tensors], lr: float | None = None) -> Any:
+    def train(self, batches: Sequence[Tensors], lr: float | None = None, loss_of: Any = None) -> Any:
         """A step for each batch, at `lr` or the schedule's rates; the last step's loss."""
         parameters = list(self._model.parameters())
         for number, batch in enumerate(batches, start=1):
@@ -91,11 +96,17 @@ class Learner:
                 group["lr"] = self._settings.rate(number) if lr is None else lr
             self._optimizer.zero_grad()
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._autocast):
-                loss = self._model(**batch).loss
+                loss = loss_of(self._model, **batch) if loss_of else self._model(**batch).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(parameters, self._settings.clip_norm)
             self._optimizer.step()
         return loss.detach()
+
+    def first_losses(self, batches: Sequence[Tensors]) -> list[float]:
+        """The loss of a step for each batch, where no place of padding can be an answer, as in ours: the
+        model's own loss takes those places for wrong answers too."""
+        rates = map(self._settings.rate, range(1, len(batches) + 1))
+        return [float(self.train([batch], rate, _unpadded)) for batch, rate in zip(batches, rates)]
 
     def evaluator(self) -> Any:
         """The model for evaluation: in bfloat16 a copy."""
@@ -105,6 +116,17 @@ class Learner:
     def resume_training(self) -> None:
         """Turns dropout on again."""
         self._model.train()
+
+
+def _unpadded(model: Any, **batch: Any) -> Any:
+    """The loss of `model` without the logits of padding."""
+    places = {name: batch.pop(name) for name in ("start_positions", "end_positions")}
+    outputs, padding = model(**batch), ~batch["attention_mask"].bool()
+    losses = [
+        functional.cross_entropy(logits.float().masked_fill(padding, -1e9), place)
+        for logits, place in zip((outputs.start_logits, outputs.end_logits), places.values())
+    ]
+    return sum(losses) / 2
 
 
 def logits_of(model: Any, batches: Sequence[Tensors]) -> list[np.ndarray]:
@@ -174,6 +196,16 @@ def set_up(folder: str, dtype: str) -> tuple[dict[str, TakeStep], dict[str, Any]
     steps: dict[str, TakeStep] = {
         training_name(seed): partial(train, seed) for seed in read_settings(folder).seeds
     }
+
+    def take_first_steps() -> ReadLoss:
+        seed = read_settings(folder).seeds[0]
+        answers.begin(seed, dropout=0.0)
+        stored = read_batches(folder, training_name(seed))[:LOSS_STEPS]
+        losses = answers.first_losses([tensors(batch) for batch in stored])
+        write_losses(folder, "torch", losses)
+        return lambda: losses[-1]
+
+    steps[LOSSES] = take_first_steps
     for name, case in CASES.items():
         learner, stored = (labels if name == PAIRS else answers), read_batches(folder, name)
         steps[name] = _step(learner, case, [tensors(batch, case.padded) for batch in stored])

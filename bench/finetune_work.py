@@ -5,6 +5,7 @@
     train_SEED.npz              batches of a training, evaluation.npz those that it is evaluated on
     CASE.npz                    batches of a case
     logits_CONTESTANT_SEED.npz  outputs on evaluation.npz, which the contestants write
+    losses_CONTESTANT.json      losses of the first steps, which the contestants write
 
 NumPy and the standard library only: the workers of all contestants read it, whatever their environment has.
 """
@@ -24,6 +25,8 @@ EVALUATION = "evaluation"
 FULL, FULL_ANSWERS, WINDOWS, ANSWERS, PAIRS = "full", "full_answers", "windows", "answers", "pairs"
 WITHOUT_PADDING = FULL, FULL_ANSWERS
 SHORT = "_short"  # behind a case: each batch padded to its longest example, not to the case's length
+LOSSES = "losses"  # a request: the first steps of a training without dropout
+LOSS_STEPS = 20
 INITIAL_STDEV = 0.02  # of a head's weights
 
 
@@ -126,6 +129,18 @@ def read_logits(folder: str, name: str) -> Iterator[tuple[np.ndarray, np.ndarray
     """Yields what `write_logits` was given."""
     for each in read_batches(folder, name):
         yield each["examples"], each["logits"]
+
+
+def write_losses(folder: str, contestant: str, losses: Sequence[float]) -> None:
+    """Writes the losses of the first steps."""
+    with open(os.path.join(folder, f"{LOSSES}_{contestant}.json"), "w", encoding="utf-8") as file:
+        json.dump(list(losses), file)
+
+
+def read_losses(folder: str, contestant: str) -> list[float]:
+    """Returns what `write_losses` was given."""
+    with open(os.path.join(folder, f"{LOSSES}_{contestant}.json"), encoding="utf-8") as file:
+        return [float(loss) for loss in json.load(file)]
 
 
 def padded_to(batch: Arrays, length: int) -> dict[str, np.ndarray]:

@@ -7,6 +7,7 @@ pretraining    a plan of the LAMB paper as a job
 mpirun         the mpirun command of a job
 print_byteps   the commands of a job over BytePS
 parts          processes of a run as data
+exposure       public addresses at which they listen
 over_mpirun    a run over Horovod: mpirun
 over_byteps    a run over BytePS: scheduler, servers, ranks
 mpirun_output  whose line it is that mpirun shows, and which rank failed

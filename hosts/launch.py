@@ -46,6 +46,7 @@ from base.command_line import count, positive, positive_int
 from base.errors import InputError
 from hosts import over_byteps, over_mpirun
 from hosts.addresses import is_here
+from hosts.exposure import warning
 from hosts.hostfile import merged, read_host_lines, read_spares
 from hosts.output import Output, Screen
 from hosts.parts import DECIDED, DEFAULT_PORT, Access, Part, Wiring, check_command, ssh_words
@@ -192,6 +193,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         say(str(error))
         return 2
+    exposed = warning(parts, access)
+    if exposed:
+        say(exposed)
     if launch.wiring.only_show:
         with contextlib.suppress(BrokenPipeError):  # the reader, such as `head`, has seen enough
             for part in parts:

@@ -14,6 +14,8 @@ LONGEST = 1 << 20  # bytes of a line that has no end; then it is written in piec
 BACKLOG = 16 << 20
 _LAST = 500  # characters of a line that is remembered
 _ENDS = re.compile(rb"\r\n|\n|\r")
+# All but tabs, line ends and colours; \xc2\x80 to \xc2\x9f are the C1 controls in UTF-8.
+_CONTROLS = re.compile(rb"\x1b(?!\[[0-9;]*m)|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]|\xc2[\x80-\x9f]")
 
 
 class Lines:
@@ -44,6 +46,14 @@ class Lines:
         """Returns the last line if it has no end, with one added."""
         rest, self._rest = self._rest, b""
         return [rest + b"\n"] if rest else []
+
+
+def harmless(line: bytes) -> bytes:
+    """A line with a question mark for each control character that a terminal would obey.
+
+    A part writes what libraries report, and these report what strangers have sent to their ports.
+    """
+    return _CONTROLS.sub(b"?", line)
 
 
 class Screen:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Callable, Container, Sequence
 
 from hosts.mpirun_output import MpirunOutput
-from hosts.output import Lines, Output, Record
+from hosts.output import Lines, Output, Record, harmless
 from hosts.parts import MPIRUN, Access, Part
 from hosts.signals import FORWARDED, Signals
 
@@ -209,6 +209,7 @@ class RunningPart:
             if not line:
                 return
             line += b"\n"  # the part had left this line without an end
+        line = harmless(line)
         for name, text in self._mpirun.split(which, line) if self._mpirun else [(self.part.name, line)]:
             self._record.write(name, which, text)
 

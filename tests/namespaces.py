@@ -45,6 +45,10 @@ class TwoHosts:
     mpirun_args: list[str]
     holders: tuple[int, int]
 
+    def cut(self) -> None:
+        """Takes the wire out: nothing arrives any more, and nobody is notified."""
+        _run(*_enter(str(self.holders[1])), "ip", "link", "set", INTERFACE, "down")
+
     def received(self, host: int) -> int:
         """Packets that have arrived at the host's interface."""
         for line in Path(f"/proc/{self.holders[host]}/net/dev").read_text(encoding="ascii").splitlines():

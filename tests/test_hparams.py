@@ -297,6 +297,7 @@ def test_launch_256_gpus(stage, capsys, monkeypatch):
     assert "-map-by ppr:4:socket" in text
     assert "-mca pml ob1 -mca btl ^openib" in text
     assert "-mca odls_base_sigkill_timeout 30" in text
+    assert "-mca oob_tcp_keepalive_time 10" in text
     exported = [value for flag, value in zip(command, command[1:]) if flag == "-x"]
     assert "MXNET_SAFE_ACCUMULATION=1" in exported
     assert any(one.startswith("NCCL_SOCKET_IFNAME=") for one in exported)

@@ -35,10 +35,24 @@ def finetunings(output: str) -> list[list[str]]:
 
 def test_both_runs_differ_in_where_they_begin_alone():
     first, second = finetunings(make("--dry-run").check().stdout)
-    begin, end = first.index("--init_from"), second.index("--model")
-    assert first[:begin] == second[:end] and "--seeds" in first
-    assert first[begin:][2:] == ["--ckpt_dir", "runs/embedded/finetuned"]
-    assert second[end:][-2:] == ["--ckpt_dir", "runs/embedded/from_random"]
+    folder, begin = first.index("--ckpt_dir"), first.index("--init_from")
+    assert first[:folder] == second[:folder] and "--seeds" in first and begin == folder + 2
+    assert first[folder:][:4] == [
+        "--ckpt_dir",
+        "runs/embedded/finetuned",
+        "--init_from",
+        "runs/embedded/ckpt",
+    ]
+    assert second[folder:][:3] == ["--ckpt_dir", "runs/embedded/from_random", "--model"]
+
+
+def test_both_backends_take_steps_of_as_many_examples():
+    """One process each, on one core; over BytePS the two workers of hosts/2x_local."""
+    for backend, processes in (("hvd", 1), ("byteps", 2)):
+        output = make("--dry-run", f"BACKEND={backend}").check().stdout
+        batches = [int(words[words.index("--batch_size") + 1]) for words in finetunings(output)]
+        assert [batch * processes for batch in batches] == [8, 8]
+        assert output.count("launch.py") == (3 if backend == "byteps" else 0)
 
 
 @pytest.mark.parametrize("backend, launcher", [("hvd", "mpirun"), ("byteps", "launch.py")])
@@ -72,7 +86,7 @@ def run(tmp_path_factory) -> Path:
 
 
 def test_all_of_it_in_small(run):
-    words = [f"RUN_DIR={run}", f"INIT={run / 'weights'}", "NP=1", "SEEDS=2", "QUESTIONS=200", "STEPS=3"]
+    words = [f"RUN_DIR={run}", f"INIT={run / 'weights'}", "SEEDS=2", "QUESTIONS=200", "STEPS=3"]
     output = make(*words, timeout=150).check().stdout
     assert "to train on 200 questions (0 unanswerable)" in output
     for name in ("finetuned", "from_random"):
@@ -80,3 +94,12 @@ def test_all_of_it_in_small(run):
         assert members.main_score == "f1" and not members.settings[0].missing
         assert sorted(members.settings[0].scores["f1"]) == [0, 1]
         assert str(run / name) in "\n".join(output.splitlines()[-10:])
+    for name in ("from-pretrained", "from-random"):
+        assert f"{name}: saved " in output
+
+
+def test_a_run_that_fails_ends_the_comparison(run):
+    words = [f"RUN_DIR={run}", f"INIT={run / 'nothing'}", "SEEDS=2", "QUESTIONS=200", "STEPS=3"]
+    result = make(*words, timeout=150)
+    assert result.returncode and "from-pretrained: " in result.stdout and "f1 over seeds" not in result.stdout
+    assert "run_pretraining" not in result.stdout, "weights that are named take the place of pretraining"

@@ -64,7 +64,7 @@ SMALLER = {
 }
 # Of mpirun, horovodrun and TensorBoard.
 FOREIGN_OPTIONS = {
-    *("--bind-to", "--oversubscribe", "--gloo", "--logdir", "--NAME", "--FLAG"),
+    *("--bind-to", "--oversubscribe", "--gloo", "--network-interface", "--logdir", "--NAME", "--FLAG"),
     *(f"--{name}" for name in NOT_HERE),  # GluonNLP's, rejected with a reason that no --help has
 }
 

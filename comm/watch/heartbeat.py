@@ -6,29 +6,37 @@ goodbye, comes to a verdict; the hub sends its verdict to all links. A verdict g
 text)` in the thread of the hub or link, which ends then. What is done about it is decided in
 `comm.watch.watchdog`.
 
-On the wire: JSON objects, one a line. Link: {"token", "rank", "host", "pid"} once, then beats {"doing",
-"waiting", "closed"}. Hub: {"host", "pid"} once, then {"doing"}, at the end {"verdict"} or {"bye"}. A
-connection that does not begin with the token is closed. Standard library only.
+Messages (comm.watch.wire). Link: HELLO once, then BEAT, at the end CLOSED. Hub: HELLO once, then BEAT, at the
+end VERDICT or BYE.
+
+Anyone may reach the hub's port. It listens only until every rank has connected. Until then whoever has not
+shown that it has the token is a stranger: of these there are few at a time, they leave after seconds, and
+nothing that they send is looked at before its HMAC is correct. Standard library only.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hmac
-import json
 import os
 import secrets
 import select
 import socket
 import threading
 import time
+from dataclasses import dataclass, field
 from typing import Any, Callable, NamedTuple, Sequence
 
+from comm.watch.wire import BEAT, BYE, CLOSED, HELLO, TOKEN_BYTES, VERDICT, Channel, Message
+
 SILENT, ENDED, STUCK, LOST, TOLD = "silent", "ended", "stuck", "lost", "told"
+LOOPBACK = "127.0.0.1"
+SPARE = 64  # strangers at a time, besides one for each rank that has yet to come
+STRANGER_SECONDS = 3.0
+_ACCEPTED_A_TURN = 64
+_DEAF_SECONDS = 0.1  # when the process has no descriptor left for a connection
+_BACKLOG = 1024
 _GOODBYE_SECONDS = 3.0
 _CONNECT_SECONDS = 3.0  # for one address; the others are tried after that
 _ANSWER_SECONDS = 10.0
-_LONGEST_LINE = 1 << 16
 
 
 OnVerdict = Callable[[str, str], None]
@@ -55,25 +63,30 @@ class Watch(NamedTuple):
     on_verdict: OnVerdict
 
 
-class HubAddress(NamedTuple):
-    """Place where a hub listens, and the token by which a link shows that it belongs to the run."""
+@dataclass(frozen=True)
+class HubAddress:
+    """Places where a hub listens, (address, port), and the token by which both ends know each other."""
 
-    addresses: Sequence[str]
-    port: int
-    token: str
+    places: Sequence[tuple[str, int]]
+    token: bytes = field(repr=False)  # it must not get into a log
+
+    def __str__(self) -> str:
+        return ", ".join(f"port {port} of {address}" for address, port in self.places)
 
 
 class Hub:
-    """Rank 0's end of a run of `size` ranks, listening on the interface `address` (empty: all)."""
+    """Rank 0's end of a run of `size` ranks, listening at each of its own `addresses`, IPv4 or IPv6, until
+    all ranks have come. Raises OSError where none of them can be listened at."""
 
-    def __init__(self, size: int, watch: Watch, address: str = ""):
+    def __init__(self, size: int, watch: Watch, addresses: Sequence[str] = (LOOPBACK,)):
         self._size = size
         self._timeout, self._interval, self._sign, self._on_verdict = watch
-        self.token = secrets.token_hex(16)
-        self._listener = socket.create_server((address, 0), backlog=max(size, 16))
-        self.port: int = self._listener.getsockname()[1]
+        self._listeners = _listen(addresses) if size > 1 else []
+        places = tuple(listener.getsockname()[:2] for listener in self._listeners)
+        self.address = HubAddress(places, secrets.token_bytes(TOKEN_BYTES))
+        self._deaf_until = 0.0
         self._peers: dict[int, Peer] = {}  # by rank
-        self._strangers: list[Peer] = []  # those that have not yet said who they are
+        self._strangers: list[Peer] = []  # those that have not yet shown who they are, the oldest first
         self._reported = ""
         self._thread = StoppableThread(self._run)
         self._thread.start()
@@ -105,57 +118,103 @@ class Hub:
                 turn = now
                 verdict = self._judge(now)
                 if verdict:
-                    self._tell(verdict=verdict[1])
+                    self._tell(Message(VERDICT, text=verdict[1]))
                     self._on_verdict(*verdict)
                     return
-            self._tell(bye=True)
+            self._tell(Message(BYE))
             # Each link closes its end at that; to close this end first could destroy what is on its way.
             deadline = time.monotonic() + _GOODBYE_SECONDS
             while any(peer.is_open for peer in self._peers.values()) and time.monotonic() < deadline:
                 self._receive(deadline - time.monotonic())
         finally:
-            for peer in [*self._peers.values(), *self._strangers]:
+            for peer in self._peers.values():
                 peer.close()
-            self._listener.close()
+            self._shut()
 
-    def _tell(self, **message: Any) -> None:
+    def _tell(self, message: Message) -> None:
         for peer in self._peers.values():
-            peer.send(**message)
+            peer.send(message)
 
     def _receive(self, seconds: float) -> None:
-        open_peers = [peer for peer in [*self._peers.values(), *self._strangers] if peer.is_open]
-        sources = [self._listener, *(peer.socket for peer in open_peers)]
+        peers = [peer for peer in self._peers.values() if peer.is_open]
+        now = time.monotonic()
+        listeners = self._listeners if now >= self._deaf_until else []
+        if self._strangers:
+            seconds = min(seconds, self._strangers[0].since + STRANGER_SECONDS - now)
+        if len(listeners) < len(self._listeners):
+            seconds = min(seconds, self._deaf_until - now)
+        sources = [*listeners, *(each.socket for each in (*peers, *self._strangers))]
         if not self._thread.stopping:
             sources.append(self._thread.wakeup)
         ready = set(readable(sources, seconds))
-        if self._listener in ready:
-            with contextlib.suppress(OSError):
-                self._strangers.append(Peer(self._listener.accept()[0]))
-        for peer in open_peers:
+        for peer in peers:
             if peer.socket in ready:
                 for message in peer.read():
-                    self._handle(peer, message)
-        now = time.monotonic()
-        for stranger in list(self._strangers):
-            if not stranger.is_open or now - stranger.heard > self._timeout:
-                stranger.close()
-                self._strangers.remove(stranger)
+                    peer.note(message)
+                    peer.send(Message(BEAT, text=self._sign().doing))
+        # Those who have sent something first: it may show that they are none, and make room.
+        for stranger in [each for each in self._strangers if each.socket in ready]:
+            self._examine(stranger)
+        for listener in [each for each in listeners if each in ready]:
+            self._accept(listener)
+        self._show_out()
+        if self._listeners and not self.missing:
+            self._shut()
 
-    def _handle(self, peer: Peer, message: dict[str, Any]) -> None:
-        if peer in self._strangers:
-            rank, token = message.get("rank"), str(message.get("token"))
-            known = hmac.compare_digest(token.encode(), self.token.encode())
-            if not known or not isinstance(rank, int) or rank not in self.missing:
-                peer.close()
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_ACCEPTED_A_TURN):
+            try:
+                connection = listener.accept()[0]
+            except (BlockingIOError, ConnectionAbortedError):
                 return
-            peer.rank, peer.host, peer.pid = rank, str(message.get("host")), str(message.get("pid"))
-            self._strangers.remove(peer)
-            self._peers[rank] = peer
-            peer.send(host=socket.gethostname(), pid=os.getpid())
-        else:
-            peer.closed = bool(message.get("closed"))
-            peer.sign = Sign(str(message.get("doing", "")), float(message.get("waiting", 0.0)))
-            peer.send(doing=self._sign().doing)
+            except OSError:
+                # No descriptor is left. Strangers give theirs back; one who waits in the queue comes later.
+                self._deaf_until = time.monotonic() + _DEAF_SECONDS
+                for stranger in self._strangers:
+                    stranger.close()
+                return
+            self._strangers.append(Peer(connection, self.address.token, is_caller=False))
+
+    def _show_out(self) -> None:
+        """Closes strangers that have stayed too long or are too many, the oldest first."""
+        limit = time.monotonic() - STRANGER_SECONDS
+        excess = len(self._strangers) - len(self.missing) - SPARE
+        for index, stranger in enumerate(list(self._strangers)):
+            if index < excess or stranger.since <= limit:
+                self._examine(stranger)  # it may have sent what shows that it is none
+                if stranger in self._strangers:
+                    stranger.close()
+        self._strangers = [stranger for stranger in self._strangers if stranger.is_open]
+
+    def _examine(self, stranger: Peer) -> None:
+        """Reads what a stranger has sent; makes it a peer or closes the connection."""
+        # Whatever the bytes of a stranger bring about must not be the end of the run.
+        try:
+            messages = stranger.read() if stranger.is_open else []
+            if messages:
+                self._introduce(stranger, messages)
+        except Exception:
+            stranger.close()
+
+    def _introduce(self, stranger: Peer, messages: Sequence[Message]) -> None:
+        hello = messages[0]
+        # A rank that has come is not missing: a HELLO that is sent again is worth nothing.
+        if len(messages) != 1 or hello.kind != HELLO or hello.rank not in self.missing:
+            stranger.close()
+            return
+        stranger.rank, stranger.host, stranger.pid = hello.rank, hello.text, hello.pid
+        stranger.heard = time.monotonic()
+        self._strangers.remove(stranger)
+        self._peers[hello.rank] = stranger
+        stranger.send(Message(HELLO, 0, os.getpid(), text=socket.gethostname()))
+
+    def _shut(self) -> None:
+        """Ends listening."""
+        for listener in self._listeners:
+            listener.close()
+        for stranger in self._strangers:
+            stranger.close()
+        self._listeners, self._strangers = [], []
 
     def _judge(self, now: float) -> tuple[str, str] | None:
         peers = list(self._peers.values())
@@ -177,15 +236,15 @@ class Hub:
 
 
 class Link:
-    """Another rank's end. Connects to the first of the hub's addresses where the hub answers.
+    """Another rank's end. Connects to the first of the hub's places where the hub answers.
 
     Raises ConnectionError when it answers nowhere within `connect_seconds`.
     """
 
     def __init__(self, rank: int, address: HubAddress, watch: Watch, connect_seconds: float):
         self._timeout, self._interval, self._sign, self._on_verdict = watch
-        hello = {"token": address.token, "rank": rank, "host": socket.gethostname(), "pid": os.getpid()}
-        self._hub = connect(address.addresses, address.port, hello, connect_seconds)
+        hello = Message(HELLO, rank, os.getpid(), text=socket.gethostname())
+        self._hub = connect(address, hello, connect_seconds)
         self._thread = StoppableThread(self._run)
         self._thread.start()
 
@@ -203,7 +262,8 @@ class Link:
                 if turn >= due or self._thread.stopping and not told_so:
                     told_so = self._thread.stopping
                     sign = self._sign()
-                    hub.send(doing=sign.doing, waiting=round(sign.waiting, 3), closed=told_so)
+                    kind = CLOSED if told_so else BEAT
+                    hub.send(Message(kind, waiting=sign.waiting, text=sign.doing))
                     due = turn + self._interval
                 sources = [hub.socket] if told_so else [hub.socket, self._thread.wakeup]
                 messages = hub.read() if hub.socket in readable(sources, due - turn) else []
@@ -211,7 +271,7 @@ class Link:
                 if now - turn > self._timeout / 2:
                     hub.heard = now  # this process itself was stopped or starved
                 turn = now
-                if any(message.get("bye") for message in messages):
+                if any(message.kind == BYE for message in messages):
                     return
                 verdict = self._judge(messages, now)
                 if verdict:
@@ -220,12 +280,12 @@ class Link:
         finally:
             hub.close()
 
-    def _judge(self, messages: list[dict[str, Any]], now: float) -> tuple[str, str] | None:
+    def _judge(self, messages: list[Message], now: float) -> tuple[str, str] | None:
         hub = self._hub
         for message in messages:
-            if "verdict" in message:
-                return TOLD, str(message["verdict"])
-            hub.sign = Sign(str(message.get("doing", "")), 0.0)
+            if message.kind == VERDICT:
+                return TOLD, message.text
+            hub.note(message)
         if not hub.is_open:
             return ENDED, _list([hub], "ended without closing the run")
         if now - hub.heard > self._timeout:
@@ -233,52 +293,28 @@ class Link:
         return None
 
 
-class Peer:
+class Peer(Channel):
     """One connection and what is known of the rank behind it."""
 
-    def __init__(self, connection: socket.socket):
-        connection.setblocking(False)
-        self.socket = connection
-        self.is_open = True
+    def __init__(self, connection: socket.socket, token: bytes, is_caller: bool):
+        super().__init__(connection, token, is_caller)
         self.closed = False  # its rank has closed the run
-        self.heard = time.monotonic()
+        self.since = self.heard = time.monotonic()
         self.sign = Sign("", 0.0)
-        self.rank, self.host, self.pid = 0, "", ""
-        self._received = b""
+        self.rank, self.host, self.pid = 0, "", 0
 
-    def send(self, **message: Any) -> None:
-        """Sends one message without waiting; a connection that does not take it loses it."""
-        # A full buffer means that the other end does not read; it will be missed for that. A closed one is
-        # noticed by reading.
-        with contextlib.suppress(OSError):
-            self.socket.send(json.dumps(message).encode() + b"\n")
-
-    def read(self) -> list[dict[str, Any]]:
+    def read(self) -> list[Message]:
         """The messages that have come; closes the connection at its end and when it is not ours."""
-        try:
-            data = self.socket.recv(_LONGEST_LINE)
-        except BlockingIOError:
-            return []
-        except OSError:
-            data = b""
-        if not data:
-            self.close()
-            return []
-        self.heard = time.monotonic()
-        *lines, self._received = (self._received + data).split(b"\n")
-        try:
-            messages = [json.loads(line) for line in lines]
-        except ValueError:
-            messages = [None]
-        if len(self._received) > _LONGEST_LINE or not all(isinstance(each, dict) for each in messages):
-            self.close()
-            return []
+        messages = self.receive()
+        if messages:
+            self.heard = time.monotonic()
         return messages
 
-    def close(self) -> None:
-        """Closes the connection."""
-        self.is_open = False
-        self.socket.close()
+    def note(self, message: Message) -> None:
+        """Keeps the sign of life in a message."""
+        if message.kind in (BEAT, CLOSED):
+            self.closed = message.kind == CLOSED
+            self.sign = Sign(message.text, message.waiting)
 
 
 class StoppableThread:
@@ -302,32 +338,59 @@ class StoppableThread:
         self._waker.close()
 
 
-def connect(addresses: Sequence[str], port: int, hello: dict[str, Any], timeout: float) -> Peer:
-    """Connects to the first address where the hub answers to `hello`.
+def connect(address: HubAddress, hello: Message, timeout: float) -> Peer:
+    """Connects to the first place where the hub answers to `hello`.
 
     Raises ConnectionError when none does within `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     reason = "no address"
     while True:
-        for address in addresses:
+        for place in address.places:
             try:
-                connection = socket.create_connection((address, port), _CONNECT_SECONDS)
+                connection = socket.create_connection((place[0], place[1]), _CONNECT_SECONDS)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             except OSError as error:
-                reason = f"{address}: {error.strerror or error}"
+                reason = f"{place[0]}: {error.strerror or error}"
                 continue
-            hub = Peer(connection)
-            hub.send(**hello)
-            answer = hub.read() if readable([connection], _ANSWER_SECONDS) else []
-            if answer:
-                hub.host, hub.pid = str(answer[0].get("host")), str(answer[0].get("pid"))
+            hub = Peer(connection, address.token, is_caller=True)
+            hub.send(hello)
+            answer = _answer(hub)
+            if answer is not None:
+                hub.host, hub.pid = answer.text, answer.pid
                 return hub
             hub.close()
-            reason = f"{address}: it is not rank 0 that answers there"
-        if time.monotonic() > deadline:
+            reason = f"{place[0]}: it is not rank 0 that answers there"
+        if time.monotonic() > deadline or not address.places:
             raise ConnectionError(reason)
         time.sleep(0.2)
+
+
+def _answer(hub: Peer) -> Message | None:
+    """The hub's HELLO, None if none comes in time."""
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    while hub.is_open and readable([hub.socket], deadline - time.monotonic()):
+        messages = hub.read()
+        if messages:
+            return messages[0] if messages[0].kind == HELLO else None
+    return None
+
+
+def _listen(addresses: Sequence[str]) -> list[socket.socket]:
+    """A listening socket at each address where that is possible. Raises OSError where none is."""
+    listeners, failure = [], OSError("no address to listen at")
+    for address in addresses:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            listener = socket.create_server((address, 0), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            failure = error
+            continue
+        listener.setblocking(False)
+        listeners.append(listener)
+    if not listeners:
+        raise failure
+    return listeners
 
 
 def readable(sources: Sequence[Any], seconds: float) -> list[Any]:

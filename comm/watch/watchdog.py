@@ -6,7 +6,8 @@ A rank that is stopped, lost with its host or cut off leaves the others waiting 
 - Joining. A rank that has not joined the others by then says so, with what it sees of the run, and ends.
 - Afterwards a thread in each rank exchanges signs of life with rank 0 (`comm.watch.heartbeat`). Who gives
   none for so long, or whose connection closes before the run does, is named by rank 0, and every rank ends.
-  If it is rank 0, rank 1 names it.
+  If it is rank 0, rank 1 names it. Rank 0's address, and the token by which the ranks know each other, travel
+  through the communicator: the token is in no command line, environment or log.
 - With BytePS rank 0 also watches the scheduler.
 - If no rank is missing but all have waited inside one exchange for so long, the library or a server is stuck.
   A step's computing counts as waiting, because `average` only queues: the timeout must be longer than that.
@@ -21,7 +22,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import socket
 import sys
 import threading
 import time
@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NoReturn, Se
 from base.launchers import launched_rank
 from comm.base import CommunicationError, Communicator, DelegatingCommunicator, abort
 from comm.options import DEFAULT_TIMEOUT
+from comm.watch import places
 from comm.watch.heartbeat import (
     ENDED,
     LOST,
@@ -90,7 +91,7 @@ class WatchedCommunicator(DelegatingCommunicator):
         self._environ = environ
         self._open = True
         watch = Watch(timeout, min(LONGEST_INTERVAL, timeout / 5), self._activity.sign, self._end)
-        self._heartbeat = _connect(communicator, watch)
+        self._heartbeat = _connect(communicator, watch, environ)
         self._scheduler: SchedulerWatch | None = None
         if isinstance(self._heartbeat, Hub) and scheduler_address(environ):
             self._scheduler = SchedulerWatch(environ, timeout, timeout / 5, self._heartbeat.report)
@@ -222,22 +223,29 @@ def patience(rank: int, kind: str) -> float:
     return min(rank - 1, 1) * PATIENCE + (1.5 * PATIENCE if kind == ENDED else 0.0)
 
 
-def _connect(communicator: Communicator, watch: Watch) -> Hub | Link:
-    hub = Hub(communicator.size, watch) if communicator.rank == 0 else None
-    own = HubAddress(_addresses(), hub.port, hub.token) if hub else HubAddress([], 0, "")
-    address = _from_rank_0(communicator, own)
+def _connect(communicator: Communicator, watch: Watch, environ: Mapping[str, str]) -> Hub | Link:
+    addresses = _listening_addresses(communicator, environ)
     reason = ""
-    link = None
-    if hub is None:
+    hub = link = None
+    if communicator.rank == 0:
+        try:
+            hub = Hub(communicator.size, watch, addresses)
+        except OSError as error:  # the others must not wait for it
+            reason = f"{', '.join(addresses)}: {error.strerror or error}"
+    own = hub.address if hub else HubAddress((), b"")
+    found, token = _from_rank_0(communicator, [own.places, own.token.hex()])
+    address = HubAddress(tuple((str(host), int(port)) for host, port in found), bytes.fromhex(token))
+    if communicator.rank:
         try:
             link = Link(communicator.rank, address, watch, connect_seconds=watch.timeout / 4)
         except ConnectionError as error:
             reason = str(error)
     if communicator.all_agree([not reason]) != [True]:
-        place = f"rank 0 at port {address.port} of {', '.join(address.addresses)}"
+        if not address.places and communicator.size > 1:
+            raise CommunicationError(f"rank 0 cannot listen for signs of life{reason and f' ({reason})'}")
         who = f"ranks {', '.join(map(str, hub.missing))} cannot" if hub else "cannot"
         raise CommunicationError(
-            f"{who} connect to {place}: the hosts must accept TCP connections from each other"
+            f"{who} connect to rank 0 at {address}: the hosts must accept TCP connections from each other"
             + (f" ({reason})" if reason else "")
         )
     beat = hub or link
@@ -245,27 +253,26 @@ def _connect(communicator: Communicator, watch: Watch) -> Hub | Link:
     return beat
 
 
-def _from_rank_0(communicator: Communicator, address: HubAddress) -> HubAddress:
-    """Rank 0's `address`, on every rank."""
+def _listening_addresses(communicator: Communicator, environ: Mapping[str, str]) -> list[str]:
+    """Rank 0's own addresses at which it is to listen; every rank calls it, and all return the same."""
+    here, own = places.machine(), places.interfaces()
+    offered = [str(each.address) for each in places.candidates(own, environ)]
+    there, offered = _from_rank_0(communicator, [here, offered])
+    together = here == there
+    flags = [together, *(together or places.shares(own, str(each)) for each in offered)]
+    on_one_machine, *shared = communicator.all_agree(flags)
+    return [places.LOOPBACK] if on_one_machine else places.choose(offered, shared)
+
+
+def _from_rank_0(communicator: Communicator, value: Any) -> Any:
+    """Rank 0's `value`, which JSON can hold, on every rank."""
     mx: Any = importlib.import_module("mxnet")
-    text = json.dumps(address).encode().ljust(_ADDRESS_BYTES)
+    text = json.dumps(value).encode().ljust(_ADDRESS_BYTES)
     if len(text) > _ADDRESS_BYTES:
-        raise CommunicationError(f"rank 0 has too many network addresses: {len(address.addresses)}")
+        raise CommunicationError(f"rank 0's network addresses take more than {_ADDRESS_BYTES} bytes")
     array = mx.nd.array(list(text), ctx=mx.cpu(), dtype="uint8")
     communicator.broadcast([array])
-    return HubAddress(*json.loads(array.asnumpy().tobytes()))
-
-
-def _addresses() -> list[str]:
-    """This host's IPv4 addresses, loopback last."""
-    psutil: Any = importlib.import_module("psutil")
-    addresses = [
-        entry.address
-        for entries in psutil.net_if_addrs().values()
-        for entry in entries
-        if entry.family == socket.AF_INET
-    ]
-    return sorted(addresses, key=lambda address: address.startswith("127."))
+    return json.loads(array.asnumpy().tobytes())
 
 
 @contextmanager

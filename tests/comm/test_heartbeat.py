@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
 import queue
+import resource
 import signal
 import socket
 import sys
@@ -17,6 +19,7 @@ from comm.watch.heartbeat import (
     ENDED,
     LOST,
     SILENT,
+    SPARE,
     STUCK,
     TOLD,
     Hub,
@@ -26,13 +29,15 @@ from comm.watch.heartbeat import (
     Sign,
     Watch,
     connect,
-    readable,
 )
 from comm.watch.watchdog import SchedulerWatch
+from comm.watch.wire import BEAT, HELLO, Channel, Message
 from tests.processes import start_command
+from tests.strangers import DAMAGES, attack
 
 TIMEOUT, INTERVAL = 1.0, 0.1
-HERE = ["127.0.0.1"]
+HERE = "127.0.0.1"
+TOKEN = bytes(range(32))
 BUSY, WAITING = Sign("", 0.0), Sign("all_agree", 100.0)
 
 
@@ -65,17 +70,26 @@ def verdicts():
 
 
 def make_hub(size, verdicts, sign=BUSY):
-    return Hub(size, Watch(TIMEOUT, INTERVAL, lambda: sign, verdicts.of("hub")), "127.0.0.1")
+    return Hub(size, Watch(TIMEOUT, INTERVAL, lambda: sign, verdicts.of("hub")))
 
 
-def make_link(rank, hub, verdicts, sign=BUSY, addresses=HERE):
+def make_link(rank, hub, verdicts, sign=BUSY, places=None):
     watch = Watch(TIMEOUT, INTERVAL, lambda: sign, verdicts.of(rank))
-    return Link(rank, HubAddress(addresses, hub.port, hub.token), watch, TIMEOUT)
+    return Link(rank, HubAddress(places or hub.address.places, hub.address.token), watch, TIMEOUT)
+
+
+def port_of(hub) -> int:
+    ((_, port),) = hub.address.places
+    return port
 
 
 def mute(rank, hub) -> Peer:
     """A rank that connects and gives no sign of life after that."""
-    return connect(HERE, hub.port, {"token": hub.token, "rank": rank, "host": "node-7", "pid": 4711}, 5)
+    return connect(hub.address, Message(HELLO, rank, 4711, text="node-7"), 5)
+
+
+def stranger_of(hub) -> socket.socket:
+    return socket.create_connection((HERE, port_of(hub)), timeout=5)
 
 
 def close_all(*ends):
@@ -116,7 +130,7 @@ def test_a_silent_rank_is_named_to_all(verdicts):
     hub = make_hub(3, verdicts)
     make_link(1, hub, verdicts)
     silent = mute(2, hub)
-    silent.send(doing="barrier", waiting=0.2)
+    silent.send(Message(BEAT, waiting=0.2, text="barrier"))
     began = time.monotonic()
     kind, text = verdicts.of_hub_and_link()
     assert TIMEOUT * 0.9 < time.monotonic() - began < TIMEOUT * 3
@@ -171,43 +185,35 @@ def test_what_is_reported_to_the_hub_reaches_all(verdicts):
 
 @contextmanager
 def mute_hub():
-    """Rank 0 that answers a link's first line and nothing after it: (port, its end of the connection)."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    """Rank 0 that answers a link's first message and nothing after it: (address, its end of the
+    connection)."""
+    with socket.create_server((HERE, 0)) as listener:
         accepted = queue.Queue()
 
         def accept():
-            connection, _ = listener.accept()
-            connection.recv(1000)
-            connection.send(b'{"host": "node-0", "pid": 17}\n')
-            accepted.put(connection)
+            channel = Channel(listener.accept()[0], TOKEN, is_caller=False)
+            while not channel.receive():
+                time.sleep(0.01)
+            channel.send(Message(HELLO, 0, 17, text="node-0"))
+            accepted.put(channel)
 
         threading.Thread(target=accept, daemon=True).start()
-        yield listener.getsockname()[1], accepted
+        yield HubAddress((listener.getsockname(),), TOKEN), accepted
 
 
 def test_rank_0_silent(verdicts):
-    with mute_hub() as (port, accepted):
-        Link(
-            1,
-            HubAddress(HERE, port, "token"),
-            Watch(TIMEOUT, INTERVAL, lambda: BUSY, verdicts.of(1)),
-            TIMEOUT,
-        )
-        with closing(accepted.get(timeout=5)) as connection:
-            connection.send(b'{"doing": "broadcast"}\n')
+    with mute_hub() as (address, accepted):
+        Link(1, address, Watch(TIMEOUT, INTERVAL, lambda: BUSY, verdicts.of(1)), TIMEOUT)
+        with closing(accepted.get(timeout=5)) as channel:
+            channel.send(Message(BEAT, text="broadcast"))
             who, kind, text = verdicts.next()
     assert (who, kind) == (1, SILENT)
     assert text == "rank 0 (node-0, pid 17, last in broadcast) has given no sign of life for 1 s"
 
 
 def test_rank_0_ended(verdicts):
-    with mute_hub() as (port, accepted):
-        Link(
-            1,
-            HubAddress(HERE, port, "token"),
-            Watch(TIMEOUT, INTERVAL, lambda: BUSY, verdicts.of(1)),
-            TIMEOUT,
-        )
+    with mute_hub() as (address, accepted):
+        Link(1, address, Watch(TIMEOUT, INTERVAL, lambda: BUSY, verdicts.of(1)), TIMEOUT)
         accepted.get(timeout=5).close()
         who, kind, text = verdicts.next()
     assert (who, kind) == (1, ENDED) and text.startswith("rank 0 (node-0, pid 17")
@@ -217,54 +223,156 @@ def test_rank_0_ended(verdicts):
     "words",
     [
         b"GET / HTTP/1.0\r\n\r\n",
-        b'{"token": "wrong", "rank": 1}\n',
-        b'{"token": null, "rank": "x"}\n',
-        b"[1]\n",
+        b'{"token": "\\ud800", "rank": 1}\n',  # a lone surrogate has no UTF-8
+        b"[" * 60_000 + b"\n",  # nested deeper than a parser can follow
         b"x" * 200_000,
     ],
 )
-def test_strangers_are_turned_away(words, verdicts):
-    hub = make_hub(2, verdicts)
-    with socket.create_connection(("127.0.0.1", hub.port), timeout=5) as stranger:
+def test_a_stranger_is_turned_away(words, verdicts, monkeypatch):
+    """At once, or after some seconds if it could still turn out to be a rank; the run does not notice."""
+    monkeypatch.setattr("comm.watch.heartbeat.STRANGER_SECONDS", 0.3)
+    hub = make_hub(3, verdicts)
+    first = make_link(1, hub, verdicts)
+    with stranger_of(hub) as stranger:
         try:
             stranger.sendall(words)
             assert stranger.recv(10) == b""
         except ConnectionError:
             pass  # closed while it was talking
-    assert hub.missing == [1]
+    assert hub.missing == [2]
+    second = make_link(2, hub, verdicts)
+    verdicts.none_within(0.2)
+    assert close_all(hub, first, second)
+
+
+def test_idle_connections_take_few_descriptors_and_leave(verdicts, monkeypatch):
+    """A thousand of them once took all that a process has, and its next checkpoint could not be opened."""
+    monkeypatch.setattr("comm.watch.heartbeat.STRANGER_SECONDS", 0.3)
+    hub = make_hub(2, verdicts)
+    before = len(os.listdir("/proc/self/fd"))
+    here = []
+    for _ in range(3 * SPARE):
+        here.append(stranger_of(hub))
+    assert len(os.listdir("/proc/self/fd")) - before - len(here) <= 2 * SPARE + 1
+    time.sleep(0.5)
+    assert len(os.listdir("/proc/self/fd")) - before - len(here) <= 0
+    assert all(each.recv(10) == b"" for each in here)
     link = make_link(1, hub, verdicts)
-    verdicts.none_within(TIMEOUT)
+    for each in here:
+        each.close()
     assert close_all(hub, link)
+
+
+def test_without_a_free_descriptor_the_hub_waits(verdicts):
+    """It neither ends nor spins, and a rank gets in when there is one."""
+    hub = make_hub(2, verdicts)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    knocking = socket.socket()
+    lowest_free = os.dup(knocking.fileno())
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.open("/dev/null", os.O_RDONLY)
+        knocking.connect((HERE, port_of(hub)))
+        began = time.thread_time(), time.process_time()
+        time.sleep(0.5)
+        assert time.process_time() - began[1] - (time.thread_time() - began[0]) < 0.2
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        knocking.close()
+    link = make_link(1, hub, verdicts)
+    assert close_all(hub, link)
+
+
+def test_nobody_can_connect_once_all_ranks_have(verdicts):
+    hub = make_hub(3, verdicts)
+    early = stranger_of(hub)
+    links = [make_link(rank, hub, verdicts) for rank in (1, 2)]
+    time.sleep(0.05)
+    with pytest.raises(ConnectionRefusedError):
+        stranger_of(hub)
+    assert early.recv(10) == b""
+    early.close()
+    verdicts.none_within(0.2)
+    assert close_all(hub, *links)
 
 
 def test_a_rank_connects_once(verdicts):
-    hub = make_hub(2, verdicts)
+    """What it sent can be sent again by whoever has heard it."""
+    hub = make_hub(3, verdicts)
     link = make_link(1, hub, verdicts)
-    with socket.create_connection(("127.0.0.1", hub.port), timeout=5) as second:
-        second.sendall(b'{"token": "%s", "rank": 1}\n' % hub.token.encode())
-        assert second.recv(10) == b""
-    verdicts.none_within(0.5)
-    assert close_all(hub, link)
+    with pytest.raises(ConnectionError, match="it is not rank 0 that answers"):
+        make_link(1, hub, verdicts)
+    other = make_link(2, hub, verdicts)
+    verdicts.none_within(0.2)
+    assert close_all(hub, link, other)
 
 
-def test_the_first_address_that_answers_is_taken(verdicts):
+def test_a_hub_that_does_not_have_the_token(verdicts):
+    """Another program at the address is not taken for rank 0, however it answers."""
+    with socket.create_server((HERE, 0)) as listener:
+
+        def answer():
+            connection, _ = listener.accept()
+            channel = Channel(connection, bytes(32), is_caller=False)
+            connection.setblocking(True)
+            connection.recv(1000)
+            channel.send(Message(HELLO, 0, 17, text="node-0"))
+            connection.recv(1000)
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(ConnectionError, match="it is not rank 0"):
+            connect(HubAddress((listener.getsockname(),), TOKEN), Message(HELLO, 1), 0)
+
+
+def test_the_first_place_that_answers_is_taken(verdicts):
     hub = make_hub(2, verdicts)
-    link = make_link(1, hub, verdicts, addresses=["127.0.0.2", "127.0.0.1"])  # nobody listens at the first
+    nobody = ("127.0.0.2", port_of(hub))
+    link = make_link(1, hub, verdicts, places=[nobody, *hub.address.places])
     assert hub.missing == []
     assert close_all(hub, link)
     with pytest.raises(ConnectionError, match="127.0.0.2: Connection refused"):
-        make_link(1, hub, verdicts, addresses=["127.0.0.2"])
+        make_link(1, hub, verdicts, places=[nobody])
 
 
-def test_a_message_in_two_pieces():
-    ours, theirs = socket.socketpair()
-    peer = Peer(ours)
-    theirs.send(b'{"doing": "bar')
-    assert peer.read() == []
-    theirs.send(b'rier"}\n{"doing": ""}\n')
-    assert readable([ours], 1) and peer.read() == [{"doing": "barrier"}, {"doing": ""}]
-    theirs.close()
-    assert peer.read() == [] and not peer.is_open
+def test_ipv6(verdicts):
+    watch = Watch(TIMEOUT, INTERVAL, lambda: BUSY, verdicts.of("hub"))
+    hub = Hub(2, watch, ["::1", "2001:db8::1"])  # the second is not this machine's
+    ((address, port),) = hub.address.places
+    assert address == "::1" and str(hub.address) == f"port {port} of ::1"
+    link = make_link(1, hub, verdicts)
+    assert close_all(hub, link)
+    with pytest.raises(OSError, match="Cannot assign requested address"):
+        Hub(2, watch, ["2001:db8::1"])
+
+
+def test_the_token_is_not_shown(verdicts):
+    hub = make_hub(2, verdicts)
+    for text in (repr(hub.address), str(hub.address)):
+        assert hub.address.token.hex() not in text and str(hub.address.token) not in text
+    assert close_all(hub, make_link(1, hub, verdicts))
+
+
+def test_other_ranks_cannot_act_on_the_terminal(verdicts):
+    hub = make_hub(2, verdicts)
+    peer = connect(hub.address, Message(HELLO, 1, 4711), 5)
+    peer.close()
+    assert verdicts.next()[2].startswith("rank 1 (, pid 4711")
+    hub = make_hub(2, verdicts)
+    peer = connect(hub.address, Message(HELLO, 1, 4711, text="\x1b]0;owned\x07\x9b2J\nerror: \u202e"), 5)
+    peer.close()
+    assert verdicts.next()[2].startswith("rank 1 (?]0;owned??2J?error: ?, pid 4711")
+
+
+def test_strangers_of_every_kind_have_no_effect():
+    outcome = attack(messages=700, seed=3, stranger_seconds=0.5)
+    assert outcome.effects == (), outcome
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_attack_finds_damage(damage):
+    assert attack(messages=56, seed=3, stranger_seconds=0.5, damage=damage).effects
 
 
 def test_the_scheduler_is_watched(verdicts):
@@ -300,7 +408,7 @@ def end(kind, text):
     print(kind, text, flush=True)
     os._exit(1)
 
-address = HubAddress(["127.0.0.1"], int(sys.argv[1]), sys.argv[2])
+address = HubAddress([("127.0.0.1", int(sys.argv[1]))], bytes.fromhex(sys.argv[2]))
 Link(1, address, Watch(1.0, 0.1, lambda: Sign("", 0.0), end), 1.0)
 print("connected", flush=True)
 time.sleep(60)
@@ -310,7 +418,9 @@ time.sleep(60)
 def test_a_stopped_rank_that_is_continued_ends_too(verdicts, tmp_path):
     """Nobody kills it: what it missed while it was stopped is enough."""
     hub = make_hub(2, verdicts)
-    with start_command([sys.executable, "-c", ENDING, str(hub.port), hub.token], timeout=30) as run:
+    with start_command(
+        [sys.executable, "-c", ENDING, str(port_of(hub)), hub.address.token.hex()], timeout=30
+    ) as run:
         deadline = time.monotonic() + 10
         while "connected" not in run.stdout() and time.monotonic() < deadline:
             time.sleep(0.02)

@@ -3,8 +3,11 @@ is missing."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,7 +18,9 @@ import pytest
 from comm.local import LocalCommunicator
 from comm.watch.heartbeat import ENDED, LOST, SILENT, STUCK, TOLD, Sign
 from comm.watch.watchdog import WatchedCommunicator, patience
+from hosts.mpirun import keepalive
 from tests.processes import run_command, start_ranks, wait_for_file
+from tests.sockets import listening
 
 WORKER = Path(__file__).with_name("watchdog_worker.py")
 ENV = {"OMP_NUM_THREADS": "1"}
@@ -104,6 +109,21 @@ def test_a_rank_stopped_on_another_host(two_hosts, tmp_path):
         result = finish(run, time.monotonic())
     (line,) = [line for line in result.stderr.splitlines() if "error: " in line]
     assert f"rank 1 (beta, pid {pid}, " in line and "given no sign of life" in line
+    assert [address for address, _ in places_in(tmp_path)] == ["10.77.0.1"]  # not on all of them
+
+
+def test_a_host_that_is_cut_off(two_hosts, tmp_path):
+    """The wire is taken out: no connection is closed, nothing arrives. mpirun names the host, and all
+    processes of both end, its daemon on the lost host included."""
+    args = ["horovod", tmp_path, UNHURRIED, "exchange"]
+    with start_ranks(
+        WORKER, 2, timeout=100, env=ENV, args=args, grace=15, prefix=two_hosts.prefix,
+        launcher_args=[*two_hosts.mpirun_args, *keepalive(idle=3, interval=1)],
+    ) as run:  # fmt: skip
+        let_exchange(run, tmp_path)
+        two_hosts.cut()
+        result = finish(run, time.monotonic())
+    assert re.search(r"lost communication .*on node 10\.77\.0\.2$", result.stderr, re.DOTALL | re.MULTILINE)
 
 
 def test_a_rank_that_does_not_close(tmp_path):
@@ -128,6 +148,7 @@ def test_an_orderly_run_is_left_alone(launcher, mode, tmp_path):
     """Also one that lasts longer than the timeout, and with a rank that computes for longer than that."""
     with start(launcher, tmp_path, mode, ranks=3) as run:
         let_exchange(run, tmp_path, ranks=3)
+        check_ports(run, tmp_path, launcher)
         time.sleep(1.5 * TIMEOUT)
         (tmp_path / "stop").touch()
         result = run.wait().check()
@@ -135,6 +156,26 @@ def test_an_orderly_run_is_left_alone(launcher, mode, tmp_path):
         f"rank {rank} of 3 closed, threads left: []\n" for rank in range(3)
     ]
     assert "error: " not in result.stderr
+
+
+def places_in(directory):
+    return json.loads((directory / "places").read_text(encoding="ascii"))
+
+
+def check_ports(run, directory, launcher):
+    """All ranks are on this machine: signs of life came over loopback, by a port that nobody reaches any
+    more; what libraries keep open is what docs/network.md says."""
+    ((address, port),) = places_in(directory)
+    assert address == "127.0.0.1"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((address, port), 5)
+    ranks = [int((directory / f"pid.{rank}").read_text(encoding="ascii")) for rank in range(3)]
+    found = listening(run.pids())
+    if launcher == "byteps":  # the scheduler, a server, and each rank
+        assert len(found) == 5 and all(each.is_loopback for each in found)
+    else:  # Open MPI, in each rank for IPv4 and IPv6
+        counts = [sum(each.pid == rank for each in found) for rank in ranks]
+        assert len(set(counts)) == 1 and counts[0] <= 2
 
 
 def test_the_best_informed_speaks_first():

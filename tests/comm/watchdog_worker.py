@@ -1,7 +1,8 @@
 """A rank that exchanges under the watchdog: `watchdog_worker.py BACKEND DIRECTORY TIMEOUT MODE`.
 
 It writes its process id to DIRECTORY/pid.RANK when only joining the others is left to do, then waits for
-DIRECTORY/go, and writes DIRECTORY/steps.RANK once it has exchanged. MODE:
+DIRECTORY/go, and writes DIRECTORY/steps.RANK once it has exchanged. Rank 0 writes to DIRECTORY/places where
+it has listened for signs of life. MODE:
 
     exchange    average and agree until DIRECTORY/stop exists, then close; says which threads are left
     compute     rank 1 sleeps for twice the timeout while the others wait for it, then all close
@@ -11,6 +12,7 @@ DIRECTORY/go, and writes DIRECTORY/steps.RANK once it has exchanged. MODE:
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -53,6 +55,8 @@ def main():
     wait_for(directory / "go")
     before = set(threading.enumerate())
     comm = watched(make, timeout)
+    if rank == 0:
+        (directory / "places").write_text(json.dumps(comm._heartbeat.address.places), encoding="ascii")
     signal.signal(signal.SIGTERM, lambda *_: None)  # as in training, where it means: after this step
     array = mx.nd.ones((1000,))
     for step in range(1_000_000):

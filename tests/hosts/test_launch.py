@@ -155,6 +155,17 @@ def test_lines_are_whole_and_have_a_prefix(tmp_path):
             assert logged == "".join(expected[name])
 
 
+def test_parts_cannot_act_on_the_terminal(tmp_path):
+    """Neither on the launcher's nor, later, on that of who looks into the log."""
+    evil = 'printf "\\033]0;owned\\007a\\033[2J \\033[1mbold\\033[0m\\ttab \\302\\233 \\303\\274\\n"'
+    command = [*words(tmp_path, ["localhost slots=1"], [], "--log_dir", tmp_path / "log")]
+    command = [*command[: command.index("--") + 1], "sh", "-c", evil]
+    result = run_command(command, timeout=30).check()
+    shown = "?]0;owned?a?[2J \x1b[1mbold\x1b[0m\ttab ? ü\n"
+    assert result.stdout == f"[rank 0] {shown}"
+    assert (tmp_path / "log" / "rank.0" / "stdout").read_text(encoding="utf-8") == shown
+
+
 def test_quiet(tmp_path):
     options = ["--log_dir", tmp_path / "logs", "--quiet", "--server_timeout", "0.5"]
     result = launch(tmp_path, ["localhost slots=1"] * 2, ["talk", "exit0"], *options).check()
@@ -481,6 +492,20 @@ def test_dry_run_prints_a_command_for_each_part(tmp_path):
     rank_facts = facts(tmp_path, 1)
     assert rank_facts["argv"][2:] == ["exit0", "exit0", "it's", "*"]
     assert rank_facts["environ"]["OWN"] == "a b" and rank_facts["environ"]["DMLC_WORKER_ID"] == "1"
+
+
+def test_public_addresses_are_said_on_one_line(tmp_path):
+    public = ["8.8.4.1 slots=1", "8.8.4.2 slots=1", "10.0.0.3 slots=1"]
+    result = launch(tmp_path, public, ["exit0"], "--dry_run").check()
+    assert result.stderr == (
+        "launch: BytePS listens where the public may connect, and anyone who does can end the run: "
+        "8.8.4.1 (scheduler, server 0, rank 0); 8.8.4.2 (server 1, rank 1); "
+        "let only the run's hosts through (docs/network.md), or use a private network\n"
+    )
+    private = [line.replace("8.8.4", "10.0.0") for line in public[:2]]
+    assert launch(tmp_path, private, ["exit0"], "--dry_run").check().stderr == ""
+    result = launch(tmp_path, private, ["exit0"], "--dry_run", "--env", "DMLC_USE_KUBERNETES=1").check()
+    assert "all addresses of its host (scheduler)" in result.stderr
 
 
 def test_dry_run_with_names_that_have_no_address(tmp_path):
