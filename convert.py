@@ -17,7 +17,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from base.command_line import OptionParser
+from base.command_line import OptionParser, path_name
 from base.errors import InputError
 from base.files import is_temporary, replacing_folder
 from base.progress import Printed
@@ -184,8 +184,13 @@ def _parser() -> OptionParser:
         prog="convert.py", description=__doc__.splitlines()[0], epilog=_EPILOG, allow_abbrev=False
     )
     add = parser.add_argument
-    add("input", metavar="INPUT", help="weights: a file, a folder, FOLDER:STEP, or a TensorFlow prefix")
-    add("output", metavar="OUTPUT", help="the folder to make")
+    add(
+        "input",
+        type=path_name,
+        metavar="INPUT",
+        help="weights: a file, a folder, FOLDER:STEP, or a TensorFlow prefix",
+    )
+    add("output", type=path_name, metavar="OUTPUT", help="the folder to make")
     add(
         "--to",
         choices=FORMATS,

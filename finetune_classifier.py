@@ -16,6 +16,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Sequence
 
+from base.command_line import path_name
 from base.errors import InputError
 from comm.backends import choose_backend, open_communicator
 from comm.options import CommunicationConfig, communication_config
@@ -148,15 +149,21 @@ def prepare(argv: Sequence[str] | None) -> tuple[Part, Labelling, str, Communica
 
 def _add_files(add: Callable[..., Any]) -> None:
     add("--task_name", metavar="TASK", help="CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI, RTE, WNLI or XNLI")
-    add("--data_dir", metavar="FOLDER", help="with the task's official TSV files, or a folder TASK with them")
+    add(
+        "--data_dir",
+        type=path_name,
+        metavar="FOLDER",
+        help="with the task's official TSV files, or a folder TASK with them",
+    )
     add("--language", default="en", help="of XNLI (default: en)")
     add(
         "--train_file",
+        type=path_name,
         metavar="FILE",
         help="own examples: .tsv, .csv or .jsonl, one or two texts and a label",
     )
-    add("--dev_file", metavar="FILE", help="own examples to evaluate on")
-    add("--test_file", metavar="FILE", help="own examples to predict; labels are not needed")
+    add("--dev_file", type=path_name, metavar="FILE", help="own examples to evaluate on")
+    add("--test_file", type=path_name, metavar="FILE", help="own examples to predict; labels are not needed")
     add("--text_columns", metavar="A,B", help="names or positions of the texts (default: the usual names)")
     add("--label_column", metavar="NAME", help="name or position of the label (default: the usual names)")
     add("--labels", metavar="A,B,...", help="the classes in their order (default: those of --train_file)")

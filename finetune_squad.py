@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Sequence
 
-from base.command_line import positive_int, rate
+from base.command_line import finite, path_name, positive_int, rate
 from base.errors import InputError
 from comm.backends import choose_backend, open_communicator
 from comm.options import CommunicationConfig, communication_config
@@ -81,9 +81,14 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     """The options of a command line, checked against each other. Raises InputError."""
     parser = make_parser(__doc__ or "", DEFAULTS)
     add = parser.add_argument_group("questions").add_argument
-    add("--train_file", metavar="JSON", help="SQuAD file to train on")
-    add("--dev_file", metavar="JSON", help="SQuAD file to evaluate on, with answers")
-    add("--predict_file", metavar="JSON", help="in place of --dev_file: questions, answers are not looked at")
+    add("--train_file", type=path_name, metavar="JSON", help="SQuAD file to train on")
+    add("--dev_file", type=path_name, metavar="JSON", help="SQuAD file to evaluate on, with answers")
+    add(
+        "--predict_file",
+        type=path_name,
+        metavar="JSON",
+        help="in place of --dev_file: questions, answers are not looked at",
+    )
     add("--version_2", action="store_true", help="SQuAD 2.0: questions may have no answer")
     add("--doc_stride", type=positive_int, default=128, help="tokens between windows (default: 128)")
     add("--max_query_length", type=positive_int, default=64, help="tokens of a question (default: 64)")
@@ -91,7 +96,7 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--max_answer_length", type=positive_int, default=30, help="tokens of an answer (default: 30)")
     add(
         "--null_score_diff_threshold",
-        type=float,
+        type=finite,
         default=0.0,
         help="SQuAD 2.0: no answer where its score is above the best one's by more (default: 0)",
     )

@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Callable, NamedTuple, NoReturn, Sequence
 
 import lamb_paper
-from base.command_line import positive, positive_int, probability
-from base.errors import InputError
+from base.command_line import OptionParser, path_name, positive, positive_int, probability
+from base.errors import InputError, one_line
 from hosts import mpirun, print_byteps
 from hosts.hostfile import read_host_lines, read_hostfile
 from hosts.pretraining import pretraining_job
@@ -188,9 +188,9 @@ def table(plan: Plan) -> str:
     return "\n".join(lines + [""] * bool(warnings) + warnings)
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(OptionParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"hparams.py: {message}\n")
+        self.exit(2, f"hparams.py: {one_line(message)}\n")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -198,14 +198,15 @@ def _parser() -> argparse.ArgumentParser:
         prog="hparams.py",
         description=f"{__doc__}\n{lamb_paper.__doc__}",
         epilog="Rule of thumb: four times the sequences in a step are a quarter of the steps, twice the\n"
-        "learning rate and four times the warmup ratio, that is, as many warmup steps as before.",
+        "learning rate and four times the warmup ratio, that is, as many warmup steps as before.\n"
+        "--estimate of the training scripts shows whether a batch fits into memory.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
 
     def count(group: Any, flag: str, text: str, metavar: str = "N", default: int | None = None) -> None:
         shown = text if default is None else f"{text} (default {default})"
-        kind = pair_of(positive_int) if flag[2:] in PAIRS else int
+        kind = pair_of(positive_int) if flag[2:] in PAIRS else positive_int
         group.add_argument(flag, type=kind, metavar=metavar, default=default, help=shown)
 
     group = parser.add_argument_group("the cluster")
@@ -239,7 +240,9 @@ def _parser() -> argparse.ArgumentParser:
     one_of.add_argument("--check", action="store_true", help=text)
 
     group = parser.add_argument_group("for --launch")
-    group.add_argument("--hostfile", metavar="FILE", help="Open MPI host file, a line a host: name slots=8")
+    group.add_argument(
+        "--hostfile", type=path_name, metavar="FILE", help="Open MPI host file, a line a host: name slots=8"
+    )
     count(group, "--sockets", "for hvd: CPU sockets of a host (default 2 from 8 slots on, else 1)")
     text = "network interface between the hosts (default: any but loopback and Docker's)"
     group.add_argument("--interface", metavar="NAME", help=text)

@@ -15,7 +15,7 @@ from typing import Any, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
-from base.command_line import OptionParser, positive_int
+from base.command_line import OptionParser, path_name, positive_int, whole
 from base.errors import InputError
 from base.threads import set_threads
 from bert.weights.names import MASKED_LM, NEXT_SENTENCE, POOLER
@@ -250,9 +250,14 @@ def _parser() -> OptionParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("weights", metavar=_WEIGHTS, help="a run's folder, FOLDER:STEP, or weights in any format")
+    add(
+        "weights",
+        type=path_name,
+        metavar=_WEIGHTS,
+        help="a run's folder, FOLDER:STEP, or weights in any format",
+    )
     add("text", metavar="TEXT", nargs="*", help="a sentence with [MASK], or two sentences")
-    add("--file", help="many inputs: one a line, a tab between two sentences")
+    add("--file", type=path_name, help="many inputs: one a line, a tab between two sentences")
     add("--json", action="store_true", help="one JSON object a line")
     add("--top_k", type=positive_int, default=5, help="tokens shown for each [MASK] (default: 5)")
     add(
@@ -260,7 +265,12 @@ def _parser() -> OptionParser:
         action="store_true",
         help="shorten inputs that the model has too few positions for",
     )
-    add("--batch_size", type=positive_int, default=32, help="inputs computed together (default: 32)")
+    add(
+        "--batch_size",
+        type=whole(1, 4096, "beyond which nothing gets faster"),
+        default=32,
+        help="inputs computed together (default: 32)",
+    )
     add(
         "--operators",
         choices=["auto", "fused", "mxnet"],
@@ -269,7 +279,9 @@ def _parser() -> OptionParser:
     )
     group = parser.add_argument_group("about the weights, where the files beside them do not say it")
     add_pretrained_options(group.add_argument)
-    group.add_argument("--sentencepiece", help="the SentencePiece .model file that they were trained with")
+    group.add_argument(
+        "--sentencepiece", type=path_name, help="the SentencePiece .model file that they were trained with"
+    )
     return parser
 
 

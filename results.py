@@ -17,7 +17,7 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any, Sequence
 
-from base.command_line import OptionParser
+from base.command_line import OptionParser, path_name
 from base.errors import InputError
 from base.tables import Table, markdown, terminal
 from training.results.members import has_plan
@@ -50,7 +50,7 @@ def parse_options(argv: Sequence[str] | None = None) -> Options:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     add = parser.add_argument
-    add("runs", nargs="+", metavar="RUN", help="folders of runs")
+    add("runs", nargs="+", type=path_name, metavar="RUN", help="folders of runs")
     add(
         "--table",
         metavar="NAME,...",

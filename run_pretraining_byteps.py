@@ -15,11 +15,13 @@ from __future__ import annotations
 import sys
 from functools import partial
 
+from base.launchers import BYTEPS
 from base.threads import set_threads
 from comm.compression import byteps_settings, with_compression
 from comm.options import communication_config
 from training.config import stage_config
 from training.entry import exit_code
+from training.estimate import check_memory
 from training.inputs import check_parts
 from training.options import parse_options, stage_options
 from training.profiling.profiler import separate_operators
@@ -29,6 +31,9 @@ def main() -> int:
     options = parse_options(None, __doc__)
     communication = communication_config(options)
     parts = check_parts(map(stage_config, stage_options(options)))
+    code = check_memory(parts, BYTEPS, options.estimate)
+    if code is not None:
+        return code
     set_threads()  # before mxnet is imported below
     if options.profile:
         separate_operators()

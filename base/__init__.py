@@ -2,13 +2,17 @@
 
 errors        exceptions that end a program: one line and an exit code
 command_line  a parser with one-line errors, numbers in their ranges
+json_files    JSON from files that somebody else may have written
 files         files that appear whole or not at all, checksums
 locks         exclusive locks between processes
+claims        one process has a folder, and others say which
 tables        one table as text and as Markdown
 quantities    digits, shares and durations for people
 progress      a bar on a terminal, lines with the time left elsewhere
 processes     child processes that end as a whole
 workers       a function called on many jobs at once, in worker processes
+control_groups  limits of the control groups that this process is in
+memory        memory that processes can still take here
 launchers     places of processes as launchers announce them
 threads       the number of threads for MXNet in a process
 student       t-tests, and Holm's correction for many of them

@@ -1,43 +1,131 @@
-"""Command lines: a parser whose errors are one line, and numbers in their ranges. Standard library only."""
+"""Command lines: a parser whose errors are one line, numbers in their ranges, paths and names. Standard
+library only.
+
+Every number has an upper bound too, and it is in the option's type: what is beyond it cannot work, and would
+be noticed only where it overflows, or when memory or patience ends.
+"""
 
 from __future__ import annotations
 
 import argparse
 import math
-from typing import Any, Callable, NoReturn
+import os
+from typing import Any, Callable, NoReturn, TypeVar
 
-from base.errors import InputError
+from base.errors import InputError, one_line
+
+MOST = (
+    2**31 - 1
+)  # of whole numbers: MXNet's sizes, and the integers in the libraries' own files, have 32 bits
+LARGEST = 3.4028234e38  # of other numbers: float32, in which all of them are used
+MOST_SECONDS = 2_000_000.0  # 23 days; the system's poll() counts milliseconds in 32 bits
+MOST_PROCESSES = 1024  # worker processes and threads: a machine's cores, and far from its limit
+_MOST_DIGITS = 400  # of a number: the smallest float has 326 digits after its point
+_SHOWN = 40  # characters of a value in a message
+_PATH_BYTES, _NAME_BYTES = 4095, 255  # Linux: PATH_MAX without its final NUL, NAME_MAX
+_TEMPORARY_BYTES = 30  # that base.files.replacing adds to a name
+_TEXT_BYTES = 1 << 16
+
+Kind = TypeVar("Kind", int, float)
 
 
 class OptionParser(argparse.ArgumentParser):
-    """Raises InputError instead of printing the whole usage."""
+    """Raises InputError instead of printing the whole usage. A value of an option without a type is text that
+    is not empty."""
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self.register("type", None, not_empty)
 
     def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message} (--help lists the options)")
+        raise InputError(f"{one_line(message)} (--help lists the options)")
 
 
-def _number(kind: type, accepts: Callable[[Any], bool], wanted: str) -> Callable[[str], Any]:
-    def convert(text: str) -> Any:
+def shown(text: str) -> str:
+    """A value as messages quote it: one line, shortened."""
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text):,} characters)")
+
+
+def _number(kind: type[Kind], accepts: Callable[[Kind], bool], wanted: str) -> Callable[[str], Kind]:
+    def convert(text: str) -> Kind:
         try:
-            value = kind(text)
-        except ValueError:
+            value = kind(text) if len(text) <= _MOST_DIGITS else None
+        except (ValueError, OverflowError):
             value = None
         if value is None or not accepts(value):
-            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+            raise argparse.ArgumentTypeError(f"{shown(text)} is not {wanted}")
         return value
 
     return convert
 
 
+def whole(least: int, most: int, reason: str = "") -> Callable[[str], int]:
+    """Reads whole numbers from `least` to `most`. `reason`: of the greatest one, for the message."""
+    wanted = f"a whole number from {least} to {most:,}{f', {reason}' if reason else ''}"
+    return _number(int, lambda value: least <= value <= most, wanted)
+
+
 def at_least(least: int) -> Callable[[str], int]:
     """Reads whole numbers from `least` on."""
-    return _number(int, lambda value: value >= least, f"a whole number, {least} or more")
+    return _number(
+        int, lambda value: least <= value <= MOST, f"a whole number, {least} or more, at most {MOST:,}"
+    )
 
 
-positive_int = _number(int, lambda value: value > 0, "a whole number above zero")
-count = _number(int, lambda value: value >= 0, "a whole number, zero or more")
-positive = _number(float, lambda value: 0 < value < math.inf, "a number above zero")
-not_negative = _number(float, lambda value: 0 <= value < math.inf, "a number, zero or more")
-probability = _number(float, lambda value: 0 <= value <= 1, "a number from 0 to 1")
-rate = _number(float, lambda value: 0 <= value < 1, "a number from 0 to below 1")
-share = _number(float, lambda value: 0 < value <= 1, "a number above 0 and at most 1")
+def within(least: float, most: float, unit: str = "") -> Callable[[str], float]:
+    """Reads numbers from `least` to `most`; `unit`: for the message."""
+    wanted = f"a number from {least:g} to {most:g}{f' {unit}' if unit else ''}"
+    return _number(float, lambda value: least <= value <= most, wanted)
+
+
+def _float(accepts: Callable[[float], bool], wanted: str) -> Callable[[str], float]:
+    return _number(float, lambda value: math.isfinite(value) and accepts(value), wanted)
+
+
+positive_int = _number(int, lambda value: 0 < value <= MOST, f"a whole number above zero, at most {MOST:,}")
+count = _number(int, lambda value: 0 <= value <= MOST, f"a whole number, zero or more, at most {MOST:,}")
+positive = _float(lambda value: 0 < value <= LARGEST, f"a number above zero, at most {LARGEST:.2g}")
+not_negative = _float(lambda value: 0 <= value <= LARGEST, f"a number, zero or more, at most {LARGEST:.2g}")
+finite = _float(lambda value: abs(value) <= LARGEST, f"a number, at most {LARGEST:.2g} in size")
+seconds = _float(lambda value: 0 < value <= MOST_SECONDS, f"above zero and at most {MOST_SECONDS:,.0f} s")
+probability = _float(lambda value: 0 <= value <= 1, "a number from 0 to 1")
+rate = _float(lambda value: 0 <= value < 1, "a number from 0 to below 1")
+share = _float(lambda value: 0 < value <= 1, "a number above 0 and at most 1")
+num_processes = whole(1, MOST_PROCESSES, "more than any machine has cores")
+
+
+def not_empty(given: str) -> str:
+    """Reads a name or other text that is not empty."""
+    if not given:
+        raise argparse.ArgumentTypeError("it is empty; leave the option out, or give it a value")
+    if len(os.fsencode(given)) > _TEXT_BYTES:
+        raise argparse.ArgumentTypeError(f"{shown(given)} is longer than {_TEXT_BYTES:,} bytes")
+    return given
+
+
+def path_name(given: str) -> str:
+    """Reads a file's or folder's path that the system can have; it need not exist. Room is left for the
+    temporary names of base.files."""
+    not_empty(given)
+    _check_path(given)
+    return given
+
+
+def path_names(given: str) -> str:
+    """Reads paths and patterns with commas between them, as one text."""
+    not_empty(given)
+    for piece in given.split(","):
+        _check_path(piece)
+    return given
+
+
+def _check_path(given: str) -> None:
+    if "\0" in given:
+        raise argparse.ArgumentTypeError(f"{shown(given)} has a NUL character, which no path has")
+    whole_path = os.fsencode(os.path.expanduser(given))
+    longest = max(map(len, whole_path.split(b"/")))
+    if len(whole_path) + _TEMPORARY_BYTES > _PATH_BYTES or longest + _TEMPORARY_BYTES > _NAME_BYTES:
+        raise argparse.ArgumentTypeError(
+            f"{shown(given)} is too long for a path: at most {_PATH_BYTES - _TEMPORARY_BYTES:,} bytes, and "
+            f"{_NAME_BYTES - _TEMPORARY_BYTES} a name"
+        )

@@ -10,13 +10,29 @@ NO_MEMORY = re.compile(
     re.IGNORECASE,
 )
 
+_LONGEST = 2000  # characters of a message; names of files and their content may be as long as they like
+
+
+def one_line(text: str) -> str:
+    """The text as one line that any terminal can show: what is not printable is written as its code, a long
+    one loses its middle."""
+    flat = "".join(
+        each if each.isprintable() else " " if each in "\n\t" else ascii(each)[1:-1] for each in text
+    )
+    if len(flat) > _LONGEST:
+        flat = f"{flat[: _LONGEST * 3 // 4]} ... {flat[-_LONGEST // 5 :]}"
+    return flat
+
 
 class InputError(Exception):
     """Bad input by the user: a flag, a file or their content.
 
-    The message is one line that names the flag or the file and says what to do. The scripts print it and exit
-    with code 2.
+    The message names the flag or the file and says what to do; as text it is one line, whatever was given.
+    The scripts print it and exit with code 2.
     """
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
 
 
 class TrainingError(Exception):

@@ -25,7 +25,9 @@ def replacing(path: str) -> Iterator[IO[bytes]]:
     """
     temporary = f"{path}{_TEMPORARY}{os.getpid()}-{uuid.uuid4().hex[:8]}"
     try:
-        with open(temporary, "wb") as handle:
+        # A name of its own, and no link of somebody else's; the mode is what the user's umask leaves of it.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(temporary, "wb", opener=lambda name, _: os.open(name, flags, 0o666)) as handle:
             yield handle
             handle.flush()
             os.fsync(handle.fileno())
@@ -79,6 +81,14 @@ def _exchange(one: str, other: str) -> None:
 def is_temporary(name: str) -> bool:
     """Returns whether a file of this name is what `replacing` leaves behind when its process is killed."""
     return _TEMPORARY in os.path.basename(name)
+
+
+def leads_out(path: str) -> bool:
+    """Whether a path is a symbolic link to what lies outside of the folder that the link is in."""
+    if not os.path.islink(path):
+        return False
+    folder, target = os.path.realpath(os.path.dirname(path) or "."), os.path.realpath(path)
+    return os.path.commonpath([folder, target]) != folder
 
 
 def sync_directory(path: str) -> None:

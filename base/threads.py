@@ -10,8 +10,9 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import Callable, Mapping, MutableMapping
+from typing import Mapping, MutableMapping
 
+from base.control_groups import MOUNT, PROC, read_text, tightest
 from base.errors import InputError
 from base.launchers import local_size
 
@@ -69,53 +70,21 @@ def choose_threads(
     return max(1, threads)
 
 
-def read_cpu_quota(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> float | None:
+def read_cpu_quota(proc: Path = PROC, cgroup: Path = MOUNT) -> float | None:
     """CPUs' worth of time that this process's control groups allow (version 1 or 2, the tightest of the group
     and its ancestors), None without a limit."""
-    try:
-        lines = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    quotas: list[float] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            for mount in (cgroup, cgroup / "unified"):
-                quotas.extend(_quotas(mount, path, _read_v2))
-        elif "cpu" in controllers.split(","):
-            for mount in (cgroup / controllers, cgroup / "cpu"):
-                quotas.extend(_quotas(mount, path, _read_v1))
-    return min(quotas, default=None)
-
-
-def _quotas(mount: Path, path: str, read: Callable[[Path], float | None]) -> list[float]:
-    # Inside a container the group's own directory may be the mount itself, while the path still counts from
-    # the host: every ancestor is tried down to the mount.
-    parts = [part for part in path.split("/") if part not in ("", "..")]
-    quotas = []
-    for length in range(len(parts), -1, -1):
-        quota = read(mount.joinpath(*parts[:length]))
-        if quota is not None:
-            quotas.append(quota)
-    return quotas
+    return tightest("cpu", _read_v2, _read_v1, proc, cgroup)
 
 
 def _read_v2(directory: Path) -> float | None:
-    words = _read(directory / "cpu.max").split()
+    words = read_text(directory / "cpu.max").split()
     if len(words) != 2 or words[0] == "max":
         return None
     return int(words[0]) / int(words[1])
 
 
 def _read_v1(directory: Path) -> float | None:
-    quota, period = _read(directory / "cpu.cfs_quota_us"), _read(directory / "cpu.cfs_period_us")
+    quota, period = read_text(directory / "cpu.cfs_quota_us"), read_text(directory / "cpu.cfs_period_us")
     if not quota or not period or int(quota) <= 0:  # -1: no limit
         return None
     return int(quota) / int(period)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""

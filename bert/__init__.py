@@ -3,6 +3,7 @@
 configuration  sizes of a BERT, by its name or in full
 config_file    the same from a bert_config.json
 flops          floating-point operations of a step
+memory         bytes of a step
 model          BERT with its two heads, from GluonNLP's blocks
 operators      the fused CPU operators: loading, and the choice between them and MXNet's
 fused          embedding and transformer layers on the fused operators

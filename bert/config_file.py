@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, Mapping, NamedTuple
 
 from base.errors import InputError
+from base.json_files import read_json_object
 from bert.configuration import GELU_FORMS, LAYER_NORM_EPSILON, BertConfig
 
 MOST_BYTES = 1 << 20
@@ -139,21 +140,9 @@ def read_config_file(path: str, flag: str) -> ConfigFile:
 
 def _read(path: str, source: str) -> Mapping[str, Any]:
     try:
-        with open(path, "rb") as file:
-            text = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"{source}: cannot be read ({error.strerror})") from error
-    if len(text) > MOST_BYTES:
-        raise InputError(f"{source}: more than {MOST_BYTES >> 20} MiB; name the model's bert_config.json")
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{source}: not JSON ({error}); name the model's bert_config.json") from error
-    if not isinstance(content, dict):
-        raise InputError(
-            f"{source}: not a JSON object of names and values; name the model's bert_config.json"
-        )
-    return content
+        return read_json_object(path, MOST_BYTES, source)
+    except InputError as error:
+        raise InputError(f"{error}; name the model's bert_config.json") from error
 
 
 def _size(content: Mapping[str, Any], key: str, source: str) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from dataclasses import asdict, dataclass
 from typing import Any, Mapping
 
@@ -10,8 +12,12 @@ from base.errors import InputError
 
 GELU_FORMS = ("erf", "tanh")
 LAYER_NORM_EPSILON = 1e-12  # Devlin et al., arXiv:1810.04805, the released code
+# The fused CPU operators; where the file is missing they have not been built.
+OPERATORS_LIBRARY = os.path.join(sys.prefix, "lib", "libbert_operators.so")
 INITIAL_STDEV = 0.02  # of random weights; the same
 DROPOUT = 0.1  # the same, section A.2
+MOST_LAYERS, MOST_UNITS = 10_000, 1_000_000  # of a BERT: a hundred times the largest that was ever trained
+_LARGEST = 1 << 24  # of a size
 _NAME = re.compile(r"bert_([1-9]\d*)_([1-9]\d*)_([1-9]\d*)")
 
 
@@ -73,9 +79,15 @@ def recorded_config(facts: Mapping[str, Any], source: str) -> BertConfig:
     """
     recorded = facts.get("bert")
     try:
-        return named_config(facts["model"]) if recorded is None else BertConfig(**recorded)
-    except (KeyError, TypeError, InputError) as error:
+        config = named_config(facts["model"]) if recorded is None else BertConfig(**recorded)
+        sizes = [value for name, value in asdict(config).items() if name != "gelu"]
+        if not all(type(size) is int and 0 < size <= _LARGEST for size in sizes):
+            raise ValueError("sizes that no BERT has")
+        if config.units % config.heads or config.gelu not in GELU_FORMS:
+            raise ValueError("heads or a form of GELU that no BERT has")
+    except (KeyError, TypeError, ValueError, InputError) as error:
         raise InputError(f"{source} has no model in the form of this version") from error
+    return config
 
 
 def named_config(name: str) -> BertConfig:
@@ -92,14 +104,18 @@ def parse_model(name: str) -> tuple[int, int, int]:
     """`bert_L_H_A` as (layers, units, heads).
 
     Raises:
-        InputError: another form, or units that the heads do not divide.
+        InputError: another form, sizes that no BERT has, or units that the heads do not divide.
     """
     match = _NAME.fullmatch(name)
     if not match:
         raise InputError(
             f"--model {name}: use bert_12_768_12, bert_24_1024_16 or any other bert_LAYERS_UNITS_HEADS"
         )
+    if max(map(len, match.groups())) > len(str(MOST_UNITS)):
+        raise InputError(f"--model {name}: at most {MOST_LAYERS:,} layers and {MOST_UNITS:,} units")
     layers, units, heads = (int(part) for part in match.groups())
+    if layers > MOST_LAYERS or units > MOST_UNITS:
+        raise InputError(f"--model {name}: at most {MOST_LAYERS:,} layers and {MOST_UNITS:,} units")
     if units % heads:
         raise InputError(f"--model {name}: {heads} heads do not divide {units} units")
     return layers, units, heads

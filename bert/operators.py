@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 
 import mxnet as mx
 
 from base.errors import InputError
-from bert.configuration import BertConfig
+from bert.configuration import OPERATORS_LIBRARY, BertConfig
 
-LIBRARY = os.path.join(sys.prefix, "lib", "libbert_operators.so")
+LIBRARY = OPERATORS_LIBRARY
 
 
 def load_operators(path: str = LIBRARY) -> bool:

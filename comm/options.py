@@ -9,7 +9,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any, Callable
 
-from base.command_line import positive
+from base.command_line import positive, seconds, within
 from base.errors import InputError
 
 DEFAULT_TIMEOUT = 600.0  # seconds
@@ -43,7 +43,7 @@ def add_communication_options(add: Callable[..., Any]) -> None:
     """Adds the options. add: `add_argument` of a parser or group."""
     add(
         "--comm_timeout",
-        type=positive,
+        type=seconds,
         metavar="SECONDS",
         default=DEFAULT_TIMEOUT,
         help="end the run, naming who is missing, when a process gives no sign of life or an exchange makes "
@@ -51,7 +51,7 @@ def add_communication_options(add: Callable[..., Any]) -> None:
     )
     add(
         "--bucket_mb",
-        type=positive,
+        type=within(1e-3, 65536),
         metavar="MB",
         help="BytePS: gradients smaller than this travel together, in buckets of this size; Horovod has "
         "HOROVOD_FUSION_THRESHOLD instead (default: 1)",
@@ -65,7 +65,7 @@ def add_communication_options(add: Callable[..., Any]) -> None:
     )
     add(
         "--compression_k",
-        type=float,
+        type=positive,
         metavar="K",
         help="topk, randomk: share of the values to send, at most 0.4 (default: 0.01); "
         "dithering: number of levels (default: 127)",

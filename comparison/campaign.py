@@ -25,6 +25,7 @@ from typing import IO, Any, Callable, Hashable, Mapping, Sequence, TypeVar
 from base import machine
 from base.errors import InputError
 from base.files import replacing
+from base.json_files import read_json_file, read_json_object
 from base.progress import Printed
 from base.quantities import duration
 from comparison.launching.backends import ROOT, Backend, Cluster
@@ -147,13 +148,11 @@ class Store:
         path = self.directory / PLAN
         plan = json.loads(json.dumps(plan))
         try:
-            earlier = json.loads(path.read_text(encoding="utf-8"))
-            before = int(earlier.pop(REPEATS))
-        except FileNotFoundError:
-            earlier = None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            earlier = read_json_object(str(path)) if os.path.lexists(path) else None
+            before = 0 if earlier is None else int(earlier.pop(REPEATS))
+        except (InputError, ValueError, KeyError, TypeError) as error:
             raise InputError(
-                f"{path} cannot be read ({error!r}); choose another --output, or remove the directory"
+                f"{path} cannot be read ({error}); choose another --output, or remove the directory"
             ) from error
         if earlier is not None:
             differing = _differences(earlier, plan)
@@ -180,10 +179,8 @@ class Store:
         """
         path = self.directory / name
         try:
-            return read(json.loads(path.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            return read(read_json_file(str(path))) if os.path.lexists(path) else None
+        except (InputError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{path} is damaged ({error}); remove it to have the launch repeated") from error
 
 

@@ -8,7 +8,18 @@ import os
 import tempfile
 from typing import Any, Mapping, Sequence, Union
 
-from base.command_line import OptionParser, count, positive, positive_int
+from base.command_line import (
+    OptionParser,
+    count,
+    num_processes,
+    path_name,
+    path_names,
+    positive,
+    positive_int,
+    seconds,
+    whole,
+    within,
+)
 from base.errors import InputError
 from bert.configuration import parse_model
 from comparison.campaign import CampaignOptions
@@ -29,7 +40,9 @@ from comparison.runs.launches import EMBEDDED_BATCHES, EMBEDDED_MODEL, Trained
 from comparison.runs.record import Steps
 from comparison.settings import all_settings
 from comparison.verdicts import FEWEST_REPEATS
+from data.options import MAX_POSITIONS
 from training.options import expand_options
+from training.pairs import accumulation
 
 OUTPUT = "runs/comparison"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -162,22 +175,32 @@ def _parser(backends: Mapping[str, Backend], description: str | None) -> argpars
     text = "all other options of the training scripts can be given after --"
     add = parser.add_argument_group("training", text).add_argument
     add("--model", metavar="NAME", help=f"bert_LAYERS_UNITS_HEADS (default: {EMBEDDED_MODEL})")
-    add("--data", help="as for the training scripts (default: the English text in every CPython)")
+    add(
+        "--data",
+        type=path_names,
+        help="as for the training scripts (default: the English text in every CPython)",
+    )
     add("--raw", action="store_true", help="data is text")
-    add("--vocab", metavar="FILE", help="a BERT vocab.txt")
-    add("--max_seq_length", type=positive_int, metavar="L", help="(default: without --data 32)")
+    add("--vocab", type=path_name, metavar="FILE", help="a BERT vocab.txt")
+    add(
+        "--max_seq_length",
+        type=whole(1, MAX_POSITIONS, "the positions that BERT has"),
+        metavar="L",
+        help="(default: without --data 32)",
+    )
     add("--use_avg_len", action="store_true", help="batch sizes count tokens (always so without --data)")
-    add("--accumulate", type=positive_int, metavar="N", help="micro-batches a step (default 1)")
+    add("--accumulate", type=accumulation, metavar="N", help="micro-batches a step (default 1)")
     _add_measurement(parser.add_argument_group("measurement").add_argument)
     add = parser.add_argument_group("result").add_argument
     add(
         "--output",
+        type=path_name,
         metavar="DIR",
         help=f"directory of launches and report (default: {OUTPUT}); a comparison in it continues",
     )
     add(
         "--confidence",
-        type=float,
+        type=within(0.5, 1),
         default=0.95,
         help="confidence of all verdicts of a report together (default 0.95)",
     )
@@ -206,7 +229,7 @@ def _add_axes(add: Any, backends: Mapping[str, Backend]) -> None:
     add(
         "--workers",
         nargs="+",
-        type=positive_int,
+        type=num_processes,
         metavar="N",
         help="processes, on GPU machines as many as GPUs (default: 1 2; on GPUs 1 and all)",
     )
@@ -229,7 +252,7 @@ def _add_axes(add: Any, backends: Mapping[str, Backend]) -> None:
 def _add_measurement(add: Any) -> None:
     add(
         "--repeats",
-        type=positive_int,
+        type=whole(1, 1000, "more are a slip of the pen"),
         default=FEWEST_REPEATS,
         metavar="N",
         help="launches of every setting, in turns (default 5; with fewer there are no verdicts)",
@@ -246,20 +269,21 @@ def _add_measurement(add: Any) -> None:
     add("--seed", type=count, default=0, help="seed of the training and of the order of launches (default 0)")
     add(
         "--hostfile",
+        type=path_name,
         metavar="FILE",
         help="Open MPI host file; the first slots are taken; start on the first host; the output directory"
         " is on all hosts (default: this machine)",
     )
     add(
         "--time_limit",
-        type=positive,
+        type=seconds,
         default=600.0,
         metavar="SECONDS",
         help="limit of a launch; one that takes longer has failed (default 600)",
     )
     add(
         "--profiles",
-        type=positive_int,
+        type=whole(1, 1000, "more are a slip of the pen"),
         default=PROFILES,
         metavar="N",
         help="launches of every setting with --profile, for the breakdown of a step (default 3)",

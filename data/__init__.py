@@ -14,6 +14,7 @@ pretraining/     samples to the masked batches of a rank
 finetuning/      labelled examples of any kind to the batches of a rank
 classification/  texts with a label or a number (GLUE, own files) to batches and scores
 questions/       SQuAD: questions to windows, logits to answers and scores
+fingerprint      sizes, samples and checksums that tell data from other data
 masked_copies    static masks of a token store, as an instance store
 export           instances into others' formats
 prepare          command: text to a store or to files with masks

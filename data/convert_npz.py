@@ -8,7 +8,6 @@ pickles use, and any other name in it is an error.
 
 from __future__ import annotations
 
-import argparse
 import os
 import pickle
 import sys
@@ -18,6 +17,7 @@ from typing import IO, Any, Iterator, Sequence
 
 import numpy as np
 
+from base.command_line import OptionParser, path_name, path_names
 from base.errors import InputError
 from data.formats.blocks import RawBlock, check_expansion, check_shapes, check_type, checked
 from data.formats.npz import BoundedFile
@@ -61,13 +61,16 @@ def convert(source: str, target: str) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(description="Turn GluonNLP's npz files into padded arrays.")
-    parser.add_argument("--input", required=True, help="npz files: globs, comma-separated")
+    parser = OptionParser(description="Turn GluonNLP's npz files into padded arrays.")
+    parser.add_argument("--input", type=path_names, required=True, help="npz files: globs, comma-separated")
     parser.add_argument(
-        "--output", required=True, help="directory for the converted files, which keep their names"
+        "--output",
+        type=path_name,
+        required=True,
+        help="directory for the converted files, which keep their names",
     )
-    options = parser.parse_args(arguments)
     try:
+        options = parser.parse_args(arguments)
         paths = expand_globs(options.input, "--input")
         targets = [os.path.join(options.output, os.path.basename(path)) for path in paths]
         if len(set(targets)) < len(targets):

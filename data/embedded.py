@@ -7,7 +7,6 @@ writes corpus/train-*.txt, corpus/eval.txt (held-out documents), vocab.txt and c
 
 from __future__ import annotations
 
-import argparse
 import ast
 import glob
 import hashlib
@@ -21,14 +20,16 @@ import warnings
 from collections import deque
 from typing import Any, Iterator, Sequence
 
+from base.command_line import OptionParser, path_name, whole
 from base.errors import InputError
 from base.files import replacing
+from base.json_files import read_json_object
 from data.prose import prose_sentences
 from data.store.entropy import unigram_entropy
 from data.store.tokens import TokenStore, build_store
 from data.text.corpus import expand_globs
 from data.tokenizing.tokenizer import TokenizerSettings
-from data.tokenizing.vocab import load_vocab
+from data.tokenizing.vocab import MAX_VOCAB_SIZE, load_vocab
 from data.train_vocab import MIN_VOCAB_SIZE, train_wordpiece
 
 VERSION = 1  # raise when the same Python would give other files
@@ -99,13 +100,13 @@ def build(output: str, vocab_size: int = DEFAULT_VOCAB_SIZE, library: str | None
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        description="Build the default corpus from this Python's own documentation."
+    parser = OptionParser(description="Build the default corpus from this Python's own documentation.")
+    parser.add_argument(
+        "--output", type=path_name, required=True, help="directory for corpus/, vocab.txt and corpus.json"
     )
-    parser.add_argument("--output", required=True, help="directory for corpus/, vocab.txt and corpus.json")
-    parser.add_argument("--vocab_size", type=int, default=DEFAULT_VOCAB_SIZE)
-    options = parser.parse_args(arguments)
+    parser.add_argument("--vocab_size", type=whole(1, MAX_VOCAB_SIZE), default=DEFAULT_VOCAB_SIZE)
     try:
+        options = parser.parse_args(arguments)
         result = build(options.output, options.vocab_size)
     except (InputError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -204,13 +205,12 @@ def _files() -> list[str]:
 def _finished(output: str, report: str, settings: dict[str, Any]) -> dict[str, Any] | None:
     """Content of `report` if it is of the same settings and the files are still there, else None."""
     try:
-        with open(report, encoding="utf-8") as handle:
-            result = json.load(handle)
+        result: dict[str, Any] = read_json_object(report)
         if result["settings"] != settings:
             return None
         sizes = {name: os.path.getsize(os.path.join(output, name)) for name in _files()}
         return result if result["files"] == sizes else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (InputError, OSError, KeyError, TypeError):
         return None
 
 

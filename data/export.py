@@ -181,7 +181,7 @@ class _Export:
     def _resumed(self) -> list[dict[str, Any]]:
         """The files that an unfinished export of the same identity has written; else a fresh directory."""
         journal = read_json(os.path.join(self.partial, _JOURNAL))
-        if journal.get("identity") == self.identity:
+        if journal.get("identity") == self.identity and isinstance(journal.get("files"), list):
             return list(journal["files"])
         shutil.rmtree(self.partial, ignore_errors=True)
         os.makedirs(self.partial)

@@ -19,7 +19,7 @@ from typing import Any, Iterator, Sequence
 
 import numpy as np
 
-from base.command_line import OptionParser, count, positive_int
+from base.command_line import OptionParser, count, num_processes, path_name, positive_int
 from base.errors import InputError
 from base.progress import Printed
 from data.inspection.decoding import Instance, Style, Words, decode, describe
@@ -292,6 +292,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "path",
         nargs="+",
+        type=path_name,
         metavar="PATH",
         help="a token store, an instance store, files with masks (npz, HDF5, TFRecord, OFRecord; globs), or "
         "with --raw text",
@@ -305,7 +306,10 @@ def _parser() -> argparse.ArgumentParser:
         "--pieces", action="store_true", help="show tokens as they are in the vocabulary, not joined to words"
     )
     add(
-        "--plot", metavar="FILE", help="the PNG to write (default: NAME.lengths.png in the working directory)"
+        "--plot",
+        type=path_name,
+        metavar="FILE",
+        help="the PNG to write (default: NAME.lengths.png in the working directory)",
     )
     add("--no_plot", action="store_true", help="write no PNG")
     add("--json", action="store_true", help="print everything as JSON instead; a PNG only with --plot")
@@ -329,7 +333,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--num_workers",
-        type=positive_int,
+        type=num_processes,
         default=len(os.sched_getaffinity(0)),
         help="processes that tokenize or convert (default: one a core)",
     )

@@ -10,7 +10,16 @@ import argparse
 from dataclasses import dataclass, field, fields
 from typing import Any, Callable, TypeVar
 
-from base.command_line import count, positive, positive_int, probability, share
+from base.command_line import (
+    MOST_PROCESSES,
+    path_name,
+    path_names,
+    positive,
+    positive_int,
+    probability,
+    share,
+    whole,
+)
 from base.errors import InputError
 
 MAX_POSITIONS = 512  # rows of BERT's position embedding
@@ -20,14 +29,24 @@ Add = Callable[..., Any]  # `add_argument` of a parser or a group
 
 _VOCABULARY = ("vocab", "sentencepiece")
 _DEFINITIONS: dict[str, dict[str, Any]] = {
-    "vocab": {"help": "a BERT vocab.txt, one token a line; python -m data.train_vocab makes one"},
-    "sentencepiece": {"help": "a SentencePiece .model file, used as tokenizer and vocabulary"},
+    "vocab": {
+        "type": path_name,
+        "help": "a BERT vocab.txt, one token a line; python -m data.train_vocab makes one",
+    },
+    "sentencepiece": {
+        "type": path_name,
+        "help": "a SentencePiece .model file, used as tokenizer and vocabulary",
+    },
     "data": {
+        "type": path_names,
         "help": "what to train on: a token store of data.prepare; or files with sequences and masks (npz, "
         "HDF5, TFRecord, OFRecord, identified by their content); or with --raw text. Globs and folders, "
         "separated by commas; no training when left out",
     },
-    "data_eval": {"help": "what to evaluate on, in the same forms; no evaluation when left out"},
+    "data_eval": {
+        "type": path_names,
+        "help": "what to evaluate on, in the same forms; no evaluation when left out",
+    },
     "raw": {
         "action": "store_true",
         "help": "the files are text, tokenized once into --cache_dir: one sentence a line, a blank line "
@@ -53,6 +72,7 @@ _DEFINITIONS: dict[str, dict[str, Any]] = {
         "help": "leave out, and count, lines and sequences that are damaged; without it they end the run",
     },
     "cache_dir": {
+        "type": path_name,
         "help": "where tokenized text and converted files are kept, named by their content (default: tokens "
         "in ckpt_dir)",
     },
@@ -62,7 +82,7 @@ _DEFINITIONS: dict[str, dict[str, Any]] = {
         "hold)",
     },
     "max_predictions_per_seq": {
-        "type": positive_int,
+        "type": whole(1, MAX_POSITIONS, "the positions that BERT has"),
         "help": "masked positions a sequence, no fewer than files with masks hold (default: 20 at 128 "
         "tokens, 80 at 512, else 15%% rounded up)",
     },
@@ -79,9 +99,9 @@ _DEFINITIONS: dict[str, dict[str, Any]] = {
     },
     "cased": {"action": "store_true", "help": "keep upper case and accents"},
     "sp_nbest": {
-        "type": int,
+        "type": whole(-1, 512, "SentencePiece's limit"),
         "default": 0,
-        "help": "SentencePiece candidates to sample from, below 0 all; tokenizes anew for ten epochs. 0 does "
+        "help": "SentencePiece candidates to sample from, -1 all; tokenizes anew for ten epochs. 0 does "
         "not sample (default: 0)",
     },
     "sp_alpha": {
@@ -90,12 +110,12 @@ _DEFINITIONS: dict[str, dict[str, Any]] = {
         "help": "inverse temperature of SentencePiece's sampling (default: 1.0)",
     },
     "num_buckets": {
-        "type": positive_int,
+        "type": whole(1, MAX_POSITIONS, "as many as there are lengths"),
         "default": 32,
         "help": "length buckets; more means less padding (default: 32)",
     },
     "num_data_workers": {
-        "type": count,
+        "type": whole(0, MOST_PROCESSES, "more than any machine has cores"),
         "default": 8,
         "help": "batches made ahead of the step in the background; 0 makes them in the step (default: 8)",
     },

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Mapping, Sequence
 
-from base.command_line import OptionParser, count, positive_int
+from base.command_line import OptionParser, count, num_processes, path_name, path_names, positive_int, whole
 from base.errors import InputError
 from base.progress import Printed
 from data.export import INSTANCES_PER_FILE, CopiesConfig, Exported, FileConfig, export_instances, export_text
@@ -190,15 +190,16 @@ def _parser() -> OptionParser:
     add = parser.add_argument
     add(
         "--input",
+        type=path_names,
         required=True,
         help="text: files, folders and globs, separated by commas; with --format also a token store, or "
         "files of instances (npz, HDF5, TFRecord, OFRecord)",
     )
-    add("--output", required=True, help="the directory to make")
+    add("--output", type=path_name, required=True, help="the directory to make")
     add_options(add, "vocab", "sentencepiece")
     add(
         "--num_workers",
-        type=positive_int,
+        type=num_processes,
         default=len(os.sched_getaffinity(0)),
         help="processes; the result does not depend on it (default: the cores, here %(default)s)",
     )
@@ -206,7 +207,7 @@ def _parser() -> OptionParser:
 
     add = parser.add_argument_group("text").add_argument
     add_options(add, "cased", "text_format", "split_sentences")
-    add_option(add, "sp_nbest", help="SentencePiece candidates to sample from, below 0 all (default: 0)")
+    add_option(add, "sp_nbest", help="SentencePiece candidates to sample from, -1 all (default: 0)")
     add_options(add, "sp_alpha")
     add("--sp_seed", type=count, default=0, help="seed of that sampling (default: 0)")
 
@@ -227,7 +228,7 @@ def _parser() -> OptionParser:
     add_options(add, "short_seq_prob", "masked_lm_prob", "whole_word_mask")
     add(
         "--dupe_factor",
-        type=positive_int,
+        type=whole(1, 10_000, "more than a run has epochs"),
         default=5,
         help="copies of the text, each with other pairs and masks (default: 5)",
     )

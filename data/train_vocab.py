@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Sequence
 
-from base.command_line import OptionParser, count
+from base.command_line import OptionParser, count, path_name, path_names, whole
 from base.errors import InputError
 from base.files import replacing
 from base.progress import Printed
@@ -21,7 +21,7 @@ from data.tokenizing.tokenizer import load_sentencepiece
 from data.tokenizing.train_sentencepiece import MODEL_TYPES, sentencepiece_model
 from data.tokenizing.train_wordpiece import MIN_VOCAB_SIZE, wordpiece_tokens
 from data.tokenizing.training_text import TrainingText
-from data.tokenizing.vocab import KINDS, SENTENCEPIECE, WORDPIECE, load_vocab
+from data.tokenizing.vocab import KINDS, MAX_VOCAB_SIZE, SENTENCEPIECE, WORDPIECE, load_vocab
 
 __all__ = ["MIN_VOCAB_SIZE", "train_sentencepiece", "train_wordpiece"]
 
@@ -62,10 +62,25 @@ def parser() -> argparse.ArgumentParser:
         "million sentences with a million distinct words; SentencePiece holds the sentences as well.",
     )
     add = arguments.add_argument
-    add("--input", required=True, help="text: files, globs and directories, comma-separated")
-    add("--output", required=True, help="the vocab.txt or .model file to write; must not exist")
+    add(
+        "--input",
+        type=path_names,
+        required=True,
+        help="text: files, globs and directories, comma-separated",
+    )
+    add(
+        "--output",
+        type=path_name,
+        required=True,
+        help="the vocab.txt or .model file to write; must not exist",
+    )
     add("--type", choices=KINDS, default=WORDPIECE, help="default: %(default)s")
-    add("--vocab_size", type=int, default=30522, help="tokens at most (default: %(default)s)")
+    add(
+        "--vocab_size",
+        type=whole(1, MAX_VOCAB_SIZE, "four times the largest vocabulary in use"),
+        default=30522,
+        help="tokens at most (default: %(default)s)",
+    )
     add_options(add, "cased")
     add("--sp_model_type", choices=MODEL_TYPES, default="unigram", help="of SentencePiece")
     add_options(add, "text_format", "split_sentences", "skip_bad_records")
@@ -75,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
         default=10_000_000,
         help="train on so many sentences drawn from a larger text, 0 for all (default: %(default)s)",
     )
-    add("--seed", type=int, default=0, help="of the draw of --max_sentences")
+    add("--seed", type=count, default=0, help="of the draw of --max_sentences")
     return arguments
 
 

@@ -42,8 +42,9 @@ if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from base.command_line import count, positive, positive_int
-from base.errors import InputError
+from base.command_line import OptionParser, path_name, whole
+from base.command_line import seconds as limited
+from base.errors import InputError, one_line
 from hosts import over_byteps, over_mpirun
 from hosts.addresses import is_here
 from hosts.exposure import warning
@@ -86,9 +87,9 @@ class Launch:
         return over_byteps.plan(lines, command, self.wiring, self.servers, say)
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(OptionParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"launch: {message}\n")
+        self.exit(2, f"launch: {one_line(message)}\n")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -99,7 +100,8 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--hostfile", required=True, metavar="FILE", help="Open MPI host file: name slots=8")
+    text = "Open MPI host file: name slots=8"
+    parser.add_argument("--hostfile", type=path_name, required=True, metavar="FILE", help=text)
     text = "hvd: mpirun, for scripts over Horovod; byteps: scheduler, servers and workers of BytePS"
     parser.add_argument("--backend", required=True, choices=BACKENDS, help=text)
     _restart_options(parser)
@@ -116,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     text = (
         "also write each part's lines to DIR/rank.N/stdout, DIR/server.N/stderr, DIR/scheduler/...; appended"
     )
-    parser.add_argument("--log_dir", type=Path, metavar="DIR", help=text)
+    parser.add_argument("--log_dir", type=path_name, metavar="DIR", help=text)
     text = "show the launcher's own lines only; needs --log_dir"
     parser.add_argument("--quiet", action="store_true", help=text)
     limits = Limits()
@@ -133,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _seconds(parser: argparse.ArgumentParser, flag: str, default: float, text: str) -> None:
     help = f"{text} (default {default:g})"
-    parser.add_argument(flag, type=positive, default=default, metavar="SECONDS", help=help)
+    parser.add_argument(flag, type=limited, default=default, metavar="SECONDS", help=help)
 
 
 def _restart_options(parser: argparse.ArgumentParser) -> None:
@@ -142,17 +144,27 @@ def _restart_options(parser: argparse.ArgumentParser) -> None:
         "if the script's options have --ckpt_dir, else 0). Rule of thumb: 3; more hides a host that should "
         "be replaced"
     )
-    parser.add_argument("--max_restarts", type=count, metavar="N", help=text)
+    parser.add_argument(
+        "--max_restarts", type=whole(0, 1000, "more would hide a defect"), metavar="N", help=text
+    )
     text = (
         "go on with so many hosts if others are left out (default: all of the host file; only spare hosts "
         "then replace one). Rule of thumb: half of them; below, waiting for a host is cheaper"
     )
-    parser.add_argument("--min_hosts", type=positive_int, metavar="K", help=text)
+    parser.add_argument(
+        "--min_hosts", type=whole(1, 100_000, "no cluster is so large"), metavar="K", help=text
+    )
     text = (
         "leave a host out after so many failures in a row, of its processes or of its answer (default 2). "
         "Rule of thumb: 2, a host that reboots has answered by then; 1 with --backoff 60 or more"
     )
-    parser.add_argument("--host_tries", type=positive_int, default=2, metavar="N", help=text)
+    parser.add_argument(
+        "--host_tries",
+        type=whole(1, 1000, "such a host does not come back"),
+        default=2,
+        metavar="N",
+        help=text,
+    )
     text = (
         "wait so long before a restart, twice as long after each failure without a new checkpoint, at most "
         "300 s. Rule of thumb: what a batch system takes to give a host back"
@@ -176,7 +188,12 @@ def _backend_options(parser: argparse.ArgumentParser) -> None:
         "byteps: servers, placed on the hosts in turn (default: one a host, BytePS's recommendation for "
         "servers that share their hosts with workers: each host's network then carries the same load)"
     )
-    parser.add_argument("--num_servers", type=int, metavar="N", help=text)
+    parser.add_argument(
+        "--num_servers",
+        type=whole(0, 4096, "BytePS's largest networks have hundreds"),
+        metavar="N",
+        help=text,
+    )
     text = (
         "byteps: host and port of the scheduler (default: the first host; a free port if that is this "
         f"machine, else {DEFAULT_PORT})"
@@ -267,7 +284,7 @@ def _parse(words: list[str]) -> Launch:
         wiring=wiring,
         servers=over_byteps.Servers(args.num_servers, args.scheduler),
         mpirun=args.mpirun,
-        log_dir=args.log_dir,
+        log_dir=None if args.log_dir is None else Path(args.log_dir),
         quiet=args.quiet,
         limits=Limits(args.grace, args.server_timeout, args.stopped_timeout),
         policy=policy,
@@ -332,7 +349,7 @@ def _check_options(args: argparse.Namespace) -> None:
             raise InputError(f"{flag} {value}: goes with --backend byteps")
     if args.quiet and args.log_dir is None:
         raise InputError("--quiet: needs --log_dir, or the output of the parts would be lost")
-    if args.log_dir is not None and args.log_dir.exists() and not args.log_dir.is_dir():
+    if args.log_dir is not None and os.path.exists(args.log_dir) and not os.path.isdir(args.log_dir):
         raise InputError(f"--log_dir {args.log_dir}: is a file")
 
 

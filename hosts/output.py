@@ -131,7 +131,7 @@ class LogFile:
         """Opens the file. Raises OSError when it cannot be made."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path, self._say = path, say
-        self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
     def write(self, line: bytes) -> None:
         """Appends a line, which has its end."""

@@ -199,7 +199,7 @@ def test_an_output_is_replaced_whole_or_not_at_all(place, capsys):
         (["ours", "out", "--config_file", "x.json", "--model", "bert_2_64_2"], "give one of them"),
         (["ours", "out", "--vocab", "longer.txt"], "--vocab longer.txt has 21 tokens, but INPUT ours"),
         (["ours", "out", "--vocab", "short.txt"], "--vocab: short.txt lacks [PAD]"),
-        (["ours", "out", "--vocab", "none.txt"], "--vocab: cannot read none.txt"),
+        (["ours", "out", "--vocab", "none.txt"], "--vocab none.txt: cannot be read"),
         (["ours", "out", "--vocab", "list.json"], "list.json is no vocabulary of GluonNLP"),
         (["ours", "out", "--to", "onnx"], "invalid choice: 'onnx'"),
         (["ours:3", "out"], "ours:3: no checkpoint of this step"),

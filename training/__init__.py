@@ -15,7 +15,12 @@ feed                micro-batches of this rank
 run_inputs          what a run reads: its data, plan and feeds, by an interface
 inputs              pretraining's, checked before MXNet is imported
 finetuning/         fine-tuning's, with its options and its plan
+estimate            memory of a run, compared with what is there
 entry               exceptions to one line and an exit code
+exchange            values of one rank for all
+agreement           the ranks have the same options, data and code
+device              device, dtype and operators of a rank
+held                the run's directory, for this run alone
 start               the one door into a run: fresh, from parameters, from a checkpoint
 run_file            run.yaml, the options of a run
 run                 everything that a run has, and its state
@@ -27,7 +32,10 @@ metrics             sums over steps and ranks
 utilisation         operations done, of those that the devices could do
 report              progress, metrics.jsonl, TensorBoard, plot, closing lines
 results/            results.json, and many runs with one option different
+checkpoint_facts    entries of a manifest, checked
+states_file         optimizer states in a file, checked before they are believed
 checkpoint          three files a checkpoint, complete or not there
+last_good           the checkpoint to go back to when gradients are not finite
 pretrained          weights of a checkpoint, or of any other file
 pretrained_options  what a command line adds to them
 profiling/          traces of steps

@@ -28,11 +28,15 @@ from typing import IO, Any, Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from base.errors import InputError, TrainingError
-from base.files import replacing, sha256_of, sync_directory
+from base.files import leads_out, replacing, sha256_of, sync_directory
+from base.json_files import read_json_object
 from bert.weights.params_file import to_numpy, write_params
+from training.checkpoint_facts import check_facts
+from training.states_file import check_states, open_states
 
 FORMAT = 1
 PARAMS, STATES, MANIFEST = ".params", ".states.npz", ".json"
+_MOST_MANIFEST = 16 << 20  # bytes; options are kilobytes
 LIBRARIES = ("numpy", "mxnet", "gluonnlp", "horovod", "byteps")
 # What `base.files.replacing` calls these files before they are complete.
 _TEMPORARY = re.compile(r"\d{7,}(\.params|\.states\.npz|\.json)\.tmp-[-0-9a-f]+")
@@ -56,16 +60,8 @@ class Checkpoint:
         """
         if self.states_path is None:
             raise ValueError(f"{self.params_path} has no optimizer states beside it")
-        try:
-            states = np.load(self.states_path, allow_pickle=False)
-            if not isinstance(states, np.lib.npyio.NpzFile):
-                raise ValueError("it is no archive")
-            with states:
-                yield states
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise InputError(
-                f"{self.states_path} does not hold optimizer states as plain arrays: {error}"
-            ) from error
+        with open_states(self.states_path) as states:
+            yield states
 
 
 def save(
@@ -119,7 +115,7 @@ def save(
             f"cannot save the checkpoint of step {step} in {ckpt_dir}: {error.strerror or error}; "
             + (f"the checkpoint of step {kept[-1]} is intact" if kept else "there is no other checkpoint")
         ) from error
-    _prune(ckpt_dir, step, keep, facts.get("begun"))
+    prune(ckpt_dir, step, keep, facts.get("begun"))
     return Checkpoint(step, _path(ckpt_dir, step, PARAMS), _path(ckpt_dir, step, STATES), manifest)
 
 
@@ -181,6 +177,10 @@ def verified(ckpt_dir: str, step: int, needed: Sequence[str] = (PARAMS, STATES))
         path = _path(ckpt_dir, step, extension)
         expected = manifest["files"][extension]
         try:
+            if leads_out(path):
+                raise InputError(f"{path} is a symbolic link out of its folder, which is not followed")
+            if not os.path.isfile(path):
+                raise InputError(f"the checkpoint's file {path} is missing, or no regular file")
             size = os.path.getsize(path)
             if size != expected["size"]:
                 raise InputError(f"{path} is damaged ({size} bytes instead of {expected['size']})")
@@ -188,6 +188,8 @@ def verified(ckpt_dir: str, step: int, needed: Sequence[str] = (PARAMS, STATES))
                 raise InputError(f"{path} is damaged (its sha256 is not the manifest's)")
         except OSError as error:
             raise InputError(f"the checkpoint's file {path} cannot be read: {error.strerror}") from error
+        if extension == STATES:
+            check_states(path)
     return Checkpoint(step, _path(ckpt_dir, step, PARAMS), _path(ckpt_dir, step, STATES), manifest)
 
 
@@ -198,18 +200,15 @@ def read_manifest(ckpt_dir: str, step: int) -> dict[str, Any]:
         InputError: it is missing, damaged or of another version of this format.
     """
     path = _path(ckpt_dir, step, MANIFEST)
-    try:
-        with open(path, encoding="utf-8") as file:
-            manifest = json.load(file)
-    except OSError as error:
-        raise InputError(f"cannot read the manifest {path}: {error.strerror}") from error
-    except ValueError as error:  # JSON or UTF-8
-        raise InputError(f"the manifest {path} is damaged ({error})") from error
-    if not isinstance(manifest, dict) or manifest.pop("sha256", None) != _checksum(manifest):
+    if leads_out(path):
+        raise InputError(f"the manifest {path} is a symbolic link out of its folder, which is not followed")
+    manifest = read_json_object(path, _MOST_MANIFEST, f"the manifest {path}")
+    if manifest.pop("sha256", None) != _checksum(manifest):
         raise InputError(f"the manifest {path} is damaged (its own sha256 does not fit)")
     if manifest.get("format") != FORMAT or manifest.get("step") != step:
         found = f"format {manifest.get('format')!r}, step {manifest.get('step')!r}"
         raise InputError(f"the manifest {path} is of {found}, needed is format {FORMAT}, step {step}")
+    check_facts(manifest, f"the manifest {path}", (PARAMS, STATES))
     return manifest
 
 
@@ -300,8 +299,9 @@ def _withdraw_other(ckpt_dir: str, step: int, files: Mapping[str, Any]) -> None:
         sync_directory(ckpt_dir)
 
 
-def _prune(ckpt_dir: str, step: int, keep: int, spared: int | None) -> None:
-    """Delete older checkpoints. A failure to delete does not matter to the run: the next save tries again."""
+def prune(ckpt_dir: str, step: int, keep: int, spared: int | None) -> None:
+    """Delete all but the newest `keep` checkpoints up to `step` (0 keeps all), and that of the step `spared`.
+    A failure to delete does not matter to the run: the next save tries again."""
     steps = [other for other in list_steps(ckpt_dir) if other <= step and other != spared]
     for old in steps[:-keep] if keep else ():
         with contextlib.suppress(OSError):

@@ -17,6 +17,7 @@ class Feed(Protocol):
 
     # Of the training text (data.store.entropy); on rank 0, where the text is known.
     context_free_loss: float | None
+    content: str  # fingerprint of all that is read, the same on every rank; empty where that is known before
     position: int  # after the batch taken last, for a checkpoint
     waited: float  # seconds that __next__ has taken so far: the loop stood still for want of data
 
@@ -33,6 +34,7 @@ class DummyFeed:
     """One batch of random tokens again and again: for speed and memory, without any data."""
 
     context_free_loss: float | None = None
+    content = ""
 
     def __init__(self, batch: Any):
         self._batch = batch
@@ -63,10 +65,13 @@ class Batches(Protocol):
 class FileFeed:
     """Batches of a source, made ahead in background threads."""
 
-    def __init__(self, batches: Batches, num_workers: int, context_free: float | None = None):
+    def __init__(
+        self, batches: Batches, num_workers: int, context_free: float | None = None, content: str = ""
+    ):
         self._batches = batches
         self._num_workers = num_workers
         self.context_free_loss = context_free
+        self.content = content
         self.position = 0
         self.waited = 0.0
         self._ahead: Prefetcher[tuple[int, Any]] | None = None
@@ -92,7 +97,8 @@ class EvaluationFeed:
     """Each call starts one pass over this rank's share of what is evaluated on. Every pass has the same
     batches, whatever the seed of the run.
 
-    `collector` makes a new collector for a pass; None where the figures say everything.
+    `collector` makes a new collector for a pass; None where the figures say everything. `content`: as a
+    `Feed` has it.
     """
 
     def __init__(
@@ -100,10 +106,12 @@ class EvaluationFeed:
         begin: Callable[[], Iterator[Any]],
         context_free: float | None = None,
         collector: Callable[[], Collector] | None = None,
+        content: str = "",
     ):
         self._begin = begin
         self.context_free_loss = context_free  # of the held-out text; on rank 0, where the text is known
         self._collector = collector
+        self.content = content
 
     def __call__(self) -> Iterator[Any]:
         return self._begin()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Iterable, Sequence
+from typing import ClassVar, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from base.errors import InputError
 from base.launchers import launched_rank
 from base.progress import Printed
 from comm.base import Communicator
+from data.fingerprint import DIGITS, fingerprint, fingerprint_of_store
 from data.opening import (
     INSTANCES,
     NOTHING,
@@ -97,6 +98,20 @@ class Inputs:
             return replace(self, vocabulary=_downloaded_vocabulary(config.model.dataset_name, communicator))
         return self
 
+    def contents(self, config: RunConfig) -> Mapping[str, str]:
+        """The vocabulary, and the data by samples; the feeds have the fingerprints of all of it."""
+        found, tokenizer = {}, config.data.tokenizer
+        if self.vocabulary is not None:
+            text = f"{len(self.vocabulary)} tokens, {self.vocabulary.sha256[:DIGITS]}"
+            found["the vocabulary"] = text
+        if tokenizer.sentencepiece:
+            model = DataFiles("model", (os.path.expanduser(tokenizer.sentencepiece),))
+            found["the content of --sentencepiece"] = fingerprint(model)
+        for flag, data in (("--data", self.train), ("--data_eval", self.evaluation)):
+            if data.kind:
+                found[f"the content of {flag}"] = fingerprint(data)
+        return found
+
     def open_ahead(self, first: RunInputs, communicator: Communicator) -> None:
         """Tokenizes or converts the data of this stage into the cache, where it is not that of `first`."""
         assert isinstance(first, Inputs), "both stages read the same kind"
@@ -132,7 +147,8 @@ class Inputs:
         batches = PretrainingBatches(source, self.config.batching, seed, communicator.rank, communicator.size)
         shapes = ", ".join(f"{rows}x{length}" for rows, length in batches.shapes)
         reporter.note(f"batches of a process (sequences x tokens): {shapes}")
-        return FileFeed(batches, config.data.num_data_workers, context_free)
+        content = fingerprint_of_store(opened.manifest)
+        return FileFeed(batches, config.data.num_data_workers, context_free, content)
 
     def open_evaluation(self, config: RunConfig, communicator: Communicator) -> EvaluationFeed | None:
         """This rank's share of --data_eval; None without it."""
@@ -144,6 +160,7 @@ class Inputs:
         return EvaluationFeed(
             lambda: evaluation_batches(source, config.batch.batch_size_eval, rank, size),
             context_free_loss(store) if store is not None and rank == 0 else None,
+            content=fingerprint_of_store(opened.manifest),
         )
 
 

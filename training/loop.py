@@ -14,12 +14,13 @@ from bert.flops import BACKWARD, size_of
 from comm.base import Communicator
 from tasks.base import Floors
 from training.budget import Budget
-from training.checkpoint import params_path
+from training.exchange import broadcast_json
+from training.last_good import LastGood
 from training.metrics import Totals, figures, finite_or_none
 from training.profiling.profiler import TraceOfSteps
 from training.report import Ending, read_metrics, summarize
 from training.run_inputs import Part
-from training.start import Start, broadcast_json
+from training.start import Start
 from training.step import StepResult, StepSettings, TrainStep, dropout_seed
 from training.utilisation import find_peak
 
@@ -64,7 +65,8 @@ class Loop:
         hours = config.optimization.budget_hours
         self.budget = Budget(hours, self.clock, communicator.rank == 0) if hours else None
         self.steps_in_interval = 0
-        self.last_saved = params_path(config.checkpoint.ckpt_dir, self.step) if self.step else None
+        self.last_good = LastGood(config.checkpoint.ckpt_dir, 0 if run.start.source else self.step)
+        self.late = False  # whether a checkpoint waits for a step that is not skipped
 
     def to_the_end(self) -> int:
         """Runs the loop; every rank calls it.
@@ -89,14 +91,16 @@ class Loop:
             at_end = self._complete() or not keep_going
             if self.step % run.config.report.log_interval == 0 or at_end:
                 self._log(lr, result)
-            if self.step % run.ckpt_interval == 0 or at_end:
+            planned = self.step % run.ckpt_interval == 0 or at_end
+            if planned or self.late:
                 with self.clock:  # not training time
-                    self._save()
-                    if keep_going:
+                    self._save(planned, at_end)
+                    if planned and keep_going:
                         run.evaluate(self.step)
         run.communicator.barrier()  # no rank ends while rank 0 still writes
         if not keep_going:
-            run.reporter.warn(f"stopped by a signal after step {self.step}; --resume continues")
+            where = f", from {self.last_good.newest or 'the beginning'}" if self.late else ""
+            run.reporter.warn(f"stopped by a signal after step {self.step}; --resume continues{where}")
             return self.stop.exit_code or 143
         if run.communicator.rank == 0:
             held_out = run.eval_feed.context_free_loss if run.eval_feed else None
@@ -122,7 +126,10 @@ class Loop:
         keep_going = self.stop.exit_code is None
         result = self.take_step(self.step, micro_batches, lr, keep_going, also)
         self.trace.after_step(micro_batches)
-        run.skips.update(result.applied, self.step, self.last_saved)
+        run.skips.update(result.applied, self.step, self.last_good.sentence)
+        good = self.last_good.stepped() if result.applied else None
+        if good is not None:
+            run.prune(good)
         forward = sum(run.task.flops(each, self.size, run.model.operators) for each in micro_batches)
         self.totals.add(micro_batches, result.sums, result.applied, waited, (1 + BACKWARD) * forward)
         self.steps_in_interval += 1
@@ -161,9 +168,24 @@ class Loop:
         self.totals.reset()
         self.steps_in_interval = 0
 
-    def _save(self) -> None:
-        self.run.save(self.step, self._complete())
-        self.last_saved = params_path(self.run.config.checkpoint.ckpt_dir, self.step)
+    def _save(self, planned: bool, at_end: bool) -> None:
+        """Saves, unless this step was skipped: then the checkpoint is late, until one is not.
+
+        A run's last step is saved in any case. So is a step that a signal makes the last one of this process,
+        where it was skipped for its loss scale alone, as float16 has it now and then. Neither deletes others.
+        """
+        run, ended = self.run, self._complete()
+        skipped = run.skips.in_a_row > 0
+        self.late = skipped and not (ended or (at_end and run.scaler.searching))
+        if self.late:
+            if planned:
+                run.reporter.warn(
+                    f"step {self.step} was skipped, since its gradients were not finite: no checkpoint is "
+                    f"saved or deleted; {self.last_good.sentence}"
+                )
+            return
+        run.save(self.step, ended, prunes=ended and not skipped)
+        self.last_good.saved(self.step)
 
 
 def lacks_evaluation(start: Start, part: Part, communicator: Communicator) -> bool:

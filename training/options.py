@@ -16,11 +16,13 @@ from base.command_line import (
     OptionParser,
     count,
     not_negative,
+    path_name,
     positive,
     positive_int,
     probability,
     rate,
     share,
+    within,
 )
 from base.errors import InputError
 from bert.configuration import GELU_FORMS
@@ -29,7 +31,7 @@ from data.options import add_data_options, add_vocabulary_options, check_data_op
 from training.config import DEFAULT_MODEL, model_config
 from training.optimizer.schedule import COOLDOWN_RATIO, DECAY_POWERS
 from training.options_file import OPTION, expand, given_file
-from training.pairs import StageOptions, allow_pairs, options_of_stages
+from training.pairs import StageOptions, accumulation, allow_pairs, options_of_stages
 from training.start_options import add_start_options, check_start_options
 
 PUBLISHED_MODELS = ("bert_12_768_12", "bert_24_1024_16")  # of --pretrained
@@ -92,6 +94,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
 
     parser.add_argument(
         OPTION,
+        type=path_name,
         metavar="FILE",
         help="YAML file of options by their names, such as the run.yaml that every run leaves in ckpt_dir; "
         "the command line wins, and takes an option of the file back by --NAME=null, a flag by --FLAG=false",
@@ -105,6 +108,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     )
     add(
         "--config_file",
+        type=path_name,
         metavar="FILE",
         help="instead of --model: a bert_config.json of Google's or NVIDIA's, or Hugging Face's config.json",
     )
@@ -157,7 +161,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     )
     add(
         "--accumulate",
-        type=positive_int,
+        type=accumulation,
         default=1,
         help="micro-batches per step; a step sees batch_size x processes x accumulate (default: 1)",
     )
@@ -204,7 +208,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     )
     add(
         "--budget_hours",
-        type=positive,
+        type=within(1e-6, 1e6),
         metavar="HOURS",
         help="end after so many hours of training, saving, evaluation and start-up not counted, resumed runs "
         "included; the schedule follows the elapsed share of them. In place of --num_steps",
@@ -242,7 +246,12 @@ def _parser(description: str) -> argparse.ArgumentParser:
 
     group = parser.add_argument_group("checkpoints and output")
     add = group.add_argument
-    add("--ckpt_dir", default="./ckpt_dir", help="checkpoints, metrics and plots (default: %(default)s)")
+    add(
+        "--ckpt_dir",
+        type=path_name,
+        default="./ckpt_dir",
+        help="checkpoints, metrics and plots, of one run at a time (default: %(default)s)",
+    )
     add(
         "--ckpt_interval",
         type=positive_int,
@@ -282,7 +291,14 @@ def _parser(description: str) -> argparse.ArgumentParser:
     )
     add("--verbose", action="store_true", help="print all options, and a line for every step")
     add(
+        "--estimate",
+        action="store_true",
+        help="print the memory that the run needs, by its use, beside what is there, and leave; exit code 2 "
+        "where it does not fit. Rule of thumb: 16 bytes a parameter, and what a batch's activations take",
+    )
+    add(
         "--profile",
+        type=path_name,
         metavar="FILE",
         help="write a trace of steps 10 to 14 for python -m training.profile and Chrome's viewers (rank 1 "
         "writes FILE.1, ...)",

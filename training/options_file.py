@@ -16,6 +16,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 from base.command_line import OptionParser
 from base.errors import InputError
 from base.files import replacing
+from base.json_files import read_regular
 
 OPTION = "--options_file"
 RUN_FILE = "run.yaml"
@@ -128,13 +129,7 @@ def _compose(path: str) -> list[tuple[Any, Any]]:
         import yaml
     except ImportError as error:
         raise InputError(f"{OPTION} {path}: needs PyYAML; run `make setup`") from error
-    try:
-        with open(path, "rb") as file:
-            content = file.read(_LARGEST + 1)
-    except OSError as error:
-        raise InputError(f"{OPTION} {path}: cannot be read: {error.strerror}") from error
-    if len(content) > _LARGEST:
-        raise InputError(f"{OPTION} {path}: has more than {_LARGEST:,} bytes, so it is no list of options")
+    content = read_regular(path, _LARGEST, f"{OPTION} {path}")
     try:
         root = yaml.compose(content, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:

@@ -36,7 +36,7 @@ def check_checkpoints(config: RunConfig, wanted: Wanted, trains: bool) -> None:
     place, follows = config.checkpoint, config.start.follows_stage_1
     if not (place.resume or place.start_step or follows):
         if trains:
-            _check_unused(ckpt_dir, steps)
+            check_new(config)
         return
     manifest = _newest_manifest(config, steps)
     if manifest is not None:
@@ -69,6 +69,14 @@ def _newest_manifest(config: RunConfig, steps: Sequence[int]) -> dict[str, Any] 
 def continues(config: RunConfig) -> bool:
     """Whether a checkpoint in --ckpt_dir seems to be there for --resume, which wins over --init_from."""
     return config.checkpoint.resume and bool(list_steps(config.checkpoint.ckpt_dir))
+
+
+def check_new(config: RunConfig) -> None:
+    """Raises InputError where a run that begins anew, and does not go on from a checkpoint of its directory,
+    would write over those that are there."""
+    place = config.checkpoint
+    if not (place.resume or place.start_step or config.start.follows_stage_1):
+        _check_unused(place.ckpt_dir, list_steps(place.ckpt_dir))
 
 
 def _check_unused(ckpt_dir: str, steps: Sequence[int]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, Callable, NamedTuple
 
+from base.command_line import whole
 from base.errors import InputError
 
 STAGES = {"1": (1,), "2": (2,), "both": (1, 2)}  # --stages, and the stages that it names
@@ -14,6 +15,9 @@ PAIRED = (  # options that may differ between the stages
     *("batch_size", "batch_size_eval", "accumulate", "dropout", "clip_norm"),
     *("log_interval", "ckpt_interval", "dummy_data_len"),
 )
+# Reads --accumulate. More passes than sequences in twice the LAMB paper's largest step are a slip of the pen,
+# and a step that takes days can neither be logged nor stopped.
+accumulation = whole(1, 65_536, "a sequence each in the LAMB paper's largest step")
 _OF_STAGE_2 = {"data": "data_2", "data_eval": "data_eval_2"}  # what stage 2 has instead, where it is given
 
 

@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any, Callable
 
+from base.command_line import path_name
 from base.errors import InputError
 from bert.config_file import ConfigFile, read_config_file
 from bert.configuration import GELU_FORMS, BertConfig, named_config
@@ -38,6 +39,7 @@ def add_pretrained_options(add: Callable[..., Any]) -> None:
     """Adds the options to a parser or a group, by its `add_argument`."""
     add(
         "--vocab",
+        type=path_name,
         help="vocab.txt or GluonNLP's vocabulary in JSON, in the order of the embedding's rows (default: the "
         "one beside the weights, or of the run)",
     )
@@ -47,7 +49,7 @@ def add_pretrained_options(add: Callable[..., Any]) -> None:
         help="bert_LAYERS_UNITS_HEADS, for weights that nothing beside them says the heads of (default: "
         "heads of 64 units, as in every BERT of Google's)",
     )
-    add("--config_file", help="a bert_config.json or config.json in place of --model")
+    add("--config_file", type=path_name, help="a bert_config.json or config.json in place of --model")
     add(
         "--gelu",
         choices=GELU_FORMS,

@@ -17,7 +17,7 @@ import tempfile
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any, Sequence
 
-from base.command_line import OptionParser, count, positive, positive_int
+from base.command_line import OptionParser, count, path_name, positive, positive_int
 from base.errors import InputError
 from base.files import replacing
 from base.threads import set_threads
@@ -147,7 +147,9 @@ def _parser(description: str) -> OptionParser:
         prog="python -m training.profile", description=description, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("traces", nargs="+", metavar="TRACE", help="a file that --profile has written")
+    parser.add_argument(
+        "traces", nargs="+", type=path_name, metavar="TRACE", help="a file that --profile has written"
+    )
     _add_output(parser)
     return parser
 
@@ -168,6 +170,7 @@ def _run_parser() -> OptionParser:
 def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
+        type=path_name,
         help="beginning of the files' names (default: profile, in --ckpt_dir if that is given; of a trace its"
         " own name)",
     )
@@ -196,9 +199,9 @@ def _of_all_ranks(paths: Sequence[str]) -> list[str]:
 def _checkpoint_folder(arguments: Sequence[str]) -> str:
     """The value of --ckpt_dir; empty, for the current folder, without it."""
     parser = OptionParser(allow_abbrev=False, add_help=False)
-    parser.add_argument("--ckpt_dir", default="")
+    parser.add_argument("--ckpt_dir")
     given, _ = parser.parse_known_args(arguments)
-    return os.path.expanduser(given.ckpt_dir)
+    return os.path.expanduser(given.ckpt_dir or "")
 
 
 def _check_folder(out: str) -> None:

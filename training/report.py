@@ -13,6 +13,8 @@ from typing import IO, Any, Mapping, NamedTuple, Protocol, Sequence
 
 from tqdm import tqdm
 
+from base.files import replacing
+from base.json_files import read_json_lines
 from tasks.base import Figures, Floors, Panel, Task
 from training.checkpoint import params_path
 
@@ -248,17 +250,10 @@ def launching_terminal() -> str | None:
 
 def read_metrics(directory: str) -> list[dict[str, Any]]:
     """The objects of metrics.jsonl in the order written; a last line cut off by a crash is left out."""
-    metrics = []
     try:
-        with open(os.path.join(directory, METRICS_FILE), encoding="utf-8") as lines:
-            for line in lines:
-                try:
-                    metrics.append(json.loads(line))
-                except ValueError:
-                    continue
+        return read_json_lines(os.path.join(directory, METRICS_FILE))
     except FileNotFoundError:
-        pass
-    return metrics
+        return []
 
 
 def plot_losses(directory: str, panels: Sequence[Panel]) -> str:
@@ -293,10 +288,9 @@ def plot_losses(directory: str, panels: Sequence[Panel]) -> str:
             axes.axhline(value, color="grey", linestyle=style, label=label)
         axes.legend()
     path = os.path.join(directory, PLOT_FILE)
-    temporary = path + ".tmp"
-    figure.savefig(temporary, dpi=110, format="png")
+    with replacing(path) as file:
+        figure.savefig(file, dpi=110, format="png")
     pyplot.close(figure)
-    os.replace(temporary, path)
     return path
 
 
@@ -361,12 +355,8 @@ def _keep_before(path: str, span: Span) -> None:
         os.rename(path, f"{path}.{number}")
         return
     kept = [each for each in read_metrics(os.path.dirname(path)) if span.follows(each)]
-    temporary = path + ".tmp"
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(each) + "\n" for each in kept)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    with replacing(path) as file:
+        file.writelines(json.dumps(each).encode() + b"\n" for each in kept)
 
 
 def _columns(terminal: str | None) -> int | None:

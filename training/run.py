@@ -15,22 +15,25 @@ from gluonnlp.model.bert import BERTModel
 
 from base.errors import InputError, NotFiniteError
 from bert.model import build_model, initialize, network_parameters, trained
-from bert.operators import choose_operators
 from bert.weights.bare_params import check_index
 from bert.weights.params_file import read_array, read_index
 from bert.weights.published import load_published
 from comm.base import Communicator
 from tasks.base import Task
-from training.checkpoint import Checkpoint, save
+from training.agreement import agree, describe
+from training.checkpoint import Checkpoint, prune, save
 from training.config import ModelConfig, RunConfig
+from training.device import choose_computing
 from training.evaluation import evaluate
 from training.feed import EvaluationFeed, Feed
+from training.held import held
 from training.initial import Initial
 from training.loop import Loop, StopRequest, lacks_evaluation
 from training.metrics import Stopwatch, finite_or_none
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler, LossScaler, SkipCounter, StaticScaler
 from training.optimizer.update_rule import Rule
+from training.own_checkpoints import check_new
 from training.plan import RunPlan
 from training.report import Reporter, RunReporter, SilentReporter, Span
 from training.results.of_run import figures_of, recording
@@ -64,7 +67,20 @@ def train_stages(
         InputError: bad input that could not be identified before mxnet was imported.
         TrainingError: gradients that stay non-finite, a disk that is full.
     """
+    if communicator.size > 1:
+        computing = choose_computing(parts[0].config.model, communicator)
+        agree({**describe(parts, communicator.size), **computing.description()}, communicator)
+    with held(parts[0].config.checkpoint.ckpt_dir, communicator):
+        return _train_held(parts, task, communicator, stop)
+
+
+def _train_held(
+    parts: Sequence[Part], task: Task, communicator: Communicator, stop: StopRequest | None
+) -> int:
+    """`train_stages` in a directory that no other run has."""
     (first, inputs), *others = parts
+    if communicator.rank == 0 and inputs.trains:
+        check_new(first)  # once more: another run may have ended there since the first time
     start = find_start(first, communicator, inputs.initial)
     if others and start.begins_stage_2 and lacks_evaluation(start, parts[0], communicator):
         start = replace(start, stage=1, begun=start.facts["begun"], resets=frozenset())
@@ -222,8 +238,10 @@ class Run:
             "wall_s": finite_or_none(self.wall.total),
         }
 
-    def save(self, step: int, ended: bool = False) -> Checkpoint | None:
-        """Writes the checkpoint of `step`; every rank calls it, rank 0 writes. `ended`: as for `state`.
+    def save(self, step: int, ended: bool = False, prunes: bool = True) -> Checkpoint | None:
+        """Writes the checkpoint of `step`; every rank calls it, rank 0 writes.
+
+        `ended`: as for `state`; `prunes`: whether older ones than --keep_checkpoints are deleted.
 
         Raises:
             NotFiniteError: on every rank, a parameter is not finite. TrainingError: it could not be written.
@@ -239,9 +257,16 @@ class Run:
             return None
         place = self.config.checkpoint
         states = self.optimizer.state_views()
-        saved = save(place.ckpt_dir, step, arrays, states, self.state(ended), keep=place.keep_checkpoints)
+        keep = place.keep_checkpoints if prunes else 0
+        saved = save(place.ckpt_dir, step, arrays, states, self.state(ended), keep=keep)
         self.reporter.note(f"saved {saved.params_path}")
         return saved
+
+    def prune(self, step: int) -> None:
+        """Deletes checkpoints up to `step` but for the newest --keep_checkpoints; rank 0 does it."""
+        place = self.config.checkpoint
+        if self.communicator.rank == 0:
+            prune(place.ckpt_dir, step, place.keep_checkpoints, self.start.begun)
 
     def restore(self) -> None:
         """Gives every rank what it takes over of the checkpoint that the run starts from: optimizer states,
@@ -302,9 +327,7 @@ def open_run(
     """
     wall = Stopwatch((start.facts.get("wall_s") or math.nan) if start.step else 0.0)
     config = part.config
-    device = mx.gpu(communicator.local_rank) if mx.context.num_gpus() else mx.cpu()
-    dtype = _dtype(config.model, device)
-    operators = choose_operators(config.model.operators, dtype, device, config.model.bert)
+    device, dtype, operators = choose_computing(config.model, communicator)
     plan = part.inputs.plan(config, communicator.size)
     os.makedirs(config.checkpoint.ckpt_dir, exist_ok=True)
     inputs = part.inputs.completed(config, communicator)
@@ -332,6 +355,8 @@ def open_run(
     if feed is not None:
         stack.callback(feed.close)
     eval_feed = inputs.open_evaluation(config, communicator)
+    opened = {"--data": feed, "--data_eval": eval_feed}
+    agree({f"the content of {flag}": each.content for flag, each in opened.items() if each}, communicator)
 
     shape, dropout = config.model.bert, config.model.dropout
     bert = build_model(shape, inputs.vocab_size, dropout, task.heads)
@@ -446,10 +471,3 @@ def _of_config_file(model: ModelConfig) -> str:
         f"positions, {bert.token_types} token types, GELU by {bert.gelu}, dropout {model.dropout:g}, random "
         f"weights of standard deviation {model.initial_stdev:g}{unknown}"
     )
-
-
-def _dtype(config: ModelConfig, device: mx.Context) -> str:
-    on_gpu = device.device_type == "gpu"
-    if config.dtype == "float16" and not on_gpu:
-        raise InputError("--dtype float16: MXNet multiplies float16 matrices on GPUs only; use float32 here")
-    return config.dtype or ("float16" if on_gpu else "float32")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Sequence
+from typing import Mapping, NamedTuple, Protocol, Sequence
 
 from comm.base import Communicator
 from data.tokenizing.vocab import Vocabulary
@@ -73,6 +73,10 @@ class RunInputs(Protocol):
 
     def completed(self, config: RunConfig, communicator: Communicator) -> RunInputs:
         """These with what must be downloaded first. Every rank calls it. Raises InputError."""
+
+    def contents(self, config: RunConfig) -> Mapping[str, str]:
+        """Fingerprints of what every rank reads, by a name for people, so that ranks can be compared. Takes
+        little time. Raises InputError for a file that cannot be read."""
 
     def open_ahead(self, first: RunInputs, communicator: Communicator) -> None:
         """Finds errors in the data of a stage before `first`, the stage in front of it, is trained. Every

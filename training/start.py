@@ -6,17 +6,14 @@ from it.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Sequence
-
-import mxnet as mx
-import numpy as np
 
 from base.errors import InputError
 from comm.base import Communicator
 from training.checkpoint import Checkpoint, load_step, newest_complete
 from training.config import RunConfig
+from training.exchange import broadcast_json
 from training.initial import Initial
 from training.inputs import DATA_OPTIONS
 from training.optimizer.optimizer import Optimizer
@@ -202,15 +199,3 @@ def changed_options(start: Start, config: RunConfig) -> list[str]:
             f"--budget_hours {hours:g}: the checkpoint does not say how long its run trained: 0 s"
         )
     return messages
-
-
-def broadcast_json(value: Any, communicator: Communicator) -> Any:
-    """Rank 0's `value`, on every rank, through JSON."""
-    encoded = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
-    length = mx.nd.array([len(encoded)], ctx=mx.cpu(), dtype="int64")
-    communicator.broadcast([length])
-    text = mx.nd.zeros((int(length.asscalar()),), ctx=mx.cpu(), dtype="uint8")
-    if communicator.rank == 0:
-        text[:] = mx.nd.array(encoded, ctx=mx.cpu(), dtype="uint8")
-    communicator.broadcast([text])
-    return json.loads(text.asnumpy().tobytes().decode())

@@ -6,6 +6,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any, Callable
 
+from base.command_line import path_name, path_names
 from base.errors import InputError
 from training.pairs import STAGES
 
@@ -63,8 +64,13 @@ def add_start_options(add: Callable[..., Any]) -> None:
         "in one launch. What may differ takes two values, as --num_steps 7038,1561; what is left out "
         "follows the paper for each stage's own batch",
     )
-    add("--data_2", metavar="DATA", help="what stage 2 trains on, where it is not --data")
-    add("--data_eval_2", metavar="DATA", help="what stage 2 evaluates on, where it is not --data_eval")
+    add("--data_2", type=path_names, metavar="DATA", help="what stage 2 trains on, where it is not --data")
+    add(
+        "--data_eval_2",
+        type=path_names,
+        metavar="DATA",
+        help="what stage 2 evaluates on, where it is not --data_eval",
+    )
     add(
         "--keep_optimizer_state",
         action="store_true",
@@ -72,6 +78,7 @@ def add_start_options(add: Callable[..., Any]) -> None:
     )
     add(
         "--init_from",
+        type=path_name,
         metavar="WEIGHTS",
         help="begin with the parameters of a checkpoint folder (its newest, or FOLDER:STEP), a .params file, "
         "a Hugging Face folder, a TensorFlow checkpoint, NVIDIA's .pt; with --resume a checkpoint in "

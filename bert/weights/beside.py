@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, Sequence
 
 from base.errors import InputError
+from base.json_files import open_regular, read_json_object
 from bert.config_file import read_config_file
 from bert.configuration import BertConfig
 from bert.weights.assembly import Beside
@@ -59,7 +60,7 @@ def read_vocabulary(path: str, flag: str) -> Sequence[str]:
         InputError: the file cannot be read, is neither, or lacks a special token.
     """
     try:
-        with open(path, "rb") as file:
+        with open_regular(path, f"{flag} {path}") as file:
             begins = file.read(1)
         if begins != b"{":
             return load_vocab(path).tokens
@@ -123,16 +124,4 @@ def _from_tokenizer(path: str, flag: str) -> tuple[Sequence[str] | None, bool | 
 
 
 def _json(path: str, flag: str) -> dict[str, Any]:
-    try:
-        with open(path, "rb") as file:
-            text = file.read(MAX_VOCAB_BYTES + 1)
-        if len(text) > MAX_VOCAB_BYTES:
-            raise ValueError(f"more than {MAX_VOCAB_BYTES >> 20} MiB")
-        content = json.loads(text)
-        if not isinstance(content, dict):
-            raise ValueError("no object of names and values")
-    except OSError as error:
-        raise InputError(f"{flag}: cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{flag}: {path} is not JSON ({error})") from error
-    return content
+    return read_json_object(path, MAX_VOCAB_BYTES, f"{flag} {path}")

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any, Mapping, NamedTuple
 
 from base import machine
-from base.command_line import positive
+from base.command_line import seconds
 from base.errors import InputError
 from base.files import replacing
+from base.json_files import read_json_object
 from comparison.campaign import (
     CampaignOptions,
     Store,
@@ -99,7 +100,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--message_seconds",
-        type=positive,
+        type=seconds,
         default=0.5,
         metavar="S",
         help="time for the rounds of a message in a launch: many for a small message, at least 2"
@@ -182,7 +183,7 @@ def _left_out(path: Path, options: MessagesOptions) -> dict[Cell, dict[str, str]
     continue."""
     campaign, cells = options.campaign, options.cells
     if path.exists():
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = read_json_object(str(path))
         return {cell: kept.get(Turn(cell, 0).name, {}) for cell in cells}
     available = machine.available_bytes() - RESERVE
     reasons = {

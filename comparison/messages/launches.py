@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from base.files import replacing
+from base.json_files import read_json_lines
 from base.machine import Others
 from comparison.launching.backends import (
     BYTEPS,
@@ -158,14 +159,10 @@ def read_rank(path: Path) -> Account | None:
     results: dict[str, Mapping[str, Any]] = {}
     agreements: tuple[float, ...] = ()
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError:
+        lines = read_json_lines(str(path))
+    except FileNotFoundError:
         return None
-    for line in lines:
-        try:
-            values = json.loads(line)
-        except ValueError:
-            continue
+    for values in lines:
         if "joined" in values:
             joined = values
         elif "begins" in values:

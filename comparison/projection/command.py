@@ -265,8 +265,6 @@ def _gpus(options: ProjectionOptions, cluster: Cluster) -> list[int]:
 def _workload(
     options: ProjectionOptions, cluster: Cluster, bert: BertConfig, dtype: str, measured: Measured | None
 ) -> tuple[Workload, str]:
-    if bert.layers > 10_000 or bert.units > 1_000_000:
-        raise InputError(f"--model {bert.name}: at most 10,000 layers and 1,000,000 units")
     length = options.max_seq_length or LENGTH
     if length > LONGEST:
         raise InputError(f"--max_seq_length {length}: BERT has {LONGEST} positions")

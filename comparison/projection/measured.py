@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from base.errors import InputError
+from base.json_files import read_json_object
 from bert.configuration import BertConfig, recorded_config
 from comparison.runs.record import PROFILED, TIMED, Record
 from training.profiling.kinds import OPTIMIZER
@@ -76,20 +76,7 @@ def read_measured(path: str) -> Measured:
 
 
 def _read(path: str) -> Mapping[str, Any]:
-    try:
-        with open(path, "rb") as file:
-            content = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"--measured {path}: {error.strerror}") from error
-    if len(content) > MOST_BYTES:
-        raise InputError(f"--measured {path}: more than {MOST_BYTES >> 20} MiB, so not a report.json")
-    try:
-        report = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"--measured {path}: not JSON ({error})") from error
-    if not isinstance(report, dict):
-        raise InputError(f"--measured {path}: not the report.json of a comparison")
-    return report
+    return read_json_object(path, MOST_BYTES, f"--measured {path}")
 
 
 def _median(launches: Sequence[Record], value: Any) -> float:

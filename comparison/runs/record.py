@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from base.errors import InputError
+from base.json_files import read_json_lines
 from comparison.launching.failure import reason_of_exit
 from comparison.launching.launch import Launched
 from comparison.settings import Setting
@@ -163,19 +163,10 @@ def read_run(
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The lines about training; a last one that was cut off is left out, and so is a file that is missing."""
-    lines = []
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError:
+        return [values for values in read_json_lines(str(path)) if "mlm_loss" in values]
+    except FileNotFoundError:
         return []
-    for line in text.splitlines():
-        try:
-            values = json.loads(line)
-        except ValueError:
-            continue
-        if "mlm_loss" in values:
-            lines.append(values)
-    return lines
 
 
 def params_sha256(directory: Path, step: int) -> str:

@@ -8,13 +8,12 @@ sentence1, sentence2 and label ("follows", or "elsewhere" where the second one i
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import sys
 from typing import Sequence
 
-from base.command_line import count, positive_int
+from base.command_line import OptionParser, count, path_name, positive_int
 from base.errors import InputError
 from base.files import replacing
 from data.text.corpus import documents, expand_globs
@@ -74,16 +73,18 @@ def build(corpus: str, output: str, train_pairs: int, dev_pairs: int, seed: int 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         description="Make a small data set of sentence pairs from the embedded text (of data.embedded)."
     )
-    parser.add_argument("--corpus", required=True, help="folder with train-*.txt and eval.txt")
-    parser.add_argument("--output", required=True, help="folder for train.tsv and dev.tsv")
+    parser.add_argument(
+        "--corpus", type=path_name, required=True, help="folder with train-*.txt and eval.txt"
+    )
+    parser.add_argument("--output", type=path_name, required=True, help="folder for train.tsv and dev.tsv")
     parser.add_argument("--train_pairs", type=positive_int, default=TRAIN_PAIRS)
     parser.add_argument("--dev_pairs", type=positive_int, default=DEV_PAIRS)
     parser.add_argument("--seed", type=count, default=0)
-    options = parser.parse_args(arguments)
     try:
+        options = parser.parse_args(arguments)
         found = build(options.corpus, options.output, options.train_pairs, options.dev_pairs, options.seed)
     except (InputError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

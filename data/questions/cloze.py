@@ -20,7 +20,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from base.command_line import OptionParser, count, positive_int, probability, rate
+from base.command_line import OptionParser, count, path_name, path_names, positive_int, probability, rate
 from base.errors import InputError
 from base.files import replacing
 from data.text.corpus import documents, expand_inputs
@@ -239,12 +239,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add(
         "--input",
+        type=path_names,
         required=True,
         help="text: a sentence a line, a blank line between documents; globs, folders",
     )
-    add("--dev_input", help="text for dev.json; without it documents of --input are held out")
+    add(
+        "--dev_input", type=path_names, help="text for dev.json; without it documents of --input are held out"
+    )
     add("--dev_share", type=rate, default=0.1, help="share of documents held out (default: 0.1)")
-    add("--output", required=True, help=f"folder for {TRAIN_FILE} and {DEV_FILE}")
+    add("--output", type=path_name, required=True, help=f"folder for {TRAIN_FILE} and {DEV_FILE}")
     add("--train_questions", type=positive_int, default=8000, help="most to train on (default: 8000)")
     add("--dev_questions", type=positive_int, default=500, help="most to evaluate on (default: 500)")
     add(

@@ -13,7 +13,7 @@ import json
 import sys
 from typing import Sequence
 
-from base.command_line import OptionParser
+from base.command_line import OptionParser, finite, path_name
 from base.errors import InputError
 from data.questions.prediction_files import read_null_odds, read_predictions
 from data.questions.scores import score_v1, score_v2
@@ -27,10 +27,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Score a file of predictions as the official SQuAD scripts do.",
         allow_abbrev=False,
     )
-    parser.add_argument("questions", help="SQuAD's JSON file with the right answers, 1.1 or 2.0")
-    parser.add_argument("predictions", help="JSON file id -> answer, such as predictions.json")
-    parser.add_argument("--null_odds", help="JSON file id -> odds of no answer, such as null_odds.json")
-    parser.add_argument("--odds_threshold", type=float, help="count predictions above it as no answer")
+    parser.add_argument(
+        "questions", type=path_name, help="SQuAD's JSON file with the right answers, 1.1 or 2.0"
+    )
+    parser.add_argument(
+        "predictions", type=path_name, help="JSON file id -> answer, such as predictions.json"
+    )
+    parser.add_argument(
+        "--null_odds", type=path_name, help="JSON file id -> odds of no answer, such as null_odds.json"
+    )
+    parser.add_argument("--odds_threshold", type=finite, help="count predictions above it as no answer")
     try:
         options = parser.parse_args(arguments)
         if options.odds_threshold is not None and not options.null_odds:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any, Iterator, Sequence
 
 import numpy as np
 
 from base.errors import InputError
+from base.json_files import read_json_file
 
 # Uses of a file, for which it must hold different things.
 TRAIN, SCORE, PREDICT = PURPOSES = ("train", "score", "predict")
 MAX_MISPLACED = 0.01  # of a file's answers; more mean that the file is damaged
+_MOST_BYTES = 1 << 32  # a hundred times SQuAD 2.0
 _LISTED = 5  # ids in a message
 
 
@@ -99,20 +100,7 @@ def read_questions(path: str, flag: str, purpose: str = SCORE, first_gold: bool 
 
 def load_json(path: str, flag: str) -> Any:
     """The content of a JSON file in UTF-8. Raises InputError naming the line and column of what is wrong."""
-    try:
-        with open(path, "rb") as handle:
-            return json.loads(handle.read().decode("utf-8-sig"))
-    except OSError as error:
-        raise InputError(f"{flag}: cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{flag} {path}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"{flag} {path}: no valid JSON at line {error.lineno}, column {error.colno}: {error.msg}; is the "
-            "file complete?"
-        ) from error
-    except RecursionError as error:
-        raise InputError(f"{flag} {path}: nested too deeply to be SQuAD's JSON") from error
+    return read_json_file(path, _MOST_BYTES, f"{flag} {path}")
 
 
 def split_by_article(questions: Questions, share: float, seed: int) -> tuple[Questions, Questions]:

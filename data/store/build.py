@@ -147,8 +147,11 @@ class _Builder:
         self._state = BuildState.resume(partial, key, columns)
         remove_parts(partial)
         try:
+            if self._state.next > len(plan.units):
+                raise ValueError(f"{partial} has more units than the input")
             self._table = Table(partial, columns, self._state, shard_bytes)
-        except ValueError as error:  # the files are not those that the journal speaks of
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            # The files are not those that the journal speaks of, or it speaks nonsense.
             progress.note(f"{error}; starting again")
             self._state = BuildState.fresh(partial, key, columns)
             self._table = Table(partial, columns, self._state, shard_bytes)

@@ -124,7 +124,7 @@ def is_verified(directory: str, files: Sequence[str]) -> bool:
         return bool(
             read_json(os.path.join(directory, _VERIFIED)).get("files") == _all_facts(directory, files)
         )
-    except OSError:
+    except (OSError, ValueError):  # a name with a NUL
         return False
 
 

@@ -25,10 +25,9 @@ class ColumnWriter:
     """Appends to the column `name` in `directory`, an existing directory.
 
     `dtype` is what is stored; `shard_bytes` a multiple of the page size. `resume` is the number of elements
-    to keep from an earlier writer of the same column: files are cut back to them. `finished` are the shards
-    that the earlier writer had filled, as `shards` gave them; without it they are read again for their
-    checksums.
-    Raises ValueError if what should be kept is not there; OSError as the file system does.
+    to keep from an earlier writer of the same column: files are cut back to them. `written` has the earlier
+    writer's `shards` and `tail`, which are compared with the files.
+    Raises ValueError if what should be kept is not there, or has changed; OSError as the file system does.
     """
 
     def __init__(
@@ -38,23 +37,31 @@ class ColumnWriter:
         dtype: np.dtype | str,
         shard_bytes: int = SHARD_BYTES,
         resume: int = 0,
-        finished: Sequence[Mapping[str, Any]] = (),
+        written: Mapping[str, Any] | None = None,
     ) -> None:
         self.dtype = np.dtype(dtype)
         if shard_bytes <= 0 or shard_bytes % mmap.PAGESIZE or shard_bytes % self.dtype.itemsize:
             raise ValueError(f"shard_bytes {shard_bytes} is no multiple of the page size {mmap.PAGESIZE}")
         self._directory, self._name, self._shard_bytes = directory, name, shard_bytes
         self._bytes = resume * self.dtype.itemsize
-        self._shards = [dict(shard) for shard in finished]
+        written = written or {}
+        tail = written.get("tail")
+        self._shards = [dict(shard) for shard in written.get("shards", ())]
         self._file = -1
         self._digest = hashlib.sha256()
         full, rest = divmod(self._bytes, shard_bytes)
         if len(self._shards) > full or any(_size(self._path(n)) != shard_bytes for n in range(full)):
             raise ValueError(f"the column {name} in {directory} does not hold {resume} elements")
+        for number, shard in enumerate(self._shards):
+            if shard != self._describe(number, sha256_of(self._path(number))):
+                raise ValueError(f"{self._path(number)} has changed")
         for number in range(len(self._shards), full):
             self._shards.append(self._describe(number, sha256_of(self._path(number))))
         if rest:
             self._reopen(full, rest)
+            if tail is not None and self.tail != tail:
+                self.abandon()
+                raise ValueError(f"{self._path(full)} has changed")
         self._remove_after(full if rest else full - 1)
 
     @property
@@ -67,6 +74,11 @@ class ColumnWriter:
         """The files that are full: name, size in bytes and SHA-256 of each."""
         return [dict(shard) for shard in self._shards]
 
+    @property
+    def tail(self) -> str:
+        """SHA-256 of what has been written to the file that is not full."""
+        return self._digest.hexdigest()
+
     def append(self, values: np.ndarray) -> None:
         """Append a one-dimensional array, converted to the column's dtype."""
         content = (
@@ -75,7 +87,7 @@ class ColumnWriter:
         while content:
             if self._file < 0:
                 path = self._path(len(self._shards))
-                self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+                self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
                 self._digest = hashlib.sha256()
             room = self._shard_bytes - self._bytes % self._shard_bytes
             written = os.write(self._file, content[: min(room, 1 << 30)])
@@ -115,6 +127,7 @@ class ColumnWriter:
         os.close(self._file)
         self._file = -1
         self._shards.append(self._describe(len(self._shards), self._digest.hexdigest()))
+        self._digest = hashlib.sha256()
 
     def _reopen(self, number: int, size: int) -> None:
         path = self._path(number)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
-from typing import Any, Mapping
+from typing import Any
 
 import numpy as np
 
 from base.errors import InputError
-from data.store.manifest import read_json, write_json
+from base.json_files import read_json_object
+from data.store.manifest import checksum_of, write_json
 from data.store.tokens import TokenStore
 
 _BLOCK = 1 << 22
@@ -79,7 +78,7 @@ def _statistics(store: TokenStore) -> dict[str, float]:
     figures = {"unigram_entropy": entropy(counts), "context_free_loss": entropy_given_place(counts)}
     content = {**figures, "ids": ids}
     with contextlib.suppress(OSError):
-        write_json(path, {**content, "sha256": _checksum(content)})
+        write_json(path, content)
     return figures
 
 
@@ -87,16 +86,15 @@ def _read(path: str) -> dict[str, Any]:
     """The figures in a file, without their checksum; empty if there is none, or none with a checksum."""
     if not os.path.exists(path):
         return {}
-    content = read_json(path)
+    try:
+        content = read_json_object(path)
+    except InputError:
+        content = {}
     checksum = content.pop("sha256", None)
     if checksum is None and content:
         return {}
-    if checksum != _checksum(content):
+    if checksum != checksum_of(content):
         raise InputError(
             f"{path} is damaged: it does not have its checksum; delete it, and the tokens are counted again"
         )
     return content
-
-
-def _checksum(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode("utf-8")).hexdigest()

@@ -30,7 +30,7 @@ from data.store.cache import (
     remember_verified,
 )
 from data.store.columns import check_mapped, map_column, mapped_files
-from data.store.manifest import MANIFEST, MESSAGES_KEPT, read_json
+from data.store.manifest import MANIFEST, MESSAGES_KEPT, check_figures, read_json
 from data.store.mapped import MappedFiles
 from data.store.parts import Column, Part
 
@@ -111,6 +111,7 @@ class InstanceStore:
             raise InputError(f"{directory} is not a store of instances of the form {FORMAT}")
         arrays = {}
         try:
+            check_figures(manifest)
             columns = [
                 (column, manifest["columns"][column.name])
                 for column in instance_columns(int(manifest["vocab_size"]))

@@ -1,30 +1,69 @@
-"""JSON files beside the columns of a store: its manifest, the journal of its building, figures about it."""
+"""JSON files beside the columns of a store: its manifest, the journal of its building, figures about it.
+
+Each ends with the checksum of what is before it.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any, Mapping
 
+from base.errors import InputError
 from base.files import replacing
+from base.json_files import read_json_object
 
 MANIFEST = "manifest.json"
+_CHECKSUM = "sha256"
+_OF_MANIFESTS = {
+    *("format", "vocabulary_sha256", "tokenizer", "text", "sources", "vocabulary", "vocab_size"),
+    *("identity", "counts", "messages", "columns", "files"),
+}
 MESSAGES_KEPT = 20  # of records that were left out, in a manifest
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """The JSON object in a file; empty for a file that is missing, damaged or something else."""
+    """The JSON object in a file, without its checksum; empty for a file that is missing, damaged or something
+    else. Earlier versions wrote no checksum: a manifest without one is taken if its names are known."""
     try:
-        with open(path, encoding="utf-8") as handle:
-            content = json.load(handle)
-    except (OSError, ValueError, RecursionError):
+        content = read_json_object(path)
+    except InputError:
         return {}
-    return content if isinstance(content, dict) else {}
+    checksum = content.pop(_CHECKSUM, None)
+    if checksum is None:
+        return content if set(content) <= _OF_MANIFESTS else {}
+    return content if checksum == checksum_of(content) else {}
+
+
+def checksum_of(content: Mapping[str, Any]) -> str:
+    """The checksum that a file of this content ends with."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def check_figures(manifest: Mapping[str, Any]) -> None:
+    """Raises ValueError where a store's manifest has no counts, messages and sources of the right types."""
+    counts, messages, sources = (manifest.get(name) for name in ("counts", "messages", "sources"))
+    if not isinstance(counts, dict) or not all(_is_count(each) for each in counts.values()):
+        raise ValueError("its counts are no numbers")
+    if not isinstance(messages, list) or not all(isinstance(each, str) for each in messages):
+        raise ValueError("its messages are no text")
+    if not isinstance(sources, list) or not all(map(_is_source, sources)):
+        raise ValueError("its sources are no files")
+
+
+def _is_source(source: Any) -> bool:
+    return isinstance(source, dict) and isinstance(source.get("name"), str)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def write_json(path: str, content: Mapping[str, Any]) -> None:
     """Write a JSON object; the file appears whole."""
+    whole = {**content, _CHECKSUM: checksum_of(as_json(content))}
     with replacing(path) as handle:
-        handle.write((json.dumps(content, indent=1) + "\n").encode("utf-8"))
+        handle.write((json.dumps(whole, indent=1) + "\n").encode("utf-8"))
 
 
 def as_json(content: Mapping[str, Any]) -> dict[str, Any]:

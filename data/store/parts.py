@@ -145,7 +145,17 @@ class BuildState:
     def resume(partial: str, key: Mapping[str, Any], columns: Sequence[Column]) -> BuildState:
         """The state of the partial build of the same key, else a fresh one in an empty directory."""
         journal = read_json(os.path.join(partial, _JOURNAL))
-        if journal.get("version") == _VERSION and journal.get("key") == key:
+        done, told = journal.get("next"), journal.get("columns")
+        good = (
+            journal.get("version") == _VERSION
+            and isinstance(done, int)
+            and done >= 0
+            and isinstance(journal.get("counts"), dict)
+            and isinstance(journal.get("messages"), list)
+            and isinstance(told, dict)
+            and set(told) == {column.name for column in columns}
+        )
+        if good and journal.get("key") == key:
             for name in os.listdir(partial):  # of a process that was killed while it wrote the journal
                 if is_temporary(name):
                     os.unlink(os.path.join(partial, name))
@@ -191,7 +201,7 @@ class Table:
                 column.dtype,
                 shard_bytes,
                 state.columns[column.name]["length"],
-                state.columns[column.name]["shards"],
+                state.columns[column.name],
             )
             for column in columns
         }
@@ -253,7 +263,12 @@ class Table:
 
     def _described(self, lasts: Mapping[str, int]) -> dict[str, dict[str, Any]]:
         return {
-            name: {"length": writer.length, "shards": writer.shards, "last": lasts[name]}
+            name: {
+                "length": writer.length,
+                "shards": writer.shards,
+                "tail": writer.tail,
+                "last": lasts[name],
+            }
             for name, writer in self._writers.items()
         }
 
@@ -287,4 +302,5 @@ def has_journal(partial: str) -> bool:
 
 def units_done(partial: str) -> int:
     """Number of units that the journal counts."""
-    return int(read_json(os.path.join(partial, _JOURNAL)).get("next", 0))
+    done = read_json(os.path.join(partial, _JOURNAL)).get("next")
+    return done if isinstance(done, int) else 0

@@ -29,7 +29,7 @@ from data.store.cache import (
     remember_verified,
 )
 from data.store.columns import check_mapped, map_column, mapped_files
-from data.store.manifest import MANIFEST, MESSAGES_KEPT, read_json
+from data.store.manifest import MANIFEST, MESSAGES_KEPT, check_figures, read_json
 from data.store.mapped import MappedFiles
 from data.store.parts import Column, Part
 from data.text.corpus import UNKNOWN, TextUnit, read_unit, text_units
@@ -93,8 +93,9 @@ class TokenStore:
         """
         manifest = _read_manifest(directory)
         try:
+            check_figures(manifest)
             columns = manifest["columns"]
-            described = [(columns[name]["shards"], np.dtype(columns[name]["dtype"])) for name in _COLUMNS]
+            described = [(columns[name]["shards"], np.dtype(_kind(columns[name]))) for name in _COLUMNS]
             files = [shard["file"] for shards, _ in described for shard in shards]
         except (KeyError, TypeError, ValueError) as error:
             raise _damaged(directory, "its manifest is incomplete") from error
@@ -228,6 +229,14 @@ def _identity(sources: Sequence[SourceFile], settings: TokenizerSettings, text: 
 
 def _named(paths: Sequence[str]) -> str:
     return f"{paths[0]}{' and the other files' if len(paths) > 1 else ''}"
+
+
+def _kind(column: Mapping[str, Any]) -> str:
+    """The name of a column's type. Raises ValueError for one that no column has."""
+    kind = column["dtype"]
+    if kind not in ("<u2", "<u4", "<i8"):
+        raise ValueError(f"a column of the type {kind!r}")
+    return str(kind)
 
 
 def _read_manifest(directory: str) -> dict[str, Any]:

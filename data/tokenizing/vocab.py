@@ -10,10 +10,12 @@ from typing import Any, Mapping, Sequence
 import numpy as np
 
 from base.errors import InputError
+from base.json_files import read_regular
 
 WORDPIECE, SENTENCEPIECE = KINDS = ("wordpiece", "sentencepiece")
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_VOCAB_BYTES = 64 << 20  # ten times the largest vocabulary in use
+MAX_VOCAB_SIZE = 1 << 20  # tokens; four times the largest in use
 WORD_START = "\u2581"  # SentencePiece writes the space before a word as this character
 
 
@@ -55,13 +57,7 @@ def load_vocab(path: str) -> Vocabulary:
     Raises InputError for a file that cannot be read, is larger than any vocabulary, is not UTF-8, is empty,
     holds an empty line, a NUL or a token twice, or lacks a special token.
     """
-    try:
-        with open(path, "rb") as handle:
-            content = handle.read(MAX_VOCAB_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"cannot read the vocabulary {path}: {error.strerror}") from error
-    if len(content) > MAX_VOCAB_BYTES:
-        raise InputError(f"{path} has over {MAX_VOCAB_BYTES >> 20} MiB; is this a BERT vocab.txt?")
+    content = read_regular(path, MAX_VOCAB_BYTES, f"the vocabulary {path}")
     if content.startswith(codecs.BOM_UTF8):
         content = content[len(codecs.BOM_UTF8) :]
     tokens: list[str] = []

@@ -104,7 +104,7 @@ def test_a_writer_goes_on_from_any_element_with_the_same_files(tmp_path_factory,
     expected = write(expected_in, values)
     earlier = ColumnWriter(str(resumed_in), "x", "<i8", PAGE)
     earlier.append(values[:kept])
-    finished = earlier.shards if known else []
+    finished = {"shards": earlier.shards} if known else None
     earlier.append(np.full(written - kept, -1))
     earlier.abandon()
     writer = ColumnWriter(str(resumed_in), "x", "<i8", PAGE, kept, finished)

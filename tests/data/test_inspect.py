@@ -576,6 +576,7 @@ def test_a_store_of_an_earlier_version_does_not_tell_where_unknown_tokens_come_f
     manifest = tmp_path / "store" / "manifest.json"
     content = json.loads(manifest.read_text("utf-8"))
     assert content["counts"].pop("unknown_marks") == 1200
+    del content["sha256"]
     manifest.write_text(json.dumps(content), "utf-8")
     found = json.loads(shown(capsys, tmp_path / "store", "--json", "--num", 0))["warnings"]
     (warning,) = [warning for warning in found if "[UNK]" in warning]

@@ -388,7 +388,7 @@ WORKERS = ["localhost slots=1"] * 2
         (["localhost slots=2", "localhost slots=1"], [], "localhost has 2 slots and localhost has 1"),
         (["localhost"], [], "slots are missing"),
         (WORKERS, ["--num_servers", "0"], "--num_servers 0"),
-        (WORKERS, ["--num_servers", "-1"], "--num_servers -1"),
+        (WORKERS, ["--num_servers", "-1"], "--num_servers"),
         (WORKERS, ["--num_servers", "two"], "--num_servers"),
         (WORKERS[:1], ["--num_servers", "1"], "--num_servers 1"),
         (WORKERS[:1], ["--scheduler", "localhost"], "--scheduler localhost"),

@@ -78,7 +78,7 @@ def meet_bad_data(run: Run, last: bool) -> None:
             share = batch(step, run.rank)
             result = run.take_step(step, [poisoned(share) if last else share], lr=0.01)
             run.seen["applied"].append(result.applied)
-            skips.update(result.applied, step, "0000005.params")
+            skips.update(result.applied, step, "the last good checkpoint is 0000005.params")
     except TrainingError as error:
         run.seen["message"] = str(error)
     run.seen["unchanged"] = all(np.array_equal(values[name], found) for name, found in run.values().items())

@@ -178,7 +178,7 @@ def test_bad_files_are_one_line_that_says_where(text, wanted, write, tmp_path):
 def test_files_that_cannot_be_read(tmp_path, write):
     assert "No such file" in rejected("--options_file", tmp_path / "none.yaml")
     assert "Is a directory" in rejected("--options_file", tmp_path)
-    assert "65,536 bytes" in rejected("--options_file", "/dev/zero")
+    assert "no regular file" in rejected("--options_file", "/dev/zero")
     path = write("data: x")
     assert "one such file" in rejected("--options_file", path, "--options_file", path)
     assert "--options_file" in rejected("--options_file")
@@ -217,7 +217,7 @@ def test_random_bytes_are_rejected_or_understood(write):
 @settings(max_examples=60, deadline=None)
 @given(
     text=st.text(st.characters(blacklist_characters="\0"), min_size=1),
-    number=st.floats(1e-300, 1e300),
+    number=st.floats(1e-300, 3e38),
     whole=st.integers(1, 10**9),
     flag=st.booleans(),
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
-from typing import Any, Iterator, Protocol, Sequence
+from typing import Any, Iterator, Mapping, Protocol, Sequence
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from base.errors import InputError
 from comm.base import Communicator
 from data.finetuning.batches import OrderedBatches
 from data.finetuning.batching import EvaluationOrder, Grouping, TrainingOrder
+from data.fingerprint import DIGITS
 from data.tokenizing.vocab import Vocabulary
 from tasks.base import Collector
 from training.config import RunConfig
@@ -20,6 +22,8 @@ from training.initial import Initial
 from training.plan import RunPlan
 from training.report import Reporter
 from training.run_inputs import About, RunInputs
+
+_TOGETHER = 512  # examples of a batch whose digest is computed
 
 
 class TrainingExamples(Protocol):
@@ -63,6 +67,15 @@ class FinetuningInputs:
     def completed(self, config: RunConfig, communicator: Communicator) -> FinetuningInputs:
         """These: nothing is downloaded."""
         return self
+
+    def contents(self, config: RunConfig) -> Mapping[str, str]:
+        """The vocabulary, and all examples as the network sees them."""
+        words = self.vocabulary
+        found = {"the vocabulary": f"{len(words)} tokens, {words.sha256[:DIGITS]}"} if words else {}
+        for name, examples in (("training", self.training), ("evaluation", self.evaluation)):
+            if examples is not None:
+                found[f"the {name} data"] = _fingerprint(examples)
+        return found
 
     def open_ahead(self, first: RunInputs, communicator: Communicator) -> None:
         """Nothing to do: all of the data has been read."""
@@ -119,3 +132,14 @@ class FinetuningInputs:
         grouping = Grouping(accumulate=config.batch.accumulate, max_length=self.max_seq_length)
         size = step_examples(config.batch, world_size)
         return TrainingOrder(training.lengths, size, seed, rank, world_size, grouping)
+
+
+def _fingerprint(examples: TrainingExamples) -> str:
+    """Their number and the digest of all batches that they make."""
+    lengths = examples.lengths
+    digest = hashlib.blake2b(digest_size=DIGITS // 2)
+    for start in range(0, len(lengths), _TOGETHER):
+        rows = np.arange(start, min(start + _TOGETHER, len(lengths)), dtype=np.int64)
+        for column in examples.collate(rows, int(lengths[rows].max())):
+            digest.update(np.ascontiguousarray(column).data)
+    return f"{len(lengths)} examples, {digest.hexdigest()}"

@@ -13,13 +13,16 @@ from dataclasses import dataclass
 from typing import Any, Callable, Sequence
 
 from base.command_line import (
+    MOST_PROCESSES,
     OptionParser,
     count,
     not_negative,
+    path_name,
     positive,
     positive_int,
     probability,
     rate,
+    whole,
 )
 from base.errors import InputError
 from base.launchers import BACKENDS
@@ -36,6 +39,7 @@ from training.config import (
 )
 from training.finetuning.beginning import BeginningConfig, Found
 from training.options_file import OPTION, expand, given_file
+from training.pairs import accumulation
 from training.pretrained_options import add_pretrained_options, pretrained_config
 from training.results.members import add_members_options
 from training.start_options import StartConfig
@@ -76,6 +80,7 @@ def make_parser(description: str, defaults: Defaults) -> OptionParser:
     )
     parser.add_argument(
         OPTION,
+        type=path_name,
         metavar="FILE",
         help="YAML file of options, such as the run.yaml that every run leaves; the command line wins",
     )
@@ -90,7 +95,7 @@ def make_parser(description: str, defaults: Defaults) -> OptionParser:
     add_communication_options(group.add_argument)
     _add_output(parser.add_argument_group("checkpoints and output").add_argument)
     for name in NOT_HERE:
-        parser.add_argument(f"--{name}", nargs="?", const="", help=argparse.SUPPRESS)
+        parser.add_argument(f"--{name}", nargs="?", const="given", help=argparse.SUPPRESS)
     return parser
 
 
@@ -102,6 +107,7 @@ def _with_aliases(add: Callable[..., Any]) -> Callable[..., Any]:
 def _add_model(add: Callable[..., Any]) -> None:
     add(
         *("--init_from", "--pretrained_bert_parameters"),
+        type=path_name,
         metavar="WEIGHTS",
         help="pretrained weights: a checkpoint folder (its newest, or FOLDER:STEP), a .params file, a "
         "Hugging Face folder, a TensorFlow checkpoint, NVIDIA's .pt; without, "
@@ -109,11 +115,17 @@ def _add_model(add: Callable[..., Any]) -> None:
     )
     add(
         "--model_parameters",
+        type=path_name,
         metavar="WEIGHTS",
         help="a model fine-tuned by this script, with its head: to evaluate, or to go on training",
     )
     add_pretrained_options(_with_aliases(add))
-    add("--sentencepiece", metavar="MODEL", help="the SentencePiece model that the weights were trained with")
+    add(
+        "--sentencepiece",
+        type=path_name,
+        metavar="MODEL",
+        help="the SentencePiece model that the weights were trained with",
+    )
     add("--uncased", action="store_true", help="expect weights that ignore case; they say so by themselves")
     add(
         "--dtype",
@@ -140,7 +152,7 @@ def _add_training(add: Callable[..., Any], defaults: Defaults) -> None:
         help="examples per process and micro-batch; 16 or 32 in a step are usual "
         f"(default: {defaults.batch_size})",
     )
-    add("--accumulate", type=positive_int, default=1, help="micro-batches per step (default: 1)")
+    add("--accumulate", type=accumulation, default=1, help="micro-batches per step (default: 1)")
     add(
         *("--batch_size_eval", "--test_batch_size", "--dev_batch_size"),
         type=positive_int,
@@ -172,7 +184,7 @@ def _add_training(add: Callable[..., Any], defaults: Defaults) -> None:
     )
     add(
         "--num_data_workers",
-        type=count,
+        type=whole(0, MOST_PROCESSES, "more than any machine has cores"),
         default=2,
         help="batches made ahead in the background; 0 makes them in the step (default: 2)",
     )
@@ -181,6 +193,7 @@ def _add_training(add: Callable[..., Any], defaults: Defaults) -> None:
 def _add_output(add: Callable[..., Any]) -> None:
     add(
         *("--ckpt_dir", "--output_dir"),
+        type=path_name,
         default="./output_dir",
         help="checkpoints, metrics, plots, predictions, results.json (default: %(default)s)",
     )
@@ -205,7 +218,18 @@ def _add_output(add: Callable[..., Any]) -> None:
     )
     add("--peak_tflops", type=positive, metavar="TFLOPS", help="what mfu is the share of (default: measured)")
     add("--verbose", action="store_true", help="print all options, and a line for every step")
-    add("--profile", metavar="FILE", help="write a trace of steps 10 to 14 for python -m training.profile")
+    add(
+        "--estimate",
+        action="store_true",
+        help="print the memory that the run needs, by its use, beside what is there, and leave; exit code 2 "
+        "where it does not fit. Rule of thumb: 16 bytes a parameter, and what a batch's activations take",
+    )
+    add(
+        "--profile",
+        type=path_name,
+        metavar="FILE",
+        help="write a trace of steps 10 to 14 for python -m training.profile",
+    )
 
 
 def parse(parser: OptionParser, argv: Sequence[str] | None) -> argparse.Namespace:

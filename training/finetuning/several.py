@@ -14,6 +14,7 @@ from base.threads import set_threads
 from comm.base import Communicator
 from comm.options import CommunicationConfig
 from tasks.base import Task
+from training.estimate import check_memory
 from training.finetuning.options import Defaults, make_parser
 from training.profiling.profiler import separate_operators
 from training.results.members import Member, Plan, check_plan, members_of, run_members
@@ -56,10 +57,15 @@ def fine_tune(
     place = whole.part.config.checkpoint.ckpt_dir
     if plan.members and launched_rank(os.environ) == 0:
         check_plan(place, plan, whole.part.config.checkpoint.resume)
+    code = check_memory([whole.part], whole.backend, bool(whole.part.config.options["estimate"]))
+    if code is not None:
+        return code
     set_threads()  # before mxnet is imported below
     if whole.part.config.report.profile:
         separate_operators()
 
+    from training.agreement import agree, describe
+    from training.held import held
     from training.run import train_stages
 
     communicator = open_communicator(whole.backend, whole.communication)
@@ -67,6 +73,8 @@ def fine_tune(
         code = train_stages([whole.part], whole.task(), communicator)
         communicator.close()
         return code
+    description = describe([whole.part], communicator.size)
+    resume = whole.part.config.checkpoint.resume
     del whole  # its examples, which each run has again
 
     def run(member: Member, folder: str, stop: Any) -> int:
@@ -74,9 +82,13 @@ def fine_tune(
         return train_stages([_alone(prepared.part)], prepared.task(), communicator, stop)
 
     note = _say if communicator.rank == 0 else _keep_silent
-    code = run_members(plan, place, run, communicator, note)
-    if code == 0 and communicator.rank == 0:
-        _show(place)
+    agree(description, communicator)
+    with held(place, communicator):
+        if communicator.rank == 0:
+            check_plan(place, plan, resume)  # once more: another launch may have ended there since
+        code = run_members(plan, place, run, communicator, note)
+        if code == 0 and communicator.rank == 0:
+            _show(place)
     communicator.close()
     return code
 

@@ -13,9 +13,14 @@ from base.errors import InputError, NotFiniteError
 
 
 class LossScaler(Protocol):
-    """The loss is multiplied by `scale` before the backward pass; the gradients are divided by it."""
+    """The loss is multiplied by `scale` before the backward pass; the gradients are divided by it.
+
+    `searching`: whether the last step's gradients were not finite for want of a smaller scale, which is left
+    to try. They may then be as good as any.
+    """
 
     scale: float
+    searching: bool
 
     def update(self, finite: bool) -> None: ...
 
@@ -31,6 +36,7 @@ class StaticScaler:
         if not 0 < scale < math.inf:
             raise ValueError(f"the loss scale must be positive and finite, not {scale}")
         self.scale = float(scale)
+        self.searching = False
 
     def update(self, finite: bool) -> None:
         """Nothing changes."""
@@ -67,6 +73,7 @@ class DynamicScaler:
         if not factor > 1 or growth_interval < 1:
             raise ValueError(f"need factor > 1 and growth_interval >= 1, not {factor}, {growth_interval}")
         self.scale = float(initial)
+        self.searching = False
         self.good_steps = 0
         self._factor = factor
         self._growth_interval = growth_interval
@@ -75,6 +82,7 @@ class DynamicScaler:
 
     def update(self, finite: bool) -> None:
         """Take note of one step: were the gradients of all ranks finite?"""
+        self.searching = not finite and self.scale > self._floor
         if not finite:
             self.scale = max(self._floor, self.scale / self._factor)
             self.good_steps = 0
@@ -113,9 +121,8 @@ class SkipCounter:
         self.in_a_row = 0
         self.total = 0
 
-    def update(self, finite: bool, step: int, last_checkpoint: str | None = None) -> None:
-        """Take note of `step`. `last_checkpoint` is the newest complete one's file or step, None before the
-        first.
+    def update(self, finite: bool, step: int, kept: str = "no checkpoint was saved yet") -> None:
+        """Take note of `step`. `kept`: a sentence on the checkpoint to go back to.
 
         Raises:
             NotFiniteError: this was the `limit`-th non-finite step in a row.
@@ -126,9 +133,6 @@ class SkipCounter:
         self.in_a_row += 1
         self.total += 1
         if self.in_a_row >= self.limit:
-            kept = "no checkpoint was saved yet"
-            if last_checkpoint:
-                kept = f"the last good checkpoint is {last_checkpoint}"
             raise NotFiniteError(
                 f"step {step}: the gradients were not finite for the {self.in_a_row}th time in a row; "
                 f"{kept}; lower --lr, or look at the data of these steps"
@@ -138,13 +142,16 @@ class SkipCounter:
         return {"in_a_row": self.in_a_row, "total": self.total}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state`. InputError where its values are impossible."""
+        """Continue from `state`, with a full count of attempts. InputError where its values are impossible.
+
+        The count in a row stays behind: a run that goes on from a checkpoint shall not end at its first
+        step because of steps that are skipped no more, with another --lr or other data.
+        """
         in_a_row: Any = state.get("in_a_row")
         total: Any = state.get("total")
         if not _is_count(in_a_row) or not _is_count(total) or in_a_row > total:
             raise InputError(f"the checkpoint's counts of skipped steps {dict(state)!r} are not possible")
-        # A run that was ended by the limit and is resumed gets a full count of attempts again.
-        self.in_a_row = in_a_row if in_a_row < self.limit else 0
+        self.in_a_row = 0
         self.total = total
 
 

@@ -13,12 +13,14 @@ from typing import Any, Iterable, NamedTuple, Sequence
 
 from base.errors import InputError
 from base.files import replacing
+from base.json_files import read_json_file
 from training.profiling.intervals import Interval
 from training.profiling.kinds import COMMUNICATION, KINDS, classify, is_backward, is_bulk
 
 STEP, END = "step ", "end of steps"  # marks in MXNet's trace: "step 10", ... and one after the last step
 DATA_WAIT, COPYING, WAITING = "data wait", "copying inputs", "waiting for the device"
 PYTHON = (DATA_WAIT, COPYING, WAITING)
+_MOST_BYTES = 1 << 30
 _FORMAT = "training.profile 1"
 _HELP = "write one with --profile of a training script, or with python -m training.profile"
 _COPIES = ("MXNDArraySyncCopyFromCPU",)
@@ -213,13 +215,7 @@ def read_trace(path: str) -> Trace:
 
 def read_json(path: str) -> Any:
     """The content of a JSON file. InputError when it is missing or damaged."""
-    try:
-        with open(path, encoding="utf-8") as handle:
-            return json.load(handle)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:  # also UnicodeDecodeError
-        raise InputError(f"{path} is damaged or no JSON file ({error})") from error
+    return read_json_file(path, _MOST_BYTES)
 
 
 def _from_chrome(events: Sequence[dict[str, Any]], head: dict[str, Any]) -> Trace:

@@ -15,8 +15,10 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Protocol, Sequence
 
+from base.command_line import shown
 from base.errors import InputError, NotFiniteError
 from base.files import replacing
+from base.json_files import read_json_object
 from training.results.record import (
     FINISHED,
     NO_MEMORY,
@@ -101,15 +103,17 @@ def add_members_options(add: Callable[..., Any]) -> None:
 def seeds_of(text: str) -> int | tuple[int, ...]:
     """Reads --seeds: how many, or which ones."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() for part in parts) or (len(parts) == 1 and int(parts[0]) < 1):
+    if not all(part.isdigit() and len(part) <= 10 for part in parts) or (
+        len(parts) == 1 and int(parts[0]) < 1
+    ):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is neither a number of seeds above zero nor seeds with commas between them"
+            f"{shown(text)} is neither a number of seeds above zero nor seeds with commas between them"
         )
     if len(parts) == 1:
         return int(parts[0])
     seeds = tuple(map(int, parts))
     if len(set(seeds)) < len(seeds):
-        raise argparse.ArgumentTypeError(f"{text!r} has a seed twice")
+        raise argparse.ArgumentTypeError(f"{shown(text)} has a seed twice")
     return seeds
 
 
@@ -119,14 +123,14 @@ def axis_of(text: str) -> tuple[str, tuple[str, ...]]:
     name = name.lstrip("-")
     if not equals or name not in SEARCHED:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not NAME=A,B with one of {', '.join(SEARCHED)} for a name"
+            f"{shown(text)} is not NAME=A,B with one of {', '.join(SEARCHED)} for a name"
         )
     parts = [part.strip() for part in values.split(",")]
     # A value becomes the name of a folder.
     if not all(part and all(mark.isalnum() or mark in ".+-" for mark in part) for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} has a value that is no number")
+        raise argparse.ArgumentTypeError(f"{shown(text)} has a value that is no number")
     if len(set(parts)) < len(parts):
-        raise argparse.ArgumentTypeError(f"{text!r} has a value twice")
+        raise argparse.ArgumentTypeError(f"{shown(text)} has a value twice")
     return name, tuple(parts)
 
 
@@ -233,17 +237,16 @@ def read_plan(folder: str) -> Plan:
     """
     path = os.path.join(folder, MEMBERS_FILE)
     try:
-        with open(path, encoding="utf-8") as file:
-            content = json.load(file)
+        content = read_json_object(path)
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']!r}")
         members = [Member(str(e["name"]), int(e["seed"]), dict(e["setting"])) for e in content["members"]]
         names = [each.name for each in members]
-        if len(set(names)) < len(names) or any(os.path.basename(name) != name or not name for name in names):
+        if len(set(names)) < len(names) or any(
+            os.path.basename(name) != name or name in ("", ".", "..") or "\0" in name for name in names
+        ):
             raise ValueError("names of folders")
         return Plan(members, dict(content["options"]))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} is damaged ({error}); remove it with its folder, and run again") from error
 
@@ -275,8 +278,8 @@ def run_members(
     Returns:
         0, or the exit code of the member that a signal has stopped.
     """
+    from training.exchange import broadcast_json
     from training.loop import StopRequest
-    from training.start import broadcast_json
 
     stop = StopRequest()
     stop.listen()

@@ -17,6 +17,7 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from base.errors import InputError, NotFiniteError, is_out_of_memory
 from base.files import is_temporary, replacing
+from base.json_files import read_json_object
 
 RESULTS_FILE = "results.json"
 FORMAT = 1
@@ -228,14 +229,8 @@ def read_result(folder: str) -> Result:
         InputError: there is none, or it is damaged or of another version.
     """
     path = os.path.join(folder, RESULTS_FILE)
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = json.load(file)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:  # JSON or UTF-8
-        raise InputError(f"{path} is damaged ({error}); run again") from error
-    if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
+    content = read_json_object(path)
+    if content.pop("format", None) != FORMAT:
         raise InputError(f"{path} is not of format {FORMAT}, which this version reads; run again")
     content.pop("time", None)
     try:

@@ -55,8 +55,8 @@ def broken(change):
 @pytest.mark.parametrize(
     "content, message",
     [
-        ('{"data": [}', "no valid JSON at line 1, column 11"),
-        ("", "no valid JSON at line 1"),
+        ('{"data": [}', "not JSON: .* at line 1, column 11"),
+        ("", "not JSON: .* at line 1"),
         ("[" * 100_000, "nested too deeply"),
         ("[]", "top level: 'data' is missing or no list"),
         ({"data": {}}, "'data' is missing or no list"),
@@ -100,7 +100,7 @@ def test_bad_files_are_one_line(tmp_path, content, message):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(InputError, match="--dev_file: cannot read .*: No such file"):
+    with pytest.raises(InputError, match="--dev_file .*: cannot be read: No such file"):
         read_questions(str(tmp_path / "none.json"), "--dev_file")
     (tmp_path / "latin.json").write_bytes('{"data": "é"}'.encode("latin-1"))
     with pytest.raises(InputError, match="byte 10 is not UTF-8"):

@@ -276,8 +276,8 @@ class TestCommand:
         ("content", "message"),
         [
             (None, "cannot be read"),
-            (b'{"traceEvents": [{"na', "damaged or no JSON"),
-            (b"\x80\x81", "damaged or no JSON"),
+            (b'{"traceEvents": [{"na', "not JSON"),
+            (b"\x80\x81", "not JSON"),
             (b'{"traceEvents": []}', "no trace of training steps"),
             (b"[]", "no trace of training steps"),
             (b'{"otherData": {"format": "training.profile 1"}, "traceEvents": []}', "is damaged"),

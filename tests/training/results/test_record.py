@@ -83,7 +83,7 @@ class TestFile:
         assert "\n" not in str(error.value)
 
     def test_no_file_and_no_json(self, tmp_path):
-        with pytest.raises(InputError, match="cannot read .*results.json"):
+        with pytest.raises(InputError, match="results.json: cannot be read"):
             read_result(str(tmp_path))
         for content in ("{", "[]", '{"loss": 1', "\xff"):
             (tmp_path / RESULTS_FILE).write_bytes(content.encode("latin-1"))

@@ -1,0 +1,50 @@
+"""Memory that processes can still take here: the machine's, and what the control groups leave of it. Linux;
+standard library only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from base.control_groups import MOUNT, PROC, read_text, tightest
+
+_UNLIMITED = 1 << 60  # version 1 writes no limit as a number close to 2^63
+
+
+class Available(NamedTuple):
+    """Bytes, and what sets the limit, for people."""
+
+    bytes: int
+    source: str
+
+
+def available_memory(proc: Path = PROC, cgroup: Path = MOUNT) -> Available:
+    """Memory for new processes on this host without swapping. Pages that only cache files count as free."""
+    machine = _meminfo(proc / "meminfo")
+    group = tightest("memory", _read_v2, _read_v1, proc, cgroup)
+    if group is not None and group < machine:
+        return Available(int(group), "left by this control group's limit")
+    return Available(machine, "available on this machine")
+
+
+def _meminfo(path: Path) -> int:
+    fields = next(line for line in read_text(path).splitlines() if line.startswith("MemAvailable:"))
+    return int(fields.split()[1]) * 1024
+
+
+def _read_v2(directory: Path) -> float | None:
+    return _room(directory, "memory.max", "memory.current", ("inactive_file", "active_file"))
+
+
+def _read_v1(directory: Path) -> float | None:
+    names = ("total_inactive_file", "total_active_file")
+    return _room(directory, "memory.limit_in_bytes", "memory.usage_in_bytes", names)
+
+
+def _room(directory: Path, limit: str, usage: str, cached: tuple[str, ...]) -> float | None:
+    most, used = read_text(directory / limit), read_text(directory / usage)
+    if not most.isdigit() or not used.isdigit() or int(most) >= _UNLIMITED:
+        return None
+    rows = (line.split() for line in read_text(directory / "memory.stat").splitlines())
+    pages = sum(int(row[1]) for row in rows if len(row) == 2 and row[0] in cached)
+    return max(0, int(most) - max(0, int(used) - pages))

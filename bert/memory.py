@@ -1,0 +1,92 @@
+"""The memory of a BERT in training, from the shapes alone. MXNet is not imported.
+
+Parameters, gradients and optimizer states are counted exactly. Activations are what the forward pass keeps
+for the backward pass, operator by operator, and the gradients of one layer; `IN_FLIGHT` is the share that the
+allocator and MXNet's plan take on top, measured on CPUs (docs/training.md has the figures).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from bert.configuration import BertConfig
+from bert.weights.bare_params import expected_shapes
+from bert.weights.names import DECODER
+
+FLOAT32 = 4  # bytes
+IN_FLIGHT = 1.2
+FUSED, MXNET = "fused", "mxnet"
+_HEADS = ("pooler.", "classifier.", "decoder.")
+
+
+class Batch(NamedTuple):
+    """A micro-batch of a process: sequences, tokens of each, masked tokens of each (0 without the pretraining
+    heads)."""
+
+    rows: int
+    length: int
+    predictions: int
+
+
+def parameter_count(config: BertConfig, vocab_size: int, pretraining: bool = True) -> int:
+    """Numbers that are trained, each once; the decoder's weight is the word embedding. `pretraining`: with
+    its heads; without, the head of a fine-tuning task is too small to count."""
+    one, two = (_count(config, layers, vocab_size, pretraining) for layers in (1, 2))
+    return one + (config.layers - 1) * (two - one)  # however many layers are asked for
+
+
+def _count(config: BertConfig, layers: int, vocab_size: int, pretraining: bool) -> int:
+    shapes = expected_shapes(
+        BertConfig(layers, config.units, config.heads, config.hidden, config.positions, config.token_types),
+        vocab_size,
+    )
+    kept = (name for name in shapes if name != DECODER and (pretraining or not name.startswith(_HEADS)))
+    return sum(math.prod(shapes[name]) for name in kept)
+
+
+def packed_bytes(config: BertConfig, dtype: str) -> int:
+    """Copies of the weights in the layout that the fused operators multiply: in float32 of queries, keys and
+    values, which are one product there; in bfloat16 of all."""
+    units, hidden = config.units, config.hidden
+    if dtype == "bfloat16":
+        return 2 * config.layers * (4 * units * units + 2 * units * hidden)
+    return FLOAT32 * config.layers * 3 * units * units
+
+
+def gradient_bytes_in_flight(config: BertConfig, vocab_size: int) -> int:
+    """The word embedding is used twice, and both uses have a gradient of its size before they are added."""
+    return 2 * FLOAT32 * vocab_size * config.units
+
+
+def activation_bytes(config: BertConfig, vocab_size: int, batch: Batch, operators: str, item: int) -> int:
+    """Memory of a forward and a backward pass beyond parameters and gradients.
+
+    Args:
+        operators: FUSED or MXNET.
+        item: bytes of a number: 4; 2 in float16.
+
+    Of a token and layer the fused operators keep 8 units + 2 hidden numbers: queries, keys and values (3),
+    attended values, two products and two sums of the residual branch; both sides of the activation. Their
+    attention keeps no scores. MXNet's keep 10 units + 2.5 hidden (copies for heads, masks of dropout) and of
+    each head 3.25 squares of the length: scores, probabilities, these after dropout, and its mask.
+    """
+    tokens, masked = batch.rows * batch.length, batch.rows * batch.predictions
+    units, hidden = config.units, config.hidden
+    backward = tokens * (2 * units + 2 * hidden)  # gradients of one layer
+    if operators == FUSED:
+        top_tokens = min(tokens, batch.rows + masked) if batch.predictions else tokens
+        layers: float = (config.layers - 1) * tokens * (8 * units + 2 * hidden)
+        layers += tokens * 4 * units + top_tokens * (5 * units + 2 * hidden)
+        scores: float = vocab_size * _up_to(masked, 16)
+    else:
+        squares = 3.25 * batch.rows * config.heads * batch.length**2
+        layers = config.layers * (tokens * (10 * units + 2.5 * hidden) + squares)
+        scores = 2.5 * vocab_size * masked
+    heads = masked * 4 * units
+    embedding = tokens * 2 * units
+    return int(IN_FLIGHT * item * (layers + backward + scores + heads + embedding))
+
+
+def _up_to(number: int, step: int) -> int:
+    return -(-number // step) * step

@@ -1,0 +1,85 @@
+"""The count of parameters against the model's own, and the estimate against measured runs."""
+
+from __future__ import annotations
+
+import math
+
+import mxnet as mx
+import pytest
+
+from bert.configuration import BertConfig, named_config
+from bert.memory import (
+    FUSED,
+    MXNET,
+    Batch,
+    activation_bytes,
+    gradient_bytes_in_flight,
+    packed_bytes,
+    parameter_count,
+)
+from bert.model import build_model, initialize, trainable
+from training.estimate import PROCESS
+
+
+def test_parameters_are_those_of_the_model() -> None:
+    for config in (BertConfig(3, 32, 4, 72, 40, 3), named_config("bert_1_32_2")):
+        for heads in (("pooler", "classifier", "decoder"), ()):
+            model = build_model(config, 50, heads=heads)
+            if heads:
+                initialize(model, mx.cpu(), "float32", seed=0)
+                found = sum(math.prod(each.shape) for each in trainable(model).values())
+                assert parameter_count(config, 50) == found
+            else:
+                without = [name for name in model._collect_params_with_prefix() if "decoder" in name]
+                assert not without and parameter_count(config, 50, False) < parameter_count(config, 50)
+
+
+def test_bert_base_and_large_have_the_published_numbers() -> None:
+    """110 M and 340 M (Devlin et al., section 3), with the heads of pretraining."""
+    assert parameter_count(named_config("bert_12_768_12"), 30522) == 110_106_428
+    assert round(parameter_count(named_config("bert_24_1024_16"), 30522) / 1e6) == 336
+
+
+def test_a_model_of_any_size_is_counted_at_once() -> None:
+    assert parameter_count(named_config("bert_10000_1000000_1"), 1 << 24) > 10**17
+
+
+# Peak of the resident memory in MiB (getrusage) of one process over 3 steps with random tokens, vocabulary
+# 30,522; one core of a Sapphire Rapids Xeon, MXNet 1.9.1, glibc 2.36.
+@pytest.mark.parametrize(
+    "model, length, rows, operators, dtype, accumulate, measured",
+    [
+        ("bert_1_32_2", 32, 2, FUSED, "float32", 1, 279),
+        ("bert_2_128_2", 32, 32, FUSED, "float32", 1, 392),
+        ("bert_4_256_4", 128, 16, FUSED, "float32", 1, 704),
+        ("bert_4_256_4", 128, 64, FUSED, "float32", 1, 1328),
+        ("bert_4_256_4", 128, 16, MXNET, "float32", 1, 893),
+        ("bert_4_256_4", 128, 64, MXNET, "float32", 1, 2038),
+        ("bert_4_256_4", 512, 16, MXNET, "float32", 1, 2825),
+        ("bert_4_256_4", 512, 16, FUSED, "bfloat16", 1, 1363),
+        ("bert_6_512_8", 128, 16, FUSED, "float32", 2, 1561),
+        ("bert_6_512_8", 128, 16, MXNET, "float32", 2, 2005),
+        ("bert_6_512_8", 128, 64, FUSED, "float32", 1, 2801),
+    ],
+)
+def test_the_estimate_is_within_a_tenth_of_what_was_measured(
+    model: str, length: int, rows: int, operators: str, dtype: str, accumulate: int, measured: int
+) -> None:
+    config, vocab_size = named_config(model), 30522
+    parameters = 4 * parameter_count(config, vocab_size)
+    predictions = {32: 5, 128: 20, 512: 80}[length]
+    fixed = PROCESS + 4 * parameters + gradient_bytes_in_flight(config, vocab_size)
+    if operators == FUSED:
+        fixed += packed_bytes(config, dtype) + (parameters if accumulate > 1 else 0)
+    found = fixed + activation_bytes(config, vocab_size, Batch(rows, length, predictions), operators, 4)
+    assert found / 2**20 == pytest.approx(measured, rel=0.1)
+
+
+def test_attention_without_scores_grows_with_the_length_and_with_them_with_its_square() -> None:
+    config = named_config("bert_4_256_4")
+    growth = {
+        operators: activation_bytes(config, 100, Batch(2, 512, 0), operators, 4)
+        / activation_bytes(config, 100, Batch(2, 256, 0), operators, 4)
+        for operators in (FUSED, MXNET)
+    }
+    assert growth[FUSED] == pytest.approx(2, rel=0.01) and growth[MXNET] > 2.5

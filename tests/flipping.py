@@ -1,0 +1,321 @@
+"""Damage to each byte class of each kind of file that is kept between runs: checkpoints, token stores,
+instance stores, journals of unfinished builds, caches.
+
+A `Target` makes a folder and reads it back: what it gives is compared with what the undamaged folder gave.
+Damage is found when reading is an InputError of one line, or passes over the file, or when the content is the
+right one all the same (made again, or never taken from what was damaged).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import time
+from pathlib import Path
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+
+import numpy as np
+
+from base.errors import InputError
+from base.progress import Silent
+from data.store.build import BuildPlan, build_columns
+from data.store.instances import InstanceStore, build_instances
+from data.store.parts import Column, Part
+from data.store.tokens import TokenStore, build_store, cached_store
+from data.tokenizing.tokenizer import TokenizerSettings
+from data.tokenizing.vocab import SPECIAL_TOKENS, vocabulary_from_tokens
+from tests.data.formats.samples import ragged, save_npz
+from training import checkpoint
+
+
+class Target(NamedTuple):
+    """A kind of file. `make` fills a folder that does not exist; `read` gives what a run would use of it, and
+    `read_older` what it may fall back to."""
+
+    name: str
+    make: Callable[[Path], None]
+    read: Callable[[Path], Any]
+    read_older: Callable[[Path], Any] | None = None
+
+
+class Attack(NamedTuple):
+    """A damage and what became of it: `used` is the difference that nobody noticed, None where it was
+    found; `how` says by what."""
+
+    target: str
+    damage: str
+    how: str
+    used: str | None
+
+
+def attacks(
+    minutes: float, seed: int, work: Path, names: Sequence[str] = (), most: int = 10**9
+) -> list[Attack]:
+    """All targets (or those named) in turns, each damage once, then other places until the time has gone. Of
+    a turn's damages to a target `most`, drawn by the seed."""
+    until = time.monotonic() + 60 * minutes
+    done: list[Attack] = []
+    chosen = [target for target in TARGETS if not names or target.name in names]
+    sound = {}
+    for target in chosen:
+        folder = work / f"{target.name}-sound"
+        target.make(folder)
+        sound[target.name] = folder
+    generator = random.Random(seed)
+    while True:
+        for target in chosen:
+            done += _round(target, sound[target.name], work, random.Random(generator.random()), most)
+            if time.monotonic() > until:
+                return done
+
+
+def damages(
+    path: Path, others: Sequence[Path], generator: random.Random
+) -> Iterator[tuple[str, bytes | None]]:
+    """Names of damages to a file, with its content after them; None: deleted.
+
+    A bit is flipped among the first and the last 16 bytes, in the middle, in a digit, a letter, a bracket or
+    quote, and a zero byte, wherever the file has such.
+    """
+    content = path.read_bytes()
+    yield "deleted", None
+    yield "empty", b""
+    for name, length in (("cut by one byte", len(content) - 1), ("cut in half", len(content) // 2)):
+        if 0 < length < len(content):
+            yield name, content[:length]
+    yield "grown by one byte", content + b"\0"
+    for other in others:
+        swapped = other.read_bytes()
+        if swapped != content:
+            yield f"swapped with {other.name}", swapped
+    for name, places in _classes(content).items():
+        if places:
+            place = generator.choice(places)
+            flipped = bytearray(content)
+            flipped[place] ^= 1 << generator.randrange(7)
+            yield f"bit flipped in {name} at {place}", bytes(flipped)
+
+
+def _classes(content: bytes) -> dict[str, Sequence[int]]:
+    size = len(content)
+    text = content[: 1 << 16]
+    return {
+        "the beginning": range(min(16, size)),
+        "the middle": range(size // 4, 3 * size // 4),
+        "the end": range(max(0, size - 16), size),
+        "a digit": [at for at, byte in enumerate(text) if 48 <= byte < 58],
+        "a letter": [at for at, byte in enumerate(text) if 97 <= byte < 123],
+        "a bracket": [at for at, byte in enumerate(text) if byte in b'{}[]",:'],
+        "a zero": [at for at, byte in enumerate(text) if byte == 0],
+    }
+
+
+def _round(target: Target, sound: Path, work: Path, generator: random.Random, most: int) -> list[Attack]:
+    expected = _content(target.read, sound, work)
+    older = _content(target.read_older, sound, work) if target.read_older else None
+    files = sorted(path for path in sound.rglob("*") if path.is_file() and path.suffix != ".lock")
+    chosen = [
+        (path, *damage)
+        for path in files
+        for damage in damages(path, [each for each in files if _could_be(each, path)][:2], generator)
+    ]
+    found = []
+    for path, damage, content in generator.sample(chosen, min(most, len(chosen))):
+        copy = work / f"{target.name}-damaged"
+        shutil.copytree(sound, copy)
+        victim = copy / path.relative_to(sound)
+        victim.unlink()
+        if content is not None:
+            victim.write_bytes(content)
+        how, used = _outcome(target, copy, expected, older)
+        found.append(Attack(target.name, f"{path.relative_to(sound)}: {damage}", how, used))
+        shutil.rmtree(copy, ignore_errors=True)
+    return found
+
+
+def _could_be(other: Path, path: Path) -> bool:
+    """Whether a file could be mistaken for another one."""
+    return other != path and other.suffix == path.suffix
+
+
+def _content(read: Callable[[Path], Any], sound: Path, work: Path) -> Any:
+    copy = work / "copy"
+    shutil.copytree(sound, copy)
+    try:
+        return read(copy)
+    finally:
+        shutil.rmtree(copy)
+
+
+def _outcome(target: Target, folder: Path, expected: Any, older: Any) -> tuple[str, str | None]:
+    try:
+        found = target.read(folder)
+    except InputError as error:
+        lines = str(error).splitlines()
+        return "an error", None if len(lines) == 1 else f"an error of {len(lines)} lines"
+    except Exception as error:  # whatever it is, it is no orderly end
+        return "", f"{type(error).__name__}: {error}"
+    if found == expected:
+        return "the right content", None
+    if found == older:
+        return "the older checkpoint", None
+    return "", f"other content: {str(found)[:200]}"
+
+
+# Checkpoints: steps 3 and 6; a run goes on with the newest whole one.
+
+
+def _make_checkpoints(folder: Path) -> None:
+    for step in (3, 6):
+        checkpoint.save(
+            str(folder), step, *_arrays(step), {"model": "bert_1_32_2", "seed": 7, "blocks": step}
+        )
+
+
+def _arrays(step: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    generator = np.random.default_rng(step)
+    weight = generator.standard_normal((40, 8)).astype(np.float32)
+    return {"weight": weight}, {"t": np.array(step, np.int64), "weight.mean": weight + 1}
+
+
+def _read_checkpoints(folder: Path) -> list[str]:
+    found = checkpoint.newest_complete(str(folder), lambda message: None)
+    if found is None:
+        raise InputError(f"{folder}: no whole checkpoint")
+    return _of_checkpoint(found)
+
+
+def _older(folder: Path) -> list[str]:
+    return _of_checkpoint(checkpoint.verified(str(folder), 3))
+
+
+def _of_checkpoint(found: checkpoint.Checkpoint) -> list[str]:
+    with found.open_states() as states:
+        arrays = {name: _digest(np.asarray(array).tobytes()) for name, array in states.items()}
+    facts = {name: each for name, each in (found.manifest or {}).items() if name not in ("time", "versions")}
+    return [_digest(Path(found.params_path).read_bytes()), json.dumps([arrays, facts], sort_keys=True)]
+
+
+# Stores: of tokens, of instances, in a cache, and half built.
+
+_TEXT = "".join(
+    f"the cat {number % 7} sat on the mat {number % 5} .\n" + "\n" * (number % 3 == 2) for number in range(60)
+)
+_WORDS = [*SPECIAL_TOKENS, *["the", "cat", "sat", "on", "mat", "."], *map(str, range(10))]
+
+
+def _settings() -> TokenizerSettings:
+    return TokenizerSettings(vocabulary_from_tokens(_WORDS))
+
+
+def _make_tokens(folder: Path) -> None:
+    folder.mkdir()
+    text = folder.with_name(f"{folder.name}.txt")
+    text.write_text(_TEXT)
+    build_store([str(text)], _settings(), str(folder / "store"))
+    TokenStore.open(str(folder / "store"))
+
+
+def _read_tokens(folder: Path) -> Any:
+    return _of_tokens(TokenStore.open(str(folder / "store")))
+
+
+def _of_tokens(store: TokenStore) -> list[str]:
+    columns = (store.ids, store.sentences, store.documents)
+    manifest = json.dumps(store.manifest["columns"], sort_keys=True)
+    return [*(_digest(column.tobytes()) for column in columns), *store.vocabulary.tokens, manifest]
+
+
+def _make_instances(folder: Path) -> None:
+    folder.mkdir()
+    source = folder.with_name(f"{folder.name}.npz")
+    save_npz(str(source), ragged(12, seed=1))
+    build_instances([str(source)], 30_000, str(folder / "store"))
+    InstanceStore.open(str(folder / "store"))
+
+
+def _read_instances(folder: Path) -> Any:
+    store = InstanceStore.open(str(folder / "store"))
+    return [_digest(column.tobytes()) for column in (store.ids, store.positions, store.weights, store.labels)]
+
+
+def _make_cache(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "text.txt").write_text(_TEXT)
+    os.utime(folder / "text.txt", (10**9, 10**9))
+    _read_cache(folder)
+
+
+def _read_cache(folder: Path) -> Any:
+    """What a run with --cache_dir trains on; a text that was changed is another text, and no damage."""
+    text = folder / "text.txt"
+    if not text.is_file() or text.read_text(errors="replace") != _TEXT:
+        raise InputError(f"{text} is another text")
+    return _of_tokens(cached_store([str(text)], _settings(), str(folder / "cache")))
+
+
+class _Stop(Exception):
+    """Ends a build in its middle."""
+
+
+class _Unit(NamedTuple):
+    name: str
+    size: int = 1
+
+
+class _Numbers:
+    """Writes 5,000 numbers that depend on the unit; stops before unit 6 while `interrupted`."""
+
+    def __init__(self, interrupted: bool):
+        self._interrupted = interrupted
+
+    def __call__(self, unit: _Unit, part: Part) -> Mapping[str, Any]:
+        number = int(unit.name)
+        if self._interrupted and number == 6:
+            raise _Stop
+        part.append("values", np.random.default_rng(number).integers(0, 250, 1_500, dtype=np.int64))
+        return {"counts": {"units": 1}}
+
+
+def _plan(interrupted: bool) -> BuildPlan:
+    return BuildPlan(
+        [Column("values", "<i4")],
+        [_Unit(str(number)) for number in range(9)],
+        _Numbers(interrupted),
+        {"format": "numbers"},
+        {"format": "numbers", "sources": []},
+        shard_bytes=4096 * 4,
+        journal_seconds=0.0,
+    )
+
+
+def _make_journal(folder: Path) -> None:
+    folder.mkdir()
+    try:
+        build_columns(str(folder / "store"), _plan(interrupted=True), 0, Silent())
+    except _Stop:
+        return
+    raise AssertionError("the build was not interrupted")
+
+
+def _read_journal(folder: Path) -> Any:
+    """The numbers of the build, gone on with from whatever is there."""
+    build_columns(str(folder / "store"), _plan(interrupted=False), 0, Silent())
+    shards = sorted((folder / "store").glob("values-*.bin"))
+    return _digest(b"".join(shard.read_bytes() for shard in shards))
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+TARGETS = (
+    Target("checkpoints", _make_checkpoints, _read_checkpoints, _older),
+    Target("tokens", _make_tokens, _read_tokens),
+    Target("instances", _make_instances, _read_instances),
+    Target("cache", _make_cache, _read_cache),
+    Target("journal", _make_journal, _read_journal),
+)

@@ -1,0 +1,65 @@
+"""Runs in this process of a model of a few thousand parameters on random tokens."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from comm.local import LocalCommunicator
+from tasks.pretraining.task import Pretraining
+from training.config import stage_config
+from training.inputs import check_parts
+from training.options import parse_options, stage_options
+from training.run import train_stages
+
+SHAPE = {
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
+    "vocab_size": 40, "max_position_embeddings": 16, "type_vocab_size": 2,
+}  # fmt: skip
+TINY = [
+    *("--operators", "mxnet", "--dummy_data_len", "16", "--batch_size", "2", "--lr", "0.01"),
+    *("--warmup_ratio", "0.2", "--progress", "none", "--num_data_workers", "0", "--peak_tflops", "1"),
+]
+SANE = ("--num_steps", "40", "--ckpt_interval", "2", "--log_interval", "1", "--seed", "3")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def handlers():
+    """Signal handlers before the tests of a module, which imports this."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def command(folder: Path, *words: Any) -> list[str]:
+    """The options of a run; its model's configuration is written beside its folder."""
+    model = folder.parent / "bert_config.json"
+    model.write_text(json.dumps(SHAPE))
+    return [*TINY, "--config_file", str(model), "--ckpt_dir", str(folder), *map(str, words)]
+
+
+def trained(folder: Path, *words: Any, communicator: Any = None) -> int:
+    """Runs the command; its exit code."""
+    options = parse_options(command(folder, *words), "")
+    parts = check_parts(map(stage_config, stage_options(options)))
+    return train_stages(parts, Pretraining(), communicator or LocalCommunicator())
+
+
+class Stopping(LocalCommunicator):
+    """Sends this process a signal in its `number`-th step that was `finite`, or was not."""
+
+    def __init__(self, number: int, finite: bool):
+        self.left, self.finite = number, finite
+
+    def all_agree(self, flags: Any) -> list[bool]:
+        agreed = super().all_agree(flags)
+        if len(flags) == 2 and flags[0] == self.finite:  # a step's: finite, keep_going
+            self.left -= 1
+            if self.left == 0:
+                signal.raise_signal(signal.SIGTERM)
+        return agreed

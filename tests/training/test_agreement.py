@@ -1,0 +1,200 @@
+"""Ranks that are about to do different things end with one line that names the difference, before work."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from base.errors import InputError
+from comm.local import LocalCommunicator
+from data.fingerprint import fingerprint
+from data.opening import DataFiles
+from tests import disagreeing
+from tests.processes import ROOT, start_command
+from training.agreement import agree, describe
+from training.config import stage_config
+from training.device import Computing
+from training.inputs import check_parts
+from training.options import parse_options, stage_options
+
+
+class Together:
+    """Ranks as threads of this process, exchanging what `agree` needs."""
+
+    def __init__(self, size: int):
+        self.size = size
+        self._barrier = threading.Barrier(size, timeout=20)
+        self._sent: dict[int, list] = {}
+        self._flags: list[list[bool]] = []
+
+    def run(self, call):
+        """Calls it with each rank's communicator; returns what each returned or raised."""
+
+        def guarded(rank):
+            try:
+                return call(_Rank(self, rank))
+            except InputError as error:
+                return error
+
+        with ThreadPoolExecutor(self.size) as pool:
+            return list(pool.map(guarded, range(self.size)))
+
+
+class _Rank(LocalCommunicator):
+    def __init__(self, ranks: Together, rank: int):
+        self._ranks, self.rank, self.size = ranks, rank, ranks.size
+
+    def broadcast(self, arrays, root=0):
+        if self.rank == root:
+            self._ranks._sent[root] = [array.asnumpy() for array in arrays]
+        self._ranks._barrier.wait()
+        for array, sent in zip(arrays, self._ranks._sent[root]):
+            array[:] = sent
+        self._ranks._barrier.wait()
+
+    def all_agree(self, flags):
+        self._ranks._flags.append(list(flags))
+        self._ranks._barrier.wait()
+        votes = [all(votes) for votes in zip(*self._ranks._flags)]
+        if self._ranks._barrier.wait() == 0:
+            self._ranks._flags.clear()
+        self._ranks._barrier.wait()
+        return votes
+
+
+@pytest.fixture(scope="module")
+def files(corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    return disagreeing.make_files(folder, Path(corpus.held_out), Path(corpus.vocab))
+
+
+def described(words) -> dict[str, str]:
+    options = parse_options([str(word) for word in words], "")
+    return describe(check_parts(map(stage_config, stage_options(options))), 2)
+
+
+def outcomes(*descriptions):
+    return Together(len(descriptions)).run(lambda rank: agree(descriptions[rank.rank], rank))
+
+
+NOT_OF_OPTIONS = ("code", "version", "a byte of the text")
+
+
+def test_every_kind_of_disagreement_is_named(files, tmp_path):
+    words = disagreeing.arguments(files, tmp_path)
+    alike = described(words)
+    kinds = disagreeing.kinds(files)
+    assert len(kinds) >= 30
+    for name, kind in kinds.items():
+        if name in NOT_OF_OPTIONS:
+            continue
+        first, second = outcomes(alike, described([*words, *kind.words]))
+        assert isinstance(first, InputError) and str(first) == str(second), name
+        assert kind.named in str(first) and "rank 0 (" in str(first) and "rank 1 (" in str(first), name
+        assert "\n" not in str(first)
+
+
+def test_both_values_are_in_the_message(files, tmp_path):
+    words = disagreeing.arguments(files, tmp_path)
+    (message, _) = map(str, outcomes(described(words), described([*words, "--lr", "0.5", "--seed", "7"])))
+    assert "--lr is 0.001 on rank 0 (" in message and "0.5 on rank 1 (" in message
+    assert "--seed is left out on rank 0 (" in message and "7 on rank 1 (" in message
+
+
+def test_ranks_that_agree(files, tmp_path):
+    """Paths, and what results do not depend on, may differ: here all that may does."""
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    for path in (files.text, files.vocabulary):
+        shutil.copy(path, copies / f"copy-of-{path.name}")
+    words = disagreeing.arguments(files, tmp_path / "one")
+    other = disagreeing.arguments(
+        files,
+        tmp_path / "other",
+        data=copies / f"copy-of-{files.text.name}",
+        vocab=copies / f"copy-of-{files.vocabulary.name}",
+        cache_dir=tmp_path,
+        num_data_workers=4,
+        progress="none",
+        profile=tmp_path / "trace",
+    )
+    assert outcomes(described(words), described([*other, "--verbose"])) == [None, None]
+
+
+def test_several_ranks_differ_in_several_things():
+    alike = {"--lr": "1", "--seed": "2"}
+    others = [
+        {**alike, "--lr": "3"},
+        alike,
+        {**alike, "--seed": "4"},
+        {"--lr": "3", "--seed": "2", "code": "x"},
+    ]
+    messages = set(map(str, outcomes(alike, *others)))
+    (message,) = messages
+    assert "--lr is 1 on rank 0 (" in message and "3 on ranks 1, 4 (" in message
+    assert "--seed is 2 on rank 0 (" in message and "4 on rank 3 (" in message
+    assert "code is not there on rank 0" in message and "x on rank 4" in message
+
+
+def test_many_ranks_and_many_differences_fit_into_a_line():
+    alike = {f"--option_{number}": "1" for number in range(50)}
+    found = outcomes(alike, *({name: str(rank) for name in alike} for rank in range(2, 24)))
+    (message,) = set(map(str, found))
+    assert "and 47 more" in message and "22 ranks differ from rank 0" in message and len(message) < 2000
+
+
+def test_code_and_versions_are_described(files, tmp_path):
+    alike = described(disagreeing.arguments(files, tmp_path))
+    assert {"the code of training/step.py", "the code of run_pretraining_hvd.py"} <= set(alike)
+    assert {"the version of python", "the version of mxnet", "the version of numpy"} <= set(alike)
+
+
+def test_the_library_of_operators_is_described(tmp_path, monkeypatch):
+    library = tmp_path / "library.so"
+    library.write_bytes(b"one")
+    monkeypatch.setattr("training.device.LIBRARY", str(library))
+    import mxnet as mx
+
+    one = Computing(mx.cpu(), "float32", "fused").description()
+    library.write_bytes(b"two")
+    other = Computing(mx.cpu(), "float32", "fused").description()
+    assert one != other and outcomes(one, one) == [None, None]
+    assert "--operators" in str(outcomes(one, other)[0])
+
+
+class TestFingerprint:
+    def test_of_files(self, files, tmp_path):
+        one = fingerprint(DataFiles("text", [str(files.text)]))
+        assert "1 files" in one and one != fingerprint(DataFiles("text", [str(files.other_text)]))
+        assert one != fingerprint(DataFiles("text", [str(files.text)] * 2))
+        copy = shutil.copy(files.text, tmp_path / "renamed")
+        assert one == fingerprint(DataFiles("text", [str(copy)]))
+
+    def test_of_a_file_that_is_not_there(self, tmp_path):
+        with pytest.raises(InputError, match="cannot read"):
+            fingerprint(DataFiles("text", [str(tmp_path / "nothing")]))
+
+
+class TestRuns:
+    def test_as_the_issue_has_it(self, files, tmp_path):
+        """One mpirun with two command lines."""
+        words = [str(ROOT / "run_pretraining_hvd.py"), *disagreeing.arguments(files, tmp_path)]
+        each = ["-np", "1", sys.executable, *words]
+        command = ["mpirun", "--oversubscribe", "--bind-to", "none", *each, ":", *each, "--lr", "0.5"]
+        allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        with start_command(command, timeout=disagreeing.LIMIT, env=allowed) as run:
+            result = run.wait()
+        assert result.returncode == 2 and "--lr is 0.001 on rank 0" in result.stderr, result.describe()
+        assert not list(tmp_path.iterdir())
+
+    def test_a_byte_of_the_text_with_byteps(self, files):
+        """Too little for samples: found when the text has been tokenized."""
+        one, other = (fingerprint(DataFiles("text", [str(path)])) for path in (files.text, files.other_byte))
+        assert one == other
+        outcome = disagreeing.attack("byteps", files, "a byte of the text")
+        assert outcome.fault == "", outcome

@@ -1,0 +1,237 @@
+"""Manifests whose checksum is right and whose content is not, and files in the place of others: the next
+older checkpoint is taken, with a line for what was passed over."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import threading
+import zipfile
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy as np
+import pytest
+
+from base.errors import InputError
+from training import checkpoint
+from training.checkpoint_facts import check_facts
+from training.states_file import open_states
+
+FACTS = {
+    "model": "bert_2_32_2",
+    "bert": {"layers": 2, "units": 32, "heads": 2, "hidden": 128},
+    "vocab_size": 60,
+    "vocab_sha256": "0" * 64,
+    "vocabulary": None,
+    "stage": None,
+    "begun": 0,
+    "num_steps": 10,
+    "ended": False,
+    "world_size": 2,
+    "options": {"lr": 0.1},
+    "scaler": {"kind": "static", "scale": 1.0},
+    "skips": {"in_a_row": 0, "total": 0},
+    "seed": 7,
+    "blocks": (3 << 32) + 5,
+    "ckpt_interval": 3,
+    "training_s": 1.5,
+    "wall_s": None,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Checkpoints of steps 3 and 6."""
+    for step in (3, 6):
+        weight = np.full((50, 4), step, np.float32)
+        states = {"t": np.array(step, np.int64), "weight.mean": weight}
+        checkpoint.save(str(tmp_path), step, {"weight": weight}, states, FACTS)
+    return tmp_path
+
+
+def newest(folder: Path) -> tuple[int | None, list[str]]:
+    """As `checkpoint.newest_complete`, which must not wait for anything."""
+    found: list[Any] = []
+    messages: list[str] = []
+
+    def find() -> None:
+        found.append(checkpoint.newest_complete(str(folder), messages.append))
+
+    thread = threading.Thread(target=find, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert found, "it waits, or has failed"
+    return found[0].step if found[0] else None, messages
+
+
+def signed(path: Path, manifest: Any) -> None:
+    """Writes a manifest with its own checksum, whatever its content."""
+    if isinstance(manifest, dict):
+        manifest = {name: each for name, each in manifest.items() if name != "sha256"}
+        checksum = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+        manifest = {**manifest, "sha256": checksum}
+    path.write_text(json.dumps(manifest))
+
+
+def older_is_taken(folder: Path) -> str:
+    """Returns what was said of step 6."""
+    step, messages = newest(folder)
+    assert step == 3, (step, messages)
+    assert len(messages) == 1 and len(messages[0].splitlines()) == 1 and "0000006" in messages[0], messages
+    return messages[0]
+
+
+def test_all_entries_are_accepted(folder: Path) -> None:
+    assert newest(folder) == (6, [])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"blocks": 2**62},
+        {"blocks": -1},
+        {"blocks": "3"},
+        {"blocks": True},
+        {"step": "6"},
+        {"files": None},
+        {"files": {}},
+        {"files": {".params": 5, ".states.npz": 5}},
+        {"files": {".params": {"size": "1", "sha256": "0" * 64}, ".states.npz": {}}},
+        {"files": {"../../x": {"size": 1, "sha256": "0" * 64}}},
+        {"options": [1]},
+        {"scaler": None},
+        {"skips": 3},
+        {"seed": -1},
+        {"seed": "x"},
+        {"seed": 2**80},
+        {"begun": 7},
+        {"begun": None},
+        {"stage": 3},
+        {"num_steps": 0},
+        {"ended": "yes"},
+        {"world_size": 0},
+        {"vocab_size": 2**62},
+        {"vocab_sha256": 5},
+        {"vocabulary": "vocab.txt"},
+        {"training_s": float("nan")},
+        {"training_s": "long"},
+        {"wall_s": 1e300},
+        {"ckpt_interval": 0},
+        {"model": 5},
+        {"bert": {"layers": "2", "units": 32, "heads": 2, "hidden": 128}},
+        {"bert": {"layers": 2**62, "units": 32, "heads": 2, "hidden": 128}},
+        {"bert": {"layers": 2, "units": 32, "heads": 3, "hidden": 128}},
+        {"bert": {"layers": 2}},
+        {"versions": "all"},
+    ],
+    ids=str,
+)
+def test_wrong_content_with_the_right_checksum(folder: Path, change: dict[str, Any]) -> None:
+    path = folder / "0000006.json"
+    signed(path, {**json.loads(path.read_text()), **change})
+    older_is_taken(folder)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[" * 200_000, '{"a":' * 200_000, "[]", "5", "", '{"sha256": {}}'],
+    ids=["brackets", "braces", "list", "number", "empty", "checksum"],
+)
+def test_manifests_that_are_none(folder: Path, content: str) -> None:
+    (folder / "0000006.json").write_text(content)
+    older_is_taken(folder)
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _link_out(path: Path) -> None:
+    elsewhere = path.parent.parent / f"elsewhere-{path.name}"
+    elsewhere.write_bytes(b"")
+    path.symlink_to(elsewhere)
+
+
+@pytest.mark.parametrize("extension", checkpoint.PARAMS.split() + [checkpoint.STATES, checkpoint.MANIFEST])
+@pytest.mark.parametrize("put", [_pipe, Path.mkdir, _link_out, lambda path: path.symlink_to("/dev/zero")])
+def test_other_things_in_the_place_of_a_file(
+    folder: Path, extension: str, put: Callable[[Path], None]
+) -> None:
+    path = folder / f"0000006{extension}"
+    path.unlink()
+    put(path)
+    older_is_taken(folder)
+
+
+def test_a_link_out_is_not_followed_though_its_content_is_right(folder: Path, tmp_path_factory: Any) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    for extension in (".params", ".states.npz", ".json"):
+        name = f"0000006{extension}"
+        (folder / name).rename(elsewhere / name)
+        (folder / name).symlink_to(elsewhere / name)
+        assert "symbolic link out of its folder" in older_is_taken(folder)
+        (folder / name).unlink()
+        (elsewhere / name).rename(folder / name)
+    assert newest(folder) == (6, [])
+
+
+# States
+
+
+def npy(shape: tuple[int, ...], content: bytes, dtype: str = "<f4") -> bytes:
+    """An array's file that claims a shape, whatever it holds."""
+    header = io.BytesIO()
+    described = {"descr": dtype, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, described)
+    return header.getvalue() + content
+
+
+def archive(path: Path, members: dict[str, bytes], kind: int = zipfile.ZIP_STORED) -> None:
+    with zipfile.ZipFile(path, "w", kind) as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+
+
+DEEP = b"\x93NUMPY\x01\x00" + (60_000).to_bytes(2, "little") + b"(" * 60_000
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"t.npy": npy((2**60,), b"1234")},
+        {"t.npy": npy((2**40,), b"1234")},
+        {"t.npy": npy((2**31, 2**31, 2**31), b"")},
+        {"t.npy": npy((1,), b"12")},
+        {"t.npy": npy((1,), b"12345")},
+        {"t.npy": npy((1,), b"12345678", "|O")},
+        {"t.npy": DEEP},
+        {"t.npy": b"\x93NUMPY\x03\x00" + b"\0" * 20},
+        {"t.npy": b""},
+        {"t.txt": npy((1,), b"1234")},
+    ],
+    ids=["2^60", "2^40", "overflow", "short", "long", "objects", "nested", "version", "empty", "name"],
+)
+def test_states_that_claim_what_they_are_not(folder: Path, members: dict[str, bytes]) -> None:
+    path = folder / "0000006.states.npz"
+    archive(path, members)
+    manifest = json.loads((folder / "0000006.json").read_text())
+    content = path.read_bytes()
+    manifest["files"][".states.npz"] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    signed(folder / "0000006.json", manifest)
+    assert "does not hold optimizer states as plain arrays" in older_is_taken(folder)
+
+
+def test_compressed_states_are_not_unpacked(tmp_path: Path) -> None:
+    archive(tmp_path / "states.npz", {"t.npy": npy((10**6,), b"\0" * 4 * 10**6)}, zipfile.ZIP_DEFLATED)
+    with pytest.raises(InputError, match="compressed"), open_states(str(tmp_path / "states.npz")):
+        pass
+
+
+def test_the_source_is_named() -> None:
+    files = {name: {"size": 1, "sha256": "0" * 64} for name in (".a", ".b")}
+    check_facts({"step": 3, "files": files}, "it", (".a", ".b"))
+    with pytest.raises(InputError, match="^it is damaged: seed is not a seed"):
+        check_facts({"step": 3, "files": files, "seed": None}, "it", (".a", ".b"))

@@ -1,0 +1,122 @@
+"""One run at a time has a --ckpt_dir: a second names the first and ends; a killed one's is free at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import asdict
+
+import pytest
+
+import finetune_classifier
+from base.claims import Claim, Holder
+from base.errors import InputError
+from comm.local import LocalCommunicator
+from tests.processes import ROOT, start_ranks, wait_for_file
+from tests.training.small_runs import SANE, command, handlers, trained
+from training.checkpoint import list_steps
+from training.held import LOCK_FILE, held
+
+__all__ = ["handlers"]  # a fixture for all tests of this module
+LOCAL = LocalCommunicator()
+
+
+def test_the_folder_is_held_inside_and_free_outside(tmp_path):
+    folder = tmp_path / "new" / "run"
+    with held(str(folder), LOCAL):
+        holder = json.loads((folder / LOCK_FILE).read_text())
+        assert holder["process"] == os.getpid()
+        named = rf"--ckpt_dir {folder} is held by process {os.getpid()} on "
+        with pytest.raises(InputError, match=named), held(str(folder), LOCAL):
+            raise AssertionError("two have it")
+        assert (folder / LOCK_FILE).exists()
+    assert not list(folder.iterdir())
+
+
+def test_an_exception_gives_it_back(tmp_path):
+    with pytest.raises(ZeroDivisionError), held(str(tmp_path), LOCAL):
+        raise ZeroDivisionError
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path):
+    (tmp_path / "file").write_text("")
+    folder = f"{tmp_path}/file/run"
+    said = f"--ckpt_dir {folder}: run.lock cannot be written"
+    with pytest.raises(InputError, match=said), held(folder, LOCAL):
+        pass
+
+
+def test_a_holder_on_another_host_is_watched(tmp_path, monkeypatch, capfd):
+    """With every rank informed each second, so that no exchange takes long."""
+    monkeypatch.setattr("training.held._POLL", 0.01)
+    gone = {**asdict(Holder.myself()), "host": "elsewhere", "boot": "another"}
+    (tmp_path / LOCK_FILE).write_text(json.dumps(gone))
+    exchanged = []
+
+    class Counting(LocalCommunicator):
+        def broadcast(self, arrays, root=0):
+            exchanged.append(len(exchanged))
+            if len(exchanged) == 10:  # it shows a sign of life
+                os.utime(tmp_path / LOCK_FILE)
+
+    with pytest.raises(InputError, match="elsewhere"), held(str(tmp_path), Counting()):
+        pass
+    assert len(exchanged) >= 10
+    said = capfd.readouterr().err
+    assert said.count("waiting 60 s at most") == 1 and "elsewhere" in said
+
+
+def test_two_runs_and_a_killed_one(tmp_path):
+    folder = tmp_path / "run"
+    words = command(folder, "--num_steps", 10**6, "--ckpt_interval", 50, "--keep_checkpoints", 1)
+    script = ROOT / "run_pretraining_hvd.py"
+    with start_ranks(script, 1, "none", timeout=90, args=words) as run:
+        wait_for_file(folder / LOCK_FILE, run=run)
+        named = rf"--ckpt_dir {folder} is held by process {run.find('run_pretraining_hvd.py')[0]} on "
+        for more in ((), ("--resume",)):  # the first has no checkpoint yet, or has some
+            with pytest.raises(InputError, match=named):
+                trained(folder, *SANE, *more)
+        deadline = time.monotonic() + 60
+        while not list_steps(str(folder)):
+            assert run.poll() is None and time.monotonic() < deadline, run.stderr()
+            time.sleep(0.02)
+        os.kill(run.find("run_pretraining_hvd.py")[0], signal.SIGKILL)
+        run.wait()
+    assert (folder / LOCK_FILE).exists()
+    begun = time.monotonic()
+    last = list_steps(str(folder))[-1]
+    assert trained(folder, *SANE, "--resume", "--num_steps", str(last + 1)) == 0
+    assert time.monotonic() - begun < 45, "nobody is waited for"
+    assert not (folder / LOCK_FILE).exists()
+
+
+def test_a_run_that_ended_between_check_and_lock_is_not_overwritten(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    monkeypatch.setattr("training.inputs.check_checkpoints", lambda *_: None)  # it saw nothing yet
+    folder.mkdir()
+    (folder / "0000002.json").write_text("{}")
+    with pytest.raises(InputError, match="holds checkpoints up to step 2"):
+        trained(folder, *SANE)
+
+
+def test_runs_of_seeds_hold_the_whole_and_each_its_own(tmp_path, corpus, monkeypatch):
+    monkeypatch.setattr("training.finetuning.several.set_threads", lambda: None)  # MXNet is here already
+    texts = tmp_path / "train.tsv"
+    texts.write_text("text\tlabel\n" + "".join(f"example {n}\t{n % 2}\n" for n in range(8)))
+    words = [
+        *("--model", "bert_1_16_2", "--vocab", corpus.vocab, "--train_file", str(texts)),
+        *("--dev_file", str(texts.with_name("dev.tsv")), "--batch_size", "4", "--max_len", "16"),
+        *("--training_steps", "1", "--output_dir", str(tmp_path / "out")),
+        *("--seeds", "2", "--operators", "mxnet"),
+    ]
+    texts.with_name("dev.tsv").write_text(texts.read_text().replace("example", "another"))
+    for place in (tmp_path / "out", tmp_path / "out" / "seed_0"):
+        place.mkdir(exist_ok=True)
+        claim = Claim(str(place / LOCK_FILE), print)
+        assert claim.attempt()
+        with pytest.raises(InputError, match=rf"--ckpt_dir {place} is held by process {os.getpid()} "):
+            finetune_classifier.main([*words, "--resume"])
+        claim.release()

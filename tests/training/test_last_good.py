@@ -1,0 +1,126 @@
+"""While steps are skipped nothing is saved and nothing deleted, and the checkpoint that is named works."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from base.errors import NotFiniteError
+from tests.training.small_runs import SANE, Stopping, handlers, trained
+from training import run as run_module
+from training.checkpoint import list_steps, newest_complete, params_path, read_manifest
+from training.last_good import LastGood
+from training.optimizer.scaler import DynamicScaler
+from training.report import read_metrics
+
+__all__ = ["handlers"]  # a fixture for all tests of this module
+ABSURD = ("--resume", *SANE, "--lr", "1e30")
+
+
+@pytest.fixture
+def sane(tmp_path) -> Path:
+    """A run with checkpoints of its steps 2, 4 and 6, stopped there by a signal."""
+    folder = tmp_path / "run"
+    assert trained(folder, *SANE, communicator=Stopping(5, True)) == 143
+    assert list_steps(str(folder)) == [2, 4, 6]
+    return folder
+
+
+class TestRun:
+    def test_good_checkpoints_outlive_gradients_that_stay_infinite(self, sane, capfd):
+        before = {path.name: path.read_bytes() for path in sane.glob("0*")}
+        with pytest.raises(NotFiniteError, match="20th time in a row") as caught:
+            trained(sane, *ABSURD, "--keep_checkpoints", "3")
+        assert "the last good checkpoint is" in str(caught.value) and "0000006.params" in str(caught.value)
+        assert {path.name: path.read_bytes() for path in sane.glob("0*")} == before
+        said = capfd.readouterr().err
+        assert re.search("warning: step 8 was skipped.*no checkpoint is saved or deleted", said)
+        # And the one that is named works, at once.
+        assert trained(sane, "--resume", *SANE, communicator=Stopping(3, True)) == 143
+        assert list_steps(str(sane))[-1] == 10
+
+    def test_a_checkpoint_is_good_only_when_a_step_was_taken_from_it(self, sane):
+        """That of step 7 has finite parameters of 1e30; it deletes no other, and is not the one named."""
+        words = (*ABSURD, "--ckpt_interval", "1", "--keep_checkpoints", "1")
+        with pytest.raises(NotFiniteError) as caught:
+            trained(sane, *words)
+        assert list_steps(str(sane)) == [6, 7]
+        message = str(caught.value)
+        assert "the last good checkpoint is" in message and "0000006.params (--start_step 6:" in message
+        # From the newer one there is no way on, and the message does not call it good.
+        with pytest.raises(NotFiniteError, match=r"not one step after .*0000007\.params .*--start_step"):
+            trained(sane, *words)
+        assert list_steps(str(sane)) == [6, 7]
+        assert trained(sane, "--start_step", "6", *SANE, communicator=Stopping(1, True)) == 143
+
+    def test_a_signal_while_steps_are_skipped_saves_nothing(self, sane, capfd):
+        code = trained(sane, *ABSURD, "--keep_checkpoints", "1", communicator=Stopping(3, False))
+        assert code == 143 and list_steps(str(sane)) == [6]  # and a step taken from it has deleted the others
+        assert "--resume continues, from " in capfd.readouterr().err
+        assert trained(sane, "--resume", *SANE, communicator=Stopping(1, True)) == 143
+        assert read_metrics(str(sane))[-1]["skipped_steps"] == 0
+
+    def test_the_last_step_is_saved_though_it_was_skipped(self, sane):
+        """A run has an end; what was good before stays beside it."""
+        words = (*ABSURD, "--num_steps", "9", "--ckpt_interval", "3", "--keep_checkpoints", "1")
+        assert trained(sane, *words) == 0
+        assert list_steps(str(sane)) == [6, 9]
+        assert read_manifest(str(sane), 9)["ended"]
+
+
+class TestLossScale:
+    """A scale that is too great skips steps, and nothing is wrong with them."""
+
+    @pytest.fixture(autouse=True)
+    def scaled(self, monkeypatch):
+        """float16 does not compute on CPUs: the scale overflows float32 instead, and becomes less by 2**5."""
+        scaler = lambda: DynamicScaler(initial=2.0**127, factor=2.0**5, ceiling=2.0**127, growth_interval=4)  # noqa: E731
+        monkeypatch.setattr(run_module, "StaticScaler", scaler)
+
+    def test_a_checkpoint_comes_with_the_first_step_that_counts(self, tmp_path):
+        folder = str(tmp_path / "run")
+        assert trained(Path(folder), *SANE, "--ckpt_interval", "1", communicator=Stopping(1, True)) == 143
+        (first, *_) = list_steps(folder)
+        lines = {line["step"]: line["skipped_steps"] for line in read_metrics(folder) if "lr" in line}
+        assert first > 1 and lines[first] == lines[first - 1] == first - 1
+
+    def test_a_signal_in_a_search_saves_and_the_search_goes_on(self, tmp_path):
+        assert trained(tmp_path / "whole", *SANE, "--num_steps", "8") == 0
+        stopped = tmp_path / "stopped"
+        assert trained(stopped, *SANE, "--num_steps", "8", communicator=Stopping(1, False)) == 143
+        (step,) = list_steps(str(stopped))
+        assert read_manifest(str(stopped), step)["scaler"]["scale"] < 2.0**127
+        assert trained(stopped, "--resume", *SANE, "--num_steps", "8") == 0
+        for folder in (stopped, tmp_path / "whole"):
+            assert newest_complete(str(folder), print).step == 8
+        one, other = (Path(params_path(str(each), 8)).read_bytes() for each in (stopped, tmp_path / "whole"))
+        assert one == other
+
+
+class TestLastGood:
+    def test_a_fresh_run(self):
+        account = LastGood("ckpt", 0)
+        assert account.newest is None and account.sentence == "no checkpoint was saved yet"
+        assert account.stepped() is None
+        account.saved(2)
+        assert "not one step after ckpt/0000002.params" in account.sentence
+        assert account.stepped() == 2 and account.stepped() is None
+        assert account.sentence == "the last good checkpoint is ckpt/0000002.params"
+        account.saved(4)
+        assert "ckpt/0000002.params (--start_step 2" in account.sentence
+
+    def test_a_resumed_run_has_to_show_that_its_checkpoint_works(self):
+        account = LastGood("ckpt", 6)
+        assert "--start_step" in account.sentence and account.newest == "ckpt/0000006.params"
+        assert account.stepped() == 6 and "last good checkpoint is ckpt/0000006.params" in account.sentence
+
+
+def test_the_scale_is_searched_until_its_floor():
+    scaler = DynamicScaler(initial=4.0)
+    found = []
+    for finite in (False, False, False, True):
+        scaler.update(finite)
+        found.append((scaler.scale, scaler.searching))
+    assert found == [(2.0, True), (1.0, True), (1.0, False), (1.0, False)]
