@@ -5,7 +5,7 @@
     python finetune_classifier.py --init_from ckpt --train_file train.tsv --dev_file dev.tsv
 
 `mpirun -np 4 python finetune_classifier.py ...` divides each step over four processes by Horovod,
-`bpslaunch` and hosts/launch_byteps.py by BytePS. docs/finetuning.md is the guide.
+`bpslaunch` and hosts/launch.py by BytePS. docs/finetuning.md is the guide.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
         --output_dir squad
 
 `mpirun -np 4 python finetune_squad.py ...` divides each step over four processes by Horovod, `bpslaunch`
-and hosts/launch_byteps.py by BytePS. docs/finetuning.md is the guide.
+and hosts/launch.py by BytePS. docs/finetuning.md is the guide.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Pretrain BERT with MXNet and GluonNLP; gradients travel through BytePS.
 
-    python hosts/launch_byteps.py --hostfile hosts/2x_local -- python run_pretraining_byteps.py \\
+    python hosts/launch.py --backend byteps --hostfile hosts/2x_local -- python run_pretraining_byteps.py \\
         --raw --data 'corpus/*.txt' --vocab vocab.txt --model bert_12_768_12 --max_seq_length 128 \\
         --batch_size 2048 --use_avg_len --ckpt_dir ckpt
 
