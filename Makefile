@@ -27,7 +27,7 @@ NP ?= 2
 MPIRUN := $(MPI_ENV) mpirun -np $(NP) --oversubscribe --bind-to none -mca mpi_yield_when_idle 1
 
 # Two workers of one rank each, a server and a scheduler.
-BYTEPS := $(PY) hosts/launch_byteps.py --hostfile hosts/2x_local --
+BYTEPS := $(PY) hosts/launch.py --backend byteps --hostfile hosts/2x_local --
 
 ifneq ($(words $(filter hvd byteps,$(BACKEND))) $(words $(BACKEND)),1 1)
 $(error BACKEND=$(BACKEND): choose hvd (Horovod) or byteps (BytePS))

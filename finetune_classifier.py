@@ -5,10 +5,15 @@
     python finetune_classifier.py --init_from ckpt --train_file train.tsv --dev_file dev.tsv
 
 `mpirun -np 4 python finetune_classifier.py ...` divides each step over four processes by Horovod,
-`bpslaunch` and hosts/launch_byteps.py by BytePS. docs/finetuning.md is the guide.
+`bpslaunch` and hosts/launch.py by BytePS. docs/finetuning.md is the guide.
 """
 
 from __future__ import annotations
+
+from training.stopping import end_at_signals
+
+if __name__ == "__main__":
+    end_at_signals()  # until all is imported, which takes a second
 
 import argparse
 import os
@@ -255,4 +260,4 @@ def _prepared(argv: Sequence[str]) -> Prepared:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    sys.exit(exit_code(main, leaves=True))

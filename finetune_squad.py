@@ -5,10 +5,15 @@
         --output_dir squad
 
 `mpirun -np 4 python finetune_squad.py ...` divides each step over four processes by Horovod, `bpslaunch`
-and hosts/launch_byteps.py by BytePS. docs/finetuning.md is the guide.
+and hosts/launch.py by BytePS. docs/finetuning.md is the guide.
 """
 
 from __future__ import annotations
+
+from training.stopping import end_at_signals
+
+if __name__ == "__main__":
+    end_at_signals()  # until all is imported, which takes a second
 
 import argparse
 import os
@@ -248,4 +253,4 @@ def _task() -> Task:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    sys.exit(exit_code(main, leaves=True))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Pretrain BERT with MXNet and GluonNLP; gradients travel through BytePS.
 
-    python hosts/launch_byteps.py --hostfile hosts/2x_local -- python run_pretraining_byteps.py \\
+    python hosts/launch.py --backend byteps --hostfile hosts/2x_local -- python run_pretraining_byteps.py \\
         --raw --data 'corpus/*.txt' --vocab vocab.txt --model bert_12_768_12 --max_seq_length 128 \\
         --batch_size 2048 --use_avg_len --ckpt_dir ckpt
 
@@ -11,6 +11,11 @@ processes one by one.
 """
 
 from __future__ import annotations
+
+from training.stopping import end_at_signals
+
+if __name__ == "__main__":
+    end_at_signals()  # until all is imported, which takes a second
 
 import sys
 from functools import partial
@@ -51,4 +56,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    sys.exit(exit_code(main, leaves=True))

@@ -11,6 +11,11 @@ without MPI.
 
 from __future__ import annotations
 
+from training.stopping import end_at_signals
+
+if __name__ == "__main__":
+    end_at_signals()  # until all is imported, which takes a second
+
 import sys
 from functools import partial
 
@@ -50,4 +55,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    sys.exit(exit_code(main, leaves=True))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+RUN_AGAIN = 75  # exit code (EX_TEMPFAIL of sysexits.h): saved and left in good order; run me again
+
 # How the kernel, the C++ library, NumPy, MXNet and CUDA say it.
 NO_MEMORY = re.compile(
     r"out[ _]of[ _]memory|cannot allocate memory|bad_alloc|failed to allocate|unable to allocate|MemoryError",

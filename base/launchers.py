@@ -8,7 +8,7 @@ from typing import Mapping
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK")
 # Number of processes.
 SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE")
-# Ranks on this host: hosts/launch_byteps.py (several workers may share a host), Open MPI, MPICH and Intel
+# Ranks on this host: hosts/launch.py (several workers may share a host), Open MPI, MPICH and Intel
 # MPI, MVAPICH2, horovodrun, bpslaunch, Slurm ("4", or "4(x2),3" for several hosts: the first number is this
 # host's unless the hosts differ).
 LOCAL_SIZE_VARIABLES = (

@@ -90,7 +90,7 @@ class Learner:
             optimizer,
             StaticScaler(),
             LocalCommunicator(),
-            StepSettings(1, settings.clip_norm, lambda step: dropout_seed(seed, step, 0)),
+            StepSettings(1, settings.clip_norm, lambda step, number: dropout_seed(seed, step, number)),
         )
 
     def train(self, batches: Sequence[Any], lr: float | None = None) -> mx.nd.NDArray:

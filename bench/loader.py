@@ -39,6 +39,7 @@ from data.masked_copies import CopiesConfig, build_masked
 from data.options import BatchingConfig, MaskingConfig
 from data.pretraining.batches import PretrainingBatches, prefetched
 from data.pretraining.sources import InstanceSource, Source, TextSource
+from data.sharing import Share
 from data.store.instances import InstanceStore
 from data.store.tokens import TokenStore, build_store
 from data.text.corpus import expand_inputs
@@ -80,7 +81,7 @@ def measure_loader(source: Source, num_batches: int, seed: int) -> dict[str, flo
     """Real tokens per CPU second of batches made one after the other; "in all" with the epoch's plan."""
     begun = time.process_time()
     lengths = source.lengths(seed, 1)
-    batches = PretrainingBatches(source, BATCHING, seed, 0, 1)
+    batches = PretrainingBatches(source, BATCHING, seed, Share.of(0, 1))
     # Lengths and order of epoch 0 are made for the bounds and the first batch.
     # In the last three quarters of an epoch the next one is prepared in the background, on the same clock.
     num_batches = max(1, min(num_batches, batches.blocks_in_epoch(0) // 4))
@@ -122,7 +123,7 @@ def measure_raw_path(
 
 def measure_waiting(source: Source, num_workers: int, steps: int) -> float:
     """The share of time that `steps` steps of 20 ms wait for their batches."""
-    batches = PretrainingBatches(source, BATCHING, 0, 0, 1)
+    batches = PretrainingBatches(source, BATCHING, 0, Share.of(0, 1))
     waited = 0.0
     with prefetched(batches, 8, num_workers) as ahead:
         next(ahead)

@@ -69,7 +69,7 @@ def make_step(model: str, dtype: str, operators: str) -> tuple[TrainStep, dict[s
         optimizer,
         StaticScaler(),
         LocalCommunicator(),
-        StepSettings(1, CLIP_NORM, lambda number: number),  # seeds of dropout
+        StepSettings(1, CLIP_NORM, lambda step, number: step),  # seeds of dropout
     )
     return step, parameters, operators == "fused"
 

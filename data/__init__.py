@@ -10,6 +10,7 @@ store/           directories of columns, built once and memory-mapped
 formats/         files of instances in others' formats
 named_files      the files with masks that a command names
 opening          kind, vocabulary and samples of the data that options name
+sharing          micro-batches of a step, shared by the ranks
 pretraining/     samples to the masked batches of a rank
 finetuning/      labelled examples of any kind to the batches of a rank
 classification/  texts with a label or a number (GLUE, own files) to batches and scores

@@ -6,10 +6,17 @@ shell          jobs and hosts as data, commands as text
 pretraining    a plan of the LAMB paper as a job
 mpirun         the mpirun command of a job
 print_byteps   the commands of a job over BytePS
-parts          processes of a run over BytePS as data
+parts          processes of a run as data
 exposure       public addresses at which they listen
+over_mpirun    a run over Horovod: mpirun
+over_byteps    a run over BytePS: scheduler, servers, ranks
+mpirun_output  whose line it is that mpirun shows, and which rank failed
 output         lines, prefixes and log files of the parts
+signals        signals as events
 running        the parts run to their end, or all taken down
+saved          checkpoints by their names
+roster         hosts in use, spare, left out
+restarts       a run that is started again after a failure
+launch         command: a run on all hosts, and its restarts
 supervise      around each part: none outlives the launcher
-launch_byteps  command: a run over BytePS on all hosts
 """

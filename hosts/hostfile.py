@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Iterable
 
 from base.errors import InputError
 
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]*")
 _SLOTS = re.compile(r"slots=([0-9]+)")
+_SPARE = re.compile(r"\s*#\s*spare:(.*)")
 _MAX_SLOTS = re.compile(r"max[-_]?slots=[0-9]+")
 
 
@@ -17,8 +19,13 @@ def read_hostfile(path: str) -> list[tuple[str, int]]:
     A host that is listed twice has the sum of its slots. For the form of a line and for errors see
     `read_host_lines`.
     """
+    return merged(read_host_lines(path))
+
+
+def merged(lines: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Hosts once each, with the sum of their slots."""
     hosts: dict[str, int] = {}
-    for name, slots in read_host_lines(path):
+    for name, slots in lines:
         hosts[name] = hosts.get(name, 0) + slots
     return list(hosts.items())
 
@@ -33,20 +40,51 @@ def read_host_lines(path: str) -> list[tuple[str, int]]:
     Raises:
         InputError: no such file, no host in it, or a line that is none of the above (with its number).
     """
-    try:
-        with open(path, encoding="utf-8") as file:
-            lines = file.read().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a text file"
-        raise InputError(f"--hostfile {path}: {reason}") from None
     hosts = []
-    for number, line in enumerate(lines, 1):
-        words = re.sub(r"\s*=\s*", "=", line.split("#", 1)[0]).split()
+    for number, line in enumerate(_lines(path), 1):
+        words = _words(line)
         if words:
             hosts.append(_read_line(words, f"--hostfile {path}, line {number}"))
     if not hosts:
         raise InputError(f"--hostfile {path}: names no host; write lines like: node-1 slots=8")
     return hosts
+
+
+def read_spares(path: str) -> list[tuple[str, int]]:
+    """Spare hosts with their slots: lines `# spare: host slots=N`, which Open MPI takes for comments.
+
+    Raises:
+        InputError: no such file, what follows `# spare:` is not a host with its slots, or a host is listed
+            twice.
+    """
+    used = {name for name, _ in read_host_lines(path)}
+    spares = []
+    for number, line in enumerate(_lines(path), 1):
+        spare = _SPARE.match(line)
+        if spare:
+            where = f"--hostfile {path}, line {number}"
+            words = _words(spare.group(1))
+            if not words:
+                raise InputError(f"{where}: names no spare host; write: # spare: node-9 slots=8")
+            name, slots = _read_line(words, where)
+            if name in used:
+                raise InputError(f"{where}: {name} is listed already; a spare host has one line")
+            used.add(name)
+            spares.append((name, slots))
+    return spares
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
+        raise InputError(f"--hostfile {path}: {reason}") from None
+
+
+def _words(line: str) -> list[str]:
+    return re.sub(r"\s*=\s*", "=", line.split("#", 1)[0]).split()
 
 
 def _read_line(words: list[str], where: str) -> tuple[str, int]:

@@ -87,6 +87,7 @@ def options_of_mpirun(
     sockets: int | None = None,
     interface: str | None = None,
     without_gpus: bool = False,
+    sigkill: int = 30,
 ) -> list[list[str]]:
     """Words between the host file and the ranks' program, in lines.
 
@@ -95,6 +96,7 @@ def options_of_mpirun(
         sockets: CPU sockets of a host. None: two where a host has eight slots or more, else one.
         interface: the network interface between hosts. None: any but loopback and Docker's.
         without_gpus: no host has a GPU.
+        sigkill: seconds for odls_base_sigkill_timeout.
 
     Raises:
         InputError: `sockets` do not divide the slots.
@@ -108,7 +110,7 @@ def options_of_mpirun(
         mapping if unbound else _mapping(hosts, sockets),
         ["-mca", "mpi_yield_when_idle", "1"] if without_gpus else [],
         ["-mca", "pml", "ob1", "-mca", "btl", "^openib", *_mpi_network(several, interface)],
-        ["-mca", "odls_base_sigkill_timeout", "30"],
+        ["-mca", "odls_base_sigkill_timeout", str(sigkill)],
         keepalive() if several else [],
         ["-x", "PATH", "-x", "LD_LIBRARY_PATH"] if several else [],
     ]

@@ -6,11 +6,13 @@ import os
 import queue
 import re
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Callable
 
 LONGEST = 1 << 20  # bytes of a line that has no end; then it is written in pieces
 BACKLOG = 16 << 20
+_LAST = 500  # characters of a line that is remembered
 _ENDS = re.compile(rb"\r\n|\n|\r")
 # All but tabs, line ends and colours; \xc2\x80 to \xc2\x9f are the C1 controls in UTF-8.
 _CONTROLS = re.compile(rb"\x1b(?!\[[0-9;]*m)|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]|\xc2[\x80-\x9f]")
@@ -81,7 +83,7 @@ class Screen:
 
     def say(self, text: str) -> None:
         """Writes a line of the launcher's own."""
-        self._lines.put(("launch_byteps: ", f"{text}\n".encode()))
+        self._lines.put(("launch: ", f"{text}\n".encode()))
 
     def write(self, prefix: str, line: bytes) -> None:
         """Writes a line, which has its end. Returns at once."""
@@ -103,7 +105,7 @@ class Screen:
     def _work(self) -> None:
         for prefix, line in iter(self._lines.get, None):
             self._write(prefix, line)
-            if prefix != "launch_byteps: ":
+            if prefix != "launch: ":
                 with self._lock:
                     self._backlog -= len(line)
 
@@ -147,3 +149,52 @@ class LogFile:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """Destinations of all lines. `screens`: for standard output and standard error; None: they are not shown.
+    `log_dir`: folder for each part's lines, without prefix. `say`: shows a line of the launcher's own."""
+
+    screens: tuple[Screen, Screen] | None
+    log_dir: Path | None
+    say: Callable[[str], None]
+
+
+class Record:
+    """Lines of parts by name: shown, written to log files, and of each part the last one on standard error
+    remembered."""
+
+    def __init__(self, output: Output):
+        self._output = output
+        self._logs: dict[str, tuple[LogFile, LogFile]] = {}
+        self._last: dict[str, str] = {}
+
+    def open(self, name: str) -> None:
+        """Opens a part's log files, if there are to be any. Raises OSError when they cannot be made."""
+        if self._output.log_dir is not None and name not in self._logs:
+            folder = self._output.log_dir / name.replace(" ", ".")
+            say = self._output.say
+            self._logs[name] = (LogFile(folder / "stdout", say), LogFile(folder / "stderr", say))
+
+    def write(self, name: str, which: int, line: bytes) -> None:
+        """Takes a line, which has its end, of standard output (`which` 0) or standard error (1)."""
+        if which == 1:
+            text = line.decode("utf-8", "replace").strip()
+            if text:
+                self._last[name] = text[:_LAST]
+        if self._output.screens is not None:
+            self._output.screens[which].write(f"[{name}] ", line)
+        if self._output.log_dir is not None:
+            self.open(name)
+            self._logs[name][which].write(line)
+
+    def last_words(self, name: str) -> str:
+        """The last line that the part wrote to standard error, cut to a readable length; may be empty."""
+        return self._last.get(name, "")
+
+    def close(self) -> None:
+        """Closes the log files."""
+        for pair in self._logs.values():
+            for log in pair:
+                log.close()

@@ -1,7 +1,8 @@
-"""The processes of a run over BytePS, as data: place, variables, command. Standard library only.
+"""The processes of a run, as data: place, variables, command. Standard library only.
 
-A line of the host file is a worker, its slots are the worker's ranks. With several workers their sums are
-formed by servers, and all processes meet through one scheduler. With one worker there is neither.
+Over BytePS a line of the host file is a worker, its slots are the worker's ranks. With several workers their
+sums are formed by servers, and all processes meet through one scheduler. With one worker there is neither.
+Over Horovod mpirun is the one process that the launcher starts.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from typing import Mapping, Sequence
 from base.errors import InputError
 
 DEFAULT_PORT = 9091  # of a scheduler on another host, where no free one can be looked for from here
+MPIRUN = "mpirun"
+KILL_AFTER = 5.0  # seconds from SIGTERM to SIGKILL for the parts of a run that has failed
+MPIRUN_SIGKILL = 3  # seconds from a rank's failure to mpirun's SIGTERM to the others, and again to SIGKILL
+MPIRUN_KILL_AFTER = 2 * MPIRUN_SIGKILL + 3.0
 SERVER = ("-c", "import byteps.server")  # or the scheduler: DMLC_ROLE decides
 # Variables that a run decides for its parts; values that are already set here are ignored.
 DECIDED = (
@@ -39,23 +44,52 @@ PASSED_ON = re.compile(
 
 @dataclass(frozen=True)
 class Part:
-    """One process. `host` is as written in the host file; `environment` adds to the launcher's."""
+    """One process. `host` is as written in the host file; `environment` adds to the launcher's.
 
-    role: str  # "scheduler", "server" or "rank"
+    mpirun is a part, too, which starts its ranks itself. `ranks`: their hosts. `folders`: made for it, and
+    removed when it has ended.
+    """
+
+    role: str  # "scheduler", "server", "rank" or "mpirun"
     index: int
     host: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+    ranks: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """As in messages and prefixes."""
-        return self.role if self.role == "scheduler" else f"{self.role} {self.index}"
+        return self.role if self.role in ("scheduler", MPIRUN) else f"{self.role} {self.index}"
 
     @property
-    def directory(self) -> str:
-        """Its folder below --log_dir."""
-        return self.role if self.role == "scheduler" else f"{self.role}.{self.index}"
+    def trains(self) -> bool:
+        """Whether it is a rank, or starts ranks: it decides when the run ends, and obeys signals."""
+        return self.role in ("rank", MPIRUN)
+
+    @property
+    def kill_after(self) -> float:
+        """Seconds from SIGTERM to SIGKILL when the run has failed."""
+        return MPIRUN_KILL_AFTER if self.role == MPIRUN else KILL_AFTER
+
+    def order(self, name: str) -> str:
+        """The signal that makes it stop as `name` ("INT", "TERM", "USR1") should: mpirun passes none but
+        USR1 on to its ranks; of the others it kills them."""
+        return "USR1" if self.role == MPIRUN else name
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """Options about the way to the hosts. `hostfile`: its path, for messages. `interface`: the network
+    interface between them. `ssh`: words of the remote shell. `extra`: variables of --env. `only_show`:
+    nothing will be started."""
+
+    hostfile: str
+    interface: str | None
+    ssh: tuple[str, ...]
+    extra: Mapping[str, str]
+    only_show: bool = False
 
 
 @dataclass(frozen=True)
@@ -189,7 +223,9 @@ class Access:
         `supervision`: options of hosts/supervise.py.
         """
         # -I -S: it needs nothing but the standard library, and starts in half the time.
-        supervise = [python_of(part.command), "-I", "-S", SUPERVISE, *supervision, "--", *part.command]
+        supervise = [python_of(part.command), "-I", "-S", SUPERVISE, *supervision]
+        supervise += [word for folder in part.folders for word in ("--folder", folder)]
+        supervise += ["--grace", str(part.kill_after), "--", *part.command]
         if part.host in self.here:
             return supervise, self.environment(part)
         return self._remote(part, supervise), None

@@ -1,4 +1,4 @@
-"""The commands that start a job over BytePS: with hosts/launch_byteps.py, or each part by hand with BytePS's
+"""The commands that start a job over BytePS: with hosts/launch.py, or each part by hand with BytePS's
 own bpslaunch. Standard library only.
 
 Reasons for each variable (BytePS 0.2.5, MXNet 1.9.1):
@@ -56,7 +56,7 @@ def command(job: Job, cluster: Cluster) -> str:
     Args:
         job: what every rank runs.
         cluster: a worker for each line of the host file (`read_host_lines`), with as many ranks as slots.
-            Without an interface, launch_byteps.py takes that of the hosts' addresses; by hand it has to be
+            Without an interface, launch.py takes that of the hosts' addresses; by hand it has to be
             named.
 
     Raises:
@@ -69,7 +69,7 @@ def command(job: Job, cluster: Cluster) -> str:
     check_workers(cluster.hosts, cluster.hostfile)
     interface = [] if cluster.interface is None else ["--interface", cluster.interface]
     lines = [
-        [cluster.python, "hosts/launch_byteps.py", "--hostfile", cluster.hostfile],
+        [cluster.python, "hosts/launch.py", "--backend", "byteps", "--hostfile", cluster.hostfile],
         [word for name, value in VARIABLES.items() for word in ("--env", f"{name}={value}")],
         ["--", cluster.python, job.script],
     ]

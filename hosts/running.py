@@ -8,6 +8,7 @@ the culprit, and those that fail because of it come later.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import selectors
@@ -16,20 +17,46 @@ import subprocess
 import time
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Callable, Container, Sequence
 
-from hosts.output import Lines, LogFile, Screen, harmless
-from hosts.parts import Access, Part
+from hosts.mpirun_output import MpirunOutput
+from hosts.output import Lines, Output, Record, harmless
+from hosts.parts import MPIRUN, Access, Part
+from hosts.signals import FORWARDED, Signals
 
-FORWARDED = {signal.SIGINT: "INT", signal.SIGTERM: "TERM", signal.SIGUSR1: "USR1", signal.SIGHUP: "TERM"}
 ORDERS = {name: signal.Signals[f"SIG{name}"] for name in ("INT", "TERM", "USR1")}
 # Exit codes of a rank that has obeyed (training/run.py): 130 after SIGINT, else 143.
 OBEYED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
-KILL_AFTER = 5.0  # seconds from SIGTERM to SIGKILL for the parts of a run that has failed
+REPEAT = 3.0  # seconds between the signals to mpirun: one that comes before it has ranks gets lost
 GIVE_UP_AFTER = 5.0  # seconds from there until supervisors and ssh clients are killed themselves
 CONNECTING = 4  # sshd by default refuses some of more than 10 connections that are not yet logged in
 DRAIN = 2.0  # seconds that output is still read after the end, where another process keeps the pipe open
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A part that failed first. `host`: where it ran, as in the host file; None where that is not known.
+    `how`: name and end as a sentence. `words`: its last line on standard error. `own_end`: it ended itself,
+    with an exit code."""
+
+    part: str
+    host: str | None
+    code: int
+    how: str
+    words: str
+    own_end: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """End of a run. `code`: its exit code. `failure`: of the part that failed first, if one did.
+    `stopped_by`: the first signal that the launcher received. `recalled`: the ranks were stopped by the
+    launcher's own wish."""
+
+    code: int
+    failure: Failure | None = None
+    stopped_by: signal.Signals | None = None
+    recalled: bool = False
 
 
 class RunningPart:
@@ -48,15 +75,14 @@ class RunningPart:
         process: subprocess.Popen[bytes],
         selector: selectors.BaseSelector,
         token: str,
-        screens: tuple[Screen, Screen] | None,
-        logs: tuple[LogFile, LogFile] | None,
+        record: Record,
     ):
         assert process.stdout is not None and process.stderr is not None
         self.part, self.process = part, process
         self.connected = False
         self.stopped: float | None = None
-        self._selector, self._token = selector, token.encode() + b" "
-        self._screens, self._logs = screens, logs
+        self._selector, self._token, self._record = selector, token.encode() + b" ", record
+        self._mpirun = MpirunOutput() if part.role == MPIRUN else None
         self._report: tuple[str, str] | None = None
         self._drain_until: float | None = None
         self._pipes = {process.stdout.fileno(): (0, Lines()), process.stderr.fileno(): (1, Lines())}
@@ -67,7 +93,7 @@ class RunningPart:
     def send(self, order: str) -> None:
         """Sends a signal's name, or END, to the supervisor."""
         assert self.process.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError, ValueError):  # it has ended
             os.write(self.process.stdin.fileno(), f"{order}\n".encode())
 
     def kill_supervisor(self) -> None:
@@ -88,8 +114,8 @@ class RunningPart:
             with contextlib.suppress(OSError):
                 if stream is not None:
                     stream.close()
-        for log in self._logs or ():
-            log.close()
+        for which, name, line in self._mpirun.finish() if self._mpirun else ():
+            self._record.write(name, which, line)
         return True
 
     @property
@@ -117,8 +143,11 @@ class RunningPart:
         The host is named unless it is one of those `here`.
         """
         kind, value = self._report or ("lost", "")
-        where = "" if self.part.host in here else f" on {self.part.host}"
-        who = f"{self.part.name}{where}"
+        host = self._host or self.part.host
+        where = "" if host in here else f" on {host}"
+        who = f"{self._name}{where}"
+        if self._mpirun and self._mpirun.end and kind == "exit":
+            return f"{who} {self._mpirun.end}"
         if kind == "exit":
             return f"{who} exited with {value}"
         if kind == "signal":
@@ -132,6 +161,24 @@ class RunningPart:
         if where and not self.connected:
             return f"{who} could not be reached: the remote shell {how}"
         return f"{who} was lost: its {'remote shell' if where else 'supervisor'} {how}"
+
+    def failure(self, here: Container[str]) -> Failure:
+        """Facts about its end, for an end that was a failure."""
+        own_end = self._report is not None and self._report[0] == "exit" and self.exit_code <= 128
+        host, words = self._host, self._record.last_words(self._name)
+        return Failure(self._name, host, self.exit_code, self.describe(here), words, own_end)
+
+    @property
+    def _name(self) -> str:
+        culprit = self._mpirun.culprit if self._mpirun else None
+        return self.part.name if culprit is None else f"rank {culprit}"
+
+    @property
+    def _host(self) -> str | None:
+        if self._mpirun is None:
+            return self.part.host
+        culprit = self._mpirun.culprit
+        return self.part.ranks[culprit] if culprit is not None and culprit < len(self.part.ranks) else None
 
     def _read(self, pipe: int) -> None:
         try:
@@ -163,10 +210,8 @@ class RunningPart:
                 return
             line += b"\n"  # the part had left this line without an end
         line = harmless(line)
-        if self._screens is not None:
-            self._screens[which].write(f"[{self.part.name}] ", line)
-        if self._logs is not None:
-            self._logs[which].write(line)
+        for name, text in self._mpirun.split(which, line) if self._mpirun else [(self.part.name, line)]:
+            self._record.write(name, which, text)
 
 
 @dataclass(frozen=True)
@@ -190,74 +235,64 @@ class Run:
         parts: Sequence[Part],
         access: Access,
         limits: Limits,
-        screens: tuple[Screen, Screen] | None,
-        log_dir: Path | None,
-        say: Callable[[str], None],
+        output: Output,
+        signals: Signals,
+        wish: Callable[[], bool] = lambda: False,
     ):
         """Prepares a run; nothing is started.
 
-        Args:
-            screens: for the lines of standard output and of standard error; None: they are not shown.
-            log_dir: folder for each part's lines, without prefix.
-            say: shows a line of the launcher's own.
+        `wish` is called at least once a second; when it returns True, the ranks are stopped as by SIGUSR1.
         """
-        self._access, self._limits, self._screens, self._log_dir = access, limits, screens, log_dir
-        self._say = say
+        self._access, self._limits, self._signals, self._wish = access, limits, signals, wish
+        self._say, self._record = output.say, Record(output)
         self._token = f"supervise-{secrets.token_hex(8)}"
         self._pending = list(parts)
         self._running: list[RunningPart] = []
         self._selector = selectors.DefaultSelector()
         self._culprit: RunningPart | None = None
         self._stop_signal: signal.Signals | None = None  # the first that the launcher received
+        self._recalled = False  # it was the launcher's own wish
+        self._repeat_at = math.inf
         self._interrupts = 0
-        self._obeyed = 0  # exit code of the first rank that obeyed it
+        self._obeyed = False  # a rank has stopped because of it
         # Then perhaps "stopping", "closing" (the ranks have ended), "failed", "killed".
         self._phase = "running"
         self._deadline: float | None = None
 
-    def run(self) -> int:
+    def run(self) -> Outcome:
         """Runs all parts to their end.
 
         Returns:
-            Exit code of the run: the culprit's if a part failed, 143 or 130 if the ranks obeyed a signal,
+            The outcome; its code is the culprit's if a part failed, 143 or 130 if the ranks obeyed a signal,
             else 0.
 
         Raises:
             OSError: a part cannot be started, or a log file cannot be made.
         """
-        wakeup, writer = self._listen()
+        self._selector.register(self._signals, selectors.EVENT_READ, self._hear)
         try:
             while self._pending or self._running:
                 self._start_some()
                 timeout = 1.0 if self._deadline is None else max(0.0, self._deadline - time.monotonic())
                 for key, _ in self._selector.select(min(1.0, timeout)):
-                    if key.fileobj == wakeup:
-                        for number in os.read(wakeup, 512):
-                            self._signalled(signal.Signals(number))
-                    else:
-                        key.data()
+                    key.data()
                 self._collect_ended()
+                if self._phase == "running" and not self._pending and self._wish():
+                    self._recalled = True
+                    self._stop(signal.SIGUSR1)
+                if self._phase == "stopping" and time.monotonic() >= self._repeat_at:
+                    self._order([one for one in self._running if one.part.role == MPIRUN])
                 if self._deadline is not None and time.monotonic() >= self._deadline:
                     self._too_late()
         finally:
             self._abandon()
-            signal.set_wakeup_fd(-1)
             self._selector.close()
-            os.close(wakeup)
-            os.close(writer)
+            self._record.close()
         return self._conclude()
 
-    def _listen(self) -> tuple[int, int]:
-        """Makes a pipe into which a signal that arrives writes its number; returns its two ends."""
-        reader, writer = os.pipe()
-        for end in (reader, writer):
-            os.set_blocking(end, False)
-        signal.set_wakeup_fd(writer)
-        for number in (signal.SIGCHLD, *FORWARDED):
-            if signal.getsignal(number) != signal.SIG_IGN or number != signal.SIGHUP:  # nohup ignores SIGHUP
-                signal.signal(number, lambda *_: None)
-        self._selector.register(reader, selectors.EVENT_READ)
-        return reader, writer
+    def _hear(self) -> None:
+        for number in self._signals.read():
+            self._signalled(number)
 
     def _start_some(self) -> None:
         """Starts parts, on each host only CONNECTING at a time until they have reported."""
@@ -272,13 +307,9 @@ class Run:
         self._pending = waiting
 
     def _start(self, part: Part) -> None:
-        options = ["--token", self._token, "--grace", str(KILL_AFTER)]
-        options += ["--stopped_timeout", str(self._limits.stopped)]
+        options = ["--token", self._token, "--stopped_timeout", str(self._limits.stopped)]
         argv, environment = self._access.start(part, options)
-        logs = None
-        if self._log_dir is not None:
-            directory = self._log_dir / part.directory
-            logs = (LogFile(directory / "stdout", self._say), LogFile(directory / "stderr", self._say))
+        self._record.open(part.name)
         process = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,
@@ -287,13 +318,14 @@ class Run:
             env=environment,
             start_new_session=True,  # a Ctrl-C at the terminal is for the launcher, which passes it on
         )
-        self._running.append(RunningPart(part, process, self._selector, self._token, self._screens, logs))
+        self._running.append(RunningPart(part, process, self._selector, self._token, self._record))
 
     def _collect_ended(self) -> None:
         for one in [one for one in self._running if one.has_ended()]:
             self._running.remove(one)
             self._judge(one)
-        if not self._pending and not self._names("rank") and self._phase in ("running", "stopping"):
+        training = any(one.part.trains for one in self._running)
+        if not self._pending and not training and self._phase in ("running", "stopping"):
             self._enter("closing", self._limits.servers)
 
     def _judge(self, one: RunningPart) -> None:
@@ -303,47 +335,61 @@ class Run:
                 self._culprit = one  # it was stopped before the others failed for want of it
             return
         code, order = one.exit_code, None
-        if self._stop_signal is not None and one.part.role == "rank":
-            order = ORDERS[FORWARDED[self._stop_signal]]
+        if self._stop_signal is not None and one.part.trains:
+            order = ORDERS[one.part.order(FORWARDED[self._stop_signal])]
         if order is not None and code in OBEYED and not one.killed:
-            self._obeyed = self._obeyed or code
-        elif order is not None and one.killed and code == 128 + order:
+            self._obeyed = True
+        elif order is not None and code == 128 + order and (one.killed or one.part.role == MPIRUN):
             # It was not listening yet. The others may wait for it for ever.
-            self._obeyed = self._obeyed or code
+            self._obeyed = True
             self._end_all()
         elif code != 0:
             self._culprit = one
             self._end_all()
 
     def _end_all(self) -> None:
-        """Ends all parts: their supervisors send SIGTERM, and SIGKILL after KILL_AFTER seconds."""
+        """Ends all parts: their supervisors send SIGTERM, and SIGKILL some seconds later."""
         self._pending = []
         self._send("END", self._running)
-        self._enter("failed", KILL_AFTER + GIVE_UP_AFTER)
+        longest = max((one.part.kill_after for one in self._running), default=0.0)
+        self._enter("failed", longest + GIVE_UP_AFTER)
 
     def _signalled(self, number: signal.Signals) -> None:
         if number not in FORWARDED or self._phase == "killed":
             return
         self._interrupts += number == signal.SIGINT
-        self._stop_signal = self._stop_signal or number
+        if self._stop_signal is None or self._recalled:
+            self._stop_signal, self._recalled = number, False
         if self._interrupts > 1 or (self._phase == "failed" and self._interrupts):
             self._kill_all(f"interrupted; killed {self._names()}")
         elif self._pending:  # there is no training to stop yet
-            self._obeyed = 128 + ORDERS[FORWARDED[number]]
+            self._obeyed = True
             self._end_all()
         elif self._phase == "closing":
             self._end_all()
         elif self._phase in ("running", "stopping"):
-            self._send(FORWARDED[number], [one for one in self._running if one.part.role == "rank"])
-            if self._phase == "running":
-                self._enter("stopping", self._limits.grace)
+            self._stop(number)
+
+    def _stop(self, number: signal.Signals) -> None:
+        """Lets the ranks save a checkpoint and end."""
+        self._stop_signal = self._stop_signal or number
+        trained = [one for one in self._running if one.part.trains]
+        for one in trained:
+            one.send(one.part.order(FORWARDED[number]))
+        self._repeat_at = time.monotonic() + REPEAT
+        if self._phase == "running":
+            self._enter("stopping", self._limits.grace)
+
+    def _order(self, parts: Sequence[RunningPart]) -> None:
+        self._send("USR1", parts)
+        self._repeat_at = time.monotonic() + REPEAT
 
     def _too_late(self) -> None:
         """Acts on the end of a phase's time limit."""
         if self._phase == "stopping":
             assert self._stop_signal is not None
             seconds = f"{self._limits.grace:g} s after {self._stop_signal.name}"
-            self._kill_all(f"{self._names('rank')} had not ended {seconds}; killed")
+            self._kill_all(f"{self._names(training=True)} had not ended {seconds}; killed")
         elif self._phase == "closing":
             self._say(f"{self._names()} had not ended {self._limits.servers:g} s after the last rank; ended")
             self._end_all()
@@ -367,8 +413,8 @@ class Run:
         for one in parts:
             one.send(order)
 
-    def _names(self, role: str = "") -> str:
-        return ", ".join(one.part.name for one in self._running if one.part.role.startswith(role))
+    def _names(self, training: bool = False) -> str:
+        return ", ".join(one.part.name for one in self._running if one.part.trains or not training)
 
     def _abandon(self) -> None:
         """Kills what is left after an error of the launcher's own."""
@@ -380,13 +426,17 @@ class Run:
                 one.process.wait(max(0.0, deadline - time.monotonic()))
             one.kill_supervisor()
 
-    def _conclude(self) -> int:
+    def _conclude(self) -> Outcome:
         if self._culprit is not None:
-            self._say(f"{self._culprit.describe(self._access.here)}; ended the run")
-            return self._culprit.exit_code
-        if self._stop_signal is not None:
-            code = self._obeyed or (128 + self._stop_signal if self._phase == "killed" else 0)
-            name = self._stop_signal.name
-            self._say(f"stopped by {name}" if code else f"{name} came after the ranks' last step")
-            return code
-        return 0
+            failure = self._culprit.failure(self._access.here)
+            self._say(f"{failure.how}; ended the run")
+            return Outcome(failure.code, failure, None if self._recalled else self._stop_signal)
+        if self._stop_signal is None:
+            return Outcome(0)
+        number = self._stop_signal
+        code = 128 + (signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+        code = code if self._obeyed else 128 + number if self._phase == "killed" else 0
+        if self._recalled:
+            return Outcome(code, recalled=True)
+        self._say(f"stopped by {number.name}" if code else f"{number.name} came after the ranks' last step")
+        return Outcome(code, stopped_by=number)

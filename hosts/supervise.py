@@ -2,14 +2,15 @@
 
     python hosts/supervise.py --token WORD -- COMMAND...
 
-hosts/launch_byteps.py starts every part under this program, here and, through ssh, on other hosts. Standard
+hosts/launch.py starts every part under this program, here and, through ssh, on other hosts. Standard
 input is the launcher's line: each line is a signal's name for the part (TERM, INT, USR1, KILL), or END:
 SIGTERM now and SIGKILL after `--grace` seconds. When standard input closes, because the launcher or the
 connection is gone, that means END, too. If this program dies, the kernel kills the part.
 
 The part has a session of its own (a Ctrl-C at the launcher's terminal does not reach it directly) and no
-standard input; what it has started is killed when it ends. A part that a signal has stopped (state T) for
-`--stopped_timeout` seconds is killed: it would keep all others waiting.
+standard input; what it has started is killed when it ends, and each `--folder`, made for it, is removed. A
+part that a signal has stopped (state T) for `--stopped_timeout` seconds is killed: it would keep all others
+waiting.
 
 Reports for the launcher are lines on standard error that contain the token: `connected`, and at the end one
 of `exit CODE`, `signal NUMBER`, `stopped SECONDS`, `failed REASON` (it could not be started). Exits with the
@@ -44,12 +45,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     report = _Report(args.token)
     report("connected")
     try:
+        for folder in args.folder:
+            os.mkdir(folder, 0o700)
         part = _start(args.command, libc)
     except OSError as error:
-        report(f"failed {error.strerror}: {args.command[0]}")
+        _remove(args.folder)
+        report(f"failed {error.strerror}: {error.filename or args.command[0]}")
         return 127
     stopped = _watch(part, wakeup, args.stopped_timeout, args.grace)
     _kill_descendants(part.pid)
+    _remove(args.folder)
     if stopped is not None:
         report(f"stopped {stopped:.1f}")
         return 128 + signal.SIGSTOP
@@ -61,12 +66,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Runs one part of a run for hosts/launch_byteps.py.")
+    parser = argparse.ArgumentParser(description="Runs one part of a run for hosts/launch.py.")
     parser.add_argument("--token", required=True)
     parser.add_argument("--stopped_timeout", type=float, default=60.0)
     parser.add_argument("--grace", type=float, default=5.0)
+    parser.add_argument("--folder", action="append", default=[], metavar="DIR")
     parser.add_argument("command", nargs="+")
     return parser
+
+
+def _remove(folders: Sequence[str]) -> None:
+    if folders:
+        from shutil import rmtree  # a seldom need; every rank of BytePS starts this program
+
+        for folder in folders:
+            rmtree(folder, ignore_errors=True)
 
 
 def _wake_on_signals() -> int:

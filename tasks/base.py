@@ -97,8 +97,9 @@ class Task(Protocol):
         """The denominators of these batches together, in their order."""
 
     def normalisers(self, counts: Sequence[float]) -> tuple[float, ...]:
-        """Divisors of a step's losses, from its `count` on this rank: the network's last inputs are the loss
-        scale over each of them, so that micro-batches add up to the gradient of one large batch."""
+        """Divisors of a step's losses, from its `count` as a mean over the ranks: the network's last inputs
+        are the loss scale over each of them, so that micro-batches add up to the gradient of one large
+        batch."""
 
     def flops(self, batch: Any, size: Size, operators: str) -> int:
         """Floating-point operations of a forward pass over a batch, as bert.flops counts them."""

@@ -30,7 +30,7 @@ from comparison.options import parse_options as parse_comparison
 from data import convert_npz, embedded, inspect, prepare, train_vocab
 from data.classification import embedded as embedded_pairs
 from data.questions import cloze, score
-from hosts import launch_byteps
+from hosts import launch
 from tests.processes import run_command
 from training import profile
 from training.options import parse_options
@@ -88,7 +88,7 @@ COMMANDS: dict[str, Command] = {
     "convert.py": Command(("convert.py",), convert.parse),
     "predict.py": Command(("predict.py",), predict.parse),
     "results.py": Command(("results.py",), results.parse_options),
-    "hosts/launch_byteps.py": Command(("hosts/launch_byteps.py",), launch_byteps.main),
+    "hosts/launch.py": Command(("hosts/launch.py",), launch.main),
     "data.prepare": Command(("-m", "data.prepare"), prepare.parse),
     "data.train_vocab": Command(("-m", "data.train_vocab"), train_vocab.main),
     "data.inspect": Command(("-m", "data.inspect"), inspect.main),

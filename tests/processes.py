@@ -270,7 +270,7 @@ class Run:
         return True
 
     def _rank_output(self, rank: int) -> RankOutput:
-        # mpirun writes <dir>/<job>/rank.<r>/stdout, horovodrun and launch_byteps.py <dir>/rank.<r>/stdout.
+        # mpirun writes <dir>/<job>/rank.<r>/stdout, horovodrun and launch.py <dir>/rank.<r>/stdout.
         # The first two pad r with zeros, and horovodrun puts "[r]<stdout>:" before every line.
         texts = {}
         for name in ("stdout", "stderr"):
@@ -319,7 +319,7 @@ def start_ranks(
 
     `script_or_code`: a script's path, or source text (anything with a line break).
     `launcher`: "mpirun" (Open MPI), "launch" (mpirun under hosts/launch.py), "gloo" (horovodrun --gloo),
-    "byteps" (hosts/launch_byteps.py, with one server and a scheduler unless there is only one worker) or
+    "byteps" (hosts/launch.py, with one server and a scheduler unless there is only one worker) or
     "none" (num_ranks must be 1; no launcher).
     `launcher_args`: more arguments for the launcher, e.g. a host file. `prefix`: words before the launcher.
     `local_ranks`: ranks of a BytePS worker; all workers run on this machine unless `launcher_args` have a
@@ -375,6 +375,11 @@ def python_3_8() -> str | None:
     return str(installed[0]) if installed else None
 
 
+def environ_of(pid: int) -> list[str]:
+    """`NAME=VALUE` for each variable that a process was started with; empty if it is gone."""
+    return _read_words(pid, "environ")
+
+
 def wait_for_file(path: str | Path, timeout: float = 90.0, text: str = "", run: Run | None = None) -> None:
     """Wait until `path` exists and contains `text`; AssertionError at the time limit, and as soon as `run`,
     which should write it, has ended."""
@@ -402,7 +407,8 @@ def _launcher_words(launcher: str, num_ranks: int, output: Path) -> list[str]:
         words = [sys.executable, str(ROOT / "hosts" / "launch.py"), "--backend", "hvd"]
         return [*words, "--max_restarts", "0", "--log_dir", str(output)]
     if launcher == "byteps":
-        words = [sys.executable, str(ROOT / "hosts" / "launch_byteps.py")]
+        words = [sys.executable, str(ROOT / "hosts" / "launch.py"), "--backend", "byteps"]
+        words += ["--max_restarts", "0"]
         return [*words, "--log_dir", str(output)]
     if launcher == "none" and num_ranks == 1:
         return []

@@ -127,7 +127,7 @@ def test_more_ranks_than_its_arithmetic_has_cores_for(environment, tmp_path):
 
 def test_two_workers_as_somebody_types_them(environment, tmp_path):
     """No variable but those that docs/byteps.md asks for: no traceback, nobody waits, and a rank has as many
-    threads as under hosts/launch_byteps.py."""
+    threads as under hosts/launch.py."""
     leave_ranks_unbound(environment[0])
     shared = {"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "127.0.0.1"}
     shared.update(DMLC_PS_ROOT_PORT=str(free_port()), DMLC_NODE_HOST="127.0.0.1")

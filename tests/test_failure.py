@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import ROOT, run_ranks, start_ranks
+from tests.processes import ROOT, environ_of, run_ranks, start_ranks
 from training.checkpoint import list_steps, newest_complete
 
 SCRIPTS = {
@@ -55,7 +55,7 @@ def arguments(corpus, directory, **changes) -> list[str]:
 def start(launcher, args):
     options = {}
     if launcher == "byteps":
-        # hosts/launch_byteps.py also finds stopped parts, on its own; here the ranks shall.
+        # hosts/launch.py also finds stopped parts, on its own; here the ranks shall.
         options["launcher_args"] = ["--stopped_timeout", 1000]
     return start_ranks(SCRIPTS[launcher], 2, launcher, timeout=150, args=args, grace=15, **options)
 
@@ -74,13 +74,6 @@ def find(run, launcher, who) -> int:
             return pids[0]
         time.sleep(0.02)
     raise AssertionError(run.wait().describe())
-
-
-def environ_of(pid) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace").split("\0")
-    except OSError:
-        return []
 
 
 def wait_for_joining(run, launcher, who) -> None:
@@ -174,7 +167,7 @@ def test_every_process_ends_and_the_checkpoint_is_good(launcher, who, how, when,
     # Who is missing is said by another rank, or by the launcher, which also knows how its parts have ended.
     named = who if isinstance(who, str) else f"rank {who}"
     reasons = [line for line in result.stderr.splitlines() if "error: " in line or "mpirun noticed" in line]
-    reasons += [line for line in result.stderr.splitlines() if line.startswith("launch_byteps: ")]
+    reasons += [line for line in result.stderr.splitlines() if line.startswith("launch: ")]
     assert any(named in line for line in reasons), result.describe()
     assert "Traceback" not in "".join(rank.stderr for rank in result.ranks), result.describe()
     if how == STOP:

@@ -444,7 +444,7 @@ def test_mpirun_runs_the_printed_command(tmp_path):
 
 
 def byteps_blocks(*args, capsys) -> list[str]:
-    """Output of --launch byteps: launch_byteps.py's command, then the roles' by hand."""
+    """Output of --launch byteps: launch.py's command, then the roles' by hand."""
     code, out, err = run("--launch byteps", *args, capsys=capsys)
     assert code == 0, err
     easy, by_hand = out.rstrip("\n").split("\n\n")
@@ -456,7 +456,8 @@ def test_byteps_commands_of_32_gpus(capsys, monkeypatch):
     args = "--num_gpus 32 --tokens_per_gpu 8192 --hostfile hosts/4x_p3dn"
     easy, by_hand = byteps_blocks(*shlex.split(args), capsys=capsys)
     command = split(easy)
-    assert command[:4] == ["python", "hosts/launch_byteps.py", "--hostfile", "hosts/4x_p3dn"]
+    assert command[:4] == ["python", "hosts/launch.py", "--backend", "byteps"]
+    assert command[4:6] == ["--hostfile", "hosts/4x_p3dn"]
     cut = command.index("--")
     assert "MXNET_SAFE_ACCUMULATION=1" in command[:cut]
     assert command[cut + 1 : cut + 3] == ["python", "run_pretraining_byteps.py"]
@@ -539,7 +540,7 @@ BYTEPS_SCRIPT = (
 
 
 @pytest.mark.skipif(shutil.which(BPSLAUNCH) is None, reason="needs BytePS")
-@pytest.mark.parametrize("way", ["launch_byteps.py", "bpslaunch"])
+@pytest.mark.parametrize("way", ["launch.py", "bpslaunch"])
 @pytest.mark.parametrize("own", [[], ["--data", "it's *.txt,$HOME", "--vocab=a b"]], ids=["DATA", "own"])
 def test_byteps_commands_run_as_printed(way, own, capsys, tmp_path, monkeypatch):
     """The whole command, with a script that writes down what reached it on each of two local ranks."""
@@ -551,13 +552,11 @@ def test_byteps_commands_run_as_printed(way, own, capsys, tmp_path, monkeypatch)
     easy, by_hand = byteps_blocks(*args, *(["--", *own] if own else []), capsys=capsys)
     env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     if not own:
-        result = run_command(
-            ["sh", "-c", easy if way == "launch_byteps.py" else by_hand], cwd=tmp_path, env=env
-        )
+        result = run_command(["sh", "-c", easy if way == "launch.py" else by_hand], cwd=tmp_path, env=env)
         assert result.returncode != 0 and "DATA" in result.stderr
         assert not (tmp_path / "rank0").exists()
         env["DATA"] = '*.txt,/it\'s a "b"/*'
-    text = easy if way == "launch_byteps.py" else by_hand
+    text = easy if way == "launch.py" else by_hand
     run_command(["sh", "-c", text], cwd=tmp_path, env=env, timeout=60).check()
     for rank in ("0", "1"):
         argv, environment = json.loads((tmp_path / f"rank{rank}").read_text())
@@ -596,7 +595,7 @@ def run_as_pasted(text: str, folder: Path):
 
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI's mpirun")
-@pytest.mark.parametrize("way", ["mpirun", "launch_byteps.py", "bpslaunch"])
+@pytest.mark.parametrize("way", ["mpirun", "launch.py", "bpslaunch"])
 def test_commands_for_this_machine_train_where_they_are_pasted(way, folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     launcher = "hvd" if way == "mpirun" else "byteps"

@@ -52,10 +52,10 @@ def test_both_backends_take_steps_of_as_many_examples():
         output = make("--dry-run", f"BACKEND={backend}").check().stdout
         batches = [int(words[words.index("--batch_size") + 1]) for words in finetunings(output)]
         assert [batch * processes for batch in batches] == [8, 8]
-        assert output.count("launch_byteps.py") == (3 if backend == "byteps" else 0)
+        assert output.count("launch.py") == (3 if backend == "byteps" else 0)
 
 
-@pytest.mark.parametrize("backend, launcher", [("hvd", "mpirun"), ("byteps", "launch_byteps.py")])
+@pytest.mark.parametrize("backend, launcher", [("hvd", "mpirun"), ("byteps", "launch.py")])
 def test_real_files_take_the_usual_settings(tmp_path, backend, launcher):
     output = make("--dry-run", "SQUAD=a.json,b.json", f"BACKEND={backend}", "ARGS=--version_2").check().stdout
     (words,) = finetunings(output)

@@ -233,7 +233,7 @@ def test_hparams(command):
         printed = [line for line in result.stdout.splitlines() if not line.startswith("#")]
         launches = "\n".join(printed).replace("\\\n", " ").strip().split("\n\n")
         byteps = "byteps" in command.words
-        assert launches[0].startswith("python hosts/launch_byteps.py " if byteps else "mpirun ")
+        assert launches[0].startswith("python hosts/launch.py " if byteps else "mpirun ")
         for launch in launches[
             :: 2 if byteps else 1
         ]:  # for BytePS, every second block is for starting by hand
@@ -279,9 +279,10 @@ def test_command_lines_of_the_script_parse(command, tmp_path, monkeypatch):
         assert parse_options(options, "").lr == 3e-3
     assert before[-1].endswith("python")
     if len(before) > 1:
-        if SCRIPTS[1] in command.words:
-            assert before[1:3] == ["hosts/launch_byteps.py", "--hostfile"] and before[-2] == "--"
-            assert (ROOT / before[3]).exists()
+        if "hosts/launch.py" in before:
+            backend = "byteps" if SCRIPTS[1] in command.words else "hvd"
+            assert before[1:5] == ["hosts/launch.py", "--backend", backend, "--hostfile"]
+            assert before[-2] == "--" and (ROOT / before[5]).exists()
         else:
             assert before[0] in ("mpirun", ".venv/bin/horovodrun")
             assert int(before[before.index("-np") + 1]) >= 1
@@ -563,7 +564,7 @@ def test_options_named_in_the_text_exist(guide, helps):
 def helps_of() -> dict[str, str]:
     """What each command says of its options."""
     modules = [f"-m {name}" for name in DATA_COMMANDS]
-    modules += [SCRIPT, "hparams.py", "hosts/launch_byteps.py", "-m bench.step", "-m bench.threads"]
+    modules += [SCRIPT, "hparams.py", "hosts/launch.py", "-m bench.step", "-m bench.threads"]
     modules += ["-m bench.optimizer", "-m bench.bfloat16", "-m training.profile", "compare.py"]
     modules += ["convert.py", "predict.py", "results.py", "finetune_squad.py", "finetune_classifier.py"]
     return {each: run_command([sys.executable, *each.split(), "--help"]).check().stdout for each in modules}

@@ -2,14 +2,62 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import signal
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.embedded import built_once
-from tests.killing import END, FIRST, Job, job, kill_and_resume, metrics
+from tests.killing import (
+    END,
+    FIRST,
+    MOMENTS,
+    SCRIPTS,
+    SECONDS,
+    Job,
+    differences,
+    job,
+    kill_and_resume,
+    metrics,
+)
+from tests.processes import ROOT, Run, RunResult, environ_of, start_command
 from training.checkpoint import list_steps, read_manifest
+
+
+def launched(work: Job, directory: Path, hosts: str) -> Run:
+    """Starts a run under hosts/launch.py."""
+    hostfile = directory / "hosts"
+    hostfile.write_text(hosts, "ascii")
+    words = ["--hostfile", hostfile, "--backend", work.backend, "--backoff", "0.1"]
+    script = [ROOT / SCRIPTS[work.backend], *work.words, "--ckpt_dir", directory]
+    return start_command(
+        [sys.executable, ROOT / "hosts" / "launch.py", *words, "--", *script], timeout=SECONDS
+    )
+
+
+def kill_rank_1(run: Run, directory: Path, moment: str, **variables: object) -> None:
+    wanted = {f"{name}={value}" for name, value in variables.items()}
+    while not MOMENTS[moment](directory):
+        assert run.poll() is None, run.wait().describe()
+        time.sleep(0.0005)
+    ranks = [pid for name in SCRIPTS.values() for pid in run.find(name)]
+    (pid,) = (pid for pid in ranks if wanted <= set(environ_of(pid)))
+    os.kill(pid, signal.SIGKILL)
+
+
+def check_restart(result: RunResult, directory: Path, step: int) -> None:
+    """One restart was made and noted; it went on after `step`, and left no half file."""
+    (record,) = map(json.loads, (directory / "restarts.jsonl").read_text("utf-8").splitlines())
+    assert (record["failed"], record["code"], record["step"]) == ("rank 1", 137, step), record
+    assert record["hosts"] == ["localhost"] and record["reason"] == "failure" and record["lost_s"] < 60
+    assert f"launch: restart 1 at {record['time']}" in result.stderr, result.describe()
+    assert f"continuing after step {step}" in result.stdout
+    assert not list(directory.glob("*.tmp-*"))
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +98,28 @@ def test_two_stages_on_two_ranks(whole):
     assert all(math.isfinite(each["mlm_loss"]) for each in lines if "lr" in each)
 
 
-@pytest.mark.parametrize("moment", ["its end is saved", "stage 2 is evaluated before its first step"])
-def test_killed_at_the_boundary_and_resumed(moment, horovod, whole, tmp_path):
-    outcome = kill_and_resume(horovod, tmp_path, moment, whole)
+def test_killed_at_the_boundary_and_resumed(horovod, whole, tmp_path):
+    outcome = kill_and_resume(horovod, tmp_path, "stage 2 is evaluated before its first step", whole)
     assert outcome.newest == FIRST and outcome.differences == []
 
 
+def test_a_rank_is_killed_and_the_launcher_starts_the_run_again(horovod, whole, tmp_path):
+    """At the boundary, on two Horovod processes: the end has the bits of the undisturbed run."""
+    with launched(horovod, tmp_path, "localhost slots=2\n") as run:
+        kill_rank_1(run, tmp_path, "its end is saved", OMPI_COMM_WORLD_RANK=1)
+        result = run.wait().check()
+    assert differences(tmp_path, whole) == []
+    check_restart(result, tmp_path, FIRST)
+
+
 def test_over_byteps_it_is_the_same_training(text, whole, tmp_path):
-    """Names are declared in stage 1, and serve the arrays of stage 2; two ranks' sums have the same bits."""
-    with job("byteps", 2, text).start(tmp_path) as run:
-        run.wait().check()
+    """Names are declared in stage 1, and serve the arrays of stage 2; two ranks' sums have the same bits. A
+    worker is killed in stage 2, and the launcher starts the run again."""
+    with launched(job("byteps", 2, text), tmp_path, "localhost slots=1\n" * 2) as run:
+        kill_rank_1(run, tmp_path, "its first checkpoint is saved", DMLC_WORKER_ID=1, DMLC_ROLE="worker")
+        result = run.wait().check()
+    check_restart(result, tmp_path, FIRST + 3)
+    assert differences(tmp_path, whole) == []
     of_horovod = [each for each in metrics(whole) if "lr" in each]
     of_byteps = [each for each in metrics(tmp_path) if "lr" in each]
     assert [each["stage"] for each in of_byteps] == [each["stage"] for each in of_horovod]

@@ -10,12 +10,14 @@ initial             parameters to begin with, compared with the run's
 saved_vocabulary    the vocabulary beside the checkpoints
 own_checkpoints     the checkpoints of the run's own directory
 budget              hours instead of steps
+deadline            the end of a run's time on its machine
 plan                steps, learning rate and warmup: given, or the paper's
 feed                micro-batches of this rank
 run_inputs          what a run reads: its data, plan and feeds, by an interface
 inputs              pretraining's, checked before MXNet is imported
 finetuning/         fine-tuning's, with its options and its plan
 estimate            memory of a run, compared with what is there
+stopping            signals, from the first moment to the last step
 entry               exceptions to one line and an exit code
 exchange            values of one rank for all
 agreement           the ranks have the same options, data and code
@@ -35,6 +37,7 @@ results/            results.json, and many runs with one option different
 checkpoint_facts    entries of a manifest, checked
 states_file         optimizer states in a file, checked before they are believed
 checkpoint          three files a checkpoint, complete or not there
+saving              the state copied, and written by a thread
 last_good           the checkpoint to go back to when gradients are not finite
 pretrained          weights of a checkpoint, or of any other file
 pretrained_options  what a command line adds to them

@@ -35,6 +35,7 @@ from training.checkpoint_facts import check_facts
 from training.states_file import check_states, open_states
 
 FORMAT = 1
+_BLOCK = 1 << 20  # bytes written at once
 PARAMS, STATES, MANIFEST = ".params", ".states.npz", ".json"
 _MOST_MANIFEST = 16 << 20  # bytes; options are kilobytes
 LIBRARIES = ("numpy", "mxnet", "gluonnlp", "horovod", "byteps")
@@ -100,14 +101,15 @@ def save(
             # All is on the disk when the stack unwinds and each file gets its name: states, parameters and,
             # last, the manifest.
             manifest_file = stack.enter_context(replacing(_path(ckpt_dir, step, MANIFEST)))
-            params_file = stack.enter_context(replacing(_path(ckpt_dir, step, PARAMS)))
-            states_file = stack.enter_context(replacing(_path(ckpt_dir, step, STATES)))
+            params_file = _Summed(stack.enter_context(replacing(_path(ckpt_dir, step, PARAMS))))
+            states_file = _Summed(stack.enter_context(replacing(_path(ckpt_dir, step, STATES))))
             write_params(params_file, parameters)
             _write_states(states_file, states)
-            manifest["files"] = {PARAMS: _sync(params_file), STATES: _sync(states_file)}
+            manifest["files"] = {PARAMS: params_file.sync(), STATES: states_file.sync()}
             complete = {**manifest, "sha256": _checksum(manifest)}
             manifest_file.write(json.dumps(complete, indent=1, sort_keys=True).encode() + b"\n")
-            _sync(manifest_file)
+            manifest_file.flush()
+            os.fsync(manifest_file.fileno())
             _withdraw_other(ckpt_dir, step, manifest["files"])
     except OSError as error:
         kept = [other for other in list_steps(ckpt_dir) if other != step]
@@ -250,20 +252,50 @@ def _steps_with(ckpt_dir: str, extension: str) -> list[int]:
     return sorted(int(match[1]) for match in map(pattern.fullmatch, names) if match)
 
 
-def _write_states(file: IO[bytes], states: Mapping[str, Any]) -> None:
+class _Summed:
+    """A file that is written from its beginning to its end, with the SHA-256 of what was written.
+
+    A block is small enough to be in the processor's cache for all that is done with it: a file's bytes go
+    through memory once. (`zipfile` writes to what cannot seek, as this, without going back.)
+    """
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+        self._digest = hashlib.sha256()
+        self._size = 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), _BLOCK):
+            block = view[start : start + _BLOCK]
+            self._digest.update(block)
+            self._file.write(block)
+        self._size += len(view)
+        return len(view)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def sync(self) -> dict[str, Any]:
+        """Brings what was written to the disk, and describes it as the manifest does."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return {"size": self._size, "sha256": self._digest.hexdigest()}
+
+
+def _write_states(file: _Summed, states: Mapping[str, Any]) -> None:
     """An uncompressed .npz, array by array (np.savez would need all of them in memory at once)."""
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:  # type: ignore[call-overload]
         for name, source in states.items():
+            array = np.asarray(to_numpy(source), order="C")
+            if array.dtype.hasobject:
+                raise ValueError(f"{name}: objects cannot be saved")
             # ZipInfo's constant date makes equal states equal files.
             with archive.open(zipfile.ZipInfo(name + ".npy"), "w", force_zip64=True) as entry:
-                np.lib.format.write_array(entry, to_numpy(source), allow_pickle=False)
-
-
-def _sync(file: IO[bytes]) -> dict[str, Any]:
-    """Bring what was written to the disk and describe it as the manifest does."""
-    file.flush()
-    os.fsync(file.fileno())
-    return {"size": os.path.getsize(file.name), "sha256": sha256_of(file.name)}
+                np.lib.format.write_array_header_1_0(entry, np.lib.format.header_data_from_array_1_0(array))
+                elements = array.reshape(-1).view(np.uint8).data
+                for start in range(0, len(elements), _BLOCK):
+                    entry.write(elements[start : start + _BLOCK])
 
 
 def _manifest(step: int, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from base.errors import InputError
 from bert.config_file import read_config_file
 from bert.configuration import DROPOUT, INITIAL_STDEV, BertConfig, named_config
 from data.options import DataConfig, data_config
+from training.deadline import DeadlineConfig
 from training.pairs import StageOptions
 from training.start_options import StartConfig
 
@@ -45,13 +46,23 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """Sequences of a step: `batch_size` of a process and micro-batch, in tokens with `use_avg_len`."""
+    """Sequences of a step: `batch_size` of a process and micro-batch, in tokens with `use_avg_len`.
+
+    `processes`: those that `accumulate` counts for. It is not an option: the run's start says it
+    (training.start.processes_to_count).
+    """
 
     batch_size: int
     use_avg_len: bool
     accumulate: int
     batch_size_eval: int
     max_predictions_per_seq: int | None
+    processes: int = 1
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a step, over all processes."""
+        return self.accumulate * self.processes
 
 
 @dataclass(frozen=True)
@@ -114,6 +125,7 @@ class RunConfig:
     report: ReportConfig
     options: Mapping[str, Any]
     given: Mapping[str, Any]
+    deadline: DeadlineConfig = DeadlineConfig()
 
     @property
     def trains(self) -> bool:
@@ -145,6 +157,7 @@ def stage_config(given: StageOptions) -> RunConfig:
         _part(ReportConfig, options),
         vars(options),
         vars(given.given),
+        _part(DeadlineConfig, options),
     )
 
 

@@ -11,18 +11,26 @@ from typing import Callable, NoReturn
 from base.errors import InputError, TrainingError
 from base.launchers import launched_rank
 from comm.base import CommunicationError, abort
+from training.stopping import Stopped, leave_at_signals
 
 PATIENCE = 2.0  # seconds that other ranks leave to rank 0 to say the same thing first
 
 
-def exit_code(main: Callable[[], int]) -> int:
+def exit_code(main: Callable[[], int], leaves: bool = False) -> int:
     """Runs a script: 2 for bad input, 1 for a failure, else what `main` returns.
 
     A rank that fails leaves at once: the others may be waiting for it in a collective, and the launcher ends
-    them.
+    them. `leaves`: for a program that trains, signals are obeyed from the beginning on
+    (`training.stopping.leave_at_signals`).
     """
+    if leaves:
+        leave_at_signals()
     try:
         return main()
+    except Stopped as stopped:
+        if launched_rank(os.environ) == 0:
+            print(f"stopped by {stopped}: nothing to save", file=sys.stderr, flush=True)
+        abort(stopped.code)
     except InputError as error:
         _fail(str(error), 2)
     except (TrainingError, CommunicationError) as error:

@@ -18,7 +18,8 @@ class Feed(Protocol):
     # Of the training text (data.store.entropy); on rank 0, where the text is known.
     context_free_loss: float | None
     content: str  # fingerprint of all that is read, the same on every rank; empty where that is known before
-    position: int  # after the batch taken last, for a checkpoint
+    micro_batches: int  # of this rank in a step
+    position: int  # after the step whose batches were taken last, for a checkpoint
     waited: float  # seconds that __next__ has taken so far: the loop stood still for want of data
 
     def seek(self, position: int) -> None:
@@ -36,8 +37,9 @@ class DummyFeed:
     context_free_loss: float | None = None
     content = ""
 
-    def __init__(self, batch: Any):
+    def __init__(self, batch: Any, micro_batches: int = 1):
         self._batch = batch
+        self.micro_batches = micro_batches
         self.position = 0
         self.waited = 0.0
 
@@ -53,7 +55,10 @@ class DummyFeed:
 
 
 class Batches(Protocol):
-    """Batches without end, from any position on."""
+    """Batches without end, from any position on; `micro_batches` of this rank in a step."""
+
+    @property
+    def micro_batches(self) -> int: ...
 
     def seek(self, position: int) -> None:
         """Continues at a position."""
@@ -72,6 +77,7 @@ class FileFeed:
         self._num_workers = num_workers
         self.context_free_loss = context_free
         self.content = content
+        self.micro_batches = batches.micro_batches
         self.position = 0
         self.waited = 0.0
         self._ahead: Prefetcher[tuple[int, Any]] | None = None

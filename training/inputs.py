@@ -28,6 +28,7 @@ from data.opening import (
 )
 from data.options import MAX_POSITIONS, DataConfig, MaskingConfig
 from data.pretraining.batches import PretrainingBatches, dummy_batch, evaluation_batches
+from data.sharing import Share
 from data.store.entropy import context_free_loss, unigram_entropy
 from data.tokenizing.vocab import Vocabulary
 from lamb_paper import STAGE_LENGTHS
@@ -129,10 +130,12 @@ class Inputs:
     ) -> Feed | None:
         """This rank's share of --data, or random tokens with --dummy_data_len; None without either."""
         batch, length = config.batch, config.data.dummy_data_len
+        share = Share(communicator.rank, communicator.size, batch.micro_batches).check()
         if length:
             rows = max(1, batch.batch_size // length) if batch.use_avg_len else batch.batch_size
             rng = np.random.default_rng([seed, communicator.rank])
-            return DummyFeed(dummy_batch(rows, length, plan.max_predictions_per_seq, self.vocab_size, rng))
+            made = dummy_batch(rows, length, plan.max_predictions_per_seq, self.vocab_size, rng)
+            return DummyFeed(made, len(share.own))
         if not self.train.kind:
             return None
         opened = open_source(self, self.train, communicator)
@@ -144,7 +147,7 @@ class Inputs:
                 f"training text: {store.num_documents:,} documents, {store.num_sentences:,} sentences,"
                 f" {store.num_tokens:,} tokens, unigram entropy {unigram_entropy(store):.2f} nats"
             )
-        batches = PretrainingBatches(source, self.config.batching, seed, communicator.rank, communicator.size)
+        batches = PretrainingBatches(source, self.config.batching, seed, share)
         shapes = ", ".join(f"{rows}x{length}" for rows, length in batches.shapes)
         reporter.note(f"batches of a process (sequences x tokens): {shapes}")
         content = fingerprint_of_store(opened.manifest)

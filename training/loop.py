@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import signal
+import os
 import time
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Sequence
 
 import mxnet as mx
 import numpy as np
 
+from base.errors import RUN_AGAIN
 from bert.flops import BACKWARD, size_of
 from comm.base import Communicator
 from tasks.base import Floors
 from training.budget import Budget
+from training.deadline import EVALUATION, SAVE, SAVED_BYTES, STEP, Deadline, began, end_of_time
 from training.exchange import broadcast_json
 from training.last_good import LastGood
 from training.metrics import Totals, figures, finite_or_none
@@ -22,6 +23,7 @@ from training.report import Ending, read_metrics, summarize
 from training.run_inputs import Part
 from training.start import Start
 from training.step import StepResult, StepSettings, TrainStep, dropout_seed
+from training.stopping import StopRequest
 from training.utilisation import find_peak
 
 if TYPE_CHECKING:
@@ -39,9 +41,9 @@ class Loop:
         self.feed = run.feed
         self.step = run.start.step
         self.settings = StepSettings(
-            config.batch.accumulate,
+            run.feed.micro_batches,
             config.optimization.clip_norm,
-            lambda step: dropout_seed(run.seed, step, communicator.rank),
+            lambda step, number: dropout_seed(run.seed, step, communicator.rank + communicator.size * number),
         )
         self.take_step = TrainStep(
             run.task, run.model.network, run.optimizer, run.scaler, communicator, self.settings
@@ -64,6 +66,12 @@ class Loop:
         self.clock = run.clock
         hours = config.optimization.budget_hours
         self.budget = Budget(hours, self.clock, communicator.rank == 0) if hours else None
+        end = end_of_time(config.deadline, os.environ, began()) if communicator.rank == 0 else None
+        parameters = sum(array.size for array in self.take_step.gradients)
+        self.deadline = Deadline(end, parameters * SAVED_BYTES)
+        self.in_time = True
+        self.step_begun = 0.0
+        self.save_s = 0.0  # that the newest save of which the deadline knows has taken
         self.steps_in_interval = 0
         self.last_good = LastGood(config.checkpoint.ckpt_dir, 0 if run.start.source else self.step)
         self.late = False  # whether a checkpoint waits for a step that is not skipped
@@ -72,7 +80,8 @@ class Loop:
         """Runs the loop; every rank calls it.
 
         Returns:
-            The exit code of the process: 0, 143 after SIGTERM or SIGUSR1, 130 after Ctrl-C.
+            The exit code of the process: 0, 75 when its time is up, 143 after SIGTERM or SIGUSR1, 130 after
+            Ctrl-C.
         """
         run = self.run
         keep_going = True
@@ -80,28 +89,36 @@ class Loop:
             run.start, Part(run.config, run.inputs), run.communicator
         ):
             run.evaluate(self.step)  # at stage 2's length, or because the run was killed before it
+        self.stop.listen()
         self.clock.begin()
-        while keep_going and not self._complete():
+        while keep_going and self.in_time and not self._complete():
             self.step += 1
             lr = run.plan.schedule(self.budget.ticks if self.budget else self.step - run.start.begun)
             result = self._take(lr)
             keep_going = result.keep_going
+            _, *of_budget, self.in_time = result.agreed
             if self.budget:
-                self.budget.take(result.agreed)
-            at_end = self._complete() or not keep_going
+                self.budget.take(of_budget)
+            at_end = self._complete() or not keep_going or not self.in_time
             if self.step % run.config.report.log_interval == 0 or at_end:
                 self._log(lr, result)
             planned = self.step % run.ckpt_interval == 0 or at_end
             if planned or self.late:
                 with self.clock:  # not training time
                     self._save(planned, at_end)
-                    if planned and keep_going:
+                    if planned and keep_going and self.in_time:
+                        begun = time.monotonic()
                         run.evaluate(self.step)
-        run.communicator.barrier()  # no rank ends while rank 0 still writes
+                        self.deadline.took(EVALUATION, time.monotonic() - begun)
+        # No rank ends while rank 0 still writes.
+        run.saver.check(run.communicator.all_agree([run.saver.finish()]) == [True])
         if not keep_going:
             where = f", from {self.last_good.newest or 'the beginning'}" if self.late else ""
             run.reporter.warn(f"stopped by a signal after step {self.step}; --resume continues{where}")
             return self.stop.exit_code or 143
+        if not self.in_time:
+            run.reporter.warn(f"time is up after step {self.step}; --resume continues")
+            return RUN_AGAIN
         if run.communicator.rank == 0:
             held_out = run.eval_feed.context_free_loss if run.eval_feed else None
             floors = Floors(self.feed.context_free_loss, held_out)
@@ -118,14 +135,15 @@ class Loop:
 
     def _take(self, lr: float) -> StepResult:
         run = self.run
+        self.step_begun = time.monotonic()
         self.trace.before_step()
         waited = self.feed.waited
         micro_batches = [next(self.feed) for _ in range(self.settings.accumulate)]
         waited = self.feed.waited - waited
-        also = self.budget.flags if self.budget else tuple
         keep_going = self.stop.exit_code is None
-        result = self.take_step(self.step, micro_batches, lr, keep_going, also)
+        result = self.take_step(self.step, micro_batches, lr, keep_going, self._flags)
         self.trace.after_step(micro_batches)
+        run.saver.check(result.agreed[0])
         run.skips.update(result.applied, self.step, self.last_good.sentence)
         good = self.last_good.stepped() if result.applied else None
         if good is not None:
@@ -139,6 +157,18 @@ class Loop:
             f" loss scale {run.scaler.scale:g}" + ("" if result.applied else ", not finite: skipped")
         )
         return result
+
+    def _flags(self) -> list[bool]:
+        """Flags to agree on: whether saving goes well, the budget's bits, whether there is time for another
+        step. The update that follows may change what is being saved: its copy is complete."""
+        saver = self.run.saver
+        sound = saver.sound()
+        if saver.seconds != self.save_s:
+            self.save_s = saver.seconds
+            self.deadline.took(SAVE, self.save_s)
+        self.deadline.took(STEP, time.monotonic() - self.step_begun)
+        budget = self.budget.flags() if self.budget else []
+        return [sound, *budget, self.deadline.allows(saves=self.step % self.run.ckpt_interval == 0)]
 
     def _log(self, lr: float, result: StepResult) -> None:
         run = self.run
@@ -207,31 +237,6 @@ def lacks_evaluation(start: Start, part: Part, communicator: Communicator) -> bo
             for line in read_metrics(config.checkpoint.ckpt_dir)
         )
     return bool(broadcast_json(lacking, communicator))
-
-
-class StopRequest:
-    """Turns signals into a wish that the loop reads between two steps; a second Ctrl-C interrupts at once.
-
-    SIGUSR1 means what SIGTERM means: mpirun passes it on to the ranks immediately, while a SIGTERM to mpirun
-    leaves them little time.
-    """
-
-    def __init__(self) -> None:
-        self.exit_code: int | None = None
-        self._listening = False
-
-    def listen(self) -> None:
-        """Takes the signals from now on; until then they end the process."""
-        if self._listening:
-            return
-        self._listening = True
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-            signal.signal(number, self._note)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.exit_code is not None:
-            raise KeyboardInterrupt
-        self.exit_code = 130 if number == signal.SIGINT else 143
 
 
 def exchanged_bytes(gradients: Sequence[mx.nd.NDArray], compression: str) -> int:

@@ -29,6 +29,7 @@ from bert.configuration import GELU_FORMS
 from comm.options import add_communication_options, communication_config
 from data.options import add_data_options, add_vocabulary_options, check_data_options
 from training.config import DEFAULT_MODEL, model_config
+from training.deadline import DeadlineConfig, add_deadline_options, check_deadline
 from training.optimizer.schedule import COOLDOWN_RATIO, DECAY_POWERS
 from training.options_file import OPTION, expand, given_file
 from training.pairs import StageOptions, accumulation, allow_pairs, options_of_stages
@@ -269,6 +270,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
         action="store_true",
         help="continue from the newest complete checkpoint in ckpt_dir, if any",
     )
+    add_deadline_options(add)
     add("--start_step", type=count, default=0, help="continue from the checkpoint of this step")
     add(
         "--log_interval",
@@ -343,6 +345,7 @@ def _check(options: argparse.Namespace) -> None:
     if options.num_steps and options.start_step > options.num_steps and not options.stages:
         raise InputError(f"--start_step {options.start_step} is beyond --num_steps {options.num_steps}")
     options.compression_k = communication_config(options).compression_k  # its default where it was left out
+    check_deadline(DeadlineConfig(options.max_hours, options.save_before), os.environ)
     check_data_options(options)
     check_start_options(options)
     options.ckpt_dir = os.path.expanduser(options.ckpt_dir)

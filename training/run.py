@@ -13,22 +13,22 @@ import mxnet as mx
 import numpy as np
 from gluonnlp.model.bert import BERTModel
 
-from base.errors import InputError, NotFiniteError
+from base.errors import RUN_AGAIN, InputError, NotFiniteError
 from bert.model import build_model, initialize, network_parameters, trained
 from bert.weights.bare_params import check_index
 from bert.weights.params_file import read_array, read_index
 from bert.weights.published import load_published
 from comm.base import Communicator
+from data.sharing import Share
 from tasks.base import Task
 from training.agreement import agree, describe
-from training.checkpoint import Checkpoint, prune, save
 from training.config import ModelConfig, RunConfig
 from training.device import choose_computing
 from training.evaluation import evaluate
 from training.feed import EvaluationFeed, Feed
 from training.held import held
 from training.initial import Initial
-from training.loop import Loop, StopRequest, lacks_evaluation
+from training.loop import Loop, lacks_evaluation
 from training.metrics import Stopwatch, finite_or_none
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler, LossScaler, SkipCounter, StaticScaler
@@ -41,9 +41,18 @@ from training.results.record import FINISHED, UNFINISHED
 from training.run_file import write_run_file
 from training.run_inputs import Part, RunInputs
 from training.saved_vocabulary import write_vocabulary
+from training.saving import Saver
 from training.stages import data_seed
-from training.start import Start, changed_options, find_start, position_to_continue, restore_states
+from training.start import (
+    Start,
+    changed_options,
+    find_start,
+    position_to_continue,
+    processes_to_count,
+    restore_states,
+)
 from training.start_options import OPTIMIZER, SCHEDULE
+from training.stopping import StopRequest
 
 
 def train(config: RunConfig, inputs: RunInputs, task: Task, communicator: Communicator) -> int:
@@ -61,12 +70,15 @@ def train_stages(
     launch has several runs.
 
     Returns:
-        The exit code of the process: 0, 143 after SIGTERM or SIGUSR1, 130 after Ctrl-C.
+        The exit code of the process: 0, 75 (run me again) when its time is up, 143 after SIGTERM or SIGUSR1,
+        130 after Ctrl-C.
 
     Raises:
         InputError: bad input that could not be identified before mxnet was imported.
         TrainingError: gradients that stay non-finite, a disk that is full.
     """
+    stop = stop or StopRequest()
+    stop.leave()
     if communicator.size > 1:
         computing = choose_computing(parts[0].config.model, communicator)
         agree({**describe(parts, communicator.size), **computing.description()}, communicator)
@@ -74,9 +86,7 @@ def train_stages(
         return _train_held(parts, task, communicator, stop)
 
 
-def _train_held(
-    parts: Sequence[Part], task: Task, communicator: Communicator, stop: StopRequest | None
-) -> int:
+def _train_held(parts: Sequence[Part], task: Task, communicator: Communicator, stop: StopRequest) -> int:
     """`train_stages` in a directory that no other run has."""
     (first, inputs), *others = parts
     if communicator.rank == 0 and inputs.trains:
@@ -87,14 +97,15 @@ def _train_held(
     elif others and start.stage == 2 and first.optimization.num_steps not in (None, start.begun):
         given = first.optimization.num_steps
         start.messages.append(f"--num_steps {given}: stage 1 has ended with step {start.begun}, and stays so")
-    stop = stop or StopRequest()
     remaining = [part for part in parts if (part.config.start.stage or 0) >= (start.stage or 0)]
     for part in remaining[1:]:
-        _check_ahead(part, remaining[0], communicator)
+        processes = processes_to_count(start, remaining[0].config, communicator.size)
+        _check_ahead(part, remaining[0], processes, communicator)
     code, end = _train_stage(remaining[0], start, task, communicator, stop)
     for config, inputs in remaining[1:]:
         if code:
             break
+        stop.leave()
         communicator.forget()
         gc.collect()  # a network is a circle of references
         part = Part(_after(config, end), inputs)
@@ -108,23 +119,26 @@ def _train_stage(
     """Trains one stage, or evaluates where there is nothing to train on. Returns the exit code, and the last
     step.
 
-    With a signal that comes after the last step of stage 1, stage 2 is left to --resume.
+    With a signal that comes after the last step of stage 1, or no time left, stage 2 is left to --resume.
     """
     with contextlib.ExitStack() as stack:
         run = open_run(part, start, task, communicator, stack)
         if run.feed is None:
             _evaluate_alone(run)
             return 0, start.step
-        stop.listen()
         with recording(run) as recorder:
             loop = Loop(run, stop)
             code = loop.to_the_end()
             more = part.config.start.stages == "both" and start.stage == 1
-            if code == 0 and more and communicator.all_agree([stop.exit_code is None]) != [True]:
-                run.reporter.warn(
-                    f"stopped by a signal at the end of stage 1, step {loop.step}; --resume begins stage 2"
-                )
-                code = stop.exit_code or 143
+            if code == 0 and more:
+                flags = [stop.exit_code is None, loop.deadline.allows(saves=True)]
+                keep_going, in_time = communicator.all_agree(flags)
+                if not (keep_going and in_time):
+                    why = "time is up" if keep_going else "stopped by a signal"
+                    run.reporter.warn(
+                        f"{why} at the end of stage 1, step {loop.step}; --resume begins stage 2"
+                    )
+                    code = RUN_AGAIN if keep_going else stop.exit_code or 143
             recorder.update(**figures_of(run), status=UNFINISHED if code or more else FINISHED)
         return code, loop.step
 
@@ -139,15 +153,16 @@ def _evaluate_alone(run: Run) -> None:
         recorder.update(**figures_of(run), status=FINISHED)
 
 
-def _check_ahead(part: Part, first: Part, communicator: Communicator) -> None:
+def _check_ahead(part: Part, first: Part, processes: int, communicator: Communicator) -> None:
     """Finds errors in a stage before the one in front of it takes days: in its plan, and in data of its own,
-    which is tokenized or converted into the cache. Every rank calls it.
+    which is tokenized or converted into the cache. Every rank calls it. `processes`: those that --accumulate
+    counts for.
 
     Raises:
         InputError: as `train_stages`.
     """
     config, inputs = part
-    inputs.plan(config, communicator.size)
+    inputs.plan(config, processes)
     inputs.completed(config, communicator).open_ahead(first.inputs, communicator)
 
 
@@ -189,6 +204,7 @@ class Run:
     optimizer: Optimizer
     scaler: LossScaler
     skips: SkipCounter
+    saver: Saver
     clock: Stopwatch = field(default_factory=Stopwatch)
     wall: Stopwatch = field(default_factory=Stopwatch)
     saved_vocabulary: Mapping[str, Any] | None = None
@@ -228,6 +244,7 @@ class Run:
             "num_steps": self.plan.num_steps,
             "ended": ended,
             "world_size": self.communicator.size,
+            "processes": self.config.batch.processes,
             "options": dict(self.config.options),
             "scaler": self.scaler.state(),
             "skips": self.skips.state(),
@@ -238,14 +255,13 @@ class Run:
             "wall_s": finite_or_none(self.wall.total),
         }
 
-    def save(self, step: int, ended: bool = False, prunes: bool = True) -> Checkpoint | None:
-        """Writes the checkpoint of `step`; every rank calls it, rank 0 writes.
+    def save(self, step: int, ended: bool = False, prunes: bool = True) -> None:
+        """Begins to save the checkpoint of `step`; every rank calls it, rank 0 writes (training/saving.py).
 
         `ended`: as for `state`; `prunes`: whether older ones than --keep_checkpoints are deleted.
 
         Raises:
-            NotFiniteError: on every rank, a parameter is not finite. TrainingError: it could not be written.
-                Earlier checkpoints are intact.
+            NotFiniteError: on every rank, a parameter is not finite. Earlier checkpoints are intact.
         """
         arrays = live_arrays(network_parameters(self.model.network))
         if not all_finite(list(arrays.values())):
@@ -253,20 +269,13 @@ class Run:
                 f"a parameter is no longer finite at step {step}, so it is not saved; lower --lr and "
                 "--resume from the checkpoint before"
             )
-        if self.communicator.rank != 0:
-            return None
-        place = self.config.checkpoint
-        states = self.optimizer.state_views()
-        keep = place.keep_checkpoints if prunes else 0
-        saved = save(place.ckpt_dir, step, arrays, states, self.state(ended), keep=keep)
-        self.reporter.note(f"saved {saved.params_path}")
-        return saved
+        if self.communicator.rank == 0:
+            self.saver.begin(step, arrays, self.optimizer.state_views(), self.state(ended), prunes)
 
     def prune(self, step: int) -> None:
         """Deletes checkpoints up to `step` but for the newest --keep_checkpoints; rank 0 does it."""
-        place = self.config.checkpoint
         if self.communicator.rank == 0:
-            prune(place.ckpt_dir, step, place.keep_checkpoints, self.start.begun)
+            self.saver.prune(step, self.start.begun)
 
     def restore(self) -> None:
         """Gives every rank what it takes over of the checkpoint that the run starts from: optimizer states,
@@ -302,7 +311,13 @@ class Run:
         if self.feed is None:
             return
         self.reporter.note(self.plan.summary)
-        start = self.start
+        batch, start = config.batch, self.start
+        if size != batch.processes:
+            share = Share(0, size, batch.micro_batches)
+            self.reporter.note(
+                f"a step keeps the {batch.micro_batches} micro-batches of {batch.processes} "
+                f"process{'es' if batch.processes > 1 else ''}: each of {size} takes {share.each}"
+            )
         if start.source:
             self.reporter.note(f"parameters of {start.source}")
         if start.begins_stage_2 and start.step:
@@ -326,9 +341,10 @@ def open_run(
         InputError: as `train_stages`.
     """
     wall = Stopwatch((start.facts.get("wall_s") or math.nan) if start.step else 0.0)
-    config = part.config
+    processes = processes_to_count(start, part.config, communicator.size)
+    config = replace(part.config, batch=replace(part.config.batch, processes=processes))
     device, dtype, operators = choose_computing(config.model, communicator)
-    plan = part.inputs.plan(config, communicator.size)
+    plan = part.inputs.plan(config, processes)
     os.makedirs(config.checkpoint.ckpt_dir, exist_ok=True)
     inputs = part.inputs.completed(config, communicator)
 
@@ -381,13 +397,15 @@ def open_run(
     )
     scaler: LossScaler = DynamicScaler() if dtype == "float16" else StaticScaler()
     model = Model(bert, network, device, dtype, operators)
+    kept = config.checkpoint.keep_checkpoints
+    saver = stack.enter_context(Saver(config.checkpoint.ckpt_dir, kept, reporter))
     clock = Stopwatch(start.facts.get("training_s", 0.0) if start.keeps(SCHEDULE) else 0.0)
     run = Run(
         config, inputs, task, communicator, plan, start, seed, reporter, feed, eval_feed, model, optimizer,
-        scaler, SkipCounter(), clock, wall, saved_vocabulary,
+        scaler, SkipCounter(), saver, clock, wall, saved_vocabulary,
     )  # fmt: skip
     run.restore()
-    position, messages = position_to_continue(start, config.options, communicator.size, inputs.data_options)
+    position, messages = position_to_continue(start, config.options, processes, inputs.data_options)
     warnings = [*start.messages, *inputs.messages, *changed_options(start, config), *messages, *plan.warnings]
     planned = start.facts.get("num_steps")
     if start.stage and start.stage == start.facts.get("stage") and planned != plan.num_steps:

@@ -178,6 +178,16 @@ def position_to_continue(
     return start.facts["blocks"], messages
 
 
+def processes_to_count(start: Start, config: RunConfig, world_size: int) -> int:
+    """Processes that --accumulate counts for. They are those that the run began with, so that a step keeps
+    its sequences when the run goes on with another number; a new schedule counts for `world_size`, the
+    present ones."""
+    same_launch = start.begins_stage_2 and config.start.stages == "both"
+    if not (start.keeps(SCHEDULE) or (start.facts and same_launch)):
+        return world_size
+    return int(start.facts.get("processes") or start.facts.get("world_size") or world_size)
+
+
 def changed_options(start: Start, config: RunConfig) -> list[str]:
     """Messages about options that differ from the checkpoint's run, though it goes on all the same."""
     saved = start.facts.get("options", {})
@@ -192,6 +202,13 @@ def changed_options(start: Start, config: RunConfig) -> list[str]:
         messages.append(
             f"--optimizer {optimizer}: the checkpoint's run had {saved['optimizer']}; its moments are taken "
             "over"
+        )
+    batch = config.batch
+    accumulate = saved.get("accumulate", batch.accumulate)
+    if accumulate != batch.accumulate and start.keeps(SCHEDULE):
+        messages.append(
+            f"--accumulate {batch.accumulate}: the checkpoint's run had {accumulate}; from here on a step "
+            f"has {batch.micro_batches} micro-batches, not {accumulate * batch.processes}"
         )
     hours = config.optimization.budget_hours
     if hours and start.facts and "training_s" not in start.facts:

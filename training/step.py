@@ -34,15 +34,16 @@ class StepSettings:
     """Fixed for a run.
 
     Attributes:
-        accumulate: micro-batches of a step.
+        accumulate: micro-batches of this rank in a step.
         clip_norm: greatest global norm of the averaged gradient; 0 turns clipping off.
-        random_seed_of: step number -> seed of the dropout masks of this rank. MXNet's generators cannot be
-            saved, so each step starts from a seed of its own; a resumed run then draws the same.
+        random_seed_of: numbers of a step and of this rank's micro-batch in it, from 0 -> seed of the dropout
+            masks. MXNet's generators cannot be saved, so each micro-batch starts from a seed of its own; a
+            resumed run then draws the same.
     """
 
     accumulate: int
     clip_norm: float
-    random_seed_of: Callable[[int], int]
+    random_seed_of: Callable[[int, int], int]
 
 
 class TrainStep:
@@ -90,11 +91,10 @@ class TrainStep:
     ) -> StepResult:
         """Takes step number `step` on this rank's micro-batches. Every rank calls it alike.
 
-        `also`: gives further flags to agree on, when the gradient is there; as many on every rank and in
-        every step.
+        `also`: gives further flags to agree on, when the gradient is there and nothing that a checkpoint
+        holds has been changed yet; as many on every rank and in every step.
         """
-        mx.random.seed(self._settings.random_seed_of(step))
-        sums = self._forward_and_backward(batches)
+        sums = self._forward_and_backward(step, batches)
         gradients = self.gradients
         self._communicator.average(gradients)
         norm = global_norm(gradients, self._optimizer.native)  # the one wait for the device
@@ -107,13 +107,14 @@ class TrainStep:
         self._scaler.update(finite)
         return StepResult(finite, keep_going, norm / scale, sums, agreed)
 
-    def _forward_and_backward(self, batches: Sequence[Any]) -> mx.nd.NDArray:
+    def _forward_and_backward(self, step: int, batches: Sequence[Any]) -> mx.nd.NDArray:
         scale = self._scaler.scale
-        factors = [scale / each for each in self._task.normalisers(self._task.count(batches))]
+        factors = [scale / each for each in self._task.normalisers(self._mean_count(batches))]
         self._network.pack_weights()
         self._accumulation.begin()
         total = mx.nd.zeros((len(self._task.sums),), ctx=self._device)
-        for batch in batches:
+        for number, batch in enumerate(batches):
+            mx.random.seed(self._settings.random_seed_of(step, number))
             with mx.autograd.record():
                 loss, sums, *_ = self._network(
                     *self._task.inputs(batch, self._device), *_scalars(factors, self._device)
@@ -123,10 +124,21 @@ class TrainStep:
             total += sums
         return total
 
+    def _mean_count(self, batches: Sequence[Any]) -> Sequence[float]:
+        """The task's `count` of the step, as a mean over the ranks: where each rank divides by it, the mean
+        of their gradients is the gradient of the whole step, however its micro-batches are shared."""
+        counts = self._task.count(batches)
+        if self._communicator.size == 1:
+            return counts
+        exchanged = mx.nd.array(counts, ctx=mx.cpu(), dtype="float64")
+        self._communicator.average([exchanged])
+        return exchanged.asnumpy().tolist()
 
-def dropout_seed(seed: int, step: int, rank: int) -> int:
-    """The seed of one step's dropout masks on one rank: different for each, the same in a repeated run."""
-    return int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0]) >> 1
+
+def dropout_seed(seed: int, step: int, number: int) -> int:
+    """The seed of the dropout masks of one micro-batch, by its number in the step over all ranks: different
+    for each, the same in a repeated run and for any number of ranks."""
+    return int(np.random.SeedSequence([seed, step, number]).generate_state(1)[0]) >> 1
 
 
 def _scalars(values: Sequence[float], device: mx.Context) -> list[mx.nd.NDArray]:

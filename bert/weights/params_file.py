@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import os
 import struct
-from typing import IO, Any, Mapping, NamedTuple
+from typing import IO, Any, Mapping, NamedTuple, Protocol
 
 import numpy as np
 
@@ -34,6 +34,12 @@ CPU = 1
 MAX_ARRAYS = 10_000  # of a file that is read; BERT-large with Adam's moments and a copy has 2,000
 DTYPES = {0: "<f4", 1: "<f8", 2: "<f2", 3: "|u1", 4: "<i4", 5: "|i1", 6: "<i8"}
 FLAGS = {np.dtype(code): flag for flag, code in DTYPES.items()}
+
+
+class Writable(Protocol):
+    """As much of a file as writing needs."""
+
+    def write(self, data: Any) -> Any: ...
 
 
 class ArrayInfo(NamedTuple):
@@ -51,7 +57,7 @@ def to_numpy(array: Any) -> np.ndarray:
     return array.asnumpy() if hasattr(array, "asnumpy") else np.asarray(array)
 
 
-def write_params(file: IO[bytes], arrays: Mapping[str, Any]) -> None:
+def write_params(file: Writable, arrays: Mapping[str, Any]) -> None:
     """Write named Tensors, MXNet or NumPy arrays, one at a time in memory.
 
     Raises:

@@ -32,7 +32,7 @@ BROADCAST_BUCKETS = 8  # on their way at the same time: bounds the memory that c
 
 
 class BytePSCommunicator:
-    """Joins the run that hosts/launch_byteps.py or bpslaunch has started; started without a launcher it is a
+    """Joins the run that hosts/launch.py or bpslaunch has started; started without a launcher it is a
     run of one process.
 
     Args:

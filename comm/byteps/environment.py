@@ -17,7 +17,7 @@ _ALONE = {
     "BYTEPS_LOCAL_RANK": "0",
     "BYTEPS_LOCAL_SIZE": "1",
 }
-_HOW = "start the script with hosts/launch_byteps.py, or with bpslaunch and the DMLC_* variables"
+_HOW = "start the script with hosts/launch.py, or with bpslaunch and the DMLC_* variables"
 
 
 class Place(NamedTuple):

@@ -114,7 +114,8 @@ def launch_words(backend: Backend, workers: int, cluster: Cluster | None, direct
             f" {', '.join(f'{name} {slots}' for name, slots in lines)}"
         )
     _write(hostfile, lines)
-    return [sys.executable, str(ROOT / "hosts" / "launch_byteps.py"), "--hostfile", str(hostfile), "--"]
+    words = [sys.executable, str(ROOT / "hosts" / "launch.py"), "--backend", "byteps", "--max_restarts", "0"]
+    return [*words, "--hostfile", str(hostfile), "--"]
 
 
 def environment(

@@ -10,10 +10,10 @@ from comparison.launching.launch import Launched
 
 LONGEST = 300  # characters of a quoted line
 
-# horovodrun's "[1]<stderr>:", launch_byteps' "[rank 1] ".
+# horovodrun's "[1]<stderr>:", hosts/launch.py's "[rank 1] ".
 _ORIGIN = re.compile(r"^\[(?:(?P<number>\d+)\]<std(?:out|err)>:|(?P<part>rank \d+|server \d+|scheduler)\] )")
 _RANK = re.compile(r"rank (\d+): (.*)")
-_LAUNCHER = re.compile(r"launch_byteps: |mpirun noticed|mpirun was unable|.* exit with status code [1-9]")
+_LAUNCHER = re.compile(r"launch: |mpirun noticed|mpirun was unable|.* exit with status code [1-9]")
 _ERROR = re.compile(
     r"\w*(Error|Exception)\b|error:|terminate called|what\(\):|fatal|Killed|Segmentation|Abort", re.I
 )
@@ -74,7 +74,7 @@ def _lines(log: str) -> list[Line]:
         if match:
             origin = match.group("part") or f"rank {match.group('number')}"
             text = text[match.end() :]
-        if text.strip() and not text.startswith("launch: "):  # of hosts/supervise.py
+        if text.strip() and not text.startswith("supervised: "):  # of hosts/supervise.py
             lines.append(Line(origin, text.rstrip()))
     return lines
 

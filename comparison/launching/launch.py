@@ -70,7 +70,7 @@ def launch(
     """
     marker = uuid.uuid4().hex
     # Its few lines in the log begin with this.
-    words = [sys.executable, "-I", "-S", str(SUPERVISE), "--token", "launch:", "--grace", str(GRACE)]
+    words = [sys.executable, "-I", "-S", str(SUPERVISE), "--token", "supervised:", "--grace", str(GRACE)]
     killed_before = oom_kills()
     begun, start = time.time(), time.monotonic()
     with open(log, "wb") as output:

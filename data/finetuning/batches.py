@@ -25,6 +25,11 @@ class OrderedBatches(Generic[Batch]):
         self._position = 0
 
     @property
+    def micro_batches(self) -> int:
+        """Batches of this rank in a step."""
+        return self._order.accumulate
+
+    @property
     def position(self) -> int:
         """Steps whose micro-batches have all been consumed."""
         return self._position

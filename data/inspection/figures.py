@@ -13,6 +13,7 @@ from data.options import BatchingConfig
 from data.pretraining.batches import PretrainingBatches
 from data.pretraining.buckets import length_counts, padded_to
 from data.pretraining.sources import Source
+from data.sharing import Share
 from data.store.tokens import TokenStore
 from data.tokenizing.vocab import WORD_START, Vocabulary
 
@@ -69,7 +70,7 @@ def batch_facts(source: Source, batching: BatchingConfig, seed: int, epoch: int)
     Counted over every batch of the epoch, of all ranks together; none of them is made for it.
     """
     lengths = source.lengths(seed, epoch)
-    batches = PretrainingBatches(source, batching, seed, 0, 1)
+    batches = PretrainingBatches(source, batching, seed, Share.of(0, 1))
     rows, padded = batches.order(epoch).shapes()
     buckets = []
     lower = 0

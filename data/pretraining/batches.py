@@ -13,6 +13,7 @@ from data.pretraining.epochs import EpochCache
 from data.pretraining.prefetch import Prefetcher
 from data.pretraining.randomness import epoch_key
 from data.pretraining.sources import Batch, Source
+from data.sharing import Share
 
 __all__ = [
     "EPOCH_SHIFT",
@@ -35,12 +36,12 @@ _EVALUATION_BUCKETS = 4
 class PretrainingBatches:
     """Batches of one rank, epoch after epoch without end.
 
-    An epoch is a sequence of blocks (`data.pretraining.buckets.epoch_order`), each a rank's batch. Epochs
-    follow each other without a gap, and with W ranks a step takes the next W blocks, rank r the r-th of them.
-    So every sample comes exactly once an epoch, every rank has the same number of batches, and the order of
-    samples is the same for any number of ranks: a run that goes on with another number continues exactly
-    where the first one stopped. A step that ends an epoch takes its other blocks from the next one; with
-    fewer blocks than ranks it takes from several.
+    An epoch is a sequence of blocks (`data.pretraining.buckets.epoch_order`), each a micro-batch of one rank.
+    Epochs follow each other without a gap, and a step of G micro-batches takes the next G blocks; which of
+    them are this rank's says its `share`. So every sample comes exactly once an epoch, and a step has the
+    same samples with the same masks for any number of ranks: a run that goes on with another number continues
+    exactly where the first one stopped. A step that ends an epoch takes its other blocks from the next one;
+    with fewer blocks than it needs it takes from several.
 
     In one step the ranks may have blocks of different buckets. With `use_avg_len` all hold about the same
     number of tokens, so that the ranks still take about the same time. All ranks must be given the same
@@ -50,17 +51,11 @@ class PretrainingBatches:
     """
 
     def __init__(
-        self,
-        source: Source,
-        batching: BatchingConfig,
-        seed: int,
-        rank: int,
-        world_size: int,
-        shuffle: bool = True,
+        self, source: Source, batching: BatchingConfig, seed: int, share: Share, shuffle: bool = True
     ) -> None:
         self._source = source
         self._seed, self._shuffle = seed, shuffle
-        self._rank, self._world_size = rank, world_size
+        self._share = share
         self._batching = batching
         self._bounds = bucket_bounds(source.lengths(seed, 0), batching.num_buckets, source.max_length)
         self._orders: EpochCache[int, EpochOrder] = EpochCache(self._make_order, lambda order: order.nbytes)
@@ -72,9 +67,14 @@ class PretrainingBatches:
         return [(self._rows(bound), bound) for bound in self._bounds]
 
     @property
+    def micro_batches(self) -> int:
+        """Batches of this rank in a step."""
+        return len(self._share.own)
+
+    @property
     def position(self) -> int:
         """Place of the next step, for a checkpoint; it rises, is the same on every rank, and means the same
-        for any number of ranks.
+        for any number of ranks. It stays where it is within a step.
 
         It is epoch * 2**32 + blocks of that epoch that all ranks together have consumed: batches before it
         need not be counted to find it.
@@ -98,22 +98,27 @@ class PretrainingBatches:
     def __iter__(self) -> Iterator[Batch]:
         for position, make in self.tasks():
             batch = make()
-            # Moved on before the batch is yielded: whoever holds batch k has consumed k + 1.
+            # Moved on before the batch is yielded: whoever holds the last batch of step k has consumed k + 1.
             self._position = position
             yield batch
 
     def tasks(self) -> Iterator[tuple[int, Callable[[], Batch]]]:
         """Tasks from the present position on, without end: the position after a batch, and its maker."""
         epoch, consumed = self._place(self._position >> EPOCH_SHIFT, self._position & _BATCHES_MASK)
+        share = self._share
         while True:
-            own_epoch, block = self._place(epoch, consumed + self._rank)
-            samples, padded = self._orders.get(own_epoch).block(block)
-            make = partial(self._source.collate, self._seed, own_epoch, samples, padded)
-            # Not before: what belongs to the epoch before is given up for it, and must be out of use.
-            if consumed >= self.blocks_in_epoch(epoch) // _AHEAD_AFTER:
-                self._orders.prepare(epoch + 1)
-            epoch, consumed = self._place(epoch, consumed + self._world_size)
-            yield (epoch << EPOCH_SHIFT) + consumed, make
+            for number in share.own:
+                own_epoch, block = self._place(epoch, consumed + number)
+                samples, padded = self._orders.get(own_epoch).block(block)
+                make = partial(self._source.collate, self._seed, own_epoch, samples, padded)
+                # Where this round of the ranks begins.
+                begun, place = self._place(epoch, consumed + number - share.rank)
+                # Not before: what belongs to the epoch before is given up for it, and must be out of use.
+                if place >= self.blocks_in_epoch(begun) // _AHEAD_AFTER:
+                    self._orders.prepare(begun + 1)
+                if number == share.own[-1]:
+                    epoch, consumed = self._place(epoch, consumed + share.micro_batches)
+                yield (epoch << EPOCH_SHIFT) + consumed, make
 
     def _place(self, epoch: int, blocks: int) -> tuple[int, int]:
         """The epoch and the place in it of the block that many after the first of `epoch`."""

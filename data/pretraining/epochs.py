@@ -11,9 +11,7 @@ Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
 
 _KEPT = 2  # one epoch in use, and the next
-_SPARE_BYTES = (
-    64 << 20
-)  # small data: a step of many ranks can span many epochs, and they cost nothing to keep
+_SPARE_BYTES = 1 << 18  # small data: a step of many ranks can span many epochs
 _OVERHEAD_BYTES = 4096  # of Python objects, so that tiny results do not pile up without end
 
 

@@ -61,7 +61,7 @@ class Classification:
 
     def normalisers(self, counts: Sequence[float]) -> tuple[float]:
         """Labels, or 1 where there are none."""
-        return (max(1.0, counts[0]),)
+        return (counts[0] or 1.0,)
 
     def flops(self, batch: Batch, size: Size, operators: str) -> int:
         """Of all positions of the batch; behind the top layer's attention the fused operators' count is that

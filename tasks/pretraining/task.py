@@ -51,7 +51,7 @@ class Pretraining:
     def normalisers(self, counts: Sequence[float]) -> tuple[float, float]:
         """Masked positions, or 1 where there are none, and sequences."""
         masked, sequences = counts
-        return max(1.0, masked), sequences
+        return masked or 1.0, sequences
 
     def flops(self, batch: Batch, size: Size, operators: str) -> int:
         """Of all positions of the batch; in what follows the top layer's attention, the fused operators'

@@ -54,7 +54,7 @@ class QuestionAnswering:
 
     def normalisers(self, counts: Sequence[float]) -> tuple[float]:
         """Windows, or 1 where none counts."""
-        return (max(1.0, counts[0]),)
+        return (counts[0] or 1.0,)
 
     def flops(self, batch: QuestionBatch, size: Size, operators: str) -> int:
         """Of all positions of the batch: the encoder's, and two logits of each."""

@@ -72,7 +72,7 @@ def test_ps_lite_does_not_see_a_port_that_was_meant_for_others():
 @pytest.mark.parametrize("name", [name for name in WORKER if name != "DMLC_ROLE"])
 def test_a_missing_variable_is_named(name):
     environ = {key: value for key, value in WORKER.items() if key != name}
-    with pytest.raises(InputError, match=f"^{name} is not set.*launch_byteps.py.*bpslaunch"):
+    with pytest.raises(InputError, match=f"^{name} is not set.*launch.py.*bpslaunch"):
         read_place(environ)
 
 

@@ -7,7 +7,7 @@ import pytest
 from comparison.launching.failure import LONGEST, reason_of_exit, telling_line
 from comparison.launching.launch import Launched
 
-MXNET = """launch: connected
+MXNET = """supervised: connected
 error: rank 1: Traceback (most recent call last):
   File "/r/bert/entry.py", line 22, in exit_code
     return main()
@@ -20,7 +20,7 @@ MXNetError: Failed to allocate CPU Memory
 Primary job  terminated normally, but 1 process returned
 a non-zero exit code. Per user-direction, the job has been aborted.
 --------------------------------------------------------------------------
-launch: exit 1
+supervised: exit 1
 """
 GLOO = """[0]<stdout>:step 10/60  mlm_loss 7.5
 [1]<stderr>:error: rank 1: Traceback (most recent call last):
@@ -32,13 +32,13 @@ Process 1 exit with status code 1.
 BYTEPS = """[rank 0] step 10/60  mlm_loss 7.5
 [rank 1] error: the disk is full
 [server 0] [18:18:46] byteps/server/server.cc:512: byteps has been shutdown
-launch_byteps: rank 1 exited with 1; ended the run
+launch: rank 1 exited with 1; ended the run
 """
 KILLED = """step 10/60
 --------------------------------------------------------------------------
 mpirun noticed that process rank 1 with PID 0 on node vm exited on signal 9 (Killed).
 --------------------------------------------------------------------------
-launch: exit 137
+supervised: exit 137
 """
 
 
@@ -54,18 +54,18 @@ def ended(code: int, oom_kills: int = 0) -> Launched:
         (BYTEPS, "rank 1: the disk is full"),
         ("error: --data x: no such file\n", "--data x: no such file"),
         (KILLED, "mpirun noticed that process rank 1 with PID 0 on node vm exited on signal 9 (Killed)."),
-        ("[rank 0] fine\nlaunch_byteps: rank 0 was killed by SIGSEGV; ended the run\n", None),
+        ("[rank 0] fine\nlaunch: rank 0 was killed by SIGSEGV; ended the run\n", None),
         ("a\nterminate called after an instance of 'X'\nb\n", "terminate called after an instance of 'X'"),
         ("nothing special\nbut this was last\n\n", "but this was last"),
     ],
 )  # fmt: skip
 def test_the_telling_line(log, line):
-    expected = line or "launch_byteps: rank 0 was killed by SIGSEGV; ended the run"
+    expected = line or "launch: rank 0 was killed by SIGSEGV; ended the run"
     assert str(telling_line(log)) == expected
 
 
 def test_silence():
-    assert telling_line("launch: connected\n\nlaunch: exit 1\n") is None
+    assert telling_line("supervised: connected\n\nsupervised: exit 1\n") is None
     assert reason_of_exit(ended(1), "") == ("exit code 1, and it said nothing", False)
 
 

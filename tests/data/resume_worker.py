@@ -19,6 +19,7 @@ from base.files import replacing
 from data.options import BatchingConfig, MaskingConfig
 from data.pretraining.batches import PretrainingBatches, prefetched
 from data.pretraining.sources import TextSource
+from data.sharing import Share
 from data.store.tokens import TokenStore
 from data.tokenizing.vocab import load_vocab
 
@@ -57,7 +58,7 @@ def main(settings):
             position = int(handle.read())
     feeds = []
     for rank in settings["ranks"]:
-        batches = PretrainingBatches(source, rank=rank, world_size=settings["world_size"], **OPTIONS)
+        batches = PretrainingBatches(source, share=Share.of(rank, settings["world_size"]), **OPTIONS)
         batches.seek(position)
         feeds.append(prefetched(batches, 6, settings["workers"]))
     consumed = steps = 0

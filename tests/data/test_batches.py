@@ -20,6 +20,7 @@ from data.pretraining.batches import (
     prefetched,
 )
 from data.pretraining.sources import TextSource, epoch_stores
+from data.sharing import Share
 from data.store.tokens import TokenStore, build_store
 from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
 
@@ -31,7 +32,7 @@ def source(store, vocab):
 
 def make(source, rank=0, world_size=1, batch_size=16, use_avg_len=False, num_buckets=4, seed=3, shuffle=True):
     batching = BatchingConfig(batch_size, use_avg_len, num_buckets)
-    return PretrainingBatches(source, batching, seed, rank, world_size, shuffle)
+    return PretrainingBatches(source, batching, seed, Share.of(rank, world_size), shuffle)
 
 
 def rows_of(batch):
@@ -348,7 +349,9 @@ def test_extreme_lengths(store, vocab, max_seq_length):
 
 def padding_share(store, length, batch_size, use_avg_len, num_buckets):
     source = TextSource(store, store.vocabulary, MaskingConfig(length, 0.1, 0.15, 20))
-    batches = PretrainingBatches(source, BatchingConfig(batch_size, use_avg_len, num_buckets), 0, 0, 1)
+    batches = PretrainingBatches(
+        source, BatchingConfig(batch_size, use_avg_len, num_buckets), 0, Share.of(0, 1)
+    )
     taken = take(batches, batches.blocks_in_epoch(0))
     rows, padded = batches.order(0).shapes()
     positions = sum(batch.input_ids.size for batch in taken)

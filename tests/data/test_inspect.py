@@ -23,6 +23,7 @@ from data.inspection.figures import mask_facts, repeated_sequences, store_occurr
 from data.options import BatchingConfig, MaskingConfig
 from data.pretraining.batches import PretrainingBatches
 from data.pretraining.sources import TextSource
+from data.sharing import Share
 from data.store.tokens import TokenStore, build_store
 from data.tokenizing.tokenizer import TokenizerSettings, bert_normalizer
 from tests.processes import ROOT, run_command
@@ -55,7 +56,7 @@ def facts(directory, tmp_path_factory):
 @pytest.fixture(scope="module")
 def blocks(source):
     """Every batch of the epoch."""
-    batches = PretrainingBatches(source, BatchingConfig(1024, True, 5), seed=0, rank=0, world_size=1)
+    batches = PretrainingBatches(source, BatchingConfig(1024, True, 5), seed=0, share=Share.of(0, 1))
     iterator = iter(batches)
     return [next(iterator) for _ in range(batches.blocks_in_epoch(0))]
 

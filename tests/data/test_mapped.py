@@ -29,6 +29,7 @@ if before == "mxnet":
 from data.options import BatchingConfig, MaskingConfig
 from data.pretraining.batches import PretrainingBatches, prefetched
 from data.pretraining.sources import InstanceSource, TextSource
+from data.sharing import Share
 from data.store.instances import InstanceStore
 from data.store.tokens import TokenStore
 
@@ -38,7 +39,8 @@ def main():
         source = TextSource(store, store.vocabulary, MaskingConfig(64, 0.1, 0.15, 10))
     else:
         source = InstanceSource(InstanceStore.open(directory))
-    with prefetched(PretrainingBatches(source, BatchingConfig(16, False, 4), 0, 0, 1), 4, 2) as batches:
+    made = PretrainingBatches(source, BatchingConfig(16, False, 4), 0, Share.of(0, 1))
+    with prefetched(made, 4, 2) as batches:
         for number, _ in enumerate(batches):
             if number == 20:
                 print("reading", flush=True)

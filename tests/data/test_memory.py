@@ -12,6 +12,7 @@ import numpy as np
 from data.options import BatchingConfig, MaskingConfig
 from data.pretraining.batches import PretrainingBatches
 from data.pretraining.sources import TextSource
+from data.sharing import Share
 from data.tokenizing.vocab import vocabulary_from_tokens
 from data.store.tokens import TokenStore
 
@@ -27,7 +28,7 @@ documents = np.arange(0, count + 1, 40)
 store = TokenStore(np.zeros(sentences[-1], np.uint16), sentences, documents, vocab.sha256)
 source = TextSource(store, vocab, MaskingConfig(128, 0.1, 0.15, 20))
 before = held()
-batches = PretrainingBatches(source, BatchingConfig(8192, True, 32), 0, 0, 1)
+batches = PretrainingBatches(source, BatchingConfig(8192, True, 32), 0, Share.of(0, 1))
 one = batches.order(0)
 print(len(one.samples), held() - before)
 batches._orders.prepare(1)

@@ -17,6 +17,7 @@ import pytest
 from data.options import MaskingConfig
 from data.pretraining.batches import EPOCH_SHIFT, PretrainingBatches
 from data.pretraining.sources import TextSource
+from data.sharing import Share
 from tests.data.resume_worker import OPTIONS, digest
 from tests.processes import ROOT, start_command
 
@@ -50,7 +51,7 @@ def job(store, embedded, tmp_path):
 def uninterrupted(store, vocab):
     """What one rank consumes: its batches, blocks of two epochs, and (epoch, samples, digest) of each."""
     source = TextSource(store, vocab, MaskingConfig(64, 0.3, 0.15, 10))
-    batches = PretrainingBatches(source, rank=0, world_size=1, **OPTIONS)
+    batches = PretrainingBatches(source, share=Share.of(0, 1), **OPTIONS)
     needed = sum(batches.blocks_in_epoch(epoch) for epoch in range(2))
     expected, stream, position = [], iter(batches), 0
     while len(expected) < needed + 50:
@@ -162,5 +163,5 @@ def test_killed_processes_go_on_as_more_processes(job, uninterrupted, store, voc
 
 def test_the_size_of_this_test_makes_sense(store, vocab):
     source = TextSource(store, vocab, MaskingConfig(64, 0.3, 0.15, 10))
-    batches = PretrainingBatches(source, rank=0, world_size=1, **OPTIONS)
+    batches = PretrainingBatches(source, share=Share.of(0, 1), **OPTIONS)
     assert 50 < batches.blocks_in_epoch(0) < 550 and np.unique(batches.order(0).shapes()[1]).size == 4

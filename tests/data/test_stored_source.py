@@ -6,6 +6,7 @@ import pytest
 from data.options import BatchingConfig
 from data.pretraining.batches import PretrainingBatches, evaluation_batches
 from data.pretraining.sources import Batch, InstanceSource, padded_batch
+from data.sharing import Share
 from data.store.instances import InstanceStore, build_instances
 from tests.data.formats.samples import ragged
 from tests.data.instance_files import VOCAB_SIZE, files_of, save
@@ -131,7 +132,7 @@ def test_ten_ranks_share_three_files_and_see_each_instance_once_an_epoch(three_f
     ranks = [
         iter(
             PretrainingBatches(
-                InstanceSource(store), BatchingConfig(batch_size, use_avg_len, 3), 11, rank, 10
+                InstanceSource(store), BatchingConfig(batch_size, use_avg_len, 3), 11, Share.of(rank, 10)
             )
         )
         for rank in range(10)

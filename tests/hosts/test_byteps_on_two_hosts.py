@@ -1,4 +1,4 @@
-"""hosts/launch_byteps.py over two hosts: network namespaces of this machine (see tests/namespaces.py). The
+"""hosts/launch.py over two hosts: network namespaces of this machine (see tests/namespaces.py). The
 remote shell is an agent of the tests that enters the namespace, instead of ssh."""
 
 from __future__ import annotations
@@ -18,8 +18,16 @@ NAMES = ("alpha", "beta")  # the namespaces' host names
 
 
 def launcher(two_hosts, *options):
-    script = ROOT / "hosts" / "launch_byteps.py"
-    words = [*two_hosts.prefix, sys.executable, script, "--hostfile", two_hosts.hostfile]
+    script = ROOT / "hosts" / "launch.py"
+    words = [
+        *two_hosts.prefix,
+        sys.executable,
+        script,
+        "--backend",
+        "byteps",
+        "--hostfile",
+        two_hosts.hostfile,
+    ]
     return [*words, "--ssh", two_hosts.agent, *options, "--", sys.executable]
 
 
@@ -66,7 +74,7 @@ def test_who_dies_on_another_host_is_named(two_hosts, tmp_path, who):
         os.kill(rank if who == "rank 1" else servers[0], signal.SIGKILL)
         result = run.wait()
     assert result.returncode == 137, result.describe()
-    said = f"launch_byteps: {who} on 10.77.0.2 was killed by SIGKILL; ended the run"
+    said = f"launch: {who} on 10.77.0.2 was killed by SIGKILL; ended the run"
     assert result.stderr.splitlines()[-1] == said
 
 

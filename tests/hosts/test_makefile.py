@@ -25,7 +25,7 @@ def dry_make(*words):
         (["BACKEND=hvd"], "mpirun -np 2 ", "run_pretraining_hvd.py", "runs/embedded/"),
         (
             ["BACKEND=byteps"],
-            ".venv/bin/python hosts/launch_byteps.py --hostfile hosts/2x_local -- ",
+            ".venv/bin/python hosts/launch.py --backend byteps --hostfile hosts/2x_local -- ",
             "run_pretraining_byteps.py",
             "runs/embedded_byteps/",
         ),

@@ -45,7 +45,7 @@ def test_a_host_that_is_listed_twice():
     assert [part.host for part in ranks] == ["a", "a", "b", "b", "a", "a"]
     assert [part.environment["DMLC_WORKER_ID"] for part in ranks] == ["0", "0", "1", "1", "2", "2"]
     assert [part.environment["RANKS_ON_HOST"] for part in ranks] == ["4", "4", "2", "2", "4", "4"]
-    assert [part.directory for part in ranks] == [f"rank.{n}" for n in range(6)]
+    assert [part.name for part in ranks] == [f"rank {n}" for n in range(6)]
 
 
 def test_number_of_servers():

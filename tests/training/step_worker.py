@@ -2,8 +2,8 @@
 
     step_worker.py OUTPUT_DIRECTORY
 
-Rank 0 then takes the batches of both ranks by itself, as two micro-batches, which must give what two ranks
-give.
+A step has three micro-batches: two of rank 0 and one of rank 1. Rank 0 then takes all of them by itself,
+which must give what two ranks give.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from comm.base import Communicator  # noqa: E402
 from comm.horovod import HorovodCommunicator  # noqa: E402
 from comm.local import LocalCommunicator  # noqa: E402
 from data.pretraining.batches import Batch, dummy_batch  # noqa: E402
+from data.sharing import Share  # noqa: E402
 from tasks.pretraining.loss import PretrainingLoss  # noqa: E402
 from tasks.pretraining.task import Pretraining  # noqa: E402
 from training.optimizer.optimizer import Optimizer  # noqa: E402
@@ -33,8 +34,11 @@ from training.step import StepSettings, TrainStep  # noqa: E402
 VOCAB, ROWS, LENGTH, PREDICTIONS = 97, 4, 16, 3
 
 
-def batch(step: int, share: int) -> Batch:
-    return dummy_batch(ROWS, LENGTH, PREDICTIONS, VOCAB, np.random.default_rng([step, share]))
+def batch(step: int, number: int) -> Batch:
+    """The micro-batches differ in their numbers of masks."""
+    made = dummy_batch(ROWS, LENGTH, PREDICTIONS, VOCAB, np.random.default_rng([step, number]))
+    made.masked_weights[:, PREDICTIONS - number :] = 0
+    return made
 
 
 def poisoned(clean: Batch) -> Batch:
@@ -54,15 +58,14 @@ class Run:
         network.hybridize(static_alloc=True, static_shape=True)
         self.parameters = trainable(bert)
         arrays = [each.data() for each in self.parameters.values()]
-        self.shares = [communicator.rank] if communicator.size > 1 else [0, 1]
-        accumulate = len(self.shares)
+        self.own = Share(communicator.rank, communicator.size, 3).own
         self.take_step = TrainStep(
             Pretraining(), network, Optimizer("lamb", list(self.parameters), arrays),
-            StaticScaler(), communicator, StepSettings(accumulate, 1.0, lambda step: step),
+            StaticScaler(), communicator, StepSettings(len(self.own), 1.0, lambda step, number: step),
         )  # fmt: skip
         self.seen = {"applied": [], "grad_norm": []}
         for step in range(1, 6):
-            result = self.take_step(step, [batch(step, share) for share in self.shares], lr=0.01)
+            result = self.take_step(step, [batch(step, number) for number in self.own], lr=0.01)
             self.seen["applied"].append(result.applied)
             self.seen["grad_norm"].append(result.grad_norm)
 
@@ -75,8 +78,8 @@ def meet_bad_data(run: Run, last: bool) -> None:
     values, skips = run.values(), SkipCounter()
     try:
         for step in range(6, 40):
-            share = batch(step, run.rank)
-            result = run.take_step(step, [poisoned(share) if last else share], lr=0.01)
+            batches = [batch(step, number) for number in run.own]
+            result = run.take_step(step, [poisoned(batches[0])] if last else batches, lr=0.01)
             run.seen["applied"].append(result.applied)
             skips.update(result.applied, step, "the last good checkpoint is 0000005.params")
     except TrainingError as error:
@@ -90,7 +93,7 @@ def main(directory: str) -> None:
     np.savez(os.path.join(directory, f"rank-{run.rank}.npz"), **run.values())
     meet_bad_data(run, last=run.rank == communicator.size - 1)
     # Only rank 0 is asked to stop.
-    result = run.take_step(40, [batch(40, run.rank)], lr=0.01, keep_going=run.rank != 0)
+    result = run.take_step(40, [batch(40, number) for number in run.own], lr=0.01, keep_going=run.rank != 0)
     run.seen["keep_going"] = result.keep_going
     if run.rank == 0:
         alone = Run(LocalCommunicator())

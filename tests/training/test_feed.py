@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,8 @@ class Prepared:
         argv = ["--raw", "--vocab", "vocab.txt", "--ckpt_dir", "ckpt", "--num_data_workers", "0"]
         argv += ["--max_seq_length", "32", "--batch_size", "4", *arguments.split()]
         self.options = parse_options(argv, "description")
-        self.config = run_config(self.options)
+        config = run_config(self.options)
+        self.config = replace(config, batch=replace(config.batch, processes=world_size))
         self.inputs = check_inputs(self.config)
         self.plan = make_plan(
             self.config.batch, self.config.optimization, world_size, self.inputs.max_seq_length
@@ -320,6 +322,7 @@ def test_npz_files_for_training_are_divided_too():
     options = parse_options(argv, "description")
     inputs = check_inputs(run_config(options))
     config = run_config(options)
+    config = replace(config, batch=replace(config.batch, processes=2))
     plan = make_plan(config.batch, config.optimization, 2, inputs.max_seq_length)
     seen: list[list[int]] = []
     for rank in range(2):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +38,14 @@ from training.options import parse_options
 from training.report import SilentReporter
 from training.run import Model, all_finite, restore_parameters
 from training.run import Run as TrainingRun
-from training.start import Start, changed_options, find_start, position_to_continue
+from training.saving import Saver
+from training.start import (
+    Start,
+    changed_options,
+    find_start,
+    position_to_continue,
+    processes_to_count,
+)
 from training.step import TrainStep
 
 
@@ -84,10 +92,13 @@ class Run:
             plan=SimpleNamespace(num_steps=9, ckpt_interval=None), start=start,
             seed=5, reporter=SilentReporter(), feed=SimpleNamespace(position=position), eval_feed=None,
             model=model, optimizer=self.optimizer, scaler=self.scaler, skips=self.skips,
+            saver=Saver(options.ckpt_dir, options.keep_checkpoints, SilentReporter()),
         )  # fmt: skip
 
     def save(self, options: Any, step: int, position: int = 7) -> None:
-        self.in_training(options, Start(), position).save(step)
+        run = self.in_training(options, Start(), position)
+        run.save(step)
+        run.saver.check(run.saver.finish())
 
     def restore(self, options: Any) -> Start:
         start = find_start(run_config(options), LOCAL)
@@ -336,6 +347,46 @@ class TestPosition:
             options_of(tmp_path, "--lr", "0.1", "--log_interval", "1", "--resume"),
         )
         assert position_to_continue(self.found(saved, 0, 100), vars(now), 2) == (100, [])
+
+
+class TestProcesses:
+    """Those that --accumulate counts for."""
+
+    @pytest.mark.parametrize(
+        ("start", "expected"),
+        [
+            (Start(), 3),
+            (Start(step=5, facts={"world_size": 4}), 4),  # a checkpoint of an older version
+            (Start(step=5, facts={"world_size": 2, "processes": 4}), 4),
+            (Start(step=5, facts={"world_size": 2, "processes": 4}, resets=frozenset(["schedule"])), 3),
+            (Start(step=5, facts={"world_size": 2, "processes": 4}, resets=frozenset(["data"])), 4),
+            (Start(step=5), 3),  # a bare .params file
+        ],
+    )
+    def test_a_run_keeps_those_that_it_began_with(self, tmp_path, start, expected):
+        config = run_config(options_of(tmp_path))
+        assert processes_to_count(start, config, 3) == expected
+
+    @pytest.mark.parametrize(("stages", "expected"), [("both", 4), ("2", 3)])
+    def test_stage_2_has_those_of_the_launch(self, tmp_path, stages, expected):
+        """Of both stages as of stage 1; by itself it is a plan of its own."""
+        config = run_config(options_of(tmp_path))
+        config = replace(config, start=replace(config.start, stages=stages))
+        facts = {"world_size": 2, "processes": 4, "stage": 1}
+        start = Start(step=5, begun=5, stage=2, facts=facts, resets=frozenset(["schedule", "optimizer"]))
+        assert processes_to_count(start, config, 3) == expected
+
+    def test_another_accumulate_wins_and_is_announced(self, tmp_path):
+        saved, now = options_of(tmp_path), options_of(tmp_path, "--accumulate", "3")
+        start = Start(step=5, facts={"world_size": 4, "options": vars(saved)})
+        config = run_config(now)
+        config = replace(config, batch=replace(config.batch, processes=4))
+        (message,) = changed_options(start, config)
+        assert message == (
+            "--accumulate 3: the checkpoint's run had 1; from here on a step has 12 micro-batches, not 4"
+        )
+        same = replace(run_config(saved), batch=replace(run_config(saved).batch, processes=4))
+        assert changed_options(start, same) == []
 
 
 @pytest.mark.parametrize(

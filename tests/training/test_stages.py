@@ -16,10 +16,12 @@ import pytest
 import convert
 import training.loop
 import training.run
+import training.saving
 from base.errors import InputError
 from bert.weights.params_file import read_array, read_index, write_params
 from comm.local import LocalCommunicator
 from data.pretraining.batches import PretrainingBatches
+from data.sharing import Share
 from tests.training.staged import (
     END,
     FIRST,
@@ -38,6 +40,7 @@ from training.optimizer.schedule import Schedule
 from training.options import parse_options
 from training.report import RunReporter
 from training.stages import data_seed
+from training.stopping import Stopped
 
 
 @pytest.fixture(scope="module")
@@ -119,15 +122,15 @@ def stop_in(monkeypatch: Any, where: Any, name: str, at: int, before: bool) -> N
 # A function, the number of the call that does not return, and whether it does its work before.
 MOMENTS: dict[str, tuple[Any, str, int, bool]] = {
     "in stage 1": (training.loop.Loop, "_take", 3, True),
-    "before stage 1's end is saved": (training.run, "save", 2, True),
-    "after stage 1's end is saved": (training.run, "save", 2, False),
+    "before stage 1's end is saved": (training.saving, "save", 2, True),
+    "after stage 1's end is saved": (training.saving, "save", 2, False),
     "after stage 1's last evaluation": (RunReporter, "evaluation", 2, False),
     "after stage 1's report": (training.loop, "summarize", 1, False),
     "before stage 2's start is looked for": (training.run, "find_start", 2, True),
     "when stage 2 is open": (training.run, "open_run", 2, False),
     "after stage 2's first evaluation": (RunReporter, "evaluation", 3, False),
     "in stage 2's second step": (training.loop.Loop, "_take", FIRST + 2, True),
-    "after stage 2's first checkpoint": (training.run, "save", 3, False),
+    "after stage 2's first checkpoint": (training.saving, "save", 3, False),
     "before the very last evaluation": (training.run, "evaluate", 5, True),
 }
 
@@ -160,15 +163,16 @@ def test_a_damaged_checkpoint_of_stage_2_leaves_stage_1s_end(whole, corpus, tmp_
     assert metrics_of(tmp_path / "run") == metrics_of(whole)
 
 
-@pytest.mark.parametrize("stage, moment", [(1, "before"), (1, "after"), (2, "after")])
-def test_a_signal_at_the_boundary(stage, moment, whole, corpus, tmp_path, monkeypatch, capsys):
-    """During the last step of stage 1 (before it is saved), after it, and while stage 2 is opened."""
+@pytest.mark.parametrize("moment", ["before", "after", "opening"])
+def test_a_signal_at_the_boundary(moment, whole, corpus, tmp_path, monkeypatch, capsys):
+    """During the last step of stage 1 (before it is saved), after it, and while stage 2 is opened, which ends
+    the process at once: stage 1 is saved."""
     with monkeypatch.context() as patches:
         where, name = {
-            (1, "before"): (training.loop.Loop, "_log"),
-            (1, "after"): (training.loop, "summarize"),
-            (2, "after"): (training.run, "open_run"),
-        }[stage, moment]
+            "before": (training.loop.Loop, "_log"),
+            "after": (training.loop, "summarize"),
+            "opening": (training.run, "open_run"),
+        }[moment]
         calls, original = [0], getattr(where, name)
 
         def signalled(*args: Any, **kwargs: Any) -> Any:
@@ -178,11 +182,13 @@ def test_a_signal_at_the_boundary(stage, moment, whole, corpus, tmp_path, monkey
             return original(*args, **kwargs)
 
         patches.setattr(where, name, signalled)
-        assert run(tmp_path, corpus, resume=True) == 143
-    saved = list_steps(str(tmp_path))[-1]
-    assert saved == (FIRST if stage == 1 else FIRST + 1)
+        try:
+            assert run(tmp_path, corpus, resume=True) == 143
+        except Stopped as stopped:
+            assert moment == "opening" and stopped.code == 143
+    assert list_steps(str(tmp_path))[-1] == FIRST
     said = capsys.readouterr().err
-    assert "stopped by a signal" in said and f"step {saved}" in said
+    assert ("stopped by a signal" in said and f"step {FIRST}" in said) == (moment != "opening")
     assert run(tmp_path, corpus, resume=True) == 0
     assert arrays_of(tmp_path, END) == arrays_of(whole, END)
     assert metrics_of(tmp_path) == metrics_of(whole)
@@ -253,7 +259,7 @@ def test_masks_of_stage_2_are_its_own(corpus, tmp_path):
     for part in parts_of(tmp_path, corpus, max_seq_length=32, batch_size=4):
         opened = open_source(part.inputs, part.inputs.train, LocalCommunicator())
         feed = PretrainingBatches(
-            opened.source, part.inputs.config.batching, data_seed(5, part.config.start.stage), 0, 1
+            opened.source, part.inputs.config.batching, data_seed(5, part.config.start.stage), Share.of(0, 1)
         )
         batches.append(next(iter(feed)))
     assert data_seed(5, 1) == data_seed(5, None) == 5

@@ -212,7 +212,9 @@ class TestDropout:
         """Of one step by a network that has already drawn other masks."""
         network = tiny_network(dropout=dropout, spread=SPREAD)
         batch = random_batch(np.random.default_rng(7), 4, 12, 4, least_masked=1)
-        step, _ = make_step(network, random_seed_of=lambda number: dropout_seed(seed, number, rank))
+        step, _ = make_step(
+            network, random_seed_of=lambda step, number: dropout_seed(seed, step, rank + number)
+        )
         mx.random.seed(step_number * 17)
         step(step_number + 5, [batch], lr=1e-30)
         step(step_number, [batch], lr=1e-30)

@@ -90,7 +90,7 @@ def make_step(
     clip_norm: float = 0.0,
     scaler: Any = None,
     communicator: Any = None,
-    random_seed_of: Any = lambda step: step,
+    random_seed_of: Any = lambda step, number: step + 1000 * number,
     **optimizer_options: Any,
 ) -> tuple[TrainStep, Optimizer]:
     """A step with a new optimizer over all parameters of the network."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Iterator, Mapping, Protocol, Sequence
 
 import numpy as np
@@ -13,6 +13,7 @@ from comm.base import Communicator
 from data.finetuning.batches import OrderedBatches
 from data.finetuning.batching import EvaluationOrder, Grouping, TrainingOrder
 from data.fingerprint import DIGITS
+from data.sharing import Share
 from data.tokenizing.vocab import Vocabulary
 from tasks.base import Collector
 from training.config import RunConfig
@@ -84,8 +85,9 @@ class FinetuningInputs:
         """As `make_finetuning_plan`. Raises InputError for fewer examples than a step has."""
         epochs = None
         if self.training is not None:
-            size, count = step_examples(config.batch, world_size), len(self.training.lengths)
-            order = self._order(config, self.training, (0, 0, world_size))
+            batch = replace(config.batch, processes=world_size)
+            size, count = step_examples(batch, world_size), len(self.training.lengths)
+            order = self._order(replace(config, batch=batch), self.training, (0, 0, world_size))
             epochs = Epochs(self.epochs, count, order.num_steps(self.epochs))
             if count < size:
                 raise InputError(
@@ -100,6 +102,12 @@ class FinetuningInputs:
         """This rank's share of each step's examples."""
         if self.training is None:
             return None
+        size = config.batch.batch_size * config.batch.micro_batches
+        if size < communicator.size:
+            raise InputError(
+                f"--batch_size: a step of this run has {size} examples, too few for {communicator.size} "
+                f"processes; start {size} of them at most"
+            )
         order = self._order(config, self.training, (seed, communicator.rank, communicator.size))
         lengths = ", ".join(map(str, order.bounds))
         reporter.note(f"batches of a process: {config.batch.batch_size} examples of {lengths} tokens")
@@ -129,8 +137,10 @@ class FinetuningInputs:
     ) -> TrainingOrder:
         """The order for `place`: seed, rank and number of ranks."""
         seed, rank, world_size = place
-        grouping = Grouping(accumulate=config.batch.accumulate, max_length=self.max_seq_length)
-        size = step_examples(config.batch, world_size)
+        batch = config.batch
+        accumulate = Share(rank, world_size, batch.micro_batches).most  # so that memory stays what it was
+        grouping = Grouping(accumulate=accumulate, max_length=self.max_seq_length)
+        size = step_examples(batch, batch.processes)
         return TrainingOrder(training.lengths, size, seed, rank, world_size, grouping)
 
 

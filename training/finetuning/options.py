@@ -37,6 +37,7 @@ from training.config import (
     ReportConfig,
     RunConfig,
 )
+from training.deadline import DeadlineConfig, add_deadline_options, check_deadline
 from training.finetuning.beginning import BeginningConfig, Found
 from training.options_file import OPTION, expand, given_file
 from training.pairs import accumulation
@@ -209,6 +210,7 @@ def _add_output(add: Callable[..., Any]) -> None:
     )
     add("--keep_checkpoints", type=count, default=1, help="keep the newest so many; 0: all (default: 1)")
     add("--resume", action="store_true", help="continue from the newest complete checkpoint, if any")
+    add_deadline_options(add)
     add("--log_interval", type=positive_int, default=50, help="steps between lines of metrics (default: 50)")
     add(
         "--progress",
@@ -253,6 +255,7 @@ def parse(parser: OptionParser, argv: Sequence[str] | None) -> argparse.Namespac
     if options.uncased and options.cased:
         raise InputError("--uncased and --cased exclude each other")
     communication_config(options)
+    check_deadline(DeadlineConfig(options.max_hours, options.save_before), os.environ)
     options.ckpt_dir = os.path.expanduser(options.ckpt_dir)
     return options
 
@@ -318,4 +321,5 @@ def finetuning_config(options: argparse.Namespace, found: Found) -> RunConfig:
         ),
         named,
         named,
+        deadline=DeadlineConfig(options.max_hours, options.save_before),
     )

@@ -23,7 +23,16 @@ from training.run_inputs import Part
 # Options in which a resumed launch may differ from the one before it, besides those of the members.
 _OF_A_LAUNCH = (
     *("seed", "seeds", "search", "ckpt_dir", "resume", "options_file", "backend", "comm_timeout"),
-    *("progress", "verbose", "log_interval", "profile", "peak_tflops", "num_data_workers"),
+    *(
+        "progress",
+        "verbose",
+        "log_interval",
+        "profile",
+        "peak_tflops",
+        "num_data_workers",
+        "max_hours",
+        "save_before",
+    ),
 )
 
 

@@ -30,7 +30,7 @@ from training.results.record import (
 
 if TYPE_CHECKING:
     from comm.base import Communicator
-    from training.loop import StopRequest
+    from training.stopping import StopRequest
 
 MEMBERS_FILE = "members.json"
 FORMAT = 1
@@ -279,7 +279,7 @@ def run_members(
         0, or the exit code of the member that a signal has stopped.
     """
     from training.exchange import broadcast_json
-    from training.loop import StopRequest
+    from training.stopping import StopRequest
 
     stop = StopRequest()
     stop.listen()

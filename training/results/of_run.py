@@ -102,7 +102,7 @@ def figures_of(run: Run) -> dict[str, Any]:
 def sequences_of_step(run: Run) -> float:
     """Sequences of a step of all processes; with --use_avg_len those of full length."""
     batch = run.config.batch
-    sequences = run.communicator.size * batch.batch_size * batch.accumulate
+    sequences = batch.batch_size * batch.micro_batches
     if not batch.use_avg_len:
         return sequences
     whole, rest = divmod(sequences, run.inputs.max_seq_length)

@@ -19,13 +19,13 @@ from tasks.pretraining.task import Pretraining
 from training.checkpoint import list_steps, params_path, read_manifest
 from training.config import stage_config
 from training.inputs import check_parts
-from training.loop import StopRequest
 from training.options import parse_options, stage_options
 from training.report import read_metrics
 from training.results.members import Member, Plan, members_of, run_members
 from training.results.record import FINISHED, NOT_FINITE, UNFINISHED, Result, has_result, read_result
 from training.results.summary import read_members
 from training.run import train_stages
+from training.stopping import StopRequest
 
 TINY = [
     *("--model", "bert_1_32_2", "--operators", "mxnet", "--dummy_data_len", "16", "--batch_size", "2"),

@@ -1,4 +1,4 @@
-"""hosts/launch_byteps.py with real processes on this machine: their environment, their output, their ends."""
+"""hosts/launch.py with real processes on this machine: their environment, their output, their ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from tests.processes import ROOT, python_3_8, run_command, start_command, wait_for_file
 
 PART = Path(__file__).with_name("part.py")
-LAUNCHER = [sys.executable, ROOT / "hosts" / "launch_byteps.py"]
+LAUNCHER = [sys.executable, ROOT / "hosts" / "launch.py", "--backend", "byteps"]
 NO_SIGNS = {"DMLC_ROLE": None, "BYTEPS_LOCAL_RANK": None}
 
 
@@ -114,7 +114,7 @@ def test_arguments_arrive_as_they_are(tmp_path):
 
 def test_runs_as_a_module_too(tmp_path):
     command = words(tmp_path, ["localhost slots=1"], ["exit0"])
-    command[1:2] = ["-m", "hosts.launch_byteps"]
+    command[1:2] = ["-m", "hosts.launch"]
     run_command(command, timeout=20).check()
     assert facts(tmp_path, 0)["environ"]["BYTEPS_GLOBAL_RANK"] == "0"
 
@@ -125,10 +125,10 @@ def test_runs_with_python_3_8_and_nothing_else(tmp_path):
     if python is None:
         pytest.skip("no Python 3.8 on this machine")
     (tmp_path / "hosts").write_text("localhost slots=2\n")
-    command = [python, "-S", "-E", "-W", "error", LAUNCHER[1], "--hostfile", tmp_path / "hosts", "--"]
+    command = [python, "-S", "-E", "-W", "error", *LAUNCHER[1:], "--hostfile", tmp_path / "hosts", "--"]
     result = run_command([*command, python, "-c", "import sys; print('here'); sys.exit(7)"], timeout=20)
     assert result.returncode == 7, result.describe()
-    assert re.fullmatch(r"launch_byteps: rank \d exited with 7; ended the run\n", result.stderr)
+    assert re.fullmatch(r"launch: rank \d exited with 7; ended the run\n", result.stderr)
     assert re.search(r"^\[rank \d\] here$", result.stdout, re.MULTILINE)
 
 
@@ -170,7 +170,7 @@ def test_quiet(tmp_path):
     options = ["--log_dir", tmp_path / "logs", "--quiet", "--server_timeout", "0.5"]
     result = launch(tmp_path, ["localhost slots=1"] * 2, ["talk", "exit0"], *options).check()
     assert result.stdout == ""
-    assert [line.split(":")[0] for line in result.stderr.splitlines()] == ["launch_byteps"]
+    assert [line.split(":")[0] for line in result.stderr.splitlines()] == ["launch"]
     assert (tmp_path / "logs" / "rank.0" / "stdout").stat().st_size > 200_000
     assert b"engine" in (tmp_path / "logs" / "server.0" / "stderr").read_bytes()
     assert (tmp_path / "logs" / "scheduler" / "stderr").stat().st_size > 0
@@ -197,7 +197,7 @@ def test_a_reader_that_stalls_does_not_keep_a_failed_run_alive(tmp_path):
         process.wait()
     assert process.returncode == 7
     assert out == b"".join(b"[rank 1] line %d\n" % number for number in range(50_000))
-    assert err == b"launch_byteps: rank 1 exited with 7; ended the run\n"
+    assert err == b"launch: rank 1 exited with 7; ended the run\n"
 
 
 # ------------------------------------------------------------------------------------ a part that fails
@@ -207,7 +207,7 @@ def test_a_reader_that_stalls_does_not_keep_a_failed_run_alive(tmp_path):
 def test_the_exit_code_is_the_culprits(tmp_path, lines):
     result = launch(tmp_path, lines, ["sleep", "exit7"])
     assert result.returncode == 7
-    assert last_line(result) == "launch_byteps: rank 1 exited with 7; ended the run"
+    assert last_line(result) == "launch: rank 1 exited with 7; ended the run"
     assert result.seconds < 15
 
 
@@ -228,7 +228,7 @@ def test_a_part_that_is_killed_ends_the_run(tmp_path, victim):
         os.kill(pid, signal.SIGKILL)
         result = run.wait()
     assert result.returncode == 128 + signal.SIGKILL, result.describe()
-    assert last_line(result) == f"launch_byteps: {victim} was killed by SIGKILL; ended the run"
+    assert last_line(result) == f"launch: {victim} was killed by SIGKILL; ended the run"
 
 
 @pytest.mark.parametrize("victim", ["rank 0", "server 0"])
@@ -240,7 +240,7 @@ def test_a_part_that_is_stopped_counts_as_dead(tmp_path, victim):
         os.kill(pid, signal.SIGSTOP)
         result = run.wait()
     assert result.returncode == 128 + signal.SIGSTOP, result.describe()
-    said = rf"launch_byteps: {victim} had been stopped for \d+ s by a signal and was killed; ended the run"
+    said = rf"launch: {victim} had been stopped for \d+ s by a signal and was killed; ended the run"
     assert re.fullmatch(said, last_line(result))
     assert not alive(pid)
 
@@ -264,7 +264,7 @@ def test_who_was_stopped_is_to_blame_for_those_who_gave_up(tmp_path):
         os.kill(pid_of(tmp_path, 0), signal.SIGABRT)
         result = run.wait()
     assert result.returncode == 128 + signal.SIGSTOP
-    assert "launch_byteps: rank 1 had been stopped for" in last_line(result)
+    assert "launch: rank 1 had been stopped for" in last_line(result)
 
 
 def test_a_program_that_cannot_be_started(tmp_path):
@@ -289,7 +289,7 @@ def test_signals_reach_the_ranks(tmp_path, number, code):
         run.signal(signal.Signals[number])
         result = run.wait()
     assert result.returncode == code, result.describe()
-    assert last_line(result) == f"launch_byteps: stopped by {number}"
+    assert last_line(result) == f"launch: stopped by {number}"
     arrived = {"SIGHUP": "SIGTERM"}.get(number, number)
     for rank in range(3):  # the first that ends does not take the others down
         assert (tmp_path / f"rank.{rank}.saved").read_text() == arrived
@@ -319,7 +319,7 @@ def test_a_second_interrupt_kills_at_once(tmp_path):
         run.signal(signal.SIGINT)
         result = run.wait()
     assert result.returncode == 130
-    assert "launch_byteps: interrupted; killed rank 0, rank 1" in result.stderr
+    assert "launch: interrupted; killed rank 0, rank 1" in result.stderr
 
 
 def test_a_rank_that_does_not_handle_signals_yet(tmp_path):
@@ -327,7 +327,7 @@ def test_a_rank_that_does_not_handle_signals_yet(tmp_path):
         run.signal(signal.SIGTERM)
         result = run.wait()
     assert result.returncode == 143 and not result.timed_out
-    assert last_line(result) == "launch_byteps: stopped by SIGTERM"
+    assert last_line(result) == "launch: stopped by SIGTERM"
 
 
 def test_a_failure_while_stopping_is_a_failure(tmp_path):
@@ -337,7 +337,7 @@ def test_a_failure_while_stopping_is_a_failure(tmp_path):
         os.kill(pid_of(tmp_path, 0), signal.SIGKILL)
         result = run.wait()
     assert result.returncode == 137
-    assert last_line(result) == "launch_byteps: rank 0 was killed by SIGKILL; ended the run"
+    assert last_line(result) == "launch: rank 0 was killed by SIGKILL; ended the run"
 
 
 # ------------------------------------------------------------------------------------- nothing outlives
@@ -361,9 +361,7 @@ def test_a_supervisor_that_is_killed_takes_its_part_along(tmp_path):
         result = run.wait()
     assert not alive(part)
     assert result.returncode == 137
-    assert (
-        last_line(result) == "launch_byteps: rank 1 was lost: its supervisor ended by SIGKILL; ended the run"
-    )
+    assert last_line(result) == "launch: rank 1 was lost: its supervisor ended by SIGKILL; ended the run"
 
 
 def test_what_a_part_has_started_ends_with_it(tmp_path):
@@ -441,7 +439,7 @@ def test_a_host_that_cannot_be_reached(tmp_path):
     assert result.returncode == 255
     assert "[rank 0] 192.0.2.1: no route" in result.stderr
     said = "rank 0 on 192.0.2.1 could not be reached: the remote shell exited with 255; ended the run"
-    assert last_line(result) == f"launch_byteps: {said}"
+    assert last_line(result) == f"launch: {said}"
 
 
 # ------------------------------------------------------------------------------------- other hosts
@@ -476,7 +474,7 @@ def test_a_lost_connection(tmp_path):
         result = run.wait()
     assert result.returncode == 137
     said = "rank 0 on 192.0.2.1 was lost: its remote shell ended by SIGKILL; ended the run"
-    assert last_line(result) == f"launch_byteps: {said}"
+    assert last_line(result) == f"launch: {said}"
     assert not alive(pid_of(tmp_path, 0))
 
 
@@ -500,7 +498,7 @@ def test_public_addresses_are_said_on_one_line(tmp_path):
     public = ["8.8.4.1 slots=1", "8.8.4.2 slots=1", "10.0.0.3 slots=1"]
     result = launch(tmp_path, public, ["exit0"], "--dry_run").check()
     assert result.stderr == (
-        "launch_byteps: BytePS listens where the public may connect, and anyone who does can end the run: "
+        "launch: BytePS listens where the public may connect, and anyone who does can end the run: "
         "8.8.4.1 (scheduler, server 0, rank 0); 8.8.4.2 (server 1, rank 1); "
         "let only the run's hosts through (docs/network.md), or use a private network\n"
     )
@@ -515,7 +513,7 @@ def test_dry_run_with_names_that_have_no_address(tmp_path):
     result = launch(tmp_path, lines, ["exit0"], "--dry_run").check()
     assert "DMLC_PS_ROOT_URI=a.invalid" in result.stdout and "DMLC_NODE_HOST=b.invalid" in result.stdout
     assert result.stderr.splitlines() == [
-        f"launch_byteps: {name} has no address here; its name is printed, a run would stop here"
+        f"launch: {name} has no address here; its name is printed, a run would stop here"
         for name in ("a.invalid", "b.invalid")
     ]
     result = launch(tmp_path, lines, ["exit0"], "--interface", "ens5")

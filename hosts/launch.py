@@ -1,0 +1,363 @@
+#!/usr/bin/env python
+"""Starts a run on all hosts of a host file, over Horovod or BytePS, and starts it again after a failure.
+
+    python hosts/launch.py --hostfile hosts/4x_p3dn --backend hvd -- run_pretraining_hvd.py --ckpt_dir ckpt
+
+--backend hvd: mpirun, with a rank in every slot of a line `name slots=N`. --backend byteps: scheduler,
+servers and workers; a line is a BytePS worker with N ranks, a host that is listed twice runs two workers, and
+a single line needs neither scheduler nor servers. Other hosts are reached through ssh, which must ask for no
+password; every host has this folder, its environment, the data and --ckpt_dir at the same paths. Variables
+that are sent to other hosts: DMLC_*, BYTEPS_*, PS_*, MXNET_*, NCCL_*, OMP_NUM_THREADS, PATH, PYTHONPATH,
+LD_LIBRARY_PATH, and those of --env.
+
+After a failure all processes end, and the command is started again with --resume, --max_restarts times
+without a new checkpoint. A host that fails or does not answer --host_tries times in a row is left out: a
+spare host, `# spare: name slots=N` in the host file, takes its place, else the run goes on with fewer, down
+to --min_hosts, until the host answers again. Each restart is a line here and in restarts.jsonl in --ckpt_dir.
+Exit codes: 0 complete, 2 bad input, 143 or 130 stopped by a signal, 75 saved and to be run again (--again
+does that); none of these is started again. docs/launching.md is the guide.
+
+Each line of output begins with its origin: [rank 3], [server 0], [scheduler], [mpirun]. SIGINT (Ctrl-C),
+SIGTERM and SIGUSR1 reach the ranks, which save a checkpoint after their step and end; a second Ctrl-C kills
+at once. When a part fails, all others are ended, the last line names the first that failed, and its exit code
+becomes the run's (128 + the number of a signal). Nothing outlives the launcher, however that ends.
+
+Neither mpirun nor BytePS's bpslaunch is enough: a Ctrl-C to mpirun kills ranks after a second; bpslaunch
+starts the parts of one host only, passes the command to a shell, which expands quoted words, ties ranks to
+cores by a rule of its own (BYTEPS_NUMA_ON=0 prevents it), and when a rank dies it leaves the others running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import resource
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, Sequence
+
+if __name__ == "__main__" and not __package__:
+    # Run as a script, Python looks for modules in hosts/ instead of one folder up.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from base.command_line import OptionParser, path_name, whole
+from base.command_line import seconds as limited
+from base.errors import InputError, one_line
+from hosts import over_byteps, over_mpirun
+from hosts.addresses import is_here
+from hosts.exposure import warning
+from hosts.hostfile import merged, read_host_lines, read_spares
+from hosts.output import Output, Screen
+from hosts.parts import DECIDED, DEFAULT_PORT, Access, Part, Wiring, check_command, ssh_words
+from hosts.restarts import Policy, Restarts, Stopped, Wish
+from hosts.roster import Roster
+from hosts.running import Limits, Outcome, Run
+from hosts.signals import Signals
+
+FINISH = 60.0  # seconds for a slow reader to take the last lines
+RESTARTS = 3  # by default, where there is a --ckpt_dir to go on from
+HVD, BYTEPS = BACKENDS = ("hvd", "byteps")
+CKPT_DIR, RESUME, START_STEP = "--ckpt_dir", "--resume", "--start_step"  # options of the training scripts
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The options as given, and the command of the ranks."""
+
+    backend: str
+    wiring: Wiring
+    servers: over_byteps.Servers
+    mpirun: str
+    log_dir: Path | None
+    quiet: bool
+    limits: Limits
+    policy: Policy
+    roster: Roster
+    ckpt_dir: str | None
+    command: tuple[str, ...]
+
+    def plan(self, lines: Sequence[tuple[str, int]], resume: bool = False) -> tuple[list[Part], Access]:
+        """The processes of a run on the hosts of `lines`, and how they are started."""
+        more = [RESUME] if resume and RESUME not in self.command else []
+        command = [*self.command, *more]
+        if self.backend == HVD:
+            return over_mpirun.plan(merged(lines), command, self.wiring, self.mpirun)
+        return over_byteps.plan(lines, command, self.wiring, self.servers, say)
+
+
+class _Parser(OptionParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"launch: {one_line(message)}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="hosts/launch.py",
+        usage="%(prog)s --hostfile FILE --backend {hvd,byteps} [options] -- SCRIPT OPTIONS...",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    text = "Open MPI host file: name slots=8"
+    parser.add_argument("--hostfile", type=path_name, required=True, metavar="FILE", help=text)
+    text = "hvd: mpirun, for scripts over Horovod; byteps: scheduler, servers and workers of BytePS"
+    parser.add_argument("--backend", required=True, choices=BACKENDS, help=text)
+    _restart_options(parser)
+    _backend_options(parser)
+    text = "remote shell and its options, such as 'ssh -p 2222' (default: ssh)"
+    parser.add_argument("--ssh", default="ssh", metavar="COMMAND", help=text)
+    text = (
+        "network interface between the hosts (default: any but loopback and Docker's for hvd; "
+        "DMLC_INTERFACE, else that of the addresses in the host file for byteps)"
+    )
+    parser.add_argument("--interface", metavar="NAME", help=text)
+    text = "a variable for every part, with its value here or a given one; can be repeated"
+    parser.add_argument("--env", action="append", default=[], metavar="NAME[=VALUE]", help=text)
+    text = (
+        "also write each part's lines to DIR/rank.N/stdout, DIR/server.N/stderr, DIR/scheduler/...; appended"
+    )
+    parser.add_argument("--log_dir", type=path_name, metavar="DIR", help=text)
+    text = "show the launcher's own lines only; needs --log_dir"
+    parser.add_argument("--quiet", action="store_true", help=text)
+    limits = Limits()
+    text = "how long ranks may take to stop after a signal before they are killed: a step and a checkpoint"
+    _seconds(parser, "--grace", limits.grace, text)
+    text = "a part stopped by SIGSTOP for so long counts as dead"
+    _seconds(parser, "--stopped_timeout", limits.stopped, text)
+    _seconds(
+        parser, "--server_timeout", limits.servers, "how long servers may take to end after the last rank"
+    )
+    parser.add_argument("--dry_run", action="store_true", help="print a command for each part, start nothing")
+    return parser
+
+
+def _seconds(parser: argparse.ArgumentParser, flag: str, default: float, text: str) -> None:
+    help = f"{text} (default {default:g})"
+    parser.add_argument(flag, type=limited, default=default, metavar="SECONDS", help=help)
+
+
+def _restart_options(parser: argparse.ArgumentParser) -> None:
+    text = (
+        f"restarts after failures; the number counts anew after every later checkpoint (default: {RESTARTS} "
+        "if the script's options have --ckpt_dir, else 0). Rule of thumb: 3; more hides a host that should "
+        "be replaced"
+    )
+    parser.add_argument(
+        "--max_restarts", type=whole(0, 1000, "more would hide a defect"), metavar="N", help=text
+    )
+    text = (
+        "go on with so many hosts if others are left out (default: all of the host file; only spare hosts "
+        "then replace one). Rule of thumb: half of them; below, waiting for a host is cheaper"
+    )
+    parser.add_argument(
+        "--min_hosts", type=whole(1, 100_000, "no cluster is so large"), metavar="K", help=text
+    )
+    text = (
+        "leave a host out after so many failures in a row, of its processes or of its answer (default 2). "
+        "Rule of thumb: 2, a host that reboots has answered by then; 1 with --backoff 60 or more"
+    )
+    parser.add_argument(
+        "--host_tries",
+        type=whole(1, 1000, "such a host does not come back"),
+        default=2,
+        metavar="N",
+        help=text,
+    )
+    text = (
+        "wait so long before a restart, twice as long after each failure without a new checkpoint, at most "
+        "300 s. Rule of thumb: what a batch system takes to give a host back"
+    )
+    _seconds(parser, "--backoff", 5.0, text)
+    text = "ask hosts that were left out so often whether they answer, more seldom those left out repeatedly"
+    _seconds(parser, "--rejoin_interval", 60.0, text)
+    text = (
+        "wait so long for hosts where too few are left to start with. Rule of thumb: what a host takes to "
+        "reboot"
+    )
+    _seconds(parser, "--host_patience", 600.0, text)
+    text = "start again when the script exits with 75, saved and to be run again (default: exit with 75)"
+    parser.add_argument("--again", action="store_true", help=text)
+
+
+def _backend_options(parser: argparse.ArgumentParser) -> None:
+    text = "hvd: mpirun and more options for it, as a shell would split them (default: mpirun)"
+    parser.add_argument("--mpirun", default="mpirun", metavar="COMMAND", help=text)
+    text = (
+        "byteps: servers, placed on the hosts in turn (default: one a host, BytePS's recommendation for "
+        "servers that share their hosts with workers: each host's network then carries the same load)"
+    )
+    parser.add_argument(
+        "--num_servers",
+        type=whole(0, 4096, "BytePS's largest networks have hundreds"),
+        metavar="N",
+        help=text,
+    )
+    text = (
+        "byteps: host and port of the scheduler (default: the first host; a free port if that is this "
+        f"machine, else {DEFAULT_PORT})"
+    )
+    parser.add_argument("--scheduler", metavar="HOST[:PORT]", help=text)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code (2 on bad input, 1 when a part could not be started)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        launch = _parse(words)
+        parts, access = launch.plan(launch.roster.lines())
+    except InputError as error:
+        say(str(error))
+        return 2
+    exposed = warning(parts, access)
+    if exposed:
+        say(exposed)
+    if launch.wiring.only_show:
+        with contextlib.suppress(BrokenPipeError):  # the reader, such as `head`, has seen enough
+            for part in parts:
+                print(f"# {part.name} on {part.host}\n{access.by_hand(part)}", flush=True)
+        return 0
+    _allow_open_files()
+    errors = Screen(sys.stderr.buffer)
+    screens = (Screen(sys.stdout.buffer, errors.say), errors)
+    try:
+        return _run(launch, Output(None if launch.quiet else screens, launch.log_dir, errors.say))
+    finally:
+        for screen in screens:
+            screen.finish(FINISH)
+
+
+def say(text: str) -> None:
+    """Writes a line of the launcher's own, before there is a `Screen`."""
+    print(f"launch: {text}", file=sys.stderr, flush=True)
+
+
+def _run(launch: Launch, output: Output) -> int:
+    """Runs it once, or again and again."""
+    with Signals() as signals:
+
+        def start(lines: Sequence[tuple[str, int]], resume: bool, wish: Wish) -> Outcome:
+            parts, access = launch.plan(lines, resume)
+            return Run(parts, access, launch.limits, output, signals, wish).run()
+
+        try:
+            if launch.ckpt_dir is None:
+                return start(launch.roster.lines(), False, lambda: False).code
+            ssh = launch.wiring.ssh
+            restarts = Restarts(launch.policy, launch.roster, launch.ckpt_dir, ssh, signals, output.say)
+            return restarts.run(start)
+        except Stopped as stopped:
+            output.say(str(stopped))
+            return stopped.code
+        except InputError as error:
+            output.say(str(error))
+            return 2
+        except OSError as error:
+            output.say(f"{error.filename or 'a part'}: {error.strerror}; ended the run")
+            return 1
+
+
+def _parse(words: list[str]) -> Launch:
+    command: list[str] = []
+    if "--" in words:
+        cut = words.index("--")
+        words, command = words[:cut], words[cut + 1 :]
+    args = _parser().parse_args(words)
+    if command and command[0].endswith(".py"):
+        command = [sys.executable, *command]
+    lines, spares = read_host_lines(args.hostfile), read_spares(args.hostfile)
+    check_command(command)
+    _check_options(args)
+    ckpt_dir = _value(command, CKPT_DIR)
+    policy = _policy(args, ckpt_dir, command, len({name for name, _ in lines}))
+    remote = any(not is_here(host) for host, _ in [*lines, *spares]) or bool(args.scheduler)
+    wiring = Wiring(
+        hostfile=args.hostfile,
+        interface=args.interface or (os.environ.get("DMLC_INTERFACE") if args.backend == BYTEPS else None),
+        ssh=ssh_words(args.ssh, args.dry_run) if remote else (),
+        extra=_extra(args.env),
+        only_show=args.dry_run,
+    )
+    return Launch(
+        backend=args.backend,
+        wiring=wiring,
+        servers=over_byteps.Servers(args.num_servers, args.scheduler),
+        mpirun=args.mpirun,
+        log_dir=None if args.log_dir is None else Path(args.log_dir),
+        quiet=args.quiet,
+        limits=Limits(args.grace, args.server_timeout, args.stopped_timeout),
+        policy=policy,
+        roster=Roster(lines, spares, args.host_tries),
+        ckpt_dir=ckpt_dir if policy.max_restarts or policy.again else None,
+        command=tuple(command),
+    )
+
+
+def _policy(args: argparse.Namespace, ckpt_dir: str | None, command: Sequence[str], num_hosts: int) -> Policy:
+    """Options of restarts. Raises InputError where they do not go with the script's."""
+    restarts = (RESTARTS if ckpt_dir else 0) if args.max_restarts is None else args.max_restarts
+    flag = f"--max_restarts {restarts}" if restarts else "--again"
+    if (restarts or args.again) and not ckpt_dir:
+        raise InputError(f"{flag}: needs --ckpt_dir among the script's options; a restart goes on from there")
+    if (restarts or args.again) and _value(command, START_STEP) is not None:
+        raise InputError(
+            f"{START_STEP}: a restart takes the newest checkpoint, which may be another run's; use --resume, "
+            "or --max_restarts 0"
+        )
+    if args.min_hosts is not None and args.min_hosts > num_hosts:
+        raise InputError(f"--min_hosts {args.min_hosts}: --hostfile {args.hostfile} has {num_hosts} hosts")
+    return Policy(
+        max_restarts=restarts,
+        min_hosts=args.min_hosts or num_hosts,
+        backoff=args.backoff,
+        again=args.again,
+        rejoin=args.rejoin_interval,
+        patience=args.host_patience,
+    )
+
+
+def _value(command: Sequence[str], flag: str) -> str | None:
+    """The value of one of the script's options; the last counts, as it does for the script."""
+    value = None
+    for number, word in enumerate(command):
+        if word == flag and number + 1 < len(command):
+            value = command[number + 1]
+        elif word.startswith(f"{flag}="):
+            value = word.partition("=")[2]
+    return os.path.expanduser(value) if value else None
+
+
+def _extra(given: Sequence[str]) -> dict[str, str]:
+    """The variables of --env."""
+    extra = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if name in DECIDED:
+            raise InputError(
+                f"--env {one}: each part gets a value of its own from the launcher; leave it out"
+            )
+        if not name or not (equals or name in os.environ):
+            raise InputError(f"--env {one}: is not set here; write {one or 'NAME'}=VALUE")
+        extra[name] = value if equals else os.environ[name]
+    return extra
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    for flag, value in (("--num_servers", args.num_servers), ("--scheduler", args.scheduler)):
+        if args.backend == HVD and value is not None:
+            raise InputError(f"{flag} {value}: goes with --backend byteps")
+    if args.quiet and args.log_dir is None:
+        raise InputError("--quiet: needs --log_dir, or the output of the parts would be lost")
+    if args.log_dir is not None and os.path.exists(args.log_dir) and not os.path.isdir(args.log_dir):
+        raise InputError(f"--log_dir {args.log_dir}: is a file")
+
+
+def _allow_open_files() -> None:
+    """Raises the limit of open files: three pipes and two files a part are more than the usual 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""A run over BytePS: the parts on given hosts. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from dataclasses import dataclass
+from typing import Callable, Sequence
+
+from base.errors import InputError
+from hosts.addresses import LOOPBACK, addresses, free_port, is_address, is_here, is_loopback
+from hosts.parts import (
+    DEFAULT_PORT,
+    Access,
+    Part,
+    Rendezvous,
+    Wiring,
+    check_workers,
+    choose_num_servers,
+    plan_parts,
+)
+
+FEW_CORES = 4
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Options that only BytePS has: the number of servers, and the scheduler's `HOST` or `HOST:PORT`."""
+
+    number: int | None = None
+    scheduler: str | None = None
+
+
+def plan(
+    workers: Sequence[tuple[str, int]],
+    command: Sequence[str],
+    wiring: Wiring,
+    servers: Servers,
+    say: Callable[[str], None],
+) -> tuple[list[Part], Access]:
+    """Lists the processes of a run, and the means of starting them.
+
+    Args:
+        workers: host and slots of each worker (`read_host_lines`).
+        command: what each rank runs.
+        say: shows a warning.
+
+    Raises:
+        InputError: hosts or options that do not go together, or a host without an address.
+    """
+    check_workers(workers, wiring.hostfile)
+    extra = dict(wiring.extra)
+    forced = extra.get("BYTEPS_FORCE_DISTRIBUTED", os.environ.get("BYTEPS_FORCE_DISTRIBUTED", "0"))
+    distributed = len(workers) > 1 or forced.strip() not in ("", "0")
+    num_servers = choose_num_servers(servers.number, workers, distributed)
+    rendezvous = None
+    numeric: dict[str, str] = {}
+    hosts = [host for host, _ in workers]
+    if distributed:
+        rendezvous, numeric = _rendezvous(wiring, hosts, servers.scheduler, say)
+        hosts.append(rendezvous.host)
+    elif servers.scheduler:
+        raise InputError(f"--scheduler {servers.scheduler}: a single worker needs no scheduler; leave it out")
+    here = frozenset(host for host in hosts if is_here(host))
+    if wiring.interface:
+        extra["DMLC_INTERFACE"] = wiring.interface
+        # A run on this machine alone keeps to loopback; it has no network to choose.
+        numeric = numeric if set(numeric.values()) == {LOOPBACK} else {}
+    defaults = {"PYTHONUNBUFFERED": "1"}  # Python keeps lines back that go into a pipe
+    if here and rendezvous is not None and len(os.sched_getaffinity(0)) <= FEW_CORES:
+        defaults["BYTEPS_SERVER_ENGINE_THREAD"] = "1"
+    extra = {**{name: value for name, value in defaults.items() if name not in os.environ}, **extra}
+    run_id = uuid.uuid4().hex[:8]
+    parts = plan_parts(workers, num_servers, rendezvous, numeric, command, run_id)
+    return parts, Access(wiring.ssh, here, os.getcwd(), os.environ, extra)
+
+
+def _rendezvous(
+    wiring: Wiring, workers: Sequence[str], scheduler: str | None, say: Callable[[str], None]
+) -> tuple[Rendezvous, dict[str, str]]:
+    """The scheduler's place, and the numeric addresses of all hosts (with --dry_run a name without one)."""
+    name, port = _scheduler(scheduler, workers[0])
+    hosts = [*workers, name]
+    numeric = addresses(hosts, wiring.hostfile, lenient=wiring.only_show or bool(wiring.interface))
+    address = numeric[name]
+    if wiring.only_show:
+        for host in [host for host in numeric if not is_address(numeric[host])]:
+            say(f"{host} has no address here; its name is printed, a run would stop here")
+    # With an interface each of the other hosts determines its own address.
+    elif not is_address(address) or (is_loopback(address) and not all(map(is_here, hosts))):
+        raise InputError(f"{name} has no address here for the others; write it: --scheduler ADDRESS")
+    if port is None:
+        port = free_port(address) if is_here(name) else DEFAULT_PORT
+    return Rendezvous(name, address, port), numeric
+
+
+def _scheduler(given: str | None, first: str) -> tuple[str, int | None]:
+    """Host and port of --scheduler; `first` and None where it is left out."""
+    if given is None:
+        return first, None
+    host, colon, port = given.rpartition(":")
+    if not colon:
+        return given, None
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InputError(f"--scheduler {given}: write HOST or HOST:PORT, with a port from 1 to 65535")
+    return host, int(port)

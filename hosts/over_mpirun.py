@@ -1,0 +1,97 @@
+"""A run over Horovod: mpirun as the one part that the launcher starts. Standard library only.
+
+-host name:4,...
+    The hosts of this attempt; no file has to be written.
+--tag-output
+    Whose line it is (hosts/mpirun_output.py).
+-mca odls_base_sigkill_timeout 3
+    hosts/mpirun.py has 30, for ranks that get mpirun's own SIGTERM. Here the launcher's SIGUSR1 reaches them
+    first, and they leave together when they have saved.
+-mca orte_tmpdir_base, -mca btl_vader_backing_directory
+    Folders of this run, where all ranks are on this machine: ranks that are killed leave files in them, which
+    go with the folders.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import tempfile
+import uuid
+from typing import Container, Sequence
+
+from base.errors import InputError
+from hosts.addresses import LOOPBACK
+from hosts.mpirun import AS_ROOT, options_of_mpirun, variables
+from hosts.parts import MPIRUN, MPIRUN_SIGKILL, PASSED_ON, Access, Part, Wiring
+from hosts.shell import this_machine
+
+SHARED_MEMORY = "/dev/shm"
+
+
+def plan(
+    hosts: Sequence[tuple[str, int]], command: Sequence[str], wiring: Wiring, mpirun: str
+) -> tuple[list[Part], Access]:
+    """Lists the one process of a run, mpirun, and the means of starting it.
+
+    Args:
+        hosts: names and slots, each host once (`read_hostfile`); one rank is started in every slot.
+        command: what each rank runs.
+        mpirun: mpirun's name and more options for it, as a shell would split them.
+
+    Raises:
+        InputError: there is no such program.
+    """
+    machine = this_machine(hosts)
+    words = program(mpirun, wiring.only_show)
+    words += ["-np", str(sum(slots for _, slots in hosts))]
+    words += ["-host", ",".join(f"{name}:{slots}" for name, slots in hosts), "--tag-output"]
+    without_gpus = machine is not None and not machine.gpus
+    for line in options_of_mpirun(hosts, None, wiring.interface, without_gpus, MPIRUN_SIGKILL):
+        words += _without(wiring.extra, line)
+    folders: tuple[str, ...] = ()
+    if machine is None:
+        words += ["-mca", "plm_rsh_agent", shlex.join(wiring.ssh)]
+        set_already = {"PATH", "LD_LIBRARY_PATH", *variables(hosts, wiring.interface), *wiring.extra}
+        named = {name for name in (*os.environ, "PYTHONUNBUFFERED") if PASSED_ON.fullmatch(name)}
+        words += [word for name in sorted(named - set_already) for word in ("-x", name)]
+    else:
+        name = f"launch-{uuid.uuid4().hex[:8]}"
+        folders = (os.path.join(tempfile.gettempdir(), name),)
+        words += ["-mca", "orte_tmpdir_base", folders[0]]
+        if os.path.isdir(SHARED_MEMORY):
+            folders += (os.path.join(SHARED_MEMORY, name),)
+            words += ["-mca", "btl_vader_backing_directory", folders[1]]
+    words += [word for name in wiring.extra for word in ("-x", name)]
+    environment = {**(AS_ROOT if os.geteuid() == 0 else {}), "PYTHONUNBUFFERED": "1"}
+    ranks = tuple(name for name, slots in hosts for _ in range(slots))
+    part = Part(MPIRUN, 0, LOOPBACK, (*words, *command), environment, ranks, folders)
+    here = frozenset({LOOPBACK, *(() if machine is None else ranks)})
+    return [part], Access((), here, os.getcwd(), os.environ, wiring.extra)
+
+
+def program(given: str, only_show: bool) -> list[str]:
+    """Words of --mpirun. Raises InputError when it is empty, cannot be split, or names no program."""
+    try:
+        words = shlex.split(given)
+    except ValueError as error:
+        raise InputError(f"--mpirun {given}: {error}") from None
+    if not words:
+        raise InputError("--mpirun: is empty; write for example: --mpirun 'mpirun -mca pml ucx'")
+    if shutil.which(words[0]) is None and not only_show:
+        raise InputError(
+            f"--mpirun {given}: there is no program {words[0]} here; make setup installs Open MPI"
+        )
+    return words
+
+
+def _without(replaced: Container[str], words: Sequence[str]) -> list[str]:
+    """Words of mpirun but for `-x NAME=VALUE` of variables that --env replaces: it takes no name twice."""
+    kept: list[str] = []
+    for word in words:
+        if kept[-1:] == ["-x"] and word.partition("=")[0] in replaced:
+            kept.pop()
+        else:
+            kept.append(word)
+    return kept

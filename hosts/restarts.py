@@ -1,0 +1,356 @@
+"""A run that is started again after a failure, on the hosts that are left. Standard library only.
+
+Exit codes decide. 0: the run is complete. 2, bad input, would be the same again. 143 and 130, stopped by a
+signal: somebody wanted that. 75: the script has saved and wants to be run again. Anything else is a failure:
+after a wait the command is started again with --resume. Restarts are limited by a budget that is full again
+whenever a later checkpoint has been saved, and by sense: what a program says of itself twice, at one step and
+with nothing saved in between, it would say a third time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import time
+from dataclasses import dataclass
+from typing import Any, Callable, Iterable, Mapping, Sequence
+
+from hosts.addresses import is_here
+from hosts.roster import Probe, Roster
+from hosts.running import Failure, Outcome
+from hosts.saved import Saved, logged_step, look
+from hosts.signals import Signals
+
+RECORDS = "restarts.jsonl"
+BAD_INPUT, AGAIN = 2, 75
+STOPPED = (130, 143)
+LONGEST_WAIT = 300.0  # seconds between two starts, however many have failed
+# What another start may find changed: room on a disk, a rank or a connection that others missed.
+_PASSING = re.compile(
+    r"no space left|disk quota|input/output error|stale file|sign of life|without closing|lost the other|"
+    r"could not start|waited .* for the other|connection|unreachable|timed out|has no address|in use",
+    re.IGNORECASE,
+)
+_MISSING = re.compile(r"rank (\d+) \([^)]*\).* (?:given no sign of life|ended without closing)")
+
+Wish = Callable[[], bool]
+Start = Callable[[Sequence["tuple[str, int]"], bool, Wish], Outcome]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Options of restarts. `backoff`: seconds before the first one, doubled for each that follows without
+    progress. `again`: start again after 75. `rejoin`: seconds between two questions to a host left out.
+    `patience`: seconds to wait for hosts where too few are left."""
+
+    max_restarts: int
+    min_hosts: int
+    backoff: float
+    again: bool
+    rejoin: float
+    patience: float
+
+
+class Stopped(Exception):
+    """A signal between two runs. `code`: the launcher's exit code for it."""
+
+    def __init__(self, number: signal.Signals):
+        super().__init__(f"stopped by {number.name}")
+        self.code = 128 + (signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+
+
+class Budget:
+    """Number of restarts left, and the failures that used it."""
+
+    def __init__(self, policy: Policy, saved: Saved):
+        self._policy = policy
+        self.left = policy.max_restarts
+        self._saved = saved
+        self._previous: tuple[Failure, int] | None = None
+        self._in_a_row = 0
+
+    def progressed(self, saved: Saved) -> bool:
+        """Refills the budget if there is a later checkpoint than the last time; returns whether there is."""
+        if not saved.is_later_than(self._saved):
+            return False
+        self._saved, self.left, self._previous, self._in_a_row = saved, self._policy.max_restarts, None, 0
+        return True
+
+    def take(self, failure: Failure, logged: int) -> str | None:
+        """Uses up a restart. Returns a reason for not starting again, None if there is none.
+
+        `logged`: the last step in the metrics.
+        """
+        previous, self._previous = self._previous, (failure, logged)
+        if previous is not None and _is_same((failure, logged), previous):
+            return (
+                f"the same failure again after step {logged}, with nothing saved in between; not started "
+                f"again. First: {said(previous[0])}. Then: {said(failure)}"
+            )
+        if not self.spend():
+            first = f" First: {said(previous[0])}. Then: {said(failure)}" if previous else ""
+            return (
+                f"{self._policy.max_restarts} restarts have brought no checkpoint later than step "
+                f"{self._saved.step}; not started again.{first}"
+            )
+        return None
+
+    def spend(self) -> bool:
+        """Uses up a restart; returns False if there is none left."""
+        if self.left == 0:
+            return False
+        self.left -= 1
+        self._in_a_row += 1
+        return True
+
+    @property
+    def wait(self) -> float:
+        """Seconds until the next start."""
+        return min(LONGEST_WAIT, self._policy.backoff * 2.0 ** min(max(0, self._in_a_row - 1), 30))
+
+
+def _is_same(one: tuple[Failure, int], other: tuple[Failure, int]) -> bool:
+    (first, first_step), (second, second_step) = one, other
+    if not (first.own_end and second.own_end) or first_step != second_step or first.code != second.code:
+        return False
+    words = [re.sub(r"\d+", "#", each.words) for each in (first, second)]
+    return words[0] == words[1] and not _PASSING.search(first.words)
+
+
+def said(failure: Failure) -> str:
+    """A failure as one clause: who, how, its last words."""
+    return f"{failure.how} ({failure.words})" if failure.words else failure.how
+
+
+def guilty_host(failure: Failure, lines: Sequence[tuple[str, int]]) -> str | None:
+    """The host that a failure speaks against: that of the rank which the others missed, else of the part that
+    ended first.
+
+    `lines`: host and slots in the order of the ranks.
+    """
+    missing = _MISSING.search(failure.words)
+    ranks = [host for host, slots in lines for _ in range(slots)]
+    if missing and int(missing[1]) < len(ranks):
+        return ranks[int(missing[1])]
+    return failure.host
+
+
+class Recall:
+    """The wish to stop a run that has fewer hosts than it should: a host that was left out answers again, and
+    a checkpoint has just been saved."""
+
+    def __init__(self, roster: Roster, ssh: Sequence[str], ckpt_dir: str, interval: float):
+        self._roster, self._ssh, self._ckpt_dir, self._interval = roster, ssh, ckpt_dir, interval
+        self._probe: Probe | None = None
+        self._answered: set[str] = set()
+        self._begun = look(ckpt_dir)
+        self._next = time.monotonic() + self._pause()
+
+    def __call__(self) -> bool:
+        if not (self._roster.is_short() and self._roster.left_out):
+            return False
+        if self._probe is not None:
+            answered = self._probe.result()
+            if answered is None:
+                return False
+            self._probe, self._answered = None, answered
+            self._next = time.monotonic() + self._pause()
+        if self._answered:
+            return look(self._ckpt_dir).is_later_than(self._begun)
+        if time.monotonic() >= self._next:
+            self._probe = Probe(self._roster.left_out, self._ssh)
+        return False
+
+    @property
+    def answered(self) -> set[str]:
+        """Hosts that can be taken back."""
+        return self._answered
+
+    def close(self) -> None:
+        """Ends a question that has no answer yet."""
+        if self._probe is not None:
+            self._probe.close()
+
+    def _pause(self) -> float:
+        # A host that has been left out several times is asked more and more seldom.
+        return self._interval * 2.0 ** min(min(self._roster.left_out.values(), default=1) - 1, 6)
+
+
+class Restarts:
+    """Starts a run until it is complete, or cannot be completed."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        roster: Roster,
+        ckpt_dir: str,
+        ssh: Sequence[str],
+        signals: Signals,
+        say: Callable[[str], None],
+    ):
+        """Prepares; nothing is started.
+
+        Args:
+            ckpt_dir: the script's.
+            ssh: words of the remote shell, for hosts that are not this machine.
+        """
+        self._policy, self._roster, self._ckpt_dir, self._ssh = policy, roster, ckpt_dir, ssh
+        self._signals, self._say = signals, say
+        self._budget = Budget(policy, look(ckpt_dir))
+        self._number = 0
+
+    def run(self, start: Start) -> int:
+        """Runs to the end. `start(lines, resume, wish)` makes one run on the hosts of `lines`.
+
+        Returns:
+            The exit code of the last run; 1 where too few hosts answer.
+
+        Raises:
+            Stopped: by a signal, between two runs.
+        """
+        resume = False
+        while True:
+            if not self._find_hosts():
+                return 1
+            lines, begun = self._roster.lines(), time.time()
+            recall = Recall(self._roster, self._ssh, self._ckpt_dir, self._policy.rejoin)
+            try:
+                outcome = start(lines, resume, recall)
+            finally:
+                recall.close()
+            wait = self._judge(outcome, lines, begun, recall)
+            if wait is None:
+                return outcome.code
+            self._wait(wait)
+            resume = True
+
+    def _judge(
+        self, outcome: Outcome, lines: Sequence[tuple[str, int]], begun: float, recall: Recall
+    ) -> float | None:
+        """Returns seconds until the next start, None if there is to be none."""
+        if outcome.code == 0 or outcome.stopped_by is not None:
+            return None
+        saved = look(self._ckpt_dir)
+        progressed = self._budget.progressed(saved)
+        if progressed:
+            self._roster.forgive()
+        if outcome.recalled and outcome.failure is None:
+            self._roster.take_back(recall.answered)
+            names = ", ".join(sorted(recall.answered))
+            self._report({"reason": "rejoin"}, saved, 0.0, f"{names} answers again and is taken back")
+            return 0.0
+        if outcome.code == AGAIN and self._policy.again:
+            if not (progressed or self._budget.spend()):
+                self._say(
+                    f"code {AGAIN} without a checkpoint later than step {saved.step}; not started again"
+                )
+                return None
+            self._report({"reason": "again"}, saved, self._budget.wait, "the script has to be run again")
+            return self._budget.wait
+        if outcome.code in (BAD_INPUT, AGAIN, *STOPPED) or outcome.failure is None:
+            return None
+        failure, logged = outcome.failure, logged_step(self._ckpt_dir)
+        refusal = self._budget.take(failure, logged)
+        if refusal is not None:
+            self._say(refusal)
+            return None
+        host = guilty_host(failure, lines)
+        if host is not None and self._can_leave_out(host) and self._roster.strike(host):
+            self._say(f"{host} has failed too often and is left out")
+        now = time.time()
+        steps = max(0, logged - saved.step)
+        seconds = max(0.0, now - max(saved.time, begun))
+        facts = {
+            **{"reason": "failure", "failed": failure.part, "host": host, "code": failure.code},
+            **{"how": failure.how, "last_words": failure.words},
+            **{"lost_steps": steps, "lost_s": round(seconds, 1), "restarts_left": self._budget.left},
+        }
+        lost = f"; {steps} steps and {seconds:.0f} s of work are lost" if steps or seconds >= 1 else ""
+        self._report(facts, saved, self._budget.wait, f"{said(failure)}{lost}")
+        return self._budget.wait
+
+    def _can_leave_out(self, host: str) -> bool:
+        """Whether the run could go on without a host."""
+        return host in self._roster.in_use() and self._roster.available > self._fewest()
+
+    def _fewest(self) -> int:
+        """Number of hosts that a start needs. The first checkpoint notes how many processes a run began with;
+        before it, one with fewer would take other steps."""
+        return self._policy.min_hosts if look(self._ckpt_dir).steps else self._roster.wanted
+
+    def _report(self, facts: Mapping[str, Any], saved: Saved, wait: float, text: str) -> None:
+        """Shows the line of a restart, and appends it to restarts.jsonl."""
+        self._number += 1
+        now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        hosts = self._roster.in_use()
+        record = {
+            **{"restart": self._number, "time": now, **facts, "step": saved.step, "wait_s": wait},
+            **{"hosts": hosts, "left_out": sorted(self._roster.left_out)},
+        }
+        where = f" on {len(hosts)} of {self._roster.wanted} hosts" if self._roster.is_short() else ""
+        self._say(
+            f"restart {self._number} at {now}, in {wait:g} s: {text}; goes on after step {saved.step}{where}"
+        )
+        try:
+            append(os.path.join(self._ckpt_dir, RECORDS), record)
+        except OSError as error:  # a full disk may be why the run has failed
+            self._say(f"{os.path.join(self._ckpt_dir, RECORDS)}: {error.strerror}; this restart is not in it")
+
+    def _find_hosts(self) -> bool:
+        """Asks the hosts to be used whether they answer, until all do; leaves out those that do not. Returns
+        whether enough are left."""
+        waits, end = 0, time.monotonic() + self._policy.patience
+        while True:
+            hosts, fewest = self._roster.in_use(), self._fewest()
+            if len(hosts) < fewest:
+                if time.monotonic() >= end:
+                    left = ", ".join(sorted(self._roster.left_out))
+                    why = "" if fewest == self._policy.min_hosts else " before the first checkpoint"
+                    self._say(f"{len(hosts)} hosts are left, the run needs {fewest}{why}; left out: {left}")
+                    return False
+                self._roster.take_back(set(self._roster.left_out) - self._silent(self._roster.left_out))
+            silent = self._silent([host for host in self._roster.in_use() if not is_here(host)])
+            for host in sorted(silent):
+                out = self._roster.strike(host)
+                what = "is left out" if out else f"try {self._roster.strikes(host)}"
+                self._say(f"{host} does not answer: {what}")
+            if not silent and len(self._roster.in_use()) >= fewest:
+                return True
+            if silent & set(self._roster.in_use()) or len(self._roster.in_use()) < fewest:
+                wait = min(LONGEST_WAIT, self._policy.backoff * 2.0 ** min(waits, 30))
+                self._wait(min(wait, max(0.1, end - time.monotonic())))
+                waits += 1
+
+    def _silent(self, hosts: Iterable[str]) -> set[str]:
+        """Those of some hosts that do not answer."""
+        with contextlib.closing(Probe(hosts, self._ssh)) as probe:
+            while True:
+                answered = probe.result()
+                if answered is not None:
+                    return set(hosts) - answered
+                self._wait(0.05)
+
+    def _wait(self, seconds: float) -> None:
+        number = self._signals.wait(seconds)
+        if number is not None:
+            raise Stopped(number)
+
+
+def append(path: str, record: Mapping[str, Any]) -> None:
+    """Appends a line of JSON to a file and syncs it. Raises OSError."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    line = json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a disk was full in the middle of a line
+            line = b"\n" + line
+        while line:
+            line = line[os.write(descriptor, line) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

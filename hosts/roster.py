@@ -1,0 +1,107 @@
+"""Hosts of a run that is started again and again: in use, spare, left out; and whether they answer. Standard
+library only."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import Iterable, Sequence
+
+PROBE_SECONDS = 45.0  # ssh gives up a connection after 30 (hosts/parts.py)
+
+
+class Roster:
+    """Choice of the hosts that the next start takes. The order is the host file's, spare hosts behind it.
+
+    Attributes:
+        left_out: hosts that failed too often in a row, with the number of times that this has happened.
+    """
+
+    def __init__(self, lines: Sequence[tuple[str, int]], spares: Sequence[tuple[str, int]], tries: int):
+        """Makes a roster.
+
+        Args:
+            lines: host and slots of each line of the host file; a host may have several.
+            spares: host and slots of each spare host.
+            tries: a host is left out when it has failed so many times without progress in between.
+        """
+        self._lines, self._tries = [*lines, *spares], tries
+        self._names = list(dict.fromkeys(name for name, _ in self._lines))
+        self.wanted = len({name for name, _ in lines})
+        self._strikes: dict[str, int] = {}
+        self.left_out: dict[str, int] = {}
+        self._times: dict[str, int] = {}
+
+    def in_use(self) -> list[str]:
+        """Names of the hosts that the next start takes, as many as the host file has if so many are left."""
+        return [name for name in self._names if name not in self.left_out][: self.wanted]
+
+    def lines(self) -> list[tuple[str, int]]:
+        """Host and slots of each line of those in use."""
+        used = self.in_use()
+        return [line for line in self._lines if line[0] in used]
+
+    @property
+    def available(self) -> int:
+        """Number of hosts that are not left out, spare ones included."""
+        return len(self._names) - len(self.left_out)
+
+    def is_short(self) -> bool:
+        """Whether fewer hosts are in use than the host file has."""
+        return len(self.in_use()) < self.wanted
+
+    def strike(self, host: str) -> bool:
+        """Notes a failure of a host; returns whether it is left out from now on."""
+        self._strikes[host] = self._strikes.get(host, 0) + 1
+        if self._strikes[host] < self._tries:
+            return False
+        self._times[host] = self.left_out[host] = self._times.get(host, 0) + 1
+        del self._strikes[host]
+        return True
+
+    def strikes(self, host: str) -> str:
+        """A host's failures in a row, as `1 of 2`."""
+        return f"{self._strikes.get(host, 0)} of {self._tries}"
+
+    def forgive(self) -> None:
+        """Forgets the failures of hosts in use: the run has made progress."""
+        self._strikes.clear()
+
+    def take_back(self, hosts: Iterable[str]) -> None:
+        """Ends the exclusion of hosts."""
+        for host in hosts:
+            self.left_out.pop(host, None)
+
+
+class Probe:
+    """Asks hosts, all at once, whether they start a command; `result` does not wait."""
+
+    def __init__(self, hosts: Iterable[str], ssh: Sequence[str]):
+        """Starts a remote shell for each host."""
+        self._deadline = time.monotonic() + PROBE_SECONDS
+        self._processes = {
+            host: subprocess.Popen(
+                [*ssh, host, "exit 0"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # a Ctrl-C at the terminal is for the launcher
+            )
+            for host in hosts
+        }
+
+    def result(self) -> set[str] | None:
+        """Hosts that answered, None as long as some may still do."""
+        late = time.monotonic() >= self._deadline
+        codes = {host: process.poll() for host, process in self._processes.items()}
+        if None in codes.values() and not late:
+            return None
+        self.close()
+        return {host for host, code in codes.items() if code == 0}
+
+    def close(self) -> None:
+        """Kills the remote shells that have not ended."""
+        for process in self._processes.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()

@@ -1,0 +1,96 @@
+"""Progress of a run, read from the names in its --ckpt_dir. Standard library only.
+
+A checkpoint is complete when its manifest, `0002000.json`, is there (training/checkpoint.py). The runs of
+--seeds have a folder each below --ckpt_dir.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+from typing import Iterator, Mapping
+
+_MANIFEST = re.compile(r"(\d{7,18})\.json")
+_METRICS = "metrics.jsonl"
+_END = 1 << 16  # bytes of a metrics file that are looked at; a line has about 600
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Complete checkpoints of a moment. `steps`: the newest step of each folder that has any. `step`: that of
+    the checkpoint that was saved last, 0 without one. `time`: when that was, in seconds since 1970."""
+
+    steps: Mapping[str, int] = field(default_factory=dict)
+    step: int = 0
+    time: float = 0.0
+
+    def is_later_than(self, other: Saved) -> bool:
+        """Whether a folder has a later checkpoint now than it had in `other`."""
+        return any(step > other.steps.get(folder, -1) for folder, step in self.steps.items())
+
+
+def look(ckpt_dir: str) -> Saved:
+    """Reads the names of checkpoints in a folder and in those directly below it. Nothing is opened; a folder
+    that does not exist has none."""
+    steps: dict[str, int] = {}
+    last = (0.0, 0)
+    for folder in _folders(ckpt_dir):
+        newest = -1
+        for entry in _entries(folder):
+            match = _MANIFEST.fullmatch(entry.name)
+            if match and int(match[1]) > newest:
+                newest = int(match[1])
+        if newest < 0:
+            continue
+        steps[folder] = newest
+        with contextlib.suppress(OSError):
+            last = max(last, (os.stat(os.path.join(folder, f"{newest:07d}.json")).st_mtime, newest))
+    return Saved(steps, last[1], last[0])
+
+
+def logged_step(ckpt_dir: str) -> int:
+    """The last step in the metrics that were written last, 0 without one."""
+    files = []
+    for folder in _folders(ckpt_dir):
+        path = os.path.join(folder, _METRICS)
+        with contextlib.suppress(OSError):
+            facts = os.stat(path)
+            if stat.S_ISREG(facts.st_mode):  # a pipe would keep its reader waiting
+                files.append((facts.st_mtime, path))
+    return _last_step(max(files)[1]) if files else 0
+
+
+def _last_step(path: str) -> int:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _END))
+            lines = file.read(_END).splitlines()
+    except OSError:
+        return 0
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError, RecursionError):
+            values = json.loads(line)
+            step = values.get("step") if isinstance(values, dict) else None
+            if isinstance(step, int):
+                return step
+    return 0
+
+
+def _folders(ckpt_dir: str) -> Iterator[str]:
+    yield ckpt_dir
+    for entry in _entries(ckpt_dir):
+        with contextlib.suppress(OSError):
+            if entry.is_dir(follow_symlinks=False):
+                yield entry.path
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []

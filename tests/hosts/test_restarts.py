@@ -1,0 +1,449 @@
+"""hosts/launch.py starts a run again: what it decides, and what it then does, with real processes of a script
+that behaves like training (restarted.py). Training itself: tests/test_stages.py."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from base.errors import InputError
+from hosts.hostfile import read_host_lines, read_spares
+from hosts.mpirun_output import MpirunOutput
+from hosts.restarts import Budget, Policy, append, guilty_host
+from hosts.roster import Roster
+from hosts.running import Failure
+from hosts.saved import Saved, logged_step, look
+from tests.processes import ROOT, run_command, start_command
+
+SCRIPT = Path(__file__).with_name("restarted.py")
+POLICY = Policy(max_restarts=2, min_hosts=1, backoff=5.0, again=False, rejoin=60.0, patience=600.0)
+
+
+def failure(words="error: it broke", code=1, own_end=True, host="a"):
+    return Failure("rank 1", host, code, f"rank 1 exited with {code}", words, own_end)
+
+
+def saved(step):
+    return Saved({"ckpt": step} if step else {}, step, 0.0)
+
+
+# --------------------------------------------------------------------------------------------- decisions
+
+
+def test_a_budget_ends_and_is_full_again_after_a_checkpoint():
+    budget = Budget(POLICY, saved(0))
+    killed = failure("", 137, own_end=False)
+    assert budget.take(killed, 4) is None and budget.wait == 5
+    assert budget.take(killed, 4) is None and budget.wait == 10
+    assert not budget.progressed(saved(0))
+    said = budget.take(failure("", 139, own_end=False), 4)
+    assert "2 restarts have brought no checkpoint later than step 0" in said
+    assert "First: rank 1 exited with 137. Then: rank 1 exited with 139" in said
+    assert budget.progressed(saved(6)) and not budget.progressed(saved(6))
+    assert budget.take(killed, 7) is None and budget.wait == 5 and budget.left == 1
+
+
+def test_waits_are_bounded():
+    budget = Budget(Policy(10_000, 1, 5.0, False, 60.0, 600.0), saved(0))
+    for _ in range(2_000):
+        assert budget.take(failure("", 137, own_end=False), 4) is None
+    assert budget.wait == 300
+
+
+@pytest.mark.parametrize(
+    ("second", "step", "ends"),
+    [
+        (failure("error: it broke at 0x7f11"), 4, True),
+        (failure("error: it broke at 0x7f11"), 5, False),  # it got further
+        (failure("error: something else"), 4, False),
+        (failure("error: it broke at 0x7f11", code=134, own_end=False), 4, False),
+    ],
+)
+def test_the_same_failure_at_the_same_step_ends_the_run(second, step, ends):
+    budget = Budget(POLICY, saved(3))
+    assert budget.take(failure("error: it broke at 0x7f10"), 4) is None
+    reason = budget.take(second, step)
+    assert (reason is not None) == ends
+    if ends:
+        assert "after step 4" in reason and "at 0x7f10" in reason and "at 0x7f11" in reason  # both messages
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "error: cannot save the checkpoint of step 9 in ckpt: No space left on device; step 6 is intact",
+        "error: rank 1 (b, pid 7, last in average) has given no sign of life for 5 s (--comm_timeout)",
+    ],
+)
+def test_what_may_pass_is_tried_again(words):
+    budget = Budget(POLICY, saved(3))
+    assert budget.take(failure(words), 4) is None and budget.take(failure(words), 4) is None
+
+
+def test_who_is_guilty():
+    lines = [("a", 2), ("b", 2)]
+    missed = "error: rank 3 (b, pid 7, last in average) has given no sign of life for 5 s (--comm_timeout)"
+    assert guilty_host(failure(missed, host="a"), lines) == "b"
+    assert guilty_host(failure(host="a"), lines) == "a"
+    assert guilty_host(failure(missed.replace("rank 3", "rank 9"), host=None), lines) is None
+
+
+def test_spare_hosts_take_the_place_of_those_left_out():
+    roster = Roster([("a", 2), ("b", 2), ("b", 2)], [("c", 2)], tries=2)
+    assert roster.in_use() == ["a", "b"] and not roster.is_short()
+    assert not roster.strike("b")
+    roster.forgive()  # progress
+    assert not roster.strike("b") and roster.strike("b")
+    assert roster.lines() == [("a", 2), ("c", 2)] and not roster.is_short() and roster.available == 2
+    assert not roster.strike("a") and roster.strike("a")
+    assert roster.in_use() == ["c"] and roster.is_short() and roster.left_out == {"b": 1, "a": 1}
+    roster.take_back(["b"])
+    assert roster.lines() == [("b", 2), ("b", 2), ("c", 2)] and not roster.is_short()
+    assert not roster.strike("b") and roster.strike("b") and roster.left_out["b"] == 2
+
+
+# ------------------------------------------------------------------------------------------------- files
+
+
+def test_spares_in_a_host_file(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_text("# spare hosts are below\na slots=2\n# spare: b slots=2 # old\n#spare:c slots = 4\n")
+    assert read_host_lines(str(path)) == [("a", 2)]  # as Open MPI reads it
+    assert read_spares(str(path)) == [("b", 2), ("c", 4)]
+    for line, named in (("# spare:", "names no spare host"), ("# spare: b", "slots are missing")):
+        path.write_text(f"a slots=2\n{line}\n")
+        with pytest.raises(InputError, match=f"line 2: {named}"):
+            read_spares(str(path))
+    path.write_text("a slots=2\n# spare: a slots=2\n")
+    with pytest.raises(InputError, match="line 2: a is listed already"):
+        read_spares(str(path))
+
+
+def test_progress_is_read_from_names(tmp_path):
+    assert look(str(tmp_path / "none")) == Saved() and logged_step(str(tmp_path / "none")) == 0
+    for name in ("0000003.json", "0000006.params", "0000006.json.tmp-1-2", "run.json", "seed1/0000009.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    os.utime(tmp_path / "0000003.json", (100, 100))
+    before = look(str(tmp_path))
+    assert before.steps == {str(tmp_path): 3, str(tmp_path / "seed1"): 9} and before.step == 9
+    (tmp_path / "seed2").mkdir()
+    (tmp_path / "seed2" / "0000001.json").touch()  # the next seed begins
+    assert look(str(tmp_path)).is_later_than(before) and not before.is_later_than(before)
+
+    os.mkfifo(tmp_path / "metrics.jsonl")  # would keep a reader waiting
+    assert logged_step(str(tmp_path)) == 0
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").write_text('{"step": 7}\n{"other": 1}\n{"step": 8')
+    assert logged_step(str(tmp_path)) == 7
+
+
+def test_a_record_after_half_a_line(tmp_path):
+    path = tmp_path / "ckpt" / "restarts.jsonl"
+    append(str(path), {"restart": 1})
+    with path.open("a") as file:
+        file.write('{"resta')  # the disk was full
+    append(str(path), {"restart": 2, "last_words": "\udce4\n"})
+    assert path.read_text().splitlines() == [
+        '{"restart": 1}',
+        '{"resta',
+        '{"restart": 2, "last_words": "?\\n"}',
+    ]
+
+
+def test_lines_of_mpirun():
+    output = MpirunOutput()
+    assert output.split(0, b"[1,0]<stdout>:out[1,1]<stdout>:other\n") == [("rank 1", b"other\n")]
+    assert output.split(0, b"[1,0]<stdout>: 1\n") == [("rank 0", b"out 1\n")]
+    assert output.split(0, b"[1,2]<stdout>:10%\r") == [("rank 2", b"10%\r")]
+    assert output.split(0, b"20%\r") == [("rank 2", b"20%\r")]  # no tag after a carriage return
+    assert output.split(0, b"[1,3]<stdout>:end") == [] and output.finish() == [(0, "rank 3", b"end\n")]
+    assert output.split(1, b"There are not enough slots\n") == [("mpirun", b"There are not enough slots\n")]
+    assert output.culprit is None
+    said = ["-" * 74, "mpirun detected that one or more processes exited with non-zero status, thus causing"]
+    said += ["the job to be terminated. The first process to do so was:", ""]
+    for line in [*said, "  Process name: [[7,1],5]", "  Exit code:    2", "-" * 74]:
+        assert output.split(1, f"{line}\n".encode()) == []
+    assert (output.culprit, output.end) == (5, "exited with 2")
+    killed = MpirunOutput()
+    said = b"mpirun noticed that process rank 1 with PID 0 on node vm exited on signal 9 (Killed).\n"
+    assert killed.split(1, said) == [] and (killed.culprit, killed.end) == (1, "was killed by SIGKILL")
+
+
+# -------------------------------------------------------------------------------------------------- runs
+
+
+def words(tmp_path, plan, *options, backend="byteps", hosts="localhost slots=2\n", python=sys.executable):
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text(hosts)
+    launcher = [sys.executable, ROOT / "hosts" / "launch.py", "--hostfile", hostfile, "--backend", backend]
+    script = [python, SCRIPT, "--ckpt_dir", tmp_path / "ckpt", json.dumps(plan)]
+    return [*launcher, "--backoff", "0.2", *options, "--", *script]
+
+
+def launch(tmp_path, plan, *options, **more):
+    return run_command(words(tmp_path, plan, *options, **more), timeout=60)
+
+
+def records(tmp_path):
+    path = tmp_path / "ckpt" / "restarts.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def metrics(tmp_path):
+    lines = (tmp_path / "ckpt" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def steps(tmp_path):
+    return [line["step"] for line in metrics(tmp_path)]
+
+
+def nothing_is_left(tmp_path, starts=1):
+    """The folders of every start, for temporary files and shared memory, are gone."""
+    folders = [path.read_text().splitlines() for path in (tmp_path / "ckpt").glob("folders.*")]
+    assert [len(each) for each in folders] == [2] * starts
+    return not any(map(os.path.exists, sum(folders, [])))
+
+
+@pytest.mark.parametrize("backend", ["hvd", "byteps"])
+def test_a_run_with_two_failures_comes_to_its_end(tmp_path, backend):
+    plan = [[5, 1, "kill 9"], [8, 0, "exit 1 error: it broke"]]
+    result = launch(tmp_path, plan, "--max_restarts", "1", backend=backend).check()
+    assert steps(tmp_path) == list(range(1, 10))
+    first, second = records(tmp_path)
+    for record, part, code, said, step in (
+        (first, "rank 1", 137, "", 3),
+        (second, "rank 0", 1, "error: it broke", 6),
+    ):
+        expected = {
+            **{"reason": "failure", "failed": part, "host": "localhost", "code": code, "last_words": said},
+            **{"step": step, "lost_steps": 1, "restarts_left": 0, "wait_s": 0.2, "hosts": ["localhost"]},
+        }
+        assert {name: record[name] for name in expected} == expected
+        assert 0 <= record["lost_s"] < 30
+    lines = [line for line in result.stderr.splitlines() if line.startswith("launch: restart ")]
+    assert "rank 0 exited with 1 (error: it broke); 1 steps and" in lines[1]
+    assert lines[1].endswith("goes on after step 6") and len(lines) == 2
+    assert backend == "byteps" or nothing_is_left(tmp_path, starts=3)
+
+
+@pytest.mark.parametrize(
+    ("plan", "options", "code", "starts"),
+    [
+        ([[5, 1, "exit 2 error: bad input"]], [], 2, 1),
+        ([[5, 1, "exit 143"]], [], 143, 1),
+        ([[5, 0, "exit 75"]], [], 75, 1),
+        ([[5, 0, "exit 75"], [8, 0, "exit 75"]], ["--again", "--max_restarts", "0"], 0, 3),
+        ([[5, 0, "exit 75"], [5, 0, "exit 75"]], ["--again", "--max_restarts", "0"], 75, 2),
+        ([[5, 1, "exit 1 error: step 5"], [5, 1, "exit 1 error: step 5"]], [], 1, 2),
+        ([[5, 1, "kill 9"]] * 3, ["--max_restarts", "1"], 137, 2),
+        ([[5, 1, "kill 9"]], ["--max_restarts", "0"], 137, 1),
+    ],
+)
+def test_exit_codes_decide(tmp_path, plan, options, code, starts):
+    result = launch(tmp_path, plan, *options)
+    assert result.returncode == code, result.describe()
+    assert len(list((tmp_path / "ckpt").glob("begins.*"))) == starts
+    assert len(records(tmp_path)) == starts - 1
+
+
+def test_restarts_need_a_folder_of_checkpoints(tmp_path):
+    (tmp_path / "hosts").write_text("localhost slots=1\n")
+    base = [
+        sys.executable,
+        ROOT / "hosts" / "launch.py",
+        "--hostfile",
+        tmp_path / "hosts",
+        "--backend",
+        "byteps",
+    ]
+    result = run_command([*base, "--", sys.executable, "-c", "import sys; print('once'); sys.exit(7)"])
+    assert (result.returncode, result.stdout.count("once")) == (7, 1)
+    command = ["--", sys.executable, "-c", "pass"]
+    for options, named in (
+        (["--max_restarts", "2", *command], "--max_restarts 2: needs --ckpt_dir"),
+        (["--again", *command], "--again: needs --ckpt_dir"),
+        (["--min_hosts", "2", *command], "--min_hosts 2"),
+        (["--backend", "hvd", "--num_servers", "2", *command], "--num_servers 2: goes with --backend byteps"),
+        (["--backend", "hvd", "--mpirun", "no-such-mpirun", *command], "--mpirun no-such-mpirun"),
+        ([*command, "--ckpt_dir", "x", "--start_step", "3"], "--start_step: "),
+    ):
+        result = run_command([*base, *options])
+        assert (result.returncode, result.stdout) == (2, "") and named in result.stderr, result.describe()
+        assert result.stderr.count("\n") == 1
+
+
+def wait_for_step(tmp_path, run, step):
+    end = time.monotonic() + 30
+    path = tmp_path / "ckpt" / "metrics.jsonl"
+    while not path.exists() or path.read_text().count("\n") < step:
+        assert run.poll() is None and time.monotonic() < end, run.wait().describe()
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGUSR1", 143)])
+def test_signals_reach_the_ranks_of_mpirun(tmp_path, number, code):
+    """mpirun alone would kill them a second after a Ctrl-C."""
+    with start_command(words(tmp_path, [[5, 0, "wait"]], backend="hvd"), timeout=60) as run:
+        wait_for_step(tmp_path, run, 4)
+        run.signal(signal.Signals[number])
+        result = run.wait()
+    assert result.returncode == code, result.describe()
+    assert (tmp_path / "ckpt" / "0000005.json").exists() and not records(tmp_path)
+    assert f"launch: stopped by {number}" in result.stderr and "restart" not in result.stderr
+    assert nothing_is_left(tmp_path)
+
+
+def test_a_signal_that_comes_before_mpirun_has_ranks(tmp_path):
+    """mpirun forwards it to nobody and says so; it is repeated."""
+    with start_command(words(tmp_path, [[5, 0, "wait"]], backend="hvd"), timeout=60) as run:
+        end = time.monotonic() + 20
+        while not any("mpirun" in name_of(pid) for pid in run.pids()) and time.monotonic() < end:
+            time.sleep(0.005)
+        run.signal(signal.SIGTERM)
+        result = run.wait()
+    assert result.returncode == 143 and result.seconds < 30, result.describe()
+
+
+def name_of(pid):
+    try:
+        return Path(f"/proc/{pid}/comm").read_text()
+    except OSError:
+        return ""
+
+
+def test_a_second_interrupt_kills_the_ranks_of_mpirun(tmp_path):
+    code = "import signal, time\nfor number in (2, 10, 15): signal.signal(number, signal.SIG_IGN)\n"
+    code += "print('ready', flush=True)\ntime.sleep(60)\n"
+    (tmp_path / "stubborn.py").write_text(code)
+    (tmp_path / "hosts").write_text("localhost slots=2\n")
+    base = [
+        sys.executable,
+        ROOT / "hosts" / "launch.py",
+        "--hostfile",
+        tmp_path / "hosts",
+        "--backend",
+        "hvd",
+    ]
+    with start_command([*base, "--", tmp_path / "stubborn.py"], timeout=40) as run:
+        while run.stdout().count("ready") < 2:
+            assert run.poll() is None
+            time.sleep(0.02)
+        run.signal(signal.SIGINT)
+        time.sleep(0.3)
+        run.signal(signal.SIGINT)
+        killed = time.monotonic()
+        result = run.wait()  # raises when a process outlives the launcher
+    assert result.returncode == 130 and time.monotonic() - killed < 5, result.describe()
+
+
+def test_a_killed_launcher_leaves_nothing_of_mpirun(tmp_path):
+    with start_command(words(tmp_path, [[5, 0, "wait"]], backend="hvd"), timeout=60, grace=12) as run:
+        wait_for_step(tmp_path, run, 4)
+        run.signal(signal.SIGKILL)
+        run.wait()  # raises LeftoverProcesses after 12 seconds
+    assert nothing_is_left(tmp_path)
+
+
+def test_a_signal_between_two_runs(tmp_path):
+    with start_command(words(tmp_path, [[5, 0, "kill 9"]], "--backoff", "60"), timeout=60) as run:
+        while "restart 1" not in run.stderr():
+            assert run.poll() is None
+            time.sleep(0.02)
+        run.signal(signal.SIGINT)
+        assert run.wait().returncode == 130
+
+
+# ---------------------------------------------------------------------------------------------- elastic
+#
+# The hosts are names; the remote shell runs commands here, unless the host's file says that it is down.
+
+HOSTS = "198.51.100.1 slots=1\n198.51.100.2 slots=1\n"
+
+
+@pytest.fixture
+def elastic(tmp_path):
+    """Options of the launcher, the ranks' interpreter, and the file that takes the second host down."""
+    down = tmp_path / "down.198.51.100.2"
+    shell, python = tmp_path / "shell", tmp_path / "python"
+    shell.write_text(
+        f'#!/bin/sh\nhost=$1; shift\n[ -e {tmp_path}/down.$host ] && exit 255\nexec sh -c "$*"\n'
+    )
+    # Servers and scheduler have nothing to do: the script exchanges nothing.
+    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exec sleep 0.2\nexec {sys.executable} "$@"\n')
+    for path in (shell, python):
+        path.chmod(0o755)
+    options = ["--ssh", shell, "--server_timeout", "1", "--rejoin_interval", "0.2", "--host_patience", "0.5"]
+    return options, python, down
+
+
+def test_a_host_that_does_not_come_back_ends_the_run(tmp_path, elastic):
+    options, python, down = elastic
+    result = launch(tmp_path, [[5, 1, f"down {down}"]], *options, hosts=HOSTS, python=python)
+    assert result.returncode == 1, result.describe()
+    assert "198.51.100.2 does not answer: is left out" in result.stderr
+    assert result.stderr.endswith("1 hosts are left, the run needs 2; left out: 198.51.100.2\n")
+
+
+def test_a_spare_host_takes_its_place(tmp_path, elastic):
+    options, python, down = elastic
+    hosts = f"{HOSTS}# spare: 198.51.100.3 slots=1\n"
+    launch(tmp_path, [[5, 1, f"down {down}"]], *options, hosts=hosts, python=python).check()
+    assert [line["ranks"] for line in metrics(tmp_path)] == [2] * 9 and steps(tmp_path) == list(range(1, 10))
+
+
+def test_fewer_hosts_go_on_and_the_lost_one_is_taken_back(tmp_path, elastic):
+    options, python, down = elastic
+    command = words(
+        tmp_path, [[5, 1, f"down {down}"]], *options, "--min_hosts", "1", hosts=HOSTS, python=python
+    )
+    command += ["--steps", "40", "--delay", "0.05"]
+    with start_command(command, timeout=60) as run:
+        while not (down.exists() and any(line["ranks"] == 1 for line in metrics(tmp_path))):
+            assert run.poll() is None
+            time.sleep(0.02)
+        down.unlink()
+        result = run.wait().check()
+    assert steps(tmp_path) == list(range(1, 41))
+    ranks = [line["ranks"] for line in metrics(tmp_path)]
+    assert [number for number, _ in itertools.groupby(ranks)] == [2, 1, 2]
+    failed, back = records(tmp_path)
+    assert failed["host"] == "198.51.100.2" and back["reason"] == "rejoin"
+    assert back["hosts"] == ["198.51.100.1", "198.51.100.2"] and back["step"] == 40 - ranks[::-1].index(1)
+    assert "198.51.100.2 answers again and is taken back" in result.stderr
+
+
+def test_a_run_does_not_begin_with_fewer_hosts(tmp_path, elastic):
+    """Its steps would have fewer sequences than was asked for."""
+    options, python, down = elastic
+    down.touch()
+    result = launch(tmp_path, [], *options, "--min_hosts", "1", hosts=HOSTS, python=python)
+    assert result.returncode == 1 and "the run needs 2 before the first checkpoint" in result.stderr
+    assert not (tmp_path / "ckpt").exists()
+
+
+# -------------------------------------------------------------------------------------------- other hosts
+
+
+def test_mpirun_on_two_hosts(tmp_path, two_hosts):
+    """A rank on the other host is killed and named; Ctrl-C reaches both."""
+    base = [*two_hosts.prefix, sys.executable, ROOT / "hosts" / "launch.py", "--hostfile", two_hosts.hostfile]
+    options = ["--backend", "hvd", "--ssh", two_hosts.agent, "--interface", "wire0", "--backoff", "0.2"]
+    script = [SCRIPT, "--ckpt_dir", tmp_path / "ckpt", json.dumps([[5, 1, "kill 9"], [8, 0, "wait"]])]
+    with start_command([*base, *options, "--", sys.executable, *script], timeout=90) as run:
+        wait_for_step(tmp_path, run, 7)
+        run.signal(signal.SIGINT)
+        result = run.wait()
+    assert result.returncode == 130, result.describe()
+    (record,) = records(tmp_path)
+    assert (record["failed"], record["host"], record["code"]) == ("rank 1", "10.77.0.2", 137)
+    assert record["how"] == "rank 1 on 10.77.0.2 was killed by SIGKILL" and record["step"] == 3
+    assert steps(tmp_path) == list(range(1, 9)) and (tmp_path / "ckpt" / "0000008.json").exists()

@@ -1,0 +1,109 @@
+"""Signals from the first moment of a process on: its exit code, and that it leaves soon."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.processes import ROOT
+from training.stopping import GRACE, Stopped, StopRequest, code_of
+
+CODES = [(signal.SIGTERM, 143), (signal.SIGUSR1, 143), (signal.SIGINT, 130)]
+
+# A script whose main() has begun to write a file; READY says that the moment has come.
+BUSY = """
+import sys
+from training.stopping import end_at_signals
+end_at_signals()
+if sys.argv[1] == "importing":
+    print("READY", flush=True)
+    import time
+    time.sleep(60)
+import ctypes, os, time
+from base.files import replacing
+from training.entry import exit_code
+
+def main():
+    if sys.argv[1] == "library":  # waits like MXNet: no instruction of Python's is executed
+        print("READY", flush=True)
+        library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+        library.pthread_mutex_lock(mutex)
+        library.pthread_mutex_lock(mutex)  # for ever; signals do not end it
+    with replacing("half.txt") as handle:
+        handle.write(b"half")
+        print("READY", flush=True)
+        time.sleep(60)
+    return 0
+
+sys.exit(exit_code(main, leaves=True))
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), CODES, ids=["TERM", "USR1", "INT"])
+def test_a_signal_before_the_steps_ends_with_its_code_and_leaves_no_half_file(number, code, tmp_path):
+    for moment in ("importing", "writing"):
+        found, seconds, stderr = ended_by(number, moment, tmp_path)
+        assert found == code, stderr
+        assert seconds < GRACE and "Traceback" not in stderr
+        assert list(tmp_path.iterdir()) == []
+    assert f"stopped by {signal.Signals(number).name}" in stderr
+
+
+def test_what_waits_in_a_library_is_ended_too(tmp_path):
+    """Python runs no handler then: the lock waits on after the signal, as MXNet does."""
+    code, seconds, stderr = ended_by(signal.SIGUSR1, "library", tmp_path)
+    assert code == 143, stderr
+    assert seconds < GRACE + 2
+
+
+def ended_by(number, moment, folder) -> tuple:
+    """Exit code, seconds and standard error of a process that gets the signal at a moment."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", BUSY, moment], cwd=folder, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert process.stdout.readline() == "READY\n", process.stderr.read()
+        begun = time.monotonic()
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=30)
+        return process.returncode, time.monotonic() - begun, stderr
+    finally:
+        process.kill()
+
+
+@pytest.fixture
+def handlers():
+    before = {number: signal.getsignal(number) for number, _ in CODES}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+class TestStopRequest:
+    @pytest.mark.parametrize(("number", "code"), CODES, ids=["TERM", "USR1", "INT"])
+    def test_steps_note_it(self, number, code, handlers):
+        stop = StopRequest()
+        stop.listen()
+        signal.raise_signal(number)
+        assert stop.exit_code == code == code_of(number)
+
+    def test_what_was_noted_ends_the_next_start(self, handlers):
+        stop = StopRequest()
+        stop.listen()
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Stopped) as raised:
+            stop.leave()
+        assert raised.value.code == 143
+
+    def test_a_second_interrupt_interrupts(self, handlers):
+        stop = StopRequest()
+        stop.listen()
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)

@@ -1,0 +1,240 @@
+"""Saving in the background: a thread copies the state, then writes, syncs and renames while training goes on.
+
+A checkpoint holds parameters and optimizer states, which a step changes in its last part alone, the update.
+The copy is therefore made beside the forward and backward passes of the step that follows, and the update
+waits for it (`Saver.sound`, which a step calls when its gradient is there). What is written is the copy, by a
+thread of low priority: it computes checksums, for which training should not wait.
+
+One checkpoint at a time: the next waits for the one before, and has its copy in the same memory, of
+`copied_bytes`, which rank 0 holds from the first checkpoint on. Where that is not to be had, a checkpoint is
+written from the arrays themselves while training waits, with a warning.
+
+A failure, such as a full disk, is kept until the ranks agree on it at the next step (`Saver.check`). This
+module does not import mxnet unless it copies arrays of its.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Callable, Mapping
+
+import numpy as np
+
+from base.errors import TrainingError
+from base.machine import available_bytes
+from training.checkpoint import Checkpoint, prune, save
+
+if TYPE_CHECKING:
+    from training.report import Reporter
+
+NICENESS = 10  # of the thread that writes: a tenth of the time that a thread which trains gets on a full core
+_MOMENTS = 2 * 4  # bytes a parameter of Adam's and LAMB's states: mean and variance, in float32
+_MASTER = 4  # of the float32 copy of a float16 parameter
+
+
+def copied_bytes(parameters: int, dtype: str) -> int:
+    """Memory that rank 0 needs for the copy of a model with so many parameters, in bytes: 12 each in float32
+    and bfloat16 (whose parameters are float32), 14 in float16, the float32 masters included."""
+    return parameters * (_MOMENTS + (2 + _MASTER if dtype == "float16" else 4))
+
+
+class Saver:
+    """Writes checkpoints of one directory, one at a time, in a thread; rank 0's. On the other ranks it has
+    nothing to do. All methods are called from the thread that trains.
+
+    As a context manager it waits, at the end of the block, until the disk has what was begun; an interrupt
+    from the keyboard does not wait.
+
+    Args:
+        ckpt_dir: the directory. keep: as for `training.checkpoint.save`.
+        reporter: receives a note for each checkpoint that is complete.
+        available: bytes of memory that are free, asked when a copy needs more.
+    """
+
+    def __init__(
+        self,
+        ckpt_dir: str,
+        keep: int,
+        reporter: Reporter,
+        available: Callable[[], float] = available_bytes,
+    ):
+        self.seconds = 0.0  # that the newest checkpoint took, from the copy to the disk
+        self._ckpt_dir = ckpt_dir
+        self._keep = keep
+        self._reporter = reporter
+        self._available = available
+        self._buffers: dict[str, np.ndarray] = {}
+        self._thread: threading.Thread | None = None
+        self._copied = threading.Event()
+        self._saved: Checkpoint | None = None
+        self._failure: BaseException | None = None
+        self._keep_now = keep
+        self._pruning: tuple[int, int | None] | None = None
+
+    def begin(
+        self,
+        step: int,
+        parameters: Mapping[str, Any],
+        states: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        prunes: bool = True,
+    ) -> None:
+        """Begins to save the checkpoint of `step`; arguments as for `training.checkpoint.save`. `prunes`:
+        whether older ones are deleted when it is complete.
+
+        Waits for the checkpoint before. The arrays may be read, but not changed, until `sound` or `finish`
+        has returned. After a failure nothing more is saved.
+        """
+        if not self.finish():
+            return
+        self._copied.clear()
+        self._keep_now = self._keep if prunes else 0
+        arrays = {"parameters": parameters, "states": states}
+        try:
+            copies = self._room(arrays)
+        except MemoryError as error:
+            self._reporter.warn(f"{error}: training waits while the checkpoint of step {step} is written")
+            self._write(step, arrays, facts)
+            self._report()
+            return
+        self._thread = threading.Thread(
+            target=self._copy_and_write, args=(step, arrays, copies, facts), name=f"save-{step}"
+        )
+        self._thread.start()
+
+    def sound(self) -> bool:
+        """Waits until all arrays have been copied: from then on they may be changed.
+
+        Returns:
+            whether nothing has failed so far.
+        """
+        if self._thread is not None:
+            self._copied.wait()
+            if not self._thread.is_alive():
+                return self.finish()
+        return self._failure is None
+
+    def finish(self) -> bool:
+        """Waits until the disk has what was begun. Returns whether nothing has failed so far."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+            self._report()
+        if self._pruning is not None and self._failure is None:
+            prune(self._ckpt_dir, self._pruning[0], self._keep, self._pruning[1])
+            self._pruning = None
+        return self._failure is None
+
+    def prune(self, step: int, spared: int | None) -> None:
+        """Deletes checkpoints up to `step` but for the newest, and that of the step `spared`, when what is
+        being written is complete."""
+        self._pruning = step, spared
+        if self._thread is None or not self._thread.is_alive():
+            self.finish()
+
+    def check(self, sound: bool) -> None:
+        """Ends the run after a failure; every rank calls it. `sound`: whether `sound` or `finish` have
+        returned True on every rank.
+
+        Raises:
+            TrainingError: not so. On rank 0 what has happened, also where it is another exception.
+        """
+        if not sound:
+            raise self._failure or TrainingError("rank 0 could not save its checkpoint")
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            return
+        if not self.finish() and error is not self._failure:
+            self._reporter.warn(str(self._failure))
+        self._buffers.clear()
+
+    def _room(self, arrays: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, np.ndarray]]:
+        """Buffers for copies of `arrays`, those of the checkpoint before where they fit.
+
+        Raises:
+            MemoryError: there is no memory for them.
+        """
+        wanted = {f"{kind} {name}": array for kind, named in arrays.items() for name, array in named.items()}
+        missing = {name: array for name, array in wanted.items() if not _fits(self._buffers.get(name), array)}
+        needed = sum(_bytes_of(array) for array in missing.values())
+        free = self._available() if missing else 0
+        if needed > free:
+            raise MemoryError(f"a copy of the state needs {needed:,} bytes more, and {free:,.0f} are free")
+        for name, array in missing.items():
+            self._buffers[name] = np.empty(array.shape, array.dtype)
+        return {
+            kind: {name: self._buffers[f"{kind} {name}"] for name in named} for kind, named in arrays.items()
+        }
+
+    def _copy_and_write(
+        self,
+        step: int,
+        arrays: Mapping[str, Mapping[str, Any]],
+        copies: Mapping[str, Mapping[str, np.ndarray]],
+        facts: Mapping[str, Any],
+    ) -> None:
+        begun = time.monotonic()
+        try:
+            for kind, named in arrays.items():
+                for name, array in named.items():
+                    _copy(array, copies[kind][name])
+        except BaseException as error:
+            self._failure = error
+            return
+        finally:
+            self._copied.set()
+        _lower_priority()
+        self._write(step, copies, facts, begun)
+
+    def _write(
+        self,
+        step: int,
+        arrays: Mapping[str, Mapping[str, Any]],
+        facts: Mapping[str, Any],
+        begun: float | None = None,
+    ) -> None:
+        begun = time.monotonic() if begun is None else begun
+        try:
+            parameters, states = arrays["parameters"], arrays["states"]
+            self._saved = save(self._ckpt_dir, step, parameters, states, facts, self._keep_now)
+        except BaseException as error:
+            self._failure = error
+        self.seconds = time.monotonic() - begun
+
+    def _report(self) -> None:
+        if self._saved is not None:
+            self._reporter.note(f"saved {self._saved.params_path}")
+            self._saved = None
+
+
+def _copy(source: Any, target: np.ndarray) -> None:
+    """Copies an MXNet array, from whatever device, or a NumPy array; other threads run meanwhile."""
+    if not hasattr(source, "handle"):
+        np.copyto(target, source, casting="no")
+        return
+    from mxnet.base import _LIB, check_call  # `asnumpy` would take new memory
+
+    pointer, size = target.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(target.size)
+    check_call(_LIB.MXNDArraySyncCopyToCPU(source.handle, pointer, size))
+
+
+def _fits(buffer: np.ndarray | None, array: Any) -> bool:
+    return buffer is not None and buffer.shape == array.shape and buffer.dtype == np.dtype(array.dtype)
+
+
+def _bytes_of(array: Any) -> int:
+    return int(np.prod(array.shape, dtype=np.int64)) * np.dtype(array.dtype).itemsize
+
+
+def _lower_priority() -> None:
+    """Lets this thread give way to others; Linux has a priority for each thread."""
+    with contextlib.suppress(AttributeError, OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

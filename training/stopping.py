@@ -1,0 +1,113 @@
+"""Signals that end a run: at once while there is nothing to save, after the present step where there is.
+
+    importing modules       end_at_signals      the process ends
+    start-up, evaluation    leave_at_signals    Stopped is raised, so that files are closed and removed
+    steps                   StopRequest         noted; the loop saves after the step
+
+SIGUSR1 means what SIGTERM means: mpirun passes it on to the ranks immediately, while a SIGTERM to mpirun
+leaves them little time. Python runs a handler only between two of its own instructions, and a library can
+wait for minutes, for another rank that tokenizes, say. So a thread ends the process where the main thread has
+not done so GRACE seconds after the signal. Light imports: it is called before anything else.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from types import FrameType
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+GRACE = 3.0  # seconds
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal came while there was nothing to save. `code`: the exit code that it asks for."""
+
+    def __init__(self, number: int):
+        super().__init__(signal.Signals(number).name)
+        self.code = code_of(number)
+
+
+def code_of(number: int) -> int:
+    """The exit code after a signal: 130 after Ctrl-C, else 143."""
+    return 130 if number == signal.SIGINT else 143
+
+
+def end_at_signals() -> None:
+    """Lets signals end the process: there is nothing to be closed yet."""
+    for number in SIGNALS:
+        signal.signal(number, _end)
+
+
+def leave_at_signals() -> None:
+    """Lets the first signal raise Stopped in the main thread, and further ones do nothing; GRACE seconds
+    after it the process ends, whatever it is doing, unless it takes steps by then."""
+    handler = _Leaving()
+    for number in SIGNALS:
+        signal.signal(number, handler)
+    reader, writer = os.pipe()
+    for end in (reader, writer):
+        os.set_blocking(end, end == reader)
+    earlier = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    if earlier == -1:
+        threading.Thread(target=_watch, args=(reader,), name="signals", daemon=True).start()
+        return
+    signal.set_wakeup_fd(earlier, warn_on_full_buffer=False)  # the thread is there already
+    os.close(reader)
+    os.close(writer)
+
+
+class StopRequest:
+    """Turns signals into a wish that the loop reads between two steps; a second Ctrl-C interrupts at once.
+
+    `exit_code`: what the wish asks for; None without one.
+    """
+
+    def __init__(self) -> None:
+        self.exit_code: int | None = None
+
+    def listen(self) -> None:
+        """Notes signals from now on."""
+        for number in SIGNALS:
+            signal.signal(number, self._note)
+
+    def leave(self) -> None:
+        """Lets signals end the process again: what has been trained is saved. Raises Stopped for one that was
+        noted before."""
+        if self.exit_code is not None:
+            raise Stopped(signal.SIGINT if self.exit_code == 130 else signal.SIGTERM)
+        leave_at_signals()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.exit_code is not None:
+            raise KeyboardInterrupt
+        self.exit_code = code_of(number)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    os._exit(code_of(number))
+
+
+class _Leaving:
+    """Handler of signals that raises Stopped, once."""
+
+    def __init__(self) -> None:
+        self._raised = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if not self._raised:
+            self._raised = True
+            raise Stopped(number)
+
+
+def _watch(reader: int) -> None:
+    """Ends the process where a handler that should have does not come to it."""
+    while True:
+        for number in os.read(reader, 64):
+            handler = signal.getsignal(number)
+            if isinstance(handler, _Leaving):
+                time.sleep(GRACE)
+                if signal.getsignal(number) is handler:
+                    os._exit(code_of(number))
