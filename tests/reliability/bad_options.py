@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import random
 from typing import Any, Iterator
 from unittest import mock
@@ -53,6 +54,9 @@ def opened(setting: Setting) -> Iterator[Attempt]:
         return Tally.of(outcome_of(one, bad_values.run(one)))
 
     with contextlib.ExitStack() as stack:
+        # A command that takes a bad value goes on to work, and may write files where it is.
+        stack.callback(os.chdir, os.getcwd())
+        os.chdir(setting.work)
         if setting.damage == UNCHECKED:
             stack.enter_context(
                 mock.patch.object(argparse.ArgumentParser, "_get_value", lambda self, action, text: text)
