@@ -83,6 +83,7 @@ def _float(accepts: Callable[[float], bool], wanted: str) -> Callable[[str], flo
 
 
 positive_int = _number(int, lambda value: 0 < value <= MOST, f"a whole number above zero, at most {MOST:,}")
+seed = whole(0, (1 << 63) - 1)
 count = _number(int, lambda value: 0 <= value <= MOST, f"a whole number, zero or more, at most {MOST:,}")
 positive = _float(lambda value: 0 < value <= LARGEST, f"a number above zero, at most {LARGEST:.2g}")
 not_negative = _float(lambda value: 0 <= value <= LARGEST, f"a number, zero or more, at most {LARGEST:.2g}")
@@ -122,7 +123,10 @@ def path_names(given: str) -> str:
 def _check_path(given: str) -> None:
     if "\0" in given:
         raise argparse.ArgumentTypeError(f"{shown(given)} has a NUL character, which no path has")
-    whole_path = os.fsencode(os.path.expanduser(given))
+    try:
+        whole_path = os.fsencode(os.path.expanduser(given))
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"{shown(given)} has half a character, which no path has") from None
     longest = max(map(len, whole_path.split(b"/")))
     if len(whole_path) + _TEMPORARY_BYTES > _PATH_BYTES or longest + _TEMPORARY_BYTES > _NAME_BYTES:
         raise argparse.ArgumentTypeError(

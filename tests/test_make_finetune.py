@@ -51,7 +51,7 @@ def test_both_backends_take_steps_of_as_many_examples():
     for backend, processes in (("hvd", 1), ("byteps", 2)):
         output = make("--dry-run", f"BACKEND={backend}").check().stdout
         batches = [int(words[words.index("--batch_size") + 1]) for words in finetunings(output)]
-        assert [batch * processes for batch in batches] == [8, 8]
+        assert [batch * processes for batch in batches] == [4, 4]
         assert output.count("launch.py") == (3 if backend == "byteps" else 0)
 
 

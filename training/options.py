@@ -21,6 +21,7 @@ from base.command_line import (
     positive_int,
     probability,
     rate,
+    seed,
     share,
     within,
 )
@@ -235,7 +236,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     )
     add(
         "--seed",
-        type=count,
+        type=seed,
         help="of parameters, data order, masks, dropout (default: the checkpoint's, else 0)",
     )
 

@@ -204,6 +204,7 @@ class TestHostileFiles:
             json.dumps({**asdict(Holder.myself()), "host": "two\nlines"}).encode(),
             json.dumps({**asdict(Holder.myself()), "host": "h" * 5000}).encode(),
         ],
+        ids=["empty", "no_text", "null", "deep", "short", "negative", "boolean", "two_lines", "long"],
     )
     def test_a_damaged_file_names_nobody_and_is_watched(self, path, content):
         path.write_bytes(content)

@@ -58,7 +58,7 @@ class Stopping(LocalCommunicator):
 
     def all_agree(self, flags: Any) -> list[bool]:
         agreed = super().all_agree(flags)
-        if len(flags) == 2 and flags[0] == self.finite:  # a step's: finite, keep_going
+        if len(flags) > 2 and flags[0] == self.finite:  # a step's: finite, keep_going, saving, time
             self.left -= 1
             if self.left == 0:
                 signal.raise_signal(signal.SIGTERM)

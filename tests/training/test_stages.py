@@ -331,7 +331,7 @@ class TestInitFrom:
         shutil.copy(first / "0000004.params", tmp_path / "weights.params")
         assert run(tmp_path / "whole", corpus, **options) == 0
         with monkeypatch.context() as patches:
-            stop_in(patches, training.run, "save", 1, before=False)
+            stop_in(patches, training.saving, "save", 1, before=False)
             with pytest.raises(Interrupted):
                 run(tmp_path / "run", corpus, **options)
         (tmp_path / "weights.params").unlink()

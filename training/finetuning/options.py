@@ -22,6 +22,7 @@ from base.command_line import (
     positive_int,
     probability,
     rate,
+    seed,
     whole,
 )
 from base.errors import InputError
@@ -175,7 +176,7 @@ def _add_training(add: Callable[..., Any], defaults: Defaults) -> None:
         help="share of the steps that warm up; the rate then falls linearly to 0 (default: 0.1)",
     )
     add("--clip_norm", type=not_negative, default=1.0, help="norm of the gradient; 0: off (default: 1)")
-    add("--seed", type=count, help="of head, order and dropout (default: the checkpoint's, else 0)")
+    add("--seed", type=seed, help="of head, order and dropout (default: the checkpoint's, else 0)")
     add_members_options(add)
     add(
         *("--max_seq_length", "--max_len"),
