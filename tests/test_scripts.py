@@ -27,6 +27,7 @@ def test_the_scripts_differ_only_in_the_backend():
     docstrings, *names = changes
     assert [len(side) for side in docstrings] == [1, 1] and docstrings[0][0].startswith('"""Pretrain BERT')
     assert {(tuple(old), tuple(new)) for old, new in names} == {
+        (("HVD",), ("BYTEPS",)),
         (("horovod",), ("byteps", ".", "communicator")),
         (("HorovodCommunicator",), ("BytePSCommunicator",)),
         (("horovod_settings",), ("byteps_settings",)),

@@ -52,8 +52,8 @@ class Answers:
 
     nbest_texts: each question's candidates, best first, all different; "" is no answer. probabilities,
     start_logits, end_logits: float64 (Q, n_best + 1), theirs, followed by zeros. texts: the best one that is
-    not null, "" where there is none. null_odds: float64 (Q,), the score of no answer minus that of `texts`;
-    NO_CANDIDATE_ODDS where there is no text; zeros unless `version_2`.
+    not null, also where it is not among them; "" where there is none. null_odds: float64 (Q,), the score of
+    no answer minus that of `texts`; NO_CANDIDATE_ODDS where there is no text; zeros unless `version_2`.
     """
 
     ids: tuple[str, ...]

@@ -68,7 +68,7 @@ def test_on_gpus(monkeypatch, tmp_path):
         ("--warmup_steps 7", "--warmup_steps 7: must be a multiple"),
         ("--steps 30", "--steps 30: after 20 steps of warm-up there must be 3 intervals of 5; give 35"),
         ("--confidence 1", "--confidence 1: must be at least 0.5 and below 1"),
-        ("--confidence nan", "--confidence nan"),
+        ("--confidence nan", "--confidence: 'nan' is not"),
         ("--price_per_hour 0", "--price_per_hour"),
         ("--time_limit 0", "--time_limit"),
         ("--model bert", "--model bert: use bert_12_768_12"),

@@ -247,9 +247,12 @@ def test_numbers_of_gpus_fit_the_hosts():
         (["--model", "bert_99999_1024_16"], "--model bert_99999_1024_16: at most"),
         (["--model", "bert_9999_9984_16"], "too many to simulate"),
         (["--partition_bytes", "1"], "too many to simulate"),
-        (["--max_seq_length", "513"], "--max_seq_length 513"),
+        (["--max_seq_length", "513"], "--max_seq_length: '513' is not"),
         (["--cluster", "university", "--gradient_dtype", "float16"], "--gradient_dtype float16"),
-        (["--measured", "/nonexistent/report.json"], "--measured /nonexistent/report.json: No such file"),
+        (
+            ["--measured", "/nonexistent/report.json"],
+            "/nonexistent/report.json: cannot be read: No such file",
+        ),
         (["--", "--dropout", "0"], "--dropout after --"),
     ],
 )
@@ -325,7 +328,7 @@ def test_a_measured_step_without_a_profile_is_all_compute(tmp_path):
     ("content", "message"),
     [
         (b"", "not JSON"),
-        (b"[1]", "not the report.json"),
+        (b"[1]", "not a JSON object"),
         (b'{"launches": 3}', "not the report.json"),
         (b'{"facts": {}, "launches": [{}]}', "not the report.json"),
         (b"\xff\xfe", "not JSON"),

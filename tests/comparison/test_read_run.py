@@ -83,7 +83,7 @@ def test_the_checksum_is_that_of_the_saved_parameters(tmp_path):
     assert damaged.failure is not None and "0000040.json is damaged" in damaged.failure
     manifest.unlink()
     missing = read(tmp_path, good, saved=False)
-    assert missing.failure is not None and "cannot read the manifest" in missing.failure
+    assert missing.failure is not None and "0000040.json: cannot be read" in missing.failure
     assert missing.intervals == missing.warm_up == () and missing.params_sha256 is None
 
 

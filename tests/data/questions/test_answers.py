@@ -56,7 +56,10 @@ def compare(questions: Questions, vocab, sizes: WindowSettings, rule: AnswerSett
         ]
         assert np.allclose([each.probability for each in mine], [each.probability for each in entries])
         assert math.isclose(sum(each.probability for each in mine), 1.0)
-        assert ours.texts[number] == next((each.text for each in entries if each.text), "")
+        texts = [each.text for each in entries if each.text]
+        if rule.version_2 and rule.n_best == 1 and not texts:
+            continue  # Google's code ends with an error where no answer is the only candidate kept
+        assert ours.texts[number] == (texts or [""])[0]
         if rule.version_2:
             assert ours.null_odds[number] == (
                 odds[number] if math.isfinite(odds[number]) else NO_CANDIDATE_ODDS
