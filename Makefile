@@ -110,10 +110,10 @@ compare: setup ## compare Horovod with BytePS, about 30 minutes on 2 cores (ARGS
 	$(PY) compare.py $(ARGS)
 
 test: setup ## run the tests (SLOW=0 leaves out BERT-large, ARGS="-k hparams" goes to pytest)
-	@# In three parts, see tests/parts.py. Three processes, because many tests wait: for a signal, a limit, a
+	@# In three parts, see tests/parts.py. More processes than cores, because many tests wait: for a signal, a limit, a
 	@# launcher. pytest ends with 5 where nothing was chosen.
 	@no_ranks=0; $(PYTEST) --part no_ranks -n 3 || no_ranks=$$?; \
-	ranks=0; $(PYTEST) --part ranks -n 3 --dist loadgroup || ranks=$$?; \
+	ranks=0; $(PYTEST) --part ranks -n 4 --dist loadgroup || ranks=$$?; \
 	alone=0; $(PYTEST) --part alone || alone=$$?; \
 	case $$no_ranks,$$ranks,$$alone in 5,5,5|*[!05,]*) exit 1;; esac
 

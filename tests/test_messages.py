@@ -208,7 +208,7 @@ def test_what_does_not_fit_is_said(tmp_path, monkeypatch):
     [
         (["--sizes", "4kB"], "--sizes: 4kB: write it like"),
         (["--sizes", "1MB", "1024KB"], "--sizes: 1024KB is given twice"),
-        (["--message_seconds", "nan"], "--message_seconds: 'nan' is not a number above zero"),
+        (["--message_seconds", "nan"], "--message_seconds: 'nan' is not above zero"),
         (["--message_dtype", "bfloat16"], "--message_dtype: invalid choice: 'bfloat16'"),
         (["--workers", "1"], "--workers: --comm_only needs 2 or more"),
         (["--backends", "nccl"], "--backends nccl: choose from hvd_mpi"),

@@ -40,15 +40,24 @@ def exit_code(main: Callable[[], int], leaves: bool = False) -> int:
     except Exception as error:  # a defect of ours or of the libraries: all there is to know about it
         if type(error).__name__ == "MXNetError":
             # So a lost rank shows where an average is read; the watchdog knows which, and speaks first.
-            time.sleep(PATIENCE)
+            _wait(1)
         _fail(traceback.format_exc().rstrip(), 1)
+
+
+def _wait(code: int) -> None:
+    """Leaves time to rank 0 and the watchdog. With a signal, as mpirun sends one when rank 0 has left, the
+    process ends: all has been said."""
+    try:
+        time.sleep(PATIENCE)
+    except KeyboardInterrupt:
+        abort(code)
 
 
 def _fail(message: str, code: int) -> NoReturn:
     rank = launched_rank(os.environ)
     if rank:
         # Most failures are everyone's, and mpirun ends the others when rank 0 leaves.
-        time.sleep(PATIENCE)
+        _wait(code)
         message = f"rank {rank}: {message}"
     print(f"error: {message}", file=sys.stderr, flush=True)
     abort(code)
