@@ -67,7 +67,8 @@ def test_threads_quick():
 
 @pytest.mark.slow
 def test_bfloat16_quick(tmp_path):
-    words = [sys.executable, "-m", "bench.bfloat16", "--quick", "--plot", str(tmp_path / "curves.png")]
+    words = [sys.executable, "-m", "bench.bfloat16", "--quick", "--num_steps", "10"]
+    words += ["--plot", str(tmp_path / "curves.png")]
     result = run_command(words, timeout=240, cwd=ROOT).check()
     assert "over seeds" in result.stdout and result.stdout.rstrip().endswith(quick.NOTICE)
     assert (tmp_path / "curves.png").stat().st_size > 10_000
