@@ -351,9 +351,14 @@ def test_tokenizers(tmp_path):
     with pytest.raises(InputError, match=r"INPUT: \S+vocab.txt holds '\[PAD\]' twice"):
         open_weights(str(tmp_path), "INPUT", SMALL)
     (tmp_path / "vocab.txt").unlink()
-    for damage in ("{", "[]", json.dumps({"model": {"vocab": {"a": 5}}})):
+    damages = {
+        "{": "INPUT {}: not JSON",
+        "[]": "INPUT {}: not a JSON object",
+        json.dumps({"model": {"vocab": {"a": 5}}}): "INPUT: {} is damaged",
+    }
+    for damage, message in damages.items():
         (tmp_path / "tokenizer.json").write_text(damage)
-        with pytest.raises(InputError, match=r"INPUT:? \S+tokenizer.json(: not| is)"):
+        with pytest.raises(InputError, match=re.escape(message.format(tmp_path / "tokenizer.json"))):
             open_weights(str(tmp_path), "INPUT", SMALL)
 
 
