@@ -12,7 +12,7 @@ from tests.embedded import built_once
 
 
 def pytest_configure() -> None:
-    """What all processes that tests start inherit."""
+    """Variables that all processes of the tests inherit."""
     # Started in a shell's background they would ignore the Ctrl-C that some tests send.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -108,7 +108,7 @@ def train(communicator: Communicator, accumulate: int, path: Path, world: World)
 
 
 def gradients_of(take_step: TrainStep, network: FusedPretrainingLoss) -> dict[str, np.ndarray]:
-    """What the step has averaged over the ranks, by name."""
+    """The step's averages over the ranks, by name."""
     return {name: array.asnumpy() for name, array in zip(trainable(network.bert), take_step.gradients)}
 
 

@@ -250,7 +250,7 @@ def _make_cache(folder: Path) -> None:
 
 
 def _read_cache(folder: Path) -> Any:
-    """What a run with --cache_dir trains on; a text that was changed is another text, and no damage."""
+    """The data of a run with --cache_dir; a text that was changed is another text, and no damage."""
     text = folder / "text.txt"
     if not text.is_file() or text.read_text(errors="replace") != _TEXT:
         raise InputError(f"{text} is another text")

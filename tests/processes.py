@@ -46,7 +46,7 @@ class LeftoverProcesses(AssertionError):
 
 @dataclass(frozen=True)
 class RankOutput:
-    """What one rank wrote."""
+    """The output of one rank."""
 
     stdout: str
     stderr: str
@@ -54,7 +54,7 @@ class RankOutput:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What is left of a run: `returncode` is the launcher's (minus the signal's number when one killed it,
+    """The remains of a run: `returncode` is the launcher's (minus the signal's number when one killed it,
     124 when the time limit was met), `ranks` the outputs by rank (empty for `run_command`)."""
 
     argv: list[str]
@@ -161,7 +161,7 @@ class Run:
         self._process.send_signal(number)
 
     def stdout(self) -> str:
-        """What the launcher has written to its standard output until now."""
+        """The launcher's standard output until now."""
         return _read_text(self._directory / "stdout")
 
     def stderr(self) -> str:

@@ -45,7 +45,7 @@ _FIXED = struct.Struct(">BIId")  # kind, rank, process id, seconds: written down
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an attack came to. `messages`: those that were delivered. `effects`: a line for each, none if all
+    """Outcome of an attack. `messages`: those that were delivered. `effects`: a line for each, none if all
     is well. `descriptors`: the hub's before, at most, and after; `memory`: its resident bytes before and
     after; `late`: the longest time in seconds between two of its signs of life; `joined`: seconds that rank 3
     needed during the flood."""

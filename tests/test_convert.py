@@ -84,7 +84,7 @@ def file_arrays(to: str, folder: str) -> Google:
 @pytest.mark.parametrize("gelu", ["erf", "tanh"])
 @pytest.mark.parametrize("to", ["huggingface", "tensorflow"])
 def test_logits_of_both_heads_in_both_directions(place, to, gelu):
-    """What NumPy computes from the converted file, MXNet computes from the source, and from the file."""
+    """NumPy computes the same from the converted file as MXNet from the source, and from the file."""
     source("ours", gelu=gelu, stdev=0.2)
     assert run("ours", "theirs", "--to", to) == 0
     inputs = random_inputs(TOKENS, SMALL.positions - 3)
@@ -263,7 +263,7 @@ def test_real_weights(place, to):
 
 
 class Evil:
-    """What a pickle can do to those who load it."""
+    """Attacks of a pickle on those who load it."""
 
     def __reduce__(self):
         return os.mkdir, ("executed",)

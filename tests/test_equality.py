@@ -58,7 +58,7 @@ ON_RANKS = [name for name in VARIANTS if name != ALONE]
 
 
 class Seen(NamedTuple):
-    """What one rank had to tell of one run."""
+    """The report of one rank on one run."""
 
     steps: dict[str, list]
     gradients: dict[str, np.ndarray]

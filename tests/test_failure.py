@@ -114,7 +114,7 @@ def unfinished(directory) -> list[str]:
 
 
 def traces() -> set[str]:
-    """What BytePS leaves on a machine if nobody prevents it."""
+    """Files that BytePS leaves on a machine if nobody prevents it."""
     return {name for name in os.listdir("/dev/shm") if name.startswith("BytePS")} | {
         name for name in os.listdir("/tmp") if name.startswith("socket_")
     }

@@ -296,7 +296,7 @@ def test_bad_input_ends_before_mxnet_is_imported(data, tmp_path):
 
 
 def test_the_order_of_a_step_does_not_depend_on_the_ranks(data, tmp_path):
-    """What two ranks with 4 examples each take is what one takes with 8; and a run that began with two takes
+    """Two ranks with 4 examples each take what one takes with 8; and a run that began with two takes
     it with any number. Before, a resumed run of three took 12 examples a step, from another place."""
 
     class Rank:

@@ -457,7 +457,7 @@ def test_docstrings_begin_with_a_verb_or_a_noun():
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     questioning = [
         f"{module}: {getattr(node, 'name', 'module')}"
-        for module, path in PROJECT.items()
+        for module, path in {**PROJECT, **{dotted(path): path for path in modules("tests/**/*.py")}}.items()
         for node in ast.walk(tree_of(path))
         if isinstance(node, kinds) and questions.match(ast.get_docstring(node) or "")
     ]

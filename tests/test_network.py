@@ -1,4 +1,4 @@
-"""What comes from outside a process: it is never executed, and docs/network.md names every open port."""
+"""Input from outside a process is never executed, and docs/network.md names every open port."""
 
 from __future__ import annotations
 

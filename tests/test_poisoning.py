@@ -13,7 +13,7 @@ EVERY = [poison for of_stage in POISONS.values() for poison in of_stage]
 
 
 def sound() -> list[list]:
-    """What a rank records in a run without a fault."""
+    """The record of a rank in a run without a fault."""
     bad, digest, lines = {poison.step for poison in EVERY}, 0, []
     for step in range(1, 2 * STEPS + 1):
         digest += step not in bad

@@ -146,7 +146,7 @@ def test_another_checkpoint_gives_another_answer(weights):
 
 
 def test_the_form_of_gelu_is_the_weights(weights):
-    """What lies beside the TensorFlow checkpoint says erf; --gelu says otherwise."""
+    """The file beside the TensorFlow checkpoint says erf; --gelu says otherwise."""
     words = [str(weights / "tensorflow"), FIRST, "--operators", "mxnet"]
     plain, erf, tanh = ask(*words), ask(*words, "--gelu", "erf"), ask(*words, "--gelu", "tanh")
     assert plain == erf != tanh

@@ -265,7 +265,7 @@ def test_sigusr1_to_mpirun_saves_on_all_ranks(corpus, tmp_path):
 
 
 def test_files_with_masks_train_and_evaluate(corpus, tmp_path):
-    """What data.prepare writes, in three formats under names that say nothing."""
+    """Output of data.prepare, in three formats under names that say nothing."""
     for name in ("npz", "hdf5", "tfrecord"):
         run_command(
             [

@@ -562,7 +562,7 @@ def test_options_named_in_the_text_exist(guide, helps):
 
 @pytest.fixture(scope="module")
 def helps_of() -> dict[str, str]:
-    """What each command says of its options."""
+    """The help of each command."""
     modules = [f"-m {name}" for name in DATA_COMMANDS]
     modules += [SCRIPT, "hparams.py", "hosts/launch.py", "-m bench.step", "-m bench.threads"]
     modules += ["-m bench.optimizer", "-m bench.bfloat16", "-m training.profile", "compare.py"]
@@ -572,7 +572,7 @@ def helps_of() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def helps(helps_of) -> str:
-    """What all commands say of their options."""
+    """The help of all commands, as one text."""
     return "".join(helps_of.values())
 
 

@@ -1,4 +1,4 @@
-"""Which operators a run gets, and what it is told when it cannot have them."""
+"""The operators that a run gets, and the error where it cannot have them."""
 
 from __future__ import annotations
 

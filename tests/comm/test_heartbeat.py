@@ -299,7 +299,7 @@ def test_nobody_can_connect_once_all_ranks_have(verdicts):
 
 
 def test_a_rank_connects_once(verdicts):
-    """What it sent can be sent again by whoever has heard it."""
+    """A message that was heard can be sent again by anyone."""
     hub = make_hub(3, verdicts)
     link = make_link(1, hub, verdicts)
     with pytest.raises(ConnectionError, match="it is not rank 0 that answers"):

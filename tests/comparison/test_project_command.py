@@ -81,7 +81,7 @@ def figure_of(*words: str):
 
 
 def test_strategies_can_be_told_apart_in_the_picture():
-    """Where the predictions differ by 1% or more, the lines are some pixels from each other."""
+    """Lines whose predictions differ by 1% or more are some pixels from each other."""
     figure, found = figure_of()
     figure.draw_without_rendering()
     for axes, field in zip(figure.axes, ("efficiency", "without_overlap")):

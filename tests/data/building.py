@@ -81,7 +81,7 @@ class Numbers:
 
 
 def numbers(number):
-    """What unit `number` gives: ids, ends and groups from its own start, weights."""
+    """The content of unit `number`: ids, ends and groups from its own start, weights."""
     generator = np.random.default_rng(number)
     ids = generator.integers(0, 60_000, generator.integers(200, 4000))
     ends = np.unique(generator.integers(1, len(ids), 40))

@@ -1,4 +1,4 @@
-"""How likely a difference is by chance: p-values for the distribution tests, from their textbook formulas."""
+"""Chances of a difference: p-values for the distribution tests, from their textbook formulas."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_without_a_key_samples_and_blocks_are_in_order():
 
 
 def test_a_key_shuffles_samples_over_blocks_and_blocks_over_the_epoch():
-    """Where a sample comes in the epoch, and with whom, is uniform: over 3000 keys, at a tiny size."""
+    """A sample's place in the epoch, and its company, are uniform: over 3000 keys, at a tiny size."""
     lengths = np.full(6, 8)
     place, partner = np.zeros((6, 3)), np.zeros((6, 6))
     for key in range(3000):

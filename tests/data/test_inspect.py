@@ -1,4 +1,4 @@
-"""What data.inspect shows is what a training gets, counted again from the batches themselves."""
+"""The figures of data.inspect are those of a training, counted again from the batches themselves."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def source(directory, vocab):
 
 @pytest.fixture(scope="module")
 def facts(directory, tmp_path_factory):
-    """What --json says of it."""
+    """The output of --json."""
     result = run_inspect(directory, *SETTINGS, "--json", "--num", "40", cwd=tmp_path_factory.mktemp("json"))
     return json.loads(result.check().stdout)
 

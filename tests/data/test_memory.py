@@ -1,4 +1,4 @@
-"""What a training process holds beside the mapped store: as docs/data.md says."""
+"""Memory of a training process beside the mapped store: as docs/data.md says."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_memory_does_not_depend_on_the_size_of_the_text(embedded, tmp_path):
 
 @pytest.mark.parametrize("format", ["npz", "hdf5", "tfrecord", "ofrecord"])
 def test_text_becomes_files_of_instances_by_way_of_a_store(embedded, tmp_path, capsys, format):
-    """From text in one command, and from a store in two: the same files."""
+    """The same files from text in one command, and from a store in two."""
     text = ["--input", str(embedded / "corpus" / "eval.txt"), "--vocab", str(embedded / "vocab.txt")]
     masks = ["--format", format, "--dupe_factor", "2", "--max_seq_length", "64", "--seed", "3"]
     masks += ["--num_workers", "1", "--instances_per_file", "300"]

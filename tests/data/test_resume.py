@@ -49,7 +49,7 @@ def job(store, embedded, tmp_path):
 
 @pytest.fixture
 def uninterrupted(store, vocab):
-    """What one rank consumes: its batches, blocks of two epochs, and (epoch, samples, digest) of each."""
+    """Everything one rank consumes: batches, blocks of two epochs, and (epoch, samples, digest) of each."""
     source = TextSource(store, vocab, MaskingConfig(64, 0.3, 0.15, 10))
     batches = PretrainingBatches(source, share=Share.of(0, 1), **OPTIONS)
     needed = sum(batches.blocks_in_epoch(epoch) for epoch in range(2))

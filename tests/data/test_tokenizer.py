@@ -131,7 +131,7 @@ def test_the_flat_form_has_the_same_ids(vocab, real_lines):
 
 
 def test_where_hugging_face_and_gluonnlp_differ():
-    """What data/tokenizing/tokenizer.py says of it. GluonNLP agrees with Google's code in all of these."""
+    """The rules in data/tokenizing/tokenizer.py. GluonNLP agrees with Google's code in all of these."""
     vocab = vocabulary_from_tokens([*SPECIAL_TOKENS, "\u03bf", "##\u03c2", "##\u03c3", "x", "\U0002b820"])
     theirs = gluonnlp.data.BERTTokenizer(gluonnlp_vocab(vocab), lower=True)
     texts = ["\u039f\u03a3", "x\ue000", "x\U0002b820"]

@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def beginning(args: argparse.Namespace) -> tuple[int, int]:
-    """How often rank 0 has been started before, and the step to go on after; rank 0 decides."""
+    """Starts of rank 0 before this one, and the step to go on after; rank 0 decides."""
     place = args.ckpt_dir / f"begins.{RUN}"
     if RANK:
         until(place.exists)

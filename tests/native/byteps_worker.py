@@ -39,7 +39,7 @@ def residues(count: int) -> Any:
 
 
 def values(rank: int, step: int, dtype: str) -> Any:
-    """What a rank contributes where `residues` is 0, 1, ... 10: whole numbers, whose sums are exact in every
+    """A rank's contribution where `residues` is 0, 1, ... 10: whole numbers, whose sums are exact in every
     type."""
     return ((np.arange(11) + rank * 5 + step) % 11 - (5 if dtype[0] != "u" else 0)).astype(dtype)
 

@@ -18,7 +18,7 @@ from tests.native.nccl import DTYPES, PROD, STAGING, Communicator, Library, Nccl
 
 
 def data(dtype: str, count: int, rank: int, seed: int) -> Any:
-    """What `rank` contributes; every rank can make that of the others."""
+    """The contribution of `rank`; every rank can make that of the others."""
     random = np.random.RandomState([seed, rank, count])
     if dtype.startswith("float"):
         # Exponents far apart, so that another order of summation gives other bits.

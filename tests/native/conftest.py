@@ -17,7 +17,7 @@ SOURCES = ROOT / "native" / "byteps_host"
 
 
 class Ended(NamedTuple):
-    """How a process ended: `code` is None if the time limit ended it."""
+    """The end of a process: `code` is None if the time limit ended it."""
 
     code: int | None
     seconds: float

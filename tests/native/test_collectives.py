@@ -14,7 +14,7 @@ WORKER = str(ROOT / "tests/native/collectives_worker.py")
 
 
 def run(together, library, ranks, task, limit=60.0):
-    """How each rank ended, by rank."""
+    """The ends of all ranks, by rank."""
     env = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     processes = {
         f"rank{rank}": ([sys.executable, WORKER, str(library), str(ranks), str(rank), task], env)

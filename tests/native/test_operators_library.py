@@ -1,4 +1,4 @@
-"""What the linker made of the fused operators."""
+"""The fused operators as the linker made them."""
 
 from __future__ import annotations
 

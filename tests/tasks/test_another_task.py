@@ -42,7 +42,7 @@ class OrderLoss(mx.gluon.HybridBlock):
 
 
 class SentenceOrder:
-    """Which of two sentences comes first. See tasks.base.Task."""
+    """The order of two sentences. See tasks.base.Task."""
 
     name = "sentence order"
     heads = HEADS

@@ -1,4 +1,4 @@
-"""What is found out before mxnet is imported: each bad input is one line that names the flag or the file."""
+"""Errors before mxnet is imported: each bad input is one line that names the flag or the file."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ class TestVocabulary:
 
 
 class TestFilesWithMasks:
-    """What their headers tell. Every value is checked when they are converted: tests/data/formats."""
+    """Their headers are read. Every value is checked when they are converted: tests/data/formats."""
 
     def test_object_arrays_are_never_unpickled(self, place):
         class Exploding:

@@ -1,4 +1,4 @@
-"""What rank 0 leaves behind and shows: metrics.jsonl, TensorBoard events, the plot, a bar or lines."""
+"""Rank 0's files and output: metrics.jsonl, TensorBoard events, the plot, a bar or lines."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ class TestTerminal:
     )
 
     def found(self, arguments: list[str], stderr: Any, rank: str | None = None) -> str:
-        """What launching_terminal finds in a process of its own."""
+        """The result of launching_terminal in a process of its own."""
         environment = {name: value for name, value in os.environ.items() if name not in report.LAUNCHED}
         if rank is not None:
             environment["OMPI_COMM_WORLD_RANK"] = rank

@@ -295,7 +295,7 @@ def test_stage_1_is_made_longer_before_stage_2(first, corpus, tmp_path, capsys):
 
 
 def test_the_seeds_second_phase(whole, corpus, tmp_path):
-    """From phase 1 without optimizer state, a learning rate with an end and a power, warmup of its own."""
+    """Parameters of phase 1 without optimizer state, a rate with an end and a power, warmup of its own."""
     changes = {"stages": 2, "end_lr": 0.0003, "decay_power": 0.5, "lr": 0.004, "warmup_ratio": 0.34}
     changes.update(num_steps=6, max_seq_length=32, batch_size=2)
     assert run(tmp_path, corpus, init_from=f"{whole}:{FIRST}", **changes) == 0
@@ -357,7 +357,7 @@ class TestInitFrom:
         "reset", ["optimizer", "schedule", "data", "optimizer,schedule", "schedule,data"]
     )
     def test_each_reset(self, reset, whole, corpus, tmp_path):
-        """From stage 1's second step: steps, moments and place in the data go on unless they are reset."""
+        """A start at stage 1's second step: steps, moments and place go on unless they are reset."""
         options = {
             **self.PLAIN,
             "stages": "1",

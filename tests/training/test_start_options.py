@@ -123,7 +123,7 @@ class TestPlans:
 
 
 class TestDirectories:
-    """What a directory holds against the stages that are asked for; all before mxnet is imported."""
+    """The content of a directory against the stages that are asked for; all before mxnet is imported."""
 
     def save(self, directory: Path, step: int, corpus: Any, **facts: Any) -> None:
         made_with = {"model": MODEL, "vocab_size": 1024, "vocab_sha256": None, "num_steps": 4, **facts}

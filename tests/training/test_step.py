@@ -70,7 +70,7 @@ class TestAccumulation:
         assert relative_difference(weights(many), weights(one)) < 1e-6
 
     def test_a_mean_of_means_would_not_equal_it(self):
-        """What the test above would tell: a loss divided by its own micro-batch's counts is another loss."""
+        """A loss divided by its own micro-batch's counts is another loss: the test above would show it."""
         batches = uneven_batches(7)
         network = tiny_network(spread=SPREAD)
         step, _ = make_step(network)

@@ -133,7 +133,7 @@ def test_large_scores_do_not_overflow_and_nan_is_not_hidden():
 
 
 def gluonnlp_chain(F, qkv, lengths, heads: int):  # noqa: N803
-    """What GluonNLP's DotProductSelfAttentionCell computes from its interleaved projections (L, B, 3U)."""
+    """The output of GluonNLP's DotProductSelfAttentionCell from its interleaved projections (L, B, 3U)."""
     scores = F.contrib.interleaved_matmul_selfatt_qk(qkv, heads=heads)
     lengths = F.broadcast_axis(F.expand_dims(lengths, axis=1), axis=1, size=heads)
     weights = F.softmax(scores, length=lengths.reshape((-1, 0), reverse=True), use_length=True, axis=-1)

@@ -39,7 +39,7 @@ def dropped(key: int, count: int, rate: float) -> np.ndarray:
 
 
 def operator_factors(shape: tuple[int, int], rate: float) -> tuple[np.ndarray, int]:
-    """What bert_add_norm multiplied each element with, and the key it drew."""
+    """Factors by which bert_add_norm multiplied the elements, and the key it drew."""
     x, residual = mx.nd.random.normal(shape=shape), mx.nd.random.normal(shape=shape)
     x.attach_grad()
     residual.attach_grad()

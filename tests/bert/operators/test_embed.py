@@ -135,7 +135,7 @@ def test_the_same_bits_each_time():
 
 
 class Embedding(mx.gluon.HybridBlock):
-    """What GluonNLP's BERTModel and BERTEncoder do before the first layer, fused or by MXNet's operators."""
+    """GluonNLP's BERTModel and BERTEncoder before the first layer, fused or by MXNet's operators."""
 
     def __init__(self, fused: bool):
         super().__init__()

@@ -41,7 +41,7 @@ def random_inputs(shape: tuple, rng: np.random.Generator) -> list[np.ndarray]:
 
 
 def dropout_factors(shape: tuple, rate: float) -> np.ndarray:
-    """What the next call multiplies x + bias with. Seeds the generator.
+    """Factors by which the next call multiplies x + bias. Seeds the generator.
 
     A call with the same seed, with x = 1 and the residual = 0, has normalised values above the mean where an
     element was kept.

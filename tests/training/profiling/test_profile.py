@@ -1,4 +1,4 @@
-"""Where a step's time goes: intervals, kinds, parts that add up, the trace's file, and the command."""
+"""The parts of a step's time: intervals, kinds, parts that add up, the trace's file, and the command."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ class TestBreakdown:
 
 
 def mxnet_events():
-    """What MXNet's profiler writes of one step, as far as it is read."""
+    """One step as MXNet's profiler writes it, as far as it is read."""
 
     def pair(name, category, first, last, start, end, thread):
         event = {"name": name, "cat": category, "tid": thread, "pid": 0}

@@ -1,4 +1,4 @@
-"""What real runs leave in results.json, compared with metrics.jsonl and the checkpoints beside it."""
+"""Real runs' results.json, compared with metrics.jsonl and the checkpoints beside it."""
 
 from __future__ import annotations
 
