@@ -2,7 +2,7 @@
 
     python -m tests.reliability --minutes 240                           # all, to docs/reliability.md
     python -m tests.reliability --minutes 10 --figures 1,7 --backends byteps
-    python -m tests.reliability --figures 1 --backends byteps --case step=7,accumulate=3    # one case again
+    python -m tests.reliability --figures 1 --backends byteps --case first=7,accumulate=3   # one case again
     python -m tests.reliability --minutes 60 --damage                   # what each figure notices
 
 Rule of thumb: a case starts two processes once or twice and takes 20 to 60 s on two cores; 240 minutes try

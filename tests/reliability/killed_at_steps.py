@@ -8,13 +8,16 @@ import random
 import shutil
 import signal
 import time
+from pathlib import Path
 from typing import Iterator
 
 from tests.killing import metrics
 from tests.reliability.figure import Attempt, Damage, Program, Setting, Tally
-from tests.reliability.jobs import LAST, SECONDS, Job, differences, named, parsed, whole
+from tests.reliability.jobs import INTERVAL, LAST, SECONDS, Job, differences, named, parsed, whole
+from training.checkpoint import list_steps
 
 ACCUMULATE = (1, 3)
+BETWEEN = 2 * INTERVAL  # steps between the kills of one run: what a resumed process did is in a checkpoint
 PATCHES = {
     "a sequence is left out where a run is resumed": """
 import training.run
@@ -40,47 +43,60 @@ training.report._keep_before = lambda *given, **named: None
 
 
 def cases(setting: Setting) -> Iterator[str]:
-    """Every step with every number of micro-batches."""
-    every = [(step, accumulate) for step in range(1, LAST + 1) for accumulate in ACCUMULATE]
+    """Every step with every number of micro-batches: runs by the first step at which they are killed."""
+    every = [(first, accumulate) for first in range(1, BETWEEN + 1) for accumulate in ACCUMULATE]
     random.Random(setting.seed).shuffle(every)
-    return (named(step=step, accumulate=accumulate) for step, accumulate in every)
+    return (named(first=first, accumulate=accumulate) for first, accumulate in every)
 
 
 @contextlib.contextmanager
 def opened(setting: Setting) -> Iterator[Attempt]:
-    """Tries a case: a run that is killed as soon as it has logged a step, and resumed."""
+    """Tries a case: a run that is killed as soon as it has logged a step, resumed, killed so many steps
+    later, and so on to the end. Each kill shows there: it is continued from what the one before has saved."""
 
     def attempt(case: str) -> Tally:
-        step, accumulate = (int(parsed(case)[name]) for name in ("step", "accumulate"))
+        first, accumulate = (int(parsed(case)[name]) for name in ("first", "accumulate"))
         expected = whole(setting, accumulate)
         job = Job(setting, accumulate, PATCHES.get(setting.damage, ""))
         directory = setting.work / "run"
         shutil.rmtree(directory, ignore_errors=True)
-        end = time.monotonic() + SECONDS
-        with job.start(directory) as run:
-            while run.poll() is None and not any(
-                each["step"] == step and "lr" in each for each in metrics(directory)
-            ):
-                assert time.monotonic() < end, f"step {step} never came"
-                time.sleep(0.001)
-            assert run.poll() is None or step == LAST, run.wait().describe()
-            for pid in run.pids():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        kills = range(first, LAST + 1, BETWEEN)
+        saved = 0
+        for step in kills:
+            kill_at(step, job, directory)
+            newest = max(list_steps(str(directory)), default=0)
+            assert newest > saved or step == first, f"nothing was saved in {BETWEEN} steps"
+            saved = newest
         with job.start(directory) as run:
             run.wait().check()
-        return Tally.of(differences(directory, expected))
+        texts = differences(directory, expected)
+        return Tally(len(kills), len(kills) - bool(texts), (texts,) if texts else ())
 
     yield attempt
 
 
-CASE = named(step=7, accumulate=1)
+def kill_at(step: int, job: Job, directory: Path) -> None:
+    """Starts or resumes a run, and kills all its processes when it has logged a step."""
+    end = time.monotonic() + SECONDS
+    with job.start(directory) as run:
+        while run.poll() is None and not any(
+            each["step"] == step and "lr" in each for each in metrics(directory)
+        ):
+            assert time.monotonic() < end, f"step {step} never came"
+            time.sleep(0.001)
+        assert run.poll() is None or step == LAST, run.wait().describe()
+        for pid in run.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+CASE = named(first=7, accumulate=1)
 PROGRAM = Program(
     "1",
     "killed at every step 1 to 20 and resumed: parameters, states and metrics",
     "100% byte-identical",
     weight=3,
-    seconds=40,
+    seconds=60,
     cases=cases,
     opened=opened,
     damages={name: Damage(CASE, "not the undisturbed run's") for name in PATCHES},

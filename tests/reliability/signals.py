@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator
 
@@ -23,9 +24,10 @@ CODES = {"SIGTERM": 143, "SIGUSR1": 143, "SIGINT": 130}
 # Signals that a launcher passes on in time. horovodrun passes none on.
 BY_LAUNCHER = {"mpirun": ("SIGUSR1",), "launch": SIGNALS, "gloo": (), "byteps": SIGNALS}
 SAVING = "saving"
-STEP = "step "
-SAVING_SHARE, STEP_SHARE = 0.2, 0.3  # of the cases: while a checkpoint is being written, behind a step
-START, LONGEST = 0.0, 1.0  # moments: shares of an undisturbed run's time
+STEP = "step +"
+SAVING_SHARE, STEP_SHARE = 0.2, 0.3  # of the signals: while a checkpoint is being written, behind a step
+FURTHER = 6  # steps that a launch takes at most before a signal behind a step
+EACH = 5  # signals to one run
 PATCHES = {
     "signals are not listened to": """
 import training.loop
@@ -43,43 +45,73 @@ training.loop.StopRequest._note = lambda self, number, frame: setattr(self, "exi
 }
 
 
+@dataclass(frozen=True)
+class Blow:
+    """A signal, to whom, and when: a share of the time that an undisturbed run would still take, start-up
+    included, a number of steps after the launch's first, or while it saves."""
+
+    signal: str
+    to: str
+    at: str
+
+    def __str__(self) -> str:
+        return f"{self.signal} to {self.to} at {self.at}"
+
+    @classmethod
+    def of(cls, text: str) -> Blow:
+        """Reads what `str` gives."""
+        name, _, rest = text.partition(" to ")
+        return cls(name, *rest.split(" at ", 1))
+
+
 def cases(setting: Setting) -> Iterator[str]:
-    """Endless: a signal, to whom, and a share of an undisturbed run's time, a step, or while it saves."""
+    """Endless: runs with the signals that they get, one a launch."""
     draw = random.Random(setting.seed)
     while True:
-        name = draw.choice(SIGNALS)
-        to = draw.choice(["ranks", "rank", *(["launcher"] if name in BY_LAUNCHER[starter(setting)] else [])])
-        moment, step, kind = draw.uniform(START, LONGEST), draw.randrange(1, LAST), draw.random()
-        at = SAVING if kind < SAVING_SHARE else f"{moment:.3f}"
-        if SAVING_SHARE <= kind < SAVING_SHARE + STEP_SHARE:
-            at = f"{STEP}{step}"
-        yield named(signal=name, to=to, at=at)
+        yield named(**{str(number): blow(draw, starter(setting)) for number in range(1, EACH + 1)})
+
+
+def blow(draw: random.Random, launcher: str) -> Blow:
+    """One signal at random."""
+    name = draw.choice(SIGNALS)
+    to = draw.choice(["ranks", "rank", *(["launcher"] if name in BY_LAUNCHER[launcher] else [])])
+    moment, step, kind = draw.random(), draw.randrange(1, FURTHER + 1), draw.random()
+    at = SAVING if kind < SAVING_SHARE else f"{moment:.3f}"
+    if SAVING_SHARE <= kind < SAVING_SHARE + STEP_SHARE:
+        at = f"{STEP}{step}"
+    return Blow(name, to, at)
 
 
 @contextlib.contextmanager
 def opened(setting: Setting) -> Iterator[Attempt]:
-    """Tries a case: a run that is stopped, and resumed."""
+    """Tries a case: a run that is stopped, resumed, stopped again and so on, to its end. What each launch has
+    done is in the end: a stopped one saves."""
 
     def attempt(case: str) -> Tally:
-        parts = parsed(case)
         expected = whole(setting)
         job = Job(setting, 1, PATCHES.get(setting.damage, ""))
         directory = setting.work / "run"
         shutil.rmtree(directory, ignore_errors=True)
-        with job.start(directory) as run:
-            wait_until(parts["at"], run, job, directory, duration(expected))
-            if run.poll() is not None:
-                run.wait().check()
-                return Tally(0, 0)  # over before the moment came
-            before = last_logged(directory)
-            send(run, job, parts)
-            result = run.wait()
-        failure = judged(result, parts["signal"], setting, directory, before)
-        if failure:
-            return Tally.of(f"{failure}: {result.describe(1500)}")
+        sent = 0
+        for text in parsed(case).values():
+            one = Blow.of(text)
+            with job.start(directory) as run:
+                begun = last_logged(directory)
+                wait_until(one.at, run, job, directory, duration(expected) * (1 - begun / LAST / 2))
+                if run.poll() is not None:  # over before the moment came
+                    run.wait().check()
+                    break
+                before = last_logged(directory)
+                send(run, job, one)
+                result = run.wait()
+            sent += 1
+            failure = judged(result, CODES[one.signal], setting, directory, (begun, before))
+            if failure:
+                return Tally(sent, sent - 1, (f"{one}: {failure}: {result.describe(1500)}",))
         with job.start(directory) as run:
             run.wait().check()
-        return Tally.of(differences(directory, expected))
+        texts = differences(directory, expected)
+        return Tally(sent, sent - bool(texts), (texts,) if texts else ())
 
     yield attempt
 
@@ -97,20 +129,21 @@ def wait_until(at: str, run: Run, job: Job, directory: Path, seconds: float) -> 
         assert time.monotonic() < end, "the ranks never came"
         time.sleep(0.01)
     waits = at == SAVING or at.startswith(STEP)
+    begun = last_logged(directory)
     end = time.monotonic() + (SECONDS if waits else float(at) * seconds)
     while run.poll() is None and time.monotonic() < end:
         if at == SAVING and any(directory.glob("[0-9]*.tmp-*")):
             return
-        if at.startswith(STEP) and last_logged(directory) >= int(at[len(STEP) :]):
+        if at.startswith(STEP) and last_logged(directory) >= begun + int(at[len(STEP) :]):
             return
         time.sleep(0.0005 if waits else 0.01)
 
 
-def send(run: Run, job: Job, parts: dict[str, str]) -> None:
-    """Sends the signal of a case."""
-    number = signal.Signals[parts["signal"]]
+def send(run: Run, job: Job, one: Blow) -> None:
+    """Sends a signal."""
+    number = signal.Signals[one.signal]
     ranks = run.find(job.script.name)
-    pids = {"ranks": ranks, "rank": ranks[-1:], "launcher": [run.pid]}[parts["to"]]
+    pids = {"ranks": ranks, "rank": ranks[-1:], "launcher": [run.pid]}[one.to]
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -121,18 +154,20 @@ def last_logged(directory: Path) -> int:
     return max((each["step"] for each in metrics(directory) if "lr" in each), default=0)
 
 
-def judged(result: RunResult, name: str, setting: Setting, directory: Path, before: int) -> str:
-    """Reason why a stopped run is not as it should be; empty if it is. `before`: the step that was logged
-    last when the signal was sent."""
-    said = result.stderr + result.stdout + "".join(rank.stdout + rank.stderr for rank in result.ranks)
+def judged(result: RunResult, code: int, setting: Setting, directory: Path, steps: tuple[int, int]) -> str:
+    """Reason why a stopped run is not as it should be; empty if it is. `steps`: those logged last when it
+    was started, and when the signal was sent."""
+    gloo = setting.backend == "hvd_gloo"
+    said = "".join(rank.stdout + rank.stderr for rank in result.ranks)
+    said += "" if gloo else result.stderr + result.stdout  # horovodrun ends with a traceback of its own
+    begun, before = steps
     if result.timed_out:
         return "it did not end"
     finished = (directory / f"{LAST:07d}.json").exists() and result.returncode == 0
     # horovodrun has a code of its own for whatever a rank ends with.
-    right = {CODES[name]} if setting.backend != "hvd_gloo" else {1, CODES[name]}
-    if not finished and result.returncode not in right:
-        return f"code {result.returncode} in place of {CODES[name]}"
-    if before and "Traceback" in said:
+    if not finished and result.returncode not in ({1, code} if gloo else {code}):
+        return f"code {result.returncode} in place of {code}"
+    if before > begun and "Traceback" in said:
         return "a traceback"
     damaged: list[str] = []
     newest = newest_complete(str(directory), damaged.append) if directory.is_dir() else None
@@ -147,13 +182,13 @@ def judged(result: RunResult, name: str, setting: Setting, directory: Path, befo
     return ""
 
 
-CASE = named(signal="SIGUSR1", to="ranks", at=f"{STEP}6")
+CASE = named(**{"1": Blow("SIGUSR1", "ranks", f"{STEP}6")})
 PROGRAM = Program(
     "8",
     "SIGTERM, SIGUSR1, SIGINT at random moments: code, checkpoint, resumed to the undisturbed run's bits",
     "50 of 50",
     weight=1.5,
-    seconds=40,
+    seconds=60,
     cases=cases,
     opened=opened,
     damages={
