@@ -28,6 +28,7 @@ RECORDS = "restarts.jsonl"
 BAD_INPUT, AGAIN = 2, 75
 STOPPED = (130, 143)
 LONGEST_WAIT = 300.0  # seconds between two starts, however many have failed
+_LONGEST_LINE = 1 << 16  # bytes of a record
 # What another start may find changed: room on a disk, a rank or a connection that others missed.
 _PASSING = re.compile(
     r"no space left|disk quota|input/output error|stale file|sign of life|without closing|lost the other|"
@@ -340,17 +341,26 @@ class Restarts:
 
 
 def append(path: str, record: Mapping[str, Any]) -> None:
-    """Appends a line of JSON to a file and syncs it. Raises OSError."""
+    """Appends a line of JSON to a file and syncs it. Half a line, which a killed launcher has left, goes.
+
+    Raises:
+        OSError: the disk is full, for example; the file is as it was.
+    """
     os.makedirs(os.path.dirname(path), exist_ok=True)
     line = json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(path, flags, 0o666)
     try:
         size = os.fstat(descriptor).st_size
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a disk was full in the middle of a line
-            line = b"\n" + line
-        while line:
-            line = line[os.write(descriptor, line) :]
-        os.fsync(descriptor)
+        end = os.pread(descriptor, _LONGEST_LINE, max(0, size - _LONGEST_LINE))
+        size -= len(end) - (end.rfind(b"\n") + 1)
+        os.ftruncate(descriptor, size)
+        try:
+            while line:
+                line = line[os.write(descriptor, line) :]
+            os.fsync(descriptor)
+        except OSError:
+            os.ftruncate(descriptor, size)
+            raise
     finally:
         os.close(descriptor)

@@ -49,6 +49,10 @@ class TwoHosts:
         """Takes the wire out: nothing arrives any more, and nobody is notified."""
         _run(*_enter(str(self.holders[1])), "ip", "link", "set", INTERFACE, "down")
 
+    def mend(self) -> None:
+        """Puts the wire back."""
+        _run(*_enter(str(self.holders[1])), "ip", "link", "set", INTERFACE, "up")
+
     def received(self, host: int) -> int:
         """Packets that have arrived at the host's interface."""
         for line in Path(f"/proc/{self.holders[host]}/net/dev").read_text(encoding="ascii").splitlines():
@@ -124,10 +128,12 @@ def _enter(holder: str) -> list[str]:
 
 
 def _agent(holders: list[str]) -> str:
-    """A remote shell: `agent HOST COMMAND...`, the command being text for a shell."""
+    """A remote shell: `agent HOST COMMAND...`, the command being text for a shell. It cannot reach the second
+    host while the wire is out; what it has started there goes on hearing it."""
+    checks = ("", f"ip link show dev {INTERFACE} | grep -q LOWER_UP || exit 255; ")
     cases = "\n".join(
-        f'    {address}) exec {" ".join(_enter(holder))} sh -c "$*" ;;'
-        for address, holder in zip(ADDRESSES, holders)
+        f'    {address}) {check}exec {" ".join(_enter(holder))} sh -c "$*" ;;'
+        for address, holder, check in zip(ADDRESSES, holders, checks)
     )
     return f'#!/bin/sh\nhost=$1\nshift\ncase $host in\n{cases}\nesac\necho "unknown host $host" >&2\nexit 1\n'
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -149,13 +150,22 @@ def test_a_record_after_half_a_line(tmp_path):
     path = tmp_path / "ckpt" / "restarts.jsonl"
     append(str(path), {"restart": 1})
     with path.open("a") as file:
-        file.write('{"resta')  # the disk was full
+        file.write('{"resta')  # the launcher was killed
     append(str(path), {"restart": 2, "last_words": "\udce4\n"})
-    assert path.read_text().splitlines() == [
-        '{"restart": 1}',
-        '{"resta',
-        '{"restart": 2, "last_words": "?\\n"}',
-    ]
+    assert path.read_text().splitlines() == ['{"restart": 1}', '{"restart": 2, "last_words": "?\\n"}']
+
+
+def test_a_record_that_does_not_fit_leaves_no_half(tmp_path):
+    path = tmp_path / "restarts.jsonl"
+    append(str(path), {"restart": 1})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, before[1]))
+    try:
+        with pytest.raises(OSError):
+            append(str(path), {"restart": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.read_text() == '{"restart": 1}\n'
 
 
 def test_lines_of_mpirun():
