@@ -39,8 +39,8 @@ INTERVAL = 5
 LIMIT = 90.0  # seconds from a failure until the run goes on
 LONGEST = 1800.0  # seconds for all of them
 CUT, FULL_DISK = "cut", "full disk"
-KINDS = {"hvd_mpi": ("kill 0", "kill 1", "stop 0", "stop 1", CUT, FULL_DISK)}
-KINDS["byteps"] = (*KINDS["hvd_mpi"], "kill server", "stop server", "kill scheduler")
+KINDS = {"hvd_mpi": ["kill 0", "kill 1", "stop 0", "stop 1", CUT, FULL_DISK]}
+KINDS["byteps"] = [*KINDS["hvd_mpi"], "kill server", "stop server", "kill scheduler"]
 DISK = 64 << 20
 RESTART = re.compile(r"^launch: restart (\d+) at ", re.MULTILINE)
 # docs/launching.md: the fields of a restart after a failure.
@@ -118,7 +118,7 @@ def started(job: Job, directory: Path, failures: int, hosts: TwoHosts) -> Run:
     first = (failures + 1) // 2 * BETWEEN
     backend = "hvd" if job.setting.launcher == "mpirun" else "byteps"
     words = python(ROOT / "hosts" / "launch.py", "--hostfile", hosts.hostfile, "--backend", backend)
-    words += ["--ssh", hosts.agent, "--interface", INTERFACE, "--backoff", "0.1", "--"]
+    more = ["--ssh", str(hosts.agent), "--interface", INTERFACE, "--backoff", "0.1", "--"]
     options = job.words(
         directory,
         num_steps=f"{first},{(failures + 1) * BETWEEN - first}",
@@ -127,7 +127,7 @@ def started(job: Job, directory: Path, failures: int, hosts: TwoHosts) -> Run:
         log_interval=1,
         comm_timeout=5,
     )
-    command = [*hosts.prefix, *words, *python(job.script, *options)]
+    command = [*hosts.prefix, *words, *more, *python(job.script, *options)]
     return start_command(command, timeout=LONGEST, env=ONE_THREAD, grace=30.0)
 
 
@@ -233,7 +233,11 @@ def unlike(directory: Path, expected: Path) -> str:
     """Names of what differs between the ends of two runs."""
     names = [path.name for path in expected.iterdir() if path.suffix in (".params", ".npz")]
     found = [name for name in names if (directory / name).read_bytes() != (expected / name).read_bytes()]
-    found += ["metrics.jsonl"] if metrics(directory) != metrics(expected) else []
+    lines = metrics(directory)
+    steps = [each["step"] for each in lines if "lr" in each]
+    found += (
+        ["metrics.jsonl"] if lines != metrics(expected) or steps != list(range(1, len(steps) + 1)) else []
+    )
     return f"not the undisturbed run's: {', '.join(found)}" if found else ""
 
 
