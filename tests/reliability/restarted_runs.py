@@ -193,7 +193,7 @@ def fill(path: Path) -> None:
 
 
 def misreported(kind: str, record: dict[str, Any]) -> str:
-    """What a failure's record has wrong; empty for nothing."""
+    """Describes what is wrong with the record of a failure; empty for nothing."""
     how, _, who = kind.partition(" ")
     if who in ("0", "1") and record.get("host") != ADDRESSES[int(who)]:
         return f"{kind}: another host is named: {record}"
