@@ -5,9 +5,9 @@ interfaces.
         run_ranks(script, 2, prefix=hosts.prefix, launcher_args=hosts.mpirun_args, ...)
 
 mpirun runs on the first host (`prefix` enters it), starts its daemon on the second through a remote shell
-agent of ours, and all its traffic crosses the virtual wire. Each namespace exists for as long as one sleeping
-process; that ends with the `with` block or with this process, and the kernel then removes the namespace and
-its interface: nothing has a name that could be left behind.
+(tests/remote_shell.py), and all its traffic crosses the virtual wire. Each namespace exists for as long as
+one sleeping process; that ends with the `with` block or with this process, and the kernel then removes the
+namespace and its interface: nothing has a name that could be left behind.
 
 Needs root, iproute2 and util-linux; `Unavailable` says what is missing.
 """
@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,7 @@ NAMES = ("alpha", "beta")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 INTERFACE = "wire0"
 SUBNET = "10.77.0.0/24"
+REMOTE_SHELL = str(Path(__file__).with_name("remote_shell.py"))
 
 
 class Unavailable(Exception):
@@ -82,7 +85,8 @@ def two_hosts(directory: Path, slots: int = 1) -> Iterator[TwoHosts]:
         hostfile = directory / "hostfile"
         hostfile.write_text("".join(f"{address} slots={slots}\n" for address in ADDRESSES), encoding="ascii")
         agent = directory / "agent"
-        agent.write_text(_agent(holders), encoding="ascii")
+        shells = [_start_shell(stack, holder, directory / f"shell.{holder}") for holder in holders]
+        agent.write_text(_agent(shells), encoding="ascii")
         agent.chmod(0o755)
         yield TwoHosts(
             hostfile=hostfile,
@@ -127,13 +131,34 @@ def _enter(holder: str) -> list[str]:
     return ["nsenter", "--target", holder, "--net", "--uts", "--"]
 
 
-def _agent(holders: list[str]) -> str:
+def _start_shell(stack: contextlib.ExitStack, holder: str, path: Path) -> Path:
+    """Starts the server of a host's remote shell; returns its socket."""
+    serve = [sys.executable, "-I", "-S", REMOTE_SHELL, "serve", str(path)]
+    process = subprocess.Popen(
+        ["setpriv", "--pdeathsig", "KILL", *_enter(holder), *serve], stdin=subprocess.DEVNULL
+    )
+
+    def stop() -> None:
+        process.kill()
+        process.wait()
+
+    stack.callback(stop)
+    deadline = time.monotonic() + 10
+    while not path.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise Unavailable("the remote shell did not start")
+        time.sleep(0.01)
+    return path
+
+
+def _agent(shells: list[Path]) -> str:
     """A remote shell: `agent HOST COMMAND...`, the command being text for a shell. It cannot reach the second
     host while the wire is out; what it has started there goes on hearing it."""
+    client = shlex.join([sys.executable, "-I", "-S", REMOTE_SHELL, "run"])
     checks = ("", f"ip link show dev {INTERFACE} | grep -q LOWER_UP || exit 255; ")
     cases = "\n".join(
-        f'    {address}) {check}exec {" ".join(_enter(holder))} sh -c "$*" ;;'
-        for address, holder, check in zip(ADDRESSES, holders, checks)
+        f'    {address}) {check}exec {client} {shlex.quote(str(shell))} "$@" ;;'
+        for address, shell, check in zip(ADDRESSES, shells, checks)
     )
     return f'#!/bin/sh\nhost=$1\nshift\ncase $host in\n{cases}\nesac\necho "unknown host $host" >&2\nexit 1\n'
 

@@ -89,7 +89,7 @@ def test_what_is_seen_of_a_byteps_run():
     ):  # fmt: skip
         stop(rank)
         assert parts_on_this_host(own) == [("a BytePS server", serving, False), ("rank 1", rank, True)]
-        said = describe_run(own, ask_scheduler=True)
+        said = describe_run(own, ask_others=True)
     assert said == (
         f"stopped by a signal on this host: rank 1 (pid {rank}); "
         "on this host run 1 of 2 ranks and 1 of 2 BytePS servers; "
@@ -103,11 +103,11 @@ def test_what_is_seen_of_a_run_under_mpirun():
         "OMPI_MCA_ess_base_jobid": f"job-{os.getpid()}", "OMPI_MCA_orte_hnp_uri": "tcp://127.0.0.1:1",
     }  # fmt: skip
     with process(sys.executable, "-c", WAIT, **{**own, "OMPI_COMM_WORLD_RANK": "5"}) as pid:
-        assert describe_run(own, ask_scheduler=True) == "on this host run 1 of its 2 ranks"
+        assert describe_run(own, ask_others=True) == "on this host run 1 of its 2 ranks"
         stop(pid)
         assert parts_on_this_host(own) == [("rank 5", pid, True)]
     assert parts_on_this_host(own) == []
-    assert describe_run({}, ask_scheduler=True) == ""
+    assert describe_run({}, ask_others=True) == ""
 
 
 def free_port() -> str:
@@ -130,7 +130,7 @@ from comm.watch.run_processes import describe_run
 
 if os.environ["BYTEPS_LOCAL_RANK"] == "1":
     time.sleep(60)
-print(describe_run(os.environ, ask_scheduler=True))
+print(describe_run(os.environ, ask_others=True))
 """
     own = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "1", "DMLC_WORKER_ID": "0", "BYTEPS_LOCAL_SIZE": "2"}
     words = [sys.executable, "-c", code, str(os.getpid())]
