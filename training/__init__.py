@@ -32,6 +32,7 @@ optimizer/          LAMB, Adam, schedule, loss scale, accumulation
 evaluation          figures of a task over held-out data
 metrics             sums over steps and ranks
 utilisation         operations done, of those that the devices could do
+events              TensorBoard's, written at once
 report              progress, metrics.jsonl, TensorBoard, plot, closing lines
 results/            results.json, and many runs with one option different
 checkpoint_facts    entries of a manifest, checked

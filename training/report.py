@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -13,14 +14,15 @@ from typing import IO, Any, Mapping, NamedTuple, Protocol, Sequence
 
 from tqdm import tqdm
 
+from base.errors import TrainingError
 from base.files import replacing
 from base.json_files import read_json_lines
 from tasks.base import Figures, Floors, Panel, Task
 from training.checkpoint import params_path
+from training.events import EventFile
 
 METRICS_FILE = "metrics.jsonl"
 PLOT_FILE = "loss.png"
-TENSORBOARD_DIR = "tensorboard"
 LAUNCHED = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "BYTEPS_LOCAL_RANK")  # set by a launcher
 
 
@@ -125,19 +127,12 @@ class RunReporter:
         progress: str,
         verbose: bool = False,
     ):
-        from tensorboardX import SummaryWriter
-
         self._path = os.path.join(directory, METRICS_FILE)
         _keep_before(self._path, span)
         self._metrics = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
-        self._events = SummaryWriter(
-            os.path.join(directory, TENSORBOARD_DIR),
-            purge_step=span.first + 1,
-            max_queue=100,
-            flush_secs=10,
-            # A short stage 1 and stage 2 may begin in one second, which is all that the name says else.
-            filename_suffix="" if span.stage is None else f".stage{span.stage}",
-        )
+        # A short stage 1 and stage 2 may begin in one second, which is all that the file's name says else.
+        suffix = "" if span.stage is None else f".stage{span.stage}"
+        self._events = EventFile(directory, span.first + 1, suffix)
         terminal = launching_terminal()
         if progress == "auto":
             progress = "lines" if terminal is None else "bar"
@@ -200,8 +195,10 @@ class RunReporter:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
-        self._metrics.close()
-        self._events.close()
+        for file in (self._metrics, self._events):
+            # Each line has reached its file, or its failure was reported.
+            with contextlib.suppress(OSError):
+                file.close()
 
     def _print(self, message: str, stream: IO[str]) -> None:
         if self._bar is None:
@@ -212,12 +209,21 @@ class RunReporter:
             sys.stderr.flush()
 
     def _write(self, metrics: dict[str, Any]) -> None:
-        self._metrics.write(json.dumps(metrics, allow_nan=False) + "\n")
-        self._metrics.flush()
+        scalars = {}
         for name, value in metrics.items():
             if name not in ("step", "stage", "time") and isinstance(value, (int, float)):
                 kind, _, rest = name.partition("_") if name.startswith("eval_") else ("train", "", name)
-                self._events.add_scalar(f"{kind}/{rest}", value, metrics["step"])
+                scalars[f"{kind}/{rest}"] = value
+        line = json.dumps(metrics, allow_nan=False) + "\n"
+        try:
+            self._metrics.write(line)
+            self._metrics.flush()
+            self._events.write(metrics["step"], scalars)
+        except OSError as error:
+            raise TrainingError(
+                f"cannot write the metrics of step {metrics['step']} in {os.path.dirname(self._path)}: "
+                f"{error.strerror}; --resume continues from the newest checkpoint"
+            ) from error
 
     def _remaining(self, metrics: dict[str, Any]) -> str:
         if self._span.last is None:

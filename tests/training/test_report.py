@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 import struct
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any, Iterator
 import numpy as np
 import pytest
 
+from base.errors import TrainingError
 from tasks.base import Floors
 from tests.processes import ROOT
 from tests.training.tiny import TASK
@@ -79,6 +81,24 @@ class TestMetricsFile:
         reporter.close()
         assert (tmp_path / "metrics.jsonl").read_text() == ""
         assert finite_or_none(math.inf) is None and finite_or_none(1.5) == 1.5
+
+    @pytest.mark.parametrize("name", ["metrics.jsonl", "tensorboard/events*"])
+    def test_a_full_disk_is_one_line(self, tmp_path, name):
+        """Of either file; closing says nothing more."""
+        reporter = RunReporter(str(tmp_path), TASK, Span(0, 100), "none")
+        reporter.training(training(10))
+        (path,) = tmp_path.glob(name)
+        limit = path.stat().st_size + 10
+        if path.name != "metrics.jsonl":
+            (tmp_path / "metrics.jsonl").write_text("")
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        try:
+            with pytest.raises(TrainingError, match=r"cannot write the metrics of step 20 in .*; --resume"):
+                reporter.training(training(20))
+            reporter.close()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     def test_resuming_drops_what_is_run_again(self, tmp_path):
         reported(tmp_path, training(10), training(20), evaluation(20), training(30), evaluation(40))
