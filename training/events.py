@@ -1,5 +1,5 @@
-"""TensorBoard's events of a run. tensorboardX's own writer is left out: its thread ends for good when it cannot
-write, and its queue, full some steps later, then keeps the run waiting for ever."""
+"""TensorBoard's events of a run. tensorboardX's own writer is left out: its thread ends for good when it
+cannot write, and its queue, full some steps later, then keeps the run waiting for ever."""
 
 from __future__ import annotations
 
