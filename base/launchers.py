@@ -65,8 +65,8 @@ def hosts_of_run(environ: Mapping[str, str]) -> list[str]:
 
 
 def announced_hosts(lines: Sequence[tuple[str, int]]) -> str:
-    """The value of RUN_HOSTS for hosts and their ranks; `hosts_of_run` reads it."""
-    return ",".join(f"{host}:{ranks}" for host, ranks in lines)
+    """The value of RUN_HOSTS for hosts of a host file, [user@]name, and their ranks."""
+    return ",".join(f"{host.rpartition('@')[2]}:{ranks}" for host, ranks in lines)
 
 
 def is_loopback(host: str) -> bool:

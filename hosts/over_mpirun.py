@@ -81,6 +81,7 @@ def daemon(command: Sequence[str], folders: Sequence[str]) -> list[str]:
     """Words that start mpirun's daemon on another host; mpirun splits them at spaces."""
     python = shutil.which(python_of(command)) or sys.executable
     words = [python, "-I", "-S", SUPERVISE, "--unattended", "--silence", f"{SILENCE:g}"]
+    words += ["--stopped_timeout", "inf"]  # ranks look for stopped ones
     return [*words, *(word for folder in folders for word in ("--folder", folder)), "--", "orted"]
 
 

@@ -217,11 +217,11 @@ def _repetitions(pid: int) -> Iterator[tuple[str, int, str]]:
                     # Probes are sent where the interface here is down, or the other end's buffer full.
                     count = int(repeated, 16) + int(probes)
                     if count and f"socket:[{inode}]" in own:
-                        yield inode, count, _address(remote.partition(":")[0])
+                        yield inode, count, address_in(remote.partition(":")[0])
 
 
-def _address(text: str) -> str:
-    """An address as the kernel's tables have it: words of 32 bits in this machine's order, hexadecimal."""
+def address_in(text: str) -> str:
+    """Reads an address as the kernel's tables have it: words of 32 bits in this machine's order."""
     import ipaddress  # a seldom need, too
 
     words = [int(text[start : start + 8], 16) for start in range(0, len(text), 8)]

@@ -32,6 +32,14 @@ SUBNET = "10.77.0.0/24"
 REMOTE_SHELL = str(Path(__file__).with_name("remote_shell.py"))
 
 
+# horovodrun has options on both sides of the host's name.
+_SSH = """#!/bin/bash
+skip() {{ while [ "${{1:0:1}}" = - ]; do case $1 in -[opi]) shift 2;; *) shift;; esac; done; rest=("$@"); }}
+skip "$@"; host=${{rest[0]}}; skip "${{rest[@]:1}}"
+exec {agent} "$host" "${{rest[@]}}"
+"""
+
+
 class Unavailable(Exception):
     """This machine cannot make network namespaces; the message says why."""
 
@@ -39,8 +47,9 @@ class Unavailable(Exception):
 @dataclass(frozen=True)
 class TwoHosts:
     """`hostfile`: both addresses with their slots. `prefix`: words that run a command on the first host.
-    `mpirun_args`: arguments that make mpirun use both. `agent`: a remote shell for both, `agent HOST TEXT`.
-    `holders`: the process that keeps each namespace."""
+    `mpirun_args`: arguments that make mpirun use both. `agent`: a remote shell for both, `agent HOST TEXT`; a
+    folder for PATH beside it, `ssh`, has it under that name. `holders`: the process that keeps each
+    namespace."""
 
     hostfile: Path
     agent: Path
@@ -65,6 +74,12 @@ class TwoHosts:
         raise AssertionError(f"{NAMES[host]} has no {INTERFACE}")
 
 
+def bound(path: Path, place: str) -> list[str]:
+    """Words that run a command, and what it starts, with a file or folder shown at another place."""
+    script = f'mount --bind {shlex.quote(str(path))} {place} && exec "$0" "$@"'
+    return ["unshare", "--mount", "sh", "-c", script]
+
+
 @contextlib.contextmanager
 def two_hosts(directory: Path, slots: int = 1) -> Iterator[TwoHosts]:
     """Make two hosts with `slots` slots each; host file and agent are written into `directory`."""
@@ -85,13 +100,21 @@ def two_hosts(directory: Path, slots: int = 1) -> Iterator[TwoHosts]:
         hostfile = directory / "hostfile"
         hostfile.write_text("".join(f"{address} slots={slots}\n" for address in ADDRESSES), encoding="ascii")
         agent = directory / "agent"
+        names = directory / "hosts"
+        lines = ["127.0.0.1 localhost", *map(" ".join, zip(ADDRESSES, NAMES))]
+        names.write_text("".join(f"{line}\n" for line in lines), encoding="ascii")
         shells = [_start_shell(stack, holder, directory / f"shell.{holder}") for holder in holders]
         agent.write_text(_agent(shells), encoding="ascii")
         agent.chmod(0o755)
+        (directory / "ssh").mkdir()
+        ssh = directory / "ssh" / "ssh"
+        ssh.write_text(_SSH.format(agent=shlex.quote(str(agent))), encoding="ascii")
+        ssh.chmod(0o755)
         yield TwoHosts(
             hostfile=hostfile,
             agent=agent,
-            prefix=_enter(holders[0]),
+            # Gloo looks for the address of its host's own name.
+            prefix=[*_enter(holders[0]), *bound(names, "/etc/hosts")],
             mpirun_args=[
                 *("--hostfile", str(hostfile)),
                 *("-mca", "plm_rsh_agent", str(agent)),

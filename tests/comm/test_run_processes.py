@@ -12,11 +12,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from base.launchers import launched_rank
+from base.launchers import RUN_HOSTS, announced_hosts, launched_rank
 from comm.watch.run_processes import (
     describe_run,
     parts_on_this_host,
     scheduler_state,
+    silent_hosts,
     uses_byteps,
 )
 
@@ -108,6 +109,16 @@ def test_what_is_seen_of_a_run_under_mpirun():
         assert parts_on_this_host(own) == [("rank 5", pid, True)]
     assert parts_on_this_host(own) == []
     assert describe_run({}, ask_others=True) == ""
+
+
+def test_hosts_that_do_not_answer():
+    """127.0.0.2 rejects the connection, or accepts it; 255.255.255.255 cannot."""
+    hosts = announced_hosts([("own", 1), ("127.0.0.2", 1), ("someone@255.255.255.255", 2), ("own", 1)])
+    for rank in "04":
+        own = {"OMPI_COMM_WORLD_RANK": rank, RUN_HOSTS: hosts}
+        assert silent_hosts(own, 0.3) == ["255.255.255.255"]
+    assert describe_run(own, ask_others=True) == "255.255.255.255 (ranks 2, 3) does not answer at port 22"
+    assert describe_run(own, ask_others=False) == "" == describe_run({}, ask_others=True)
 
 
 def free_port() -> str:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import socket
+import struct
 import sys
 import time
 
+import pytest
+
 from hosts.over_mpirun import SHARED_MEMORY
+from hosts.supervise import address_in
+from tests.namespaces import bound
 from tests.processes import ROOT, start_command, wait_for_file
 
 RANK = """
@@ -25,11 +30,13 @@ sys.exit(1)
 def test_a_host_that_is_cut_off(two_hosts, tmp_path):
     """Its ranks end by themselves. mpirun, whose order to its daemon there arrives as little as the daemon's
     report arrives here, would wait for minutes, and so would the daemon."""
-    before = set(os.listdir(SHARED_MEMORY))
-    (tmp_path / "tmp").mkdir()
-    launch = [*two_hosts.prefix, sys.executable, ROOT / "hosts" / "launch.py", "--backend", "hvd"]
+    folders = [tmp_path / name for name in ("tmp", "memory")]
+    for folder in folders:
+        folder.mkdir()
+    prefix = [*two_hosts.prefix, *bound(folders[1], SHARED_MEMORY)]
+    launch = [*prefix, sys.executable, ROOT / "hosts" / "launch.py", "--backend", "hvd"]
     options = ["--hostfile", two_hosts.hostfile, "--ssh", two_hosts.agent, "--interface", "wire0"]
-    env = {"TMPDIR": str(tmp_path / "tmp"), "OMPI_MCA_btl_vader_backing_directory": None}
+    env = {"TMPDIR": str(folders[0]), "OMPI_MCA_btl_vader_backing_directory": None}
     command = [*launch, *options, "--", sys.executable, "-c", RANK, tmp_path]
     with start_command(command, timeout=60, env=env, grace=10) as run:
         for rank in range(2):
@@ -44,5 +51,14 @@ def test_a_host_that_is_cut_off(two_hosts, tmp_path):
         "launch: mpirun waited for 10.77.0.2, which does not answer any more, and was killed; ended the run"
     )
     assert line in result.stderr
-    assert not list((tmp_path / "tmp").iterdir())
-    assert not [name for name in set(os.listdir(SHARED_MEMORY)) - before if name.startswith("launch-")]
+    assert not [path for folder in folders for path in folder.iterdir()]
+
+
+@pytest.mark.parametrize("address", ["10.77.0.2", "2001:db8::1:2"])
+def test_addresses_in_the_kernels_tables(address):
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    packed = socket.inet_pton(family, address)
+    words = struct.unpack(f"={len(packed) // 4}I", packed)
+    assert address_in("".join(f"{word:08X}" for word in words)) == address
+    mapped = struct.unpack("=4I", socket.inet_pton(socket.AF_INET6, "::ffff:10.77.0.2"))
+    assert address_in("".join(f"{word:08X}" for word in mapped)) == "10.77.0.2"
