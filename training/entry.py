@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -13,6 +14,8 @@ from base.launchers import launched_rank
 from comm.base import CommunicationError, abort
 from training.stopping import Stopped, leave_at_signals
 
+# Ends of a disk's that are no defect of a program's.
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
 PATIENCE = 2.0  # seconds that other ranks leave to rank 0 to say the same thing first
 
 
@@ -37,6 +40,10 @@ def exit_code(main: Callable[[], int], leaves: bool = False) -> int:
         _fail(str(error), 1)
     except KeyboardInterrupt:
         abort(130)
+    except OSError as error:
+        if error.errno not in DISK:
+            _fail(traceback.format_exc().rstrip(), 1)
+        _fail(f"{error.filename or 'a file that is being written'}: {error.strerror}", 1)
     except Exception as error:  # a defect of ours or of the libraries: all there is to know about it
         if type(error).__name__ == "MXNetError":
             # So a lost rank shows where an average is read; the watchdog knows which, and speaks first.
