@@ -120,7 +120,7 @@ def attacked(case: Case, hosts: TwoHosts | None, memory: Path) -> str:
         if saving is not None and (case.who, case.how) != ("0", "stopped"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(saving, signal.SIGCONT)
-        if case.when == "start" and case.how == "stopped" and case.who != "launcher":
+        if case.when == "start" and case.how != "killed" and case.who != "launcher":
             # Those that are still importing cannot notice; the limit is theirs from when they join.
             wait_for_joining(run, case.launcher, 1 if case.who == "0" else 0)
         if (case.who, case.how) == ("launcher", "stopped"):
