@@ -264,15 +264,15 @@ def judged(case: Case, result: RunResult, seconds: float, victim: int) -> str:
 
 
 def named_in(case: Case, result: RunResult, victim: int) -> bool:
-    """Whether a line of an error, or of the launcher, says who is missing. A launcher that is killed is named
-    by whoever started it."""
+    """Whether a line of an error, or of the launcher, says who is missing; `Process name: 1` is horovodrun's
+    word for a rank. A launcher that is killed is named by whoever started it."""
     said = result.stderr + "".join(rank.stderr for rank in result.ranks)
     reasons = re.findall(
         r".*(?:error: |mpirun noticed|launch(?:_byteps)?: |ORTE has lost|Process name:|exited with).*", said
     )
-    names = {f"rank {case.who}" if case.who.isdigit() else case.who}
+    number = 0 if case.who == "0" else 1
+    names = {f"rank {number}", f"Process name: {number}"} if case.who.isdigit() else {case.who}
     if case.how == "cut":  # all of the host is missing, and any of it may be named
-        number = 0 if case.who == "0" else 1
         names |= {ADDRESSES[1], NAMES[1], f"rank {number}", f"server {number}"}
     return any(name in line for line in reasons for name in names)
 
