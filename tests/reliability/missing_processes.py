@@ -292,6 +292,6 @@ PROGRAM = Program(
         "nobody is named": Damage(CASE, "nobody names 1", ("hvd_gloo",)),
     },
     note="--comm_timeout 5; a run goes on while its launcher is stopped; cut off: under hosts/launch.py, "
-    "which ends an mpirun that waits for the lost host, or horovodrun; mpirun does not always say which rank was "
-    "killed if that was within milliseconds of its start",
+    "which ends an mpirun that waits for the lost host, or horovodrun; mpirun does not always say which rank "
+    "was killed if that was within milliseconds of its start",
 )
