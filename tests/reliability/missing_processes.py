@@ -291,7 +291,7 @@ PROGRAM = Program(
         # hosts/launch.py sees for itself which part was stopped.
         "nobody is named": Damage(CASE, "nobody names 1", ("hvd_gloo",)),
     },
-    note="--comm_timeout 5; a run goes on while its launcher is stopped; cut off: under hosts/launch.py, which "
-    "ends an mpirun that waits for the lost host, or horovodrun; mpirun does not always say which rank was "
-    "killed if that was within milliseconds of its start",
+    note="--comm_timeout 5; a run goes on while its launcher is stopped; cut off: under hosts/launch.py, "
+    "which ends an mpirun that waits for the lost host, or horovodrun; mpirun does not always say which rank "
+    "was killed if that was within milliseconds of its start",
 )
