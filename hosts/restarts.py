@@ -325,6 +325,8 @@ class Restarts:
             for host in sorted(silent):
                 out = self._roster.strike(host)
                 what = "is left out" if out else f"try {self._roster.strikes(host)}"
+                if self._restart is not None and self._restart.get("host", "") is None:
+                    self._restart["host"] = host  # mpirun has named nobody
                 self._say(f"{host} does not answer: {what}")
             if not silent and len(self._roster.in_use()) >= fewest:
                 return True

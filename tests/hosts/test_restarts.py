@@ -194,6 +194,14 @@ def test_lines_of_mpirun():
     killed = MpirunOutput()
     said = b"mpirun noticed that process rank 1 with PID 0 on node vm exited on signal 9 (Killed).\n"
     assert killed.split(1, said) == [] and (killed.culprit, killed.end) == (1, "was killed by SIGKILL")
+    lost = MpirunOutput()
+    lost.split(1, b"ORTE was unable to reliably start one or more daemons.\n")
+    assert (lost.culprit, lost.end, lost.lost) == (None, "has lost a host", "")
+    lost.split(1, b"ORTE has lost communication with a remote daemon.\n")
+    lost.split(1, b"  Remote daemon: [[49747,0],1] on node 10.77.0.2\n")
+    assert (lost.end, lost.lost) == ("has lost the host 10.77.0.2", "10.77.0.2")
+    aggregate = b'[a:1] Set MCA parameter "orte_base_help_aggregate" to 0 to see all help / error messages\n'
+    assert lost.split(1, aggregate) == []
 
 
 # -------------------------------------------------------------------------------------------------- runs
