@@ -108,7 +108,7 @@ def started(job: Job, directory: Path, hosts: TwoHosts) -> Run:
     """Starts the run under the launcher, on the first host."""
     words = python(ROOT / "hosts" / "launch.py", "--backend", BACKENDS[job.setting.backend])
     words = [*hosts.prefix, *words, "--hostfile", hosts.hostfile, "--ssh", hosts.agent]
-    words += ["--interface", INTERFACE, "--min_hosts", "1", "--backoff", "0.1", "--rejoin_interval", "0.2"]
+    words += ["--interface", INTERFACE, "--min_hosts", "1", "--backoff", "0.1", "--rejoin_interval", "0.1"]
     script = python(job.script, *job.words(directory, **options(job.setting)))
     return start_command([*words, "--", *script], timeout=SECONDS, env=ONE_THREAD, grace=15.0)
 
