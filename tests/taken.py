@@ -101,7 +101,7 @@ def steps_in(folder: Path) -> tuple[dict[int, Step], dict[int, int]]:
 
 
 def unlike_steps(found: Mapping[int, Step], expected: Mapping[int, Step]) -> Iterator[str]:
-    """What differs between the steps of two runs; the number of ranks may."""
+    """Differences between the steps of two runs; the number of ranks may."""
     if list(found) != list(expected):
         yield f"steps {list(found)} were taken, not {list(expected)}"
     for step in sorted({*found} & {*expected}):
@@ -126,7 +126,7 @@ def uncounted(steps: Mapping[int, Step], epochs: Mapping[int, int]) -> Iterator[
 
 
 def unlike_metrics(found: Lines, expected: Lines, limit: float) -> Iterator[str]:
-    """What differs between the metrics of two runs: lines that are missing or come twice, and figures by more
+    """Differences between the metrics of two runs: lines that are missing or come twice, and figures by more
     than `limit`, relative."""
     places = [[(each["step"], "lr" in each) for each in lines] for lines in (found, expected)]
     if places[0] != places[1]:

@@ -157,7 +157,7 @@ def wait_for_a_step(run: Run, directory: Path, step: int) -> None:
 
 
 def wrong(directory: Path, expected: Path) -> Iterator[str]:
-    """What differs between a finished run and an undisturbed one: samples, masks, losses by more than
+    """Differences between a finished run and an undisturbed one: samples, masks, losses by more than
     rounding; and samples that did not come once in an epoch."""
     (steps, epochs), (wanted, _) = steps_in(directory / "taken"), steps_in(expected / "taken")
     yield from uncounted(steps, epochs)

@@ -137,7 +137,7 @@ def until(run: Run, done: Callable[[], Any]) -> None:
 
 
 def unlike_kind(directory: Path, kind: Kind) -> Iterator[str]:
-    """What differs between a run and what its kind promises: numbers of ranks, and the restarts noted."""
+    """Differences between a run and its kind: numbers of ranks, and the restarts noted."""
     steps, _ = steps_in(directory / "taken")
     ranks = tuple(size for size, _ in itertools.groupby(step.ranks for step in steps.values()))
     if ranks != kind.ranks:
