@@ -187,10 +187,10 @@ def test_resume_is_bit_identical_on_two_ranks_and_under_gloo(two_ranks, resumed)
 
 @pytest.fixture(scope="module")
 def elastic(corpus, tmp_path_factory):
-    """`two_ranks` with the same sequences a step, but 4 processes, then 2; the first launch has no time for
-    more than a step. The same command each time. Growing back: tests/hosts/test_lost_hosts.py."""
+    """`two_ranks` with the same sequences a step, but 4 processes, then 2, then 4; the first two launches
+    have no time for more than a step. The same command each time."""
     directory, launches = tmp_path_factory.mktemp("elastic"), []
-    for ranks, max_hours in ((4, 1e-6), (2, None)):
+    for ranks, max_hours in ((4, 1e-6), (2, 1e-6), (4, None)):
         args = options(corpus, directory, data_eval=corpus.held_out, resume=True, max_hours=max_hours)
         launches.append(train(args, ranks, "mpirun"))
     return directory, launches
@@ -198,19 +198,20 @@ def elastic(corpus, tmp_path_factory):
 
 def test_a_run_whose_time_is_up_leaves_with_75_and_is_continued(elastic):
     directory, launches = elastic
-    assert [each.returncode for each in launches] == [75, 0], launches[0].describe()
-    assert "time is up after step 1; --resume continues" in launches[0].ranks[0].stderr
+    assert [each.returncode for each in launches] == [75, 75, 0], launches[0].describe()
+    for step, each in enumerate(launches[:2], start=1):
+        assert f"time is up after step {step}; --resume continues" in each.ranks[0].stderr
     assert sorted(path.name for path in directory.glob("*.json")) == [
-        "0000001.json", "0000006.json", "0000012.json", "results.json"
+        "0000001.json", "0000002.json", "0000006.json", "0000012.json", "results.json"
     ]  # fmt: skip
-    assert [each["step"] for each in metrics_of(directory)] == [1, 4, 6, 8, 12, 12]
+    assert [each["step"] for each in metrics_of(directory)] == [1, 2, 4, 6, 8, 12, 12]
 
 
-def test_a_run_with_fewer_processes_is_the_undisturbed_one(elastic, two_ranks):
+def test_a_run_shrunk_and_grown_back_is_the_undisturbed_one(elastic, two_ranks):
     """With dropout: its masks belong to a micro-batch's place in the step, whoever computes it."""
     (directory, launches), (complete, _) = elastic, two_ranks
     assert "a step keeps the 4 micro-batches of 4 processes: each of 2 takes 2" in launches[1].ranks[0].stdout
-    assert "seen twice" not in launches[1].stderr
+    assert "seen twice" not in launches[1].stderr and "keeps" not in launches[2].stdout
     found, expected = metrics_of(directory)[-3:], metrics_of(complete)[-3:]
     for figure in ("mlm_loss", "nsp_loss", "lr", "grad_norm", "eval_mlm_loss", "eval_nsp_loss"):
         for step, (one, other) in enumerate(zip(found, expected)):
