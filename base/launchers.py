@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Mapping
+from typing import Mapping, Sequence
 
 # A process's rank: Open MPI, horovodrun, MPICH and Intel MPI. BytePS announces it in two variables.
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK")
@@ -21,6 +21,8 @@ LOCAL_SIZE_VARIABLES = (
     "SLURM_NTASKS_PER_NODE",
     "SLURM_STEP_TASKS_PER_NODE",
 )
+# Hosts of a run in the order of its ranks, name:ranks with commas, as hosts/launch.py announces them.
+RUN_HOSTS = "RUN_HOSTS"
 
 LOCAL, HVD, BYTEPS = BACKENDS = ("local", "hvd", "byteps")
 
@@ -54,6 +56,17 @@ def local_size(environ: Mapping[str, str]) -> int:
         if digits.isdigit() and int(digits) > 0:
             return int(digits) * (_workers_here(environ) if name == "BYTEPS_LOCAL_SIZE" else 1)
     return 1
+
+
+def hosts_of_run(environ: Mapping[str, str]) -> list[str]:
+    """The host of each rank as the launcher announces it; empty where it does not."""
+    entries = [entry.rpartition(":") for entry in environ.get(RUN_HOSTS, "").split(",")]
+    return [host for host, _, ranks in entries if ranks.isdigit() for _ in range(int(ranks))]
+
+
+def announced_hosts(lines: Sequence[tuple[str, int]]) -> str:
+    """The value of RUN_HOSTS for hosts of a host file, [user@]name, and their ranks."""
+    return ",".join(f"{host.rpartition('@')[2]}:{ranks}" for host, ranks in lines)
 
 
 def is_loopback(host: str) -> bool:

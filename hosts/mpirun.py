@@ -15,9 +15,11 @@ Reasons for each part (Open MPI 4, Horovod 0.28.1, MXNet 1.9.1):
     minutes' notice of a spot instance. The price: mpirun takes that minute to return from a failed run, too.
 -mca oob_tcp_keepalive_time 10 -mca oob_tcp_keepalive_intvl 2 -mca oob_tcp_keepalive_probes 5
     A host that is cut off is noticed after 20 seconds (default 480), at both ends: mpirun names it and ends
-    its processes, the daemon that was cut off ends those of its host. Otherwise mpirun waits, after a rank
-    has ended, for a daemon that does not hear it (measured with 4.1.4: for more than 100 seconds). It is the
-    kernel that answers, so a stopped or busy process is not taken for a lost host.
+    its processes, the daemon that was cut off ends those of its host. It is the kernel that answers, so a
+    stopped or busy process is not taken for a lost host. But the kernel asks only where nothing is on its
+    way: if a rank has ended meanwhile, as after a --comm_timeout below 20 seconds, mpirun and daemon have
+    sent each other word of it, and wait for 15 minutes (measured with 4.1.4: for more than 150 seconds).
+    hosts/launch.py ends them (hosts/supervise.py --silence).
 -x PATH -x LD_LIBRARY_PATH
     A remote shell may find another Python, or miss NCCL's network plug-in. (mpirun warns if one is not set.)
 NCCL_DEBUG=WARN

@@ -2,7 +2,8 @@
 
 mpirun puts `[1,3]<stderr>:` before whatever rank 3 wrote at a time, also in the middle of a line, and lines
 of its own between them. Its exit code is that of the first rank that did not exit with 0, 128 + the number of
-the signal if one killed it (Open MPI 4.1.4, measured); which rank that was stands in its own lines.
+the signal if one killed it (Open MPI 4.1.4, measured); which rank that was stands in its own lines. They come
+at its end; a rank of ours that fails says so at once, in a line that begins with "error: ".
 """
 
 from __future__ import annotations
@@ -35,12 +36,14 @@ class MpirunOutput:
             lost a host".
         lost: the host that is gone, as in mpirun's command; empty where it does not say which, None where
             none is.
+        speaker: the rank that was the first to report an error; None if none has.
     """
 
     def __init__(self) -> None:
         self.culprit: int | None = None
         self.end = ""
         self.lost: str | None = None
+        self.speaker: int | None = None
         self._rests: dict[tuple[int, str], bytes] = {}  # text of a part whose line has not ended
         self._continued: dict[int, str] = {}  # who wrote the state of a progress bar last, by stream
 
@@ -66,6 +69,8 @@ class MpirunOutput:
             text = self._rests.pop((which, name), b"") + text
             if text.endswith((b"\n", b"\r")):
                 complete.append((name, text))
+                if which == 1 and self.speaker is None and text.startswith(b"error: "):
+                    self.speaker = int(rank)
             else:
                 self._rests[which, name] = text
         if line.endswith(b"\r"):

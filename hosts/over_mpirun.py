@@ -8,8 +8,10 @@
     hosts/mpirun.py has 30, for ranks that get mpirun's own SIGTERM. Here the launcher's SIGUSR1 reaches them
     first, and they leave together when they have saved.
 -mca orte_tmpdir_base, -mca btl_vader_backing_directory
-    Folders of this run, where all ranks are on this machine: ranks that are killed leave files in them, which
-    go with the folders.
+    Folders of this run: ranks that are killed leave files in them, which go with the folders.
+-mca orte_launch_agent
+    mpirun's daemons on other hosts run under hosts/supervise.py, too, which makes and removes the folders
+    there, and ends a daemon that is cut off.
 """
 
 from __future__ import annotations
@@ -17,17 +19,20 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import sys
 import tempfile
 import uuid
 from typing import Container, Sequence
 
 from base.errors import InputError
+from base.launchers import RUN_HOSTS, announced_hosts
 from hosts.addresses import LOOPBACK
 from hosts.mpirun import AS_ROOT, options_of_mpirun, variables
-from hosts.parts import MPIRUN, MPIRUN_SIGKILL, PASSED_ON, Access, Part, Wiring
+from hosts.parts import MPIRUN, MPIRUN_SIGKILL, PASSED_ON, SUPERVISE, Access, Part, Wiring, python_of
 from hosts.shell import this_machine
 
 SHARED_MEMORY = "/dev/shm"
+SILENCE = 10.0  # seconds for which mpirun and its daemons wait for an answer; keepalive notices in 20
 
 
 def plan(
@@ -50,25 +55,34 @@ def plan(
     without_gpus = machine is not None and not machine.gpus
     for line in options_of_mpirun(hosts, None, wiring.interface, without_gpus, MPIRUN_SIGKILL):
         words += _without(wiring.extra, line)
-    folders: tuple[str, ...] = ()
+    name = f"launch-{uuid.uuid4().hex[:8]}"
+    folders: tuple[str, ...] = (os.path.join(tempfile.gettempdir(), name),)
+    words += ["-mca", "orte_tmpdir_base", folders[0]]
+    if os.path.isdir(SHARED_MEMORY):
+        folders += (os.path.join(SHARED_MEMORY, name),)
+        words += ["-mca", "btl_vader_backing_directory", folders[1]]
     if machine is None:
+        words += ["-mca", "orte_launch_agent", " ".join(daemon(command, folders))]
         words += ["-mca", "plm_rsh_agent", shlex.join(wiring.ssh)]
+        words += ["-x", f"{RUN_HOSTS}={announced_hosts(hosts)}"]
         set_already = {"PATH", "LD_LIBRARY_PATH", *variables(hosts, wiring.interface), *wiring.extra}
         named = {name for name in (*os.environ, "PYTHONUNBUFFERED") if PASSED_ON.fullmatch(name)}
         words += [word for name in sorted(named - set_already) for word in ("-x", name)]
-    else:
-        name = f"launch-{uuid.uuid4().hex[:8]}"
-        folders = (os.path.join(tempfile.gettempdir(), name),)
-        words += ["-mca", "orte_tmpdir_base", folders[0]]
-        if os.path.isdir(SHARED_MEMORY):
-            folders += (os.path.join(SHARED_MEMORY, name),)
-            words += ["-mca", "btl_vader_backing_directory", folders[1]]
     words += [word for name in wiring.extra for word in ("-x", name)]
     environment = {**(AS_ROOT if os.geteuid() == 0 else {}), "PYTHONUNBUFFERED": "1"}
+    silence = SILENCE if machine is None else None
     ranks = tuple(name for name, slots in hosts for _ in range(slots))
-    part = Part(MPIRUN, 0, LOOPBACK, (*words, *command), environment, ranks, folders)
+    part = Part(MPIRUN, 0, LOOPBACK, (*words, *command), environment, ranks, folders, silence)
     here = frozenset({LOOPBACK, *(() if machine is None else ranks)})
     return [part], Access((), here, os.getcwd(), os.environ, wiring.extra)
+
+
+def daemon(command: Sequence[str], folders: Sequence[str]) -> list[str]:
+    """Words that start mpirun's daemon on another host; mpirun splits them at spaces."""
+    python = shutil.which(python_of(command)) or sys.executable
+    words = [python, "-I", "-S", SUPERVISE, "--unattended", "--silence", f"{SILENCE:g}"]
+    words += ["--stopped_timeout", "inf"]  # ranks look for stopped ones
+    return [*words, *(word for folder in folders for word in ("--folder", folder)), "--", "orted"]
 
 
 def program(given: str, only_show: bool) -> list[str]:

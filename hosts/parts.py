@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Mapping, Sequence
 
 from base.errors import InputError
+from base.launchers import RUN_HOSTS, announced_hosts
 
 DEFAULT_PORT = 9091  # of a scheduler on another host, where no free one can be looked for from here
 MPIRUN = "mpirun"
@@ -29,7 +30,7 @@ DECIDED = (
     *("DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_WORKER_ID", "DMLC_NODE_HOST"),
     *("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"),
     *("BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE", "BYTEPS_GLOBAL_RANK", "RANKS_ON_HOST"),
-    "BYTEPS_RUN_ID",
+    *("BYTEPS_RUN_ID", RUN_HOSTS),
 )
 SUPERVISE = str(Path(__file__).resolve().with_name("supervise.py"))
 # BatchMode: fail instead of asking for a password. ServerAlive: a host that is gone is noticed within 45 s.
@@ -47,7 +48,7 @@ class Part:
     """One process. `host` is as written in the host file; `environment` adds to the launcher's.
 
     mpirun is a part, too, which starts its ranks itself. `ranks`: their hosts. `folders`: made for it, and
-    removed when it has ended.
+    removed when it has ended. `silence`: seconds for which another host may acknowledge nothing, or None.
     """
 
     role: str  # "scheduler", "server", "rank" or "mpirun"
@@ -57,6 +58,7 @@ class Part:
     environment: Mapping[str, str] = field(default_factory=dict)
     ranks: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
+    silence: float | None = None
 
     @property
     def name(self) -> str:
@@ -164,6 +166,7 @@ def plan_parts(
         own = {"DMLC_NODE_HOST": addresses[host]} if rendezvous is not None and host in addresses else {}
         return {"DMLC_ROLE": role, **shared, **own, **{name: str(value) for name, value in more.items()}}
 
+    run_hosts = announced_hosts(workers)
     parts = []
     server = (python_of(command), *SERVER)
     hosts = list(dict.fromkeys(host for host, _ in workers))
@@ -185,6 +188,7 @@ def plan_parts(
                 BYTEPS_LOCAL_SIZE=slots,
                 BYTEPS_GLOBAL_RANK=rank,
                 RANKS_ON_HOST=on_host,
+                RUN_HOSTS=run_hosts,
             )
             parts.append(Part("rank", rank, host, tuple(command), environment))
     return parts
@@ -225,6 +229,7 @@ class Access:
         # -I -S: it needs nothing but the standard library, and starts in half the time.
         supervise = [python_of(part.command), "-I", "-S", SUPERVISE, *supervision]
         supervise += [word for folder in part.folders for word in ("--folder", folder)]
+        supervise += [] if part.silence is None else ["--silence", str(part.silence)]
         supervise += ["--grace", str(part.kill_after), "--", *part.command]
         if part.host in self.here:
             return supervise, self.environment(part)

@@ -129,6 +129,8 @@ class RunningPart:
             return int(value) + (128 if kind == "signal" else 0)
         if kind == "stopped":
             return 128 + signal.SIGSTOP
+        if kind == "silent":
+            return 1
         code = self.process.returncode
         return 128 - code if code < 0 else code or 1
 
@@ -154,6 +156,8 @@ class RunningPart:
             return f"{who} was killed by {signal.Signals(int(value)).name}"
         if kind == "stopped":
             return f"{who} had been stopped for {float(value):.0f} s by a signal and was killed"
+        if kind == "silent":
+            return f"{who} waited for {value}, which does not answer any more, and was killed"
         if kind == "failed":
             return f"{who} could not be started: {value}"
         code = self.process.returncode
@@ -165,10 +169,15 @@ class RunningPart:
     def failure(self, here: Container[str]) -> Failure:
         """Facts about its end, for an end that was a failure."""
         own_end = self._report is not None and self._report[0] == "exit" and self.exit_code <= 128
+        kind, value = self._report or ("lost", "")
         host, words = self._host, self._record.last_words(self._name)
         if self._mpirun and self._mpirun.lost is not None:
             # Its last words are a list of what may be the cause, and another start may find the host again.
             own_end, host, words = False, self._mpirun.lost or None, ""
+        elif self._mpirun and kind == "silent":
+            host = value if value in self.part.ranks else host
+            if self._mpirun.speaker is not None:  # why the run failed, which mpirun did not come to say
+                words = self._record.last_words(f"rank {self._mpirun.speaker}")
         return Failure(self._name, host, self.exit_code, self.describe(here), words, own_end)
 
     @property
@@ -329,7 +338,7 @@ class Run:
             self._judge(one)
         training = any(one.part.trains for one in self._running)
         if not self._pending and not training and self._phase in ("running", "stopping"):
-            self._enter("closing", self._limits.servers)
+            self._enter("closing", self._closing_limit)
 
     def _judge(self, one: RunningPart) -> None:
         """Draws the consequences of a part's end for the run."""
@@ -394,7 +403,7 @@ class Run:
             seconds = f"{self._limits.grace:g} s after {self._stop_signal.name}"
             self._kill_all(f"{self._names(training=True)} had not ended {seconds}; killed")
         elif self._phase == "closing":
-            self._say(f"{self._names()} had not ended {self._limits.servers:g} s after the last rank; ended")
+            self._say(f"{self._names()} had not ended {self._closing_limit:g} s after the last rank; ended")
             self._end_all()
         elif self._phase == "failed":
             self._kill_all(f"{self._names()} could not be ended; killed")
@@ -415,6 +424,12 @@ class Run:
     def _send(self, order: str, parts: Sequence[RunningPart]) -> None:
         for one in parts:
             one.send(order)
+
+    @property
+    def _closing_limit(self) -> float:
+        """Seconds for servers to end. Ranks that a signal stops before they join do not release them."""
+        seconds = self._limits.servers
+        return seconds if self._stop_signal is None else min(seconds, GIVE_UP_AFTER)
 
     def _names(self, training: bool = False) -> str:
         return ", ".join(one.part.name for one in self._running if one.part.trains or not training)

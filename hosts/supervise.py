@@ -12,8 +12,14 @@ standard input; what it has started is killed when it ends, and each `--folder`,
 part that a signal has stopped (state T) for `--stopped_timeout` seconds is killed: it would keep all others
 waiting.
 
+With `--silence SECONDS`, for mpirun and its daemons, a part is also killed when a host to which it is
+connected has acknowledged nothing for so long. They would wait 15 minutes, until the kernel gives the
+connection up: keepalive only works where nothing that was sent is on its way. mpirun starts its daemons
+without a line to the launcher: `--unattended`.
+
 Reports for the launcher are lines on standard error that contain the token: `connected`, and at the end one
-of `exit CODE`, `signal NUMBER`, `stopped SECONDS`, `failed REASON` (it could not be started). Exits with the
+of `exit CODE`, `signal NUMBER`, `stopped SECONDS`, `silent ADDRESS`, `failed REASON` (it could not be
+started); without a token there are none. Exits with the
 part's code, 128 + the number of the signal that ended it. Linux only (/proc, prctl). Standard library only.
 """
 
@@ -22,17 +28,27 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import math
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
-from typing import Iterator, Sequence
+from typing import Iterator, NamedTuple, Sequence
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 SIGNALS = {name: signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "USR1", "KILL")}
 CONTROL = 0  # the launcher's line
+
+
+class Limits(NamedTuple):
+    """Seconds. `stopped`: for the part to stay stopped. `grace`: from SIGTERM to SIGKILL. `silence`: for the
+    host at the other end of a connection to acknowledge nothing; None: for ever."""
+
+    stopped: float
+    grace: float
+    silence: float | None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,18 +62,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     report("connected")
     try:
         for folder in args.folder:
-            os.mkdir(folder, 0o700)
+            os.makedirs(folder, 0o700, exist_ok=True)  # "hosts" of a test share them
         part = _start(args.command, libc)
     except OSError as error:
         _remove(args.folder)
         report(f"failed {error.strerror}: {error.filename or args.command[0]}")
         return 127
-    stopped = _watch(part, wakeup, args.stopped_timeout, args.grace)
+    limits = Limits(args.stopped_timeout, args.grace, args.silence)
+    reason = _watch(part, [wakeup] if args.unattended else [CONTROL, wakeup], limits)
     _kill_descendants(part.pid)
     _remove(args.folder)
-    if stopped is not None:
-        report(f"stopped {stopped:.1f}")
-        return 128 + signal.SIGSTOP
+    if reason is not None:
+        report(reason)
+        return 128 + signal.SIGSTOP if reason.startswith("stopped") else 1
     if part.returncode < 0:
         report(f"signal {-part.returncode}")
         return 128 - part.returncode
@@ -67,9 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Runs one part of a run for hosts/launch.py.")
-    parser.add_argument("--token", required=True)
+    parser.add_argument("--token", default="")
     parser.add_argument("--stopped_timeout", type=float, default=60.0)
     parser.add_argument("--grace", type=float, default=5.0)
+    parser.add_argument("--silence", type=float)
+    parser.add_argument("--unattended", action="store_true")
     parser.add_argument("--folder", action="append", default=[], metavar="DIR")
     parser.add_argument("command", nargs="+")
     return parser
@@ -108,20 +127,24 @@ def _start(command: Sequence[str], libc: ctypes.CDLL) -> subprocess.Popen[bytes]
     )
 
 
-def _watch(part: subprocess.Popen[bytes], wakeup: int, stopped_timeout: float, grace: float) -> float | None:
+def _watch(part: subprocess.Popen[bytes], watched: Sequence[int], limits: Limits) -> str | None:
     """Passes signals on until the part has ended.
 
+    Args:
+        watched: CONTROL if there is a launcher's line, and behind it what becomes readable by a signal.
+
     Returns:
-        Seconds that the part had been stopped when it was killed, None if it was not stopped.
+        The report if the part was killed because it was stopped or a host is silent, else None.
     """
-    interval = min(2.0, max(0.1, stopped_timeout / 10))
-    watched = [CONTROL, wakeup]
+    interval = min(2.0, max(0.1, limits.stopped / 10), (limits.silence or math.inf) / 10)
+    *control, wakeup = watched
+    silence = None if limits.silence is None else Silence(part.pid, limits.silence)
     stopped_since: float | None = None
     kill_at: float | None = None
     partial = ""
     while part.poll() is None:
         until_kill = interval if kill_at is None else max(0.0, kill_at - time.monotonic())
-        ready, _, _ = select.select(watched, [], [], min(interval, until_kill))
+        ready, _, _ = select.select([*control, wakeup], [], [], min(interval, until_kill))
         if part.poll() is not None:
             break
         orders = []
@@ -133,7 +156,7 @@ def _watch(part: subprocess.Popen[bytes], wakeup: int, stopped_timeout: float, g
                 *lines, partial = (partial + text).split("\n")
                 orders += lines
             else:
-                watched.remove(CONTROL)
+                control.clear()
                 orders.append("END")
         now = time.monotonic()
         if not any(_is_stopped(pid) for pid in [part.pid, *_descendants(part.pid)]):
@@ -145,17 +168,66 @@ def _watch(part: subprocess.Popen[bytes], wakeup: int, stopped_timeout: float, g
                 os.kill(part.pid, SIGNALS[order])
             elif order == "END" and kill_at is None:
                 os.kill(part.pid, signal.SIGTERM)
-                kill_at = now + grace
+                kill_at = now + limits.grace
             elif order == "KILL":
                 kill_at = now
         stopped = None if stopped_since is None else now - stopped_since
         # A stopped process acts on no signal but SIGKILL: when it is to end, there is nothing to wait for.
-        limit = stopped_timeout if kill_at is None else 0.0
-        if (stopped is not None and stopped >= limit) or (kill_at is not None and now >= kill_at):
+        limit = limits.stopped if kill_at is None else 0.0
+        address = silence.peer() if silence else None
+        if address or (stopped is not None and stopped >= limit) or (kill_at is not None and now >= kill_at):
             _kill_group(part.pid)
             part.wait()
-            return stopped
+            return f"silent {address}" if address else None if stopped is None else f"stopped {stopped:.1f}"
     return None
+
+
+class Silence:
+    """Notices a TCP connection of a process whose other end acknowledges nothing for so many seconds."""
+
+    def __init__(self, pid: int, seconds: float):
+        self._pid, self._seconds = pid, seconds
+        self._repeated: dict[str, tuple[float, int]] = {}  # by socket: since when, and how often by now
+
+    def peer(self) -> str | None:
+        """The other end's address, None where all answer. To be called every few seconds."""
+        now, before = time.monotonic(), self._repeated
+        self._repeated, silent = {}, None
+        for socket, count, address in _repetitions(self._pid):
+            since, last = before.get(socket, (now, count))
+            if count < last:  # something was acknowledged in between
+                since = now
+            self._repeated[socket] = (since, count)
+            silent = address if now - since >= self._seconds else silent
+        return silent
+
+
+def _repetitions(pid: int) -> Iterator[tuple[str, int, str]]:
+    """TCP connections of a process on which something is sent again and again: socket, how often it was in
+    vain, address of the other end."""
+    with contextlib.suppress(OSError):  # it has ended
+        own = set()
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                own.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+        for table in ("tcp", "tcp6"):
+            with open(f"/proc/{pid}/net/{table}", encoding="ascii") as file:
+                for line in file.readlines()[1:]:
+                    _, _, remote, _, _, _, repeated, _, probes, inode, *_ = line.split()
+                    # Probes are sent where the interface here is down, or the other end's buffer full.
+                    count = int(repeated, 16) + int(probes)
+                    if count and f"socket:[{inode}]" in own:
+                        yield inode, count, address_in(remote.partition(":")[0])
+
+
+def address_in(text: str) -> str:
+    """Reads an address as the kernel's tables have it: words of 32 bits in this machine's order."""
+    import ipaddress  # a seldom need, too
+
+    words = [int(text[start : start + 8], 16) for start in range(0, len(text), 8)]
+    packed = b"".join(word.to_bytes(4, sys.byteorder) for word in words)
+    address = ipaddress.ip_address(packed)
+    return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 def _is_stopped(pid: int) -> bool:
@@ -209,7 +281,8 @@ class _Report:
 
     def __call__(self, text: str) -> None:
         with contextlib.suppress(OSError):  # the launcher is gone
-            os.write(sys.stderr.fileno(), f"{self._token} {text}\n".encode())
+            if self._token:
+                os.write(sys.stderr.fileno(), f"{self._token} {text}\n".encode())
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ virtual interfaces.
         run_ranks(script, 2, prefix=hosts.prefix, launcher_args=hosts.mpirun_args, ...)
 
 mpirun runs on the first host (`prefix` enters it), starts its daemon on the second through a remote shell
-agent of ours, and all its traffic crosses the virtual wire. Each namespace exists for as long as one sleeping
-process; that ends with the `with` block or with this process, and the kernel then removes the namespace and
-its interface: nothing has a name that could be left behind.
+(tests/remote_shell.py), and all its traffic crosses the virtual wire. Each namespace exists for as long as
+one sleeping process; that ends with the `with` block or with this process, and the kernel then removes the
+namespace and its interface: nothing has a name that could be left behind.
 
 A host can be lost (`lose`): its processes are killed, and the agent does not reach it until `give_back`.
 
@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,15 @@ ADDRESSES = ("10.77.0.1", "10.77.0.2")
 SPARE, SPARE_ADDRESS = "gamma", "10.77.0.3"
 INTERFACE = "wire0"
 SUBNET = "10.77.0.0/24"
+REMOTE_SHELL = str(Path(__file__).with_name("remote_shell.py"))
+
+
+# horovodrun has options on both sides of the host's name.
+_SSH = """#!/bin/bash
+skip() {{ while [ "${{1:0:1}}" = - ]; do case $1 in -[opi]) shift 2;; *) shift;; esac; done; rest=("$@"); }}
+skip "$@"; host=${{rest[0]}}; skip "${{rest[@]:1}}"
+exec {agent} "$host" "${{rest[@]}}"
+"""
 
 
 class Unavailable(Exception):
@@ -40,14 +51,16 @@ class Unavailable(Exception):
 @dataclass(frozen=True)
 class TwoHosts:
     """`hostfile`: both addresses with their slots. `prefix`: words that run a command on the first host.
-    `mpirun_args`: arguments that make mpirun use both. `agent`: a remote shell for all, `agent HOST TEXT`.
-    `holders`: the process that keeps each namespace. A spare host is the third of them."""
+    `mpirun_args`: arguments that make mpirun use both. `agent`: a remote shell for all, `agent HOST TEXT`; a
+    folder for PATH beside it, `ssh`, has it under that name. `holders`: the process that keeps each
+    namespace; a spare host is the third of them. `shells`: the server of each host's remote shell."""
 
     hostfile: Path
     agent: Path
     prefix: list[str]
     mpirun_args: list[str]
     holders: tuple[int, ...]
+    shells: tuple[int, ...]
 
     def cut(self) -> None:
         """Takes the wire out: nothing arrives any more, and nobody is notified."""
@@ -59,7 +72,7 @@ class TwoHosts:
         own = os.stat(f"/proc/{self.holders[host]}/ns/net").st_ino
         for _ in range(2):  # what was being started when the first round came
             for entry in os.listdir("/proc"):
-                if not entry.isdigit() or int(entry) == self.holders[host]:
+                if not entry.isdigit() or int(entry) in (self.holders[host], self.shells[host]):
                     continue
                 with contextlib.suppress(OSError):  # it has ended
                     if os.stat(f"/proc/{entry}/ns/net").st_ino == own:
@@ -79,6 +92,12 @@ class TwoHosts:
             if colon and name.strip() == INTERFACE:
                 return int(counters.split()[1])
         raise AssertionError(f"{NAMES[host]} has no {INTERFACE}")
+
+
+def bound(path: Path, place: str) -> list[str]:
+    """Words that run a command, and what it starts, with a file or folder shown at another place."""
+    script = f'mount --bind {shlex.quote(str(path))} {place} && exec "$0" "$@"'
+    return ["unshare", "--mount", "sh", "-c", script]
 
 
 @contextlib.contextmanager
@@ -105,12 +124,22 @@ def two_hosts(directory: Path, slots: int = 1, spare: bool = False) -> Iterator[
         hostfile = directory / "hostfile"
         hostfile.write_text("".join(f"{address} slots={slots}\n" for address in ADDRESSES), encoding="ascii")
         agent = directory / "agent"
-        agent.write_text(_agent(holders), encoding="ascii")
+        names = directory / "hosts"
+        lines = ["127.0.0.1 localhost", *map(" ".join, zip((*ADDRESSES, SPARE_ADDRESS), (*NAMES, SPARE)))]
+        names.write_text("".join(f"{line}\n" for line in lines), encoding="ascii")
+        sockets = [directory / f"shell.{holder}" for holder in holders]
+        shells = [_start_shell(stack, holder, path) for holder, path in zip(holders, sockets)]
+        agent.write_text(_agent(sockets), encoding="ascii")
         agent.chmod(0o755)
+        (directory / "ssh").mkdir()
+        ssh = directory / "ssh" / "ssh"
+        ssh.write_text(_SSH.format(agent=shlex.quote(str(agent))), encoding="ascii")
+        ssh.chmod(0o755)
         yield TwoHosts(
             hostfile=hostfile,
             agent=agent,
-            prefix=_enter(holders[0]),
+            # Gloo looks for the address of its host's own name.
+            prefix=[*_enter(holders[0]), *bound(names, "/etc/hosts")],
             mpirun_args=[
                 *("--hostfile", str(hostfile)),
                 *("-mca", "plm_rsh_agent", str(agent)),
@@ -118,6 +147,7 @@ def two_hosts(directory: Path, slots: int = 1, spare: bool = False) -> Iterator[
                 *("-mca", "btl_tcp_if_include", SUBNET, "-mca", "oob_tcp_if_include", SUBNET),
             ],
             holders=tuple(map(int, holders)),
+            shells=tuple(shells),
         )
 
 
@@ -161,12 +191,33 @@ def _join(holders: list[str]) -> None:
         _run(*first, "ip", "link", "set", port, "master", INTERFACE, "up")
 
 
-def _agent(holders: list[str]) -> str:
+def _start_shell(stack: contextlib.ExitStack, holder: str, path: Path) -> int:
+    """Starts the server of a host's remote shell at a socket; returns its process id."""
+    serve = [sys.executable, "-I", "-S", REMOTE_SHELL, "serve", str(path)]
+    process = subprocess.Popen(
+        ["setpriv", "--pdeathsig", "KILL", *_enter(holder), *serve], stdin=subprocess.DEVNULL
+    )
+
+    def stop() -> None:
+        process.kill()
+        process.wait()
+
+    stack.callback(stop)
+    deadline = time.monotonic() + 10
+    while not path.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise Unavailable("the remote shell did not start")
+        time.sleep(0.01)
+    return process.pid
+
+
+def _agent(shells: list[Path]) -> str:
     """A remote shell: `agent HOST COMMAND...`, the command being text for a shell. A file `down.HOST` beside
     it makes it fail as ssh does where there is no connection."""
+    client = shlex.join([sys.executable, "-I", "-S", REMOTE_SHELL, "run"])
     cases = "\n".join(
-        f'    {address}) exec {" ".join(_enter(holder))} sh -c "$*" ;;'
-        for address, holder in zip((*ADDRESSES, SPARE_ADDRESS), holders)
+        f'    {address}) exec {client} {shlex.quote(str(shell))} "$@" ;;'
+        for address, shell in zip((*ADDRESSES, SPARE_ADDRESS), shells)
     )
     down = '[ -e "${0%/*}/down.$host" ] && exit 255\n'
     unknown = 'echo "unknown host $host" >&2\nexit 1\n'

@@ -174,7 +174,9 @@ def command(*words: object) -> list[object]:
 
 
 @pytest.mark.parametrize(
-    "words", [("--minutes", "0"), ("--figures", "1,99"), ("--backends", "nccl")], ids=lambda words: words[0]
+    "words",
+    [("--minutes", "0"), ("--figures", "1,99"), ("--backends", "nccl"), ("--skip", "-1")],
+    ids=lambda words: words[0],
 )
 def test_bad_options(words):
     result = run_command(command(*words))

@@ -1,14 +1,17 @@
 """State of a run as one of its processes sees it without help from the others: the variables of its launcher,
-/proc of this host, and whether BytePS's scheduler answers. For error messages; standard library only."""
+/proc of this host, and whether the other hosts and BytePS's scheduler answer. For error messages; standard
+library only."""
 
 from __future__ import annotations
 
 import os
 import socket
+import threading
+import time
 from pathlib import Path
 from typing import Mapping, NamedTuple
 
-from base.launchers import RANK_VARIABLES, launched_rank, number_in
+from base.launchers import RANK_VARIABLES, hosts_of_run, launched_rank, number_in
 
 # By a launcher's rank variable, the variables that together identify one of its runs. MPICH has none.
 _RUN_VARIABLES: Mapping[str, tuple[str, ...]] = {
@@ -16,6 +19,7 @@ _RUN_VARIABLES: Mapping[str, tuple[str, ...]] = {
     "HOROVOD_RANK": ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
 }
 _LOCAL_SIZES = ("BYTEPS_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "HOROVOD_LOCAL_SIZE")
+_SSH_PORT = 22  # where the launcher reaches a host; a host that is there accepts or rejects the connection
 _BYTEPS_RUN = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
 # A BytePS run of one worker has nothing that is its own; its ranks are known by their command line as well.
 _BYTEPS_WORKER = ("DMLC_ROLE", "DMLC_NUM_WORKER", "BYTEPS_LOCAL_SIZE")
@@ -93,9 +97,36 @@ def scheduler_state(environ: Mapping[str, str], seconds: float = 1.0) -> str:
         return f"cannot be reached ({error.strerror or error})"
 
 
-def describe_run(environ: Mapping[str, str], ask_scheduler: bool) -> str:
-    """The run as seen from this process, as one clause for an error line; empty if nothing is. Asking
-    BytePS's scheduler may take a second."""
+def silent_hosts(environ: Mapping[str, str], seconds: float = 1.0) -> list[str]:
+    """The run's other hosts, where its launcher has announced them, that neither accept nor reject a
+    connection within `seconds`."""
+    hosts = hosts_of_run(environ)
+    own = hosts[launched_rank(environ)] if launched_rank(environ) < len(hosts) else ""
+    others = dict.fromkeys(host for host in hosts if host != own)
+    answered: set[str] = set()
+
+    def ask(host: str) -> None:
+        try:
+            socket.create_connection((host, _SSH_PORT), timeout=seconds).close()
+        except ConnectionRefusedError:
+            pass
+        except OSError:
+            return
+        answered.add(host)
+
+    # Threads, because looking for the address of a name may take long without a network.
+    threads = [threading.Thread(target=ask, args=(host,), daemon=True) for host in others]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    return [host for host in others if host not in answered]
+
+
+def describe_run(environ: Mapping[str, str], ask_others: bool) -> str:
+    """The run as seen from this process, as one clause for an error line; empty if nothing is. Asking other
+    hosts and BytePS's scheduler may take two seconds."""
     parts = parts_on_this_host(environ)
     said = []
     stopped = [part for part in parts if part.stopped]
@@ -105,10 +136,19 @@ def describe_run(environ: Mapping[str, str], ask_scheduler: bool) -> str:
     here = _missing_here(environ, parts)
     if here:
         said.append(here)
+    if ask_others:
+        said += [_silent(host, environ) for host in silent_hosts(environ)]
     address = scheduler_address(environ)
-    if address and ask_scheduler:
+    if address and ask_others:
         said.append(f"the BytePS scheduler at {address} {scheduler_state(environ)}")
     return "; ".join(said)
+
+
+def _silent(host: str, environ: Mapping[str, str]) -> str:
+    ranks = [str(rank) for rank, where in enumerate(hosts_of_run(environ)) if where == host]
+    return (
+        f"{host} (rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}) does not answer at port {_SSH_PORT}"
+    )
 
 
 def _missing_here(environ: Mapping[str, str], parts: list[Part]) -> str:

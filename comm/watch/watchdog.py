@@ -153,7 +153,7 @@ class WatchedCommunicator(DelegatingCommunicator):
             text += f" ({_OPTION}) and none is missing: {guilty}, or a step takes longer than that"
         elif kind in (SILENT, LOST):
             text += f" ({_OPTION})"
-        seen = "" if kind == TOLD else describe_run(self._environ, ask_scheduler=kind == STUCK)
+        seen = "" if kind == TOLD else describe_run(self._environ, ask_others=kind == STUCK)
         _end_process(text, self.rank, seen)
 
 
@@ -282,7 +282,7 @@ def _time_limit(seconds: float, message: str, rank: int, environ: Mapping[str, s
 
     def watch() -> None:
         if not done.wait(seconds):
-            _end_process(message, rank, describe_run(environ, ask_scheduler=True), done)
+            _end_process(message, rank, describe_run(environ, ask_others=True), done)
 
     thread = threading.Thread(target=watch, name="join-limit", daemon=True)
     thread.start()

@@ -12,11 +12,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from base.launchers import launched_rank
+from base.launchers import RUN_HOSTS, announced_hosts, launched_rank
 from comm.watch.run_processes import (
     describe_run,
     parts_on_this_host,
     scheduler_state,
+    silent_hosts,
     uses_byteps,
 )
 
@@ -89,7 +90,7 @@ def test_what_is_seen_of_a_byteps_run():
     ):  # fmt: skip
         stop(rank)
         assert parts_on_this_host(own) == [("a BytePS server", serving, False), ("rank 1", rank, True)]
-        said = describe_run(own, ask_scheduler=True)
+        said = describe_run(own, ask_others=True)
     assert said == (
         f"stopped by a signal on this host: rank 1 (pid {rank}); "
         "on this host run 1 of 2 ranks and 1 of 2 BytePS servers; "
@@ -103,11 +104,21 @@ def test_what_is_seen_of_a_run_under_mpirun():
         "OMPI_MCA_ess_base_jobid": f"job-{os.getpid()}", "OMPI_MCA_orte_hnp_uri": "tcp://127.0.0.1:1",
     }  # fmt: skip
     with process(sys.executable, "-c", WAIT, **{**own, "OMPI_COMM_WORLD_RANK": "5"}) as pid:
-        assert describe_run(own, ask_scheduler=True) == "on this host run 1 of its 2 ranks"
+        assert describe_run(own, ask_others=True) == "on this host run 1 of its 2 ranks"
         stop(pid)
         assert parts_on_this_host(own) == [("rank 5", pid, True)]
     assert parts_on_this_host(own) == []
-    assert describe_run({}, ask_scheduler=True) == ""
+    assert describe_run({}, ask_others=True) == ""
+
+
+def test_hosts_that_do_not_answer():
+    """127.0.0.2 rejects the connection, or accepts it; 255.255.255.255 cannot."""
+    hosts = announced_hosts([("own", 1), ("127.0.0.2", 1), ("someone@255.255.255.255", 2), ("own", 1)])
+    for rank in "04":
+        own = {"OMPI_COMM_WORLD_RANK": rank, RUN_HOSTS: hosts}
+        assert silent_hosts(own, 0.3) == ["255.255.255.255"]
+    assert describe_run(own, ask_others=True) == "255.255.255.255 (ranks 2, 3) does not answer at port 22"
+    assert describe_run(own, ask_others=False) == "" == describe_run({}, ask_others=True)
 
 
 def free_port() -> str:
@@ -130,7 +141,7 @@ from comm.watch.run_processes import describe_run
 
 if os.environ["BYTEPS_LOCAL_RANK"] == "1":
     time.sleep(60)
-print(describe_run(os.environ, ask_scheduler=True))
+print(describe_run(os.environ, ask_others=True))
 """
     own = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "1", "DMLC_WORKER_ID": "0", "BYTEPS_LOCAL_SIZE": "2"}
     words = [sys.executable, "-c", code, str(os.getpid())]

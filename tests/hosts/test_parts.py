@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from base.errors import InputError
+from base.launchers import hosts_of_run
 from hosts.addresses import addresses, free_port, is_here
 from hosts.parts import Rendezvous, check_workers, choose_num_servers, plan_parts, python_of
 
@@ -45,6 +46,7 @@ def test_a_host_that_is_listed_twice():
     assert [part.host for part in ranks] == ["a", "a", "b", "b", "a", "a"]
     assert [part.environment["DMLC_WORKER_ID"] for part in ranks] == ["0", "0", "1", "1", "2", "2"]
     assert [part.environment["RANKS_ON_HOST"] for part in ranks] == ["4", "4", "2", "2", "4", "4"]
+    assert [hosts_of_run(part.environment) for part in ranks] == [[part.host for part in ranks]] * 6
     assert [part.name for part in ranks] == [f"rank {n}" for n in range(6)]
 
 

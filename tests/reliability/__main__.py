@@ -26,6 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Sequence
 
+from base.command_line import whole
 from base.machine import describe
 from tests.processes import MARKER, ROOT
 from tests.reliability.catalogue import PROGRAMS
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(number, _stop)
     folder = Path(tempfile.mkdtemp(prefix="reliability-"))
     try:
-        plan = Plan(units_of(programs, options.backends), options.seed, folder)
+        plan = Plan(units_of(programs, options.backends), options.seed, folder, options.skip)
         if options.case:
             return _try_case(plan, options.case)
         return _measure(plan, options, programs)
@@ -125,6 +126,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--backends", type=backends, default=tuple(BACKENDS), metavar="NAME", help=text)
     text = "of the order of cases and of all that is random in them (default 1)"
     parser.add_argument("--seed", type=int, default=1, metavar="S", help=text)
+    text = "leave out so many cases of each figure, which the same seed has tried before (default 0)"
+    parser.add_argument(
+        "--skip", type=whole(0, 10**6, "no figure has so many"), default=0, metavar="N", help=text
+    )
     text = "try this one case of --figures and --backends, and write no page"
     parser.add_argument("--case", default="", metavar="NAME", help=text)
     text = "break deliberately what each figure is about, and see whether it notices"

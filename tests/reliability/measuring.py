@@ -9,8 +9,9 @@ import sys
 import time
 import traceback
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Callable, Sequence
+from typing import Callable, Iterator, Sequence
 
 from tests.reliability.figure import ONCE, Attempt, Failure, Figure, Program, Setting, Tally
 
@@ -54,11 +55,13 @@ class Clock:
 
 @dataclass(frozen=True)
 class Plan:
-    """Programs with backends, one seed, and the folder for all files."""
+    """Programs with backends, one seed, the folder for all files, and how many cases of each unit are left
+    out because they have been tried."""
 
     units: Sequence[tuple[Program, str]]
     seed: int
     folder: Path
+    skip: int = 0
 
     def setting(self, program: Program, backend: str, seconds: float, damage: str = "") -> Setting:
         """The setting of a program, with a new folder."""
@@ -95,17 +98,23 @@ def measure(plan: Plan, clock: Clock, keep: Callable[[Figure], None]) -> None:
             keep(program.empty(backend, f"not tried: a case takes about {program.seconds:g} s"))
             continue
         setting = plan.setting(program, backend, share)
-        _measure_one(program, setting, clock, keep)
+        _measure_one(program, setting, islice(program.cases(setting), plan.skip, None), clock, keep)
 
 
-def _measure_one(program: Program, setting: Setting, clock: Clock, keep: Callable[[Figure], None]) -> None:
+def _measure_one(
+    program: Program,
+    setting: Setting,
+    cases: Iterator[str],
+    clock: Clock,
+    keep: Callable[[Figure], None],
+) -> None:
     assert program.opened is not None
     figure = program.empty(setting.backend)
     end = time.monotonic() + setting.seconds
     took: list[float] = []
     try:
         with program.opened(setting) as attempt:
-            for case in program.cases(setting):
+            for case in cases:
                 # The first one also makes what all of them need.
                 if took and time.monotonic() + max(took[1:] or [min(took[0], program.seconds)]) > end:
                     break
