@@ -171,7 +171,10 @@ class RunningPart:
         own_end = self._report is not None and self._report[0] == "exit" and self.exit_code <= 128
         kind, value = self._report or ("lost", "")
         host, words = self._host, self._record.last_words(self._name)
-        if self._mpirun and kind == "silent":
+        if self._mpirun and self._mpirun.lost is not None:
+            # Its last words are a list of what may be the cause, and another start may find the host again.
+            own_end, host, words = False, self._mpirun.lost or None, ""
+        elif self._mpirun and kind == "silent":
             host = value if value in self.part.ranks else host
             if self._mpirun.speaker is not None:  # why the run failed, which mpirun did not come to say
                 words = self._record.last_words(f"rank {self._mpirun.speaker}")
