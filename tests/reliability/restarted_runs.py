@@ -172,9 +172,9 @@ class Attack:
             victim = find(self.run, self.setting.launcher, int(who) if who.isdigit() else who)
             os.kill(victim, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
         wait(again, "a restart")
-        record = next((each for each in records(self.directory) if each.get("restart") == restarts + 1), {})
         logged = last_step(self.directory)
         wait(lambda: last_step(self.directory) > logged, "the next step")
+        record = next((each for each in records(self.directory) if each.get("restart") == restarts + 1), {})
         return misreported(kind, record)
 
     def _wait(self, reached: Callable[[], bool], what: str, seconds: float) -> None:
