@@ -18,7 +18,7 @@ from tests.processes import ROOT, run_command
 FOREIGN = dict.fromkeys(
     ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "BENCH", "ARGS", "BACKEND", "NP")
 )
-BY_DEFAULT = ["step", "finetune", "loader", "tokenize_text", "questions", "optimizer"]
+BY_DEFAULT = ["step", "finetune", "loader", "tokenize_text", "questions", "optimizer", "saving"]
 # What shows in its output that a measurement has come to its end.
 SHOWS = {
     "step": "ours, MXNet's operators",
@@ -27,6 +27,7 @@ SHOWS = {
     "tokenize_text": "Hugging Face tokenizers",
     "questions": "features",
     "optimizer": "MXNet, LAMB",
+    "saving": "pause of the step",
 }
 
 
