@@ -132,9 +132,7 @@ def table(rows: Sequence[Row]) -> str:
     for row in rows:
         seconds, share = spread(row.seconds), spread(row.shares)
         time_s = f"{seconds.median:.3f} ({seconds.low:.3f} to {seconds.high:.3f})"
-        lines.append(
-            f"{row.name:26} {time_s:26}  {share.median:.1%} ({share.low:.1%} to {share.high:.1%})"
-        )
+        lines.append(f"{row.name:26} {time_s:26}  {share.median:.1%} ({share.low:.1%} to {share.high:.1%})")
     return "\n".join(lines)
 
 

@@ -35,6 +35,7 @@ from typing import Any, NoReturn, Sequence
 from base import machine
 from base.command_line import positive_int
 from base.errors import InputError
+from base.memory import available_bytes
 from base.threads import set_threads
 from bench import contestants
 from bench.contestants import CONTESTANTS, ROOT
@@ -118,7 +119,7 @@ def measure(
     """The figures of one model and dtype, and whether every contestant that began came through."""
     size = size_of(model)
     rounds, warm_ups = (math.ceil(rounds / 2), 1) if parameters(size) > LARGE else (rounds, WARM_UPS)
-    plan = plan_sessions(keys, size, machine.available_bytes())
+    plan = plan_sessions(keys, size, available_bytes())
     note(f"{model}, {dtype}: " + "; ".join(", ".join(CONTESTANTS[k].title for k in s) for s in plan.sessions))
     others, own = machine.Others(), _own_cpu_seconds()
     sessions: list[Session] = []

@@ -159,9 +159,8 @@ class Loop:
         return result
 
     def _flags(self) -> list[bool]:
-        """Flags to agree on: whether saving goes well, and what was to be saved was finite; the budget's bits;
-        whether there is time for another step. The update that follows may change what is being saved: its
-        copy is complete."""
+        """Flags to agree on: whether saving goes well, and what is saved is finite; the budget's bits;
+        whether there is time for another step. The update may change what is being saved: its copy is complete."""
         saver = self.run.saver
         sound = saver.sound()
         if saver.seconds != self.save_s:
@@ -169,7 +168,8 @@ class Loop:
             self.deadline.took(SAVE, self.save_s)
         self.deadline.took(STEP, time.monotonic() - self.step_begun)
         budget = self.budget.flags() if self.budget else []
-        return [sound, saver.finite, *budget, self.deadline.allows(saves=self.step % self.run.ckpt_interval == 0)]
+        allowed = self.deadline.allows(saves=self.step % self.run.ckpt_interval == 0)
+        return [sound, saver.finite, *budget, allowed]
 
     def _log(self, lr: float, result: StepResult) -> None:
         run = self.run

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping
 import numpy as np
 
 from base.errors import NotFiniteError, TrainingError
-from base.machine import available_bytes
+from base.memory import available_bytes
 from bert.weights.params_file import to_numpy
 from training.checkpoint import Checkpoint, prune, save
 

@@ -11,6 +11,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+from base import memory
 from base.errors import NotFiniteError, TrainingError
 from bert.model import trained
 from tests.training.tiny import make_step, random_batch, tiny_network
@@ -220,6 +221,14 @@ def test_without_memory_for_a_copy_training_waits_for_the_disk(tmp_path):
         "a copy of the state needs 8,020 bytes more, and 1,000 are free: training waits while the checkpoint "
         "of step 1 is written"
     ]
+
+
+def test_free_memory_is_what_a_control_group_leaves(tmp_path, monkeypatch):
+    reporter = Heard()
+    monkeypatch.setattr(memory, "available_memory", lambda: memory.Available(1000, "left by its limit"))
+    with saver_of(tmp_path, reporter) as saver:
+        saver.begin(1, *state(1.0), {})
+    assert "1,000 are free" in reporter.warnings[0]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
