@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 import mxnet as mx
 import numpy as np
 
-from base.errors import RUN_AGAIN
+from base.errors import RUN_AGAIN, NotFiniteError
 from bert.flops import BACKWARD, size_of
 from comm.base import Communicator
 from tasks.base import Floors
@@ -144,7 +144,12 @@ class Loop:
         result = self.take_step(self.step, micro_batches, lr, keep_going, self._flags)
         self.trace.after_step(micro_batches)
         run.saver.check(*result.agreed[:2])
-        run.skips.update(result.applied, self.step, self.last_good.sentence)
+        try:
+            run.skips.update(result.applied, self.step, self.last_good.sentence)
+        except NotFiniteError:
+            if self.last_good.unfit is not None and run.communicator.rank == 0:
+                run.saver.set_aside(self.last_good.unfit)
+            raise
         good = self.last_good.stepped() if result.applied else None
         if good is not None:
             run.prune(good)
@@ -160,7 +165,7 @@ class Loop:
 
     def _flags(self) -> list[bool]:
         """Flags to agree on: whether saving goes well, and what is saved is finite; the budget's bits;
-        whether there is time for another step. The update may change what is being saved: its copy is complete."""
+        whether there is time for another step. What is being saved is copied: the update may change it."""
         saver = self.run.saver
         sound = saver.sound()
         if saver.seconds != self.save_s:

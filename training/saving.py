@@ -27,7 +27,7 @@ import numpy as np
 from base.errors import NotFiniteError, TrainingError
 from base.memory import available_bytes
 from bert.weights.params_file import to_numpy
-from training.checkpoint import Checkpoint, prune, save
+from training.checkpoint import Checkpoint, prune, save, set_aside
 
 if TYPE_CHECKING:
     from training.report import Reporter
@@ -146,6 +146,17 @@ class Saver:
         self._pruning = step, spared
         if not self.busy:
             self.finish()
+
+    def set_aside(self, step: int) -> None:
+        """Has --resume pass over the checkpoint of `step`, if there is an older one."""
+        try:
+            if self.finish():
+                set_aside(self._ckpt_dir, step)
+        except OSError as error:
+            reason = error.strerror or error
+            self._reporter.warn(
+                f"the checkpoint of step {step}, which --resume takes, is not set aside: {reason}"
+            )
 
     def check(self, sound: bool, finite: bool) -> None:
         """Ends the run after a failure; every rank calls it. `sound`: whether `sound` or `finish` have
