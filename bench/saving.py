@@ -14,32 +14,30 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
 
-os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+import numpy as np
 
-import mxnet as mx  # noqa: E402
-import numpy as np  # noqa: E402
+from base import machine
+from base.command_line import OptionParser, at_least, path_name
+from bench.quick import NOTICE, add_quick, settle, write_figures
+from bench.rounds import spread
+from bench.work import LENGTH, MASKED, SEQUENCES, VOCABULARY
+from bert.configuration import named_config
+from data.pretraining.batches import dummy_batch
+from training.checkpoint import save
+from training.entry import exit_code
+from training.report import SilentReporter
+from training.saving import Saver
 
-from base import machine  # noqa: E402
-from base.command_line import OptionParser, at_least, path_name  # noqa: E402
-from base.errors import InputError  # noqa: E402
-from base.files import replacing  # noqa: E402
-from bench.quick import NOTICE, add_quick, settle  # noqa: E402
-from bench.rounds import spread  # noqa: E402
-from bench.step_ours import OurStep, make_step  # noqa: E402
-from bench.work import LENGTH, MASKED, SEQUENCES, VOCABULARY  # noqa: E402
-from data.pretraining.batches import dummy_batch  # noqa: E402
-from training.checkpoint import save  # noqa: E402
-from training.report import SilentReporter  # noqa: E402
-from training.saving import Saver  # noqa: E402
+if TYPE_CHECKING:
+    from bench.step_ours import OurStep
 
 ROOT = Path(__file__).resolve().parent.parent
 USUAL, QUICK = {"model": "bert_12_768_12", "repeats": 7}, {"model": "bert_2_128_2", "repeats": 3}
@@ -84,7 +82,7 @@ class Measured:
         return {**found, WRITING: writing.seconds}
 
     def _begin(self, saver: Saver, watch: Watch) -> None:
-        mx.nd.waitall()  # the update before: a step's, not the pause's
+        self._made.wait()  # the update before: a step's, not the pause's
         step, states = next(self._number), self._made.optimizer.state_views()
         watch.time(lambda: saver.begin(step, self._parameters, states, {}))
 
@@ -93,7 +91,7 @@ class Measured:
         begun = time.perf_counter()
         before()
         self._made.take(next(self._number), [self._batch], 1e-5, True, lambda: [bool(also())])
-        mx.nd.waitall()
+        self._made.wait()
         return time.perf_counter() - begun
 
 
@@ -138,11 +136,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    try:
-        return _measure(_options(arguments))
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return _measure(_options(arguments))
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -161,10 +155,18 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add_quick(parser, "bert_2_128_2, 3 repeats")
     options = parser.parse_args(arguments)
     settle(options, USUAL, QUICK)
+    try:
+        named_config(options.model)
+    except ValueError as error:
+        parser.error(f"--model: {error}")
     return options
 
 
 def _measure(options: argparse.Namespace) -> int:
+    os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))  # before mxnet is imported
+
+    from bench.step_ours import make_step
+
     here, others, cpu = machine.describe(ROOT), machine.Others(), sum(os.times()[:2])
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         measured = Measured(make_step(options.model, "float32", "auto"), Path(folder))
@@ -189,10 +191,9 @@ def _measure(options: argparse.Namespace) -> int:
             "shares": {row.name: statistics.median(row.shares) for row in rows},
             "repeats": repeats,
         }
-        with replacing(options.output) as file:
-            file.write(json.dumps(result, indent=1).encode() + b"\n")
+        write_figures(options.output, result)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -55,6 +55,11 @@ class OurStep(NamedTuple):
     parameters: dict[str, Any]
     fused: bool
 
+    @staticmethod
+    def wait() -> None:
+        """Returns when all that was begun is computed."""
+        mx.nd.waitall()
+
 
 def make_step(model: str, dtype: str, operators: str) -> OurStep:
     """The step of a run of one process on the CPU; `operators` as for --operators."""

@@ -70,6 +70,13 @@ def _is_checksum(value: Any) -> bool:
     return isinstance(value, str) and len(value) == 64 and set(value) <= _HEXADECIMAL
 
 
+def _options(value: Any) -> bool:
+    """Whether it holds options by name; of their values those are checked with which a run computes."""
+    if not isinstance(value, dict):
+        return False
+    return all(_whole(1, MOST)(value[name]) for name in ("accumulate", "ckpt_interval") if name in value)
+
+
 def _is(kind: type) -> Check:
     return lambda value: isinstance(value, kind)
 
@@ -88,7 +95,8 @@ _ENTRIES: dict[str, tuple[Check, str]] = {
     "num_steps": (_or_none(_whole(1, MOST)), "a whole number of steps"),
     "ended": (_is(bool), "true or false"),
     "world_size": (_whole(1, MOST), "a number of processes"),
-    "options": (_is(dict), "an object"),
+    "processes": (_whole(1, MOST), "a number of processes"),
+    "options": (_options, "an object with options that a run can have"),
     "scaler": (_is(dict), "an object"),
     "skips": (_is(dict), "an object"),
     "seed": (_whole(0, _MOST_SEED), "a seed"),

@@ -34,7 +34,7 @@ SHOWS = {
 def commands() -> list[str]:
     """Modules of bench/ with options of their own: those that people run."""
     paths = sorted((ROOT / "bench").glob("*.py"))
-    return [path.stem for path in paths if "= argparse.ArgumentParser(" in path.read_text("utf-8")]
+    return [path.stem for path in paths if "= OptionParser(" in path.read_text("utf-8")]
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="there is no make")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from base.errors import NotFiniteError
+from base.errors import InputError, NotFiniteError
 from tests.training.small_runs import SANE, Stopping, handlers, trained
 from training import run as run_module
 from training.checkpoint import list_steps, newest_complete, params_path, read_manifest, set_aside
@@ -83,6 +85,21 @@ class TestRun:
         assert trained(sane, *words) == 0
         assert list_steps(str(sane)) == [6, 9]
         assert read_manifest(str(sane), 9)["ended"]
+
+
+@pytest.mark.parametrize("name", ["options", "scaler", "skips", "blocks", "skips.total"])
+def test_a_manifest_without_what_a_run_needs_is_one_line(sane, name):
+    """With a checksum that is right, as if another program had written it."""
+    path = sane / "0000006.json"
+    manifest = {
+        key: each for key, each in json.loads(path.read_text()).items() if key not in ("sha256", name)
+    }
+    if name == "skips.total":
+        manifest["skips"] = {"in_a_row": 0, "total": 2**70}
+    checksum = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps({**manifest, "sha256": checksum}))
+    with pytest.raises(InputError, match=rf"has no {name}|counts of skipped steps"):
+        trained(sane, "--resume", *SANE, communicator=Stopping(1, True))
 
 
 class TestLossScale:
