@@ -6,7 +6,6 @@ Entries that are not there are not missed: older versions wrote fewer, and who n
 
 from __future__ import annotations
 
-import math
 from typing import Any, Callable, Mapping, Sequence
 
 from base.command_line import MOST
@@ -54,12 +53,10 @@ def _whole(least: int, most: int) -> Check:
 
 
 def _number(least: float, most: float) -> Check:
-    def check(value: Any) -> bool:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return False
-        return math.isfinite(value) and least <= value <= most
-
-    return check
+    # A NaN is in no range; a whole number of any size is compared as it is.
+    return lambda value: (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
+    )
 
 
 def _or_none(check: Check) -> Check:

@@ -102,8 +102,8 @@ def find_start(config: RunConfig, communicator: Communicator, initial: Initial |
     lacking = [name for name in _NEEDED if start.facts and name not in start.facts]
     if lacking:
         raise InputError(
-            f"the manifest of step {start.facts['step']} has no {' and no '.join(lacking)}, and a run cannot go "
-            "on with it; name another checkpoint with --start_step, or take its parameters with --init_from"
+            f"the manifest of step {start.facts['step']} has no {' and no '.join(lacking)}, and a run cannot "
+            "go on with it; name another one with --start_step, or take its parameters with --init_from"
         )
     return start
 

@@ -127,6 +127,7 @@ def test_all_entries_are_accepted(folder: Path) -> None:
         {"training_s": float("nan")},
         {"training_s": "long"},
         {"wall_s": 1e300},
+        {"wall_s": 10**400},
         {"ckpt_interval": 0},
         {"model": 5},
         {"bert": {"layers": "2", "units": 32, "heads": 2, "hidden": 128}},

@@ -21,6 +21,7 @@ from base.json_files import read_json_object
 
 RESULTS_FILE = "results.json"
 FORMAT = 1
+_MOST = 1e100  # of a number in it
 FINISHED, UNFINISHED, NO_MEMORY, NOT_FINITE, FAILED = STATUSES = (
     *("finished", "unfinished", "out of memory", "not finite", "failed"),
 )
@@ -271,7 +272,7 @@ def _check(result: Result) -> None:
 def _check_number(name: str, value: Any) -> None:
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < _MOST:
         raise ValueError(f"{name} {value!r}")
 
 
