@@ -33,7 +33,8 @@ optimizer/          LAMB, Adam, schedule, loss scale, accumulation
 evaluation          figures of a task over held-out data
 metrics             sums over steps and ranks
 utilisation         operations done, of those that the devices could do
-report              progress, metrics.jsonl, TensorBoard, plot, closing lines
+events              figures as TensorBoard's events
+report              progress, metrics.jsonl, plot, closing lines
 results/            results.json, and many runs with one option different
 checkpoint_facts    entries of a manifest, checked
 states_file         optimizer states in a file, checked before they are believed
