@@ -120,7 +120,7 @@ def attack(work: Path, writers: Sequence[Writer] = WRITERS) -> Outcome:
 
 
 def _attempt(writer: Writer, sources: Path, place: Path, trouble: Any) -> str | None:
-    """What was wrong with one command in one trouble."""
+    """Fault of one command in one trouble; None without."""
     with _small_disk(place):
         with trouble(place):
             said = _quietly(writer.run, place, sources)

@@ -266,7 +266,7 @@ NAMES = {"manifest": "0000003.json", "results": RESULTS_FILE}  # of files whose 
 
 
 def hold(kind: Kind, path: Path) -> str:
-    """What became of an input. AssertionError for an error that is no line."""
+    """Outcome of reading an input. AssertionError for an error that is no line."""
     try:
         kind.read(str(path))
     except InputError as error:
