@@ -1,12 +1,13 @@
 """Hostile inputs that are no arrays: text, vocabularies, configurations, options, host files, manifests,
 results, questions, tables, and environment variables, through the readers that a run has.
 
-    python -m tests.hostile KIND SEED COUNT FOLDER      # a JSON object with what happened
+    python -m tests.hostile KIND SEED COUNT FOLDER [commands]      # a JSON object with what happened
 
 Sound content is damaged in random places, with what readers stumble over: nesting, digits, bytes that are no
 text, pipes and devices in the place of a file, and programs as YAML, pickle and shell have them. What comes
 of it is content or an InputError of one line; anything else, an input that takes over 5 seconds, and a
-program that was executed end this process, whose memory is limited, with a traceback.
+program that was executed end this process, whose memory is limited, with a traceback. With `commands` it is
+the command of `COMMANDS` that reads them.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from data.questions.squad_files import read_questions
 from data.text.corpus import sentences
 from data.tokenizing.vocab import SPECIAL_TOKENS, load_vocab
 from hosts.hostfile import read_hostfile, read_spares
+from tests.processes import ROOT, run_command
 from training import checkpoint
 from training.options_file import read_options
 from training.results.record import RESULTS_FILE
@@ -265,6 +267,28 @@ KINDS = {
 NAMES = {"manifest": "0000003.json", "results": RESULTS_FILE}  # of files whose readers know them; others: any
 
 
+_MODEL = ("run_pretraining_hvd.py", "--dummy_data_len", "16", "--estimate")
+COMMANDS = {  # what a user types; "@" is the input, "@/" its folder
+    "configuration": (*_MODEL, "--config_file", "@"),
+    "options": (*_MODEL, "--options_file", "@"),
+    "hosts": ("hosts/launch.py", "--hostfile", "@", "--", "no_such_script.py"),
+    "results": ("results.py", "@/"),
+    "vocabulary": ("run_pretraining_hvd.py", "--estimate", "--raw", "--data", "no.txt", "--vocab", "@"),
+    "text": ("-m", "data.train_vocab", "--input", "@", "--output", "@.vocab", "--vocab_size", "120"),
+}
+
+
+def hold_command(kind: Kind, path: Path) -> str:
+    """Outcome of the command that reads an input. AssertionError for another end than those in order."""
+    words = [word.replace("@/", str(path.parent)).replace("@", str(path)) for word in COMMANDS[kind.name]]
+    words[0] = words[0] if words[0] == "-m" else str(ROOT / words[0])
+    done = run_command([sys.executable, *words], timeout=60, cwd=ROOT)
+    lines = done.stderr.splitlines()
+    assert done.returncode in (0, 2) and "Traceback" not in done.stderr, done.describe()
+    assert done.returncode == 0 or len(lines) == 1, done.describe()
+    return "rejected" if done.returncode else "read"
+
+
 def hold(kind: Kind, path: Path) -> str:
     """Outcome of reading an input. AssertionError for an error that is no line."""
     try:
@@ -276,9 +300,11 @@ def hold(kind: Kind, path: Path) -> str:
     return "read"
 
 
-def main(name: str, seed: str, count: str, folder: str) -> None:
-    """Tries `count` inputs; see the module."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+def main(name: str, seed: str, count: str, folder: str, how: str = "readers") -> None:
+    """Tries `count` inputs; see the module. `how`: readers or commands."""
+    by_command = how == "commands"
+    if not by_command:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     kind, place = KINDS[name], Path(folder) / "files"
     place.mkdir(exist_ok=True)
     path = place / NAMES.get(name, "input.txt")
@@ -294,8 +320,8 @@ def main(name: str, seed: str, count: str, folder: str) -> None:
         else:
             special(path, draw)
         print("reading", number, flush=True)
-        signal.alarm(SECONDS)
-        outcomes[hold(kind, path)] += 1
+        signal.alarm(0 if by_command else SECONDS)
+        outcomes[(hold_command if by_command else hold)(kind, path)] += 1
         signal.alarm(0)
         assert not (place / CANARY).exists(), "a program in the input was executed"
     print(json.dumps(outcomes))

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from tests.hostile import KINDS
+from tests.hostile import COMMANDS, KINDS
 from tests.processes import ROOT, run_command
-from tests.reliability.hostile_files import OF_OTHERS
+from tests.reliability.hostile_files import BY_COMMANDS, OF_OTHERS
 
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
@@ -23,4 +23,4 @@ def test_what_is_hostile_is_read_or_rejected_in_a_line(tmp_path, kind):
 
 
 def test_all_kinds_are_of_the_figure():
-    assert set(OF_OTHERS) == set(KINDS)
+    assert set(OF_OTHERS) == set(KINDS) and set(BY_COMMANDS) == set(COMMANDS)

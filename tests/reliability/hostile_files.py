@@ -21,6 +21,8 @@ OF_OTHERS = (
     "environment",
 )
 COUNT = 150  # of instances' files; rounds of weights', which have several files
+BY_COMMANDS = ("configuration", "options", "hosts", "results", "vocabulary", "text")
+FEW = 10  # through commands, which have to be started
 LINES = "errors have several lines"
 WORKERS = {
     **dict.fromkeys(OF_INSTANCES, "tests.data.formats.fuzz_worker"),
@@ -42,6 +44,8 @@ def cases(setting: Setting) -> Iterator[str]:
     while True:
         for kind in WORKERS:
             yield named(kind=kind, seed=draw.randrange(10**6))
+        for kind in BY_COMMANDS:
+            yield named(kind=kind, seed=draw.randrange(10**6), by="commands")
 
 
 @contextlib.contextmanager
@@ -55,7 +59,8 @@ def opened(setting: Setting) -> Iterator[Attempt]:
         folder.mkdir()
         first = [0] if kind in OF_INSTANCES else []
         start = ["-c", DAMAGED] if setting.damage else ["-m"]
-        words = python(*start, WORKERS[kind], kind, parts["seed"], *first, COUNT, folder)
+        through = [FEW, folder, "commands"] if "by" in parts else [COUNT, folder]
+        words = python(*start, WORKERS[kind], kind, parts["seed"], *first, *through)
         env = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         result = run_command(words, timeout=300, env=env)
         if result.returncode:  # a worker ends at the first
