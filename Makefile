@@ -12,7 +12,7 @@ PYTHON ?=
 CUDA ?=
 SLOW ?= 1
 # Those with a peer; `threads` and `bfloat16` compare settings of the training scripts, and are run by name.
-BENCH ?= step finetune loader tokenize_text questions optimizer
+BENCH ?= step finetune loader tokenize_text questions optimizer saving
 ARGS ?=
 PY := .venv/bin/python
 
@@ -121,7 +121,7 @@ reliability: setup ## attack real runs for MINUTES=240 on a quiet machine: docs/
 	$(PY) -m tests.reliability --minutes $(or $(MINUTES),240) --seed $(or $(SEED),1) \
 		$(if $(FIGURES),--figures $(FIGURES)) $(ARGS)
 
-bench: setup ## measure against peers: step, loader, tokenizers, questions, update (BENCH=step; ARGS=--quick)
+bench: setup ## measure against peers: step, loader, tokenizers, questions, update, saving (BENCH=step; ARGS=--quick)
 	@for each in $(BENCH); do echo "--- python -m bench.$$each" $(ARGS); $(PY) -m bench.$$each $(ARGS); done
 
 check: setup ## lint, formatting, types

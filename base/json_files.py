@@ -51,7 +51,8 @@ def read_regular(path: str, most_bytes: int = MOST_BYTES, source: str | None = N
     source = source or path
     with open_regular(path, source) as file:
         try:
-            content = file.read(most_bytes + 1)
+            there = os.fstat(file.fileno()).st_size
+            content = file.read(min(there, most_bytes) + 1)  # as much memory is taken, whatever is there
         except OSError as error:
             raise InputError(f"{source}: cannot be read: {error.strerror}") from error
     if len(content) > most_bytes:

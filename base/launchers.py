@@ -24,6 +24,8 @@ LOCAL_SIZE_VARIABLES = (
 # Hosts of a run in the order of its ranks, name:ranks with commas, as hosts/launch.py announces them.
 RUN_HOSTS = "RUN_HOSTS"
 
+_MOST_DIGITS = 18
+
 LOCAL, HVD, BYTEPS = BACKENDS = ("local", "hvd", "byteps")
 
 
@@ -53,7 +55,7 @@ def local_size(environ: Mapping[str, str]) -> int:
     """
     for name in LOCAL_SIZE_VARIABLES:
         digits = environ.get(name, "").partition("(")[0].partition(",")[0]
-        if digits.isdigit() and int(digits) > 0:
+        if is_number(digits) and int(digits) > 0:
             return int(digits) * (_workers_here(environ) if name == "BYTEPS_LOCAL_SIZE" else 1)
     return 1
 
@@ -74,12 +76,17 @@ def is_loopback(host: str) -> bool:
     return host == "localhost" or host.startswith("127.")
 
 
+def is_number(text: str) -> bool:
+    """Returns whether text is a whole number, zero or more, that 64 bits hold."""
+    return text.isdecimal() and len(text) <= _MOST_DIGITS
+
+
 def number_in(environ: Mapping[str, str], name: str, default: int = 0) -> int:
     """The whole number in a variable, `default` where it is not set or holds something else."""
     text = environ.get(name, "")
-    return int(text) if text.isdigit() else default
+    return int(text) if is_number(text) else default
 
 
 def _workers_here(environ: Mapping[str, str]) -> int:
     workers, scheduler = environ.get("DMLC_NUM_WORKER", ""), environ.get("DMLC_PS_ROOT_URI", "")
-    return int(workers) if workers.isdigit() and is_loopback(scheduler) and int(workers) > 0 else 1
+    return int(workers) if is_number(workers) and is_loopback(scheduler) and int(workers) > 0 else 1

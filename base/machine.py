@@ -63,13 +63,6 @@ def line(machine: dict[str, Any]) -> str:
     )
 
 
-def available_bytes() -> float:
-    """Memory that processes can still take without swapping."""
-    with open("/proc/meminfo", encoding="ascii") as file:
-        fields = next(row for row in file if row.startswith("MemAvailable:")).split()
-    return int(fields[1]) * 1024
-
-
 class Others:
     """Load of the rest of the machine during a measurement."""
 

@@ -27,6 +27,11 @@ def available_memory(proc: Path = PROC, cgroup: Path = MOUNT) -> Available:
     return Available(machine, "available on this machine")
 
 
+def available_bytes() -> int:
+    """The bytes of `available_memory`."""
+    return available_memory().bytes
+
+
 def _meminfo(path: Path) -> int:
     fields = next(line for line in read_text(path).splitlines() if line.startswith("MemAvailable:"))
     return int(fields.split()[1]) * 1024

@@ -14,7 +14,7 @@ from typing import Mapping, MutableMapping
 
 from base.control_groups import MOUNT, PROC, read_text, tightest
 from base.errors import InputError
-from base.launchers import local_size
+from base.launchers import is_number, local_size
 
 # Set to 1 for processes that are bound to a core, a socket or another part of the machine: by Open MPI for
 # those that it has bound, by users who want bpslaunch to bind.
@@ -58,7 +58,7 @@ def choose_threads(
     if explicit:
         # OpenMP allows a list, one number for each nesting level.
         first = explicit.split(",")[0].strip()
-        if not (first.isdigit() and int(first) > 0):
+        if not (is_number(first) and int(first) > 0):
             raise InputError(f"OMP_NUM_THREADS={explicit}: not a positive number; correct it or unset it")
         return int(first)
     sharing = local_size

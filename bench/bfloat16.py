@@ -16,13 +16,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Sequence
 
-from base.command_line import at_least
+from base.command_line import OptionParser, at_least, path_name
 from base.errors import InputError
 from base.files import replacing
-from bench.quick import NOTICE, add_quick, settle
+from bench.quick import NOTICE, add_quick, settle, write_figures
 from data.embedded import build as build_embedded
+from training.entry import exit_code
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,18 +33,20 @@ DTYPES = ("float32", "bfloat16")
 EVERY = 10  # steps between two points of a curve
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = OptionParser(
         prog="python -m bench.bfloat16",
         description="Pretrains in float32 and bfloat16 from the same seeds and compares the losses.",
     )
     parser.add_argument("--seeds", type=at_least(2), help="runs in each dtype (default: 3)")
     parser.add_argument("--num_steps", type=at_least(EVERY), help="steps of each run (default: 200)")
     parser.add_argument("--model", default="bert_2_128_2", help="default: %(default)s")
-    parser.add_argument("--plot", default="bfloat16.png", help="where the curves go (default: %(default)s)")
-    parser.add_argument("--json", help="also write all numbers to this file")
+    parser.add_argument(
+        "--plot", type=path_name, default="bfloat16.png", help="where the curves go (default: %(default)s)"
+    )
+    parser.add_argument("--json", type=path_name, help="also write all numbers to this file")
     add_quick(parser, "2 seeds, 20 steps")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     settle(options, {"seeds": 3, "num_steps": 200}, {"seeds": 2, "num_steps": 20})
     with tempfile.TemporaryDirectory() as scratch:
         build_embedded(os.path.join(scratch, "text"))
@@ -59,8 +62,7 @@ def main() -> int:
     if options.quick:
         print(NOTICE)
     if options.json:
-        with replacing(options.json) as file:
-            file.write(json.dumps({"runs": runs, "summary": figures}, indent=1).encode() + b"\n")
+        write_figures(options.json, {"runs": runs, "summary": figures})
     return 0
 
 
@@ -167,8 +169,4 @@ def curves(runs: list[dict[str, Any]], title: str) -> Figure:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except InputError as error:
-        print(f"bench.bfloat16: {error}", file=sys.stderr)
-        sys.exit(1)
+    sys.exit(exit_code(main))

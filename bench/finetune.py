@@ -38,7 +38,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from base import machine
-from base.command_line import count, positive, positive_int, rate
+from base.command_line import OptionParser, count, path_name, positive, positive_int, rate
 from base.errors import InputError
 from base.threads import set_threads
 from bench.contestants import NO_TORCH, ROOT, find_torch_python
@@ -63,7 +63,7 @@ from bench.finetune_work import (
     training_name,
     write_settings,
 )
-from bench.quick import NOTICE, add_quick, default_text, settle
+from bench.quick import NOTICE, add_quick, default_text, settle, write_figures
 from bench.rounds import ratios, spread
 from bench.work import DTYPES, native_dtypes
 from bench.workers import Unsupported, Worker, WorkerError, end_at
@@ -82,6 +82,7 @@ from data.text.corpus import documents
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab, vocabulary_from_tokens
 from tasks.seeds import FEWEST_SEEDS, compare_models, summarize
+from training.entry import exit_code
 
 OURS, TORCH = "ours", "torch"
 TITLES = {OURS: "ours", TORCH: "PyTorch"}
@@ -337,17 +338,22 @@ def note(text: str) -> None:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="python -m bench.finetune",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--weights", metavar="PATH", help="a BERT of any format that convert.py reads, with its vocabulary")
+    add(
+        "--weights",
+        type=path_name,
+        metavar="PATH",
+        help="a BERT of any format that convert.py reads, with its vocabulary",
+    )
     add("--model", metavar="NAME", help="of random weights (default: bert_6_384_12)")
-    add("--train_file", metavar="JSON", help="questions in SQuAD's format")
-    add("--dev_file", metavar="JSON", help="default: the last article of --train_file")
+    add("--train_file", type=path_name, metavar="JSON", help="questions in SQuAD's format")
+    add("--dev_file", type=path_name, metavar="JSON", help="default: the last article of --train_file")
     add("--version_2", action="store_true", help="take questions without an answer too")
     add("--questions", type=positive_int, metavar="N", help="without --train_file (default: 500)")
     add("--seeds", type=positive_int, metavar="N", help=f"trainings (default: 5; verdicts: {FEWEST_SEEDS})")
@@ -366,8 +372,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         choices=DTYPES,
         help="of the trainings for the scores (default: the first of --dtypes)",
     )
-    add("--torch_python", metavar="PATH", help="interpreter with torch and transformers")
-    add("--json", metavar="FILE", help="write all figures there")
+    add("--torch_python", type=path_name, metavar="PATH", help="interpreter with torch and transformers")
+    add("--json", type=path_name, metavar="FILE", help="write all figures there")
     add_quick(parser, "bert_2_128_2, 40 questions, 1 seed, 1 epoch, 2 rounds")
     options = parser.parse_args(arguments)
     usual = {"model": "bert_6_384_12", "questions": 500, "seeds": 5, "epochs": 2.0, "rounds": 5}
@@ -391,15 +397,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     dtypes = options.dtypes or native_dtypes(here)
     print(f"{machine.line(here)}\n{options.threads} threads; load before the start {here['load_before']}")
     if options.score_dtype not in (None, *dtypes):
-        note(f"bench.finetune: --score_dtype {options.score_dtype}: name it in --dtypes too")
-        return 2
+        raise InputError(f"--score_dtype {options.score_dtype}: name it in --dtypes too")
     results, failed = [], False
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            work = prepare(options, folder)
-        except InputError as error:
-            note(f"bench.finetune: {error}")
-            return 2
+        work = prepare(options, folder)
         print(work.sizes + "\n", flush=True)
         scores: Mapping[str, Any] = {}
         losses: Mapping[str, Any] = {}
@@ -427,12 +428,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "losses": losses,
             "scores": scores,
         }
-        with open(options.json, "w", encoding="utf-8") as handle:
-            json.dump({**figures, "threads": options.threads, "speed": results}, handle, indent=1)
+        write_figures(options.json, {**figures, "threads": options.threads, "speed": results})
     if options.quick:
         print(NOTICE)
     return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

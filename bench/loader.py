@@ -17,9 +17,7 @@ neither core nor GIL, as on a GPU, fed by prefetching threads.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import os
 import random
 import statistics
@@ -30,9 +28,9 @@ from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
-from base.command_line import positive_int
+from base.command_line import OptionParser, path_name, path_names, positive_int
 from base.errors import InputError
-from bench.quick import NOTICE, add_quick, default_text, settle
+from bench.quick import NOTICE, add_quick, default_text, settle, write_figures
 from bench.raw_path import Settings, create_instances, gluonnlp_tokenizer, read_documents
 from bench.raw_path import batches as raw_batches
 from data.masked_copies import CopiesConfig, build_masked
@@ -45,6 +43,7 @@ from data.store.tokens import TokenStore, build_store
 from data.text.corpus import expand_inputs
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab
+from training.entry import exit_code
 
 TOKENS_PER_BATCH = 8192
 BATCHING = BatchingConfig(TOKENS_PER_BATCH, True, 10)
@@ -200,57 +199,52 @@ def table(rows: Sequence[dict[str, Any]], waiting: dict[str, float]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="python -m bench.loader",
         description="Measure the loader against GluonNLP's raw path.",
         epilog="Without --input it measures on the default corpus, which `make pretrain` trains on too.",
         allow_abbrev=False,
     )
-    parser.add_argument("--input", metavar="GLOB", help="text files, a sentence a line")
-    parser.add_argument("--vocab", metavar="FILE", help="BERT vocab.txt, needed with --input")
+    parser.add_argument("--input", type=path_names, metavar="GLOB", help="text files, a sentence a line")
+    parser.add_argument("--vocab", type=path_name, metavar="FILE", help="BERT vocab.txt, needed with --input")
     parser.add_argument("--repeats", type=positive_int, metavar="N", help="of all rows (default: 5)")
     parser.add_argument("--batches", type=positive_int, metavar="N", help="a measurement (default: 100)")
-    parser.add_argument("--json", metavar="FILE", help="write all figures there")
+    parser.add_argument("--json", type=path_name, metavar="FILE", help="write all figures there")
     add_quick(parser, "1 repeat, 10 batches, little text")
     options = parser.parse_args(arguments)
     settle(options, {"repeats": 5, "batches": 100}, {"repeats": 1, "batches": 10})
     scale = QUICK if options.quick else Scale()
     if bool(options.input) != bool(options.vocab):
         parser.error("--input and --vocab belong together")
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            if options.input:
-                paths, vocab_path = expand_inputs(options.input, "--input"), options.vocab
-            else:
-                paths, vocab_path = default_text(folder)
-            sources = prepare(paths, vocab_path, folder, scale.least_tokens)
-            with open(paths[0], encoding="utf-8") as handle:
-                lines = list(itertools.islice(handle, scale.raw_lines))
-            vocabulary = load_vocab(vocab_path).tokens
-            figures: dict[str, list[dict[str, float]]] = {}
-            for name, result in measure(sources, lines, vocabulary, options.repeats, options.batches):
-                figures.setdefault(name, []).append(result)
-            waiting = {
-                f"{name}, {count} prefetching thread{'s' if count > 1 else ''}": measure_waiting(
-                    source, count, scale.steps
-                )
-                for name, source in sources.items()
-                if name == "ours, 128"
-                for count in (1, 2, 8)
-            }
-    except InputError as error:
-        print(f"bench.loader: {error}", file=sys.stderr)
-        return 2
+    with tempfile.TemporaryDirectory() as folder:
+        if options.input:
+            paths, vocab_path = expand_inputs(options.input, "--input"), options.vocab
+        else:
+            paths, vocab_path = default_text(folder)
+        sources = prepare(paths, vocab_path, folder, scale.least_tokens)
+        with open(paths[0], encoding="utf-8") as handle:
+            lines = list(itertools.islice(handle, scale.raw_lines))
+        vocabulary = load_vocab(vocab_path).tokens
+        figures: dict[str, list[dict[str, float]]] = {}
+        for name, result in measure(sources, lines, vocabulary, options.repeats, options.batches):
+            figures.setdefault(name, []).append(result)
+        waiting = {
+            f"{name}, {count} prefetching thread{'s' if count > 1 else ''}": measure_waiting(
+                source, count, scale.steps
+            )
+            for name, source in sources.items()
+            if name == "ours, 128"
+            for count in (1, 2, 8)
+        }
     rows = summarize(figures)
     print(table(rows, waiting))
     if options.json:
-        with open(options.json, "w", encoding="utf-8") as handle:
-            everything = {"quick": options.quick, "rows": rows, "repeats": figures, "waiting": waiting}
-            json.dump(everything, handle, indent=1)
+        everything = {"quick": options.quick, "rows": rows, "repeats": figures, "waiting": waiting}
+        write_figures(options.json, everything)
     if options.quick:
         print(NOTICE)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -14,7 +14,6 @@ where there is none.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -24,18 +23,12 @@ import sys
 import time
 from typing import Any, Callable, Sequence
 
-os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
-
-import mxnet as mx  # noqa: E402
-
-from base.command_line import positive_int  # noqa: E402
-from base.errors import InputError  # noqa: E402
-from bench.contestants import NO_TORCH, find_torch_python  # noqa: E402
-from bench.quick import NOTICE, add_quick, settle  # noqa: E402
-from bert.configuration import named_config  # noqa: E402
-from bert.model import build_model, initialize, trainable  # noqa: E402
-from bert.operators import load_operators  # noqa: E402
-from training.optimizer.optimizer import Optimizer, global_norm  # noqa: E402
+from base.command_line import OptionParser, path_name, positive_int
+from base.errors import InputError
+from bench.contestants import NO_TORCH, find_torch_python
+from bench.quick import NOTICE, add_quick, settle, write_figures
+from bert.configuration import named_config
+from training.entry import exit_code
 
 VOCABULARY = 30522
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -87,6 +80,8 @@ class TorchWorker:
 
 
 def timed(work: Callable[[], Any]) -> Callable[[], float]:
+    import mxnet as mx
+
     def seconds() -> float:
         mx.nd.waitall()
         begun = time.perf_counter()
@@ -97,8 +92,13 @@ def timed(work: Callable[[], Any]) -> Callable[[], float]:
     return seconds
 
 
-def contestants(weights: dict[str, mx.nd.NDArray]) -> dict[str, Callable[[], float]]:
+def contestants(weights: dict[str, Any]) -> dict[str, Callable[[], float]]:
     """Rows of this process. All update the same weights, each with moments of its own."""
+    import mxnet as mx
+
+    from bert.operators import load_operators
+    from training.optimizer.optimizer import Optimizer, global_norm
+
     gradients = [mx.nd.random.normal(0, 1e-3, weight.shape) for weight in weights.values()]
 
     def update(kind: str, native: bool) -> Callable[[], float]:
@@ -144,23 +144,33 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="python -m bench.optimizer",
         description="Measure the update of all weights on the CPU.",
         allow_abbrev=False,
     )
     parser.add_argument("--model", help="default: bert_12_768_12")
     parser.add_argument("--repeats", type=positive_int, metavar="N", help="default: 9")
-    parser.add_argument("--torch_python", metavar="PATH", help="a Python with PyTorch, to compare with")
-    parser.add_argument("--json", metavar="FILE", help="write all figures there")
+    parser.add_argument(
+        "--torch_python", type=path_name, metavar="PATH", help="a Python with PyTorch, to compare with"
+    )
+    parser.add_argument("--json", type=path_name, metavar="FILE", help="write all figures there")
     add_quick(parser, "bert_2_128_2, 3 repeats")
     options = parser.parse_args(arguments)
     settle(options, {"model": "bert_12_768_12", "repeats": 9}, {"model": "bert_2_128_2", "repeats": 3})
     try:
         options.torch_python = find_torch_python(options.torch_python, os.environ)
-        model = build_model(named_config(options.model), VOCABULARY)
+        config = named_config(options.model)
     except (ValueError, InputError) as error:
         parser.error(str(error))
+    os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))  # before mxnet is imported
+
+    import mxnet as mx
+
+    from bert.model import build_model, initialize, trainable
+    from bert.operators import load_operators
+
+    model = build_model(config, VOCABULARY)
     initialize(model, mx.cpu(), "float32", seed=0)
     weights = {name: parameter.data() for name, parameter in trainable(model).items()}
     rows = contestants(weights)
@@ -192,10 +202,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.quick:
         print(NOTICE)
     if options.json:
-        with open(options.json, "w", encoding="utf-8") as handle:
-            json.dump({"quick": options.quick, "rows": summary, "repeats": repeats}, handle, indent=1)
+        write_figures(options.json, {"quick": options.quick, "rows": summary, "repeats": repeats})
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

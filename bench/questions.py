@@ -12,7 +12,6 @@ questions is taken again and again, its contexts too: ours encodes a context onc
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -24,10 +23,10 @@ from typing import Any, Callable, Sequence
 
 import numpy as np
 
-from base.command_line import positive_int
+from base.command_line import OptionParser, path_name, positive_int
 from base.errors import InputError
 from bench.question_loop import best_answers, features, hugging_face, mean_f1
-from bench.quick import NOTICE, add_quick, default_text, settle
+from bench.quick import NOTICE, add_quick, default_text, settle, write_figures
 from data.questions.answers import AnswerSettings, Logits, answer
 from data.questions.cloze import ClozeSettings, make_questions
 from data.questions.scores import score_v2
@@ -36,6 +35,7 @@ from data.questions.windows import Windows, WindowSettings, collate, make_window
 from data.text.corpus import documents
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import Vocabulary, load_vocab
+from training.entry import exit_code
 
 PARTS = ("features", "answers", "F1")
 BATCH = 32
@@ -144,36 +144,34 @@ def measure(questions: Questions, vocab: Vocabulary, repeats: int) -> list[dict[
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="python -m bench.questions",
         description="Speed of SQuAD's features, answers and scores against a pure-Python loop.",
         epilog="Without --squad it measures on questions made of the embedded text.",
         allow_abbrev=False,
     )
-    parser.add_argument("--squad", metavar="FILE", help="questions in SQuAD's format")
-    parser.add_argument("--vocab", metavar="FILE", help="a BERT vocab.txt, needed with --squad")
+    parser.add_argument("--squad", type=path_name, metavar="FILE", help="questions in SQuAD's format")
+    parser.add_argument(
+        "--vocab", type=path_name, metavar="FILE", help="a BERT vocab.txt, needed with --squad"
+    )
     parser.add_argument("--questions", type=positive_int, help="how many (default: 10000)")
     parser.add_argument("--repeats", type=positive_int, help="of both (default: 3)")
-    parser.add_argument("--json", metavar="FILE", help="write all figures there")
+    parser.add_argument("--json", type=path_name, metavar="FILE", help="write all figures there")
     add_quick(parser, "300 questions, 1 repeat")
     options = parser.parse_args(arguments)
     settle(options, {"questions": 10_000, "repeats": 3}, {"questions": 300, "repeats": 1})
-    try:
-        if bool(options.squad) != bool(options.vocab):
-            raise InputError("--squad and --vocab belong together; without both the embedded text is taken")
-        with tempfile.TemporaryDirectory() as folder:
-            path, vocab_path = options.squad, options.vocab
-            if not path:
-                texts, vocab_path = default_text(folder)
-                content = make_questions(list(documents(texts)), options.questions, LIKE_SQUAD, "bench")
-                path = os.path.join(folder, "questions.json")
-                with open(path, "w", encoding="utf-8") as handle:
-                    json.dump(content, handle)
-            questions = repeated(read_questions(path, "--squad"), options.questions)
-            rows = measure(questions, load_vocab(vocab_path), options.repeats)
-    except InputError as error:
-        print(f"bench.questions: {error}", file=sys.stderr)
-        return 2
+    if bool(options.squad) != bool(options.vocab):
+        raise InputError("--squad and --vocab belong together; without both the embedded text is taken")
+    with tempfile.TemporaryDirectory() as folder:
+        path, vocab_path = options.squad, options.vocab
+        if not path:
+            texts, vocab_path = default_text(folder)
+            content = make_questions(list(documents(texts)), options.questions, LIKE_SQUAD, "bench")
+            path = os.path.join(folder, "questions.json")
+            with open(path, "w", encoding="utf-8") as handle:
+                json.dump(content, handle)
+        questions = repeated(read_questions(path, "--squad"), options.questions)
+        rows = measure(questions, load_vocab(vocab_path), options.repeats)
     cores = len(os.sched_getaffinity(0))
     print(f"{len(questions)} questions about {len(questions.contexts)} contexts; seconds, {cores} cores")
     print(f"{'':10}{'loop':>8}{'ours':>8}{'ratio':>8}  (lowest)")
@@ -181,13 +179,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ratio = f"{row['ratio']:>8.1f}  ({row['lowest']:.1f})"
         print(f"{row['part']:10}{row['loop']:>8.2f}{row['ours']:>8.2f}{ratio}")
     if options.json:
-        with open(options.json, "w", encoding="utf-8") as handle:
-            figures = {"quick": options.quick, "questions": len(questions), "cores": cores, "rows": rows}
-            json.dump(figures, handle, indent=1)
+        figures = {"quick": options.quick, "questions": len(questions), "cores": cores, "rows": rows}
+        write_figures(options.json, figures)
     if options.quick:
         print(NOTICE)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

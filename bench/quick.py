@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import glob
+import json
 import os
 from typing import Any, Mapping
 
+from base.errors import InputError
+from base.files import replacing
 from data.embedded import build as build_embedded
 
 NOTICE = "--quick: small sizes and few repeats; these figures are for trying out only"
@@ -25,6 +28,15 @@ def settle(options: argparse.Namespace, usual: Mapping[str, Any], quick: Mapping
     for name, value in values.items():
         if getattr(options, name) is None:
             setattr(options, name, value)
+
+
+def write_figures(path: str, figures: Mapping[str, Any]) -> None:
+    """Writes the JSON file that --json or --output names. InputError where the disk does not take it."""
+    try:
+        with replacing(path) as file:
+            file.write(json.dumps(figures, indent=1).encode() + b"\n")
+    except OSError as error:
+        raise InputError(f"the figures cannot be written to {path}: {error.strerror}") from error
 
 
 def default_text(folder: str) -> tuple[list[str], str]:

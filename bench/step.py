@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 import os
 import resource
@@ -32,15 +31,17 @@ import time
 from typing import Any, Sequence
 
 from base import machine
-from base.command_line import positive_int
+from base.command_line import OptionParser, path_name, positive_int
 from base.errors import InputError
+from base.memory import available_bytes
 from base.threads import set_threads
 from bench import contestants
 from bench.contestants import CONTESTANTS, ROOT
-from bench.quick import NOTICE, add_quick, settle
+from bench.quick import NOTICE, add_quick, settle, write_figures
 from bench.rounds import plan_sessions, summarize, table
 from bench.work import DTYPES, MODELS, native_dtypes, parameters, size_of
 from bench.workers import Unsupported, Worker, WorkerError, end_at
+from training.entry import exit_code
 
 LARGE = 2e8  # parameters from which on half of the rounds and one warm-up must do
 WARM_UPS = 2  # steps: the first plans memory, the second finds it planned
@@ -117,7 +118,7 @@ def measure(
     """The figures of one model and dtype, and whether every contestant that began came through."""
     size = size_of(model)
     rounds, warm_ups = (math.ceil(rounds / 2), 1) if parameters(size) > LARGE else (rounds, WARM_UPS)
-    plan = plan_sessions(keys, size, machine.available_bytes())
+    plan = plan_sessions(keys, size, available_bytes())
     note(f"{model}, {dtype}: " + "; ".join(", ".join(CONTESTANTS[k].title for k in s) for s in plan.sessions))
     others, own = machine.Others(), _own_cpu_seconds()
     sessions: list[Session] = []
@@ -164,7 +165,7 @@ def note(text: str) -> None:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="python -m bench.step",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -177,8 +178,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--rounds", type=positive_int, metavar="N", help="steps of each (default 7; of large, half)"
     )
-    parser.add_argument("--torch_python", metavar="PATH", help="interpreter with torch and transformers")
-    parser.add_argument("--json", metavar="FILE", help="write all figures there")
+    parser.add_argument(
+        "--torch_python", type=path_name, metavar="PATH", help="interpreter with torch and transformers"
+    )
+    parser.add_argument("--json", type=path_name, metavar="FILE", help="write all figures there")
     add_quick(parser, f"{QUICK_MODEL}, 3 rounds")
     options = parser.parse_args(arguments)
     settle(options, {"models": list(MODELS), "rounds": 7}, {"models": [QUICK_MODEL], "rounds": 3})
@@ -222,13 +225,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "bfloat16 was left out: this processor does not multiply it; --dtypes bfloat16 measures it anyway"
         )
     if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            facts = {"machine": here, "threads": options.threads, "quick": options.quick}
-            json.dump({**facts, "results": results}, file, indent=1)
+        facts = {"machine": here, "threads": options.threads, "quick": options.quick}
+        write_figures(options.json, {**facts, "results": results})
     if options.quick:
         print(NOTICE)
     return 0 if sound else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import gluonnlp
 import mxnet as mx
@@ -47,9 +47,22 @@ SQUARE = 2048  # rows and columns of the product that gives the machine's peak
 CLIP_NORM = 1.0
 
 
-def make_step(model: str, dtype: str, operators: str) -> tuple[TrainStep, dict[str, Any], bool]:
-    """The step of a run of one process on the CPU, its parameters and whether it is on the fused operators;
-    `operators` as for --operators."""
+class OurStep(NamedTuple):
+    """A step, what it changes, and whether it is on the fused operators."""
+
+    take: TrainStep
+    optimizer: Optimizer
+    parameters: dict[str, Any]
+    fused: bool
+
+    @staticmethod
+    def wait() -> None:
+        """Returns when all that was begun is computed."""
+        mx.nd.waitall()
+
+
+def make_step(model: str, dtype: str, operators: str) -> OurStep:
+    """The step of a run of one process on the CPU; `operators` as for --operators."""
     config = named_config(MODELS.get(model, model))
     device = mx.cpu()
     try:
@@ -71,11 +84,11 @@ def make_step(model: str, dtype: str, operators: str) -> tuple[TrainStep, dict[s
         LocalCommunicator(),
         StepSettings(1, CLIP_NORM, lambda step, number: step),  # seeds of dropout
     )
-    return step, parameters, operators == "fused"
+    return OurStep(step, optimizer, parameters, operators == "fused")
 
 
 def set_up_step(model: str, dtype: str, operators: str) -> tuple[TakeStep, dict[str, Any]]:
-    step, parameters, fused = make_step(model, dtype, operators)
+    step, _, parameters, fused = make_step(model, dtype, operators)
     batch = dummy_batch(SEQUENCES, LENGTH, MASKED, VOCABULARY, np.random.default_rng(0))
     count = 0
 

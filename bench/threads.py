@@ -25,14 +25,13 @@ from typing import Mapping, NamedTuple, Sequence
 from tqdm import tqdm
 
 from base import machine
-from base.command_line import at_least, positive_int
-from base.errors import InputError
-from base.files import replacing
+from base.command_line import OptionParser, at_least, path_name, positive_int
 from base.processes import run_in_session
 from bench.contestants import ROOT
-from bench.quick import NOTICE, add_quick, default_text, settle
+from bench.quick import NOTICE, add_quick, default_text, settle, write_figures
 from bench.rounds import ratios, spread
 from bench.workers import end_at
+from training.entry import exit_code
 
 TIME_LIMIT = 300.0  # seconds for one launch
 LENGTH, SEQUENCES = 128, 8
@@ -149,7 +148,7 @@ def script_options(model: str, steps: int, text_in: str | None) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="python -m bench.threads",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -161,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", help="(default: bert_4_512_8)")
     parser.add_argument("--steps", type=at_least(LOG_INTERVAL), metavar="N", help="of a launch (default: 24)")
     parser.add_argument("--with_data", action="store_true", help="read text instead of random tokens")
-    parser.add_argument("--json", metavar="FILE", help="write all figures there")
+    parser.add_argument("--json", type=path_name, metavar="FILE", help="write all figures there")
     add_quick(parser, "2 ranks, omp_passive, 1 repeat, bert_2_128_2, 6 steps")
     options = parser.parse_args(arguments)
     settle(options, USUAL, QUICK)
@@ -178,10 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     samples: dict[int, list[dict[str, float]]] = {ranks: [] for ranks in chosen}
     work = [(ranks, repeat) for ranks in chosen for repeat in range(options.repeats)]
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            script = script_options(options.model, options.steps, folder if options.with_data else None)
-        except InputError as error:
-            parser.error(str(error))
+        script = script_options(options.model, options.steps, folder if options.with_data else None)
         try:
             for ranks, _ in tqdm(work, disable=not sys.stderr.isatty()):
                 samples[ranks].append(
@@ -195,10 +191,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(NOTICE, flush=True)
             if options.json:
                 result = {"machine": here, "model": options.model, "quick": options.quick, "step_s": whole}
-                with replacing(options.json) as file:
-                    file.write(json.dumps(result, indent=1).encode() + b"\n")
+                write_figures(options.json, result)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

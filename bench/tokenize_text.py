@@ -10,7 +10,6 @@ Without --input the text is the embedded English, which `make pretrain` trains o
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import sys
@@ -22,12 +21,13 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from base.command_line import at_least
+from base.command_line import OptionParser, at_least, path_name, path_names
 from base.errors import InputError
 from bench.quick import NOTICE, add_quick, default_text, settle
 from data.text.corpus import expand_inputs, sentences
 from data.tokenizing.vocab import Vocabulary, load_vocab
 from data.tokenizing.wordpiece import MAX_CHARS_PER_WORD, WordPieceTokenizer, bert_normalizer
+from training.entry import exit_code
 
 LINES_PER_CALL = 1000
 QUICK_LINES = 5000
@@ -95,37 +95,33 @@ def measure(lines: Sequence[str], vocab: Vocabulary, cased: bool, rounds: int) -
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="python -m bench.tokenize_text",
         description="Tokens a CPU second of WordPiece tokenizers on the same text.",
         epilog="Without --input it measures on the default corpus, which `make pretrain` trains on too.",
         allow_abbrev=False,
     )
-    parser.add_argument("--input", help="text: files, globs and directories, comma-separated")
-    parser.add_argument("--vocab", help="a BERT vocab.txt, needed with --input")
+    parser.add_argument("--input", type=path_names, help="text: files, globs, directories, comma-separated")
+    parser.add_argument("--vocab", type=path_name, help="a BERT vocab.txt, needed with --input")
     parser.add_argument("--cased", action="store_true")
     parser.add_argument("--rounds", type=at_least(2), help="at least 2 (default: 5)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_quick(parser, f"2 rounds of the first {QUICK_LINES} sentences")
     options = parser.parse_args(arguments)
     settle(options, {"rounds": 5}, {"rounds": 2})
-    try:
-        if bool(options.input) != bool(options.vocab):
-            raise InputError("--input and --vocab belong together; without both the embedded text is taken")
-        with tempfile.TemporaryDirectory() as folder:
-            if options.input:
-                paths, vocab_path = expand_inputs(options.input, "--input"), options.vocab
-            else:
-                paths, vocab_path = default_text(folder)
-            texts = (line for line in sentences(paths) if line is not None)
-            lines = list(itertools.islice(texts, QUICK_LINES if options.quick else None))
-            vocab = load_vocab(vocab_path)
-        if not lines:
-            raise InputError(f"--input: no text in {options.input}")
-        rows = measure(lines, vocab, options.cased, options.rounds)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    if bool(options.input) != bool(options.vocab):
+        raise InputError("--input and --vocab belong together; without both the embedded text is taken")
+    with tempfile.TemporaryDirectory() as folder:
+        if options.input:
+            paths, vocab_path = expand_inputs(options.input, "--input"), options.vocab
+        else:
+            paths, vocab_path = default_text(folder)
+        texts = (line for line in sentences(paths) if line is not None)
+        lines = list(itertools.islice(texts, QUICK_LINES if options.quick else None))
+        vocab = load_vocab(vocab_path)
+    if not lines:
+        raise InputError(f"--input: no text in {options.input}")
+    rows = measure(lines, vocab, options.cased, options.rounds)
     if options.json:
         print(json.dumps({"lines": len(lines), "quick": options.quick, "rows": rows}, indent=1))
         return 0
@@ -141,4 +137,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

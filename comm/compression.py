@@ -12,6 +12,7 @@ import os
 from typing import TYPE_CHECKING, Any, Callable, MutableMapping, NamedTuple, Protocol, Sequence
 
 from base.errors import InputError
+from base.launchers import is_number
 from comm.base import AVERAGE_DTYPES, Communicator, DelegatingCommunicator, check_arrays
 from comm.byteps.environment import complete_environment, read_place
 from comm.options import GREATEST_SHARE, CommunicationConfig
@@ -381,7 +382,7 @@ def _is_small(arrays: Sequence[NDArray], least_bytes: int) -> bool:
 
 def _check_variables(environ: MutableMapping[str, str]) -> None:
     partition = environ.get("BYTEPS_PARTITION_BYTES")
-    if partition is not None and not (partition.isdigit() and int(partition) >= PIECE_BYTES):
+    if partition is not None and not (is_number(partition) and int(partition) >= PIECE_BYTES):
         raise InputError(
             f"BYTEPS_PARTITION_BYTES={partition}: compressors need at least {PIECE_BYTES}; unset it"
         )

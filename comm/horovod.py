@@ -26,7 +26,7 @@ import os
 from typing import TYPE_CHECKING, Any, Sequence
 
 from base.errors import InputError
-from base.launchers import SIZE_VARIABLES
+from base.launchers import SIZE_VARIABLES, is_number
 from comm.base import AVERAGE_DTYPES, BROADCAST_DTYPES, CommunicationError, check_arrays, check_root
 from comm.bits import bits_of
 
@@ -153,7 +153,7 @@ def _import_horovod() -> Any:
 def _check_size(size: int) -> None:
     for variable in SIZE_VARIABLES:
         announced = os.environ.get(variable, "")
-        if announced.isdigit() and int(announced) != size:
+        if is_number(announced) and int(announced) != size:
             raise InputError(
                 f"the launcher started {announced} processes ({variable}) but Horovod joined {size}: it was "
                 "built without this launcher's library, or uses another; see `horovodrun --check-build`"

@@ -13,6 +13,7 @@ import socket
 import struct
 from typing import Mapping, Sequence
 
+from base.launchers import is_number
 from hosts.parts import Access, Part
 
 _SIOCGIFADDR = 0x8915  # Linux: an interface's IPv4 address
@@ -73,4 +74,4 @@ def _is_public(address: str) -> bool:
 
 def _is_on(environment: Mapping[str, str], name: str) -> bool:
     value = environment.get(name, "0").strip()
-    return value.isdigit() and int(value) > 0
+    return is_number(value) and int(value) > 0

@@ -6,9 +6,11 @@ import re
 from typing import Iterable
 
 from base.errors import InputError
+from base.json_files import read_regular
 
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]*")
-_SLOTS = re.compile(r"slots=([0-9]+)")
+_SLOTS = re.compile(r"slots=([0-9]{1,6})")
+_MOST_BYTES = 16 << 20  # a hundred thousand hosts
 _SPARE = re.compile(r"\s*#\s*spare:(.*)")
 _MAX_SLOTS = re.compile(r"max[-_]?slots=[0-9]+")
 
@@ -75,12 +77,11 @@ def read_spares(path: str) -> list[tuple[str, int]]:
 
 
 def _lines(path: str) -> list[str]:
+    content = read_regular(path, _MOST_BYTES, f"--hostfile {path}")
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a text file"
-        raise InputError(f"--hostfile {path}: {reason}") from None
+        return content.decode("utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise InputError(f"--hostfile {path}: not a text file") from None
 
 
 def _words(line: str) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Callable, Collection, Sequence
 
 from base.errors import InputError
+from base.launchers import is_number
 from hosts.addresses import LOOPBACK, addresses, free_port, is_address, is_here, is_loopback
 from hosts.parts import (
     DEFAULT_PORT,
@@ -111,6 +112,6 @@ def _scheduler(given: str | None, first: str) -> tuple[str, int | None]:
     host, colon, port = given.rpartition(":")
     if not colon:
         return given, None
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or not is_number(port) or not 0 < int(port) < 65536:
         raise InputError(f"--scheduler {given}: write HOST or HOST:PORT, with a port from 1 to 65535")
     return host, int(port)

@@ -25,6 +25,17 @@ import predict
 import results
 from base.command_line import OptionParser
 from base.errors import InputError
+from bench import (
+    bfloat16,
+    finetune,
+    loader,
+    optimizer,
+    questions,
+    saving,
+    step,
+    threads,
+    tokenize_text,
+)
 from comparison.launching.backends import BACKENDS
 from comparison.options import parse_options as parse_comparison
 from data import convert_npz, embedded, inspect, prepare, train_vocab
@@ -98,6 +109,10 @@ COMMANDS: dict[str, Command] = {
     "data.questions.score": Command(("-m", "data.questions.score"), score.main),
     "data.classification.embedded": Command(("-m", "data.classification.embedded"), embedded_pairs.main),
     "training.profile": Command(("-m", "training.profile"), profile.main),
+    **{
+        f"bench.{module.__name__.split('.')[-1]}": Command(("-m", module.__name__), module.main)
+        for module in (step, threads, bfloat16, optimizer, loader, tokenize_text, questions, finetune, saving)
+    },
 }
 
 

@@ -194,10 +194,10 @@ def test_several_numbers_of_ranks(tmp_path, monkeypatch):
 def test_what_does_not_fit_is_said(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(module, "send", sender(calls))
-    monkeypatch.setattr(module.machine, "available_bytes", lambda: 3e9)
+    monkeypatch.setattr(module, "available_bytes", lambda: 3e9)
     words = ["--sizes", "4KB", "512MB", "--backends", "hvd_mpi", "--repeats"]
     assert compare_messages(options_of(tmp_path, *words, 1)) == 0
-    monkeypatch.setattr(module.machine, "available_bytes", lambda: 1e12)
+    monkeypatch.setattr(module, "available_bytes", lambda: 1e12)
     assert compare_messages(options_of(tmp_path, *words, 2)) == 0  # as in the launch before
     assert [names for _, _, names in calls] == [["4KB"], ["4KB"]]
     assert "left out: needs about" in (tmp_path / "messages.md").read_text()

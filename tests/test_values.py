@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,20 @@ def test_all_ranks_of_a_host_share_its_memory(capsys: pytest.CaptureFixture[str]
         == 0
     )
     assert not capsys.readouterr().out, "one rank speaks"
+
+
+def test_the_copy_of_rank_0_is_said_and_counts_once() -> None:
+    part = parts_of("--model", "bert_2_32_2")[0]
+    found = estimate(part, "hvd", {"OMPI_COMM_WORLD_LOCAL_SIZE": "4", "OMPI_COMM_WORLD_SIZE": "4"})
+    assert found.copied == 3 * found.parts["parameters"]  # in float32; float16 has masters, too
+    assert any(line.startswith("copy of the state while rank 0 saves  ") for line in found.lines())
+    for there, fits, said in (
+        (found.of_host + found.copied, True, "it fits: 100%"),
+        (found.of_host, True, "it fits, but for the copy: training will wait"),
+        (found.of_host - 1, False, "it does not fit: "),
+    ):
+        one = replace(found, available=Available(there, "there"))
+        assert one.fits == fits and one.lines()[-1].startswith(said)
 
 
 def test_the_larger_stage_counts() -> None:

@@ -2,6 +2,7 @@
 
 options_file        options in YAML files
 options             the command line of the training scripts
+report_options      its options about output, which fine-tuning has too
 start_options       its options that say where a run starts, and its stages
 pairs               options that have a value for each stage
 config              frozen settings made once from the options
@@ -32,8 +33,8 @@ optimizer/          LAMB, Adam, schedule, loss scale, accumulation
 evaluation          figures of a task over held-out data
 metrics             sums over steps and ranks
 utilisation         operations done, of those that the devices could do
-events              TensorBoard's, written at once
-report              progress, metrics.jsonl, TensorBoard, plot, closing lines
+events              figures as TensorBoard's events
+report              progress, metrics.jsonl, plot, closing lines
 results/            results.json, and many runs with one option different
 checkpoint_facts    entries of a manifest, checked
 states_file         optimizer states in a file, checked before they are believed

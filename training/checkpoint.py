@@ -37,10 +37,11 @@ from training.states_file import check_states, open_states
 FORMAT = 1
 _BLOCK = 1 << 20  # bytes written at once
 PARAMS, STATES, MANIFEST = ".params", ".states.npz", ".json"
+_ASIDE = ".aside"  # an empty file beside a checkpoint that is whole and from which no step could be taken
 _MOST_MANIFEST = 16 << 20  # bytes; options are kilobytes
 LIBRARIES = ("numpy", "mxnet", "gluonnlp", "horovod", "byteps")
 # What `base.files.replacing` calls these files before they are complete.
-_TEMPORARY = re.compile(r"\d{7,}(\.params|\.states\.npz|\.json)\.tmp-[-0-9a-f]+")
+_TEMPORARY = re.compile(r"\d{7,}(\.params|\.states\.npz|\.json|\.aside)\.tmp-[-0-9a-f]+")
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,8 @@ def save(
             manifest_file.flush()
             os.fsync(manifest_file.fileno())
             _withdraw_other(ckpt_dir, step, manifest["files"])
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(_path(ckpt_dir, step, _ASIDE))
     except OSError as error:
         kept = [other for other in list_steps(ckpt_dir) if other != step]
         raise TrainingError(
@@ -131,8 +134,8 @@ def newest_complete(
 ) -> Checkpoint | None:
     """The newest checkpoint whose files have the manifest's sizes and sha256, None if there is none.
 
-    Each newer one that is damaged or was never completed is named through `report`, one line each, and
-    passed over. Of the two files only those `needed` are looked at.
+    Each newer one that is damaged, was never completed or was set aside is named through `report`, one line
+    each, and passed over. Of the two files only those `needed` are looked at.
     """
     committed = set(list_steps(ckpt_dir))
     for step in sorted(committed | set(_steps_with(ckpt_dir, PARAMS)), reverse=True):
@@ -141,11 +144,27 @@ def newest_complete(
                 f"{_path(ckpt_dir, step, PARAMS)} has no manifest (its saving was interrupted): passed over"
             )
             continue
+        if os.path.lexists(_path(ckpt_dir, step, _ASIDE)):
+            report(
+                f"{_path(ckpt_dir, step, PARAMS)}: no step after it had finite gradients: passed over "
+                f"(--start_step {step} takes it all the same)"
+            )
+            continue
         try:
             return verified(ckpt_dir, step, needed)
         except InputError as error:
             report(f"{error}: passed over")
     return None
+
+
+def set_aside(ckpt_dir: str, step: int) -> bool:
+    """Has `newest_complete` pass over the checkpoint of `step`, until it is saved again, if there is an older
+    one to go back to. Returns whether there is. OSError where the disk does not take it."""
+    older = [other for other in list_steps(ckpt_dir) if other < step]
+    if all(os.path.lexists(_path(ckpt_dir, other, _ASIDE)) for other in older):
+        return False
+    with replacing(_path(ckpt_dir, step, _ASIDE)):
+        return True
 
 
 def load_step(ckpt_dir: str, step: int, report: Callable[[str], None]) -> Checkpoint:
@@ -340,3 +359,4 @@ def prune(ckpt_dir: str, step: int, keep: int, spared: int | None) -> None:
             # The manifest first: what is left by a kill in between does not look complete.
             for extension in (MANIFEST, STATES, PARAMS):
                 os.remove(_path(ckpt_dir, old, extension))
+            os.remove(_path(ckpt_dir, old, _ASIDE))

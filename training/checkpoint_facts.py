@@ -6,7 +6,6 @@ Entries that are not there are not missed: older versions wrote fewer, and who n
 
 from __future__ import annotations
 
-import math
 from typing import Any, Callable, Mapping, Sequence
 
 from base.command_line import MOST
@@ -54,12 +53,10 @@ def _whole(least: int, most: int) -> Check:
 
 
 def _number(least: float, most: float) -> Check:
-    def check(value: Any) -> bool:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return False
-        return math.isfinite(value) and least <= value <= most
-
-    return check
+    # A NaN is in no range; a whole number of any size is compared as it is.
+    return lambda value: (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
+    )
 
 
 def _or_none(check: Check) -> Check:
@@ -68,6 +65,13 @@ def _or_none(check: Check) -> Check:
 
 def _is_checksum(value: Any) -> bool:
     return isinstance(value, str) and len(value) == 64 and set(value) <= _HEXADECIMAL
+
+
+def _options(value: Any) -> bool:
+    """Whether it holds options by name; of their values those are checked with which a run computes."""
+    if not isinstance(value, dict):
+        return False
+    return all(_whole(1, MOST)(value[name]) for name in ("accumulate", "ckpt_interval") if name in value)
 
 
 def _is(kind: type) -> Check:
@@ -88,7 +92,8 @@ _ENTRIES: dict[str, tuple[Check, str]] = {
     "num_steps": (_or_none(_whole(1, MOST)), "a whole number of steps"),
     "ended": (_is(bool), "true or false"),
     "world_size": (_whole(1, MOST), "a number of processes"),
-    "options": (_is(dict), "an object"),
+    "processes": (_whole(1, MOST), "a number of processes"),
+    "options": (_options, "an object with options that a run can have"),
     "scaler": (_is(dict), "an object"),
     "skips": (_is(dict), "an object"),
     "seed": (_whole(0, _MOST_SEED), "a seed"),

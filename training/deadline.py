@@ -15,7 +15,7 @@ from typing import Any, Callable, Mapping
 
 from base.command_line import not_negative, positive
 from base.errors import RUN_AGAIN, InputError
-from base.launchers import launched_rank
+from base.launchers import is_number, launched_rank
 
 SLURM_END = "SLURM_JOB_END_TIME"  # seconds since 1970, in the environment of a job's batch script
 FIRST_SAVE_RATE = 50e6  # bytes a second until a save has been measured: a slow network disk
@@ -65,7 +65,7 @@ def end_of_time(config: DeadlineConfig, environ: Mapping[str, str], begun: float
         return min(ends, default=None)
     flag, text = f"--save_before {config.save_before:g}", environ.get(SLURM_END)
     if text is not None:
-        if not text.isdigit():
+        if not is_number(text):
             raise InputError(f"{SLURM_END}={text}: this is no time in seconds since 1970; unset it")
         if float(text) <= begun:
             raise InputError(f"{SLURM_END}={text} ({flag}): this time has passed; unset it")

@@ -29,6 +29,7 @@ from bert.memory import (
 )
 from lamb_paper import default_max_predictions
 from training.run_inputs import Part
+from training.saving import copied_bytes
 
 PROCESS = 262 << 20  # bytes of a process that has imported everything and trains nothing (measured)
 FUSION = 64 << 20  # bytes of Horovod's buffer, at most
@@ -42,12 +43,15 @@ class Estimate:
 
     Attributes:
         parts: bytes of a process by their use.
+        copied: bytes of the state's copy, which rank 0 takes while it saves if they are there
+            (training/saving.py).
         processes: on this host.
         available: memory of the host; None where the numbers lie on GPUs, whose memory is not looked at.
         what: the model and the batch.
     """
 
     parts: Mapping[str, int]
+    copied: int
     processes: int
     available: Available | None
     what: str
@@ -59,7 +63,7 @@ class Estimate:
 
     @property
     def of_host(self) -> int:
-        """Bytes of all processes on this host."""
+        """Bytes of all processes on this host, without the copy."""
         return self.processes * self.of_process
 
     @property
@@ -72,6 +76,8 @@ class Estimate:
         rows = [*self.parts.items(), ("a process", self.of_process)]
         if self.processes > 1 and self.available is not None:
             rows.append((f"{self.processes} processes on this host", self.of_host))
+        if self.copied:
+            rows.append(("copy of the state while rank 0 saves", self.copied))
         if self.available is not None:
             rows.append((f"memory {self.available.source}", self.available.bytes))
         width = max(len(name) for name, _ in rows)
@@ -83,7 +89,9 @@ class Estimate:
             return (
                 "compare it with a GPU's memory; the estimate was checked against measurements on CPUs only"
             )
-        share = self.of_host / max(1, self.available.bytes)
+        share = (self.of_host + self.copied) / max(1, self.available.bytes)
+        if self.fits and share > 1:
+            return "it fits, but for the copy: training will wait while a checkpoint is written"
         return f"it {'fits' if self.fits else 'does not fit'}: {100 * share:,.0f}% of what is there"
 
 
@@ -153,7 +161,8 @@ def estimate(part: Part, backend: str, environ: Mapping[str, str] = os.environ) 
         parts["exchange"] = exchanged if backend == BYTEPS else 2 * min(FUSION, exchanged)
     tokens = f"{rows:,} x {length} tokens a process"
     shape = f"{model.bert.description}, {tokens} in {dtype}, {operators} operators"
-    return Estimate(parts, here, None if on_gpu else available_memory(), shape)
+    copied = copied_bytes(count, dtype) if inputs.trains else 0
+    return Estimate(parts, copied, here, None if on_gpu else available_memory(), shape)
 
 
 def _world_size(environ: Mapping[str, str], here: int) -> int:

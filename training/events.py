@@ -1,41 +1,49 @@
-"""TensorBoard's events of a run. tensorboardX's own writer is left out: its thread ends for good when it
-cannot write, and its queue, full some steps later, then keeps the run waiting for ever."""
+"""Figures of a run as TensorBoard's events."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from typing import Mapping
-
-TENSORBOARD_DIR = "tensorboard"
+from typing import Any, Mapping
 
 
-class EventFile:
-    """A file of events below a run's directory. Every method writes to the file before it returns, and raises
-    OSError where it cannot."""
+class Events:
+    """A file of events, written by whoever calls: the thread that tensorboardX's SummaryWriter has for it
+    ends when a disk is full, and then training would wait for it for ever.
 
-    def __init__(self, directory: str, first: int, suffix: str = ""):
-        """Opens a new file, in which `first` is the first step: TensorBoard withdraws it and later ones of
-        earlier files. `suffix`: of its name, which has the time in seconds."""
+    Args:
+        folder: for the file; it is created.
+        first: step from which on events of earlier files do not count.
+        suffix: of the file's name, which has the time in seconds.
+
+    Raises:
+        OSError: the disk does not take it; `add` too.
+    """
+
+    def __init__(self, folder: str, first: int, suffix: str = ""):
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-        folder = os.path.join(directory, TENSORBOARD_DIR)
         os.makedirs(folder, exist_ok=True)
         self._writer = EventsWriter(os.path.join(folder, "events"), suffix)
-        begin = SessionLog(status=SessionLog.START)
-        self._writer.write_event(Event(step=first, wall_time=time.time(), session_log=begin))
+        for entry in (
+            {"file_version": "brain.Event:2"},
+            {"session_log": SessionLog(status=SessionLog.START)},
+        ):
+            self._writer.write_event(Event(step=first, wall_time=time.time(), **entry))
         self._writer.flush()
 
-    def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Adds the scalars of a step, by their tags."""
+    def add(self, values: Mapping[str, Any], step: int) -> None:
+        """Writes numbers by their names."""
         from tensorboardX.proto.event_pb2 import Event
-        from tensorboardX.proto.summary_pb2 import Summary
+        from tensorboardX.summary import scalar
 
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-        self._writer.write_event(Event(step=step, wall_time=time.time(), summary=Summary(value=values)))
+        for name, value in values.items():
+            self._writer.write_event(Event(step=step, wall_time=time.time(), summary=scalar(name, value)))
         self._writer.flush()
 
     def close(self) -> None:
-        """Closes the file."""
-        self._writer.close()
+        """Closes the file; what a disk has not taken has been an error before."""
+        with contextlib.suppress(OSError):
+            self._writer.close()

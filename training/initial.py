@@ -86,7 +86,7 @@ def _with_states(source: str, weights: Weights, start: StartConfig) -> Checkpoin
     directory, name = os.path.split(weights.source)
     number = name[: -len(PARAMS)]
     checkpoint = None
-    if name.endswith(PARAMS) and number.isdigit():
+    if name.endswith(PARAMS) and number.isdecimal():
         with_messages: list[str] = []
         checkpoint = load_step(directory, int(number), with_messages.append)
     if checkpoint is None or checkpoint.manifest is None:

@@ -2,7 +2,8 @@
 
 Parameters that one update has blown up are finite still, and so is a checkpoint of them; only the next
 gradient shows it. So a checkpoint deletes no older one before a step has been taken from it, and is called
-good no sooner.
+good no sooner. One from which no step could be taken is set aside when the run ends for that: --resume takes
+the one before.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ class LastGood:
         """The file of the newest checkpoint, good or not yet known to be; None without one."""
         return params_path(self._ckpt_dir, self._newest) if self._newest else None
 
+    @property
+    def unfit(self) -> int | None:
+        """The step of the newest checkpoint, if no step has been taken from it."""
+        return None if self._newest == self._good else self._newest
+
     def saved(self, step: int) -> None:
         """Takes note of a checkpoint."""
         self._newest = step
@@ -47,10 +53,10 @@ class LastGood:
             return "no checkpoint was saved yet"
         if self._good is None:
             return (
-                f"not one step after {self.newest} had finite ones: go back behind it, to an older "
-                "checkpoint with --start_step"
+                f"not one step after {self.newest} had finite ones: --resume takes the checkpoint before it, "
+                f"if there is one (--start_step {self._newest} takes it all the same)"
             )
         named = f"the last good checkpoint is {params_path(self._ckpt_dir, self._good)}"
-        if self._good != self._newest:
-            named += f" (--start_step {self._good}: no step after the newer {self.newest} had finite ones)"
+        if self.unfit is not None:
+            named += f", which --resume takes: no step after the newer {self.newest} had finite ones"
         return named

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 import mxnet as mx
 import numpy as np
 
-from base.errors import RUN_AGAIN
+from base.errors import RUN_AGAIN, NotFiniteError
 from bert.flops import BACKWARD, size_of
 from comm.base import Communicator
 from tasks.base import Floors
@@ -96,7 +96,7 @@ class Loop:
             lr = run.plan.schedule(self.budget.ticks if self.budget else self.step - run.start.begun)
             result = self._take(lr)
             keep_going = result.keep_going
-            _, *of_budget, self.in_time = result.agreed
+            _, _, *of_budget, self.in_time = result.agreed
             if self.budget:
                 self.budget.take(of_budget)
             at_end = self._complete() or not keep_going or not self.in_time
@@ -111,7 +111,7 @@ class Loop:
                         run.evaluate(self.step)
                         self.deadline.took(EVALUATION, time.monotonic() - begun)
         # No rank ends while rank 0 still writes.
-        run.saver.check(run.communicator.all_agree([run.saver.finish()]) == [True])
+        run.saver.check(*run.communicator.all_agree([run.saver.finish(), run.saver.finite]))
         if not keep_going:
             where = f", from {self.last_good.newest or 'the beginning'}" if self.late else ""
             run.reporter.warn(f"stopped by a signal after step {self.step}; --resume continues{where}")
@@ -143,8 +143,13 @@ class Loop:
         keep_going = self.stop.exit_code is None
         result = self.take_step(self.step, micro_batches, lr, keep_going, self._flags)
         self.trace.after_step(micro_batches)
-        run.saver.check(result.agreed[0])
-        run.skips.update(result.applied, self.step, self.last_good.sentence)
+        run.saver.check(*result.agreed[:2])
+        try:
+            run.skips.update(result.applied, self.step, self.last_good.sentence)
+        except NotFiniteError:
+            if self.last_good.unfit is not None and run.communicator.rank == 0:
+                run.saver.set_aside(self.last_good.unfit)
+            raise
         good = self.last_good.stepped() if result.applied else None
         if good is not None:
             run.prune(good)
@@ -159,8 +164,8 @@ class Loop:
         return result
 
     def _flags(self) -> list[bool]:
-        """Flags to agree on: whether saving goes well, the budget's bits, whether there is time for another
-        step. The update that follows may change what is being saved: its copy is complete."""
+        """Flags to agree on: whether saving goes well, and what is saved is finite; the budget's bits;
+        whether there is time for another step. What is being saved is copied: the update may change it."""
         saver = self.run.saver
         sound = saver.sound()
         if saver.seconds != self.save_s:
@@ -168,7 +173,8 @@ class Loop:
             self.deadline.took(SAVE, self.save_s)
         self.deadline.took(STEP, time.monotonic() - self.step_begun)
         budget = self.budget.flags() if self.budget else []
-        return [sound, *budget, self.deadline.allows(saves=self.step % self.run.ckpt_interval == 0)]
+        allowed = self.deadline.allows(saves=self.step % self.run.ckpt_interval == 0)
+        return [sound, saver.finite, *budget, allowed]
 
     def _log(self, lr: float, result: StepResult) -> None:
         run = self.run

@@ -34,6 +34,7 @@ from training.deadline import DeadlineConfig, add_deadline_options, check_deadli
 from training.optimizer.schedule import COOLDOWN_RATIO, DECAY_POWERS
 from training.options_file import OPTION, expand, given_file
 from training.pairs import StageOptions, accumulation, allow_pairs, options_of_stages
+from training.report_options import add_report_options
 from training.start_options import add_start_options, check_start_options
 
 PUBLISHED_MODELS = ("bert_12_768_12", "bert_24_1024_16")  # of --pretrained
@@ -273,39 +274,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     )
     add_deadline_options(add)
     add("--start_step", type=count, default=0, help="continue from the checkpoint of this step")
-    add(
-        "--log_interval",
-        type=positive_int,
-        default=250,
-        help="steps between lines of metrics (default: 250)",
-    )
-    add(
-        "--progress",
-        choices=["auto", "bar", "lines", "none"],
-        default="auto",
-        help="auto: a bar on a terminal, lines elsewhere (default: auto)",
-    )
-    add(
-        "--peak_tflops",
-        type=positive,
-        metavar="TFLOPS",
-        help="10^12 operations a second that a process's device reaches at most, which mfu is the share of; "
-        "312 for an A100 in float16 (default: measured at the start in matrix products, 0.2 s)",
-    )
-    add("--verbose", action="store_true", help="print all options, and a line for every step")
-    add(
-        "--estimate",
-        action="store_true",
-        help="print the memory that the run needs, by its use, beside what is there, and leave; exit code 2 "
-        "where it does not fit. Rule of thumb: 16 bytes a parameter, and what a batch's activations take",
-    )
-    add(
-        "--profile",
-        type=path_name,
-        metavar="FILE",
-        help="write a trace of steps 10 to 14 for python -m training.profile and Chrome's viewers (rank 1 "
-        "writes FILE.1, ...)",
-    )
+    add_report_options(add, log_interval=250)
     allow_pairs(parser)
     return parser
 

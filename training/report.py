@@ -10,7 +10,7 @@ import os
 import statistics
 import sys
 import time
-from typing import IO, Any, Mapping, NamedTuple, Protocol, Sequence
+from typing import IO, Any, Iterator, Mapping, NamedTuple, Protocol, Sequence
 
 from tqdm import tqdm
 
@@ -19,10 +19,11 @@ from base.files import replacing
 from base.json_files import read_json_lines
 from tasks.base import Figures, Floors, Panel, Task
 from training.checkpoint import params_path
-from training.events import EventFile
+from training.events import Events
 
 METRICS_FILE = "metrics.jsonl"
 PLOT_FILE = "loss.png"
+TENSORBOARD_DIR = "tensorboard"
 LAUNCHED = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "BYTEPS_LOCAL_RANK")  # set by a launcher
 
 
@@ -128,11 +129,12 @@ class RunReporter:
         verbose: bool = False,
     ):
         self._path = os.path.join(directory, METRICS_FILE)
-        _keep_before(self._path, span)
-        self._metrics = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - closed by close()
-        # A short stage 1 and stage 2 may begin in one second, which is all that the file's name says else.
+        # A short stage 1 and stage 2 may begin in one second, which is all that the name says else.
         suffix = "" if span.stage is None else f".stage{span.stage}"
-        self._events = EventFile(directory, span.first + 1, suffix)
+        with _on_disk(self._path):
+            _keep_before(self._path, span)
+            self._metrics = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+            self._events = Events(os.path.join(directory, TENSORBOARD_DIR), span.first + 1, suffix)
         terminal = launching_terminal()
         if progress == "auto":
             progress = "lines" if terminal is None else "bar"
@@ -209,21 +211,16 @@ class RunReporter:
             sys.stderr.flush()
 
     def _write(self, metrics: dict[str, Any]) -> None:
-        scalars = {}
+        line = json.dumps(metrics, allow_nan=False).encode() + b"\n"
+        values = {}
         for name, value in metrics.items():
             if name not in ("step", "stage", "time") and isinstance(value, (int, float)):
                 kind, _, rest = name.partition("_") if name.startswith("eval_") else ("train", "", name)
-                scalars[f"{kind}/{rest}"] = value
-        line = json.dumps(metrics, allow_nan=False) + "\n"
-        try:
-            self._metrics.write(line)
-            self._metrics.flush()
-            self._events.write(metrics["step"], scalars)
-        except OSError as error:
-            raise TrainingError(
-                f"cannot write the metrics of step {metrics['step']} in {os.path.dirname(self._path)}: "
-                f"{error.strerror}; --resume continues from the newest checkpoint"
-            ) from error
+                values[f"{kind}/{rest}"] = value
+        with _on_disk(self._path):
+            while line:
+                line = line[self._metrics.write(line) :]
+            self._events.add(values, metrics["step"])
 
     def _remaining(self, metrics: dict[str, Any]) -> str:
         if self._span.last is None:
@@ -294,7 +291,7 @@ def plot_losses(directory: str, panels: Sequence[Panel]) -> str:
             axes.axhline(value, color="grey", linestyle=style, label=label)
         axes.legend()
     path = os.path.join(directory, PLOT_FILE)
-    with replacing(path) as file:
+    with _on_disk(path), replacing(path) as file:
         figure.savefig(file, dpi=110, format="png")
     pyplot.close(figure)
     return path
@@ -349,6 +346,18 @@ def brought_by_stage_2(task: Task, metrics: Sequence[Figures], ending: Ending) -
         f"{first[loss]:.3f} (step {first['step']}) to {last[loss]:.3f}: {abs(change):.3f} "
         f"{'less' if change < 0 else 'more'} ({margin})."
     )
+
+
+@contextlib.contextmanager
+def _on_disk(path: str) -> Iterator[None]:
+    """Raises TrainingError where the disk does not take what the block writes."""
+    try:
+        yield
+    except OSError as error:
+        raise TrainingError(
+            f"{error.filename or path} cannot be written: {error.strerror}; checkpoints that were saved are "
+            "intact, and --resume continues from the newest"
+        ) from error
 
 
 def _keep_before(path: str, span: Span) -> None:

@@ -13,7 +13,7 @@ import mxnet as mx
 import numpy as np
 from gluonnlp.model.bert import BERTModel
 
-from base.errors import RUN_AGAIN, InputError, NotFiniteError
+from base.errors import RUN_AGAIN, InputError
 from bert.model import build_model, initialize, network_parameters, trained
 from bert.weights.bare_params import check_index
 from bert.weights.params_file import read_array, read_index
@@ -259,17 +259,9 @@ class Run:
         """Begins to save the checkpoint of `step`; every rank calls it, rank 0 writes (training/saving.py).
 
         `ended`: as for `state`; `prunes`: whether older ones than --keep_checkpoints are deleted.
-
-        Raises:
-            NotFiniteError: on every rank, a parameter is not finite. Earlier checkpoints are intact.
         """
-        arrays = live_arrays(network_parameters(self.model.network))
-        if not all_finite(list(arrays.values())):
-            raise NotFiniteError(
-                f"a parameter is no longer finite at step {step}, so it is not saved; lower --lr and "
-                "--resume from the checkpoint before"
-            )
         if self.communicator.rank == 0:
+            arrays = live_arrays(network_parameters(self.model.network))
             self.saver.begin(step, arrays, self.optimizer.state_views(), self.state(ended), prunes)
 
     def prune(self, step: int) -> None:
@@ -475,6 +467,8 @@ def _check_finite(source: str, named: Mapping[str, mx.gluon.Parameter]) -> None:
 
 def all_finite(arrays: list[mx.nd.NDArray]) -> bool:
     """Whether no array holds an infinity or a NaN. Waits for the device."""
+    if arrays[0].context.device_type == "cpu":  # where MXNet's operator takes 4 s for BERT-base
+        return all(np.isfinite(array.asnumpy()).all() for array in arrays)
     # MXNet's operator takes 200 arrays at most and overruns its buffer with more.
     parts = [arrays[start : start + 100] for start in range(0, len(arrays), 100)]
     return all(mx.nd.multi_all_finite(*part, num_arrays=len(part)).asscalar() == 1 for part in parts)

@@ -9,8 +9,8 @@ One checkpoint at a time: the next waits for the one before, and has its copy in
 `copied_bytes`, which rank 0 holds from the first checkpoint on. Where that is not to be had, a checkpoint is
 written from the arrays themselves while training waits, with a warning.
 
-A failure, such as a full disk, is kept until the ranks agree on it at the next step (`Saver.check`). This
-module does not import mxnet unless it copies arrays of its.
+A failure, such as a full disk, or parameters that are not finite, is kept until the ranks agree on it at the
+next step (`Saver.check`). This module does not import mxnet unless it copies arrays of its.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 import numpy as np
 
-from base.errors import TrainingError
-from base.machine import available_bytes
-from training.checkpoint import Checkpoint, prune, save
+from base.errors import NotFiniteError, TrainingError
+from base.memory import available_bytes
+from bert.weights.params_file import to_numpy
+from training.checkpoint import Checkpoint, prune, save, set_aside
 
 if TYPE_CHECKING:
     from training.report import Reporter
@@ -118,6 +119,11 @@ class Saver:
                 return self.finish()
         return self._failure is None
 
+    @property
+    def busy(self) -> bool:
+        """Whether something is being copied or written."""
+        return self._thread is not None and self._thread.is_alive()
+
     def finish(self) -> bool:
         """Waits until the disk has what was begun. Returns whether nothing has failed so far."""
         if self._thread is not None:
@@ -129,22 +135,44 @@ class Saver:
             self._pruning = None
         return self._failure is None
 
+    @property
+    def finite(self) -> bool:
+        """Whether all parameters that were to be saved were finite."""
+        return not isinstance(self._failure, NotFiniteError)
+
     def prune(self, step: int, spared: int | None) -> None:
         """Deletes checkpoints up to `step` but for the newest, and that of the step `spared`, when what is
         being written is complete."""
         self._pruning = step, spared
-        if self._thread is None or not self._thread.is_alive():
+        if not self.busy:
             self.finish()
 
-    def check(self, sound: bool) -> None:
+    def set_aside(self, step: int) -> None:
+        """Has --resume pass over the checkpoint of `step`, if there is an older one."""
+        try:
+            if self.finish():
+                set_aside(self._ckpt_dir, step)
+        except OSError as error:
+            reason = error.strerror or error
+            self._reporter.warn(
+                f"the checkpoint of step {step}, which --resume takes, is not set aside: {reason}"
+            )
+
+    def check(self, sound: bool, finite: bool) -> None:
         """Ends the run after a failure; every rank calls it. `sound`: whether `sound` or `finish` have
-        returned True on every rank.
+        returned True on every rank; `finite`: whether `finite` is.
 
         Raises:
-            TrainingError: not so. On rank 0 what has happened, also where it is another exception.
+            NotFiniteError: parameters are not finite.
+            TrainingError: another failure. On rank 0 what has happened, also where it is another exception.
         """
-        if not sound:
-            raise self._failure or TrainingError("rank 0 could not save its checkpoint")
+        if sound and finite:  # a failure since then is for the next step, as on the other ranks
+            return
+        if self._failure is not None:
+            raise self._failure
+        if not finite:
+            raise NotFiniteError("a parameter is no longer finite, so rank 0 has not saved it")
+        raise TrainingError("rank 0 could not save its checkpoint")
 
     def __enter__(self) -> Saver:
         return self
@@ -204,6 +232,7 @@ class Saver:
         begun = time.monotonic() if begun is None else begun
         try:
             parameters, states = arrays["parameters"], arrays["states"]
+            _check_finite(step, parameters)
             self._saved = save(self._ckpt_dir, step, parameters, states, facts, self._keep_now)
         except BaseException as error:
             self._failure = error
@@ -224,6 +253,15 @@ def _copy(source: Any, target: np.ndarray) -> None:
 
     pointer, size = target.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(target.size)
     check_call(_LIB.MXNDArraySyncCopyToCPU(source.handle, pointer, size))
+
+
+def _check_finite(step: int, parameters: Mapping[str, Any]) -> None:
+    for array in parameters.values():
+        if not np.isfinite(to_numpy(array)).all():
+            raise NotFiniteError(
+                f"a parameter is no longer finite at step {step}, so it is not saved; lower --lr and "
+                "--resume from the checkpoint before"
+            )
 
 
 def _fits(buffer: np.ndarray | None, array: Any) -> bool:

@@ -20,6 +20,8 @@ from training.optimizer.optimizer import Optimizer
 from training.stages import missing_stage_1, stage_to_continue
 from training.start_options import DATA, OPTIMIZER, RESETS, SCHEDULE
 
+_NEEDED = ("options", "scaler", "skips", "blocks")  # entries of a manifest
+
 
 @dataclass
 class Start:
@@ -97,6 +99,12 @@ def find_start(config: RunConfig, communicator: Communicator, initial: Initial |
         raise missing_stage_1(config)
     elif config.model.pretrained:
         start.published = config.model.dataset_name
+    lacking = [name for name in _NEEDED if start.facts and name not in start.facts]
+    if lacking:
+        raise InputError(
+            f"the manifest of step {start.facts['step']} has no {' and no '.join(lacking)}, and a run cannot "
+            "go on with it; name another one with --start_step, or take its parameters with --init_from"
+        )
     return start
 
 

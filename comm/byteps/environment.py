@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Mapping, MutableMapping, NamedTuple
 
 from base.errors import InputError
-from base.launchers import is_loopback
+from base.launchers import is_loopback, is_number
 
 _PLACE = ("DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_WORKER_ID", "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE")
 _SCHEDULER = ("DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
@@ -96,6 +96,6 @@ def _number(environ: Mapping[str, str], name: str, least: int) -> int:
     text = environ.get(name)
     if text is None:
         raise InputError(f"{name} is not set: {_HOW}")
-    if not text.strip().isdigit() or int(text) < least:
+    if not is_number(text.strip()) or int(text) < least:
         raise InputError(f"{name}={text}: it must be a whole number, {least} or more")
     return int(text)

@@ -23,6 +23,7 @@ from base.command_line import seconds
 from base.errors import InputError
 from base.files import replacing
 from base.json_files import read_json_object
+from base.memory import available_bytes
 from comparison.campaign import (
     CampaignOptions,
     Store,
@@ -185,7 +186,7 @@ def _left_out(path: Path, options: MessagesOptions) -> dict[Cell, dict[str, str]
     if path.exists():
         kept = read_json_object(str(path))
         return {cell: kept.get(Turn(cell, 0).name, {}) for cell in cells}
-    available = machine.available_bytes() - RESERVE
+    available = available_bytes() - RESERVE
     reasons = {
         cell: that_fit(
             campaign.backends[cell.backend],

@@ -43,7 +43,7 @@ class Columns:
     @property
     def by_position(self) -> bool:
         """Whether the columns are numbers; then files have no header."""
-        return bool(self.texts) and all(name.isdigit() for name in (*self.texts, self.label) if name)
+        return bool(self.texts) and all(name.isdecimal() for name in (*self.texts, self.label) if name)
 
 
 class OwnFiles(NamedTuple):
@@ -69,13 +69,13 @@ def parse_columns(texts: str | None, label: str | None) -> Columns:
     if len(names) > 2 or not all(names) or len(set(names)) < len(names):
         raise InputError(f"--text_columns {texts}: one column, or two with a comma between them")
     columns = Columns(names, label or "")
-    positions = [name.isdigit() for name in (*names, *([label] if label else []))]
+    positions = [name.isdecimal() for name in (*names, *([label] if label else []))]
     if any(positions) and not (all(positions) and names and label):
         raise InputError(
             "--text_columns and --label_column: all names or all positions; with positions give both"
         )
-    if any(name.isdigit() and int(name) < 1 for name in (*names, columns.label)):
-        raise InputError("--text_columns and --label_column: positions count from 1")
+    if any(name.isdecimal() and not 1 <= float(name) < 1e6 for name in (*names, columns.label)):
+        raise InputError("--text_columns and --label_column: positions count from 1, to a million")
     return columns
 
 

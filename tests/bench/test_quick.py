@@ -18,7 +18,7 @@ from tests.processes import ROOT, run_command
 FOREIGN = dict.fromkeys(
     ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "BENCH", "ARGS", "BACKEND", "NP")
 )
-BY_DEFAULT = ["step", "finetune", "loader", "tokenize_text", "questions", "optimizer"]
+BY_DEFAULT = ["step", "finetune", "loader", "tokenize_text", "questions", "optimizer", "saving"]
 # What shows in its output that a measurement has come to its end.
 SHOWS = {
     "step": "ours, MXNet's operators",
@@ -27,13 +27,14 @@ SHOWS = {
     "tokenize_text": "Hugging Face tokenizers",
     "questions": "features",
     "optimizer": "MXNet, LAMB",
+    "saving": "pause of the step",
 }
 
 
 def commands() -> list[str]:
     """Modules of bench/ with options of their own: those that people run."""
     paths = sorted((ROOT / "bench").glob("*.py"))
-    return [path.stem for path in paths if "= argparse.ArgumentParser(" in path.read_text("utf-8")]
+    return [path.stem for path in paths if "= OptionParser(" in path.read_text("utf-8")]
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="there is no make")

@@ -22,20 +22,23 @@ def cases_of_kills(setting: Setting) -> Iterator[str]:
 
 
 def cases_of_disks(setting: Setting) -> Iterator[str]:
-    """All writes with all ways to fail, once."""
-    return iter([named(disks="all")])
+    """All writes with all ways to fail, once: of checkpoints, and of whole commands."""
+    return iter([named(disks="all"), named(commands="all")])
 
 
 @contextlib.contextmanager
 def opened(setting: Setting) -> Iterator[Attempt]:
     """Tries a case, in a process of its own."""
-    from tests import saving_attacks
+    from tests import full_disks, saving_attacks
 
     def attempt(case: str) -> Tally:
         parts = parsed(case)
         work = setting.work / "saving"
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
+        if "commands" in parts:
+            outcome = full_disks.run(work)
+            return Tally(outcome.tried, outcome.held, tuple(outcome.failures[:3]))
         words = ["--number", parts["kills"], "--seed", parts["seed"]] if "kills" in parts else []
         more = ["--careless"] if setting.damage else []
         outcome = saving_attacks.run("kills" if words else "disks", work, *words, *more)
@@ -57,10 +60,10 @@ KILLED = Program(
 )
 DISKS = Program(
     "9",
-    "disk full, read-only, over a limit, at each write of a checkpoint",
+    "disk full, read-only, over a limit, at each write of a run, and of commands that prepare",
     "a clear error, the last checkpoint whole",
-    weight=0.1,
-    seconds=15,
+    weight=0.2,
+    seconds=60,
     backends=(ONCE,),
     cases=cases_of_disks,
     opened=opened,

@@ -1,5 +1,6 @@
-"""Figure 5, of files: hostile instances and weights, read in processes whose memory is limited
-(tests/data/formats/fuzz_worker.py, tests/bert/weights/fuzz_worker.py)."""
+"""Figure 5, of files: hostile instances, weights, text, configurations, host files and others, and
+environment variables, read in processes whose memory is limited (tests/data/formats/fuzz_worker.py,
+tests/bert/weights/fuzz_worker.py, tests/hostile.py)."""
 
 from __future__ import annotations
 
@@ -15,11 +16,18 @@ from tests.reliability.jobs import named, parsed, python
 
 OF_INSTANCES = ("npz", "tfrecord", "ofrecord", "random")
 OF_WEIGHTS = ("safetensors", "bundle", "pickled", "params")
+OF_OTHERS = (
+    *("text", "vocabulary", "configuration", "options", "hosts", "manifest", "results", "questions", "table"),
+    "environment",
+)
 COUNT = 150  # of instances' files; rounds of weights', which have several files
+BY_COMMANDS = ("configuration", "options", "hosts", "results", "vocabulary", "text")
+FEW = 10  # through commands, which have to be started
 LINES = "errors have several lines"
 WORKERS = {
     **dict.fromkeys(OF_INSTANCES, "tests.data.formats.fuzz_worker"),
     **dict.fromkeys(OF_WEIGHTS, "tests.bert.weights.fuzz_worker"),
+    **dict.fromkeys(OF_OTHERS, "tests.hostile"),
 }
 DAMAGED = """
 import runpy, sys
@@ -36,6 +44,8 @@ def cases(setting: Setting) -> Iterator[str]:
     while True:
         for kind in WORKERS:
             yield named(kind=kind, seed=draw.randrange(10**6))
+        for kind in BY_COMMANDS:
+            yield named(kind=kind, seed=draw.randrange(10**6), by="commands")
 
 
 @contextlib.contextmanager
@@ -49,7 +59,8 @@ def opened(setting: Setting) -> Iterator[Attempt]:
         folder.mkdir()
         first = [0] if kind in OF_INSTANCES else []
         start = ["-c", DAMAGED] if setting.damage else ["-m"]
-        words = python(*start, WORKERS[kind], kind, parts["seed"], *first, COUNT, folder)
+        through = [FEW, folder, "commands"] if "by" in parts else [COUNT, folder]
+        words = python(*start, WORKERS[kind], kind, parts["seed"], *first, *through)
         env = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         result = run_command(words, timeout=300, env=env)
         if result.returncode:  # a worker ends at the first
@@ -62,7 +73,7 @@ def opened(setting: Setting) -> Iterator[Attempt]:
 
 PROGRAM = Program(
     "5a",
-    "hostile files of instances and weights",
+    "hostile instances, weights, text, checkpoints, configurations, host files, variables",
     "5,000: no hang, no traceback, no byte executed",
     weight=0.4,
     seconds=8,
@@ -70,5 +81,5 @@ PROGRAM = Program(
     cases=cases,
     opened=opened,
     damages={LINES: Damage(named(kind="npz", seed=1), "AssertionError")},
-    note="text, configurations, host files and options: `make test` and 10",
+    note="options: 10; strangers' messages: 5b",
 )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from base.errors import NotFiniteError
+from base.errors import InputError, NotFiniteError
 from tests.training.small_runs import SANE, Stopping, handlers, trained
 from training import run as run_module
-from training.checkpoint import list_steps, newest_complete, params_path, read_manifest
+from training.checkpoint import list_steps, newest_complete, params_path, read_manifest, set_aside
 from training.last_good import LastGood
 from training.optimizer.scaler import DynamicScaler
 from training.report import read_metrics
@@ -42,18 +44,33 @@ class TestRun:
         assert list_steps(str(sane))[-1] == 10
 
     def test_a_checkpoint_is_good_only_when_a_step_was_taken_from_it(self, sane):
-        """That of step 7 has finite parameters of 1e30; it deletes no other, and is not the one named."""
+        """That of step 7 has finite parameters of 1e30; it deletes no other, and is not the one named, which
+        --resume takes: then the run goes on as if there had been no absurd rate."""
         words = (*ABSURD, "--ckpt_interval", "1", "--keep_checkpoints", "1")
         with pytest.raises(NotFiniteError) as caught:
             trained(sane, *words)
         assert list_steps(str(sane)) == [6, 7]
         message = str(caught.value)
-        assert "the last good checkpoint is" in message and "0000006.params (--start_step 6:" in message
-        # From the newer one there is no way on, and the message does not call it good.
-        with pytest.raises(NotFiniteError, match=r"not one step after .*0000007\.params .*--start_step"):
-            trained(sane, *words)
+        assert "the last good checkpoint is" in message and "0000006.params, which --resume takes:" in message
+        notes: list[str] = []
+        assert newest_complete(str(sane), notes.append).step == 6
+        assert len(notes) == 1 and "0000007.params: no step after it had finite" in notes[0]
+        # Named, the newer one is taken; from it there is no way on, and the message does not call it good.
+        with pytest.raises(NotFiniteError, match=r"not one step after .*0000007\.params .*--resume takes"):
+            trained(sane, *(word for word in words if word != "--resume"), "--start_step", "7")
         assert list_steps(str(sane)) == [6, 7]
-        assert trained(sane, "--start_step", "6", *SANE, communicator=Stopping(1, True)) == 143
+        assert trained(sane, "--resume", *SANE, communicator=Stopping(1, True)) == 143
+        assert newest_complete(str(sane), notes.append).step == 8 and len(notes) == 1
+
+    def test_a_checkpoint_that_fails_at_once_is_set_aside_if_there_is_an_older_one(self, sane):
+        """As where the run was stopped right after it was saved, before a step could show it."""
+        absurd = (*ABSURD, "--ckpt_interval", "1")
+        assert trained(sane, *absurd, communicator=Stopping(1, True)) == 143
+        assert newest_complete(str(sane), print).step == 7
+        with pytest.raises(NotFiniteError, match=r"--resume takes the checkpoint before it"):
+            trained(sane, *absurd)
+        assert newest_complete(str(sane), print).step == 6
+        assert not set_aside(str(sane), 2) and newest_complete(str(sane), print).step == 6
 
     def test_a_signal_while_steps_are_skipped_saves_nothing(self, sane, capfd):
         code = trained(sane, *ABSURD, "--keep_checkpoints", "1", communicator=Stopping(3, False))
@@ -68,6 +85,21 @@ class TestRun:
         assert trained(sane, *words) == 0
         assert list_steps(str(sane)) == [6, 9]
         assert read_manifest(str(sane), 9)["ended"]
+
+
+@pytest.mark.parametrize("name", ["options", "scaler", "skips", "blocks", "skips.total"])
+def test_a_manifest_without_what_a_run_needs_is_one_line(sane, name):
+    """With a checksum that is right, as if another program had written it."""
+    path = sane / "0000006.json"
+    manifest = {
+        key: each for key, each in json.loads(path.read_text()).items() if key not in ("sha256", name)
+    }
+    if name == "skips.total":
+        manifest["skips"] = {"in_a_row": 0, "total": 2**70}
+    checksum = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps({**manifest, "sha256": checksum}))
+    with pytest.raises(InputError, match=rf"has no {name}|counts of skipped steps"):
+        trained(sane, "--resume", *SANE, communicator=Stopping(1, True))
 
 
 class TestLossScale:
@@ -109,11 +141,15 @@ class TestLastGood:
         assert account.stepped() == 2 and account.stepped() is None
         assert account.sentence == "the last good checkpoint is ckpt/0000002.params"
         account.saved(4)
-        assert "ckpt/0000002.params (--start_step 2" in account.sentence
+        assert "ckpt/0000002.params, which --resume takes" in account.sentence and account.unfit == 4
 
     def test_a_resumed_run_has_to_show_that_its_checkpoint_works(self):
         account = LastGood("ckpt", 6)
-        assert "--start_step" in account.sentence and account.newest == "ckpt/0000006.params"
+        assert (
+            "--start_step 6" in account.sentence
+            and account.unfit == 6
+            and account.newest == "ckpt/0000006.params"
+        )
         assert account.stepped() == 6 and "last good checkpoint is ckpt/0000006.params" in account.sentence
 
 

@@ -94,7 +94,7 @@ class TestMetricsFile:
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
         try:
-            with pytest.raises(TrainingError, match=r"cannot write the metrics of step 20 in .*; --resume"):
+            with pytest.raises(TrainingError, match=r"metrics.jsonl cannot be written: .*--resume continues"):
                 reporter.training(training(20))
             reporter.close()
         finally:

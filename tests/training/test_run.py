@@ -98,7 +98,7 @@ class Run:
     def save(self, options: Any, step: int, position: int = 7) -> None:
         run = self.in_training(options, Start(), position)
         run.save(step)
-        run.saver.check(run.saver.finish())
+        run.saver.check(run.saver.finish(), run.saver.finite)
 
     def restore(self, options: Any) -> Start:
         start = find_start(run_config(options), LOCAL)

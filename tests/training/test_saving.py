@@ -11,7 +11,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from base.errors import TrainingError
+from base import memory
+from base.errors import NotFiniteError, TrainingError
 from bert.model import trained
 from tests.training.tiny import make_step, random_batch, tiny_network
 from training import saving
@@ -160,18 +161,32 @@ def test_a_full_disk_is_reported_at_the_next_step_and_the_last_checkpoint_stays(
             while saver.sound():  # the steps that follow
                 time.sleep(0.001)
             saver.begin(3, *state(3.0), {})  # nothing more is written
-            saver.check(saver.sound())
+            saver.check(saver.sound(), saver.finite)
     assert sorted(os.listdir(tmp_path)) == [f"0000001{each}" for each in (".json", ".params", ".states.npz")]
     assert not reporter.warnings  # it is the exception itself
     with pytest.raises(TrainingError, match="rank 0 could not save"):
-        saver_of(tmp_path).check(False)  # another rank, which has agreed
+        saver_of(tmp_path).check(False, True)  # another rank, which has agreed
 
 
 def test_a_defect_in_the_thread_ends_the_run_too(tmp_path):
     with saver_of(tmp_path) as saver:
         saver.begin(1, {"a": np.ones(3, np.complex64)}, {}, {})  # the format has no such numbers
         with pytest.raises(ValueError, match="complex64"):
-            saver.check(saver.finish())
+            saver.check(saver.finish(), saver.finite)
+
+
+@pytest.mark.parametrize("free", [1e9, 0])
+def test_parameters_that_are_not_finite_are_not_saved(tmp_path, free):
+    """Every rank ends with the same kind of exception: a search goes on with its next run."""
+    with saver_of(tmp_path, available=lambda: free) as saver:
+        parameters, states = state(1.0)
+        parameters["a"][500] = np.nan
+        saver.begin(1, parameters, states, {})
+        assert not saver.finish() and not saver.finite and list_steps(str(tmp_path)) == []
+        with pytest.raises(NotFiniteError, match="at step 1, so it is not saved"):
+            saver.check(False, saver.finite)
+    with pytest.raises(NotFiniteError, match="rank 0 has not saved"):
+        saver_of(tmp_path).check(False, False)
 
 
 @pytest.mark.parametrize(("kind", "steps"), [(RuntimeError, [1]), (KeyboardInterrupt, [])])
@@ -206,6 +221,14 @@ def test_without_memory_for_a_copy_training_waits_for_the_disk(tmp_path):
         "a copy of the state needs 8,020 bytes more, and 1,000 are free: training waits while the checkpoint "
         "of step 1 is written"
     ]
+
+
+def test_free_memory_is_what_a_control_group_leaves(tmp_path, monkeypatch):
+    reporter = Heard()
+    monkeypatch.setattr(memory, "available_memory", lambda: memory.Available(1000, "left by its limit"))
+    with saver_of(tmp_path, reporter) as saver:
+        saver.begin(1, *state(1.0), {})
+    assert "1,000 are free" in reporter.warnings[0]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

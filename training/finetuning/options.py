@@ -43,6 +43,7 @@ from training.finetuning.beginning import BeginningConfig, Found
 from training.options_file import OPTION, expand, given_file
 from training.pairs import accumulation
 from training.pretrained_options import add_pretrained_options, pretrained_config
+from training.report_options import add_report_options
 from training.results.members import add_members_options
 from training.start_options import StartConfig
 
@@ -212,27 +213,7 @@ def _add_output(add: Callable[..., Any]) -> None:
     add("--keep_checkpoints", type=count, default=1, help="keep the newest so many; 0: all (default: 1)")
     add("--resume", action="store_true", help="continue from the newest complete checkpoint, if any")
     add_deadline_options(add)
-    add("--log_interval", type=positive_int, default=50, help="steps between lines of metrics (default: 50)")
-    add(
-        "--progress",
-        choices=["auto", "bar", "lines", "none"],
-        default="auto",
-        help="auto: a bar on a terminal, lines elsewhere (default: auto)",
-    )
-    add("--peak_tflops", type=positive, metavar="TFLOPS", help="what mfu is the share of (default: measured)")
-    add("--verbose", action="store_true", help="print all options, and a line for every step")
-    add(
-        "--estimate",
-        action="store_true",
-        help="print the memory that the run needs, by its use, beside what is there, and leave; exit code 2 "
-        "where it does not fit. Rule of thumb: 16 bytes a parameter, and what a batch's activations take",
-    )
-    add(
-        "--profile",
-        type=path_name,
-        metavar="FILE",
-        help="write a trace of steps 10 to 14 for python -m training.profile",
-    )
+    add_report_options(add, log_interval=50)
 
 
 def parse(parser: OptionParser, argv: Sequence[str] | None) -> argparse.Namespace:

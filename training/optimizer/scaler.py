@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, Mapping, Protocol
 
+from base.command_line import MOST
 from base.errors import InputError, NotFiniteError
 
 
@@ -168,4 +169,4 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST

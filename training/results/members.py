@@ -103,7 +103,7 @@ def add_members_options(add: Callable[..., Any]) -> None:
 def seeds_of(text: str) -> int | tuple[int, ...]:
     """Reads --seeds: how many, or which ones."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and len(part) <= 10 for part in parts) or (
+    if not all(part.isdecimal() and len(part) <= 10 for part in parts) or (
         len(parts) == 1 and int(parts[0]) < 1
     ):
         raise argparse.ArgumentTypeError(

@@ -181,7 +181,7 @@ def _sha256_of_file(path: str) -> str | None:
     """SHA-256 of a file of parameters; None for a folder."""
     folder, name = os.path.split(path)
     number = name[: -len(PARAMS)]
-    if name.endswith(PARAMS) and number.isdigit():
+    if name.endswith(PARAMS) and number.isdecimal():
         known = _sha256_of_step(folder or ".", int(number))
         if known is not None:
             return known

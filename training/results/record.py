@@ -15,12 +15,13 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime, timezone
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
-from base.errors import InputError, NotFiniteError, is_out_of_memory
+from base.errors import InputError, NotFiniteError, TrainingError, is_out_of_memory
 from base.files import is_temporary, replacing
 from base.json_files import read_json_object
 
 RESULTS_FILE = "results.json"
 FORMAT = 1
+_MOST = 1e100  # of a number in it
 FINISHED, UNFINISHED, NO_MEMORY, NOT_FINITE, FAILED = STATUSES = (
     *("finished", "unfinished", "out of memory", "not finite", "failed"),
 )
@@ -131,10 +132,14 @@ class Recorder:
         self.result = result
 
     def update(self, **changes: Any) -> None:
-        """Changes fields of the result, and writes it."""
+        """Changes fields of the result, and writes it. TrainingError where the disk does not take it."""
         self.result = replace(self.result, **changes)
         if self._active:
-            write_result(self._folder, self.result)
+            try:
+                write_result(self._folder, self.result)
+            except OSError as error:
+                path = os.path.join(self._folder, RESULTS_FILE)
+                raise TrainingError(f"{path} cannot be written: {error.strerror}") from error
 
     @contextlib.contextmanager
     def recording(self, figures: Callable[[], Mapping[str, Any]] = dict) -> Iterator[Recorder]:
@@ -152,7 +157,7 @@ class Recorder:
             with contextlib.suppress(Exception):  # without memory, or a disk, this may fail as well
                 known = figures()
             # The error that is on its way is the one to be read, not that its record could not be written.
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(TrainingError):
                 self.update(**known, status=status, reason=reason)
             raise
 
@@ -271,7 +276,7 @@ def _check(result: Result) -> None:
 def _check_number(name: str, value: Any) -> None:
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < _MOST:
         raise ValueError(f"{name} {value!r}")
 
 
