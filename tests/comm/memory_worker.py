@@ -1,4 +1,5 @@
-"""Sums through BytePS's server: prints as JSON the bytes that each leaves behind in this worker and in the server.
+"""Sums through BytePS's server: prints as JSON the bytes that one leaves behind in this worker and in the
+server.
 
     python tests/comm/memory_worker.py SUMS
 """
