@@ -1,8 +1,9 @@
-"""Build of BytePS, unmodified, from its source archive.
+"""Build of BytePS from its source archive, which stays as it is but for two files of ps-lite.
 
-On machines without CUDA it is compiled against the host runtime in ``native/byteps_host``, which offers
-the CUDA and NCCL calls of its workers on host memory, keeps the runs of one host apart and lets its threads
-sleep. On CUDA machines nothing of that is involved.
+``native/ps_lite`` takes their place: the transport over ZeroMQ and the count of answers, which kept memory
+of every message. On machines without CUDA, BytePS is also compiled against the host runtime in
+``native/byteps_host``, which offers the CUDA and NCCL calls of its workers on host memory, keeps the runs of
+one host apart and lets its threads sleep. On CUDA machines nothing of that is involved.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ COMPILE = ["g++", "-std=c++14", "-O2", "-fPIC", "-Wall", "-Wextra", "-fvisibilit
 
 # What BytePS's workers link as NCCL, and what takes the place of functions in both of its libraries.
 NCCL = ("cuda.cc", "collectives.cc", "reduce.cc", "shared.cc")
-WRAPPERS = ("engine.cc", "isolation.cc", "pipeline.cc", "receiving.cc")
+WRAPPERS = ("engine.cc", "isolation.cc", "pipeline.cc")
 WRAPPER = re.compile(r" T __wrap_(\w+)$", re.MULTILINE)  # as nm lists it
 
 COMMON = {
@@ -45,28 +46,54 @@ COMMON = {
 
 
 def byteps(cuda: str, root: Path, mxnet: str) -> Source:
-    """BytePS for the package ``mxnet``; ``root`` is the clone with ``native/byteps_host``."""
+    """BytePS for the package ``mxnet``; ``root`` is the clone with ``native``."""
     needs = ("setuptools", "wheel", mxnet)
+    ps_lite = root / "native" / "ps_lite"
+    host = root / "native" / "byteps_host"
+    env = COMMON
     if cuda != "cpu":
         home = os.environ.get("HOROVOD_CUDA_HOME", "/usr/local/cuda")
         home = os.environ.get("BYTEPS_CUDA_HOME", home)
         link = os.environ.get("BYTEPS_NCCL_LINK", "SHARED")
         env = {**COMMON, "BYTEPS_CUDA_HOME": home, "BYTEPS_NCCL_LINK": link}
-        return Source("byteps", VERSION, "2 to 6 minutes", needs, env, lambda: [Path(__file__)])
-    sources = root / "native" / "byteps_host"
 
     def inputs() -> list[Path]:
-        return [Path(__file__), *host_runtime_files(sources)]
+        return [
+            Path(__file__),
+            *native_files(ps_lite),
+            *(native_files(host) if cuda == "cpu" else ()),
+        ]
 
     def arrange(scratch: Path, progress: Progress) -> Mapping[str, str]:
-        return compile_host_runtime(sources, scratch, progress)
+        replaced = replace_in_ps_lite(ps_lite, scratch)
+        return replaced if cuda != "cpu" else {**replaced, **compile_host_runtime(host, scratch, progress)}
 
-    return Source("byteps", VERSION, "2 to 6 minutes", needs, COMMON, inputs, arrange)
+    return Source("byteps", VERSION, "2 to 6 minutes", needs, env, inputs, arrange)
 
 
-def host_runtime_files(sources: Path) -> list[Path]:
-    """All files that the host runtime is made of."""
-    return sorted(file for file in sources.rglob("*") if file.suffix in (".cc", ".h"))
+def native_files(folder: Path) -> list[Path]:
+    """All files below ``folder`` that something is compiled from."""
+    return sorted(file for file in folder.rglob("*") if file.suffix in (".cc", ".h", ".mk"))
+
+
+def replace_in_ps_lite(sources: Path, folder: Path) -> dict[str, str]:
+    """Copies what takes the place of ps-lite's files into ``folder`` and returns the environment that makes
+    ps-lite's makefile compile it.
+
+    Raises:
+        SetupError: the folder's path cannot be given to make.
+    """
+    _check_path(folder)
+    shutil.copytree(sources, folder / "ps-lite")
+    return {"config": str(folder / "ps-lite" / "build.mk")}
+
+
+def _check_path(folder: Path) -> None:
+    if re.search(r"[\s,'\"]", str(folder)):
+        raise SetupError(
+            f"BytePS cannot be built below {folder}: no blanks, commas or quotes in the path, please; "
+            "name another folder with WHEEL_CACHE=."
+        )
 
 
 def compile_host_runtime(sources: Path, folder: Path, progress: Progress) -> dict[str, str]:
@@ -75,11 +102,7 @@ def compile_host_runtime(sources: Path, folder: Path, progress: Progress) -> dic
     Raises:
         SetupError: it does not compile, or the folder's path cannot be given to the linker.
     """
-    if re.search(r"[\s,'\"]", str(folder)):
-        raise SetupError(
-            f"BytePS cannot be built below {folder}: no blanks, commas or quotes in the path, please; "
-            "name another folder with WHEEL_CACHE=."
-        )
+    _check_path(folder)
     home = folder / "host-runtime"
     (home / "lib").mkdir(parents=True)
     shutil.copytree(sources / "include", home / "include")

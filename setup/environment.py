@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Sequence
 
 from setup.bpslaunch import leave_ranks_unbound
-from setup.byteps_build import host_runtime_files
+from setup.byteps_build import native_files
 from setup.progress import Progress
 from setup.wanted import Wanted, mxnet_requirement
 
@@ -103,7 +103,7 @@ class Environment:
     def _digest_of_files(self) -> bytes:
         digest = hashlib.sha256()
         sources = [*self.root.glob("requirements*.txt"), self.root / "constraints.txt"]
-        sources += host_runtime_files(self.root / "native")
+        sources += native_files(self.root / "native")
         for source in sorted([*sources, *(self.root / "setup").glob("*.py")]):
             digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
         return digest.digest()

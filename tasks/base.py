@@ -94,12 +94,9 @@ class Task(Protocol):
         """A batch's arrays on the device, in the order of the network's inputs before the factors."""
 
     def count(self, batches: Sequence[Any]) -> tuple[float, ...]:
-        """The denominators of these batches together, in their order."""
-
-    def normalisers(self, counts: Sequence[float]) -> tuple[float, ...]:
-        """Divisors of a step's losses, from its `count` as a mean over the ranks: the network's last inputs
-        are the loss scale over each of them, so that micro-batches add up to the gradient of one large
-        batch."""
+        """The denominators of these batches together, in their order: the divisors of a step's losses. The
+        network's last inputs are the loss scale over each of them, as a mean over the ranks and over 1 where
+        it is 0, so that micro-batches add up to the gradient of one large batch."""
 
     def flops(self, batch: Any, size: Size, operators: str) -> int:
         """Floating-point operations of a forward pass over a batch, as bert.flops counts them."""

@@ -108,38 +108,33 @@ class TrainStep:
         return StepResult(finite, keep_going, norm / scale, sums, agreed)
 
     def _forward_and_backward(self, step: int, batches: Sequence[Any]) -> mx.nd.NDArray:
-        scale = self._scaler.scale
-        factors = [scale / each for each in self._task.normalisers(self._mean_count(batches))]
+        factors = self._factors(batches)
         self._network.pack_weights()
         self._accumulation.begin()
         total = mx.nd.zeros((len(self._task.sums),), ctx=self._device)
         for number, batch in enumerate(batches):
             mx.random.seed(self._settings.random_seed_of(step, number))
             with mx.autograd.record():
-                loss, sums, *_ = self._network(
-                    *self._task.inputs(batch, self._device), *_scalars(factors, self._device)
-                )
+                loss, sums, *_ = self._network(*self._task.inputs(batch, self._device), *factors)
             loss.backward()
             self._accumulation.after_backward()
             total += sums
         return total
 
-    def _mean_count(self, batches: Sequence[Any]) -> Sequence[float]:
-        """The task's `count` of the step, as a mean over the ranks: where each rank divides by it, the mean
-        of their gradients is the gradient of the whole step, however its micro-batches are shared."""
-        counts = self._task.count(batches)
-        if self._communicator.size == 1:
-            return counts
-        exchanged = mx.nd.array(counts, ctx=mx.cpu(), dtype="float64")
-        self._communicator.average([exchanged])
-        return exchanged.asnumpy().tolist()
+    def _factors(self, batches: Sequence[Any]) -> list[mx.nd.NDArray]:
+        """The network's last inputs: the loss scale over each number of the task's `count`, or over 1 where
+        that is 0, as a mean over the ranks. Where each rank divides by the mean, the mean of their gradients
+        is the gradient of the whole step, however its micro-batches are shared.
+
+        The numbers travel while the forward pass works: only the losses wait for them."""
+        counts = mx.nd.array(self._task.count(batches), ctx=mx.cpu(), dtype="float64")
+        self._communicator.average([counts])
+        factors = (self._scaler.scale / (counts + (counts == 0))).astype("float32")
+        factors = factors.as_in_context(self._device)
+        return [factors[index : index + 1] for index in range(factors.size)]
 
 
 def dropout_seed(seed: int, step: int, number: int) -> int:
     """The seed of the dropout masks of one micro-batch, by its number in the step over all ranks: different
     for each, the same in a repeated run and for any number of ranks."""
     return int(np.random.SeedSequence([seed, step, number]).generate_state(1)[0]) >> 1
-
-
-def _scalars(values: Sequence[float], device: mx.Context) -> list[mx.nd.NDArray]:
-    return [mx.nd.array([value], ctx=device, dtype="float32") for value in values]

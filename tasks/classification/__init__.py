@@ -2,5 +2,5 @@
 
 examples   texts as examples, and scores and submissions from the network's outputs; without MXNet
 loss       the classifier or regression above BERT, on either operators
-task       the task: inputs, normalisers, figures, summary
+task       the task: inputs, count, figures, summary
 """

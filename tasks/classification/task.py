@@ -59,10 +59,6 @@ class Classification:
         """Examples with a label."""
         return (float(sum(int(self._known(batch).sum()) for batch in batches)),)
 
-    def normalisers(self, counts: Sequence[float]) -> tuple[float]:
-        """Labels, or 1 where there are none."""
-        return (counts[0] or 1.0,)
-
     def flops(self, batch: Batch, size: Size, operators: str) -> int:
         """Of all positions of the batch; behind the top layer's attention the fused operators' count is that
         of the first token."""

@@ -48,11 +48,6 @@ class Pretraining:
         masked = sum(float(batch.masked_weights.sum()) for batch in batches)
         return masked, sum(len(batch.input_ids) for batch in batches)
 
-    def normalisers(self, counts: Sequence[float]) -> tuple[float, float]:
-        """Masked positions, or 1 where there are none, and sequences."""
-        masked, sequences = counts
-        return masked or 1.0, sequences
-
     def flops(self, batch: Batch, size: Size, operators: str) -> int:
         """Of all positions of the batch; in what follows the top layer's attention, the fused operators'
         count is that of the positions that a loss looks at: the masked ones and the first."""

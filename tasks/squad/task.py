@@ -52,10 +52,6 @@ class QuestionAnswering:
         """Windows whose answer is known."""
         return (float(sum(int((batch.starts >= 0).sum()) for batch in batches)),)
 
-    def normalisers(self, counts: Sequence[float]) -> tuple[float]:
-        """Windows, or 1 where none counts."""
-        return (counts[0] or 1.0,)
-
     def flops(self, batch: QuestionBatch, size: Size, operators: str) -> int:
         """Of all positions of the batch: the encoder's, and two logits of each."""
         rows, length = batch.input_ids.shape

@@ -62,9 +62,6 @@ class SentenceOrder:
     def count(self, batches: Sequence[Batch]) -> tuple[float]:
         return (float(sum(len(batch.input_ids) for batch in batches)),)
 
-    def normalisers(self, counts: Sequence[float]) -> tuple[float, ...]:
-        return tuple(counts)
-
     def flops(self, batch: Batch, size: Size, operators: str) -> int:
         return forward_flops(size, *batch.input_ids.shape, predictions=0).total
 

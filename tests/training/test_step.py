@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 
 import mxnet as mx
 import numpy as np
@@ -150,6 +152,43 @@ class Disagreeing(LocalCommunicator):
     def all_agree(self, flags):
         self.asked.append(list(flags))
         return [flag and other for flag, other in zip(flags, self.others)]
+
+
+class Late(mx.operator.CustomOp):
+    """Copies its input when `Slow` has been given gradients, or after ten seconds."""
+
+    gradients = threading.Event()
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.gradients.wait(10)
+        self.assign(out_data[0], req[0], in_data[0])
+
+
+@mx.operator.register("late")
+class LateProp(mx.operator.CustomOpProp):
+    def create_operator(self, ctx, shapes, dtypes):
+        return Late()
+
+
+class Slow(LocalCommunicator):
+    """The means of a step's counts arrive late."""
+
+    def average(self, arrays):
+        if len(arrays) == 1:
+            arrays[0][:] = mx.nd.Custom(arrays[0], op_type="late")
+        else:
+            Late.gradients.set()
+
+
+def test_the_passes_are_queued_while_the_counts_travel():
+    network = tiny_network(spread=SPREAD, model="bert_1_32_2")
+    batch = random_batch(np.random.default_rng(4), 3, 12, 4, least_masked=1)
+    step, _ = make_step(network)
+    expected = step(1, [batch], lr=1e-30).grad_norm
+    step, _ = make_step(network, communicator=Slow())
+    begun = time.monotonic()
+    assert step(1, [batch], lr=1e-30).grad_norm == expected
+    assert time.monotonic() - begun < 5, "the step has waited for the counts before it queued its passes"
 
 
 class TestSkipping:
