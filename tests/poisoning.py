@@ -39,22 +39,23 @@ def then_change():
     import numpy as np
     import training.step as step_module
     Step = step_module.TrainStep
-    call, compute = Step.__call__, Step._forward_and_backward
-    now = [0]
+    call, compute, mean_count = Step.__call__, Step._forward_and_backward, Step._mean_count
 
-    def poisoned(self, batches):
-        kind, _, value = poisons.get((now[0], rank), "").partition(" ")
+    def poisoned(self, step, batches):
+        kind, _, value = poisons.get((step, rank), "").partition(" ")
         if kind == "loss":
             weights = batches[-1].masked_weights.copy()
             weights[0, 0] = float(value)
+            # What the ranks count together stays sound: the number is in one rank's loss alone.
+            self._mean_count = lambda spoilt, sound=batches: mean_count(self, sound)
             batches = [*batches[:-1], batches[-1]._replace(masked_weights=weights)]
-        found = compute(self, batches)
+        found = compute(self, step, batches)
+        vars(self).pop("_mean_count", None)
         if kind == "gradient":
             self.gradients[len(self.gradients) // 2].reshape((-1,))[3] = float(value)
         return found
 
     def recorded(self, step, *given, **named):
-        now[0] = step
         result = call(self, step, *given, **named)
         digest = hashlib.sha256()
         for parameter in self._network.collect_params().values():
@@ -80,10 +81,12 @@ class Poison(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The poisons of a run, by stage, and the faults that were found; there should be none."""
+    """The poisons of a run, by stage, and the faults that were found; there should be none. `complete`:
+    whether the run came to its end."""
 
     poisons: dict[int, list[Poison]]
     faults: list[str]
+    complete: bool = True
 
 
 def plan(ranks: int) -> tuple[int, dict[int, list[Poison]]]:
@@ -113,10 +116,11 @@ def attack(launcher: str, ranks: int, folder: Path) -> Report:
         "--end_lr", "0.001",
     )  # fmt: skip
     result = run_ranks(code, ranks, launcher, timeout=LIMIT, args=words)
-    if result.returncode:
-        return Report(poisons, [result.describe()])
     recorded = [_lines(folder / f"rank-{rank}.jsonl") for rank in range(ranks)]
-    return Report(poisons, faults_of(recorded, every, 2 * steps))
+    faults = faults_of(recorded, every, 2 * steps)
+    if result.returncode:
+        faults.append(result.describe())
+    return Report(poisons, faults, complete=result.returncode == 0)
 
 
 def faults_of(recorded: list[list[Any]], poisons: list[Poison], last: int) -> list[str]:
