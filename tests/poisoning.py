@@ -39,18 +39,19 @@ def then_change():
     import numpy as np
     import training.step as step_module
     Step = step_module.TrainStep
-    call, compute, mean_count = Step.__call__, Step._forward_and_backward, Step._mean_count
+    call, compute = Step.__call__, Step._forward_and_backward
 
     def poisoned(self, step, batches):
         kind, _, value = poisons.get((step, rank), "").partition(" ")
+        task = self._task
         if kind == "loss":
-            weights = batches[-1].masked_weights.copy()
-            weights[0, 0] = float(value)
-            # What the ranks count together stays sound: the number is in one rank's loss alone.
-            self._mean_count = lambda spoilt, sound=batches: mean_count(self, sound)
-            batches = [*batches[:-1], batches[-1]._replace(masked_weights=weights)]
+            def inputs(batch, device):
+                weights = batch.masked_weights.copy()
+                weights[0, 0] = float(value)
+                return type(task).inputs(task, batch._replace(masked_weights=weights), device)
+            task.inputs = inputs  # and not `count`, which all ranks would get
         found = compute(self, step, batches)
-        vars(self).pop("_mean_count", None)
+        vars(task).pop("inputs", None)
         if kind == "gradient":
             self.gradients[len(self.gradients) // 2].reshape((-1,))[3] = float(value)
         return found
