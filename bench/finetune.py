@@ -33,8 +33,7 @@ import os
 import signal
 import sys
 import tempfile
-from types import FrameType
-from typing import Any, Mapping, NamedTuple, NoReturn, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -66,8 +65,8 @@ from bench.finetune_work import (
 )
 from bench.quick import NOTICE, add_quick, default_text, settle
 from bench.rounds import ratios, spread
-from bench.work import DTYPES
-from bench.workers import Unsupported, Worker, WorkerError
+from bench.work import DTYPES, native_dtypes
+from bench.workers import Unsupported, Worker, WorkerError, end_at
 from bert.configuration import named_config
 from bert.weights.bare_params import expected_shapes
 from bert.weights.exporting import export
@@ -387,9 +386,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     options = _options(arguments)
-    signal.signal(signal.SIGTERM, _leave)  # so that workers are ended
+    end_at(signal.SIGTERM)  # with all workers
     here = machine.describe(ROOT)
-    dtypes = options.dtypes or [dtype for dtype in DTYPES if dtype == "float32" or here["native_bf16"]]
+    dtypes = options.dtypes or native_dtypes(here)
     print(f"{machine.line(here)}\n{options.threads} threads; load before the start {here['load_before']}")
     if options.score_dtype not in (None, *dtypes):
         note(f"bench.finetune: --score_dtype {options.score_dtype}: name it in --dtypes too")
@@ -433,10 +432,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.quick:
         print(NOTICE)
     return 1 if failed else 0
-
-
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

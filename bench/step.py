@@ -29,8 +29,7 @@ import resource
 import signal
 import sys
 import time
-from types import FrameType
-from typing import Any, NoReturn, Sequence
+from typing import Any, Sequence
 
 from base import machine
 from base.command_line import positive_int
@@ -40,8 +39,8 @@ from bench import contestants
 from bench.contestants import CONTESTANTS, ROOT
 from bench.quick import NOTICE, add_quick, settle
 from bench.rounds import plan_sessions, summarize, table
-from bench.work import DTYPES, MODELS, parameters, size_of
-from bench.workers import Unsupported, Worker, WorkerError
+from bench.work import DTYPES, MODELS, native_dtypes, parameters, size_of
+from bench.workers import Unsupported, Worker, WorkerError, end_at
 
 LARGE = 2e8  # parameters from which on half of the rounds and one warm-up must do
 WARM_UPS = 2  # steps: the first plans memory, the second finds it planned
@@ -195,9 +194,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
-    signal.signal(signal.SIGTERM, _leave)  # so that workers are ended
+    end_at(signal.SIGTERM)  # with all workers
     here = machine.describe(ROOT)
-    dtypes = options.dtypes or [dtype for dtype in DTYPES if dtype == "float32" or here["native_bf16"]]
+    dtypes = options.dtypes or native_dtypes(here)
     heading = f"{machine.line(here)}\nevery contestant has {options.threads} threads"
     print(heading + f"; load before the start {here['load_before']}\n", flush=True)
     results, sound = [], True
@@ -229,10 +228,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.quick:
         print(NOTICE)
     return 0 if sound else 1
-
-
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

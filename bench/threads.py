@@ -20,8 +20,7 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
-from types import FrameType
-from typing import Mapping, NamedTuple, NoReturn, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 from tqdm import tqdm
 
@@ -33,6 +32,7 @@ from base.processes import run_in_session
 from bench.contestants import ROOT
 from bench.quick import NOTICE, add_quick, default_text, settle
 from bench.rounds import ratios, spread
+from bench.workers import end_at
 
 TIME_LIMIT = 300.0  # seconds for one launch
 LENGTH, SEQUENCES = 128, 8
@@ -174,8 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = set(options.settings or ()).difference(*chosen.values())
     if unknown:
         parser.error(f"no settings here: {', '.join(sorted(unknown))}")
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _leave)  # so that a run is ended
+    end_at(signal.SIGINT, signal.SIGTERM)  # with the run
     samples: dict[int, list[dict[str, float]]] = {ranks: [] for ranks in chosen}
     work = [(ranks, repeat) for ranks in chosen for repeat in range(options.repeats)]
     with tempfile.TemporaryDirectory() as folder:
@@ -199,10 +198,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 with replacing(options.json) as file:
                     file.write(json.dumps(result, indent=1).encode() + b"\n")
     return 0
-
-
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

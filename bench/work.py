@@ -6,7 +6,7 @@ Standard library only: the workers of all contestants read it, whatever their en
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Any, Mapping, NamedTuple
 
 SEQUENCES, LENGTH, MASKED = 8, 128, 20  # a batch: sequences, tokens of each, masked positions of each
 TOKENS = SEQUENCES * LENGTH
@@ -33,6 +33,11 @@ class Product(NamedTuple):
     columns: int
     inner: int
     weights: bool  # one factor is a parameter
+
+
+def native_dtypes(machine: Mapping[str, Any]) -> list[str]:
+    """Those that the processor of base/machine.py's description multiplies."""
+    return [dtype for dtype in DTYPES if dtype == "float32" or machine["native_bf16"]]
 
 
 def size_of(model: str) -> Size:

@@ -1,4 +1,4 @@
-"""The parent's side of bench/step.py: starts workers, has them take steps, and ends them whatever happens."""
+"""The parent's side of benchmarks: starts workers, has them take steps, and ends them whatever happens."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import signal
 import subprocess
 import tempfile
 import time
-from types import TracebackType
-from typing import Any, Mapping, Sequence
+from types import FrameType, TracebackType
+from typing import Any, Mapping, NoReturn, Sequence
 
 from base.processes import kill_group
 
@@ -27,6 +27,16 @@ class WorkerError(Exception):
 
 class Unsupported(Exception):
     """A worker says that it cannot do this work here."""
+
+
+def end_at(*numbers: int) -> None:
+    """Has these signals end this process by SystemExit, and with it all that its `with` blocks hold."""
+    for number in numbers:
+        signal.signal(number, _leave)
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 class Worker:

@@ -13,9 +13,7 @@ from typing import Mapping, NamedTuple
 
 from base.student import DIFFERENT, NOT_SHOWN, critical_t, holm, mean_test, two_sided_p
 
-# The t-test counts in how little few seeds say: its interval is 2.8 standard errors to each side at 5, and
-# 4.3 at 3. At 2 it would be 12.7, which shows nothing.
-FEWEST_SEEDS = 3
+FEWEST_SEEDS = 5  # as many as compare.py asks of repeats
 TOO_FEW = "too few seeds"
 PAIRED, WELCH = "paired t-test", "Welch's t-test"
 

@@ -86,7 +86,7 @@ def add_members_options(add: Callable[..., Any]) -> None:
         type=seeds_of,
         metavar="N|A,B,...",
         help="run N times, with the seeds --seed, --seed + 1, ..., or once with each of the seeds A,B,..., "
-        "and report mean and standard deviation. Rule of thumb: 5; with fewer than 3, no two models are "
+        "and report mean and standard deviation. Rule of thumb: 5; with fewer, no two models are "
         "called different",
     )
     add(

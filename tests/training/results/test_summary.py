@@ -108,7 +108,7 @@ class TestSearch:
 
     def test_few_seeds_show_nothing(self, tmp_path):
         members = read_members(searched(tmp_path, {"1": {0: 1.0, 1: 1.1}, "2": {0: 90.0, 1: 90.1}}))
-        assert "fewer than 3 seeds" in " ".join(search_notes(members))
+        assert "fewer than 5 seeds" in " ".join(search_notes(members))
 
     def test_a_setting_that_lost_a_run_does_not_win(self, tmp_path):
         folder = searched(tmp_path, {"1": SCORES, "2": moved(SCORES, 3.0)})
