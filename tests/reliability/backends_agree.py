@@ -31,6 +31,8 @@ def damaged(name):
     communicator = make(name)
     average = communicator.average
     def wrong(arrays):
+        if len(arrays) == 1:  # the counts that gradients are divided by: a factor in both would cancel
+            return average(arrays)
 {body}
     communicator.average = wrong
     return communicator
