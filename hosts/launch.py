@@ -50,7 +50,7 @@ from hosts.addresses import is_here
 from hosts.exposure import warning
 from hosts.hostfile import merged, read_host_lines, read_spares
 from hosts.output import Output, Screen
-from hosts.parts import DECIDED, DEFAULT_PORT, Access, Part, Wiring, check_command, ssh_words
+from hosts.parts import DECIDED, DEFAULT_PORT, Access, Part, Wiring, check_command, check_workers, ssh_words
 from hosts.restarts import Policy, Restarts, Stopped, Wish
 from hosts.roster import Roster
 from hosts.running import Limits, Outcome, Run
@@ -84,7 +84,8 @@ class Launch:
         command = [*self.command, *more]
         if self.backend == HVD:
             return over_mpirun.plan(merged(lines), command, self.wiring, self.mpirun)
-        return over_byteps.plan(lines, command, self.wiring, self.servers, say)
+        servers = self.servers.without(self.roster.left_out, len(lines))
+        return over_byteps.plan(lines, command, self.wiring, servers, say)
 
 
 class _Parser(OptionParser):
@@ -269,6 +270,8 @@ def _parse(words: list[str]) -> Launch:
     lines, spares = read_host_lines(args.hostfile), read_spares(args.hostfile)
     check_command(command)
     _check_options(args)
+    if args.backend == BYTEPS:
+        check_workers([*lines, *spares], args.hostfile)  # not when a spare host is needed
     ckpt_dir = _value(command, CKPT_DIR)
     policy = _policy(args, ckpt_dir, command, len({name for name, _ in lines}))
     remote = any(not is_here(host) for host, _ in [*lines, *spares]) or bool(args.scheduler)

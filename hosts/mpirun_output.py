@@ -13,12 +13,15 @@ import signal
 _TAG = re.compile(rb"\[\d+,(\d+)\]<std(?:out|err|diag)>:")
 _KILLED = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)")
 _NAME = re.compile(r"Process name: \[\[\d+,\d+\],(\d+)\]")
+# A daemon that is gone is noticed by its connection, or by the end of the remote shell that started it.
+_LOST = re.compile(r"ORTE has lost communication with a remote|ORTE was unable to reliably start one or more")
+_DAEMON = re.compile(r"Remote daemon: .* on node (\S+)")
 _CODE = re.compile(r"Exit code: +(\d+)")
 # What it says at every failure, which the launcher says in one line, and of signals that it passes on.
 _KNOWN = re.compile(
     r"mpirun: Forwarding signal|-{20,}$|Primary job +terminated normally|a non-zero exit code\. Per user|"
     r"mpirun detected that one or more|the job to be terminated\. The first|  Process name:|  Exit code:|"
-    r"mpirun noticed that process rank|\s*$"
+    r"mpirun noticed that process rank|\[\S+\] (Set MCA parameter \"orte_base_help|\d+ more process)|\s*$"
 )
 OWN = "mpirun"
 
@@ -28,12 +31,16 @@ class MpirunOutput:
 
     Attributes:
         culprit: the rank that failed first, as far as mpirun has said; None before that.
-        end: that rank's end, "exited with 2" or "was killed by SIGKILL".
+        end: that rank's end, "exited with 2" or "was killed by SIGKILL"; without a culprit mpirun's own, "has
+            lost a host".
+        lost: the host that is gone, as in mpirun's command; empty where it does not say which, None where
+            none is.
     """
 
     def __init__(self) -> None:
         self.culprit: int | None = None
         self.end = ""
+        self.lost: str | None = None
         self._rests: dict[tuple[int, str], bytes] = {}  # text of a part whose line has not ended
         self._continued: dict[int, str] = {}  # who wrote the state of a progress bar last, by stream
 
@@ -72,10 +79,15 @@ class MpirunOutput:
 
     def _understand(self, text: str) -> None:
         killed, name, code = _KILLED.search(text), _NAME.search(text), _CODE.search(text)
+        daemon = _DAEMON.search(text)
         if killed and not self.end:
             self.culprit, self.end = int(killed[1]), f"was killed by {_signal_name(int(killed[2]))}"
-        elif name and self.culprit is None:
+        elif name and self.culprit is None and self.lost is None:
             self.culprit = int(name[1])
+        elif _LOST.search(text) and not self.end:
+            self.lost, self.end = "", "has lost a host"
+        elif daemon and self.lost == "":
+            self.lost, self.end = daemon[1], f"has lost the host {daemon[1]}"
         elif code and self.culprit is not None and not self.end:
             self.end = f"exited with {code[1]}"
 

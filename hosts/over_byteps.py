@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from dataclasses import dataclass
-from typing import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Callable, Collection, Sequence
 
 from base.errors import InputError
 from hosts.addresses import LOOPBACK, addresses, free_port, is_address, is_here, is_loopback
@@ -29,6 +29,16 @@ class Servers:
 
     number: int | None = None
     scheduler: str | None = None
+
+    def without(self, left_out: Collection[str], workers: int) -> Servers:
+        """These options for a run that has lost hosts: the scheduler's may be one of those `left_out`, and a
+        single worker that remains needs neither."""
+        if not left_out:
+            return self
+        if workers == 1:
+            return Servers()
+        host = self.scheduler and _scheduler(self.scheduler, "")[0]
+        return replace(self, scheduler=None) if host in left_out else self
 
 
 def plan(

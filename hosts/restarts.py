@@ -201,6 +201,7 @@ class Restarts:
         self._signals, self._say = signals, say
         self._budget = Budget(policy, look(ckpt_dir))
         self._number = 0
+        self._restart: dict[str, Any] | None = None  # facts of the one that is being prepared
 
     def run(self, start: Start) -> int:
         """Runs to the end. `start(lines, resume, wish)` makes one run on the hosts of `lines`.
@@ -211,9 +212,14 @@ class Restarts:
         Raises:
             Stopped: by a signal, between two runs.
         """
-        resume = False
+        resume, wait = False, 0.0
         while True:
-            if not self._find_hosts():
+            try:
+                self._wait(wait)
+                found = self._find_hosts()
+            finally:
+                self._record()
+            if not found:
                 return 1
             lines, begun = self._roster.lines(), time.time()
             recall = Recall(self._roster, self._ssh, self._ckpt_dir, self._policy.rejoin)
@@ -221,11 +227,10 @@ class Restarts:
                 outcome = start(lines, resume, recall)
             finally:
                 recall.close()
-            wait = self._judge(outcome, lines, begun, recall)
-            if wait is None:
+            judged = self._judge(outcome, lines, begun, recall)
+            if judged is None:
                 return outcome.code
-            self._wait(wait)
-            resume = True
+            resume, wait = True, judged
 
     def _judge(
         self, outcome: Outcome, lines: Sequence[tuple[str, int]], begun: float, recall: Recall
@@ -282,18 +287,22 @@ class Restarts:
         return self._policy.min_hosts if look(self._ckpt_dir).steps else self._roster.wanted
 
     def _report(self, facts: Mapping[str, Any], saved: Saved, wait: float, text: str) -> None:
-        """Shows the line of a restart, and appends it to restarts.jsonl."""
+        """Shows the line of a restart."""
         self._number += 1
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        hosts = self._roster.in_use()
-        record = {
-            **{"restart": self._number, "time": now, **facts, "step": saved.step, "wait_s": wait},
-            **{"hosts": hosts, "left_out": sorted(self._roster.left_out)},
-        }
-        where = f" on {len(hosts)} of {self._roster.wanted} hosts" if self._roster.is_short() else ""
+        self._restart = {"restart": self._number, "time": now, **facts, "step": saved.step, "wait_s": wait}
+        hosts = len(self._roster.in_use())
+        where = f" on {hosts} of {self._roster.wanted} hosts" if self._roster.is_short() else ""
         self._say(
             f"restart {self._number} at {now}, in {wait:g} s: {text}; goes on after step {saved.step}{where}"
         )
+
+    def _record(self) -> None:
+        """Appends the restart that has been prepared to restarts.jsonl: its hosts are known now."""
+        if self._restart is None:
+            return
+        hosts = {"hosts": self._roster.in_use(), "left_out": sorted(self._roster.left_out)}
+        record, self._restart = {**self._restart, **hosts}, None
         try:
             append(os.path.join(self._ckpt_dir, RECORDS), record)
         except OSError as error:  # a full disk may be why the run has failed
@@ -316,6 +325,8 @@ class Restarts:
             for host in sorted(silent):
                 out = self._roster.strike(host)
                 what = "is left out" if out else f"try {self._roster.strikes(host)}"
+                if self._restart is not None and self._restart.get("host", "") is None:
+                    self._restart["host"] = host  # mpirun has named nobody
                 self._say(f"{host} does not answer: {what}")
             if not silent and len(self._roster.in_use()) >= fewest:
                 return True

@@ -28,6 +28,7 @@ class Roster:
         self._lines, self._tries = [*lines, *spares], tries
         self._names = list(dict.fromkeys(name for name, _ in self._lines))
         self.wanted = len({name for name, _ in lines})
+        self._slots = sum(slots for _, slots in lines)
         self._strikes: dict[str, int] = {}
         self.left_out: dict[str, int] = {}
         self._times: dict[str, int] = {}
@@ -37,9 +38,16 @@ class Roster:
         return [name for name in self._names if name not in self.left_out][: self.wanted]
 
     def lines(self) -> list[tuple[str, int]]:
-        """Host and slots of each line of those in use."""
-        used = self.in_use()
-        return [line for line in self._lines if line[0] in used]
+        """Host and slots of each line of those in use. Where a spare host has more slots than the host that
+        it replaces, not all are taken: a run cannot have more ranks than a step has micro-batches, and has
+        at least one for each slot of the host file."""
+        used, left, lines = self.in_use(), self._slots, []
+        for name, slots in self._lines:
+            taken = min(slots, left) if name in used else 0
+            if taken:
+                lines.append((name, taken))
+                left -= taken
+        return lines
 
     @property
     def available(self) -> int:

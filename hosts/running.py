@@ -166,6 +166,9 @@ class RunningPart:
         """Facts about its end, for an end that was a failure."""
         own_end = self._report is not None and self._report[0] == "exit" and self.exit_code <= 128
         host, words = self._host, self._record.last_words(self._name)
+        if self._mpirun and self._mpirun.lost is not None:
+            # Its last words are a list of what may be the cause, and another start may find the host again.
+            own_end, host, words = False, self._mpirun.lost or None, ""
         return Failure(self._name, host, self.exit_code, self.describe(here), words, own_end)
 
     @property

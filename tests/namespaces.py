@@ -1,5 +1,5 @@
-"""Two hosts on one machine: two network namespaces with their own host names, joined by a pair of virtual
-interfaces.
+"""Two hosts on one machine, and a spare one: network namespaces with their own host names, joined by pairs of
+virtual interfaces.
 
     with two_hosts(tmp_path, slots=1) as hosts:
         run_ranks(script, 2, prefix=hosts.prefix, launcher_args=hosts.mpirun_args, ...)
@@ -9,6 +9,8 @@ agent of ours, and all its traffic crosses the virtual wire. Each namespace exis
 process; that ends with the `with` block or with this process, and the kernel then removes the namespace and
 its interface: nothing has a name that could be left behind.
 
+A host can be lost (`lose`): its processes are killed, and the agent does not reach it until `give_back`.
+
 Needs root, iproute2 and util-linux; `Unavailable` says what is missing.
 """
 
@@ -17,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import time
 from dataclasses import dataclass
@@ -25,6 +28,7 @@ from typing import Iterator
 
 NAMES = ("alpha", "beta")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
+SPARE, SPARE_ADDRESS = "gamma", "10.77.0.3"
 INTERFACE = "wire0"
 SUBNET = "10.77.0.0/24"
 
@@ -36,18 +40,37 @@ class Unavailable(Exception):
 @dataclass(frozen=True)
 class TwoHosts:
     """`hostfile`: both addresses with their slots. `prefix`: words that run a command on the first host.
-    `mpirun_args`: arguments that make mpirun use both. `agent`: a remote shell for both, `agent HOST TEXT`.
-    `holders`: the process that keeps each namespace."""
+    `mpirun_args`: arguments that make mpirun use both. `agent`: a remote shell for all, `agent HOST TEXT`.
+    `holders`: the process that keeps each namespace. A spare host is the third of them."""
 
     hostfile: Path
     agent: Path
     prefix: list[str]
     mpirun_args: list[str]
-    holders: tuple[int, int]
+    holders: tuple[int, ...]
 
     def cut(self) -> None:
         """Takes the wire out: nothing arrives any more, and nobody is notified."""
         _run(*_enter(str(self.holders[1])), "ip", "link", "set", INTERFACE, "down")
+
+    def lose(self, host: int) -> None:
+        """Kills all processes of a host, and lets the agent fail for it."""
+        self._down(host).touch()
+        own = os.stat(f"/proc/{self.holders[host]}/ns/net").st_ino
+        for _ in range(2):  # what was being started when the first round came
+            for entry in os.listdir("/proc"):
+                if not entry.isdigit() or int(entry) == self.holders[host]:
+                    continue
+                with contextlib.suppress(OSError):  # it has ended
+                    if os.stat(f"/proc/{entry}/ns/net").st_ino == own:
+                        os.kill(int(entry), signal.SIGKILL)
+
+    def give_back(self, host: int) -> None:
+        """Lets the agent reach a lost host again."""
+        self._down(host).unlink()
+
+    def _down(self, host: int) -> Path:
+        return self.agent.with_name(f"down.{[*ADDRESSES, SPARE_ADDRESS][host]}")
 
     def received(self, host: int) -> int:
         """Packets that have arrived at the host's interface."""
@@ -59,18 +82,22 @@ class TwoHosts:
 
 
 @contextlib.contextmanager
-def two_hosts(directory: Path, slots: int = 1) -> Iterator[TwoHosts]:
-    """Make two hosts with `slots` slots each; host file and agent are written into `directory`."""
+def two_hosts(directory: Path, slots: int = 1, spare: bool = False) -> Iterator[TwoHosts]:
+    """Make two hosts with `slots` slots each, and a spare one that the host file does not have; host file and
+    agent are written into `directory`."""
     if os.geteuid() != 0:
         raise Unavailable("network namespaces need root")
     for tool in ("ip", "unshare", "nsenter", "setpriv", "mpirun"):
         if shutil.which(tool) is None:
             raise Unavailable(f"network namespaces need the command {tool}")
     with contextlib.ExitStack() as stack:
-        holders = [_start_holder(stack, name) for name in NAMES]
-        _run("ip", "link", "add", INTERFACE, "netns", holders[0], "type", "veth",
-             "peer", "name", INTERFACE, "netns", holders[1])  # fmt: skip
-        for holder, address in zip(holders, ADDRESSES):
+        holders = [_start_holder(stack, name) for name in (*NAMES, *([SPARE] if spare else []))]
+        if spare:
+            _join(holders)
+        else:
+            _run("ip", "link", "add", INTERFACE, "netns", holders[0], "type", "veth",
+                 "peer", "name", INTERFACE, "netns", holders[1])  # fmt: skip
+        for holder, address in zip(holders, (*ADDRESSES, SPARE_ADDRESS)):
             enter = _enter(holder)
             _run(*enter, "ip", "address", "add", f"{address}/24", "dev", INTERFACE)
             _run(*enter, "ip", "link", "set", INTERFACE, "up")
@@ -90,7 +117,7 @@ def two_hosts(directory: Path, slots: int = 1) -> Iterator[TwoHosts]:
                 *("-mca", "pml", "ob1", "-mca", "btl", "tcp,self"),
                 *("-mca", "btl_tcp_if_include", SUBNET, "-mca", "oob_tcp_if_include", SUBNET),
             ],
-            holders=(int(holders[0]), int(holders[1])),
+            holders=tuple(map(int, holders)),
         )
 
 
@@ -123,13 +150,27 @@ def _enter(holder: str) -> list[str]:
     return ["nsenter", "--target", holder, "--net", "--uts", "--"]
 
 
+def _join(holders: list[str]) -> None:
+    """Joins the hosts by a bridge in the first one."""
+    first = _enter(holders[0])
+    _run(*first, "ip", "link", "add", INTERFACE, "type", "bridge")
+    for number, holder in enumerate(holders[1:]):
+        port = f"port{number}"
+        _run("ip", "link", "add", port, "netns", holders[0], "type", "veth",
+             "peer", "name", INTERFACE, "netns", holder)  # fmt: skip
+        _run(*first, "ip", "link", "set", port, "master", INTERFACE, "up")
+
+
 def _agent(holders: list[str]) -> str:
-    """A remote shell: `agent HOST COMMAND...`, the command being text for a shell."""
+    """A remote shell: `agent HOST COMMAND...`, the command being text for a shell. A file `down.HOST` beside
+    it makes it fail as ssh does where there is no connection."""
     cases = "\n".join(
         f'    {address}) exec {" ".join(_enter(holder))} sh -c "$*" ;;'
-        for address, holder in zip(ADDRESSES, holders)
+        for address, holder in zip((*ADDRESSES, SPARE_ADDRESS), holders)
     )
-    return f'#!/bin/sh\nhost=$1\nshift\ncase $host in\n{cases}\nesac\necho "unknown host $host" >&2\nexit 1\n'
+    down = '[ -e "${0%/*}/down.$host" ] && exit 255\n'
+    unknown = 'echo "unknown host $host" >&2\nexit 1\n'
+    return f"#!/bin/sh\nhost=$1\nshift\n{down}case $host in\n{cases}\nesac\n{unknown}"
 
 
 def _run(*words: str) -> None:

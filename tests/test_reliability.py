@@ -125,7 +125,9 @@ def test_the_page_shows_failures_in_bold(tmp_path):
 def test_every_figure_of_the_table_is_there():
     numbers = [program.number for program in PROGRAMS]
     assert [each for each in numbers if each.isdigit()] == [str(n) for n in range(1, 14) if n != 5]
-    assert {"5a", "5b", "memory", "restarts"} <= set(numbers) and len(set(numbers)) == len(numbers)
+    assert {"5a", "5b", "feeds", "hosts", "memory", "restarts"} <= set(numbers) and len(set(numbers)) == len(
+        numbers
+    )
     assert all(program.damages for program in PROGRAMS if program.opened), "a figure that notices nothing"
     for program in PROGRAMS:
         for damage in program.damages.values():

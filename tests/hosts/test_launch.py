@@ -386,6 +386,7 @@ WORKERS = ["localhost slots=1"] * 2
     ("lines", "options", "named"),
     [
         (["localhost slots=2", "localhost slots=1"], [], "localhost has 2 slots and localhost has 1"),
+        ([*WORKERS, "# spare: b slots=4"], [], "b has 4; BytePS needs the same number on every line"),
         (["localhost"], [], "slots are missing"),
         (WORKERS, ["--num_servers", "0"], "--num_servers 0"),
         (WORKERS, ["--num_servers", "-1"], "--num_servers"),

@@ -16,6 +16,7 @@ import pytest
 from base.errors import InputError
 from hosts.hostfile import read_host_lines, read_spares
 from hosts.mpirun_output import MpirunOutput
+from hosts.over_byteps import Servers
 from hosts.restarts import Budget, Policy, append, guilty_host
 from hosts.roster import Roster
 from hosts.running import Failure
@@ -109,6 +110,24 @@ def test_spare_hosts_take_the_place_of_those_left_out():
     assert not roster.strike("b") and roster.strike("b") and roster.left_out["b"] == 2
 
 
+def test_a_spare_host_with_more_slots_does_not_make_more_ranks():
+    """They could be more than a step has micro-batches, which the script rejects."""
+    roster = Roster([("a", 2), ("b", 2)], [("c", 4), ("d", 8)], tries=1)
+    assert roster.strike("b") and roster.lines() == [("a", 2), ("c", 2)]
+    assert roster.strike("a") and roster.lines() == [("c", 4)]
+    roster.take_back(["a"])
+    assert roster.lines() == [("a", 2), ("c", 2)]
+    less = Roster([("a", 2), ("b", 2)], [("c", 1)], tries=1)
+    assert less.strike("b") and less.lines() == [("a", 2), ("c", 1)]
+
+
+def test_options_of_byteps_that_a_run_without_some_hosts_cannot_have():
+    given = Servers(2, "b:9000")
+    assert given.without({}, 1) == given and given.without({"c": 1}, 2) == given
+    assert given.without({"b": 1}, 2) == Servers(2, None)
+    assert given.without({"c": 1}, 1) == Servers(None, None)
+
+
 # ------------------------------------------------------------------------------------------------- files
 
 
@@ -175,6 +194,14 @@ def test_lines_of_mpirun():
     killed = MpirunOutput()
     said = b"mpirun noticed that process rank 1 with PID 0 on node vm exited on signal 9 (Killed).\n"
     assert killed.split(1, said) == [] and (killed.culprit, killed.end) == (1, "was killed by SIGKILL")
+    lost = MpirunOutput()
+    lost.split(1, b"ORTE was unable to reliably start one or more daemons.\n")
+    assert (lost.culprit, lost.end, lost.lost) == (None, "has lost a host", "")
+    lost.split(1, b"ORTE has lost communication with a remote daemon.\n")
+    lost.split(1, b"  Remote daemon: [[49747,0],1] on node 10.77.0.2\n")
+    assert (lost.end, lost.lost) == ("has lost the host 10.77.0.2", "10.77.0.2")
+    aggregate = b'[a:1] Set MCA parameter "orte_base_help_aggregate" to 0 to see all help / error messages\n'
+    assert lost.split(1, aggregate) == []
 
 
 # -------------------------------------------------------------------------------------------------- runs
@@ -398,6 +425,8 @@ def test_a_spare_host_takes_its_place(tmp_path, elastic):
     hosts = f"{HOSTS}# spare: 198.51.100.3 slots=1\n"
     launch(tmp_path, [[5, 1, f"down {down}"]], *options, hosts=hosts, python=python).check()
     assert [line["ranks"] for line in metrics(tmp_path)] == [2] * 9 and steps(tmp_path) == list(range(1, 10))
+    (record,) = records(tmp_path)
+    assert record["hosts"] == ["198.51.100.1", "198.51.100.3"] and record["left_out"] == ["198.51.100.2"]
 
 
 def test_fewer_hosts_go_on_and_the_lost_one_is_taken_back(tmp_path, elastic):
@@ -416,7 +445,8 @@ def test_fewer_hosts_go_on_and_the_lost_one_is_taken_back(tmp_path, elastic):
     ranks = [line["ranks"] for line in metrics(tmp_path)]
     assert [number for number, _ in itertools.groupby(ranks)] == [2, 1, 2]
     failed, back = records(tmp_path)
-    assert failed["host"] == "198.51.100.2" and back["reason"] == "rejoin"
+    assert failed["host"] == "198.51.100.2" and back["reason"] == "rejoin" and not back["left_out"]
+    assert failed["hosts"] == ["198.51.100.1"] and failed["left_out"] == ["198.51.100.2"]
     assert back["hosts"] == ["198.51.100.1", "198.51.100.2"] and back["step"] == 40 - ranks[::-1].index(1)
     assert "198.51.100.2 answers again and is taken back" in result.stderr
 

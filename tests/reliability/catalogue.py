@@ -16,6 +16,7 @@ from tests.reliability import (
     hostile_files,
     killed_at_steps,
     known_sums,
+    lost_hosts,
     missing_processes,
     not_finite,
     restarted_runs,
@@ -34,7 +35,8 @@ def needs(module: str, program: Program) -> Program:
 
 PROGRAMS = (
     killed_at_steps.PROGRAM,
-    needs("tests.elastic", changed_ranks.PROGRAM),
+    changed_ranks.PROGRAM,
+    needs("tests.elastic", changed_ranks.FEEDS),
     needs("tests.saving_attacks", attacked_saving.KILLED),
     needs("tests.flipping", damaged_files.PROGRAM),
     hostile_files.PROGRAM,
@@ -49,4 +51,5 @@ PROGRAMS = (
     known_sums.PROGRAM,
     needs("tests.memory", flat_memory.PROGRAM),
     needs("hosts.launch", restarted_runs.PROGRAM),
+    lost_hosts.PROGRAM,
 )

@@ -50,7 +50,7 @@ class Job:
         return folder / name
 
     def words(self, directory: Path, **changes: Any) -> list[str]:
-        """The options of the run in `directory`."""
+        """The options of the run in `directory`; without those that `changes` sets to None."""
         text = corpus(self.setting)
         held_out = text / "corpus" / "eval.txt"
         options = {
@@ -64,7 +64,12 @@ class Job:
         return [
             "--raw",
             "--resume",
-            *(str(word) for name, value in options.items() for word in (f"--{name}", value)),
+            *(
+                str(word)
+                for name, value in options.items()
+                if value is not None
+                for word in (f"--{name}", value)
+            ),
         ]
 
     def start(self, directory: Path, **options: Any) -> Run:
