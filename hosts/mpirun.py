@@ -5,8 +5,10 @@ Reasons for each part (Open MPI 4, Horovod 0.28.1, MXNet 1.9.1):
 -map-by ppr:4:socket -bind-to socket
     Four ranks on each of a p3dn's two sockets. Without -bind-to, Open MPI ties two ranks or fewer to one core
     each, their data loading included.
--mca pml ob1 -mca btl ^openib
-    Plain TCP and shared memory for Horovod's coordination. The gradients of GPUs travel through NCCL.
+-mca pml ob1 -mca btl ^openib,ofi,uct
+    Plain TCP and shared memory for Horovod's coordination. The gradients of GPUs travel through NCCL. The
+    option replaces the list of an installation, Debian's for one, which leaves out ofi and uct too: with ofi
+    each rank listens at one more port.
 -mca btl_tcp_if_exclude, NCCL_SOCKET_IFNAME
     docker0 has the same address on every host; a connection made to it hangs.
 -mca odls_base_sigkill_timeout 30
@@ -111,7 +113,7 @@ def options_of_mpirun(
     lines = [
         mapping if unbound else _mapping(hosts, sockets),
         ["-mca", "mpi_yield_when_idle", "1"] if without_gpus else [],
-        ["-mca", "pml", "ob1", "-mca", "btl", "^openib", *_mpi_network(several, interface)],
+        ["-mca", "pml", "ob1", "-mca", "btl", "^openib,ofi,uct", *_mpi_network(several, interface)],
         ["-mca", "odls_base_sigkill_timeout", str(sigkill)],
         keepalive() if several else [],
         ["-x", "PATH", "-x", "LD_LIBRARY_PATH"] if several else [],

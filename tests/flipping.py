@@ -225,8 +225,11 @@ def _read_tokens(folder: Path) -> Any:
 
 def _of_tokens(store: TokenStore) -> list[str]:
     columns = (store.ids, store.sentences, store.documents)
-    manifest = json.dumps(store.manifest["columns"], sort_keys=True)
-    return [*(_digest(column.tobytes()) for column in columns), *store.vocabulary.tokens, manifest]
+    return [
+        *(_digest(column.tobytes()) for column in columns),
+        *store.vocabulary.tokens,
+        _text(store.manifest),
+    ]
 
 
 def _make_instances(folder: Path) -> None:
@@ -239,7 +242,8 @@ def _make_instances(folder: Path) -> None:
 
 def _read_instances(folder: Path) -> Any:
     store = InstanceStore.open(str(folder / "store"))
-    return [_digest(column.tobytes()) for column in (store.ids, store.positions, store.weights, store.labels)]
+    columns = (store.ids, store.positions, store.weights, store.labels)
+    return [*(_digest(column.tobytes()) for column in columns), _text(store.manifest)]
 
 
 def _make_cache(folder: Path) -> None:
@@ -306,6 +310,10 @@ def _read_journal(folder: Path) -> Any:
     build_columns(str(folder / "store"), _plan(interrupted=False), 0, Silent())
     shards = sorted((folder / "store").glob("values-*.bin"))
     return _digest(b"".join(shard.read_bytes() for shard in shards))
+
+
+def _text(manifest: Mapping[str, Any]) -> str:
+    return json.dumps(manifest, sort_keys=True)
 
 
 def _digest(content: bytes) -> str:

@@ -40,21 +40,23 @@ def then_change():
     import training.step as step_module
     Step = step_module.TrainStep
     call, compute = Step.__call__, Step._forward_and_backward
-    now = [0]
 
-    def poisoned(self, batches):
-        kind, _, value = poisons.get((now[0], rank), "").partition(" ")
+    def poisoned(self, step, batches):
+        kind, _, value = poisons.get((step, rank), "").partition(" ")
+        task = self._task
         if kind == "loss":
-            weights = batches[-1].masked_weights.copy()
-            weights[0, 0] = float(value)
-            batches = [*batches[:-1], batches[-1]._replace(masked_weights=weights)]
-        found = compute(self, batches)
+            def inputs(batch, device):
+                weights = batch.masked_weights.copy()
+                weights[0, 0] = float(value)
+                return type(task).inputs(task, batch._replace(masked_weights=weights), device)
+            task.inputs = inputs  # and not `count`, which all ranks would get
+        found = compute(self, step, batches)
+        vars(task).pop("inputs", None)
         if kind == "gradient":
             self.gradients[len(self.gradients) // 2].reshape((-1,))[3] = float(value)
         return found
 
     def recorded(self, step, *given, **named):
-        now[0] = step
         result = call(self, step, *given, **named)
         digest = hashlib.sha256()
         for parameter in self._network.collect_params().values():
@@ -80,10 +82,12 @@ class Poison(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The poisons of a run, by stage, and the faults that were found; there should be none."""
+    """The poisons of a run, by stage, and the faults that were found; there should be none. `complete`:
+    whether the run came to its end."""
 
     poisons: dict[int, list[Poison]]
     faults: list[str]
+    complete: bool = True
 
 
 def plan(ranks: int) -> tuple[int, dict[int, list[Poison]]]:
@@ -113,10 +117,11 @@ def attack(launcher: str, ranks: int, folder: Path) -> Report:
         "--end_lr", "0.001",
     )  # fmt: skip
     result = run_ranks(code, ranks, launcher, timeout=LIMIT, args=words)
-    if result.returncode:
-        return Report(poisons, [result.describe()])
     recorded = [_lines(folder / f"rank-{rank}.jsonl") for rank in range(ranks)]
-    return Report(poisons, faults_of(recorded, every, 2 * steps))
+    faults = faults_of(recorded, every, 2 * steps)
+    if result.returncode:
+        faults.append(result.describe())
+    return Report(poisons, faults, complete=result.returncode == 0)
 
 
 def faults_of(recorded: list[list[Any]], poisons: list[Poison], last: int) -> list[str]:

@@ -2,7 +2,7 @@
 
     python -m tests.saving_attacks kills --number 500       # about a minute
     python -m tests.saving_attacks disks
-    python -m tests.saving_attacks kills --careless         # damage that the attack must find: exit code 1
+    python -m tests.saving_attacks kills --damage careless  # which the attack must find: exit code 1
 
 What saves is the real code, with small NumPy arrays and without MXNet. The children are forked by a process
 that has imported nothing else (`run` starts one), so that hundreds of kills take a minute.
@@ -71,26 +71,26 @@ def run(attack: str, work: Path, *words: str, timeout: float = 600) -> Outcome:
     return Outcome(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def kills(number: int, seed: int, work: Path, careless: bool = False) -> Outcome:
+def kills(number: int, seed: int, work: Path, damage: str = "") -> Outcome:
     """Kills a process that saves `number` times. After each kill no checkpoint may be half there, and of
     those begun at most the last may be missing. To be called where there is one thread."""
     generator, outcome = random.Random(seed), Outcome()
     directory = str(work / "kills")
     for _ in range(number):
-        begun = _one_life(directory, generator.uniform(0, LIFE), careless)
+        begun = _one_life(directory, generator.uniform(0, LIFE), damage)
         outcome.caught += any(".tmp-" in name for name in os.listdir(directory))
         outcome.add(_whole(directory, begun))
     return outcome
 
 
-def _one_life(directory: str, seconds: float, careless: bool) -> int:
+def _one_life(directory: str, seconds: float, damage: str) -> int:
     """Forks a process that saves, and kills it. Returns the last step that it began to save."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
             os.close(reading)
-            _save_for_ever(directory, writing, careless)
+            _save_for_ever(directory, writing, damage)
         os._exit(3)
     os.close(writing)
     try:
@@ -106,9 +106,9 @@ def _one_life(directory: str, seconds: float, careless: bool) -> int:
         os.close(reading)
 
 
-def _save_for_ever(directory: str, announce: int, careless: bool) -> None:
-    if careless:
-        saving.save = _careless_save
+def _save_for_ever(directory: str, announce: int, damage: str) -> None:
+    if damage:
+        saving.save = DAMAGES[damage]
     step = max(checkpoint.list_steps(directory), default=0)
     parameters = {f"{i}.weight": np.zeros(SIZE, np.float32) for i in range(4)}
     states = {f"{i}.weight.mean": np.zeros(SIZE, np.float32) for i in range(4)}
@@ -137,6 +137,16 @@ def _careless_save(ckpt_dir: str, step: int, parameters: Any, states: Any, facts
         checkpoint.write_params(params_file, parameters)
     for old in checkpoint.list_steps(ckpt_dir)[:-1]:
         os.remove(os.path.join(ckpt_dir, checkpoint.manifest_name(old)))
+
+
+def _hasty_save(ckpt_dir: str, step: int, *given: Any, **named: Any) -> Any:
+    """Makes room for the new checkpoint before it is there."""
+    for old in checkpoint.list_steps(ckpt_dir) if os.path.isdir(ckpt_dir) else []:
+        os.remove(os.path.join(ckpt_dir, checkpoint.manifest_name(old)))
+    return checkpoint.save(ckpt_dir, step, *given, **named)
+
+
+DAMAGES: dict[str, Callable[..., Any]] = {"careless": _careless_save, "hasty": _hasty_save}
 
 
 def _whole(directory: str, begun: int) -> str | None:
@@ -172,13 +182,13 @@ def _is_verified(directory: str, step: int) -> bool:
     return True
 
 
-def disks(work: Path, careless: bool = False) -> Outcome:
+def disks(work: Path, damage: str = "") -> Outcome:
     """Has each write of a checkpoint fail: a limit to a file's size (as a quota gives it), and as root a
     small file system that is full, or has become read-only. Each time the error must name the step and the
     reason, the checkpoint before must stay the only one, and saving must work when the disk does again."""
     outcome = Outcome()
-    if careless:
-        saving.save = _careless_save
+    if damage:
+        saving.save = DAMAGES[damage]
     for name, limits in (("params", (0, 100, 6_000, 15_900)), ("states", (0, 100, 6_000, 15_900, 16_100))):
         sizes = (4_000, 10) if name == "params" else (10, 4_000)
         for limit in limits:
@@ -296,16 +306,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--number", type=int, default=500, help="kills")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, help="an existing folder; default: a temporary one")
-    parser.add_argument("--careless", action="store_true", help="save carelessly: the attack must find it")
+    parser.add_argument("--damage", default="", choices=DAMAGES, help="saves so: the attack must find it")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     work = Path(tempfile.mkdtemp(prefix="saving-", dir=options.work))
     try:
         if options.attack == "kills":
             (work / "kills").mkdir()
-            outcome = kills(options.number, options.seed, work, options.careless)
+            outcome = kills(options.number, options.seed, work, options.damage)
         else:
-            outcome = disks(work, options.careless)
+            outcome = disks(work, options.damage)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     if options.json:

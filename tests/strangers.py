@@ -36,6 +36,8 @@ from tests.processes import ROOT
 TIMEOUT, INTERVAL = 8.0, 0.1  # of the heartbeat under attack
 HERE = "127.0.0.1"
 HELD = 300  # connections that only stay: far more than the hub keeps
+IDLE = 1000  # of those at a run
+NO_TOKEN = bytes(range(32))
 MEMORY = 8 << 20  # bytes that its interpreter may keep
 FLOOD_SECONDS = 0.6
 CONNECT_SECONDS = 3.0
@@ -99,6 +101,26 @@ def attack(messages: int, seed: int, stranger_seconds: float = 3.0, damage: str 
         effects.append(f"{messages - delivered} messages were not delivered")
     seconds = time.monotonic() - began
     return Outcome(delivered, tuple(effects), counts, memory, late, joined, seconds)
+
+
+def bother(port: int, messages: int, seed: int, during: Callable[[], None]) -> int:
+    """Attacks any hub's port as strangers who do not have its token: a thousand connections that stay, so
+    many messages, a flood. Returns how many messages were delivered. `during`: called while the flood lasts.
+    """
+    held = _hold(port, IDLE)
+    delivered = 0
+    try:
+        for count in _send(port, NO_TOKEN, messages, random.Random(seed)):
+            delivered = count
+            _drip(held)
+        with subprocess.Popen(_command("--flood", port), cwd=ROOT) as flood:
+            time.sleep(FLOOD_SECONDS / 2)
+            during()
+            flood.wait()
+    finally:
+        for connection in held:
+            connection.close()
+    return delivered
 
 
 def _differences(descriptors: tuple[int, int, int], memory: tuple[int, int], port: int) -> list[str]:
@@ -188,10 +210,10 @@ def _pieces(text: bytes, draw: random.Random) -> list[bytes]:
     return [text] if draw.random() < 0.7 else [text[:cut], text[cut:]]
 
 
-def _hold(port: int) -> list[socket.socket]:
+def _hold(port: int, count: int = HELD) -> list[socket.socket]:
     """Connections that say nothing, or a byte now and then, or are half closed."""
     held = []
-    for number in range(HELD):
+    for number in range(count):
         with contextlib.suppress(OSError):
             connection = socket.create_connection((HERE, port), 2)
             held.append(connection)

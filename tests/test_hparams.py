@@ -295,7 +295,7 @@ def test_launch_256_gpus(stage, capsys, monkeypatch):
     text = " ".join(command)
     assert command[:5] == ["mpirun", "-np", "256", "--hostfile", "hosts/32x_p3dn"]
     assert "-map-by ppr:4:socket" in text
-    assert "-mca pml ob1 -mca btl ^openib" in text
+    assert "-mca pml ob1 -mca btl ^openib,ofi,uct " in text
     assert "-mca odls_base_sigkill_timeout 30" in text
     assert "-mca oob_tcp_keepalive_time 10" in text
     exported = [value for flag, value in zip(command, command[1:]) if flag == "-x"]

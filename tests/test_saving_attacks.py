@@ -21,4 +21,4 @@ def test_each_write_that_fails_is_an_error_and_leaves_the_last_checkpoint(tmp_pa
 
 @pytest.mark.parametrize(("attack", "words"), [("kills", ["--number", "8"]), ("disks", [])])
 def test_saving_carelessly_is_found(tmp_path, attack, words):
-    assert len(run(attack, tmp_path, "--careless", *words, timeout=60).failures) >= 2
+    assert len(run(attack, tmp_path, "--damage", "careless", *words, timeout=60).failures) >= 2

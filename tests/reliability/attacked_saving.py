@@ -11,7 +11,10 @@ from tests.reliability.figure import ONCE, Attempt, Damage, Program, Setting, Ta
 from tests.reliability.jobs import named, parsed
 
 KILLS = 50  # of a case
-CARELESS = "files are written under their own names"
+DAMAGES = {  # of tests/saving_attacks.py
+    "files are written under their own names": "careless",
+    "older checkpoints are deleted before the new one is there": "hasty",
+}
 
 
 def cases_of_kills(setting: Setting) -> Iterator[str]:
@@ -40,7 +43,7 @@ def opened(setting: Setting) -> Iterator[Attempt]:
             outcome = full_disks.run(work)
             return Tally(outcome.tried, outcome.held, tuple(outcome.failures[:3]))
         words = ["--number", parts["kills"], "--seed", parts["seed"]] if "kills" in parts else []
-        more = ["--careless"] if setting.damage else []
+        more = ["--damage", DAMAGES[setting.damage]] if setting.damage else []
         outcome = saving_attacks.run("kills" if words else "disks", work, *words, *more)
         return Tally(outcome.tried, outcome.held, tuple(outcome.failures[:3]))
 
@@ -56,7 +59,7 @@ KILLED = Program(
     backends=(ONCE,),
     cases=cases_of_kills,
     opened=opened,
-    damages={CARELESS: Damage(named(kills=20, seed=1), "step")},
+    damages={name: Damage(named(kills=20, seed=1), "step") for name in DAMAGES},
 )
 DISKS = Program(
     "9",
@@ -67,5 +70,5 @@ DISKS = Program(
     backends=(ONCE,),
     cases=cases_of_disks,
     opened=opened,
-    damages={CARELESS: Damage(named(disks="all"), "Error|left|saved|step")},
+    damages={name: Damage(named(disks="all"), "Error|left|saved|step") for name in DAMAGES},
 )

@@ -20,6 +20,8 @@ WORKER = ROOT / "tests" / "equality_worker.py"
 COMMUNICATORS = {"hvd_mpi": "horovod", "hvd_gloo": "horovod", "byteps": "byteps"}
 TOLERANCE = 1e-5  # relative: of losses and gradient norms in every step
 OF_PARAMETERS = 1e-4  # relative to a parameter's norm: LAMB divides rounding errors by their own size
+# Key biases: their gradients are rounding and nothing else (tests/test_equality.py).
+WITHOUT_EFFECT = "proj_key.bias"
 DAMAGED = """\
 import sys
 from pathlib import Path
@@ -29,6 +31,8 @@ def damaged(name):
     communicator = make(name)
     average = communicator.average
     def wrong(arrays):
+        if len(arrays) == 1:  # the counts that gradients are divided by: a factor in both would cancel
+            return average(arrays)
 {body}
     communicator.average = wrong
     return communicator
@@ -48,13 +52,12 @@ BODIES = {
 
 
 def cases(setting: Setting) -> Iterator[str]:
-    """Two and three ranks with other data each; with BytePS also two ranks of one worker."""
+    """Two and three ranks with other data each; with BytePS also those of one worker."""
     draw = random.Random(setting.seed)
     while True:
-        yield named(ranks=2, local=1, seed=draw.randrange(10**6))
-        yield named(ranks=3, local=1, seed=draw.randrange(10**6))
-        if setting.backend == "byteps":
-            yield named(ranks=2, local=2, seed=draw.randrange(10**6))
+        for ranks in (2, 3):
+            for local in (1, ranks) if setting.backend == "byteps" else (1,):
+                yield named(ranks=ranks, local=local, seed=draw.randrange(10**6))
 
 
 @contextlib.contextmanager
@@ -88,13 +91,21 @@ def opened(setting: Setting) -> Iterator[Attempt]:
         seen = launch(COMMUNICATORS[setting.backend], setting.work / case, case)
         alone = launch("local", setting.shared / f"alone-{case}", case)
         failures = [f"{run}: {text}" for run in RUNS for text in compared(seen[run], alone[run][0], run)]
-        for one, other in zip(seen["accumulate-1"], seen["accumulate-1-again"]):
-            if not (same_steps(one, other) and same_bits(one.parameters, other.parameters)):
-                failures.append("accumulate-1: repeated, it has other bits")
+        for rank, (one, other) in enumerate(zip(seen["accumulate-1"], seen["accumulate-1-again"])):
+            same = same_steps(one, other) and same_bits(one.parameters, other.parameters)
+            if not same and order_is_fixed(setting.backend, case):
+                failures.append(f"accumulate-1-again: rank {rank} has other bits than the first time")
         wrong = len({failure.partition(":")[0] for failure in failures})
         return Tally(len(RUNS), len(RUNS) - wrong, tuple(failures))
 
     yield attempt
+
+
+def order_is_fixed(backend: str, case: str) -> bool:
+    """Whether every run forms its sums in one order. BytePS's servers add up more than two workers' in the
+    order of arrival."""
+    parts = parsed(case)
+    return backend != "byteps" or int(parts["ranks"]) // int(parts["local"]) <= 2
 
 
 def compared(ranks: list[Seen], alone: Seen, run: str) -> list[str]:
@@ -117,15 +128,16 @@ def compared(ranks: list[Seen], alone: Seen, run: str) -> list[str]:
     losses, expected = (
         sums[:, 0] / (rows * MASKED) + sums[:, 1] / rows for sums in (of_ranks, np.array(alone.steps["sums"]))
     )
+    # The step that overflows has a huge number as norm, and as loss the difference of two.
     applied = np.array(alone.steps["applied"])
-    norms = [np.array(each.steps["grad_norm"])[applied] for each in (first, alone)]
+    norms = (np.array(each.steps["grad_norm"]) for each in (first, alone))
     for name, values, wanted in (("loss", losses, expected), ("gradient norm", *norms)):
-        worst = float(np.max(np.abs(values - wanted) / np.abs(wanted)))
+        worst = float(np.max(np.abs(values - wanted)[applied] / np.abs(wanted)[applied]))
         if not worst < TOLERANCE:
             found.append(f"{name} is off by {worst:.2g} of one process's")
     for name, wanted in alone.parameters.items():
         off = np.linalg.norm(first.parameters[name].astype(np.float64) - wanted) / np.linalg.norm(wanted)
-        if not off < OF_PARAMETERS:
+        if not off < OF_PARAMETERS and not name.endswith(WITHOUT_EFFECT):
             found.append(f"{name} is off by {off:.2g} of one process's")
             break
     return found
@@ -134,7 +146,7 @@ def compared(ranks: list[Seen], alone: Seen, run: str) -> list[str]:
 CASE = named(ranks=2, local=1, seed=5)
 PROGRAM = Program(
     "12",
-    "50 steps of LAMB, 2 and 3 ranks, against one process: losses and norms of each step",
+    "50 steps of LAMB, 2 and 3 ranks, against one process: losses, norms, parameters",
     "within 1e-5, ranks to the bit",
     weight=0.5,
     seconds=30,
@@ -145,5 +157,6 @@ PROGRAM = Program(
         "gradients are summed, not averaged": Damage(CASE, "gradient norm is off"),
         "one number in a million is off by 0.01%": Damage(CASE, "is off by"),
     },
-    note=f"parameters within {OF_PARAMETERS:g} of their norm",
+    note=f"parameters within {OF_PARAMETERS:g} of their norm, without key biases, which have no effect;"
+    " repeated to the bit, but for three workers of BytePS, whose servers add in the order of arrival",
 )

@@ -9,10 +9,12 @@ import random
 from typing import Any, Iterator
 from unittest import mock
 
+from base.command_line import OptionParser
 from tests.reliability.figure import ONCE, Attempt, Damage, Program, Setting, Tally
 from tests.reliability.jobs import named, parsed
 
 UNCHECKED = "values are not looked at when options are parsed"
+USAGE = "a wrong option prints the usage"
 ALL = named(all="parsed")
 
 
@@ -61,6 +63,8 @@ def opened(setting: Setting) -> Iterator[Attempt]:
             stack.enter_context(
                 mock.patch.object(argparse.ArgumentParser, "_get_value", lambda self, action, text: text)
             )
+        if setting.damage == USAGE:
+            stack.enter_context(mock.patch.object(OptionParser, "error", argparse.ArgumentParser.error))
         yield attempt
 
 
@@ -73,5 +77,5 @@ PROGRAM = Program(
     backends=(ONCE,),
     cases=cases,
     opened=opened,
-    damages={UNCHECKED: Damage(ALL, "code |TypeError")},
+    damages={UNCHECKED: Damage(ALL, "code |TypeError"), USAGE: Damage(ALL, r"code 2 after \S+ s, \d+ lines")},
 )

@@ -12,6 +12,8 @@ from tests.reliability.figure import ONCE, Attempt, Damage, Program, Setting, Ta
 from tests.reliability.jobs import named, parsed
 
 UNCHECKED = "the sha256 of a checkpoint's files is not compared"
+UNCHECKED_STORES = "the sha256 of a store's files is not compared"
+UNSIGNED = "journals and manifests of stores have no checksum"
 KINDS = ("checkpoints", "tokens", "instances", "cache", "journal")  # of tests/flipping.py
 
 
@@ -26,6 +28,7 @@ def cases(setting: Setting) -> Iterator[str]:
 @contextlib.contextmanager
 def opened(setting: Setting) -> Iterator[Attempt]:
     """Tries a case: every damage to each file of a kind, once."""
+    from data.store import manifest, tokens
     from tests import flipping
     from training import checkpoint
 
@@ -40,12 +43,21 @@ def opened(setting: Setting) -> Iterator[Attempt]:
         used = [f"{each.damage}: {each.used}" for each in found if each.used is not None]
         return Tally(len(found), len(found) - len(used), tuple(used))
 
-    def unchecked(path: Any) -> str:
+    def unchecked(content: Any) -> str:
         return "0" * 64
+
+    def unchecked_column(directory: str, shards: Any, dtype: Any, verify: bool) -> Any:
+        return map_column(directory, shards, dtype, verify=False)
+
+    map_column = tokens.map_column
 
     with contextlib.ExitStack() as stack:
         if setting.damage == UNCHECKED:
             stack.enter_context(mock.patch.object(checkpoint, "sha256_of", unchecked))
+        if setting.damage == UNCHECKED_STORES:
+            stack.enter_context(mock.patch.object(tokens, "map_column", unchecked_column))
+        if setting.damage == UNSIGNED:
+            stack.enter_context(mock.patch.object(manifest, "checksum_of", unchecked))
         yield attempt
 
 
@@ -58,5 +70,9 @@ PROGRAM = Program(
     backends=(ONCE,),
     cases=cases,
     opened=opened,
-    damages={UNCHECKED: Damage(named(kind="checkpoints", seed=1), "other content|Error")},
+    damages={
+        UNCHECKED: Damage(named(kind="checkpoints", seed=1), "other content|Error"),
+        UNCHECKED_STORES: Damage(named(kind="tokens", seed=1), "other content|Error"),
+        UNSIGNED: Damage(named(kind="cache", seed=1), "other content|Error"),
+    },
 )

@@ -11,15 +11,21 @@ from tests.reliability.figure import Attempt, Damage, Program, Setting, Tally
 from tests.reliability.jobs import corpus, named, parsed
 
 NOT_COMPARED = "the ranks do not compare what they are about to do"
+CONTENT = "of vocabularies and data only the names are compared"
+COMPARED = {
+    NOT_COMPARED: "None",
+    CONTENT: "agree({name: each for name, each in given[0].items() if name.startswith('--')}, *given[1:])",
+}
 PATCH = """
 import base.threads
 _set_threads = base.threads.set_threads
 def _set_and_damage(*given):
     chosen = _set_threads(*given)
     import training.agreement, training.run, training.inputs
+    agree = training.agreement.agree
     for module in (training.agreement, training.run, training.inputs):
         if hasattr(module, "agree"):
-            module.agree = lambda *given, **named: None
+            module.agree = lambda *given, **named: COMPARED
     return chosen
 base.threads.set_threads = _set_and_damage
 """
@@ -46,7 +52,8 @@ def opened(setting: Setting) -> Iterator[Attempt]:
     files = disagreeing.make_files(setting.work / "files", text / "corpus" / "eval.txt", text / "vocab.txt")
     starter = disagreeing._STARTER
     if setting.damage:
-        starter = starter.replace(RUNPY, f"{PATCH.strip()}\n{RUNPY}".replace("{", "{{").replace("}", "}}"), 1)
+        patch = PATCH.strip().replace("COMPARED", COMPARED[setting.damage])
+        starter = starter.replace(RUNPY, f"{patch}\n{RUNPY}".replace("{", "{{").replace("}", "}}"), 1)
 
     def attempt(case: str) -> Tally:
         parts = parsed(case)
@@ -58,6 +65,7 @@ def opened(setting: Setting) -> Iterator[Attempt]:
 
 
 CASE = named(differs=1, kind="lr")
+UNNOTICED = "it trained|nobody says|it saved|had to be ended"
 PROGRAM = Program(
     "11",
     "ranks that disagree: options, data, vocabulary, code, versions",
@@ -66,5 +74,8 @@ PROGRAM = Program(
     seconds=15,
     cases=cases,
     opened=opened,
-    damages={NOT_COMPARED: Damage(CASE, "it trained|nobody says|it saved|had to be ended")},
+    damages={
+        NOT_COMPARED: Damage(CASE, UNNOTICED),
+        CONTENT: Damage(named(differs=1, kind="shuffled vocabulary"), UNNOTICED),
+    },
 )

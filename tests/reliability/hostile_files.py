@@ -24,15 +24,26 @@ COUNT = 150  # of instances' files; rounds of weights', which have several files
 BY_COMMANDS = ("configuration", "options", "hosts", "results", "vocabulary", "text")
 FEW = 10  # through commands, which have to be started
 LINES = "errors have several lines"
+PICKLED = "pickles are executed"
 WORKERS = {
     **dict.fromkeys(OF_INSTANCES, "tests.data.formats.fuzz_worker"),
     **dict.fromkeys(OF_WEIGHTS, "tests.bert.weights.fuzz_worker"),
     **dict.fromkeys(OF_OTHERS, "tests.hostile"),
 }
-DAMAGED = """
-import runpy, sys
+PATCHES = {
+    LINES: """
 import base.errors
 base.errors.InputError.__str__ = lambda self: "a line\\nanother one"
+""",
+    PICKLED: """
+import pickle
+from bert.weights import pickled
+pickled.read_index = lambda path: pickle.loads(open(path, "rb").read())
+""",
+}
+DAMAGED = """
+import runpy, sys
+{patch}
 sys.argv = sys.argv[1:]
 runpy.run_module(sys.argv[0], run_name="__main__")
 """
@@ -58,7 +69,7 @@ def opened(setting: Setting) -> Iterator[Attempt]:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         first = [0] if kind in OF_INSTANCES else []
-        start = ["-c", DAMAGED] if setting.damage else ["-m"]
+        start = ["-c", DAMAGED.format(patch=PATCHES[setting.damage])] if setting.damage else ["-m"]
         through = [FEW, folder, "commands"] if "by" in parts else [COUNT, folder]
         words = python(*start, WORKERS[kind], kind, parts["seed"], *first, *through)
         env = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -80,6 +91,9 @@ PROGRAM = Program(
     backends=(ONCE,),
     cases=cases,
     opened=opened,
-    damages={LINES: Damage(named(kind="npz", seed=1), "AssertionError")},
+    damages={
+        LINES: Damage(named(kind="npz", seed=1), "AssertionError"),
+        PICKLED: Damage(named(kind="pickled", seed=1), "Error"),
+    },
     note="options: 10; strangers' messages: 5b",
 )

@@ -15,6 +15,15 @@ WORKER = ROOT / "tests" / "comm" / "race_worker.py"
 ROUNDS = 60
 TENSORS = 8  # in each round, of the worker's own sizes
 UNPROTECTED = "the sums of a tensor all have one name, as BytePS's own trainer has it"
+LEFT_OUT = "the last tensor of a step is not summed"
+PATCH = f"""
+import runpy, sys
+from comm.byteps.communicator import BytePSCommunicator
+average = BytePSCommunicator.average
+BytePSCommunicator.average = lambda self, arrays: average(self, arrays[:-1])
+sys.argv[0] = {str(WORKER)!r}
+runpy.run_path({str(WORKER)!r}, run_name="__main__")
+"""
 
 
 def cases(setting: Setting) -> Iterator[str]:
@@ -27,12 +36,14 @@ def cases(setting: Setting) -> Iterator[str]:
 @contextlib.contextmanager
 def opened(setting: Setting) -> Iterator[Attempt]:
     """Tries a case: both of the project's ways to sum, in the same ranks."""
-    kinds = ["name"] if setting.damage else ["channels", "communicator"]
+    kinds = {UNPROTECTED: ["name"], LEFT_OUT: ["communicator"]}.get(
+        setting.damage, ["channels", "communicator"]
+    )
 
     def attempt(case: str) -> Tally:
         parts = parsed(case)
         result = run_ranks(
-            WORKER,
+            PATCH if setting.damage == LEFT_OUT else WORKER,
             2,
             "byteps",
             timeout=200,
@@ -61,5 +72,8 @@ PROGRAM = Program(
     backends=("byteps",),
     cases=cases,
     opened=opened,
-    damages={UNPROTECTED: Damage(named(rounds=300, seed=1), "in place of")},
+    damages={
+        UNPROTECTED: Damage(named(rounds=300, seed=1), "in place of"),
+        LEFT_OUT: Damage(named(rounds=10, seed=1), "in place of"),
+    },
 )

@@ -45,6 +45,13 @@ import comm.watch.watchdog
 end = comm.watch.watchdog._end_process
 comm.watch.watchdog._end_process = lambda message, rank, *rest: end("lost", rank)
 """,
+    "a rank leaves something in shared memory": """
+open("/dev/shm/left-by-a-rank", "w").close()
+""",
+    "a rank leaves a process": """
+import subprocess
+subprocess.Popen(["sleep", "600"], start_new_session=True)
+""",
 }
 
 
@@ -278,6 +285,7 @@ def named_in(case: Case, result: RunResult, victim: int) -> bool:
 
 
 CASE = named(who="1", how="stopped", when="first steps")
+KILLED = named(who="1", how="killed", when="first steps")
 PROGRAM = Program(
     "7",
     "each rank, server, scheduler, launcher killed, stopped, cut off, at 5 moments",
@@ -290,6 +298,8 @@ PROGRAM = Program(
         "signs of life are not looked at": Damage(CASE, "did not end|ended after"),
         # hosts/launch.py sees for itself which part was stopped.
         "nobody is named": Damage(CASE, "nobody names 1", ("hvd_gloo",)),
+        "a rank leaves something in shared memory": Damage(KILLED, "left behind: left-by-a-rank"),
+        "a rank leaves a process": Damage(KILLED, r"still alive:\s+\d+ sleep 600"),
     },
     note="--comm_timeout 5; a run goes on while its launcher is stopped; cut off: under hosts/launch.py, "
     "which ends an mpirun that waits for the lost host, or horovodrun; mpirun does not always say which rank "

@@ -11,9 +11,11 @@ from unittest import mock
 from tests.reliability.figure import Attempt, Damage, Program, Setting, Tally
 from tests.reliability.jobs import named, parsed
 
+ALONE = "a rank goes by its own gradients"
+TAKEN = "a step is taken whatever its gradients are"
+# Indented as the part of tests/poisoning.py that they become.
 PATCHES = {
-    "a rank goes by its own gradients": """
-    import math
+    ALONE: """
     import training.step as of_steps
     agreed = of_steps.TrainStep.__call__
     def alone(self, *given, **named):
@@ -25,6 +27,15 @@ PATCHES = {
         finally:
             own.average = average
     of_steps.TrainStep.__call__ = alone
+""",
+    TAKEN: """
+    import math
+    import training.step as of_steps
+    norm_of = of_steps.global_norm
+    def finite(*given):
+        norm = norm_of(*given)
+        return norm if math.isfinite(norm) else 1.0
+    of_steps.global_norm = finite
 """,
 }
 BEFORE = "    import training.step as step_module\n"
@@ -51,7 +62,8 @@ def opened(setting: Setting) -> Iterator[Attempt]:
         folder.mkdir()
         report = poisoning.attack(setting.launcher, int(parsed(case)["ranks"]), folder)
         tried = sum(map(len, report.poisons.values()))
-        return Tally(tried, max(0, tried - len(report.faults)), tuple(report.faults[:3]))
+        held = tried - len(report.faults) if report.complete else 0
+        return Tally(tried, max(0, held), tuple(report.faults[:3]))
 
     with mock.patch.object(poisoning, "_STARTER", starter):
         yield attempt
@@ -67,6 +79,7 @@ PROGRAM = Program(
     cases=cases,
     opened=opened,
     damages={
-        "a rank goes by its own gradients": Damage(CASE, "differ from step"),
+        ALONE: Damage(CASE, "differ from step"),
+        TAKEN: Damage(CASE, "applied: Poison"),
     },
 )

@@ -36,7 +36,7 @@ training.loop.StopRequest.listen = lambda self: None
     "a stopped run saves nothing": """
 import training.loop
 save = training.loop.Loop._save
-training.loop.Loop._save = lambda self: save(self) if self.stop.exit_code is None else None
+training.loop.Loop._save = lambda self, *given: save(self, *given) if self.stop.exit_code is None else None
 """,
     "a stopped run ends with code 0": """
 import training.loop
