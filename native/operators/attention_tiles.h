@@ -13,7 +13,7 @@
 namespace operators {
 namespace ISA {
 
-constexpr int64_t kTilesForward = 32, kTilesBackward = 128;  // queries taken at a time
+constexpr int64_t kTilesForward = 32, kTilesBackward = 64;  // queries taken at a time
 
 // From row to row of the products with one head's keys in the columns, an odd number of vectors.
 inline int64_t stride_of_keys(int64_t keys) { return round_up(keys, 2 * kTile) + kTile; }

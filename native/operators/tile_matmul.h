@@ -47,26 +47,27 @@ class TileShapes {
 
 inline __m512i words_of(__m512 low, __m512 high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
 
-// 16 elements of which the first `count` are there, the others 0; scaled.
-inline __m512 some(const float* from, int64_t count, __m512 factor) {
-  const __mmask16 mask = count >= 16 ? 0xffff : count <= 0 ? 0 : (1u << count) - 1;
-  return _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, from), factor);
+// The first `count` of 16 elements, the others 0.
+inline __m512 some(const float* from, int64_t count) {
+  return _mm512_maskz_loadu_ps(count >= 16 ? 0xffff : count <= 0 ? 0 : (1u << count) - 1, from);
 }
 
-// Packs the left factor factor * matrix (rows, columns): zeros beyond its columns and rows.
+// Packs the left factor factor * matrix (rows, columns): zeros beyond its columns and rows. Tile by tile: from
+// tile to tile rows lie so that they would share a few sets of the first-level cache.
 inline void pack_rows(const float* matrix, int64_t stride, int64_t rows, int64_t columns, float factor,
                       uint32_t* packed) {
-  const int64_t deep = steps(columns);
   const __m512 scale = _mm512_set1_ps(factor);
-  for (int64_t r = 0; r < tiles(rows) * kTile; r++) {
-    uint32_t* to = packed + r / kTile * deep * kTileWords + r % kTile * kTile;
-    const float* from = matrix + r * stride;
-    for (int64_t k = 0; k < deep; k++, to += kTileWords) {
-      const int64_t left = r < rows ? columns - k * kDeep : 0;
-      _mm512_store_si512(to, words_of(some(from + k * kDeep, left, scale),
-                                      some(from + k * kDeep + kTile, left - kTile, scale)));
+  for (int64_t row = 0; row < rows; row += kTile)
+    for (int64_t column = 0; column < columns; column += kDeep, packed += kTileWords) {
+      const float* from = matrix + row * stride + column;
+      const bool whole = rows - row >= kTile && columns - column >= kDeep;
+      for (int64_t r = 0; r < kTile; r++, from += stride) {
+        const int64_t left = row + r < rows ? columns - column : 0;
+        const __m512 low = whole ? _mm512_loadu_ps(from) : some(from, left);
+        const __m512 high = whole ? _mm512_loadu_ps(from + kTile) : some(from + kTile, left - kTile);
+        _mm512_store_si512(packed + r * kTile, words_of(_mm512_mul_ps(low, scale), _mm512_mul_ps(high, scale)));
+      }
     }
-  }
 }
 
 // (a0 b0 a1 b1 ...) as bfloat16.
@@ -79,17 +80,18 @@ inline __m512i paired(__m512 a, __m512 b) {
 // Packs the right factor factor * matrix (depth, columns): zeros beyond its columns and rows.
 inline void pack_pairs(const float* matrix, int64_t stride, int64_t depth, int64_t columns, float factor,
                        uint32_t* packed) {
-  const int64_t deep = steps(depth);
   const __m512 scale = _mm512_set1_ps(factor);
-  for (int64_t pair = 0; pair < deep * kTile; pair++) {
-    const float* even = matrix + 2 * pair * stride;
-    uint32_t* to = packed + pair / kTile * kTileWords + pair % kTile * kTile;
-    for (int64_t column = 0; column < columns; column += kTile, to += deep * kTileWords) {
-      const int64_t left = columns - column;
-      _mm512_store_si512(to, paired(some(even + column, 2 * pair < depth ? left : 0, scale),
-                                    some(even + stride + column, 2 * pair + 1 < depth ? left : 0, scale)));
+  for (int64_t column = 0; column < columns; column += kTile)
+    for (int64_t row = 0; row < depth; row += kDeep, packed += kTileWords) {
+      const float* from = matrix + row * stride + column;
+      const bool whole = depth - row >= kDeep && columns - column >= kTile;
+      for (int64_t pair = 0; pair < kTile; pair++, from += 2 * stride) {
+        const int64_t left = columns - column, rows = depth - row - 2 * pair;
+        const __m512 even = whole ? _mm512_loadu_ps(from) : some(from, rows > 0 ? left : 0);
+        const __m512 odd = whole ? _mm512_loadu_ps(from + stride) : some(from + stride, rows > 1 ? left : 0);
+        _mm512_store_si512(packed + pair * kTile, paired(_mm512_mul_ps(even, scale), _mm512_mul_ps(odd, scale)));
+      }
     }
-  }
 }
 
 // Transposes the words of each of `count` tiles: the other packing of the transposed matrix.

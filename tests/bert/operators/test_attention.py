@@ -270,9 +270,9 @@ def low_reference(
 
 def assert_close_but_for_rounding(found: np.ndarray, expected: np.ndarray) -> None:
     """Equality, but for the few factors that float32 and float64 round to different neighbours."""
-    errors, size = np.abs(found - expected), np.abs(expected).max() + 1e-4
-    assert errors.max() <= size * 2**-8
-    assert np.mean(errors) <= size * 1e-5
+    errors, size = np.abs(found - expected), np.abs(expected).max()
+    assert errors.max() <= size * 2**-8 + 1e-6
+    assert np.mean(errors) <= size * 1e-5 + 1e-7
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (1, 300, 2, 64), (4, 512, 3, 64), (1, 150, 1, 33)])
