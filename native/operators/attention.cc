@@ -1,9 +1,9 @@
-// bert_attention(qkv (B, L, 3U), lengths (B) int32, mode (1); heads, dropout, dtype) -> context (B, L, U), float32;
-// beside it the logarithms of the softmax's denominators (B, heads, L) and dropout's key (2), for the
-// backward pass. qkv holds queries, keys and values, each heads * U / heads columns. Keys from a sequence's
-// length on do not exist. With dtype="bfloat16" the factors of all products are rounded to bfloat16: queries,
-// keys, values, probabilities and the gradients of context and scores. mode is F.Dropout(F.ones((1,)), p=0.5): 1 where MXNet predicts, which turns dropout
-// off.
+// bert_attention(qkv (B, L, 3U), lengths (B) int32, mode (1); heads, dropout, dtype) -> context (B, L, U),
+// float32; beside it the logarithms of the softmax's denominators (B, heads, L) and dropout's key (2), for
+// the backward pass. qkv holds queries, keys and values, each heads * U / heads columns. Keys from a
+// sequence's length on do not exist. With dtype="bfloat16" the factors of all products are rounded to
+// bfloat16: queries, keys, values, probabilities and the gradients of context and scores. mode is
+// F.Dropout(F.ones((1,)), p=0.5): 1 where MXNet predicts, which turns dropout off.
 #include <omp.h>
 
 #include <algorithm>

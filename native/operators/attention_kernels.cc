@@ -30,7 +30,8 @@ void round_row(float* row, int64_t size) {
 
 // Queries, or the context's gradient, as left factors in consecutive memory.
 template <bool kLow>
-void copy_factor(const float* matrix, int64_t stride, int64_t rows, int64_t columns, float factor, float* copy) {
+void copy_factor(const float* matrix, int64_t stride, int64_t rows, int64_t columns, float factor,
+                 float* copy) {
   copy_rows(matrix, stride, rows, columns, factor, copy, columns);
   round_row<kLow>(copy, rows * columns);
 }

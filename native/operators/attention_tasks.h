@@ -60,8 +60,8 @@ void lay_out(const Piece (&pieces)[kPieces]) {
 }
 
 // Rows of matrices on the left of a product, scaled, in consecutive memory.
-inline void copy_rows(const float* matrix, int64_t stride, int64_t rows, int64_t columns, float factor, float* copy,
-               int64_t copy_stride) {
+inline void copy_rows(const float* matrix, int64_t stride, int64_t rows, int64_t columns, float factor,
+                      float* copy, int64_t copy_stride) {
   for (int64_t r = 0; r < rows; r++)
 #pragma omp simd
     for (int64_t c = 0; c < columns; c++) copy[r * copy_stride + c] = factor * matrix[r * stride + c];

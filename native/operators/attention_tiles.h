@@ -57,9 +57,9 @@ inline void attend_on_tiles(const Attention& shape, const Task& work, const floa
       for (int64_t part = 0; part < 3; part++)
         prefetch<false>(queries + (begin + r) * head.stride + part * head.units + size, size);
       prefetch<true>(context + (begin + r) * head.units, size);
-      log_sum[begin + r] =
-          (shape.dropout.threshold == 0 ? softmax_row<false> : softmax_row<true>)(row, keys, round_up(keys, kTile),
-                                                                                 dropout, factors + r);
+      log_sum[begin + r] = (shape.dropout.threshold == 0
+                                ? softmax_row<false>
+                                : softmax_row<true>)(row, keys, round_up(keys, kTile), dropout, factors + r);
     }
     pack_rows(scores, stride, rows, keys, 1.f, probability);
     multiply_packed<false>(probability, rows, value, size, steps(keys), product, size_stride);
@@ -109,8 +109,8 @@ inline float dot_rounded(const float* a, const float* b, int64_t size) {
 
 // As attend_backward(), with sums_size_of_tiles() floats of sums.
 inline void attend_backward_on_tiles(const Attention& shape, const Task& work, const float* context_gradient,
-                                     const float* qkv, const float* context, const float* log_sum, float* sums,
-                                     float* qkv_gradient) {
+                                     const float* qkv, const float* context, const float* log_sum,
+                                     float* sums, float* qkv_gradient) {
   const Head head(shape, work);
   const int64_t size = shape.size, keys = work.keys;
   const float* queries = qkv + head.query;
@@ -126,11 +126,11 @@ inline void attend_backward_on_tiles(const Attention& shape, const Task& work, c
   constexpr int64_t kBlock = kTilesBackward;
   const int64_t stride = stride_of_keys(keys), size_stride = round_up(size, kTile),
                 sum_stride = stride_of_keys(shape.length);
-  uint32_t *query, *query_transposed, *key, *key_transposed, *value_transposed, *gradient, *gradient_transposed,
-      *probability, *score_gradient, *score_gradient_pairs, *pairs;
+  uint32_t *query, *query_transposed, *key, *key_transposed, *value_transposed, *gradient,
+      *gradient_transposed, *probability, *score_gradient, *score_gradient_pairs, *pairs;
   float *scores, *score_gradients, *product, *own_sums;
-  const int64_t most = tiles_size(keys, size) > tiles_size(size, kBlock) ? tiles_size(keys, size)
-                                                                         : tiles_size(size, kBlock);
+  const int64_t most =
+      tiles_size(keys, size) > tiles_size(size, kBlock) ? tiles_size(keys, size) : tiles_size(size, kBlock);
   lay_out({{&query, tiles_size(kBlock, size)},
            {&query_transposed, tiles_size(size, kBlock)},
            {&key, tiles_size(size, keys)},
@@ -175,14 +175,16 @@ inline void attend_backward_on_tiles(const Attention& shape, const Task& work, c
       prefetch<false>(context + i * head.units + size, size);
       prefetch<false>(context_gradient + i * head.units + size, size);
       const float mean = dot_rounded(own_gradients + r * head.units, context + i * head.units, size);
-      (shape.dropout.threshold == 0 ? softmax_row_backward<false> : softmax_row_backward<true>)(
-          scores + r * stride, score_gradients + r * stride, keys, log_sum[i], mean, shape.dropout.scale,
-          dropout);
+      (shape.dropout.threshold == 0
+           ? softmax_row_backward<false>
+           : softmax_row_backward<true>)(scores + r * stride, score_gradients + r * stride, keys, log_sum[i],
+                                         mean, shape.dropout.scale, dropout);
     }
     pack_rows(score_gradients, stride, rows, keys, 1.f, score_gradient);
     multiply_packed<false>(score_gradient, rows, key, size, steps(keys), product, size_stride);
     for (int64_t r = 0; r < rows; r++)
-      copy_rows(product + r * size_stride, 0, 1, size, head.root, query_gradients + (begin + r) * head.stride, 0);
+      copy_rows(product + r * size_stride, 0, 1, size, head.root, query_gradients + (begin + r) * head.stride,
+                0);
     pack_pairs(own_queries, head.stride, rows, size, head.root, pairs);
     transpose_tiles(pairs, tiles(size) * deep, query_transposed);
     pack_pairs(own_gradients, head.units, rows, size, 1.f, pairs);

@@ -40,8 +40,8 @@ Isa choose() {
   for (int i = 0; i <= static_cast<int>(available); i++)
     if (std::string(wanted) == kNames[i]) return static_cast<Isa>(i);
   throw std::runtime_error("BERT_OPERATORS_ISA=" + std::string(wanted) + ": this processor has " +
-                           kNames[static_cast<int>(available)] + " and what comes before it of baseline, avx2, " +
-                           "avx512, avx512_bf16, amx");
+                           kNames[static_cast<int>(available)] +
+                           " and what comes before it of baseline, avx2, " + "avx512, avx512_bf16, amx");
 }
 
 }  // namespace

@@ -52,8 +52,8 @@ inline __m512 some(const float* from, int64_t count) {
   return _mm512_maskz_loadu_ps(count >= 16 ? 0xffff : count <= 0 ? 0 : (1u << count) - 1, from);
 }
 
-// Packs the left factor factor * matrix (rows, columns): zeros beyond its columns and rows. Tile by tile: from
-// tile to tile rows lie so that they would share a few sets of the first-level cache.
+// Packs the left factor factor * matrix (rows, columns): zeros beyond its columns and rows. Tile by tile:
+// from tile to tile rows lie so that they would share a few sets of the first-level cache.
 inline void pack_rows(const float* matrix, int64_t stride, int64_t rows, int64_t columns, float factor,
                       uint32_t* packed) {
   const __m512 scale = _mm512_set1_ps(factor);
@@ -65,15 +65,17 @@ inline void pack_rows(const float* matrix, int64_t stride, int64_t rows, int64_t
         const int64_t left = row + r < rows ? columns - column : 0;
         const __m512 low = whole ? _mm512_loadu_ps(from) : some(from, left);
         const __m512 high = whole ? _mm512_loadu_ps(from + kTile) : some(from + kTile, left - kTile);
-        _mm512_store_si512(packed + r * kTile, words_of(_mm512_mul_ps(low, scale), _mm512_mul_ps(high, scale)));
+        _mm512_store_si512(packed + r * kTile,
+                           words_of(_mm512_mul_ps(low, scale), _mm512_mul_ps(high, scale)));
       }
     }
 }
 
 // (a0 b0 a1 b1 ...) as bfloat16.
 inline __m512i paired(__m512 a, __m512 b) {
-  alignas(64) static constexpr uint16_t kOrder[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  alignas(64) static constexpr uint16_t kOrder[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                      21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                      11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), words_of(a, b));
 }
 
@@ -89,7 +91,8 @@ inline void pack_pairs(const float* matrix, int64_t stride, int64_t depth, int64
         const int64_t left = columns - column, rows = depth - row - 2 * pair;
         const __m512 even = whole ? _mm512_loadu_ps(from) : some(from, rows > 0 ? left : 0);
         const __m512 odd = whole ? _mm512_loadu_ps(from + stride) : some(from + stride, rows > 1 ? left : 0);
-        _mm512_store_si512(packed + pair * kTile, paired(_mm512_mul_ps(even, scale), _mm512_mul_ps(odd, scale)));
+        _mm512_store_si512(packed + pair * kTile,
+                           paired(_mm512_mul_ps(even, scale), _mm512_mul_ps(odd, scale)));
       }
     }
 }
@@ -146,7 +149,7 @@ void multiply_packed(const uint32_t* left, int64_t rows, const uint32_t* right, 
     const bool wide = c + 1 < tiles(columns);
     for (int64_t r = 0; r < tiles(rows); r += 2) {
       const bool high = r + 1 < tiles(rows);
-      const auto part = high ? wide ? multiply_tiles<2, 2, kAccumulate> : multiply_tiles<2, 1, kAccumulate>
+      const auto part = high   ? wide ? multiply_tiles<2, 2, kAccumulate> : multiply_tiles<2, 1, kAccumulate>
                         : wide ? multiply_tiles<1, 2, kAccumulate>
                                : multiply_tiles<1, 1, kAccumulate>;
       part(left + r * next, right + c * next, deep, product + r * kTile * stride + c * kTile, stride);
