@@ -41,7 +41,7 @@ from base import machine
 from base.command_line import OptionParser, count, path_name, positive, positive_int, rate
 from base.errors import InputError
 from base.threads import set_threads
-from bench.contestants import NO_TORCH, ROOT, find_torch_python
+from bench.contestants import NO_TORCH, ROOT, environment, find_torch_python
 from bench.finetune_data import (
     read_split,
     shown_sizes,
@@ -90,12 +90,6 @@ MODULES = {OURS: "bench.finetune_ours", TORCH: "bench.finetune_torch"}
 SCORES = ("f1", "exact_match")
 LIMIT = 1800.0  # seconds of a training
 WARM_UPS = 1
-# glibc's malloc gives freed memory back to the system and takes it again, page by page, unless it may not.
-KEEPS_MEMORY = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
-    "MALLOC_TOP_PAD_": str(1 << 26),
-}
 LIKE_SQUAD = ClozeSettings(context_words=120, question_words=30, unanswerable=0.0)
 Figures = Mapping[str, Any]
 
@@ -177,7 +171,7 @@ class Contestants:
             python = sys.executable if key == OURS else torch_python
             if python is None:
                 continue
-            environ = dict(os.environ) if key == OURS else {**os.environ, **KEEPS_MEMORY}
+            environ = environment(key != OURS, os.environ)
             words = [python, "-m", module, work.folder, dtype]
             worker = stack.enter_context(Worker(f"{TITLES[key]} ({dtype})", words, str(ROOT), environ))
             try:

@@ -18,13 +18,13 @@ import numpy as np
 from gluonnlp.model.bert import BERTEncoder, BERTModel
 
 from bench.serve import ReadLoss, TakeStep, Unsupported, serve
-from bench.work import DROPOUT, LENGTH, MASKED, SEQUENCES, VOCABULARY, gflop, products, size_of
+from bench.work import DROPOUT, VOCABULARY, Work, gflop, products
 
 
-def set_up(model_name: str, dtype: str) -> tuple[TakeStep, dict[str, Any]]:
-    if dtype != "float32":
+def set_up(work: Work) -> tuple[TakeStep, dict[str, Any]]:
+    if work.dtype != "float32":
         raise Unsupported("GluonNLP's BERT trains in float32 on CPUs")
-    size = size_of(model_name)
+    size, (sequences, length, masked) = work.size, work.batch
     encoder = BERTEncoder(
         num_layers=size.layers,
         units=size.units,
@@ -48,11 +48,11 @@ def set_up(model_name: str, dtype: str) -> tuple[TakeStep, dict[str, Any]]:
     def tokens(*shape: int) -> Any:
         return mx.nd.array(rng.integers(5, VOCABULARY, shape), dtype="float32")
 
-    ids, labels = tokens(SEQUENCES, LENGTH), tokens(SEQUENCES * MASKED)
-    segments = mx.nd.array(np.tile(np.arange(LENGTH) >= LENGTH // 2, (SEQUENCES, 1)), dtype="float32")
-    chosen = [np.sort(rng.permutation(LENGTH)[:MASKED]) for _ in range(SEQUENCES)]
+    ids, labels = tokens(sequences, length), tokens(sequences * masked)
+    segments = mx.nd.array(np.tile(np.arange(length) >= length // 2, (sequences, 1)), dtype="float32")
+    chosen = [np.sort(rng.permutation(length)[:masked]) for _ in range(sequences)]
     positions = mx.nd.array(np.stack(chosen), dtype="float32")
-    lengths, is_next = mx.nd.full((SEQUENCES,), LENGTH), mx.nd.zeros((SEQUENCES,))
+    lengths, is_next = mx.nd.full((sequences,), length), mx.nd.zeros((sequences,))
 
     def take_step() -> ReadLoss:
         with mx.autograd.record():
@@ -68,14 +68,13 @@ def set_up(model_name: str, dtype: str) -> tuple[TakeStep, dict[str, Any]]:
         "MXNet": mx.__version__,
         "GluonNLP": gluonnlp.__version__,
         "threads": int(os.environ["OMP_NUM_THREADS"]),
-        "gflop": gflop(products(size)),
+        "gflop": gflop(products(size, work.batch)),
     }
     return take_step, facts
 
 
 def main() -> None:
-    _, model_name, dtype = sys.argv[1:]
-    serve(lambda: set_up(model_name, dtype))
+    serve(lambda: set_up(Work.read(sys.argv[2:])))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Worker: BERT of Hugging Face's transformers on PyTorch, and PyTorch's matrix products alone.
 
-    python -m bench.peer_torch torch|torch_masked|products_torch MODEL float32|bfloat16
+    python -m bench.peer_torch torch|torch_masked|products_torch MODEL 128|512 float32|bfloat16
 
 Runs in an environment of its own that has torch and transformers; see bench/serve.py for what it reads and
-writes. BertForPreTraining as it comes scores the vocabulary for all 128 positions ("torch"). The same layers
+writes. BertForPreTraining as it comes scores the vocabulary for all positions ("torch"). The same layers
 applied to the masked positions only, as a user could write it, are "torch_masked". bfloat16 is
 torch.autocast. The update is AdamW, fused; there is no gradient clipping and no attention mask, because all
 sequences are full.
@@ -17,16 +17,16 @@ from typing import Any
 import torch
 
 from bench.serve import ReadLoss, TakeStep, Unsupported, best_gflops, no_loss, serve
-from bench.work import DROPOUT, LENGTH, MASKED, SEQUENCES, TOKENS, VOCABULARY, gflop, products, size_of
+from bench.work import DROPOUT, VOCABULARY, Work, gflop, products
 
 SQUARE = 2048  # rows and columns of the product that gives the machine's peak
 
 
-def set_up_model(kind: str, model_name: str, dtype: str) -> tuple[TakeStep, dict[str, Any]]:
+def set_up_model(kind: str, work: Work) -> tuple[TakeStep, dict[str, Any]]:
     import transformers
 
     transformers.logging.set_verbosity_error()
-    size = size_of(model_name)
+    size, (sequences, length, positions) = work.size, work.batch
     torch.manual_seed(0)
     config = transformers.BertConfig(
         vocab_size=VOCABULARY,
@@ -39,14 +39,14 @@ def set_up_model(kind: str, model_name: str, dtype: str) -> tuple[TakeStep, dict
     )
     model = transformers.BertForPreTraining(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
-    ids = torch.randint(5, VOCABULARY, (SEQUENCES, LENGTH))
+    ids = torch.randint(5, VOCABULARY, (sequences, length))
     segments = torch.zeros_like(ids)
-    segments[:, LENGTH // 2 :] = 1
-    masked = torch.zeros(SEQUENCES, LENGTH, dtype=torch.bool)
-    masked[:, torch.randperm(LENGTH)[:MASKED]] = True
+    segments[:, length // 2 :] = 1
+    masked = torch.zeros(sequences, length, dtype=torch.bool)
+    masked[:, torch.randperm(length)[:positions]] = True
     labels = torch.where(masked, torch.randint(5, VOCABULARY, ids.shape), -100)
     masked_labels, rows = labels[masked], masked.reshape(-1).nonzero().reshape(-1)
-    is_next = torch.zeros(SEQUENCES, dtype=torch.long)
+    is_next = torch.zeros(sequences, dtype=torch.long)
 
     def all_positions() -> Any:
         return model(input_ids=ids, token_type_ids=segments, labels=labels, next_sentence_label=is_next).loss
@@ -62,7 +62,7 @@ def set_up_model(kind: str, model_name: str, dtype: str) -> tuple[TakeStep, dict
 
     def take_step() -> ReadLoss:
         optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16"):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=work.dtype == "bfloat16"):
             loss = compute_loss()
         loss.backward()
         optimizer.step()
@@ -72,20 +72,20 @@ def set_up_model(kind: str, model_name: str, dtype: str) -> tuple[TakeStep, dict
     facts = {
         "transformers": transformers.__version__,
         "attention": config._attn_implementation,
-        "gflop": gflop(products(size, decoded=TOKENS) if kind == "torch" else products(size)),
+        "gflop": gflop(products(size, work.batch, decoded=work.batch.tokens if kind == "torch" else None)),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
     return take_step, facts
 
 
-def set_up_products(model_name: str, dtype: str) -> tuple[TakeStep, dict[str, Any]]:
+def set_up_products(work: Work) -> tuple[TakeStep, dict[str, Any]]:
     """The products of one step and nothing else, each layer with weights of its own."""
-    number = getattr(torch, dtype)
+    number = getattr(torch, work.dtype)
 
     def array(*shape: int) -> Any:
         return torch.randn(*shape).to(number)
 
-    chosen = products(size_of(model_name))
+    chosen = products(work.size, work.batch)
     jobs = []
     for product in chosen:
         batch = (product.batch,) if product.batch > 1 else ()
@@ -108,15 +108,16 @@ def set_up_products(model_name: str, dtype: str) -> tuple[TakeStep, dict[str, An
 
 
 def main() -> None:
-    kind, model_name, dtype = sys.argv[1:]
+    kind, *words = sys.argv[1:]
+    work = Work.read(words)
 
     def set_up() -> tuple[TakeStep, dict[str, Any]]:
-        if not hasattr(torch, dtype):
-            raise Unsupported(f"PyTorch has no {dtype}")
+        if not hasattr(torch, work.dtype):
+            raise Unsupported(f"PyTorch has no {work.dtype}")
         if kind == "products_torch":
-            take_step, facts = set_up_products(model_name, dtype)
+            take_step, facts = set_up_products(work)
         else:
-            take_step, facts = set_up_model(kind, model_name, dtype)
+            take_step, facts = set_up_model(kind, work)
         return take_step, {"PyTorch": torch.__version__, "threads": torch.get_num_threads(), **facts}
 
     serve(set_up)

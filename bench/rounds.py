@@ -6,7 +6,7 @@ import statistics
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from bench.contestants import CONTESTANTS, OURS, PRODUCTS
-from bench.work import TOKENS, Size, memory_estimate
+from bench.work import Work, memory_estimate
 
 Round = Mapping[str, float]  # contestant -> seconds of its step in this round
 
@@ -27,13 +27,14 @@ class Plan(NamedTuple):
     repeats: int
 
 
-def plan_sessions(keys: Sequence[str], size: Size, available: float) -> Plan:
+def plan_sessions(keys: Sequence[str], work: Work, available: float) -> Plan:
     """As few sessions as the memory allows. Each has ours, if it takes part: ratios are taken within one.
 
     Raises:
         ValueError: not even one worker fits.
     """
-    needs = {key: memory_estimate(size) * (1.0 if CONTESTANTS[key].trains else 0.5) for key in keys}
+    most = memory_estimate(work.size, work.batch)
+    needs = {key: most * (1.0 if CONTESTANTS[key].trains else 0.5) for key in keys}
     if max(needs.values()) > available:
         raise ValueError(
             f"needs about {max(needs.values()) / 2**30:.0f} GiB, {available / 2**30:.0f} GiB are available"
@@ -67,7 +68,7 @@ def ratios(rounds: Sequence[Round], key: str, base: str) -> list[float]:
 
 
 def summarize(
-    rounds: Sequence[Round], gflop_of: Mapping[str, float], peak_gflops: float | None
+    rounds: Sequence[Round], gflop_of: Mapping[str, float], peak_gflops: float | None, tokens: int
 ) -> dict[str, Any]:
     """The figures of a model and dtype by contestant, and "outside_products", the share of our step that is
     no product of a matrix by weights. Contestants without a single step are left out.
@@ -75,6 +76,7 @@ def summarize(
     Args:
         gflop_of: contestant -> 10^9 operations of its step's matrix products.
         peak_gflops: 10^9 operations a second that count as 100%, if that is known.
+        tokens: of a step.
     """
     result: dict[str, Any] = {}
     for key, gflop in gflop_of.items():
@@ -86,7 +88,7 @@ def summarize(
         if peak_gflops:
             figures["of_peak"] = figures["gflops"] / peak_gflops
         if CONTESTANTS[key].trains:
-            figures["tokens_per_s"] = TOKENS / step.median
+            figures["tokens_per_s"] = tokens / step.median
         compared = ratios(rounds, key, OURS)
         if compared and key != OURS:
             figures["to_ours"] = spread(compared)._asdict()
@@ -122,7 +124,7 @@ def table(result: Mapping[str, Any]) -> str:
             )
         )
     widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = [f"{result['model']}, {result['dtype']}"]
+    lines = [result["work"]]
     for name, *cells in rows:
         padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:])]
         lines.append("  ".join([name.ljust(widths[0]), *padded]).rstrip())

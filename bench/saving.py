@@ -28,7 +28,7 @@ from base import machine
 from base.command_line import OptionParser, at_least, path_name
 from bench.quick import NOTICE, add_quick, settle, write_figures
 from bench.rounds import spread
-from bench.work import LENGTH, MASKED, SEQUENCES, VOCABULARY
+from bench.work import BATCHES, VOCABULARY
 from bert.configuration import named_config
 from data.pretraining.batches import dummy_batch
 from training.checkpoint import save
@@ -51,7 +51,7 @@ class Measured:
     def __init__(self, made: OurStep, folder: Path):
         self._made, self._folder = made, folder
         self._parameters = {name: each.data() for name, each in made.parameters.items()}
-        self._batch = dummy_batch(SEQUENCES, LENGTH, MASKED, VOCABULARY, np.random.default_rng(0))
+        self._batch = dummy_batch(*BATCHES[128], VOCABULARY, np.random.default_rng(0))
         self._number = itertools.count(1)
 
     @property

@@ -1,14 +1,15 @@
 """One training step of BERT on this machine's CPU: ours against its peers, in one interleaved run.
 
-    python -m bench.step [--models base large] [--dtypes float32 bfloat16] [--rounds 7] [--json step.json]
+    python -m bench.step [--models base large] [--lengths 128 512] [--dtypes float32 bfloat16] [--rounds 7]
 
-Work: 8 sequences of 128 tokens, 20 masked positions each, dropout 0.1, both losses, update included. Every
+Work: 8 sequences of 128 tokens with 20 masked positions each, or 2 of 512 with 80 (--lengths 512), dropout
+0.1, both losses, update included. Every
 contestant is a process that waits until it is to take a step, so that only one computes at a time; a
 round is one step of each. Ratios are taken within a round, and the table shows medians and quartiles: a slow
 minute of the machine then meets all of them. Where memory does not hold all workers, they meet ours in turn.
 
 "to ours" is how many times as long as ours the contestant's step takes. Hugging Face scores the vocabulary
-for all 128 positions, ours and GluonNLP's for the 20 masked ones, and on the fused operators the top layer
+for all positions, ours and GluonNLP's for the masked ones, and on the fused operators the top layer
 ends with the positions that are looked at: GFLOP counts the matrix products that a step has, and "per FLOP"
 compares the time per operation. The share of the step outside products is measured against a contestant that
 does our products by weights and nothing else.
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import math
 import os
 import resource
@@ -36,10 +38,10 @@ from base.errors import InputError
 from base.memory import available_bytes
 from base.threads import set_threads
 from bench import contestants
-from bench.contestants import CONTESTANTS, ROOT
+from bench.contestants import CONTESTANTS, OURS, ROOT
 from bench.quick import NOTICE, add_quick, settle, write_figures
 from bench.rounds import plan_sessions, summarize, table
-from bench.work import DTYPES, MODELS, native_dtypes, parameters, size_of
+from bench.work import BATCHES, DTYPES, MODELS, Work, native_dtypes, parameters, size_of
 from bench.workers import Unsupported, Worker, WorkerError, end_at
 from training.entry import exit_code
 
@@ -51,8 +53,8 @@ QUICK_MODEL = "bert_2_128_2"
 class Session:
     """Workers that live at the same time, and their results."""
 
-    def __init__(self, model: str, dtype: str, torch_python: str | None):
-        self._model, self._dtype, self._torch_python = model, dtype, torch_python
+    def __init__(self, work: Work, torch_python: str | None):
+        self._work, self._torch_python = work, torch_python
         self.rounds: list[dict[str, float]] = []
         self.facts: dict[str, dict[str, Any]] = {}
         self.left_out: dict[str, str] = {}
@@ -79,9 +81,10 @@ class Session:
     def _start(
         self, key: str, stack: contextlib.ExitStack, workers: dict[str, Worker], warm_ups: int
     ) -> None:
-        words = contestants.command(key, self._model, self._dtype, self._torch_python)
-        name = f"{CONTESTANTS[key].title} ({self._model}, {self._dtype})"
-        worker = stack.enter_context(Worker(name, words, str(ROOT), os.environ))
+        words = contestants.command(key, self._work, self._torch_python)
+        name = f"{CONTESTANTS[key].title} ({self._work})"
+        environ = contestants.environment(CONTESTANTS[key].module != CONTESTANTS[OURS].module, os.environ)
+        worker = stack.enter_context(Worker(name, words, str(ROOT), environ))
         self.facts[key] = worker.wait_until_ready()
         workers[key] = worker
         warm = [worker.step()["seconds"] for _ in range(warm_ups)]
@@ -113,20 +116,19 @@ class Session:
 
 
 def measure(
-    model: str, dtype: str, keys: Sequence[str], rounds: int, torch_python: str | None
+    work: Work, keys: Sequence[str], rounds: int, torch_python: str | None
 ) -> tuple[dict[str, Any], bool]:
-    """The figures of one model and dtype, and whether every contestant that began came through."""
-    size = size_of(model)
-    rounds, warm_ups = (math.ceil(rounds / 2), 1) if parameters(size) > LARGE else (rounds, WARM_UPS)
-    plan = plan_sessions(keys, size, available_bytes())
-    note(f"{model}, {dtype}: " + "; ".join(", ".join(CONTESTANTS[k].title for k in s) for s in plan.sessions))
+    """The figures of one work, and whether every contestant that began came through."""
+    rounds, warm_ups = (math.ceil(rounds / 2), 1) if parameters(work.size) > LARGE else (rounds, WARM_UPS)
+    plan = plan_sessions(keys, work, available_bytes())
+    note(f"{work}: " + "; ".join(", ".join(CONTESTANTS[k].title for k in s) for s in plan.sessions))
     others, own = machine.Others(), _own_cpu_seconds()
     sessions: list[Session] = []
     merged: list[dict[str, float]] = []
     for _ in range(plan.repeats):
         in_repeat: list[list[dict[str, float]]] = []
         for chosen in plan.sessions:
-            session = Session(model, dtype, torch_python)
+            session = Session(work, torch_python)
             session.run(chosen, math.ceil(rounds / plan.repeats), warm_ups)
             sessions.append(session)
             in_repeat.append(session.rounds)
@@ -139,14 +141,16 @@ def measure(
     facts = {key: value for session in sessions for key, value in session.facts.items()}
     peak = max((each["square_gflops"] for each in facts.values() if "square_gflops" in each), default=None)
     result = {
-        "model": model,
-        "dtype": dtype,
+        **work._asdict(),
+        "work": str(work),
         "rounds": rounds,
         "together": plan.sessions if plan.repeats == 1 else None,
         "peak_gflops": peak,
         "idle": sum(s.idle_cpu for s in sessions) / max(1e-9, sum(s.idle_wall for s in sessions)),
         **shares,
-        **summarize(merged, {key: facts[key]["gflop"] for key in keys if key in facts}, peak),
+        **summarize(
+            merged, {key: facts[key]["gflop"] for key in keys if key in facts}, peak, work.batch.tokens
+        ),
         "seconds": merged,
         "left_out": {key: why for session in sessions for key, why in session.left_out.items()},
     }
@@ -173,6 +177,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     names = ", ".join(CONTESTANTS)
     parser.add_argument("--models", nargs="+", metavar="MODEL", help="base, large, bert_LAYERS_UNITS_HEADS")
+    lengths = [*BATCHES]
+    text = "tokens of a sequence (default: both)"
+    parser.add_argument("--lengths", nargs="+", type=int, choices=lengths, metavar="TOKENS", help=text)
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, help="default: what the CPU multiplies")
     parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, metavar="NAME", help=f"of {names}")
     parser.add_argument(
@@ -184,7 +191,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=path_name, metavar="FILE", help="write all figures there")
     add_quick(parser, f"{QUICK_MODEL}, 3 rounds")
     options = parser.parse_args(arguments)
-    settle(options, {"models": list(MODELS), "rounds": 7}, {"models": [QUICK_MODEL], "rounds": 3})
+    usual = {"models": list(MODELS), "lengths": lengths, "rounds": 7}
+    settle(options, usual, {"models": [QUICK_MODEL], "lengths": lengths[:1], "rounds": 3})
     try:
         for model in options.models:
             size_of(model)
@@ -200,24 +208,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end_at(signal.SIGTERM)  # with all workers
     here = machine.describe(ROOT)
     dtypes = options.dtypes or native_dtypes(here)
-    heading = f"{machine.line(here)}\nevery contestant has {options.threads} threads"
+    kept = " ".join(f"{name}={value}" for name, value in contestants.KEEPS_MEMORY.items())
+    heading = f"{machine.line(here)}\nevery contestant has {options.threads} threads; peers also {kept}"
     print(heading + f"; load before the start {here['load_before']}\n", flush=True)
     results, sound = [], True
-    for model in options.models:
-        for dtype in dtypes:
-            keys = options.contestants or list(contestants.DEFAULTS.get(model, contestants.DEFAULT))
-            if options.torch_python is None:
-                keys = [key for key in keys if not CONTESTANTS[key].needs_torch]
-            if not keys:
-                continue
-            try:
-                result, whole = measure(model, dtype, keys, options.rounds, options.torch_python)
-            except ValueError as error:
-                print(f"{model}, {dtype}: left out: {error}\n", flush=True)
-                continue
-            results.append(result)
-            sound &= whole
-            print(table(result) + "\n", flush=True)
+    for work in itertools.starmap(Work, itertools.product(options.models, options.lengths, dtypes)):
+        keys = options.contestants or list(contestants.DEFAULTS.get(work.model, contestants.DEFAULT))
+        if options.torch_python is None:
+            keys = [key for key in keys if not CONTESTANTS[key].needs_torch]
+        if not keys:
+            continue
+        try:
+            result, whole = measure(work, keys, options.rounds, options.torch_python)
+        except ValueError as error:
+            print(f"{work}: left out: {error}\n", flush=True)
+            continue
+        results.append(result)
+        sound &= whole
+        print(table(result) + "\n", flush=True)
     if options.torch_python is None:
         print(contestants.NO_TORCH)
     if set(DTYPES) - set(dtypes) and not options.dtypes:

@@ -1,6 +1,6 @@
 """Worker: this project's training step, and its matrix products alone.
 
-    python -m bench.step_ours ours|ours_mxnet|products MODEL float32|bfloat16
+    python -m bench.step_ours ours|ours_mxnet|products MODEL 128|512 float32|bfloat16
 
 See bench/serve.py for what it reads and writes. The step is the one of training/run.py: forward, backward,
 norm, agreement, clipping, LAMB. "ours" is on the fused operators of native/operators, "ours_mxnet" on MXNet's
@@ -19,20 +19,7 @@ import numpy as np
 
 from base.errors import InputError
 from bench.serve import ReadLoss, TakeStep, Unsupported, best_gflops, no_loss, serve
-from bench.work import (
-    DROPOUT,
-    LENGTH,
-    MASKED,
-    MODELS,
-    NEEDED,
-    SEQUENCES,
-    TOKENS,
-    VOCABULARY,
-    Product,
-    gflop,
-    products,
-    size_of,
-)
+from bench.work import DROPOUT, MODELS, VOCABULARY, Batch, Product, Work, gflop, products
 from bert.configuration import named_config
 from bert.model import build_model, initialize, trainable
 from bert.operators import choose_operators, load_operators
@@ -87,9 +74,9 @@ def make_step(model: str, dtype: str, operators: str) -> OurStep:
     return OurStep(step, optimizer, parameters, operators == "fused")
 
 
-def set_up_step(model: str, dtype: str, operators: str) -> tuple[TakeStep, dict[str, Any]]:
-    step, _, parameters, fused = make_step(model, dtype, operators)
-    batch = dummy_batch(SEQUENCES, LENGTH, MASKED, VOCABULARY, np.random.default_rng(0))
+def set_up_step(work: Work, operators: str) -> tuple[TakeStep, dict[str, Any]]:
+    step, _, parameters, fused = make_step(work.model, work.dtype, operators)
+    batch = dummy_batch(*work.batch, VOCABULARY, np.random.default_rng(0))
     count = 0
 
     def take_step() -> ReadLoss:
@@ -97,19 +84,19 @@ def set_up_step(model: str, dtype: str, operators: str) -> tuple[TakeStep, dict[
         count += 1
         result = step(count, [batch], lr=1e-4)
         mx.nd.waitall()
-        return lambda: mean_loss(result.sums)
+        return lambda: mean_loss(result.sums, work.batch)
 
     facts = {
         "operators": "fused" if fused else "MXNet's",
         "parameters": sum(int(np.prod(each.shape)) for each in parameters.values()),
-        "gflop": gflop(products(size_of(model), top=NEEDED if fused else TOKENS)),
+        "gflop": gflop(products(work.size, work.batch, top=work.batch.needed if fused else None)),
     }
     return take_step, facts
 
 
-def mean_loss(sums: Any) -> float:
+def mean_loss(sums: Any, batch: Batch) -> float:
     mlm, nsp = (float(value) for value in sums[:2].asnumpy())
-    return mlm / (SEQUENCES * MASKED) + nsp / SEQUENCES
+    return mlm / (batch.sequences * batch.masked) + nsp / batch.sequences
 
 
 class Multiplication:
@@ -147,17 +134,17 @@ class Multiplication:
         )
 
 
-def set_up_products(model: str, dtype: str) -> tuple[TakeStep, dict[str, Any]]:
+def set_up_products(work: Work) -> tuple[TakeStep, dict[str, Any]]:
     """The products of one step by weights and nothing else, on the operators that the step takes for them.
 
     The products inside the attention are left out: they cannot be told apart from the rest of it.
     """
     fused = load_operators() and hasattr(mx.nd, "bert_dense")
-    if dtype != "float32" and not fused:
-        raise Unsupported(f"products in {dtype} need the fused operators")
-    everything = products(size_of(model), top=NEEDED if fused else TOKENS)
+    if work.dtype != "float32" and not fused:
+        raise Unsupported(f"products in {work.dtype} need the fused operators")
+    everything = products(work.size, work.batch, top=work.batch.needed if fused else None)
     chosen = [product for product in everything if product.weights]
-    jobs = [Multiplication(product, dtype, fused) for product in chosen]
+    jobs = [Multiplication(product, work.dtype, fused) for product in chosen]
 
     def take_step() -> ReadLoss:
         results = [job.forward() for job in jobs]
@@ -166,7 +153,7 @@ def set_up_products(model: str, dtype: str) -> tuple[TakeStep, dict[str, Any]]:
         mx.nd.waitall()
         return no_loss
 
-    square = Multiplication(Product(1, 1, SQUARE, SQUARE, SQUARE, True), dtype, fused)
+    square = Multiplication(Product(1, 1, SQUARE, SQUARE, SQUARE, True), work.dtype, fused)
 
     def multiply() -> None:
         square.backward(square.forward())
@@ -177,13 +164,14 @@ def set_up_products(model: str, dtype: str) -> tuple[TakeStep, dict[str, Any]]:
 
 
 def main() -> None:
-    kind, model, dtype = sys.argv[1:]
+    kind, *words = sys.argv[1:]
+    work = Work.read(words)
 
     def set_up() -> tuple[TakeStep, dict[str, Any]]:
         if kind == "products":
-            take_step, facts = set_up_products(model, dtype)
+            take_step, facts = set_up_products(work)
         else:
-            take_step, facts = set_up_step(model, dtype, "auto" if kind == "ours" else "mxnet")
+            take_step, facts = set_up_step(work, "auto" if kind == "ours" else "mxnet")
         mx.nd.waitall()
         versions = {"MXNet": mx.__version__, "GluonNLP": gluonnlp.__version__}
         return take_step, {**versions, "threads": int(os.environ["OMP_NUM_THREADS"]), **facts}

@@ -6,21 +6,68 @@ Standard library only: the workers of all contestants read it, whatever their en
 from __future__ import annotations
 
 import re
-from typing import Any, Mapping, NamedTuple
+from typing import Any, Mapping, NamedTuple, Sequence
 
-SEQUENCES, LENGTH, MASKED = 8, 128, 20  # a batch: sequences, tokens of each, masked positions of each
-TOKENS = SEQUENCES * LENGTH
-NEEDED = SEQUENCES * (1 + MASKED)  # positions that the losses look at
 VOCABULARY = 30522  # BERT's uncased one
 DROPOUT = 0.1
 MODELS = {"base": "bert_12_768_12", "large": "bert_24_1024_16"}
 DTYPES = ("float32", "bfloat16")
 
 
+class Batch(NamedTuple):
+    """Sequences, tokens of each, masked positions of each."""
+
+    sequences: int
+    length: int
+    masked: int
+
+    @property
+    def tokens(self) -> int:
+        return self.sequences * self.length
+
+    @property
+    def needed(self) -> int:
+        """Positions that the losses look at: the masked ones and the first."""
+        return self.sequences * (1 + self.masked)
+
+
+BATCHES = {128: Batch(8, 128, 20), 512: Batch(2, 512, 80)}  # by length: the recipe's two stages
+
+
 class Size(NamedTuple):
     layers: int
     units: int
     heads: int
+
+
+class Work(NamedTuple):
+    """One step that all contestants take: a model of MODELS or by its name, a length of BATCHES, a dtype."""
+
+    model: str
+    length: int
+    dtype: str
+
+    @property
+    def size(self) -> Size:
+        """Raises ValueError for a model of another form."""
+        return size_of(self.model)
+
+    @property
+    def batch(self) -> Batch:
+        return BATCHES[self.length]
+
+    @property
+    def words(self) -> list[str]:
+        """Command-line words of a worker, for `read`."""
+        return [self.model, str(self.length), self.dtype]
+
+    @classmethod
+    def read(cls, words: Sequence[str]) -> Work:
+        model, length, dtype = words
+        return cls(model, int(length), dtype)
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.batch.sequences} x {self.length} tokens, {self.dtype}"
 
 
 class Product(NamedTuple):
@@ -51,30 +98,31 @@ def size_of(model: str) -> Size:
     return size
 
 
-def products(size: Size, decoded: int = SEQUENCES * MASKED, top: int = TOKENS) -> list[Product]:
+def products(size: Size, batch: Batch, decoded: int | None = None, top: int | None = None) -> list[Product]:
     """The matrix products of a forward pass.
 
     Args:
-        decoded: positions for which the vocabulary is scored. Hugging Face's BertForPreTraining does it for
-            all tokens, GluonNLP and ours for the masked ones.
-        top: positions that the top layer goes on with above its attention. The losses look at the masked
-            ones and at each sequence's first; the fused operators compute no others.
+        decoded: positions for which the vocabulary is scored, by default the masked ones, as GluonNLP and
+            ours do it. Hugging Face's BertForPreTraining does it for all tokens.
+        top: positions that the top layer goes on with above its attention, by default all. The losses look at
+            `batch.needed` of them; the fused operators compute no others.
     """
-    units, heads = size.units, size.heads
+    units, heads, length = size.units, size.heads, batch.length
+    decoded = batch.sequences * batch.masked if decoded is None else decoded
     chosen = []
-    for layers, rows in ((size.layers - 1, TOKENS), (1, top)):
-        attention = layers, SEQUENCES * heads
+    for layers, rows in ((size.layers - 1, batch.tokens), (1, batch.tokens if top is None else top)):
+        attention = layers, batch.sequences * heads
         chosen += [
-            Product(layers, 1, TOKENS, 3 * units, units, True),  # query, key, value
-            Product(*attention, LENGTH, LENGTH, units // heads, False),  # scores
-            Product(*attention, LENGTH, units // heads, LENGTH, False),  # weighted values
+            Product(layers, 1, batch.tokens, 3 * units, units, True),  # query, key, value
+            Product(*attention, length, length, units // heads, False),  # scores
+            Product(*attention, length, units // heads, length, False),  # weighted values
             Product(layers, 1, rows, units, units, True),  # output of the attention
             Product(layers, 1, rows, 4 * units, units, True),
             Product(layers, 1, rows, units, 4 * units, True),
         ]
     chosen += [
-        Product(1, 1, SEQUENCES, units, units, True),  # pooler
-        Product(1, 1, SEQUENCES, 2, units, True),  # next sentence
+        Product(1, 1, batch.sequences, units, units, True),  # pooler
+        Product(1, 1, batch.sequences, 2, units, True),  # next sentence
         Product(1, 1, decoded, units, units, True),  # masked LM: transform
         Product(1, 1, decoded, VOCABULARY, units, True),  # masked LM: scores of the vocabulary
     ]
@@ -96,12 +144,13 @@ def parameters(size: Size) -> int:
     return layers * layer + embeddings + heads
 
 
-def memory_estimate(size: Size) -> float:
+def memory_estimate(size: Size, batch: Batch) -> float:
     """Bytes that a contestant's process is likely to need at most, to decide how many fit at a time.
 
     Weights, gradients and two moments; activations by the count of Korthikanti et al., arXiv:2205.05198, with
     32 bits; scores of the vocabulary for all tokens and their gradients; libraries; and a fifth on top.
     """
-    activations = size.layers * (68 * TOKENS * size.units + 10 * size.heads * TOKENS * LENGTH)
-    scores = 3 * 4 * TOKENS * VOCABULARY
+    tokens = batch.tokens
+    activations = size.layers * (68 * tokens * size.units + 10 * size.heads * tokens * batch.length)
+    scores = 3 * 4 * tokens * VOCABULARY
     return 1.2 * (16 * parameters(size) + activations + scores + 0.6e9)

@@ -132,7 +132,7 @@ class Layers:
         names = _projections(cell)
         projected = self._dense(x, names, [self.weights[f"{name}.bias"] for name in names])
         context = self.F.bert_attention(
-            projected, valid_lengths, self._mode, heads=self._heads, **self._dropout
+            projected, valid_lengths, self._mode, heads=self._heads, dtype=self.dtype, **self._dropout
         )[0]
         if positions is not None:
             context = self.F.bert_gather(context, positions, first=1)

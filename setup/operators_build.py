@@ -33,6 +33,7 @@ ISAS: dict[str, list[str]] = {
     "avx2": ["-mavx2", "-mfma"],
     "avx512": AVX512,
     "avx512_bf16": [*AVX512, "-mavx512bf16"],
+    "amx": [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
 }
 
 
@@ -48,9 +49,10 @@ def build(sources: Path, venv: Path, downloads: Path, progress: Progress) -> Pat
     mxnet = next((venv / "lib").glob("python3.*/site-packages")) / "mxnet"
     onednn, headers_of = _unpack_headers(downloads, venv / "operators-headers")
     includes = [f"-I{sources}", f"-isystem{mxnet / 'include'}", f"-isystem{onednn}"]
-    # Compilers before GCC 10 do not know bfloat16; for them the last build is the same as the one before.
-    bf16 = ISAS["avx512_bf16"] if _understood(ISAS["avx512_bf16"]) else AVX512
-    flags_of = {**ISAS, "avx512_bf16": bf16}
+    # GCC before 10 does not know bfloat16, before 11 not AMX: then a build is the same as the one before.
+    flags_of: dict[str, list[str]] = {}
+    for isa, flags in ISAS.items():
+        flags_of[isa] = flags if _understood(flags) else list(flags_of.values())[-1]
     jobs = [(mxnet / "src" / "lib_api.cc", "lib_api", ["-w", f"-D{LEAKING}=mxnets{LEAKING}"])]
     for file in sorted(sources.glob("*.cc")):
         if file.stem.endswith("_kernels"):

@@ -1,8 +1,9 @@
-// bert_attention(qkv (B, L, 3U), lengths (B) int32, mode (1); heads, dropout) -> context (B, L, U), float32;
-// beside it the logarithms of the softmax's denominators (B, heads, L) and dropout's key (2), for the
-// backward pass. qkv holds queries, keys and values, each heads * U / heads columns. Keys from a sequence's
-// length on do not exist. mode is F.Dropout(F.ones((1,)), p=0.5): 1 where MXNet predicts, which turns dropout
-// off.
+// bert_attention(qkv (B, L, 3U), lengths (B) int32, mode (1); heads, dropout, dtype) -> context (B, L, U),
+// float32; beside it the logarithms of the softmax's denominators (B, heads, L) and dropout's key (2), for
+// the backward pass. qkv holds queries, keys and values, each heads * U / heads columns. Keys from a
+// sequence's length on do not exist. With dtype="bfloat16" the factors of all products are rounded to
+// bfloat16: queries, keys, values, probabilities and the gradients of context and scores. mode is
+// F.Dropout(F.ones((1,)), p=0.5): 1 where MXNet predicts, which turns dropout off.
 #include <omp.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <cstring>
 
 #include "attention_kernels.h"
+#include "matmul.h"
 #include "operator.h"
 
 namespace operators {
@@ -47,6 +49,7 @@ MXReturnValue shapes(const Attributes& attributes, Shapes* in, Shapes* out) {
     const int heads = integer(attributes, "heads");
     require(heads > 0, "heads must be positive");
     dropout_rate(attributes);
+    low_precision(attributes);
     require(qkv.size() == 3, "qkv must have axes (sequence, position, 3 * units)");
     require(qkv[2] > 0 && qkv[2] % (3 * heads) == 0, "qkv's last axis must be a multiple of 3 * heads");
     in->at(kLengths) = {qkv[0]};
@@ -73,6 +76,7 @@ Attention describe(const Attributes& attributes, const mxnet::ext::MXTensor& qkv
   shape.heads = integer(attributes, "heads");
   shape.size = qkv.shape[2] / (3 * shape.heads);
   shape.lengths = static_cast<const int32_t*>(lengths.data_ptr);
+  shape.low = low_precision(attributes);
   // With four tasks a thread, the last to finish is not late by much; smaller parts repeat more of the
   // packing.
   const int64_t heads = shape.batch * shape.heads, wanted = 4 * omp_get_max_threads();

@@ -16,6 +16,8 @@ struct Attention {
   // Of the probabilities; (b, h, i, j) has index ((b * heads + h) * length + i) * length + j. What of it does
   // not fit in 32 bits is added to the key's upper half.
   Dropout dropout;
+  // Whether the factors of all products are rounded to bfloat16; sums, softmax and dropout are float32's.
+  bool low;
   // Each head's queries are cut into this many parts, so that all threads have work.
   int64_t parts;
 };

@@ -12,12 +12,14 @@ import pytest
 from base import machine
 from bench.contestants import CONTESTANTS, OURS, PRODUCTS, command, find_torch_python
 from bench.rounds import plan_sessions, ratios, spread, summarize, table
-from bench.work import NEEDED, TOKENS, Product, gflop, memory_estimate, parameters, products, size_of
+from bench.work import BATCHES, Product, Work, gflop, memory_estimate, parameters, products, size_of
 from bench.workers import Unsupported, Worker, WorkerError
 from bert.flops import BACKWARD, Size, forward_flops
 from tests.processes import ROOT, run_command
 
-BASE, LARGE = size_of("base"), size_of("large")
+BASE, LARGE = Work("base", 128, "float32"), Work("large", 128, "float32")
+SHORT, LONG = BATCHES[128], BATCHES[512]
+LONG_WORK = Work("base", 512, "bfloat16")
 
 
 def worker(code: str, name: str = "w") -> Worker:
@@ -45,17 +47,19 @@ def test_gflop_of_bert_base():
     small = 8 * (2 * 768**2 + 2 * 2 * 768)
     for decoded in (160, 1024):
         expected = 3 * (layers + scores + decoded * head + small) / 1e9
-        assert gflop(products(BASE, decoded)) == pytest.approx(expected, rel=1e-12)
+        assert gflop(products(BASE.size, SHORT, decoded)) == pytest.approx(expected, rel=1e-12)
     # Scoring every position is a fifth more work, the top layer that ends with what is needed 4% less.
-    assert gflop(products(BASE, TOKENS)) / gflop(products(BASE)) == pytest.approx(1.22, abs=0.01)
-    saved = 3 * 2 * 9 * 768**2 * (TOKENS - NEEDED) / 1e9
-    assert gflop(products(BASE)) - gflop(products(BASE, top=NEEDED)) == pytest.approx(saved)
+    whole = gflop(products(BASE.size, SHORT))
+    assert gflop(products(BASE.size, SHORT, SHORT.tokens)) / whole == pytest.approx(1.22, abs=0.01)
+    saved = 3 * 2 * 9 * 768**2 * (SHORT.tokens - SHORT.needed) / 1e9
+    assert whole - gflop(products(BASE.size, SHORT, top=SHORT.needed)) == pytest.approx(saved)
 
 
 def test_gflop_is_what_the_profile_counts():
-    for size, top in ((BASE, None), (LARGE, 21)):
-        counted = forward_flops(Size(size.layers, size.units, 4 * size.units, 30522), 8, 128, 20, top)
-        mine = gflop(products(size, top=TOKENS if top is None else 8 * top))
+    for work, batch, top in ((BASE, SHORT, None), (LARGE, SHORT, 21), (BASE, LONG, 81)):
+        size = work.size
+        counted = forward_flops(Size(size.layers, size.units, 4 * size.units, 30522), *batch, top)
+        mine = gflop(products(size, batch, top=None if top is None else batch.needed))
         assert mine == pytest.approx((1 + BACKWARD) * counted.total / 1e9, rel=1e-12)
 
 
@@ -69,7 +73,7 @@ def test_parameters_are_those_of_the_model():
     initialize(model, mx.cpu(), "float32", 0)
     found = sum(parameter.data().size for parameter in trainable(model).values())
     assert parameters(size_of("bert_2_32_4")) == found
-    assert parameters(BASE) == 110_106_428  # as PyTorch counts BertForPreTraining
+    assert parameters(BASE.size) == 110_106_428  # as PyTorch counts BertForPreTraining
 
 
 # who runs together
@@ -81,20 +85,20 @@ def test_all_run_together_where_memory_allows():
 
 
 def test_where_only_some_fit_each_meets_ours():
-    need = memory_estimate(LARGE)
+    need = memory_estimate(LARGE.size, SHORT)
     plan = plan_sessions([OURS, "torch", "gluonnlp", PRODUCTS], LARGE, 2.6 * need)
     assert plan.repeats == 1
     assert plan.sessions == [[OURS, "torch", PRODUCTS], [OURS, "gluonnlp"]]
 
 
 def test_where_no_two_fit_they_take_turns():
-    plan = plan_sessions([OURS, "torch"], LARGE, 1.2 * memory_estimate(LARGE))
+    plan = plan_sessions([OURS, "torch"], LARGE, 1.2 * memory_estimate(LARGE.size, SHORT))
     assert plan == ([[OURS], ["torch"]], 2)
 
 
 def test_what_does_not_fit_is_rejected():
     with pytest.raises(ValueError, match="GiB"):
-        plan_sessions([OURS, "torch"], LARGE, 0.9 * memory_estimate(LARGE))
+        plan_sessions([OURS, "torch"], LARGE, 0.9 * memory_estimate(LARGE.size, SHORT))
 
 
 def test_one_contestant_alone():
@@ -117,7 +121,7 @@ def test_ratios_are_taken_within_a_round():
 
 def test_summary_and_table():
     rounds = [{OURS: 1.0, "torch": 2.0, PRODUCTS: 0.8}, {OURS: 2.0, "torch": 4.0, PRODUCTS: 1.6}]
-    found = summarize(rounds, {OURS: 100.0, "torch": 125.0, PRODUCTS: 90.0, "gluonnlp": 100.0}, 200.0)
+    found = summarize(rounds, {OURS: 100.0, "torch": 125.0, PRODUCTS: 90.0, "gluonnlp": 100.0}, 200.0, 1024)
     contestants = found["contestants"]
     assert set(contestants) == {OURS, "torch", PRODUCTS}
     assert contestants["torch"]["to_ours"]["median"] == 2
@@ -126,9 +130,8 @@ def test_summary_and_table():
     assert contestants[OURS]["of_peak"] == pytest.approx(100 / 1.5 / 200)
     assert found["outside_products"]["median"] == pytest.approx(0.2)
     rest = {"rounds": 2, "others": 0.01, "stolen": 0.0, "idle": 0.0, "peak_gflops": 200.0}
-    text = table(
-        {"model": "base", "dtype": "float32", **rest, **found, "left_out": {"gluonnlp": "ended\nwhy"}}
-    )
+    text = table({"work": str(LONG_WORK), **rest, **found, "left_out": {"gluonnlp": "ended\nwhy"}})
+    assert text.startswith("base, 2 x 512 tokens, bfloat16\n")
     assert "2.00 (2.00 to 2.00)" in text and "(33%)" in text and "GluonNLP: ended why" in text
     assert "20% of our step" in text
 
@@ -223,10 +226,10 @@ def test_the_interpreter_with_torch(tmp_path):
     assert find_torch_python(str(own), {"TORCH_PYTHON": other}, tmp_path) == str(own)
     with pytest.raises(ValueError, match="--torch_python .*no such program"):
         find_torch_python("no/python", {}, tmp_path)
-    assert command("torch", "base", "float32", str(own))[0] == str(own)
-    assert command(OURS, "base", "float32", None)[0] == sys.executable
+    assert command("torch", LONG_WORK, str(own))[0] == str(own)
+    assert command(OURS, LONG_WORK, None)[0] == sys.executable
     with pytest.raises(ValueError):
-        command("torch", "base", "float32", None)
+        command("torch", LONG_WORK, None)
 
 
 def test_the_machine_is_described(tmp_path):

@@ -46,8 +46,15 @@ def reference(
     return context.transpose(0, 2, 1, 3).reshape(qkv.shape[0], qkv.shape[1], -1)
 
 
-def attend(qkv: mx.nd.NDArray, lengths: mx.nd.NDArray, heads: int, dropout: float = 0.0, mode: int = TRAIN):
-    return mx.nd.bert_attention(qkv, lengths, mx.nd.array([mode]), heads=heads, dropout=dropout)
+def attend(
+    qkv: mx.nd.NDArray,
+    lengths: mx.nd.NDArray,
+    heads: int,
+    dropout: float = 0.0,
+    mode: int = TRAIN,
+    dtype: str = "float32",
+):
+    return mx.nd.bert_attention(qkv, lengths, mx.nd.array([mode]), heads=heads, dropout=dropout, dtype=dtype)
 
 
 def random_inputs(
@@ -226,10 +233,94 @@ def test_backward_pass_uses_the_forward_pass_mask():
     assert_gradients_match(function, [qkv, lengths], gradients, [0], output_gradient, rng)
 
 
+def rounded(array: np.ndarray) -> np.ndarray:
+    """float64 values rounded to float32 and that to bfloat16, to the nearest and to even."""
+    bits = array.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(float)
+
+
+def low_reference(
+    qkv: np.ndarray, lengths: np.ndarray, heads: int, output_gradient: np.ndarray, factors: np.ndarray | float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Context and gradient of qkv with factors of products rounded to bfloat16, in float64 otherwise.
+
+    `factors` are dropout's, broadcast to (batch, heads, length, length); scaled, as in reference()."""
+    batch, length, columns = qkv.shape
+    root = 1 / np.sqrt(columns / 3 / heads)
+    query, key, value = split(qkv.astype(float), heads)
+    query, key, value = rounded(np.float32(root) * query), rounded(key), rounded(value)
+    gradient = rounded(output_gradient.reshape(batch, length, heads, -1).transpose(0, 2, 1, 3).astype(float))
+    exists = (np.arange(length) < lengths[:, None])[:, None, None, :]
+    scores = np.where(exists, query @ key.swapaxes(2, 3), -1e30)
+    numerators = np.exp(scores - scores.max(axis=-1, keepdims=True)) * exists
+    denominators = np.maximum(numerators.sum(axis=-1, keepdims=True), 1e-30)
+    scale = float(np.max(factors)) or 1.0
+    context = rounded(factors / scale * numerators) @ value * scale / denominators
+    probabilities = numerators / denominators
+    mean = (gradient * context).sum(axis=-1, keepdims=True)
+    of_scores = rounded(probabilities * (factors * (gradient @ value.swapaxes(2, 3)) - mean))
+    parts = [
+        root * of_scores @ key,
+        of_scores.swapaxes(2, 3) @ query,
+        rounded(factors * probabilities).swapaxes(2, 3) @ gradient,
+    ]
+    qkv_gradient = np.stack(parts).transpose(1, 3, 0, 2, 4).reshape(qkv.shape)
+    return context.transpose(0, 2, 1, 3).reshape(output_gradient.shape), qkv_gradient
+
+
+def assert_close_but_for_rounding(found: np.ndarray, expected: np.ndarray) -> None:
+    """Equality, but for the few factors that float32 and float64 round to different neighbours."""
+    errors, size = np.abs(found - expected), np.abs(expected).max()
+    assert errors.max() <= size * 2**-8 + 1e-6
+    assert np.mean(errors) <= size * 1e-5 + 1e-7
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (1, 300, 2, 64), (4, 512, 3, 64), (1, 150, 1, 33)])
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_in_bfloat16(shape, rate):
+    rng = np.random.default_rng(10)
+    (batch, length, heads, _), (qkv, lengths) = shape, random_inputs(shape, rng)
+    output_gradient = rng.standard_normal((*qkv.shape[:2], qkv.shape[2] // 3)).astype(np.float32)
+    factors: np.ndarray | float = 1.0
+    if rate:  # the factors of the same shape, seen through float32 and unit values
+        units = unit_values(batch, length, heads, rng)
+        mx.random.seed(11)
+        seen = attend(mx.nd.array(units), mx.nd.array(lengths, dtype="int32"), heads, rate)[0].asnumpy()
+        factors = (factors_of(units, lengths, heads, seen) > 0.5) / (1 - rate)
+        mx.random.seed(11)
+    context, (gradient,) = run(
+        lambda q, n: attend(q, n, heads, rate, dtype="bfloat16"), [qkv, lengths], output_gradient, [0]
+    )
+    expected, expected_gradient = low_reference(qkv, lengths, heads, output_gradient, factors)
+    assert_close_but_for_rounding(context, expected)
+    for part in range(3):
+        size = qkv.shape[2] // 3
+        columns = slice(part * size, (part + 1) * size)
+        assert_close_but_for_rounding(gradient[:, :, columns], expected_gradient[:, :, columns])
+
+
+def test_bfloat16_hides_nothing_and_reads_nothing_behind_the_length():
+    rng = np.random.default_rng(12)
+    qkv, _ = random_inputs((2, 40, 2, 12), rng)
+    lengths = np.array([17, 40], np.int32)
+    spoiled = qkv.copy()
+    spoiled[0, 17:, 24:] = np.nan  # keys and values
+    gradient = rng.standard_normal((2, 40, 24)).astype(np.float32)
+    results = [
+        run(lambda q, n: attend(q, n, 2, dtype="bfloat16"), [array, lengths], gradient, [0])
+        for array in (qkv, spoiled)
+    ]
+    np.testing.assert_array_equal(results[0][0], results[1][0])
+    np.testing.assert_array_equal(results[0][1][0], results[1][1][0])
+    qkv[1, 3, 0] = np.nan
+    context, (found,) = run(lambda q, n: attend(q, n, 2, dtype="bfloat16"), [qkv, lengths], gradient, [0])
+    assert np.isnan(context[1, 3, :12]).all() and np.isnan(found).any()
+
+
 class Cell(mx.gluon.HybridBlock):
     def hybrid_forward(self, F, qkv, lengths):  # noqa: N803
         mode = F.Dropout(F.ones((1,)), p=0.5)
-        return F.bert_attention(qkv, lengths, mode, heads=2, dropout=0.3)[0] * 1
+        return F.bert_attention(qkv, lengths, mode, heads=2, dropout=0.3, dtype="float32")[0] * 1
 
 
 def test_in_a_hybridized_block():
@@ -261,16 +352,20 @@ def test_in_a_hybridized_block():
 @pytest.mark.parametrize(
     "attributes, shape, message",
     [
-        ({"heads": 5, "dropout": 0.1}, (1, 4, 48), "multiple of 3"),
-        ({"heads": 0, "dropout": 0.1}, (1, 4, 48), "heads must be positive"),
-        ({"heads": 2, "dropout": 1.0}, (1, 4, 48), "outside [0, 1)"),
-        ({"heads": 2}, (1, 4, 48), "dropout is missing"),
-        ({"heads": 2, "dropout": 0.1}, (4, 48), "axes"),
+        ({"heads": 5}, (1, 4, 48), "multiple of 3"),
+        ({"heads": 0}, (1, 4, 48), "heads must be positive"),
+        ({"dropout": 1.0}, (1, 4, 48), "outside [0, 1)"),
+        ({"dropout": None}, (1, 4, 48), "dropout is missing"),
+        ({"dtype": None}, (1, 4, 48), "dtype is missing"),
+        ({"dtype": "float16"}, (1, 4, 48), "dtype is float32 or bfloat16"),
+        ({}, (4, 48), "axes"),
     ],
 )
 def test_says_what_is_wrong(attributes, shape, message, capfd):
+    given = {"heads": 2, "dropout": 0.1, "dtype": "float32", **attributes}
+    given = {name: value for name, value in given.items() if value is not None}
     with pytest.raises(mx.MXNetError) as caught:
-        mx.nd.bert_attention(
-            mx.nd.zeros(shape), mx.nd.zeros((1,), dtype="int32"), mx.nd.ones((1,)), **attributes
-        )[0].wait_to_read()
+        mx.nd.bert_attention(mx.nd.zeros(shape), mx.nd.zeros((1,), dtype="int32"), mx.nd.ones((1,)), **given)[
+            0
+        ].wait_to_read()
     assert message in str(caught.value) + "".join(capfd.readouterr())

@@ -37,6 +37,7 @@ VARIANTS = {
     "baseline": Variant({"BERT_OPERATORS_ISA": "baseline", "OMP_NUM_THREADS": "3"}, "", EVERYTHING),
     "avx2": Variant({"BERT_OPERATORS_ISA": "avx2", "OMP_NUM_THREADS": "3"}, "avx2", EVERYTHING),
     "avx512": Variant({"BERT_OPERATORS_ISA": "avx512", "OMP_NUM_THREADS": "3"}, "avx512bw", EVERYTHING),
+    "avx512_bf16": Variant({"BERT_OPERATORS_ISA": "avx512_bf16"}, "avx512_bf16", ["attention"]),
     "native": Variant({"BERT_OPERATORS_BF16": "native"}, "avx512bw", PRODUCTS),
     "rounded, one thread": Variant(
         {"BERT_OPERATORS_BF16": "rounded", "OMP_NUM_THREADS": "1"}, "", [*PRODUCTS, "attention"]

@@ -1,0 +1,161 @@
+// Products of bfloat16 matrices on AMX's tiles, summed in float32, on one thread. What small_matmul.h is for
+// float32: both factors are packed once and used several times.
+//
+// A tile is 16 rows of 16 words, a word two bfloat16. A left factor is packed by rows: word (r, c) of a tile
+// has the elements (r, 2 c) and (r, 2 c + 1). A right one is packed by pairs of rows: word (r, c) has the
+// elements (2 r, c) and (2 r + 1, c). The transposed words of the one packing of a matrix are the other one
+// of the transposed matrix. The tiles that one sum needs lie one after the other.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "small_matmul.h"
+
+namespace operators {
+namespace ISA {
+
+constexpr int64_t kTile = 16, kDeep = 32, kTileWords = kTile * kTile;  // kDeep: elements summed up by a step
+
+inline int64_t tiles(int64_t size) { return (size + kTile - 1) / kTile; }
+inline int64_t steps(int64_t depth) { return (depth + kDeep - 1) / kDeep; }
+
+// Words of a packed factor with `size` rows (left) or columns (right).
+inline int64_t tiles_size(int64_t size, int64_t depth) { return tiles(size) * steps(depth) * kTileWords; }
+
+// Makes all eight tiles whole ones for as long as it lives.
+class TileShapes {
+ public:
+  TileShapes() {
+    struct alignas(64) {
+      uint8_t palette = 1, start = 0, reserved[14] = {};
+      uint16_t bytes[16] = {};
+      uint8_t rows[16] = {};
+    } shapes;
+    for (int t = 0; t < 8; t++) {
+      shapes.bytes[t] = 64;
+      shapes.rows[t] = 16;
+    }
+    _tile_loadconfig(&shapes);
+  }
+  ~TileShapes() { _tile_release(); }
+  TileShapes(const TileShapes&) = delete;
+  TileShapes& operator=(const TileShapes&) = delete;
+};
+
+inline __m512i words_of(__m512 low, __m512 high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
+
+// The first `count` of 16 elements, the others 0.
+inline __m512 some(const float* from, int64_t count) {
+  return _mm512_maskz_loadu_ps(count >= 16 ? 0xffff : count <= 0 ? 0 : (1u << count) - 1, from);
+}
+
+// Packs the left factor factor * matrix (rows, columns): zeros beyond its columns and rows. Tile by tile:
+// from tile to tile rows lie so that they would share a few sets of the first-level cache.
+inline void pack_rows(const float* matrix, int64_t stride, int64_t rows, int64_t columns, float factor,
+                      uint32_t* packed) {
+  const __m512 scale = _mm512_set1_ps(factor);
+  for (int64_t row = 0; row < rows; row += kTile)
+    for (int64_t column = 0; column < columns; column += kDeep, packed += kTileWords) {
+      const float* from = matrix + row * stride + column;
+      const bool whole = rows - row >= kTile && columns - column >= kDeep;
+      for (int64_t r = 0; r < kTile; r++, from += stride) {
+        const int64_t left = row + r < rows ? columns - column : 0;
+        const __m512 low = whole ? _mm512_loadu_ps(from) : some(from, left);
+        const __m512 high = whole ? _mm512_loadu_ps(from + kTile) : some(from + kTile, left - kTile);
+        _mm512_store_si512(packed + r * kTile,
+                           words_of(_mm512_mul_ps(low, scale), _mm512_mul_ps(high, scale)));
+      }
+    }
+}
+
+// (a0 b0 a1 b1 ...) as bfloat16.
+inline __m512i paired(__m512 a, __m512 b) {
+  alignas(64) static constexpr uint16_t kOrder[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                      21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                      11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), words_of(a, b));
+}
+
+// Packs the right factor factor * matrix (depth, columns): zeros beyond its columns and rows.
+inline void pack_pairs(const float* matrix, int64_t stride, int64_t depth, int64_t columns, float factor,
+                       uint32_t* packed) {
+  const __m512 scale = _mm512_set1_ps(factor);
+  for (int64_t column = 0; column < columns; column += kTile)
+    for (int64_t row = 0; row < depth; row += kDeep, packed += kTileWords) {
+      const float* from = matrix + row * stride + column;
+      const bool whole = depth - row >= kDeep && columns - column >= kTile;
+      for (int64_t pair = 0; pair < kTile; pair++, from += 2 * stride) {
+        const int64_t left = columns - column, rows = depth - row - 2 * pair;
+        const __m512 even = whole ? _mm512_loadu_ps(from) : some(from, rows > 0 ? left : 0);
+        const __m512 odd = whole ? _mm512_loadu_ps(from + stride) : some(from + stride, rows > 1 ? left : 0);
+        _mm512_store_si512(packed + pair * kTile,
+                           paired(_mm512_mul_ps(even, scale), _mm512_mul_ps(odd, scale)));
+      }
+    }
+}
+
+// Transposes the words of each of `count` tiles: the other packing of the transposed matrix.
+inline void transpose_tiles(const uint32_t* from, int64_t count, uint32_t* to) {
+  for (int64_t t = 0; t < count * kTileWords; t += kTileWords)
+    transpose_block(reinterpret_cast<const float*>(from + t), kTile, reinterpret_cast<float*>(to + t), kTile);
+}
+
+template <int kRows, int kColumns, bool kAccumulate>
+inline void multiply_tiles(const uint32_t* left, const uint32_t* right, int64_t deep, float* product,
+                           int64_t stride) {
+  const int64_t bytes = stride * sizeof(float), next = deep * kTileWords;
+  float *below = product + kTile * stride, *beside = product + kTile;
+  if (kAccumulate) {
+    _tile_loadd(0, product, bytes);
+    if (kColumns == 2) _tile_loadd(1, beside, bytes);
+    if (kRows == 2) _tile_loadd(2, below, bytes);
+    if (kRows == 2 && kColumns == 2) _tile_loadd(3, below + kTile, bytes);
+  } else {
+    _tile_zero(0);
+    if (kColumns == 2) _tile_zero(1);
+    if (kRows == 2) _tile_zero(2);
+    if (kRows == 2 && kColumns == 2) _tile_zero(3);
+  }
+  for (int64_t k = 0; k < deep; k++, left += kTileWords, right += kTileWords) {
+    _tile_loadd(4, left, 64);
+    _tile_loadd(6, right, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    if (kColumns == 2) {
+      _tile_loadd(7, right + next, 64);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    if (kRows == 2) {
+      _tile_loadd(5, left + next, 64);
+      _tile_dpbf16ps(2, 5, 6);
+      if (kColumns == 2) _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  _tile_stored(0, product, bytes);
+  if (kColumns == 2) _tile_stored(1, beside, bytes);
+  if (kRows == 2) _tile_stored(2, below, bytes);
+  if (kRows == 2 && kColumns == 2) _tile_stored(3, below + kTile, bytes);
+}
+
+// product (rows, columns) = left * right, or += if kAccumulate; written up to whole tiles. Both factors have
+// `deep` steps.
+template <bool kAccumulate>
+void multiply_packed(const uint32_t* left, int64_t rows, const uint32_t* right, int64_t columns, int64_t deep,
+                     float* product, int64_t stride) {
+  const int64_t next = deep * kTileWords;
+  for (int64_t c = 0; c < tiles(columns); c += 2) {
+    const bool wide = c + 1 < tiles(columns);
+    for (int64_t r = 0; r < tiles(rows); r += 2) {
+      const bool high = r + 1 < tiles(rows);
+      const auto part = high   ? wide ? multiply_tiles<2, 2, kAccumulate> : multiply_tiles<2, 1, kAccumulate>
+                        : wide ? multiply_tiles<1, 2, kAccumulate>
+                               : multiply_tiles<1, 1, kAccumulate>;
+      part(left + r * next, right + c * next, deep, product + r * kTile * stride + c * kTile, stride);
+    }
+  }
+}
+
+}  // namespace ISA
+}  // namespace operators
