@@ -80,9 +80,9 @@ def test_time_is_shared_and_kept(tmp_path):
     assert measured([program(slow, seconds=100)], tmp_path)["77", ONCE].note.startswith("not tried: ")
 
 
-def test_what_is_not_built_or_not_tried_never_holds(tmp_path):
-    found = measured([Program("9", "a", "b"), program(lambda *_: Tally(), cases=())], tmp_path)
-    assert len(found) == 4 and not any(figure.holds for figure in found.values())
+def test_what_is_not_tried_does_not_hold(tmp_path):
+    found = measured([program(lambda *_: Tally(), cases=())], tmp_path)
+    assert len(found) == 1 and not any(figure.holds for figure in found.values())
 
 
 def test_damage_counts_where_the_figure_says_why(tmp_path):
@@ -105,11 +105,11 @@ def test_the_page_keeps_what_other_commands_measured(tmp_path):
     first = [replace(program(None).empty(ONCE), tried=5, held=5), second]
     caught = [Caught("77", "a damage", ONCE, True, "other bits")]
     write(Page().with_results(FACTS, first, caught), programs, path)
-    again = [replace(second, tried=1000, held=1000), Figure("78", "b", "c", "hvd_mpi", built=False)]
+    again = [replace(second, tried=1000, held=1000), Figure("78", "b", "c", "hvd_mpi")]
     write(read(path.with_suffix(".json")).with_results({**FACTS, "seed": 4}, again, []), programs, path)
     page = path.read_text()
     assert "| 77 | a figure | a goal | 5 of 5 | – | – |" in page
-    assert "| 78 | a figure | a goal | not built | – | 1,000 of 1,000 |" in page
+    assert "| 78 | a figure | a goal | not tried | – | 1,000 of 1,000 |" in page
     assert "| 77 and damages | a machine | today | abc | 1 | 3 |" in page
     assert "| 78 | a machine | today | abc | 1 | 4 |" in page
     assert "| 77 | a damage | all | yes | other bits |" in page
@@ -128,16 +128,16 @@ def test_every_figure_of_the_table_is_there():
     assert {"5a", "5b", "feeds", "hosts", "memory", "restarts"} <= set(numbers) and len(set(numbers)) == len(
         numbers
     )
-    assert all(program.damages for program in PROGRAMS if program.opened), "a figure that notices nothing"
+    assert all(program.damages for program in PROGRAMS), "a figure that notices nothing"
     for program in PROGRAMS:
         for damage in program.damages.values():
             assert re.compile(damage.noticed) and damage.case
 
 
-BUILT = [program for program in PROGRAMS if program.opened and program.number != "11"]  # 11 makes files
+WITHOUT_FILES = [program for program in PROGRAMS if program.number != "11"]  # 11 makes files
 
 
-@pytest.mark.parametrize("one", BUILT, ids=lambda one: one.number)
+@pytest.mark.parametrize("one", WITHOUT_FILES, ids=lambda one: one.number)
 def test_cases_depend_on_the_seed_alone(one, tmp_path):
     def cases(seed):
         setting = Setting(one.backends[0], seed, tmp_path, tmp_path, 1.0)
@@ -185,7 +185,7 @@ def test_bad_options(words):
 
 def test_a_cheap_figure_and_its_damage(tmp_path):
     """The short form: those figures that need no ranks, for seconds."""
-    cheap = [each for each in PROGRAMS if each.opened and each.backends == (ONCE,) and each.seconds <= 5]
+    cheap = [each for each in PROGRAMS if each.backends == (ONCE,) and each.seconds <= 5]
     chosen = [each.number for each in cheap]
     page = tmp_path / "page.md"
     words = ("--figures", ",".join(chosen), "--minutes", "0.15", "--output", page)

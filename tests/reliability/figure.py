@@ -22,9 +22,7 @@ class Failure:
 @dataclass(frozen=True)
 class Figure:
     """A figure for one backend, or for all of them (`ONCE`): how often it was tried, and how often it held.
-
-    `built` is false where there is no program for it yet; `note` says what must be known to read the
-    numbers."""
+    `note` says what must be known to read the numbers."""
 
     number: str
     name: str
@@ -34,12 +32,11 @@ class Figure:
     held: int = 0
     failures: tuple[Failure, ...] = ()
     note: str = ""
-    built: bool = True
 
     @property
     def holds(self) -> bool:
         """Whether it was tried and never failed."""
-        return self.built and self.tried > 0 and self.held == self.tried and not self.failures
+        return self.tried > 0 and self.held == self.tried and not self.failures
 
 
 @dataclass(frozen=True)
@@ -95,20 +92,19 @@ class Program:
 
     `weight`: its share of the time, relative to the other programs'. `seconds`: what a case takes on two
     cores, roughly. `cases`: names of cases in the order of a setting's seed; endless if it likes. `opened`: a
-    context with the function that tries one. `damages`: by name. A figure without `opened` is not built."""
+    context with the function that tries one. `damages`: by name."""
 
     number: str
     name: str
     goal: str
+    cases: Callable[[Setting], Iterator[str]]
+    opened: Callable[[Setting], ContextManager[Attempt]]
     weight: float = 1.0
     seconds: float = 30.0
     backends: Sequence[str] = tuple(BACKENDS)
-    cases: Callable[[Setting], Iterator[str]] = lambda setting: iter(())
-    opened: Callable[[Setting], ContextManager[Attempt]] | None = None
     damages: Mapping[str, Damage] = field(default_factory=dict)
     note: str = ""
 
     def empty(self, backend: str, note: str = "") -> Figure:
         """The figure before anything was tried."""
-        built = self.opened is not None
-        return Figure(self.number, self.name, self.goal, backend, note=note or self.note, built=built)
+        return Figure(self.number, self.name, self.goal, backend, note=note or self.note)

@@ -88,10 +88,7 @@ def measure(plan: Plan, clock: Clock, keep: Callable[[Figure], None]) -> None:
     """Measures each unit of the plan; `keep` receives the figure as it stands, also when this is
     interrupted."""
     for index, (program, backend) in enumerate(plan.units):
-        rest = sum(each.weight for each, _ in plan.units[index:] if each.opened)
-        if program.opened is None:
-            keep(program.empty(backend))
-            continue
+        rest = sum(each.weight for each, _ in plan.units[index:])
         left = clock.left
         share = max(left * program.weight / rest, program.seconds)
         if share > left:
@@ -108,7 +105,6 @@ def _measure_one(
     clock: Clock,
     keep: Callable[[Figure], None],
 ) -> None:
-    assert program.opened is not None
     figure = program.empty(setting.backend)
     end = time.monotonic() + setting.seconds
     took: list[float] = []
@@ -175,7 +171,7 @@ def try_damages(plan: Plan, clock: Clock, keep: Callable[[Caught], None]) -> Non
     """Breaks what each figure is about, once for each damage, and looks whether the figure notices."""
     for program, backend in plan.units:
         for name, damage in program.damages.items():
-            if program.opened is None or (damage.backends and backend not in damage.backends):
+            if damage.backends and backend not in damage.backends:
                 continue
             if clock.left < program.seconds:
                 keep(Caught(program.number, name, backend, None, "not tried: no time left"))

@@ -134,8 +134,6 @@ def cell(figure: Figure | None) -> str:
     """Held of tried, in bold where it failed."""
     if figure is None:
         return EMPTY
-    if not figure.built:
-        return "not built"
     if not figure.tried:
         return "not tried"
     shown = f"{figure.held:,} of {figure.tried:,}"
