@@ -52,12 +52,13 @@ BODIES = {
 
 
 def cases(setting: Setting) -> Iterator[str]:
-    """Two and three ranks with other data each; with BytePS also those of one worker."""
+    """Two and three ranks with other data each, where sums have one order. BytePS's servers add more than two
+    workers' in the order of arrival, so three ranks are those of one worker there."""
     draw = random.Random(setting.seed)
+    sizes = ((2, 1), (2, 2), (3, 3)) if setting.backend == "byteps" else ((2, 1), (3, 1))
     while True:
-        for ranks in (2, 3):
-            for local in (1, ranks) if setting.backend == "byteps" else (1,):
-                yield named(ranks=ranks, local=local, seed=draw.randrange(10**6))
+        for ranks, local in sizes:
+            yield named(ranks=ranks, local=local, seed=draw.randrange(10**6))
 
 
 @contextlib.contextmanager
@@ -92,20 +93,12 @@ def opened(setting: Setting) -> Iterator[Attempt]:
         alone = launch("local", setting.shared / f"alone-{case}", case)
         failures = [f"{run}: {text}" for run in RUNS for text in compared(seen[run], alone[run][0], run)]
         for rank, (one, other) in enumerate(zip(seen["accumulate-1"], seen["accumulate-1-again"])):
-            same = same_steps(one, other) and same_bits(one.parameters, other.parameters)
-            if not same and order_is_fixed(setting.backend, case):
+            if not (same_steps(one, other) and same_bits(one.parameters, other.parameters)):
                 failures.append(f"accumulate-1-again: rank {rank} has other bits than the first time")
         wrong = len({failure.partition(":")[0] for failure in failures})
         return Tally(len(RUNS), len(RUNS) - wrong, tuple(failures))
 
     yield attempt
-
-
-def order_is_fixed(backend: str, case: str) -> bool:
-    """Whether every run forms its sums in one order. BytePS's servers add up more than two workers' in the
-    order of arrival."""
-    parts = parsed(case)
-    return backend != "byteps" or int(parts["ranks"]) // int(parts["local"]) <= 2
 
 
 def compared(ranks: list[Seen], alone: Seen, run: str) -> list[str]:
@@ -158,5 +151,6 @@ PROGRAM = Program(
         "one number in a million is off by 0.01%": Damage(CASE, "is off by"),
     },
     note=f"parameters within {OF_PARAMETERS:g} of their norm, without key biases, which have no effect;"
-    " repeated to the bit, but for three workers of BytePS, whose servers add in the order of arrival",
+    " repeated to the bit. Without three workers of BytePS: its servers add them in the order of arrival, and"
+    " after 50 steps of LAMB a norm was off by up to 1.6e-5",
 )
