@@ -71,7 +71,10 @@ def _options(value: Any) -> bool:
     """Whether it holds options by name; of their values those are checked with which a run computes."""
     if not isinstance(value, dict):
         return False
-    return all(_whole(1, MOST)(value[name]) for name in ("accumulate", "ckpt_interval") if name in value)
+    whole = _whole(1, MOST)
+    # Fine-tuning may have no interval: it saves at the end alone.
+    interval = value.get("ckpt_interval")
+    return (interval is None or whole(interval)) and ("accumulate" not in value or whole(value["accumulate"]))
 
 
 def _is(kind: type) -> Check:
