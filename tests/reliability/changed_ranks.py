@@ -119,9 +119,10 @@ def undisturbed(setting: Setting, micro_batches: int) -> Path:
     """
     directory = setting.shared / f"undisturbed-{micro_batches}"
     if not (directory / "results.json").exists():
+        shutil.rmtree(directory, ignore_errors=True)  # of one that failed
         (directory / "taken").mkdir(parents=True)
-        work = setting.work / "undisturbed"
-        work.mkdir()
+        work = setting.work / directory.name
+        work.mkdir(exist_ok=True)
         alone = Job(Setting("hvd_mpi", 0, work, setting.shared, 0), micro_batches, patch(directory / "taken"))
         words = alone.words(directory, **options(setting))
         with start_ranks(alone.script, 1, "none", timeout=SECONDS, env=ONE_THREAD, args=words) as run:
