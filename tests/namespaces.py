@@ -138,7 +138,7 @@ def two_hosts(directory: Path, slots: int = 1, spare: bool = False) -> Iterator[
         shells = [_start_shell(stack, holder, path) for holder, path in zip(holders, sockets)]
         agent.write_text(_agent(sockets), encoding="ascii")
         agent.chmod(0o755)
-        (directory / "ssh").mkdir()
+        (directory / "ssh").mkdir(exist_ok=True)
         ssh = directory / "ssh" / "ssh"
         ssh.write_text(_SSH.format(agent=shlex.quote(str(agent))), encoding="ascii")
         ssh.chmod(0o755)
