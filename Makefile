@@ -113,7 +113,7 @@ test: setup ## run the tests (SLOW=0 leaves out BERT-large, ARGS="-k hparams" go
 	@# In three parts, see tests/parts.py. More processes than cores, because many tests wait: for a signal, a limit, a
 	@# launcher. pytest ends with 5 where nothing was chosen.
 	@no_ranks=0; $(PYTEST) --part no_ranks -n 3 || no_ranks=$$?; \
-	ranks=0; $(PYTEST) --part ranks -n 4 --dist loadgroup || ranks=$$?; \
+	ranks=0; $(PYTEST) --part ranks -n 5 --dist loadgroup || ranks=$$?; \
 	alone=0; $(PYTEST) --part alone || alone=$$?; \
 	case $$no_ranks,$$ranks,$$alone in 5,5,5|*[!05,]*) exit 1;; esac
 

@@ -256,7 +256,7 @@ def test_the_whole_on_a_tiny_model(tmp_path):
     """Ours on both kinds of operators, with the products, without PyTorch."""
     output = tmp_path / "step.json"
     words = ["-m", "bench.step", "--models", "bert_1_32_2", "--rounds", "2", "--json", str(output)]
-    words += ["--dtypes", "float32"]  # some processors would have bfloat16 too
+    words += ["--dtypes", "float32", "--lengths", "512"]  # some processors would have bfloat16 too
     words += ["--contestants", "ours", "ours_mxnet", "products", "torch"]
     command = [sys.executable, *words]
     result = run_command(command, timeout=120, cwd=ROOT, env={"TORCH_PYTHON": None}).check()
