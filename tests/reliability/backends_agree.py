@@ -152,6 +152,6 @@ PROGRAM = Program(
     },
     note=f"parameters within {OF_PARAMETERS:g} of their norm, without key biases, which have no effect;"
     " repeated to the bit. Without three workers of BytePS: its servers add them in the order of arrival."
-    " Three ranks add in another order than one process, and LAMB amplifies the rounding: one seed of ten or so"
-    " leaves 1e-5 with a gradient norm within 50 steps (1.1e-5 over MPI, 1.4e-5 over BytePS)",
+    " Three ranks add in another order than one process, and LAMB amplifies that rounding: one seed of ten"
+    " or so leaves 1e-5 with a gradient norm within 50 steps (1.1e-5 over MPI, 1.4e-5 over BytePS)",
 )
