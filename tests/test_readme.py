@@ -565,7 +565,8 @@ def helps_of() -> dict[str, str]:
     """The help of each command."""
     modules = [f"-m {name}" for name in DATA_COMMANDS]
     modules += [SCRIPT, "hparams.py", "hosts/launch.py", "-m bench.step", "-m bench.threads"]
-    modules += ["-m bench.optimizer", "-m bench.bfloat16", "-m training.profile", "compare.py"]
+    modules += ["-m bench.optimizer", "-m bench.bfloat16", "-m training.profile", "-m tests.reliability"]
+    modules += ["compare.py"]
     modules += ["convert.py", "predict.py", "results.py", "finetune_squad.py", "finetune_classifier.py"]
     return {each: run_command([sys.executable, *each.split(), "--help"]).check().stdout for each in modules}
 
