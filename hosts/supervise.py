@@ -32,6 +32,7 @@ import math
 import os
 import select
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -60,18 +61,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     wakeup = _wake_on_signals()
     report = _Report(args.token)
     report("connected")
+    made: list[str] = []
     try:
         for folder in args.folder:
-            os.makedirs(folder, 0o700, exist_ok=True)  # "hosts" of a test share them
+            _make(folder)
+            made.append(folder)
         part = _start(args.command, libc)
     except OSError as error:
-        _remove(args.folder)
+        _remove(made)
         report(f"failed {error.strerror}: {error.filename or args.command[0]}")
         return 127
     limits = Limits(args.stopped_timeout, args.grace, args.silence)
     reason = _watch(part, [wakeup] if args.unattended else [CONTROL, wakeup], limits)
     _kill_descendants(part.pid)
-    _remove(args.folder)
+    _remove(made)
     if reason is not None:
         report(reason)
         return 128 + signal.SIGSTOP if reason.startswith("stopped") else 1
@@ -92,6 +95,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--folder", action="append", default=[], metavar="DIR")
     parser.add_argument("command", nargs="+")
     return parser
+
+
+def _make(folder: str) -> None:
+    """Makes a folder for this user alone. Parts whose hosts are one machine share it; what somebody else has
+    put there, or a link, is an error (FileExistsError)."""
+    os.makedirs(os.path.dirname(folder), exist_ok=True)
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        there = os.lstat(folder)
+        if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.geteuid():
+            raise
 
 
 def _remove(folders: Sequence[str]) -> None:
