@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Mapping, Sequence
 
 # A process's rank: Open MPI, horovodrun, MPICH and Intel MPI. BytePS announces it in two variables.
@@ -25,6 +26,7 @@ LOCAL_SIZE_VARIABLES = (
 RUN_HOSTS = "RUN_HOSTS"
 
 _MOST_DIGITS = 18
+_RANKS = re.compile(r"[0-9]{1,6}")  # of a host, as hosts/hostfile.py reads them
 
 LOCAL, HVD, BYTEPS = BACKENDS = ("local", "hvd", "byteps")
 
@@ -63,7 +65,7 @@ def local_size(environ: Mapping[str, str]) -> int:
 def hosts_of_run(environ: Mapping[str, str]) -> list[str]:
     """The host of each rank as the launcher announces it; empty where it does not."""
     entries = [entry.rpartition(":") for entry in environ.get(RUN_HOSTS, "").split(",")]
-    return [host for host, _, ranks in entries if ranks.isdigit() for _ in range(int(ranks))]
+    return [host for host, _, ranks in entries if _RANKS.fullmatch(ranks) for _ in range(int(ranks))]
 
 
 def announced_hosts(lines: Sequence[tuple[str, int]]) -> str:

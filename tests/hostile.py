@@ -27,7 +27,7 @@ from typing import Any, Callable, NamedTuple
 
 import results
 from base.errors import InputError
-from base.launchers import launched_rank, local_size
+from base.launchers import hosts_of_run, launched_rank, local_size
 from base.threads import choose_threads
 from bert.config_file import read_config_file
 from comm.byteps.environment import complete_environment, read_place
@@ -177,7 +177,7 @@ _ENVIRONMENT = {
     "SLURM_NTASKS_PER_NODE": "4(x2),3", "DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2", "DMLC_WORKER_ID": "1",
     "DMLC_NUM_SERVER": "1", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": "9000",
     "BYTEPS_LOCAL_RANK": "0", "BYTEPS_LOCAL_SIZE": "1", "BYTEPS_GLOBAL_RANK": "1", "OMP_NUM_THREADS": "2,1",
-    "RANKS_ON_HOST": "2",
+    "RANKS_ON_HOST": "2", "RUN_HOSTS": "alpha:1,beta:2",
 }  # fmt: skip
 
 
@@ -186,7 +186,7 @@ def _read_environment(path: str) -> Any:
     content = Path(path).read_bytes().replace(b"\0", b"") if os.path.isfile(path) else b""
     lines = (line.partition("=") for line in os.fsdecode(content).split("\n"))
     environ = {name: value for name, _, value in lines if name}
-    launched_rank(environ), local_size(environ)
+    launched_rank(environ), local_size(environ), hosts_of_run(environ)
     for reader in (
         lambda: choose_threads(environ, 2, 2, local_size(environ)),
         lambda: complete_environment(environ),

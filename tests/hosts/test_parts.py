@@ -113,3 +113,9 @@ def test_a_free_port():
         assert free_port("127.0.0.1") != port
     with pytest.raises(OSError):
         free_port("192.0.2.1")
+
+
+def test_announced_hosts_that_are_none():
+    for text in ("", "a", "a:", "a:²", "a:9999999999", f"a:{'9' * 5000}", ",,:", "a:-1"):
+        assert hosts_of_run({"RUN_HOSTS": text}) == []
+    assert hosts_of_run({"RUN_HOSTS": "a:x,b:2"}) == ["b", "b"]
