@@ -26,6 +26,7 @@ import numpy as np
 
 from base import machine
 from base.command_line import OptionParser, at_least, path_name
+from base.threads import set_threads
 from bench.quick import NOTICE, add_quick, settle, write_figures
 from bench.rounds import spread
 from bench.work import BATCHES, VOCABULARY
@@ -163,7 +164,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _measure(options: argparse.Namespace) -> int:
-    os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))  # before mxnet is imported
+    set_threads()  # before mxnet is imported
 
     from bench.step_ours import make_step
 
