@@ -23,5 +23,6 @@ optimizer          command: the update, against MXNet's operators and PyTorch's 
 optimizer_torch    the process of PyTorch's AdamW
 saving             command: the pause of a step that saves, against writing
 threads            command: numbers of threads and bindings for 1, 2 and 4 ranks
+padding            command: batches of real lengths, with the rows of padding and without them
 bfloat16           command: training in bfloat16 against float32, from the same seeds
 """

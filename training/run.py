@@ -14,6 +14,7 @@ import numpy as np
 from gluonnlp.model.bert import BERTModel
 
 from base.errors import RUN_AGAIN, InputError
+from bert.configuration import REMOVE
 from bert.model import build_model, initialize, network_parameters, trained
 from bert.weights.bare_params import check_index
 from bert.weights.params_file import read_array, read_index
@@ -290,9 +291,10 @@ class Run:
             self.reporter.warn(message)
         count = sum(int(np.prod(parameter.shape)) for parameter in trained(model.network).values())
         size = self.communicator.size
+        without = " without padding" if config.model.padding == REMOVE else ""
         self.reporter.note(
             f"{config.model.bert.description}, {count / 1e6:,.1f} M parameters, vocabulary "
-            f"{self.inputs.vocab_size:,}, {model.dtype} on {model.operators} operators, {size} "
+            f"{self.inputs.vocab_size:,}, {model.dtype} on {model.operators} operators{without}, {size} "
             f"process{'es' if size > 1 else ''} on {model.device.device_type}, OMP_NUM_THREADS "
             f"{os.environ.get('OMP_NUM_THREADS')}, seed {self.seed}"
         )
@@ -372,6 +374,8 @@ def open_run(
     if start.published and communicator.rank == 0:  # the others get rank 0's
         load_published(bert, shape.name, start.published, device)
     network = task.network(bert, shape, dtype, dropout, operators)
+    if config.model.padding == REMOVE:
+        network.remove_padding()
     restore_parameters(start, network_parameters(network), communicator, device)
     parameters = trained(network)
     settings = config.optimization

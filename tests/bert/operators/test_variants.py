@@ -21,7 +21,19 @@ if not load_operators():
     pytest.skip("the operators are not built", allow_module_level=True)
 
 HERE = Path(__file__).parent
-EVERYTHING = ["attention", "decode_loss", "dense", "dropout", "embed", "gather", "gelu", "lamb", "norm"]
+EVERYTHING = [
+    "attention",
+    "decode_loss",
+    "dense",
+    "dropout",
+    "embed",
+    "gather",
+    "gelu",
+    "lamb",
+    "norm",
+    "packed",
+]
+
 PRODUCTS = ["decode_loss", "dense"]
 
 
