@@ -11,7 +11,7 @@ BACKEND ?= hvd
 PYTHON ?=
 CUDA ?=
 SLOW ?= 1
-# Those with a peer; `threads` and `bfloat16` compare settings of the training scripts, and are run by name.
+# Those with a peer; `threads`, `bfloat16` and `padding` compare settings of the training scripts: run by name.
 BENCH ?= step finetune loader tokenize_text questions optimizer saving
 ARGS ?=
 PY := .venv/bin/python
