@@ -19,8 +19,8 @@ constexpr int64_t kBackwardBlock = 64;
 
 inline int64_t minimum(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// One part of one head: queries [begin, end), none if the sequence has fewer than `parts`, and all keys that
-// exist.
+// One part of one head: queries [begin, end) and all keys that exist. A sequence that is too short for all of
+// shape.parts has `parts` of them; the others have no queries.
 struct Task {
   Sequence sequence;
   int64_t head, parts, begin, end, keys;
