@@ -18,6 +18,7 @@
 #include "matmul.h"
 #include "matmul_kernels.h"
 #include "operator.h"
+#include "tile_product_kernels.h"
 
 namespace operators {
 namespace {
@@ -48,18 +49,37 @@ std::pair<int64_t, int64_t> stacked(const Shapes& in, int first, int weights) {
   return {rows, inputs};
 }
 
-// What stands in `packed`: the stacked weights (N, K) row by row, in bfloat16 rounded; a single float32
-// weight is used itself. Where bfloat16 is stored as such, also the layout that the product backward likes
-// best. In float32 oneDNN's product is as fast without.
+size_t aligned(size_t bytes) {
+  constexpr size_t kAlignment = 64;
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// What stands in `packed`: the stacked weights W (N, K) as the product forward wants them, then as the one
+// backward does.
+//   On tiles: W^T and W as packed right factors.
+//   Otherwise W row by row, in bfloat16 rounded (a single float32 weight is used itself); where bfloat16 is
+//   stored as such, also the layout that the product backward likes best. In float32 oneDNN's product is as
+//   fast without.
 struct Packed {
+  bool tiled;
+  int64_t rows, columns;
   Layout stacked, backward;
   size_t stacked_bytes, backward_bytes;
 
   Packed(bool low, int weights, int64_t rows, int64_t columns)
-      : stacked(row_major(rows, columns, low ? bfloat16_storage() : Element::float32)),
-        backward(stacked.element == Element::float32 ? stacked : blocked(rows, columns, stacked.element)),
-        stacked_bytes(low || weights > 1 ? (stacked.bytes() + kAlignment - 1) / kAlignment * kAlignment : 0),
-        backward_bytes(backward.order == Layout::blocked ? backward.bytes() : 0) {}
+      : tiled(low && tile_products()),
+        rows(rows),
+        columns(columns),
+        stacked(row_major(rows, columns, low ? bfloat16_storage() : Element::float32)),
+        backward(stacked.element == Element::float32 ? stacked : blocked(rows, columns, stacked.element)) {
+    if (tiled) {
+      stacked_bytes = packed_words(rows, columns) * sizeof(uint32_t);
+      backward_bytes = packed_words(columns, rows) * sizeof(uint32_t);
+    } else {
+      stacked_bytes = low || weights > 1 ? aligned(stacked.bytes()) : 0;
+      backward_bytes = backward.order == Layout::blocked ? backward.bytes() : 0;
+    }
+  }
 
   // MXNet knows no arrays without elements.
   size_t bytes() const { return std::max<size_t>(1, stacked_bytes + backward_bytes); }
@@ -72,8 +92,33 @@ struct Packed {
                           : stacked_data(packed, weight);
   }
 
- private:
-  static constexpr size_t kAlignment = 64;
+  void fill(const Tensors& weights, bool low, char* target) const {
+    if (tiled) {
+      const float* matrix = floats(weights.at(0));
+      if (weights.size() > 1) {
+        float* together = static_cast<float*>(scratch(kSumSlot, rows * columns * sizeof(float)));
+        matrix = together;
+        for (const auto& weight : weights) {
+          copy(floats(weight), weight.size(), together);
+          together += weight.size();
+        }
+      }
+      PackedForms forms;
+      forms.transposed_right = reinterpret_cast<uint32_t*>(target);
+      forms.right = reinterpret_cast<uint32_t*>(target + stacked_bytes);
+      KERNEL(pack_factor)(matrix, rows, columns, forms);
+      return;
+    }
+    char* next = target;
+    for (const auto& weight : weights) {
+      if (low)
+        round_factor(floats(weight), weight.size(), next);
+      else
+        copy(floats(weight), weight.size(), reinterpret_cast<float*>(next));
+      next += weight.size() * bytes_of(stacked.element);
+    }
+    if (backward_bytes) reorder(stacked, target, backward, target + stacked_bytes);
+  }
 };
 
 MXReturnValue pack_attributes(const Attributes& attributes, int* inputs, int* outputs) {
@@ -106,20 +151,10 @@ MXReturnValue pack(const Attributes& attributes, Tensors* in, Tensors* out, cons
     const bool low = low_precision(attributes);
     const Packed packed(low, in->size(), rows, columns);
     char* target = static_cast<char*>(out->at(0).data_ptr);
-    if (!packed.stacked_bytes) {
+    if (packed.stacked_bytes)
+      packed.fill(*in, low, target);
+    else
       *target = 0;
-      return;
-    }
-    char* next = target;
-    for (const auto& weight : *in) {
-      if (low)
-        round_factor(floats(weight), weight.size(), next);
-      else
-        copy(floats(weight), weight.size(), reinterpret_cast<float*>(next));
-      next += weight.size() * bytes_of(packed.stacked.element);
-    }
-    if (packed.backward_bytes)
-      reorder(packed.stacked, target, packed.backward, target + packed.stacked_bytes);
   });
 }
 
@@ -179,12 +214,14 @@ struct Layer {
   }
 };
 
+uint32_t* packed_scratch(Slot slot, int64_t size, int64_t depth) {
+  return static_cast<uint32_t*>(scratch(slot, packed_words(size, depth) * sizeof(uint32_t)));
+}
+
 MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource&) {
   return guarded("bert_dense", [&] {
     const Layer layer(attributes, in->at(0), out->at(0));
     if (layer.rows == 0) return;
-    const Layout x = row_major(layer.rows, layer.inputs, layer.element);
-    const void* x_data = layer.factor(floats(in->at(0)), layer.inputs, kLeftSlot);
     const float* bias = layer.bias ? floats(in->at(1 + layer.weights)) : nullptr;
     if (layer.bias && layer.weights > 1) {
       float* stacked = static_cast<float*>(scratch(kBiasSlot, layer.outputs * sizeof(float)));
@@ -193,6 +230,17 @@ MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, c
         stacked = std::copy_n(floats(in->at(i)), in->at(i).size(), stacked);
     }
     const Packed packed(layer.low, layer.weights, layer.outputs, layer.inputs);
+    if (packed.tiled) {
+      PackedForms x;
+      x.left = packed_scratch(kLeftSlot, layer.rows, layer.inputs);
+      KERNEL(pack_factor)(floats(in->at(0)), layer.rows, layer.inputs, x);
+      KERNEL(multiply_packed_factors)
+      ({x.left, static_cast<const uint32_t*>(in->back().data_ptr), layer.rows, layer.outputs, layer.inputs,
+        floats(out->at(0)), layer.outputs, bias});
+      return;
+    }
+    const Layout x = row_major(layer.rows, layer.inputs, layer.element);
+    const void* x_data = layer.factor(floats(in->at(0)), layer.inputs, kLeftSlot);
     multiply(x, x_data, packed.stacked.transposed(), packed.stacked_data(in->back(), in->at(1)),
              row_major(layer.rows, layer.outputs), floats(out->at(0)), bias);
   });
@@ -225,6 +273,40 @@ void weight_gradients(const Layer& layer, const void* dy, const void* x, Tensors
   }
 }
 
+// The gradients of x and of the weights by products on tiles.
+void backward_on_tiles(const Layer& layer, const float* dy, const float* x, const uint32_t* weight,
+                       Tensors* out) {
+  PackedForms dy_forms, x_forms;
+  dy_forms.left = packed_scratch(kLeftSlot, layer.rows, layer.outputs);
+  dy_forms.transposed_left = packed_scratch(kBlockedSlot, layer.outputs, layer.rows);
+  x_forms.right = packed_scratch(kRightSlot, layer.inputs, layer.rows);
+  KERNEL(pack_factor)(dy, layer.rows, layer.outputs, dy_forms);
+  KERNEL(pack_factor)(x, layer.rows, layer.inputs, x_forms);
+  KERNEL(multiply_packed_factors)
+  ({dy_forms.left, weight, layer.rows, layer.inputs, layer.outputs, floats(out->at(0)), layer.inputs});
+  bool whole = true;  // every weight's rows begin with a tile
+  for (int i = 1; i < layer.weights; i++) whole = whole && out->at(i).shape[0] % 16 == 0;
+  const auto multiply_rows = [&](int64_t first, int64_t rows, float* gradient) {
+    KERNEL(multiply_packed_factors)
+    ({dy_forms.transposed_left + packed_words(first, layer.rows), x_forms.right, rows, layer.inputs, layer.rows,
+      gradient, layer.inputs});
+  };
+  float* together = nullptr;
+  if (!whole) {
+    together = static_cast<float*>(scratch(kSumSlot, layer.outputs * layer.inputs * sizeof(float)));
+    multiply_rows(0, layer.outputs, together);
+  }
+  int64_t first = 0;
+  for (int i = 1; i <= layer.weights; i++) {
+    const int64_t rows = out->at(i).shape[0];
+    if (whole)
+      multiply_rows(first, rows, floats(out->at(i)));
+    else
+      copy(together + first * layer.inputs, rows * layer.inputs, floats(out->at(i)));
+    first += rows;
+  }
+}
+
 // inputs: gradient of the output, the inputs, the output; outputs: gradients of the inputs. That of `packed`
 // stays as it is: the weights' own are the whole gradient.
 MXReturnValue backward(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource&) {
@@ -236,13 +318,17 @@ MXReturnValue backward(const Attributes& attributes, Tensors* in, Tensors* out, 
         std::memset(gradient->data_ptr, 0, gradient->size() * sizeof(float));
       return;
     }
-    const void* dy_data = layer.factor(floats(dy), layer.outputs, kLeftSlot);
-    const void* x_data = layer.factor(floats(x), layer.inputs, kRightSlot);
     const Packed packed(layer.low, layer.weights, layer.outputs, layer.inputs);
-    multiply(row_major(layer.rows, layer.outputs, layer.element), dy_data, packed.backward,
-             packed.backward_data(in->at(in->size() - 2), in->at(2)), row_major(layer.rows, layer.inputs),
-             floats(out->at(0)));
-    weight_gradients(layer, dy_data, x_data, out);
+    const void* weight = packed.backward_data(in->at(in->size() - 2), in->at(2));
+    if (packed.tiled) {
+      backward_on_tiles(layer, floats(dy), floats(x), static_cast<const uint32_t*>(weight), out);
+    } else {
+      const void* dy_data = layer.factor(floats(dy), layer.outputs, kLeftSlot);
+      const void* x_data = layer.factor(floats(x), layer.inputs, kRightSlot);
+      multiply(row_major(layer.rows, layer.outputs, layer.element), dy_data, packed.backward, weight,
+               row_major(layer.rows, layer.inputs), floats(out->at(0)));
+      weight_gradients(layer, dy_data, x_data, out);
+    }
     if (!layer.bias) return;
     float* sums = static_cast<float*>(scratch(kBiasSlot, layer.outputs * sizeof(float)));
     KERNEL(column_sums)(floats(dy), layer.rows, layer.outputs, sums);

@@ -1,0 +1,182 @@
+#include "tile_product_kernels.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#ifdef __AMX_BF16__
+#include "attention_kernels.h"
+#include "tile_matmul.h"
+#endif
+
+namespace operators {
+namespace ISA {
+
+#ifdef __AMX_BF16__
+namespace {
+
+// Tiles side by side that are computed together.
+constexpr int64_t kPair = 2, kBlock = kPair * kTile;
+// Steps summed up at a time: a right factor's two tiles (16 KiB) then stay in the first-level cache while
+// the left factor's rows pass by, and leave room for those.
+constexpr int64_t kSteps = 8;
+// Rows of the left factor that stay in the second-level cache while the right factor's columns pass by.
+constexpr int64_t kLeftBytes = 800 << 10;
+
+// A block of sums that is being written to the output while the tiles multiply: the stores, which wait for
+// memory, cost a fifth of the product otherwise.
+class Writer {
+ public:
+  explicit Writer(const TileProduct& product)
+      : product_(product),
+        // Whole vectors at aligned addresses go past the caches: nothing reads them soon.
+        streams_(!product.accumulate && product.stride % kTile == 0 &&
+                 reinterpret_cast<uintptr_t>(product.output) % 64 == 0) {}
+
+  void begin(const float* sums, int64_t row, int64_t column) {
+    sums_ = sums;
+    output_ = product_.output + row * product_.stride + column;
+    rows_ = std::min(kBlock, product_.rows - row);
+    columns_ = std::min(kBlock, product_.columns - column);
+    bias_ = product_.bias ? product_.bias + column : nullptr;
+    written_ = 0;
+  }
+
+  // The next four rows.
+  void advance() {
+    if (written_ >= rows_) return;
+    const int64_t end = std::min(written_ + 4, rows_);
+    if (streams_ && columns_ == kBlock)
+      for (; written_ < end; written_++) stream(sums_ + written_ * kBlock, output_ + written_ * product_.stride);
+    else
+      for (; written_ < end; written_++) store(sums_ + written_ * kBlock, output_ + written_ * product_.stride);
+  }
+
+  void finish() {
+    while (written_ < rows_) advance();
+  }
+
+ private:
+  void stream(const float* sums, float* output) const {
+    __m512 low = _mm512_load_ps(sums), high = _mm512_load_ps(sums + kTile);
+    if (bias_) {
+      low = _mm512_add_ps(low, _mm512_loadu_ps(bias_));
+      high = _mm512_add_ps(high, _mm512_loadu_ps(bias_ + kTile));
+    }
+    _mm512_stream_ps(output, low);
+    _mm512_stream_ps(output + kTile, high);
+  }
+
+  void store(const float* sums, float* output) const {
+    for (int64_t c = 0; c < columns_; c++) {
+      const float sum = bias_ ? sums[c] + bias_[c] : sums[c];
+      output[c] = product_.accumulate ? output[c] + sum : sum;
+    }
+  }
+
+  const TileProduct& product_;
+  const bool streams_;
+  const float *sums_ = nullptr, *bias_ = nullptr;
+  float* output_ = nullptr;
+  int64_t rows_ = 0, columns_ = 0, written_ = 0;
+};
+
+// The blocks [first_row, last_row) x [first_column, last_column) of the product. sums: scratch memory for a
+// column of blocks, at least two.
+void multiply_part(const TileProduct& product, int64_t first_row, int64_t last_row, int64_t first_column,
+                   int64_t last_column, float* sums) {
+  const int64_t deep = steps(product.depth), next = deep * kTileWords;
+  const int64_t tile_rows = tiles(product.rows), tile_columns = tiles(product.columns);
+  Writer writer(product);
+  const auto aside = [&](int64_t) { writer.advance(); };
+  for (int64_t column = first_column; column < last_column; column++) {
+    const bool wide = kPair * column + 1 < tile_columns;
+    const uint32_t* right = product.right + kPair * column * next;
+    for (int64_t step = 0; step < deep; step += kSteps) {
+      const int64_t count = std::min(kSteps, deep - step);
+      for (int64_t row = first_row; row < last_row; row++) {
+        const bool high = kPair * row + 1 < tile_rows;
+        const uint32_t* left = product.left + kPair * row * next;
+        // While one block is written the next is computed: it must not be the same memory.
+        const int64_t slot = last_row - first_row > 1 ? row - first_row : column % 2;
+        float* sum = sums + slot * kBlock * kBlock;
+        const auto multiply = step ? multiply_block<true, decltype(aside)> : multiply_block<false, decltype(aside)>;
+        multiply(high, wide, left + step * kTileWords, next, right + step * kTileWords, next, count, sum, kBlock,
+                 aside);
+        writer.finish();
+        if (step + count == deep) writer.begin(sum, row * kBlock, column * kBlock);
+      }
+    }
+  }
+  writer.finish();
+  _mm_sfence();
+}
+
+// Packs the block of kDeep rows and columns that begins at (row, column).
+void pack_block(const float* matrix, int64_t rows, int64_t columns, int64_t row, int64_t column,
+                const PackedForms& forms) {
+  alignas(64) uint32_t tile[kTileWords];
+  const float* from = matrix + row * columns + column;
+  const int64_t height = std::min(kDeep, rows - row), width = std::min(kDeep, columns - column);
+  const auto pack = [&](auto one_tile, int64_t begin, int64_t index, uint32_t* plain, uint32_t* transposed) {
+    uint32_t* to = plain ? plain + index * kTileWords : tile;
+    one_tile(begin, to);
+    if (transposed) transpose_tiles(to, 1, transposed + index * kTileWords);
+  };
+  if (forms.left || forms.transposed_right)
+    for (int64_t r = 0; r < height; r += kTile)
+      pack([&](int64_t begin, uint32_t* to) {
+        pack_rows(from + begin * columns, columns, std::min(kTile, height - begin), width, 1.f, to);
+      }, r, (row + r) / kTile * steps(columns) + column / kDeep, forms.left, forms.transposed_right);
+  if (forms.right || forms.transposed_left)
+    for (int64_t c = 0; c < width; c += kTile)
+      pack([&](int64_t begin, uint32_t* to) {
+        pack_pairs(from + begin, columns, height, std::min(kTile, width - begin), 1.f, to);
+      }, c, (column + c) / kTile * steps(rows) + row / kDeep, forms.right, forms.transposed_left);
+}
+
+}  // namespace
+
+void pack_factor(const float* matrix, int64_t rows, int64_t columns, const PackedForms& forms) {
+  const PackedForms to = forms;
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < rows; row += kDeep)
+    for (int64_t column = 0; column < columns; column += kDeep)
+      pack_block(matrix, rows, columns, row, column, to);
+}
+
+void multiply_packed_factors(const TileProduct& given) {
+  const TileProduct product = given;
+  const int64_t block_rows = (product.rows + kBlock - 1) / kBlock;
+  const int64_t block_columns = (product.columns + kBlock - 1) / kBlock;
+  const int64_t most = std::max<int64_t>(1, kLeftBytes / (kBlock * product.depth * 2));
+  const int64_t threads = omp_get_max_threads();
+  // Rows are cut into equal groups, columns only as far as it takes to give every thread the same work.
+  const int64_t row_groups = std::min(block_rows, std::max((block_rows + most - 1) / most, int64_t{1}));
+  int64_t common = threads, rest = row_groups;
+  while (rest) std::swap(common %= rest, rest);
+  const int64_t column_groups = std::min(block_columns, threads / common);
+#pragma omp parallel
+  {
+    const TileShapes shapes;
+    const int64_t slots = std::max<int64_t>(2, (block_rows + row_groups - 1) / row_groups);
+    float* sums = thread_scratch(slots * kBlock * kBlock);
+#pragma omp for schedule(static)
+    for (int64_t group = 0; group < row_groups * column_groups; group++) {
+      const int64_t r = group / column_groups, c = group % column_groups;
+      multiply_part(product, block_rows * r / row_groups, block_rows * (r + 1) / row_groups,
+                    block_columns * c / column_groups, block_columns * (c + 1) / column_groups, sums);
+    }
+  }
+}
+
+#else
+
+void pack_factor(const float*, int64_t, int64_t, const PackedForms&) { std::abort(); }
+void multiply_packed_factors(const TileProduct&) { std::abort(); }
+
+#endif
+
+}  // namespace ISA
+}  // namespace operators
