@@ -89,10 +89,23 @@ void multiply_part(const TileProduct& product, int64_t first_row, int64_t last_r
   const int64_t deep = steps(product.depth), next = deep * kTileWords;
   const int64_t tile_rows = tiles(product.rows), tile_columns = tiles(product.columns);
   Writer writer(product);
-  const auto aside = [&](int64_t) { writer.advance(); };
+  const uint32_t* ahead = nullptr;  // in the right factor's next tiles, which come from memory
+  const int64_t ahead_words = (kPair * kTileWords + last_row - first_row - 1) / (last_row - first_row);
+  const uint32_t* below = nullptr;  // in the left factor's next tiles, where they are read for the first time
+  const auto aside = [&](int64_t step) {
+    writer.advance();
+    for (int64_t word = 0; word < ahead_words; word += kTile) __builtin_prefetch(ahead + word, 0, 2);
+    ahead += ahead_words;
+    if (!below) return;
+    for (int64_t word = step * kTileWords; word < (step + 1) * kTileWords; word += kTile) {
+      __builtin_prefetch(below + word, 0, 2);
+      __builtin_prefetch(below + next + word, 0, 2);
+    }
+  };
   for (int64_t column = first_column; column < last_column; column++) {
     const bool wide = kPair * column + 1 < tile_columns;
     const uint32_t* right = product.right + kPair * column * next;
+    ahead = right + kPair * next;
     for (int64_t step = 0; step < deep; step += kSteps) {
       const int64_t count = std::min(kSteps, deep - step);
       for (int64_t row = first_row; row < last_row; row++) {
@@ -101,6 +114,7 @@ void multiply_part(const TileProduct& product, int64_t first_row, int64_t last_r
         // While one block is written the next is computed: it must not be the same memory.
         const int64_t slot = last_row - first_row > 1 ? row - first_row : column % 2;
         float* sum = sums + slot * kBlock * kBlock;
+        below = column == first_column ? left + kPair * next + step * kTileWords : nullptr;
         const auto multiply = step ? multiply_block<true, decltype(aside)> : multiply_block<false, decltype(aside)>;
         multiply(high, wide, left + step * kTileWords, next, right + step * kTileWords, next, count, sum, kBlock,
                  aside);
