@@ -58,7 +58,19 @@ void round_factor(const float* source, int64_t size, void* target);
 
 // Memory of this thread, aligned for vectors and huge pages, that keeps its contents until the next call with
 // the same slot.
-enum Slot : int { kOneDnnSlot, kLeftSlot, kRightSlot, kBlockedSlot, kBiasSlot, kRowsSlot, kSumSlot, kSlots };
+enum Slot : int {
+  kOneDnnSlot,
+  kLeftSlot,
+  kRightSlot,
+  kBlockedSlot,
+  kBiasSlot,
+  kRowsSlot,
+  kSumSlot,
+  kGeluSlot,
+  kGradientSlot,
+  kOuterSlot,
+  kSlots
+};
 void* scratch(Slot slot, size_t bytes);
 
 }  // namespace operators

@@ -7,7 +7,7 @@
 
 #ifdef __AMX_BF16__
 #include "attention_kernels.h"
-#include "tile_matmul.h"
+#include "tile_packing.h"
 #endif
 
 namespace operators {
@@ -127,29 +127,6 @@ void multiply_part(const TileProduct& product, int64_t first_row, int64_t last_r
   _mm_sfence();
 }
 
-// Packs the block of kDeep rows and columns that begins at (row, column).
-void pack_block(const float* matrix, int64_t rows, int64_t columns, int64_t row, int64_t column,
-                const PackedForms& forms) {
-  alignas(64) uint32_t tile[kTileWords];
-  const float* from = matrix + row * columns + column;
-  const int64_t height = std::min(kDeep, rows - row), width = std::min(kDeep, columns - column);
-  const auto pack = [&](auto one_tile, int64_t begin, int64_t index, uint32_t* plain, uint32_t* transposed) {
-    uint32_t* to = plain ? plain + index * kTileWords : tile;
-    one_tile(begin, to);
-    if (transposed) transpose_tiles(to, 1, transposed + index * kTileWords);
-  };
-  if (forms.left || forms.transposed_right)
-    for (int64_t r = 0; r < height; r += kTile)
-      pack([&](int64_t begin, uint32_t* to) {
-        pack_rows(from + begin * columns, columns, std::min(kTile, height - begin), width, 1.f, to);
-      }, r, (row + r) / kTile * steps(columns) + column / kDeep, forms.left, forms.transposed_right);
-  if (forms.right || forms.transposed_left)
-    for (int64_t c = 0; c < width; c += kTile)
-      pack([&](int64_t begin, uint32_t* to) {
-        pack_pairs(from + begin, columns, height, std::min(kTile, width - begin), 1.f, to);
-      }, c, (column + c) / kTile * steps(rows) + row / kDeep, forms.right, forms.transposed_left);
-}
-
 }  // namespace
 
 void pack_factor(const float* matrix, int64_t rows, int64_t columns, const PackedForms& forms) {
@@ -157,7 +134,7 @@ void pack_factor(const float* matrix, int64_t rows, int64_t columns, const Packe
 #pragma omp parallel for schedule(static)
   for (int64_t row = 0; row < rows; row += kDeep)
     for (int64_t column = 0; column < columns; column += kDeep)
-      pack_block(matrix, rows, columns, row, column, to);
+      pack_block(matrix + row * columns + column, columns, {rows, columns, row, column}, to);
 }
 
 void multiply_packed_factors(const TileProduct& given) {
