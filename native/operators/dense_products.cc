@@ -55,19 +55,27 @@ void PackedWeights::pack(const Tensors& weights, void* target) const {
   if (!stacked_bytes_) {
     *bytes = 0;
   } else if (tiled_) {
-    const float* matrix = floats(weights.at(0));
-    if (weights.size() > 1) {
-      float* together = static_cast<float*>(scratch(kSumSlot, rows_ * columns_ * sizeof(float)));
-      matrix = together;
-      for (const auto& weight : weights) {
-        copy_floats(floats(weight), weight.size(), together);
-        together += weight.size();
-      }
-    }
     PackedForms forms;
     forms.transposed_right = reinterpret_cast<uint32_t*>(bytes);
     forms.right = reinterpret_cast<uint32_t*>(bytes + stacked_bytes_);
-    KERNEL(pack_factor)(matrix, rows_, columns_, forms);
+    forms.streams = true;
+    constexpr int64_t kWhole = 32;  // rows of a step of the product
+    if (std::all_of(weights.begin(), weights.end() - 1,
+                    [](const MXTensor& weight) { return weight.shape[0] % kWhole == 0; })) {
+      int64_t first = 0;
+      for (const auto& weight : weights) {
+        KERNEL(pack_part)(floats(weight), weight.shape[0], columns_, first, rows_, forms);
+        first += weight.shape[0];
+      }
+      return;
+    }
+    float* const together = static_cast<float*>(scratch(kSumSlot, rows_ * columns_ * sizeof(float)));
+    float* next = together;
+    for (const auto& weight : weights) {
+      copy_floats(floats(weight), weight.size(), next);
+      next += weight.size();
+    }
+    KERNEL(pack_factor)(together, rows_, columns_, forms);
   } else {
     char* next = bytes;
     for (const auto& weight : weights) {

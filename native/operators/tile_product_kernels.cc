@@ -130,11 +130,24 @@ void multiply_part(const TileProduct& product, int64_t first_row, int64_t last_r
 }  // namespace
 
 void pack_factor(const float* matrix, int64_t rows, int64_t columns, const PackedForms& forms) {
+  pack_part(matrix, rows, columns, 0, rows, forms);
+}
+
+void pack_part(const float* matrix, int64_t rows, int64_t columns, int64_t first, int64_t total,
+               const PackedForms& forms) {
   const PackedForms to = forms;
+  constexpr int64_t kRows = 4 * kDeep;
 #pragma omp parallel for schedule(static)
-  for (int64_t row = 0; row < rows; row += kDeep)
-    for (int64_t column = 0; column < columns; column += kDeep)
-      pack_block(matrix + row * columns + column, columns, {rows, columns, row, column}, to);
+  for (int64_t begin = 0; begin < rows; begin += kRows) {
+    for_blocks(begin, std::min(begin + kRows, rows), columns, [&](int64_t row, int64_t column) {
+      const float* from = matrix + row * columns + column;
+      for (int64_t r = 0; r < std::min(kDeep, rows - row); r++)
+        for (int64_t line = 0; line < kDeep; line += 16)
+          __builtin_prefetch(from + r * columns + kDeep + line, 0, 2);
+      pack_block(from, columns, {total, columns, first + row, column}, to);
+    });
+    _mm_sfence();
+  }
 }
 
 void multiply_packed_factors(const TileProduct& given) {
@@ -165,6 +178,7 @@ void multiply_packed_factors(const TileProduct& given) {
 #else
 
 void pack_factor(const float*, int64_t, int64_t, const PackedForms&) { std::abort(); }
+void pack_part(const float*, int64_t, int64_t, int64_t, int64_t, const PackedForms&) { std::abort(); }
 void multiply_packed_factors(const TileProduct&) { std::abort(); }
 
 #endif

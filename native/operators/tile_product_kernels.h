@@ -14,6 +14,7 @@ struct PackedForms {
   uint32_t* right = nullptr;             // a right factor: `rows` are summed over
   uint32_t* transposed_left = nullptr;   // the same of the transposed matrix
   uint32_t* transposed_right = nullptr;
+  bool streams = false;  // past the caches: what is packed is not used soon
 };
 
 // output (rows, columns) = left (rows, depth) right (depth, columns) [+ bias (columns)] [+ output], summed in
@@ -37,4 +38,8 @@ inline int64_t packed_words(int64_t size, int64_t depth) {
 DECLARE_KERNELS(
     // Rounds a float32 matrix without gaps to bfloat16 (ties to even) and packs it.
     void pack_factor(const float* matrix, int64_t rows, int64_t columns, const PackedForms& forms);
+    // The same for rows [first, first + rows) of a matrix with `total` rows; all but the last such part of it
+    // begin and end at a multiple of 32.
+    void pack_part(const float* matrix, int64_t rows, int64_t columns, int64_t first, int64_t total,
+                   const PackedForms& forms);
     void multiply_packed_factors(const TileProduct& product);)
