@@ -1,8 +1,8 @@
 // Dense layers that read the same input: the products forward, and of the gradients backward.
 //
 // bert_pack(weight_1 (N_1, K), ..., weight_n (N_n, K); num_weights=n, dtype) -> packed (bytes,) uint8: the
-// weights, stacked to (N, K), as bert_dense wants them. To be done again whenever the weights change. A single
-// weight in float32 is taken as it is: `packed` is then one byte that nothing reads.
+// weights, stacked to (N, K), as bert_dense wants them. To be done again whenever the weights change. A
+// single weight in float32 is taken as it is: `packed` is then one byte that nothing reads.
 //
 // bert_dense(x (..., K), weight_1, ..., weight_n, [bias_1 (N_1), ..., bias_n (N_n),] packed;
 //            num_weights=n, bias=0|1, dtype)

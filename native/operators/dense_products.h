@@ -1,5 +1,5 @@
-// The products of dense layers by weights that were packed once a step: forward, and the gradients of the input
-// and of the weights.
+// The products of dense layers by weights that were packed once a step: forward, and the gradients of the
+// input and of the weights.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace operators {
 // Copies float32 in parallel.
 void copy_floats(const float* source, int64_t size, float* target);
 
-// The form in which stacked weights W (N, K) are multiplied: as the product forward wants them, then as the one
-// backward does.
+// The form in which stacked weights W (N, K) are multiplied: as the product forward wants them, then as the
+// one backward does.
 //   On tiles: W^T and W as packed right factors.
 //   Otherwise W row by row, in bfloat16 rounded (a single float32 weight is used itself); where bfloat16 is
 //   stored as such, also the layout that the product backward likes best. In float32 oneDNN's product is as
@@ -36,9 +36,9 @@ class PackedWeights {
   size_t stacked_bytes_, backward_bytes_;
 };
 
-// The products of one layer: x (M, K), weights stacked to (N, K), y (M, N). All arrays are float32; with `low`
-// the factors are rounded to bfloat16. Uses this thread's scratch memory: kLeftSlot, kRightSlot, kBlockedSlot,
-// kSumSlot.
+// The products of one layer: x (M, K), weights stacked to (N, K), y (M, N). All arrays are float32; with
+// `low` the factors are rounded to bfloat16. Uses this thread's scratch memory: kLeftSlot, kRightSlot,
+// kBlockedSlot, kSumSlot.
 class DenseProducts {
  public:
   // packed: what PackedWeights::pack has written; weight: the first weight itself.
@@ -52,7 +52,8 @@ class DenseProducts {
   // The same by x as a packed left factor (M, K); on tiles only.
   void forward_on_tiles(const uint32_t* x, const float* bias, float* y) const;
 
-  // dx = dy W [+ dx], and the weights' gradients dy^T x, one below the other, into (first, ..., last): (N_i, K).
+  // dx = dy W [+ dx], and the weights' gradients dy^T x, one below the other, into (first, ..., last): (N_i,
+  // K).
   void backward(const float* dy, const float* x, bool accumulate, float* dx, mxnet::ext::MXTensor* first,
                 mxnet::ext::MXTensor* last) const;
   // The two products by themselves.

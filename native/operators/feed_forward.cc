@@ -1,16 +1,17 @@
 // The feed-forward half of a transformer layer (Devlin et al., arXiv:1810.04805; Vaswani et al.,
 // arXiv:1706.03762, section 3.3) with its residual connection:
 //
-// bert_feed_forward(x (..., U), weight_1 (H, U), bias_1 (H), weight_2 (U, H), bias_2 (U), gamma (U), beta (U),
+// bert_feed_forward(x (..., U), weight_1 (H, U), bias_1 (H), weight_2 (U, H), bias_2 (U), gamma (U), beta
+// (U),
 //                   mode (1), packed_1, packed_2; dtype, form, dropout, eps)
 //   -> y (..., U) = LayerNorm(x + dropout(gelu(x weight_1^T + bias_1) weight_2^T + bias_2)),
 //      the dropped elements' key (2); inner (M, H) and outer (M, U), the two products without their biases,
 //      for the backward pass only.
 //
 // The same as bert_dense, bert_bias_gelu, bert_dense and bert_add_norm one after the other (see there for
-// dtype, form, dropout, eps, mode and what bert_pack makes of the weights), with less traffic: what gelu gives is
-// rounded and packed at once where products are on tiles, it is computed once more and not kept for the backward
-// pass, and the two gradients of x are one sum.
+// dtype, form, dropout, eps, mode and what bert_pack makes of the weights), with less traffic: what gelu
+// gives is rounded and packed at once where products are on tiles, it is computed once more and not kept for
+// the backward pass, and the two gradients of x are one sum.
 #include <cstring>
 
 #include "dense_products.h"
@@ -89,8 +90,8 @@ struct FeedForward {
   GeluInput gelu(const float* inner) const { return {inner, bias_1(), rows, hidden, tanh}; }
 
   AddNorm add_norm(const Attributes& attributes, const float* outer, const Dropout& dropout) const {
-    return {outer, floats(in[kBias2]), floats(in[kX]), floats(in[kGamma]), rows, units,
-            norm_epsilon(attributes), dropout};
+    return {outer, floats(in[kBias2]),       floats(in[kX]), floats(in[kGamma]), rows,
+            units, norm_epsilon(attributes), dropout};
   }
 
   float* scratch_hidden(Slot slot) const {
@@ -169,7 +170,8 @@ MXReturnValue backward(const Attributes& attributes, Tensors* in, Tensors* out, 
     float* d_outer = static_cast<float*>(scratch(kOuterSlot, layer.rows * layer.units * sizeof(float)));
     KERNEL(add_norm_backward)
     (layer.add_norm(attributes, floats(outputs[kOuter]), dropout), floats(in->at(kY)),
-     {d_outer, floats(out->at(kBias2)), floats(out->at(kX)), floats(out->at(kGamma)), floats(out->at(kBeta))});
+     {d_outer, floats(out->at(kBias2)), floats(out->at(kX)), floats(out->at(kGamma)),
+      floats(out->at(kBeta))});
     const float* inner = floats(outputs[kInner]);
     (layer.second.tiled() ? backward_on_tiles : backward_plainly)(layer, inner, d_outer, out->data());
   });

@@ -48,7 +48,8 @@ MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, c
 MXReturnValue backward(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource&) {
   return guarded("bert_bias_gelu's backward", [&] {
     const int64_t columns = in->at(2).size();
-    const auto kernel = gelu_by_tanh(attributes) ? KERNEL(bias_gelu_tanh_backward) : KERNEL(bias_gelu_backward);
+    const auto kernel =
+        gelu_by_tanh(attributes) ? KERNEL(bias_gelu_tanh_backward) : KERNEL(bias_gelu_backward);
     kernel(floats(in->at(0)), floats(in->at(1)), floats(in->at(2)), floats(out->at(0)), floats(out->at(1)),
            in->at(1).size() / columns, columns);
   });

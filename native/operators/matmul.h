@@ -49,8 +49,8 @@ void reorder(const Layout& from, const void* source, const Layout& to, void* tar
 // differs). BERT_OPERATORS_BF16=native or rounded overrides it. Throws std::runtime_error for other values.
 Element bfloat16_storage();
 
-// Whether products of bfloat16 are those of tile_product_kernels.h: where the processor has AMX's tiles, unless a
-// variable says otherwise. They are faster than oneDNN's, which copies its factors.
+// Whether products of bfloat16 are those of tile_product_kernels.h: where the processor has AMX's tiles,
+// unless a variable says otherwise. They are faster than oneDNN's, which copies its factors.
 bool tile_products();
 
 // Rounds float32 to bfloat16 and stores it as bfloat16_storage() says.

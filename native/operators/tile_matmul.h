@@ -108,8 +108,9 @@ inline void transpose_tiles(const uint32_t* from, int64_t count, uint32_t* to) {
     transpose_block(reinterpret_cast<const float*>(from + t), kTile, reinterpret_cast<float*>(to + t), kTile);
 }
 
-// One block of kRows x kColumns tiles of a product: `deep` steps. `left_next` and `right_next`: words from the
-// first to the second tile of a factor. Calls aside(k) for each step: other work while the tiles multiply.
+// One block of kRows x kColumns tiles of a product: `deep` steps. `left_next` and `right_next`: words from
+// the first to the second tile of a factor. Calls aside(k) for each step: other work while the tiles
+// multiply.
 template <int kRows, int kColumns, bool kAccumulate, typename Aside>
 inline void multiply_tiles(const uint32_t* left, int64_t left_next, const uint32_t* right, int64_t right_next,
                            int64_t deep, float* product, int64_t stride, const Aside& aside) {
@@ -151,13 +152,13 @@ inline void multiply_tiles(const uint32_t* left, int64_t left_next, const uint32
 
 // The same for any number of tiles up to two by two.
 template <bool kAccumulate, typename Aside>
-inline void multiply_block(bool high, bool wide, const uint32_t* left, int64_t left_next, const uint32_t* right,
-                           int64_t right_next, int64_t deep, float* product, int64_t stride,
-                           const Aside& aside) {
-  const auto part = high   ? wide ? multiply_tiles<2, 2, kAccumulate, Aside>
-                                  : multiply_tiles<2, 1, kAccumulate, Aside>
-                    : wide ? multiply_tiles<1, 2, kAccumulate, Aside>
-                           : multiply_tiles<1, 1, kAccumulate, Aside>;
+inline void multiply_block(bool high, bool wide, const uint32_t* left, int64_t left_next,
+                           const uint32_t* right, int64_t right_next, int64_t deep, float* product,
+                           int64_t stride, const Aside& aside) {
+  const auto part =
+      high   ? wide ? multiply_tiles<2, 2, kAccumulate, Aside> : multiply_tiles<2, 1, kAccumulate, Aside>
+      : wide ? multiply_tiles<1, 2, kAccumulate, Aside>
+             : multiply_tiles<1, 1, kAccumulate, Aside>;
   part(left, left_next, right, right_next, deep, product, stride, aside);
 }
 

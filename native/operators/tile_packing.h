@@ -17,8 +17,9 @@ struct MatrixBlock {
   int64_t width() const { return std::min(kDeep, columns - column); }
 };
 
-// Calls body(row, column) for the blocks with the rows [begin, end), in an order in which what is written for four
-// by four of them fills whole pages: with one row of blocks after the other, each would meet another page.
+// Calls body(row, column) for the blocks with the rows [begin, end), in an order in which what is written for
+// four by four of them fills whole pages: with one row of blocks after the other, each would meet another
+// page.
 template <typename Body>
 void for_blocks(int64_t begin, int64_t end, int64_t columns, const Body& body) {
   constexpr int64_t kSquare = 4 * kDeep;
@@ -38,7 +39,8 @@ inline void copy_tile(const uint32_t* tile, bool streams, uint32_t* to) {
 }
 
 // Packs one block, whose elements begin at `from`, `stride` from row to row, into its place in each form.
-inline void pack_block(const float* from, int64_t stride, const MatrixBlock& block, const PackedForms& forms) {
+inline void pack_block(const float* from, int64_t stride, const MatrixBlock& block,
+                       const PackedForms& forms) {
   alignas(64) uint32_t tile[kTileWords], turned[kTileWords];
   const int64_t height = block.height(), width = block.width();
   const auto put = [&](int64_t index, uint32_t* plain, uint32_t* transposed) {

@@ -45,12 +45,11 @@ class Writer {
 
   // The next four rows.
   void advance() {
-    if (written_ >= rows_) return;
-    const int64_t end = std::min(written_ + 4, rows_);
-    if (streams_ && columns_ == kBlock)
-      for (; written_ < end; written_++) stream(sums_ + written_ * kBlock, output_ + written_ * product_.stride);
-    else
-      for (; written_ < end; written_++) store(sums_ + written_ * kBlock, output_ + written_ * product_.stride);
+    for (const int64_t end = std::min(written_ + 4, rows_); written_ < end; written_++) {
+      const float* sums = sums_ + written_ * kBlock;
+      float* output = output_ + written_ * product_.stride;
+      for (int64_t c = 0; c < columns_; c += kTile) put(sums + c, c, output + c);
+    }
   }
 
   void finish() {
@@ -58,21 +57,17 @@ class Writer {
   }
 
  private:
-  void stream(const float* sums, float* output) const {
-    __m512 low = _mm512_load_ps(sums), high = _mm512_load_ps(sums + kTile);
-    if (bias_) {
-      low = _mm512_add_ps(low, _mm512_loadu_ps(bias_));
-      high = _mm512_add_ps(high, _mm512_loadu_ps(bias_ + kTile));
-    }
-    _mm512_stream_ps(output, low);
-    _mm512_stream_ps(output + kTile, high);
-  }
-
-  void store(const float* sums, float* output) const {
-    for (int64_t c = 0; c < columns_; c++) {
-      const float sum = bias_ ? sums[c] + bias_[c] : sums[c];
-      output[c] = product_.accumulate ? output[c] + sum : sum;
-    }
+  // Up to 16 sums from column c of the block on.
+  void put(const float* sums, int64_t c, float* output) const {
+    const bool whole = columns_ - c >= kTile;
+    const __mmask16 mask = whole ? 0xffff : (1u << (columns_ - c)) - 1;
+    __m512 sum = _mm512_load_ps(sums);
+    if (bias_) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, bias_ + c));
+    if (product_.accumulate) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, output));
+    if (whole && streams_)
+      _mm512_stream_ps(output, sum);
+    else
+      _mm512_mask_storeu_ps(output, mask, sum);
   }
 
   const TileProduct& product_;
@@ -115,9 +110,10 @@ void multiply_part(const TileProduct& product, int64_t first_row, int64_t last_r
         const int64_t slot = last_row - first_row > 1 ? row - first_row : column % 2;
         float* sum = sums + slot * kBlock * kBlock;
         below = column == first_column ? left + kPair * next + step * kTileWords : nullptr;
-        const auto multiply = step ? multiply_block<true, decltype(aside)> : multiply_block<false, decltype(aside)>;
-        multiply(high, wide, left + step * kTileWords, next, right + step * kTileWords, next, count, sum, kBlock,
-                 aside);
+        const auto multiply =
+            step ? multiply_block<true, decltype(aside)> : multiply_block<false, decltype(aside)>;
+        multiply(high, wide, left + step * kTileWords, next, right + step * kTileWords, next, count, sum,
+                 kBlock, aside);
         writer.finish();
         if (step + count == deep) writer.begin(sum, row * kBlock, column * kBlock);
       }

@@ -8,11 +8,12 @@
 
 namespace operators {
 
-// Where the packed forms of a matrix (rows, columns) go; each is wanted or null. tile_matmul.h describes them.
+// Where the packed forms of a matrix (rows, columns) go; each is wanted or null. tile_matmul.h describes
+// them.
 struct PackedForms {
-  uint32_t* left = nullptr;              // a left factor (rows, columns)
-  uint32_t* right = nullptr;             // a right factor: `rows` are summed over
-  uint32_t* transposed_left = nullptr;   // the same of the transposed matrix
+  uint32_t* left = nullptr;             // a left factor (rows, columns)
+  uint32_t* right = nullptr;            // a right factor: `rows` are summed over
+  uint32_t* transposed_left = nullptr;  // the same of the transposed matrix
   uint32_t* transposed_right = nullptr;
   bool streams = false;  // past the caches: what is packed is not used soon
 };
@@ -23,7 +24,7 @@ struct TileProduct {
   const uint32_t *left, *right;
   int64_t rows, columns, depth;
   float* output;
-  int64_t stride;              // from row to row of the output
+  int64_t stride;  // from row to row of the output
   const float* bias = nullptr;
   bool accumulate = false;
 };

@@ -20,6 +20,13 @@ SHAPES = [
     ((4, 16), [48, 48, 48], 96, 1),
     ((33,), [130, 2], 100, 0),
     ((2, 64), [256], 128, 1),
+    (
+        (70,),
+        [272, 48],
+        800,
+        1,
+    ),  # several steps, blocks and groups of rows on tiles, with an odd tile at each end
+    ((1100,), [40], 800, 0),
 ]
 
 

@@ -57,9 +57,9 @@ def one_by_one(*arrays, dtype="float32", form="erf", dropout=0.0, mode=TRAIN):
 
     hidden = mx.nd.bert_bias_gelu(product(x, weight_1), bias_1, form=form)
     outer = product(hidden, weight_2)
-    return mx.nd.bert_add_norm(
-        outer, bias_2, x, gamma, beta, mx.nd.array([mode]), dropout=dropout, eps=EPS
-    )[0]
+    return mx.nd.bert_add_norm(outer, bias_2, x, gamma, beta, mx.nd.array([mode]), dropout=dropout, eps=EPS)[
+        0
+    ]
 
 
 def reference(x, weight_1, bias_1, weight_2, bias_2, gamma, beta, form="erf"):
