@@ -47,8 +47,8 @@ def _count(config: BertConfig, layers: int, vocab_size: int, pretraining: bool) 
 
 def packed_bytes(config: BertConfig, dtype: str) -> int:
     """Copies of the weights in the layout that the fused operators multiply: in float32 of queries, keys and
-    values, which are one product there; in bfloat16 of all, one for each pass (or one in float32 where bfloat16
-    is emulated)."""
+    values, which are one product there; in bfloat16 of all, one for each pass (or one in float32 where
+    bfloat16 is emulated)."""
     units, hidden = config.units, config.hidden
     if dtype == "bfloat16":
         return FLOAT32 * config.layers * (4 * units * units + 2 * units * hidden)

@@ -25,7 +25,7 @@ SHAPES = [
         [272, 48],
         800,
         1,
-    ),  # several steps, blocks and groups of rows on tiles, with an odd tile at each end
+    ),  # on tiles several steps and blocks, with an odd tile at each end
     ((1100,), [40], 800, 0),
 ]
 

@@ -1,5 +1,5 @@
-"""bert_feed_forward against float64 NumPy with factors rounded in the same places, and against the four operators
-that it stands for."""
+"""bert_feed_forward against float64 NumPy with factors rounded in the same places, and against the four
+operators that it stands for."""
 
 from __future__ import annotations
 
