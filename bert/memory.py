@@ -15,6 +15,7 @@ from bert.weights.bare_params import expected_shapes
 from bert.weights.names import DECODER
 
 FLOAT32 = 4  # bytes
+MOMENT_BYTES = {"float32": 4, "bfloat16": 2}  # of a number of mean or variance, by --optimizer_state
 IN_FLIGHT = 1.2
 FUSED, MXNET = "fused", "mxnet"
 _HEADS = ("pooler.", "classifier.", "decoder.")
