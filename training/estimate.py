@@ -20,6 +20,7 @@ from bert.configuration import OPERATORS_LIBRARY
 from bert.memory import (
     FLOAT32,
     FUSED,
+    MOMENT_BYTES,
     MXNET,
     Batch,
     activation_bytes,
@@ -147,12 +148,14 @@ def estimate(part: Part, backend: str, environ: Mapping[str, str] = os.environ) 
     if fused:
         parts["parameters as the operators take them"] = packed_bytes(model.bert, dtype)
     micro = Batch(rows, length, predictions)
+    moments = config.optimization.optimizer_state
     layers = model.bert if inputs.trains else replace(model.bert, layers=1)
     if inputs.trains:
         sums = count * item if fused and batch.accumulate > 1 else 0
         in_flight = gradient_bytes_in_flight(model.bert, inputs.vocab_size) if pretraining else 0
         parts["gradients"] = count * item + sums + in_flight * item // FLOAT32
-        parts["optimizer states"] = 2 * FLOAT32 * count + (FLOAT32 * count if item < FLOAT32 else 0)
+        masters = FLOAT32 * count if item < FLOAT32 else 0
+        parts["optimizer states"] = MOMENT_BYTES[moments] * 2 * count + masters
     operators = FUSED if fused else MXNET
     parts["activations"] = activation_bytes(layers, inputs.vocab_size, micro, operators, item)
     here = local_size(environ)
@@ -161,7 +164,7 @@ def estimate(part: Part, backend: str, environ: Mapping[str, str] = os.environ) 
         parts["exchange"] = exchanged if backend == BYTEPS else 2 * min(FUSION, exchanged)
     tokens = f"{rows:,} x {length} tokens a process"
     shape = f"{model.bert.description}, {tokens} in {dtype}, {operators} operators"
-    copied = copied_bytes(count, dtype) if inputs.trains else 0
+    copied = copied_bytes(count, dtype, moments) if inputs.trains else 0
     return Estimate(parts, copied, here, None if on_gpu else available_memory(), shape)
 
 

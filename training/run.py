@@ -31,6 +31,7 @@ from training.held import held
 from training.initial import Initial
 from training.loop import Loop, lacks_evaluation
 from training.metrics import Stopwatch, finite_or_none
+from training.optimizer.moments import MomentType, check_moments
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler, LossScaler, SkipCounter, StaticScaler
 from training.optimizer.update_rule import Rule
@@ -338,6 +339,7 @@ def open_run(
     processes = processes_to_count(start, part.config, communicator.size)
     config = replace(part.config, batch=replace(part.config.batch, processes=processes))
     device, dtype, operators = choose_computing(config.model, communicator)
+    check_moments(config.optimization.optimizer_state, operators, device.device_type == "gpu")
     plan = part.inputs.plan(config, processes)
     os.makedirs(config.checkpoint.ckpt_dir, exist_ok=True)
     inputs = part.inputs.completed(config, communicator)
@@ -390,6 +392,7 @@ def open_run(
             epsilon=settings.epsilon,
         ),
         native=operators == "fused",
+        moments=MomentType(settings.optimizer_state, seed),
     )
     scaler: LossScaler = DynamicScaler() if dtype == "float16" else StaticScaler()
     model = Model(bert, network, device, dtype, operators)
