@@ -671,6 +671,20 @@ def test_runs_without_site_packages(which, tmp_path):
         assert result.stdout
 
 
+def test_starts_without_what_it_does_not_need():
+    """It answers in a tenth of a second (bench.startup): what is imported is most of that."""
+    code = (
+        "import sys, hparams\n"
+        "hparams.main(['--num_gpus', '8', '--tokens_per_gpu', '8192', '--json'])\n"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    imported = set(result.stderr.split())
+    assert {"hparams", "argparse"} <= imported and result.stdout.startswith("{"), result.stderr
+    heavy = {"numpy", "mxnet", "gluonnlp", "matplotlib", "yaml", "tqdm", "h5py", "tokenizers", "google"}
+    assert not imported & {*heavy, "asyncio", "concurrent", "logging", "multiprocessing", "subprocess", "xml"}
+
+
 def test_a_reader_that_stops_early_is_no_error():
     command = f"{sys.executable} hparams.py --num_gpus 256 --tokens_per_gpu 8192 --json | true"
     for _ in range(3):  # whether the pipe is gone before the output depends on timing
