@@ -573,7 +573,7 @@ SHORT = (
     "--tokens_per_gpu 256 --max_seq_length_1 32 --max_seq_length_2 128 --baseline_batch_size 16 "
     "--baseline_steps_1 3 --baseline_steps_2 1 --hostfile hosts/local"
 )
-TINY = "--dummy_data_len 32,128 --model bert_1_32_2 --log_interval 1"
+TINY = "--dummy_data_len 32,128 --model bert_1_32_2 --log_interval 1 --peak_tflops 1"
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ def test_startup_quick():
 
 @pytest.mark.slow
 def test_bfloat16_quick(tmp_path):
-    words = [sys.executable, "-m", "bench.bfloat16", "--quick", "--num_steps", "10"]
+    words = [sys.executable, "-m", "bench.bfloat16", "--quick", "--num_steps", "10", "--model", "bert_1_32_2"]
     words += ["--plot", str(tmp_path / "curves.png")]
     result = run_command(words, timeout=240, cwd=ROOT).check()
     assert "over seeds" in result.stdout and result.stdout.rstrip().endswith(quick.NOTICE)
