@@ -119,7 +119,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         draw(options.plot, axes, results)
     if options.page:
         report = _report(options, axes, results, caches, as_markdown)
-        write_page(options.page, f"```text\n{heading}\n```\n\n{report}")
+        picture = ""
+        if options.plot:
+            place = os.path.relpath(options.plot, os.path.dirname(options.page) or ".")
+            picture = f"![time and memory of a step by its operations]({place})\n\n"
+        write_page(options.page, f"```text\n{heading}\n```\n\n{picture}{report}")
     if options.json:
         rows = [
             {**each._asdict(), "point": vars(each.point), "flops": each.point.flops, "axis": axis.field}
