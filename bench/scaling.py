@@ -11,8 +11,9 @@ own, which is visited once in a repeat: two steps to warm up, then --steps of th
 Memory is the most that the process held, less what it held before it had a model.
 
 Below the tables stand the growths that are faster than what has to be done by over 10%: forward and backward
-against the operations, the update against the parameters, the memory against the operations. Beside a growth
-stand the arrays that a cache of this machine holds at the smaller size and not at the larger one.
+against the operations, the update against the parameters, the memory against those of the two that grew more
+(a larger vocabulary is held, and for few positions multiplied). Beside a growth stand the arrays that a cache
+of this machine holds at the smaller size and not at the larger one.
 
 On two cores at 2.8 GHz it takes about 6 minutes for a dtype, --quick 10 seconds.
 """

@@ -49,15 +49,16 @@ class Measured(NamedTuple):
 def faster_than_operations(axis: Axis, rows: Sequence[Measured]) -> list[str]:
     """A sentence for each growth from one value to the next that is faster than what has to be done: forward
     and backward against the operations of the products, the update against the parameters, the memory
-    against the operations."""
+    against those of the two that grew more."""
     sentences = []
     for small, large in zip(rows, rows[1:]):
         one, other = small.point, large.point
         operations, parameters = other.flops / one.flops, other.parameters / one.parameters
-        for name, growth, allowed, of in (
-            ("forward and backward took", large.products / small.products, operations, "operations"),
-            ("the update took", large.update / small.update, parameters, "parameters"),
-            ("memory was", large.memory / small.memory, operations, "operations"),
+        held = max((operations, "operations"), (parameters, "parameters"))
+        for name, growth, (allowed, of) in (
+            ("forward and backward took", large.products / small.products, (operations, "operations")),
+            ("the update took", large.update / small.update, (parameters, "parameters")),
+            ("memory was", large.memory / small.memory, held),
         ):
             if growth > allowed * (1 + TOLERANCE):
                 values = " to ".join(f"{getattr(each, axis.field):,}" for each in (one, other))
@@ -162,12 +163,13 @@ def draw(path: str, axes: Sequence[Axis], results: Mapping[str, Sequence[Sequenc
 def _panel(panel: Axes, axes: Sequence[Axis], measured: Sequence[Sequence[Measured]], value: Any) -> None:
     """Both axes logarithmic; behind the lines, growth in proportion to the operations."""
     every = [row for rows in measured for row in rows]
+    shared = set.intersection(*({row.point for row in rows} for rows in measured))  # without a label
     low, high = (end(row.point.flops / 1e9 for row in every) for end in (min, max))
     for axis, rows in zip(axes, measured):
         places = [row.point.flops / 1e9 for row in rows]
         panel.plot(places, [value(row) for row in rows], "o-", markersize=4, label=axis.field)
         for place, row in zip(places, rows):
-            text = f"{getattr(row.point, axis.field):,}"
+            text = "" if row.point in shared else f"{getattr(row.point, axis.field):,}"
             panel.annotate(text, (place, value(row)), (3, -9), textcoords="offset points", fontsize=7)
     limits = [end(value(row) for row in every) for end in (min, max)]
     for start in range(math.floor(math.log2(limits[0] / high)), math.ceil(math.log2(limits[1] / low)) + 1, 2):
