@@ -32,6 +32,7 @@ DECIDED = (
     *("BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE", "BYTEPS_GLOBAL_RANK", "RANKS_ON_HOST"),
     *("BYTEPS_RUN_ID", RUN_HOSTS),
 )
+LINE = 30.0  # seconds for which the launcher's machine may acknowledge nothing that another host sends it
 SUPERVISE = str(Path(__file__).resolve().with_name("supervise.py"))
 # BatchMode: fail instead of asking for a password. ServerAlive: a host that is gone is noticed within 45 s.
 SSH_OPTIONS = (
@@ -230,6 +231,7 @@ class Access:
         supervise = [python_of(part.command), "-I", "-S", SUPERVISE, *supervision]
         supervise += [word for folder in part.folders for word in ("--folder", folder)]
         supervise += [] if part.silence is None else ["--silence", str(part.silence)]
+        supervise += [] if part.host in self.here else ["--line", str(LINE)]
         supervise += ["--grace", str(part.kill_after), "--", *part.command]
         if part.host in self.here:
             return supervise, self.environment(part)
