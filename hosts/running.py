@@ -163,10 +163,11 @@ class RunningPart:
             return f"{who} could not be started: {value}"
         code = self.process.returncode
         how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-        if where and not self.connected:
-            fault = explained(host, self._record.last_words(self._name))
-            return f"{who} could not be reached: {fault.why if fault else f'the remote shell {how}'}"
-        return f"{who} was lost: its {'remote shell' if where else 'supervisor'} {how}"
+        if not where:
+            return f"{who} was lost: its supervisor {how}"
+        fault = explained(host, self._record.last_words(self._name))
+        why = f"it {fault.why}" if fault else f"the remote shell {how}"
+        return f"{who} {'was lost' if self.connected else 'could not be reached'}: {why}"
 
     def failure(self, here: Container[str]) -> Failure:
         """Facts about its end, for an end that was a failure."""

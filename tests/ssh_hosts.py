@@ -1,12 +1,12 @@
-"""Hosts with real ssh servers on one machine: network namespaces, as in tests/namespaces.py, with OpenSSH's sshd
-in each.
+"""Hosts with real ssh servers on one machine: network namespaces, as in tests/namespaces.py, with OpenSSH's
+sshd in each.
 
     with ssh_hosts(tmp_path, number=3) as hosts:
         start_command([*hosts.prefix, python, "hosts/launch.py", "--ssh", hosts.ssh, ...])
 
-Keys of hosts and user, known_hosts, and the configurations of clients and servers lie in the given folder; the
-machine's own are not looked at. A server has mounts of its own, which its sessions share: `hide` takes a folder
-away on one host only. Servers, sessions and namespaces end with the block or with this process.
+Keys of hosts and user, known_hosts, and the configurations of clients and servers lie in the given folder;
+the machine's own are not looked at. A server has mounts of its own, which its sessions share: `hide` takes a
+folder away on one host only. Servers, sessions and namespaces end with the block or with this process.
 
 Needs root and the Debian package openssh-server; `Unavailable` says what is missing.
 """
@@ -57,9 +57,9 @@ def address(number: int) -> str:
 
 @dataclass(frozen=True)
 class SshHosts:
-    """`folder`: keys and configurations. `hostfile`: a line a host. `prefix`: words that run a command on the first
-    host, with `folder`/bin, which has an ssh of these hosts, to be put on its PATH. `ssh`: the value of --ssh.
-    `holders`: the process that keeps each namespace. `servers`: each host's sshd."""
+    """`folder`: keys and configurations. `hostfile`: a line a host. `prefix`: words that run a command on the
+    first host. `ssh`: the value of --ssh. `holders`: the process that keeps each namespace. `servers`: each
+    host's sshd."""
 
     folder: Path
     hostfile: Path
@@ -124,9 +124,7 @@ class SshHosts:
 
 
 @contextlib.contextmanager
-def ssh_hosts(
-    folder: Path, number: int = 2, settings: Mapping[str, str] | None = None
-) -> Iterator[SshHosts]:
+def ssh_hosts(folder: Path, number: int = 2, settings: Mapping[str, str] | None = None) -> Iterator[SshHosts]:
     """Makes hosts with a slot each.
 
     Args:
@@ -223,7 +221,9 @@ def _start_server(stack: contextlib.ExitStack, holder: str, folder: Path, name: 
     end = time.monotonic() + 10
     while not _listens(int(holder)):
         if process.poll() is not None or time.monotonic() > end:
-            raise Unavailable(f"the ssh server of {name} did not start: {log.read_text() if log.exists() else ''}")
+            raise Unavailable(
+                f"the ssh server of {name} did not start: {log.read_text() if log.exists() else ''}"
+            )
         time.sleep(0.02)
     return process.pid
 
