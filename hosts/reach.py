@@ -114,8 +114,10 @@ class Question:
         words = ["sh", "-c", _SCRIPT, self.directory, self.python, ANSWER, token, self.path]
         return words if host == HERE else [*self.ssh, host, shlex.join(words)]
 
-    def fault(self, answer: Mapping[str, Any], own: Mapping[str, Any]) -> Fault | None:
-        """Compares a host's facts with this machine's `own`."""
+    def fault(
+        self, answer: Mapping[str, Any], own: Mapping[str, Any], whose: str = "this machine"
+    ) -> Fault | None:
+        """Compares a host's facts with `own`, which are this machine's or another host's."""
         missing = [program for program, path in answer["programs"].items() if path is None]
         if missing:
             return Fault(
@@ -124,7 +126,7 @@ class Question:
             )
         if _minor(answer["python"]) != _minor(own["python"]):
             return Fault(
-                f"has Python {answer['python']} as {self.python}, this machine {own['python']}; make both "
+                f"has Python {answer['python']} as {self.python}, {whose} {own['python']}; make both "
                 f"with the same: make setup PYTHON=python{_minor(own['python'])}",
                 True,
             )
@@ -132,7 +134,7 @@ class Question:
             there = answer["versions"].get(package)
             if there != here:
                 return Fault(
-                    f"has {there or 'no'} {package} under {self.python}, this machine {here or 'none'}; "
+                    f"has {there or 'no'} {package} under {self.python}, {whose} {here or 'none'}; "
                     "run make setup there",
                     True,
                 )
