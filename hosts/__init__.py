@@ -23,4 +23,13 @@ roster         hosts in use, spare, left out
 restarts       a run that is started again after a failure
 launch         command: a run on all hosts, and its restarts
 supervise      around each part: none outlives the launcher
+networks       EFA, InfiniBand, TCP and rails: their variables, with reasons
+plan_options   plans and checked options, for commands that write a cluster's job
+manifests      Kubernetes' objects as data and as YAML
+gathering      pods of a run over BytePS begin and end together
+byteps_pod     command: one pod's part of a run over BytePS
+mpi_pod        command: one pod's part of a run over Horovod
+kubernetes_mpi      an MPIJob
+kubernetes_byteps   Indexed Jobs
+kubernetes     command: a run's manifest
 """
