@@ -29,7 +29,7 @@ def hosts(tmp_path_factory):
         with ssh_hosts(tmp_path_factory.mktemp("ssh"), 3) as made:
             yield made
     except Unavailable as reason:
-        pytest.skip(f"no network namespaces: {reason}")
+        pytest.skip(f"no ssh hosts: {reason}")
 
 
 @pytest.fixture(autouse=True)
