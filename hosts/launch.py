@@ -100,7 +100,7 @@ class Launch:
         return over_byteps.plan(lines, command, self.wiring, servers, say)
 
     def question(self) -> Question:
-        """What other hosts are asked before a start."""
+        """Everything that other hosts are asked before a start."""
         programs = ("orted",) if self.backend == HVD else ()
         path = self.wiring.extra.get("PATH", os.environ.get("PATH", os.defpath))
         return Question(self.wiring.ssh, os.getcwd(), python_of(self.command), path, programs)

@@ -57,7 +57,7 @@ def test_a_run_over_three_hosts(hosts):
 
 
 def test_the_printed_command(hosts):
-    """What `hparams.py --launch hvd` prints, with another program for the ranks."""
+    """The text of `hparams.py --launch hvd`, with another program for the ranks."""
     plan = [sys.executable, "hparams.py", "--launch", "hvd", "--hostfile", hosts.hostfile]
     plan += ["--tokens_per_gpu", "8192", "--sockets", "1", "--interface", INTERFACE]
     printed = run_command(plan).check().stdout
@@ -85,6 +85,14 @@ def test_restarts_and_ctrl_c(hosts, tmp_path):
     record = json.loads(line)
     assert (record["how"], record["host"]) == ("rank 1 on 10.77.0.2 was killed by SIGKILL", "10.77.0.2")
     assert (tmp_path / "ckpt" / "0000008.json").exists()
+
+
+def test_byteps_over_two_hosts(hosts, tmp_path):
+    """Real servers, scheduler and ranks: sums of 1.2 MB over ssh's hosts."""
+    command = [*launcher(hosts, backend="byteps"), "--", sys.executable, HERE / "average_worker.py", tmp_path]
+    run_command(command, timeout=90, env={"OMP_NUM_THREADS": "1"}).check()
+    facts = [json.loads((tmp_path / f"rank.{rank}.json").read_text()) for rank in (0, 1)]
+    assert [(each["host"], each["wrong"]) for each in facts] == [("alpha", 0), ("beta", 0)]
 
 
 def test_a_part_ends_when_its_connection_is_cut(hosts, tmp_path):
