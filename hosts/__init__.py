@@ -25,6 +25,8 @@ restarts       a run that is started again after a failure
 launch         command: a run on all hosts, and its restarts
 supervise      around each part: none outlives the launcher
 plan_options   plans and checked options, for commands that write a cluster's job
+srun           command: Slurm's srun as the launcher's remote shell
+slurm          command: a batch script for Slurm
 manifests      Kubernetes' objects as data and as YAML
 gathering      pods of a run over BytePS begin and end together
 byteps_pod     command: one pod's part of a run over BytePS
