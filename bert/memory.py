@@ -47,10 +47,11 @@ def _count(config: BertConfig, layers: int, vocab_size: int, pretraining: bool) 
 
 def packed_bytes(config: BertConfig, dtype: str) -> int:
     """Copies of the weights in the layout that the fused operators multiply: in float32 of queries, keys and
-    values, which are one product there; in bfloat16 of all."""
+    values, which are one product there; in bfloat16 of all, one for each pass (or one in float32 where
+    bfloat16 is emulated)."""
     units, hidden = config.units, config.hidden
     if dtype == "bfloat16":
-        return 2 * config.layers * (4 * units * units + 2 * units * hidden)
+        return FLOAT32 * config.layers * (4 * units * units + 2 * units * hidden)
     return FLOAT32 * config.layers * 3 * units * units
 
 
@@ -66,18 +67,18 @@ def activation_bytes(config: BertConfig, vocab_size: int, batch: Batch, operator
         operators: FUSED or MXNET.
         item: bytes of a number: 4; 2 in float16.
 
-    Of a token and layer the fused operators keep 8 units + 2 hidden numbers: queries, keys and values (3),
-    attended values, two products and two sums of the residual branch; both sides of the activation. Their
+    Of a token and layer the fused operators keep 8 units + 1 hidden numbers: queries, keys and values (3),
+    attended values, two products and two sums of the residual branch; what goes into the activation. Their
     attention keeps no scores. MXNet's keep 10 units + 2.5 hidden (copies for heads, masks of dropout) and of
     each head 3.25 squares of the length: scores, probabilities, these after dropout, and its mask.
     """
     tokens, masked = batch.rows * batch.length, batch.rows * batch.predictions
     units, hidden = config.units, config.hidden
-    backward = tokens * (2 * units + 2 * hidden)  # gradients of one layer
+    backward = tokens * (2 * units + 3 * hidden)  # gradients of one layer
     if operators == FUSED:
         top_tokens = min(tokens, batch.rows + masked) if batch.predictions else tokens
-        layers: float = (config.layers - 1) * tokens * (8 * units + 2 * hidden)
-        layers += tokens * 4 * units + top_tokens * (5 * units + 2 * hidden)
+        layers: float = (config.layers - 1) * tokens * (8 * units + hidden)
+        layers += tokens * 4 * units + top_tokens * (5 * units + hidden)
         scores: float = vocab_size * _up_to(masked, 16)
     else:
         squares = 3.25 * batch.rows * config.heads * batch.length**2
