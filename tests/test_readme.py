@@ -64,7 +64,7 @@ SMALLER = {
 }
 # Of mpirun, horovodrun, TensorBoard, rsync and sbatch.
 FOREIGN_OPTIONS = {
-    *("--delete", "--signal", "--requeue", "--open-mode"),
+    *("--delete", "--signal", "--requeue", "--open-mode", "--mpi", "--nodes", "--ntasks-per-node"),
     *("--bind-to", "--oversubscribe", "--gloo", "--network-interface", "--logdir", "--NAME", "--FLAG"),
     *(f"--{name}" for name in NOT_HERE),  # GluonNLP's, rejected with a reason that no --help has
 }
