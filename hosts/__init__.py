@@ -25,6 +25,8 @@ launch         command: a run on all hosts, and its restarts
 supervise      around each part: none outlives the launcher
 networks       EFA, InfiniBand, TCP and rails: their variables, with reasons
 plan_options   plans and checked options, for commands that write a cluster's job
+srun           remote shell over Slurm
+slurm          command: a batch script
 manifests      Kubernetes' objects as data and as YAML
 gathering      pods of a run over BytePS begin and end together
 byteps_pod     command: one pod's part of a run over BytePS

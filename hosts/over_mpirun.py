@@ -9,12 +9,10 @@
     first, and they leave together when they have saved.
 -mca orte_tmpdir_base, -mca btl_vader_backing_directory
     Folders of this run: ranks that are killed leave files in them, which go with the folders.
--mca plm_rsh_no_tree_spawn 1
-    Every daemon is started from this host: with more than 64, mpirun would let the first ones start others,
-    which may have no way to each other.
 -mca orte_launch_agent
     mpirun's daemons on other hosts run under hosts/supervise.py, too, which makes and removes the folders
-    there, and ends a daemon that is cut off.
+    there, and ends a daemon that is cut off. (plm_rsh_no_tree_spawn, which would start all of more than 64
+    from this host, makes Open MPI 4.1.4 wait for ever.)
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ def plan(
         words += ["-mca", "btl_vader_backing_directory", folders[1]]
     if machine is None:
         words += ["-mca", "orte_launch_agent", " ".join(daemon(command, folders))]
-        words += ["-mca", "plm_rsh_agent", shlex.join(wiring.ssh), "-mca", "plm_rsh_no_tree_spawn", "1"]
+        words += ["-mca", "plm_rsh_agent", shlex.join(wiring.ssh)]
         words += ["-x", f"{RUN_HOSTS}={announced_hosts(hosts)}"]
         set_already = {"PATH", "LD_LIBRARY_PATH", *variables(hosts, wiring.interface), *wiring.extra}
         named = {name for name in (*os.environ, "PYTHONUNBUFFERED") if PASSED_ON.fullmatch(name)}
