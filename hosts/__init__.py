@@ -2,6 +2,7 @@
 
 hostfile       Open MPI's host files
 addresses      numeric addresses, and the hosts that are this machine
+networks       EFA, InfiniBand, TCP and rails: their variables, with reasons
 shell          jobs and hosts as data, commands as text
 pretraining    a plan of the LAMB paper as a job
 mpirun         the mpirun command of a job
@@ -23,10 +24,9 @@ roster         hosts in use, spare, left out
 restarts       a run that is started again after a failure
 launch         command: a run on all hosts, and its restarts
 supervise      around each part: none outlives the launcher
-networks       EFA, InfiniBand, TCP and rails: their variables, with reasons
 plan_options   plans and checked options, for commands that write a cluster's job
-srun           remote shell over Slurm
-slurm          command: a batch script
+srun           command: Slurm's srun as the launcher's remote shell
+slurm          command: a batch script for Slurm
 manifests      Kubernetes' objects as data and as YAML
 gathering      pods of a run over BytePS begin and end together
 byteps_pod     command: one pod's part of a run over BytePS
@@ -34,4 +34,7 @@ mpi_pod        command: one pod's part of a run over Horovod
 kubernetes_mpi      an MPIJob
 kubernetes_byteps   Indexed Jobs
 kubernetes     command: a run's manifest
+sagemaker      command: the call that starts a run on SageMaker
+sagemaker_train     command: process 1 of a container there
+health         command: a container's health
 """

@@ -104,7 +104,7 @@ def _resource_options(parser: argparse.ArgumentParser) -> None:
         metavar="LABEL=VALUE",
         help="only nodes with this label; can be repeated",
     )
-    add("--network", metavar="KIND", help=RULE)
+    add("--network", metavar="KIND", help=f"hvd: {RULE}")
     text = "byteps: pods with a server (default: as many as workers, BytePS's recommendation)"
     add("--servers", type=whole(1, 4096, "BytePS's largest networks have hundreds"), metavar="N", help=text)
     add("--server_cpus", default="4", metavar="N", help="byteps: CPUs of a server (default 4)")
@@ -169,6 +169,11 @@ def _deployment(args: argparse.Namespace) -> Deployment:
         raise InputError(f"--servers {args.servers}: goes with --backend byteps")
     if args.backend == BYTEPS and args.workers == 1 and args.servers is not None:
         raise InputError(f"--servers {args.servers}: a single worker needs no server; leave the option out")
+    if args.backend == BYTEPS and args.network is not None:
+        raise InputError(
+            f"--network {args.network}: goes with --backend hvd; pods of BytePS announce the address that "
+            "the cluster gives them (POD_IP)"
+        )
     others = tuple(_pair("--resource", each) for each in args.resource)
     resources = Resources(args.cpus, args.memory, args.shm, args.gpu, others)
     network = None if args.network is None else read_network(args.network, args.backend)

@@ -50,6 +50,7 @@ from hosts import over_byteps, over_mpirun
 from hosts.addresses import is_here
 from hosts.exposure import warning
 from hosts.hostfile import merged, read_host_lines, read_spares
+from hosts.networks import RULE, read_network
 from hosts.output import Output, Screen
 from hosts.parts import (
     DECIDED,
@@ -132,6 +133,7 @@ def _parser() -> argparse.ArgumentParser:
         "DMLC_INTERFACE, else that of the addresses in the host file for byteps)"
     )
     parser.add_argument("--interface", metavar="NAME", help=text)
+    parser.add_argument("--network", metavar="KIND", help=RULE)
     text = "a variable for every part, with its value here or a given one; can be repeated"
     parser.add_argument("--env", action="append", default=[], metavar="NAME[=VALUE]", help=text)
     text = (
@@ -305,13 +307,18 @@ def _parse(words: list[str]) -> Launch:
     ckpt_dir = _value(command, CKPT_DIR)
     policy = _policy(args, ckpt_dir, command, len({name for name, _ in lines}))
     remote = any(not is_here(host) for host, _ in [*lines, *spares]) or bool(args.scheduler)
+    network = None if args.network is None else read_network(args.network, args.backend, args.interface)
+    named = args.interface or (network.interface if network is not None else None)
     wiring = Wiring(
         hostfile=args.hostfile,
-        interface=args.interface or (os.environ.get("DMLC_INTERFACE") if args.backend == BYTEPS else None),
+        interface=named or (os.environ.get("DMLC_INTERFACE") if args.backend == BYTEPS else None),
         ssh=ssh_words(args.ssh, args.dry_run) if remote else (),
         extra=_extra(args.env),
         only_show=args.dry_run,
+        network=network,
     )
+    for line in network.comment() if network is not None else []:
+        say(f"--network {args.network}: {line}")
     return Launch(
         backend=args.backend,
         wiring=wiring,

@@ -67,12 +67,17 @@ class Network:
 
 _FORKS = "loaders of batches are forked: memory that the adapter writes to must stay with the rank"
 _LIBFABRIC = (
-    Setting("FI_PROVIDER", "efa", "libfabric fails without EFA, where it would take TCP"),
+    Setting("NCCL_NET", "AWS Libfabric", "NCCL fails without the plug-in, where it would take TCP"),
+    Setting("FI_PROVIDER", "efa", "libfabric has EFA or nothing, where it would take TCP"),
     Setting("FI_EFA_FORK_SAFE", "1", _FORKS),
 )
 _VERBS = (
     Setting("NCCL_NET", "IB", "NCCL fails without an adapter, where it would take TCP"),
-    Setting("NCCL_IB_TIMEOUT", "22", "about 17 s of patience with a switch that re-routes, 1 s by default"),
+    Setting(
+        "NCCL_IB_TIMEOUT",
+        "22",
+        "4 us x 2^22, 17 s of patience while a switch re-routes; by default 4 s or less",
+    ),
     Setting("RDMAV_FORK_SAFE", "1", _FORKS),
 )
 _RAILS = (

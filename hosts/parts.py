@@ -18,6 +18,7 @@ from typing import Mapping, Sequence
 
 from base.errors import InputError
 from base.launchers import RUN_HOSTS, announced_hosts
+from hosts.networks import Network
 
 DEFAULT_PORT = 9091  # of a scheduler on another host, where no free one can be looked for from here
 MPIRUN = "mpirun"
@@ -85,14 +86,15 @@ class Part:
 @dataclass(frozen=True)
 class Wiring:
     """Options about the way to the hosts. `hostfile`: its path, for messages. `interface`: the network
-    interface between them. `ssh`: words of the remote shell. `extra`: variables of --env. `only_show`:
-    nothing will be started."""
+    interface between them. `network`: what --network chooses. `ssh`: words of the remote shell. `extra`:
+    variables of --env. `only_show`: nothing will be started."""
 
     hostfile: str
     interface: str | None
     ssh: tuple[str, ...]
     extra: Mapping[str, str]
     only_show: bool = False
+    network: Network | None = None
 
 
 @dataclass(frozen=True)

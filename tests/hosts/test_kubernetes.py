@@ -184,6 +184,11 @@ def test_bad_options_are_one_line(words, said):
     assert said in result.stderr and result.stderr.count("\n") == 1, result.stderr
 
 
+def test_a_network_that_byteps_would_not_use_is_rejected():
+    result = write("--backend", "byteps", *COMMON, "--network", "tcp:eth0", *OWN)
+    assert result.returncode == 2 and "--network tcp:eth0: goes with --backend hvd" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("own", "said"),
     [
