@@ -11,7 +11,8 @@
     Folders of this run: ranks that are killed leave files in them, which go with the folders.
 -mca orte_launch_agent
     mpirun's daemons on other hosts run under hosts/supervise.py, too, which makes and removes the folders
-    there, and ends a daemon that is cut off.
+    there, and ends a daemon that is cut off. (plm_rsh_no_tree_spawn, which would start all of more than 64
+    from this host, makes Open MPI 4.1.4 wait for ever.)
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ launcher=$!
 saving= again=
 # The time limit is near, or a job with a higher priority needs the nodes.
 trap 'saving=yes again=yes; kill -USR1 "$launcher"' USR1
-# scancel, or the end of a preemption: Slurm itself decides what follows.
+# scancel --batch --signal=TERM: save, and do not queue it again.
 trap 'again=yes; kill -TERM "$launcher"' TERM
 wait "$launcher"
 code=$?
@@ -154,9 +154,8 @@ def _script(args: argparse.Namespace, own: Sequence[str]) -> str:
     lines = [f'{shlex.join(launch)} "$hostfile"', f'--ssh "{_in_quotes(args.python)} $PWD/hosts/srun.py"']
     # The launcher's own limit ends before Slurm's.
     lines[1] += f" --grace {args.notice - 60}"
-    interface = args.interface or network.interface
-    more = ["--interface", interface] if interface else []
-    more += [word for each in network.settings() for word in ("--env", f"{each.name}={each.value}")]
+    more = ["--interface", args.interface] if args.interface else []
+    more += ["--network", args.network] if args.network else []
     more += ["--mpirun", _MPIRUN] if args.backend == HVD else []
     lines += [shlex.join(more)] if more else []
     lines.append(f"-- {shlex.join([args.python, *command])}")

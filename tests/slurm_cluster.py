@@ -16,6 +16,7 @@ import contextlib
 import os
 import re
 import secrets
+import shlex
 import shutil
 import signal
 import subprocess
@@ -134,6 +135,8 @@ def slurm_cluster(folder: Path) -> Iterator[Cluster]:
             raise Unavailable(f"no Slurm: {tool}; apt-get install slurmctld slurmd slurm-client munge")
     folder = folder.absolute()
     (folder / "state").mkdir()
+    (folder / "pmix").mkdir()
+    (folder / "mpi.conf").write_text(f"PMIxCliTmpDirBase={folder}/pmix\n", encoding="ascii")
     (folder / "slurm.conf").write_text(_CONF.format(folder=folder), encoding="ascii")
     (folder / "hosts").write_text("127.0.0.1 localhost\n10.77.0.1 alpha\n10.77.0.2 beta\n", encoding="ascii")
     key = folder / "munge.key"
@@ -157,8 +160,11 @@ def slurm_cluster(folder: Path) -> Iterator[Cluster]:
         places = [[*_enter(holder), *bound(folder / "hosts", "/etc/hosts")] for holder in holders]
         _daemon(stack, folder, places[0], ["slurmctld", "-D", "-i"], env)
         for name, place in zip(NODES, places):
-            (folder / f"spool.{name}").mkdir()
-            _daemon(stack, folder, place, ["slurmd", "-D", "-N", name], env)
+            for each in (f"spool.{name}", f"pmix.{name}"):
+                (folder / each).mkdir()
+            # srun --mpi=pmix makes a folder of one name on every node; these share a file system.
+            own = bound(folder / f"pmix.{name}", shlex.quote(str(folder / "pmix")))
+            _daemon(stack, folder, [*place, *own], ["slurmd", "-D", "-N", name], env)
         cluster = Cluster(folder, places[0], env, tuple(map(int, holders)))
         _wait_until_idle(cluster)
         yield cluster

@@ -66,6 +66,7 @@ SMALLER = {
 # Of mpirun, horovodrun, TensorBoard, rsync, sbatch and docker.
 FOREIGN_OPTIONS = {
     *("--delete", "--signal", "--requeue", "--open-mode", "--shm-size"),
+    *("--mpi", "--nodes", "--ntasks-per-node", "--batch"),
     *("--bind-to", "--oversubscribe", "--gloo", "--network-interface", "--logdir", "--NAME", "--FLAG"),
     *(f"--{name}" for name in NOT_HERE),  # GluonNLP's, rejected with a reason that no --help has
 }
