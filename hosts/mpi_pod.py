@@ -178,20 +178,31 @@ def answers(host: str, port: int, seconds: float) -> str:
         return one_line(str(error.strerror or error))
 
 
-def ranks_here(proc: Path = Path("/proc")) -> list[int]:
-    """Process ids of the ranks in this pod: they have mpirun's variable, and their parents, mpirun's daemon,
-    have not. What a rank has started is left to it."""
+def ranks_below(root: int, proc: Path = Path("/proc")) -> list[int]:
+    """Process ids of the ranks among the descendants of process `root`, in a container its process 1.
+
+    They have mpirun's variable, and their parents, mpirun's daemon, have not. What a rank has started is left
+    to it, and so are other runs on a machine that is no container.
+    """
     parents: dict[int, int] = {}
+    marked = set()
     for entry in proc.iterdir():
         if entry.name.isdigit():
             try:
-                variables = (entry / "environ").read_bytes().split(b"\0")
                 stat = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                parents[int(entry.name)] = int(stat[1])
+                variables = (entry / "environ").read_bytes().split(b"\0")
             except OSError:
                 continue  # it has ended, or is not this user's
             if any(each.startswith(RANK) for each in variables) and stat[0] not in "ZX":
-                parents[int(entry.name)] = int(stat[1])
-    return sorted(pid for pid, parent in parents.items() if parent not in parents)
+                marked.add(int(entry.name))
+
+    def is_below(pid: int) -> bool:
+        while pid in parents and pid != root:
+            pid = parents[pid]
+        return pid == root
+
+    return sorted(pid for pid in marked if parents[pid] not in marked and is_below(pid))
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -224,14 +235,14 @@ def _serve(args: argparse.Namespace) -> int:
 
 def _let_ranks_save(grace: float) -> None:
     """Sends SIGTERM to the ranks in this pod and waits for their ends, at most so many seconds."""
-    ranks = ranks_here()
+    ranks = ranks_below(os.getpid())
     if ranks:
         print(f"mpi_pod: SIGTERM; {len(ranks)} ranks save and end", file=sys.stderr, flush=True)
     for pid in ranks:
         with contextlib.suppress(ProcessLookupError):  # it has ended
             os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + grace
-    while ranks_here() and time.monotonic() < deadline:
+    while ranks_below(os.getpid()) and time.monotonic() < deadline:
         time.sleep(STEP)
 
 

@@ -91,9 +91,8 @@ class SageMaker:
         }
 
     def start(self, hyperparameters: dict):
-        options = (
-            hyperparameters["sagemaker_mpi_custom_mpi_options"].replace("--NCCL_DEBUG WARN ", "").split()
-        )
+        options = hyperparameters["sagemaker_mpi_custom_mpi_options"].split()
+        assert options[:2] == ["--NCCL_DEBUG", "WARN"]  # which the toolkit takes out
         slots = hyperparameters["sagemaker_mpi_num_of_processes_per_host"]
         program = ["mpirun", "--host", f"localhost:{slots}", "-np", slots, "--tag-output"]
         program += ["-bind-to", "none", "-map-by", "slot", "-mca", "pml", "ob1", "-mca", "btl", "^openib"]

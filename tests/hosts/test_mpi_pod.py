@@ -20,7 +20,7 @@ from hosts.mpi_pod import (
     answers,
     client_command,
     private_keys,
-    ranks_here,
+    ranks_below,
     server_configuration,
     wait_for,
 )
@@ -213,10 +213,11 @@ def test_only_ranks_get_the_signal(tmp_path):
     try:
         until(ready.exists)
         until(lambda: len(list(Path(f"/proc/{process.pid}/task/{process.pid}").glob("children"))) == 1)
-        assert process.pid in ranks_here()
+        assert process.pid in ranks_below(os.getpid())
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         until(lambda: children.read_text().split())
-        assert int(children.read_text().split()[0]) not in ranks_here()
+        assert int(children.read_text().split()[0]) not in ranks_below(os.getpid())
+        assert ranks_below(process.pid + (1 << 22)) == [], "another run's ranks are left alone"
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
