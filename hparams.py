@@ -25,6 +25,7 @@ from base.command_line import OptionParser, path_name, positive, positive_int, p
 from base.errors import InputError, one_line
 from hosts import mpirun, print_byteps
 from hosts.hostfile import read_host_lines, read_hostfile
+from hosts.networks import RULE, read_network
 from hosts.pretraining import pretraining_job
 from hosts.shell import Cluster, Job, this_machine
 from lamb_paper import CHECKED, PAPER, STAGE_LENGTHS, Baseline, PerStage, Plan, Recipe, in_stage
@@ -73,6 +74,7 @@ class Options:
     hostfile: str | None = None
     sockets: int | None = None
     interface: str | None = None
+    network: str | None = None
     num_steps: PerStage[int] | None = None
     lr: PerStage[float] | None = None
     warmup_ratio: PerStage[float] | None = None
@@ -246,6 +248,7 @@ def _parser() -> argparse.ArgumentParser:
     count(group, "--sockets", "for hvd: CPU sockets of a host (default 2 from 8 slots on, else 1)")
     text = "network interface between the hosts (default: any but loopback and Docker's)"
     group.add_argument("--interface", metavar="NAME", help=text)
+    group.add_argument("--network", metavar="KIND", help=RULE)
 
     group = parser.add_argument_group("for --check: options of the training scripts")
     count(group, "--num_steps", "steps", "N[,N]")
@@ -267,7 +270,11 @@ def _print_command(plan: Plan, options: Options, hosts: Sequence[tuple[str, int]
     assert options.launch is not None and options.hostfile is not None
     launcher = LAUNCHERS[options.launch]
     machine = this_machine(hosts)
-    cluster = Cluster(options.hostfile, tuple(hosts), options.sockets, options.interface, machine)
+    network, interface = None, options.interface
+    if options.network is not None:
+        network = read_network(options.network, options.launch, interface)
+        interface = interface or network.interface
+    cluster = Cluster(options.hostfile, tuple(hosts), options.sockets, interface, machine, network)
     job = pretraining_job(plan, launcher.script, options.passed_on, machine is not None)
     _check_script_options(job)
     print(launcher.command(job, cluster))
@@ -387,7 +394,7 @@ def _check_options(options: Options) -> None:
     if len(ways) > 1:
         raise InputError(f"--{ways[0]} and --{ways[1]} exclude each other: one follows from the other")
     needs = {
-        "launch": ["hostfile", "sockets", "interface"],
+        "launch": ["hostfile", "sockets", "interface", "network"],
         "target_batch_size": ["target_batch_size_2"],
         "check": [*CHECKED, "use_avg_len", "max_seq_length"],
     }

@@ -2,6 +2,7 @@
 
 hostfile       Open MPI's host files
 addresses      numeric addresses, and the hosts that are this machine
+networks       EFA, InfiniBand, TCP and rails: their variables, with reasons
 shell          jobs and hosts as data, commands as text
 pretraining    a plan of the LAMB paper as a job
 mpirun         the mpirun command of a job
@@ -10,6 +11,10 @@ parts          processes of a run as data
 exposure       public addresses at which they listen
 over_mpirun    a run over Horovod: mpirun
 over_byteps    a run over BytePS: scheduler, servers, ranks
+answer         questions about the host that it runs on
+reach          whether other hosts answer, and the cure where not
+asking         conversations with several hosts
+check          command: a look at all hosts before a run
 mpirun_output  whose line it is that mpirun shows, and which rank failed
 output         lines, prefixes and log files of the parts
 signals        signals as events
@@ -19,4 +24,17 @@ roster         hosts in use, spare, left out
 restarts       a run that is started again after a failure
 launch         command: a run on all hosts, and its restarts
 supervise      around each part: none outlives the launcher
+plan_options   plans and checked options, for commands that write a cluster's job
+srun           command: Slurm's srun as the launcher's remote shell
+slurm          command: a batch script for Slurm
+manifests      Kubernetes' objects as data and as YAML
+gathering      pods of a run over BytePS begin and end together
+byteps_pod     command: one pod's part of a run over BytePS
+mpi_pod        command: one pod's part of a run over Horovod
+kubernetes_mpi      an MPIJob
+kubernetes_byteps   Indexed Jobs
+kubernetes     command: a run's manifest
+sagemaker      command: the call that starts a run on SageMaker
+sagemaker_train     command: process 1 of a container there
+health         command: a container's health
 """

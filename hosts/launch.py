@@ -35,8 +35,9 @@ import os
 import resource
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NoReturn, Sequence
+from typing import Callable, NoReturn, Sequence
 
 if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
@@ -49,9 +50,21 @@ from hosts import over_byteps, over_mpirun
 from hosts.addresses import is_here
 from hosts.exposure import warning
 from hosts.hostfile import merged, read_host_lines, read_spares
+from hosts.networks import RULE, read_network
 from hosts.output import Output, Screen
-from hosts.parts import DECIDED, DEFAULT_PORT, Access, Part, Wiring, check_command, check_workers, ssh_words
-from hosts.restarts import Policy, Restarts, Stopped, Wish
+from hosts.parts import (
+    DECIDED,
+    DEFAULT_PORT,
+    Access,
+    Part,
+    Wiring,
+    check_command,
+    check_workers,
+    python_of,
+    ssh_words,
+)
+from hosts.reach import Question, check, faults_of, summed_up
+from hosts.restarts import Policy, Restarts, Start, Stopped, Wish, wait
 from hosts.roster import Roster
 from hosts.running import Limits, Outcome, Run
 from hosts.signals import Signals
@@ -87,6 +100,12 @@ class Launch:
         servers = self.servers.without(self.roster.left_out, len(lines))
         return over_byteps.plan(lines, command, self.wiring, servers, say)
 
+    def question(self) -> Question:
+        """Everything that other hosts are asked before a start."""
+        programs = ("orted",) if self.backend == HVD else ()
+        path = self.wiring.extra.get("PATH", os.environ.get("PATH", os.defpath))
+        return Question(self.wiring.ssh, os.getcwd(), python_of(self.command), path, programs)
+
 
 class _Parser(OptionParser):
     def error(self, message: str) -> NoReturn:
@@ -114,6 +133,7 @@ def _parser() -> argparse.ArgumentParser:
         "DMLC_INTERFACE, else that of the addresses in the host file for byteps)"
     )
     parser.add_argument("--interface", metavar="NAME", help=text)
+    parser.add_argument("--network", metavar="KIND", help=RULE)
     text = "a variable for every part, with its value here or a given one; can be repeated"
     parser.add_argument("--env", action="append", default=[], metavar="NAME[=VALUE]", help=text)
     text = (
@@ -244,9 +264,9 @@ def _run(launch: Launch, output: Output) -> int:
 
         try:
             if launch.ckpt_dir is None:
-                return start(launch.roster.lines(), False, lambda: False).code
-            ssh = launch.wiring.ssh
-            restarts = Restarts(launch.policy, launch.roster, launch.ckpt_dir, ssh, signals, output.say)
+                return _run_once(launch, start, output.say, signals)
+            question = launch.question()
+            restarts = Restarts(launch.policy, launch.roster, launch.ckpt_dir, question, signals, output.say)
             return restarts.run(start)
         except Stopped as stopped:
             output.say(str(stopped))
@@ -257,6 +277,18 @@ def _run(launch: Launch, output: Output) -> int:
         except OSError as error:
             output.say(f"{error.filename or 'a part'}: {error.strerror}; ended the run")
             return 1
+
+
+def _run_once(launch: Launch, start: Start, say: Callable[[str], None], signals: Signals) -> int:
+    """Asks the hosts whether they can be used, and runs it without restarts."""
+    lines = launch.roster.lines()
+    remote = [host for host in dict.fromkeys(name for name, _ in lines) if not is_here(host)]
+    faults = faults_of(remote, launch.question(), partial(wait, signals), say)
+    check(faults)
+    if faults:
+        say(f"{summed_up(faults)}; nothing has been started")
+        return 1
+    return start(lines, False, lambda: False).code
 
 
 def _parse(words: list[str]) -> Launch:
@@ -275,13 +307,18 @@ def _parse(words: list[str]) -> Launch:
     ckpt_dir = _value(command, CKPT_DIR)
     policy = _policy(args, ckpt_dir, command, len({name for name, _ in lines}))
     remote = any(not is_here(host) for host, _ in [*lines, *spares]) or bool(args.scheduler)
+    network = None if args.network is None else read_network(args.network, args.backend, args.interface)
+    named = args.interface or (network.interface if network is not None else None)
     wiring = Wiring(
         hostfile=args.hostfile,
-        interface=args.interface or (os.environ.get("DMLC_INTERFACE") if args.backend == BYTEPS else None),
+        interface=named or (os.environ.get("DMLC_INTERFACE") if args.backend == BYTEPS else None),
         ssh=ssh_words(args.ssh, args.dry_run) if remote else (),
         extra=_extra(args.env),
         only_show=args.dry_run,
+        network=network,
     )
+    for line in network.comment() if network is not None else []:
+        say(f"--network {args.network}: {line}")
     return Launch(
         backend=args.backend,
         wiring=wiring,

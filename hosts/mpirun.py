@@ -46,6 +46,8 @@ OMPI_ALLOW_RUN_AS_ROOT, OMPI_ALLOW_RUN_AS_ROOT_CONFIRM
 no --dtype
     The script takes float16 on GPUs and float32 without.
 
+With --network, the variables of hosts/networks.py, each with its reason in a comment above the command.
+
 Left out on purpose: HOROVOD_HIERARCHICAL_ALLREDUCE, which crosses hosts through host memory and MPI, past
 NCCL and its network plug-ins (EFA), and NCCL_MIN_NRINGS, which forces what NCCL has since learned to choose.
 """
@@ -56,6 +58,7 @@ from itertools import groupby
 from typing import Sequence
 
 from base.errors import InputError
+from hosts.networks import Network
 from hosts.shell import Cluster, Job, assignments, command_text, texts
 
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -77,13 +80,19 @@ def command(job: Job, cluster: Cluster) -> str:
     lines = [
         ["mpirun", "-np", str(ranks), "--hostfile", cluster.hostfile],
         *options_of_mpirun(
-            cluster.hosts, cluster.sockets, cluster.interface, machine is not None and not machine.gpus
+            cluster.hosts,
+            cluster.sockets,
+            cluster.interface,
+            machine is not None and not machine.gpus,
+            network=cluster.network,
         ),
         [cluster.python, job.script],
     ]
     first, *more = texts(lines)
     start = " ".join([*assignments(AS_ROOT if machine and machine.root else {}), first])
-    return f"{job.header()}\n{command_text([start, *more], texts(job.options))}"
+    reasons = cluster.network.comment() if cluster.network is not None else []
+    header = "\n".join([job.header(), *(f"# {reason}" for reason in reasons)])
+    return f"{header}\n{command_text([start, *more], texts(job.options))}"
 
 
 def options_of_mpirun(
@@ -92,6 +101,7 @@ def options_of_mpirun(
     interface: str | None = None,
     without_gpus: bool = False,
     sigkill: int = 30,
+    network: Network | None = None,
 ) -> list[list[str]]:
     """Words between the host file and the ranks' program, in lines.
 
@@ -101,6 +111,7 @@ def options_of_mpirun(
         interface: the network interface between hosts. None: any but loopback and Docker's.
         without_gpus: no host has a GPU.
         sigkill: seconds for odls_base_sigkill_timeout.
+        network: adds its variables; its interface is `interface` already.
 
     Raises:
         InputError: `sockets` do not divide the slots.
@@ -108,7 +119,7 @@ def options_of_mpirun(
     unbound = without_gpus and sockets is None
     mapping = ["--oversubscribe", "-map-by", "slot", "-bind-to", "none"]
     several = len(hosts) > 1
-    environment = variables(hosts, interface)
+    environment = variables(hosts, interface, network)
     by_library = groupby(environment, key=lambda name: name.partition("_")[0])
     lines = [
         mapping if unbound else _mapping(hosts, sockets),
@@ -136,13 +147,19 @@ def keepalive(idle: int = 10, interval: int = 2) -> list[str]:
     ]
 
 
-def variables(hosts: Sequence[tuple[str, int]], interface: str | None = None) -> dict[str, str]:
+def variables(
+    hosts: Sequence[tuple[str, int]], interface: str | None = None, network: Network | None = None
+) -> dict[str, str]:
     """Environment variables of every rank; for the arguments see `options_of_mpirun`."""
     several = len(hosts) > 1
-    network = "^lo,docker" if interface is None and several else interface
+    sockets = "^lo,docker" if interface is None and several else interface
+    settings = network.settings() if network is not None else []
+    ours = sorted(settings, key=lambda each: not each.name.startswith("NCCL"))  # a line for each library
+    chosen = {each.name: each.value for each in ours}
     return {
         "NCCL_DEBUG": "WARN",
-        **({"NCCL_SOCKET_IFNAME": network} if network is not None else {}),
+        **({"NCCL_SOCKET_IFNAME": sockets} if sockets is not None else {}),
+        **chosen,
         "HOROVOD_FUSION_THRESHOLD": "268435456",
         **({"HOROVOD_CYCLE_TIME": "30"} if several else {}),
         "MXNET_SAFE_ACCUMULATION": "1",

@@ -42,6 +42,10 @@ class Lines:
             self._rest = b""
         return lines
 
+    def put_back(self, begun: bytes) -> None:
+        """Takes the beginning of a line that goes on with the next bytes."""
+        self._rest = begun + self._rest
+
     def finish(self) -> list[bytes]:
         """Returns the last line if it has no end, with one added."""
         rest, self._rest = self._rest, b""

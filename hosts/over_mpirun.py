@@ -11,7 +11,8 @@
     Folders of this run: ranks that are killed leave files in them, which go with the folders.
 -mca orte_launch_agent
     mpirun's daemons on other hosts run under hosts/supervise.py, too, which makes and removes the folders
-    there, and ends a daemon that is cut off.
+    there, and ends a daemon that is cut off. (plm_rsh_no_tree_spawn, which would start all of more than 64
+    from this host, makes Open MPI 4.1.4 wait for ever.)
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def plan(
     words += ["-np", str(sum(slots for _, slots in hosts))]
     words += ["-host", ",".join(f"{name}:{slots}" for name, slots in hosts), "--tag-output"]
     without_gpus = machine is not None and not machine.gpus
-    for line in options_of_mpirun(hosts, None, wiring.interface, without_gpus, MPIRUN_SIGKILL):
+    lines = options_of_mpirun(hosts, None, wiring.interface, without_gpus, MPIRUN_SIGKILL, wiring.network)
+    for line in lines:
         words += _without(wiring.extra, line)
     name = f"launch-{uuid.uuid4().hex[:8]}"
     folders: tuple[str, ...] = (os.path.join(tempfile.gettempdir(), name),)
@@ -65,7 +67,12 @@ def plan(
         words += ["-mca", "orte_launch_agent", " ".join(daemon(command, folders))]
         words += ["-mca", "plm_rsh_agent", shlex.join(wiring.ssh)]
         words += ["-x", f"{RUN_HOSTS}={announced_hosts(hosts)}"]
-        set_already = {"PATH", "LD_LIBRARY_PATH", *variables(hosts, wiring.interface), *wiring.extra}
+        set_already = {
+            "PATH",
+            "LD_LIBRARY_PATH",
+            *variables(hosts, wiring.interface, wiring.network),
+            *wiring.extra,
+        }
         named = {name for name in (*os.environ, "PYTHONUNBUFFERED") if PASSED_ON.fullmatch(name)}
         words += [word for name in sorted(named - set_already) for word in ("-x", name)]
     words += [word for name in wiring.extra for word in ("-x", name)]

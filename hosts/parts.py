@@ -18,6 +18,7 @@ from typing import Mapping, Sequence
 
 from base.errors import InputError
 from base.launchers import RUN_HOSTS, announced_hosts
+from hosts.networks import Network
 
 DEFAULT_PORT = 9091  # of a scheduler on another host, where no free one can be looked for from here
 MPIRUN = "mpirun"
@@ -32,11 +33,12 @@ DECIDED = (
     *("BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE", "BYTEPS_GLOBAL_RANK", "RANKS_ON_HOST"),
     *("BYTEPS_RUN_ID", RUN_HOSTS),
 )
+LINE = 30.0  # seconds for which the launcher's machine may acknowledge nothing that another host sends it
 SUPERVISE = str(Path(__file__).resolve().with_name("supervise.py"))
-# BatchMode: fail instead of asking for a password. ServerAlive: a host that is gone is noticed within 45 s.
+# BatchMode: fail instead of asking for a password. ServerAlive: a host that is gone is noticed within 40 s.
 SSH_OPTIONS = (
     *("-o", "BatchMode=yes", "-o", "ConnectTimeout=30"),
-    *("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3"),
+    *("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"),
 )
 PASSED_ON = re.compile(
     r"(DMLC|BYTEPS|MXNET|NCCL|PS)_\w+|OMP_NUM_THREADS|PYTHONUNBUFFERED|PATH|PYTHONPATH|LD_LIBRARY_PATH"
@@ -84,14 +86,15 @@ class Part:
 @dataclass(frozen=True)
 class Wiring:
     """Options about the way to the hosts. `hostfile`: its path, for messages. `interface`: the network
-    interface between them. `ssh`: words of the remote shell. `extra`: variables of --env. `only_show`:
-    nothing will be started."""
+    interface between them. `network`: what --network chooses. `ssh`: words of the remote shell. `extra`:
+    variables of --env. `only_show`: nothing will be started."""
 
     hostfile: str
     interface: str | None
     ssh: tuple[str, ...]
     extra: Mapping[str, str]
     only_show: bool = False
+    network: Network | None = None
 
 
 @dataclass(frozen=True)
@@ -230,6 +233,7 @@ class Access:
         supervise = [python_of(part.command), "-I", "-S", SUPERVISE, *supervision]
         supervise += [word for folder in part.folders for word in ("--folder", folder)]
         supervise += [] if part.silence is None else ["--silence", str(part.silence)]
+        supervise += [] if part.host in self.here else ["--line", str(LINE)]
         supervise += ["--grace", str(part.kill_after), "--", *part.command]
         if part.host in self.here:
             return supervise, self.environment(part)
@@ -268,7 +272,7 @@ def ssh_words(given: str, only_show: bool = False) -> tuple[str, ...]:
     if shutil.which(words[0]) is None and not only_show:
         raise InputError(f"--ssh {given}: there is no program {words[0]} here")
     if os.path.basename(words[0]) == "ssh":
-        return (words[0], *SSH_OPTIONS, *words[1:])
+        return (*words, *SSH_OPTIONS)  # of an option that is there twice, ssh takes the first
     return tuple(words)
 
 

@@ -9,7 +9,6 @@ with nothing saved in between, it would say a third time.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -19,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from hosts.addresses import is_here
-from hosts.roster import Probe, Roster
+from hosts.reach import Fault, Probe, Question, check, faults_of
+from hosts.roster import Roster
 from hosts.running import Failure, Outcome
 from hosts.saved import Saved, logged_step, look
 from hosts.signals import Signals
@@ -143,10 +143,10 @@ class Recall:
     """The wish to stop a run that has fewer hosts than it should: a host that was left out answers again, and
     a checkpoint has just been saved."""
 
-    def __init__(self, roster: Roster, ssh: Sequence[str], ckpt_dir: str, interval: float):
-        self._roster, self._ssh, self._ckpt_dir, self._interval = roster, ssh, ckpt_dir, interval
+    def __init__(self, roster: Roster, question: Question, ckpt_dir: str, interval: float):
+        self._roster, self._question, self._ckpt_dir, self._interval = roster, question, ckpt_dir, interval
         self._probe: Probe | None = None
-        self._answered: set[str] = set()
+        self._answered: frozenset[str] = frozenset()
         self._begun = look(ckpt_dir)
         self._next = time.monotonic() + self._pause()
 
@@ -154,19 +154,20 @@ class Recall:
         if not (self._roster.is_short() and self._roster.left_out):
             return False
         if self._probe is not None:
-            answered = self._probe.result()
-            if answered is None:
+            found = self._probe.result()
+            if found is None:
                 return False
-            self._probe, self._answered = None, answered
+            self._answered = self._probe.hosts - set(found.faults)
+            self._probe = None
             self._next = time.monotonic() + self._pause()
         if self._answered:
             return look(self._ckpt_dir).is_later_than(self._begun)
         if time.monotonic() >= self._next:
-            self._probe = Probe(self._roster.left_out, self._ssh)
+            self._probe = Probe(self._roster.left_out, self._question)
         return False
 
     @property
-    def answered(self) -> set[str]:
+    def answered(self) -> frozenset[str]:
         """Hosts that can be taken back."""
         return self._answered
 
@@ -188,7 +189,7 @@ class Restarts:
         policy: Policy,
         roster: Roster,
         ckpt_dir: str,
-        ssh: Sequence[str],
+        question: Question,
         signals: Signals,
         say: Callable[[str], None],
     ):
@@ -196,9 +197,9 @@ class Restarts:
 
         Args:
             ckpt_dir: the script's.
-            ssh: words of the remote shell, for hosts that are not this machine.
+            question: for hosts that are not this machine.
         """
-        self._policy, self._roster, self._ckpt_dir, self._ssh = policy, roster, ckpt_dir, ssh
+        self._policy, self._roster, self._ckpt_dir, self._question = policy, roster, ckpt_dir, question
         self._signals, self._say = signals, say
         self._budget = Budget(policy, look(ckpt_dir))
         self._number = 0
@@ -212,18 +213,19 @@ class Restarts:
 
         Raises:
             Stopped: by a signal, between two runs.
+            InputError: before the first run, a host has a fault that only its owner can mend.
         """
         resume, wait = False, 0.0
         while True:
             try:
                 self._wait(wait)
-                found = self._find_hosts()
+                found = self._find_hosts(resume)
             finally:
                 self._record()
             if not found:
                 return 1
             lines, begun = self._roster.lines(), time.time()
-            recall = Recall(self._roster, self._ssh, self._ckpt_dir, self._policy.rejoin)
+            recall = Recall(self._roster, self._question, self._ckpt_dir, self._policy.rejoin)
             try:
                 outcome = start(lines, resume, recall)
             finally:
@@ -309,9 +311,9 @@ class Restarts:
         except OSError as error:  # a full disk may be why the run has failed
             self._say(f"{os.path.join(self._ckpt_dir, RECORDS)}: {error.strerror}; this restart is not in it")
 
-    def _find_hosts(self) -> bool:
+    def _find_hosts(self, resume: bool) -> bool:
         """Asks the hosts to be used whether they answer, until all do; leaves out those that do not. Returns
-        whether enough are left."""
+        whether enough are left. Before the first run (not `resume`) lasting faults are bad input."""
         waits, end = 0, time.monotonic() + self._policy.patience
         while True:
             hosts, fewest = self._roster.in_use(), self._fewest()
@@ -321,34 +323,36 @@ class Restarts:
                     why = "" if fewest == self._policy.min_hosts else " before the first checkpoint"
                     self._say(f"{len(hosts)} hosts are left, the run needs {fewest}{why}; left out: {left}")
                     return False
-                self._roster.take_back(set(self._roster.left_out) - self._silent(self._roster.left_out))
-            silent = self._silent([host for host in self._roster.in_use() if not is_here(host)])
+                self._roster.take_back(set(self._roster.left_out) - set(self._faults(self._roster.left_out)))
+            silent = self._faults([host for host in self._roster.in_use() if not is_here(host)])
+            if not resume:
+                check(silent)
             for host in sorted(silent):
                 out = self._roster.strike(host)
-                what = "is left out" if out else f"try {self._roster.strikes(host)}"
+                what = " is left out" if out else f", try {self._roster.strikes(host)}"
                 if self._restart is not None and self._restart.get("host", "") is None:
                     self._restart["host"] = host  # mpirun has named nobody
-                self._say(f"{host} does not answer: {what}")
+                self._say(f"{host}{what}: it {silent[host].why}")
             if not silent and len(self._roster.in_use()) >= fewest:
                 return True
-            if silent & set(self._roster.in_use()) or len(self._roster.in_use()) < fewest:
+            if set(silent) & set(self._roster.in_use()) or len(self._roster.in_use()) < fewest:
                 wait = min(LONGEST_WAIT, self._policy.backoff * 2.0 ** min(waits, 30))
                 self._wait(min(wait, max(0.1, end - time.monotonic())))
                 waits += 1
 
-    def _silent(self, hosts: Iterable[str]) -> set[str]:
-        """Those of some hosts that do not answer."""
-        with contextlib.closing(Probe(hosts, self._ssh)) as probe:
-            while True:
-                answered = probe.result()
-                if answered is not None:
-                    return set(hosts) - answered
-                self._wait(0.05)
+    def _faults(self, hosts: Iterable[str]) -> Mapping[str, Fault]:
+        """Those of some hosts that cannot be used."""
+        return faults_of(hosts, self._question, self._wait, self._say)
 
     def _wait(self, seconds: float) -> None:
-        number = self._signals.wait(seconds)
-        if number is not None:
-            raise Stopped(number)
+        wait(self._signals, seconds)
+
+
+def wait(signals: Signals, seconds: float) -> None:
+    """Waits so long. Raises Stopped when a signal comes."""
+    number = signals.wait(seconds)
+    if number is not None:
+        raise Stopped(number)
 
 
 def append(path: str, record: Mapping[str, Any]) -> None:

@@ -1,13 +1,8 @@
-"""Hosts of a run that is started again and again: in use, spare, left out; and whether they answer. Standard
-library only."""
+"""Hosts of a run that is started again and again: in use, spare, left out. Standard library only."""
 
 from __future__ import annotations
 
-import subprocess
-import time
 from typing import Iterable, Sequence
-
-PROBE_SECONDS = 45.0  # ssh gives up a connection after 30 (hosts/parts.py)
 
 
 class Roster:
@@ -79,37 +74,3 @@ class Roster:
         """Ends the exclusion of hosts."""
         for host in hosts:
             self.left_out.pop(host, None)
-
-
-class Probe:
-    """Asks hosts, all at once, whether they start a command; `result` does not wait."""
-
-    def __init__(self, hosts: Iterable[str], ssh: Sequence[str]):
-        """Starts a remote shell for each host."""
-        self._deadline = time.monotonic() + PROBE_SECONDS
-        self._processes = {
-            host: subprocess.Popen(
-                [*ssh, host, "exit 0"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # a Ctrl-C at the terminal is for the launcher
-            )
-            for host in hosts
-        }
-
-    def result(self) -> set[str] | None:
-        """Hosts that answered, None as long as some may still do."""
-        late = time.monotonic() >= self._deadline
-        codes = {host: process.poll() for host, process in self._processes.items()}
-        if None in codes.values() and not late:
-            return None
-        self.close()
-        return {host for host, code in codes.items() if code == 0}
-
-    def close(self) -> None:
-        """Kills the remote shells that have not ended."""
-        for process in self._processes.values():
-            if process.poll() is None:
-                process.kill()
-                process.wait()

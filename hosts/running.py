@@ -22,6 +22,7 @@ from typing import Callable, Container, Sequence
 from hosts.mpirun_output import MpirunOutput
 from hosts.output import Lines, Output, Record, harmless
 from hosts.parts import MPIRUN, Access, Part
+from hosts.reach import explained
 from hosts.signals import FORWARDED, Signals
 
 ORDERS = {name: signal.Signals[f"SIG{name}"] for name in ("INT", "TERM", "USR1")}
@@ -162,9 +163,11 @@ class RunningPart:
             return f"{who} could not be started: {value}"
         code = self.process.returncode
         how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-        if where and not self.connected:
-            return f"{who} could not be reached: the remote shell {how}"
-        return f"{who} was lost: its {'remote shell' if where else 'supervisor'} {how}"
+        if not where:
+            return f"{who} was lost: its supervisor {how}"
+        fault = explained(host, self._record.last_words(self._name))
+        why = f"it {fault.why}" if fault else f"the remote shell {how}"
+        return f"{who} {'was lost' if self.connected else 'could not be reached'}: {why}"
 
     def failure(self, here: Container[str]) -> Failure:
         """Facts about its end, for an end that was a failure."""
@@ -200,30 +203,39 @@ class RunningPart:
         if not data:
             self._close(pipe)
             return
-        for line in self._pipes[pipe][1].feed(data):
-            self._line(self._pipes[pipe][0], line)
+        which, lines = self._pipes[pipe]
+        begun = b""
+        for line in lines.feed(data):
+            begun = self._line(which, begun + line)
+        lines.put_back(begun)
 
     def _close(self, pipe: int) -> None:
         self._selector.unregister(pipe)
         which, lines = self._pipes.pop(pipe)
         for line in lines.finish():
-            self._line(which, line)
+            begun = self._line(which, line)
+            if begun:
+                self._line(which, begun + b"\n")
 
-    def _line(self, which: int, line: bytes) -> None:
+    def _line(self, which: int, line: bytes) -> bytes:
+        """Takes a line; returns what is the beginning of the next one, where a sign of life has cut it."""
         if which == 1 and self._token in line:
             line, _, report = line.partition(self._token)
             kind, _, value = report.decode("utf-8", "replace").strip().partition(" ")
+            if kind == "alive":
+                return line
             if kind == "connected":
                 self.connected = True
             else:
                 self._report = (kind, value)
                 self.stopped = float(value) if kind == "stopped" else None
             if not line:
-                return
+                return b""
             line += b"\n"  # the part had left this line without an end
         line = harmless(line)
         for name, text in self._mpirun.split(which, line) if self._mpirun else [(self.part.name, line)]:
             self._record.write(name, which, text)
+        return b""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Callable, Iterable, Mapping, Sequence, Union
 
 from hosts.addresses import is_here
+from hosts.networks import Network
 
 VENV = ".venv/bin"  # in the folder in which the command is pasted
 NEXT, DEEPER = " \\\n    ", " \\\n        "
@@ -72,7 +73,7 @@ class Cluster:
     `hosts`: names and slots, a line of the host file each or merged by host, as the launcher needs them.
     `sockets`: CPU sockets of a host, None: by the number of slots. `interface`: the network interface between
     hosts, None: by the launcher's rule. `machine`: this machine, where all hosts are; None where another host
-    is among them, of which nothing is known.
+    is among them, of which nothing is known. `network`: what --network chooses, None: the libraries choose.
     """
 
     hostfile: str
@@ -80,6 +81,7 @@ class Cluster:
     sockets: int | None = None
     interface: str | None = None
     machine: Machine | None = None
+    network: Network | None = None
 
     @property
     def python(self) -> str:

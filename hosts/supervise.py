@@ -17,6 +17,11 @@ connected has acknowledged nothing for so long. They would wait 15 minutes, unti
 connection up: keepalive only works where nothing that was sent is on its way. mpirun starts its daemons
 without a line to the launcher: `--unattended`.
 
+On another host the connection may be cut without an end, and its ssh server notices that after hours, if
+at all. So with `--line SECONDS` this program writes `alive` from time to time, looks in the kernel's table
+whether the ssh client's machine acknowledges it (SSH_CONNECTION says which connection it is), and takes the
+connection for gone when it has not for so long. A launcher that is only stopped or busy does not matter.
+
 Reports for the launcher are lines on standard error that contain the token: `connected`, and at the end one
 of `exit CODE`, `signal NUMBER`, `stopped SECONDS`, `silent ADDRESS`, `failed REASON` (it could not be
 started); without a token there are none. Exits with the
@@ -36,7 +41,8 @@ import stat
 import subprocess
 import sys
 import time
-from typing import Iterator, NamedTuple, Sequence
+from functools import partial
+from typing import Callable, Iterator, NamedTuple, Sequence
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 SIGNALS = {name: signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "USR1", "KILL")}
@@ -45,11 +51,13 @@ CONTROL = 0  # the launcher's line
 
 class Limits(NamedTuple):
     """Seconds. `stopped`: for the part to stay stopped. `grace`: from SIGTERM to SIGKILL. `silence`: for the
-    host at the other end of a connection to acknowledge nothing; None: for ever."""
+    host at the other end of a connection of the part's to acknowledge nothing; None: for ever. `line`: the
+    same for the ssh connection to the launcher."""
 
     stopped: float
     grace: float
     silence: float | None
+    line: float | None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,8 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _remove(made)
         report(f"failed {error.strerror}: {error.filename or args.command[0]}")
         return 127
-    limits = Limits(args.stopped_timeout, args.grace, args.silence)
-    reason = _watch(part, [wakeup] if args.unattended else [CONTROL, wakeup], limits)
+    limits = Limits(args.stopped_timeout, args.grace, args.silence, args.line)
+    reason = _watch(part, [wakeup] if args.unattended else [CONTROL, wakeup], limits, report)
     _kill_descendants(part.pid)
     _remove(made)
     if reason is not None:
@@ -91,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--stopped_timeout", type=float, default=60.0)
     parser.add_argument("--grace", type=float, default=5.0)
     parser.add_argument("--silence", type=float)
+    parser.add_argument("--line", type=float)
     parser.add_argument("--unattended", action="store_true")
     parser.add_argument("--folder", action="append", default=[], metavar="DIR")
     parser.add_argument("command", nargs="+")
@@ -142,21 +151,25 @@ def _start(command: Sequence[str], libc: ctypes.CDLL) -> subprocess.Popen[bytes]
     )
 
 
-def _watch(part: subprocess.Popen[bytes], watched: Sequence[int], limits: Limits) -> str | None:
+def _watch(
+    part: subprocess.Popen[bytes], watched: Sequence[int], limits: Limits, report: _Report
+) -> str | None:
     """Passes signals on until the part has ended.
 
     Args:
         watched: CONTROL if there is a launcher's line, and behind it what becomes readable by a signal.
+        report: to the launcher.
 
     Returns:
         The report if the part was killed because it was stopped or a host is silent, else None.
     """
     interval = min(2.0, max(0.1, limits.stopped / 10), (limits.silence or math.inf) / 10)
     *control, wakeup = watched
-    silence = None if limits.silence is None else Silence(part.pid, limits.silence)
+    silence = None if limits.silence is None else Silence(partial(_repetitions, part.pid), limits.silence)
+    line = None if limits.line is None else Line(os.environ.get("SSH_CONNECTION", ""), limits.line, report)
     stopped_since: float | None = None
     kill_at: float | None = None
-    partial = ""
+    begun = ""
     while part.poll() is None:
         until_kill = interval if kill_at is None else max(0.0, kill_at - time.monotonic())
         ready, _, _ = select.select([*control, wakeup], [], [], min(interval, until_kill))
@@ -168,12 +181,15 @@ def _watch(part: subprocess.Popen[bytes], watched: Sequence[int], limits: Limits
         if CONTROL in ready:
             text = os.read(CONTROL, 4096).decode("ascii", "replace")
             if text:
-                *lines, partial = (partial + text).split("\n")
+                *lines, begun = (begun + text).split("\n")
                 orders += lines
             else:
                 control.clear()
                 orders.append("END")
         now = time.monotonic()
+        if line is not None and line.is_cut():
+            control.clear()
+            orders.append("END")
         if not any(_is_stopped(pid) for pid in [part.pid, *_descendants(part.pid)]):
             stopped_since = None
         elif stopped_since is None:
@@ -197,24 +213,58 @@ def _watch(part: subprocess.Popen[bytes], watched: Sequence[int], limits: Limits
     return None
 
 
-class Silence:
-    """Notices a TCP connection of a process whose other end acknowledges nothing for so many seconds."""
+Repetitions = Callable[[], "Iterator[tuple[str, int, str]]"]
 
-    def __init__(self, pid: int, seconds: float):
-        self._pid, self._seconds = pid, seconds
+
+class Silence:
+    """Notices a TCP connection whose other end acknowledges nothing for so many seconds."""
+
+    def __init__(self, repetitions: Repetitions, seconds: float):
+        """Prepares; `repetitions` gives connections on which something is sent again and again: socket, how
+        often it was in vain, address of the other end."""
+        self._repetitions, self._seconds = repetitions, seconds
         self._repeated: dict[str, tuple[float, int]] = {}  # by socket: since when, and how often by now
 
     def peer(self) -> str | None:
         """The other end's address, None where all answer. To be called every few seconds."""
         now, before = time.monotonic(), self._repeated
         self._repeated, silent = {}, None
-        for socket, count, address in _repetitions(self._pid):
+        for socket, count, address in self._repetitions():
             since, last = before.get(socket, (now, count))
             if count < last:  # something was acknowledged in between
                 since = now
             self._repeated[socket] = (since, count)
             silent = address if now - since >= self._seconds else silent
         return silent
+
+
+class Line:
+    """Notices that the ssh connection to the launcher is cut, although nobody has closed it."""
+
+    EVERY = 5.0  # seconds between two reports, without which nothing would have to be acknowledged
+
+    def __init__(self, connection: str, seconds: float, report: _Report):
+        """Prepares.
+
+        Args:
+            connection: SSH_CONNECTION: the client's address and port, the server's address and port. Empty
+                under a remote shell that is not ssh; then nothing is noticed.
+            seconds: time without an acknowledgement.
+            report: to the launcher.
+        """
+        words = connection.split()
+        self._report, self._next = report, 0.0
+        self._silence = Silence(partial(_repetitions_between, *words), seconds) if len(words) == 4 else None
+
+    def is_cut(self) -> bool:
+        """Whether the other end is gone. To be called every few seconds."""
+        now = time.monotonic()
+        if self._silence is None:
+            return False
+        if now >= self._next:
+            self._next = now + self.EVERY
+            self._report("alive")
+        return self._silence.peer() is not None
 
 
 def _repetitions(pid: int) -> Iterator[tuple[str, int, str]]:
@@ -225,14 +275,34 @@ def _repetitions(pid: int) -> Iterator[tuple[str, int, str]]:
         for name in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
                 own.add(os.readlink(f"/proc/{pid}/fd/{name}"))
-        for table in ("tcp", "tcp6"):
-            with open(f"/proc/{pid}/net/{table}", encoding="ascii") as file:
-                for line in file.readlines()[1:]:
-                    _, _, remote, _, _, _, repeated, _, probes, inode, *_ = line.split()
-                    # Probes are sent where the interface here is down, or the other end's buffer full.
-                    count = int(repeated, 16) + int(probes)
-                    if count and f"socket:[{inode}]" in own:
-                        yield inode, count, address_in(remote.partition(":")[0])
+        for _, remote, inode, count in _unacknowledged(pid):
+            if f"socket:[{inode}]" in own:
+                yield inode, count, address_in(remote.partition(":")[0])
+
+
+def _repetitions_between(
+    client: str, client_port: str, server: str, server_port: str
+) -> Iterator[tuple[str, int, str]]:
+    """The same for one connection of this host's, by its ends."""
+    ports = (int(server_port), int(client_port))
+    for local, remote, inode, count in _unacknowledged(os.getpid()):
+        if ports == tuple(int(end.partition(":")[2], 16) for end in (local, remote)):
+            addresses = tuple(address_in(end.partition(":")[0]) for end in (local, remote))
+            if addresses == (server.partition("%")[0], client.partition("%")[0]):
+                yield inode, count, client
+
+
+def _unacknowledged(pid: int) -> Iterator[tuple[str, str, str, int]]:
+    """TCP connections of a process's host on which something waits for an acknowledgement: both ends as the
+    kernel writes them, inode, how often it was sent again in vain."""
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/net/{table}", encoding="ascii") as file:
+            for line in file.readlines()[1:]:
+                _, local, remote, _, _, _, repeated, _, probes, inode, *_ = line.split()
+                # Probes are sent where the interface here is down, or the other end's buffer full.
+                count = int(repeated, 16) + int(probes)
+                if count:
+                    yield local, remote, inode, count
 
 
 def address_in(text: str) -> str:

@@ -17,6 +17,9 @@ NOT_OF_THE_SET_UP = re.compile(
         [
             # privileges and the kernel
             r"no network namespaces: ",
+            # servers that a set-up should not put on somebody's machine
+            r"no ssh hosts: ",
+            r"no Slurm cluster: ",
             r"bytes can be counted in a network namespace only",
             r"a mount namespace needs root",
             r"this machine does not let tests mount",

@@ -28,6 +28,7 @@ from comparison.projection.command import ProjectionOptions
 from data.formats.read import read_instances
 from results import parse_options as parse_tables
 from tests.bert.weights.building import SMALL, WORDS, arrays, write
+from tests.hosts.manifests import objects, problems
 from tests.processes import ROOT, RunResult, run_command, run_ranks
 from training.checkpoint import save
 from training.finetuning.options import NOT_HERE
@@ -62,8 +63,10 @@ SMALLER = {
     "--log_interval": "3",
     "--ckpt_interval": "6",
 }
-# Of mpirun, horovodrun and TensorBoard.
+# Of mpirun, horovodrun, TensorBoard, rsync, sbatch and docker.
 FOREIGN_OPTIONS = {
+    *("--delete", "--signal", "--requeue", "--open-mode", "--shm-size"),
+    *("--mpi", "--nodes", "--ntasks-per-node", "--batch"),
     *("--bind-to", "--oversubscribe", "--gloo", "--network-interface", "--logdir", "--NAME", "--FLAG"),
     *(f"--{name}" for name in NOT_HERE),  # GluonNLP's, rejected with a reason that no --help has
 }
@@ -177,6 +180,14 @@ def test_every_command_is_of_a_tested_kind():
             return "finetune"  # test_the_commands_that_finetune, tests/test_finetune.py
         if words[:3] == [".venv/bin/python", "-m", "pytest"]:
             return "pytest"
+        if words[:2] == [".venv/bin/python", "hosts/check.py"]:
+            return "check"  # tests/hosts/test_check.py
+        if words[:2] == [".venv/bin/python", "hosts/slurm.py"]:
+            return "slurm"  # test_the_batch_script, tests/hosts/test_slurm.py
+        if words[:2] == [".venv/bin/python", "hosts/kubernetes.py"]:
+            return "kubernetes"  # test_the_manifest, tests/hosts/test_kubernetes.py
+        if words[:2] == [".venv/bin/python", "hosts/sagemaker.py"]:
+            return "sagemaker"  # test_the_call_to_sagemaker, tests/test_sagemaker.py
         raise AssertionError(f"{command.guide}: nothing here tests: {command.text}")
 
     kinds = {kind(command) for command in ALL}
@@ -190,10 +201,33 @@ def test_every_command_is_of_a_tested_kind():
         "convert",
         "finetune",
         "results",
+        "check",
+        "slurm",
+        "kubernetes",
+        "sagemaker",
         *DATA_COMMANDS,
     }
     for command in ALL:  # only hparams.py prints the same everywhere; a run is shown as an example
         assert command.shown is None or command in HPARAMS or command.text == "make pretrain"
+
+
+def test_the_batch_script():
+    (command,) = [command for command in ALL if command.words[1:2] == ["hosts/slurm.py"]]
+    written = run_command([sys.executable, *command.words[1:]]).check().stdout
+    assert run_command(["bash", "-n", "-c", written]).check().stdout == ""
+    for line in ("#SBATCH --signal=B:USR1@300", "#SBATCH --requeue", "#SBATCH --open-mode=append"):
+        assert line in written
+
+
+def test_the_manifest():
+    (command,) = [command for command in ALL if command.words[1:2] == ["hosts/kubernetes.py"]]
+    documents = objects(*command.words[2:])
+    assert [problems(each) for each in documents] == [[], []] and documents[1]["kind"] == "MPIJob"
+
+
+def test_the_call_to_sagemaker():
+    (command,) = [command for command in ALL if command.words[1:2] == ["hosts/sagemaker.py"]]
+    compile(run_command([sys.executable, *command.words[1:]]).check().stdout, "call.py", "exec")
 
 
 @pytest.mark.parametrize("command", COMPARING, ids=lambda command: command.text[:90])
@@ -564,7 +598,17 @@ def test_options_named_in_the_text_exist(guide, helps):
 def helps_of() -> dict[str, str]:
     """The help of each command."""
     modules = [f"-m {name}" for name in DATA_COMMANDS]
-    modules += [SCRIPT, "hparams.py", "hosts/launch.py", "-m bench.step", "-m bench.threads"]
+    modules += [
+        SCRIPT,
+        "hparams.py",
+        "hosts/launch.py",
+        "hosts/check.py",
+        "hosts/slurm.py",
+        "hosts/kubernetes.py",
+        "hosts/sagemaker.py",
+        "-m bench.step",
+        "-m bench.threads",
+    ]
     modules += ["-m bench.optimizer", "-m bench.bfloat16", "-m training.profile", "-m tests.reliability"]
     modules += ["compare.py"]
     modules += ["convert.py", "predict.py", "results.py", "finetune_squad.py", "finetune_classifier.py"]

@@ -436,12 +436,21 @@ def test_a_command_that_is_not_there(tmp_path, command, named):
 
 
 def test_a_host_that_cannot_be_reached(tmp_path):
-    shell = write_shell(tmp_path, "echo $host: no route >&2; exit 255")
+    shell = write_shell(tmp_path, "echo $host: out of order >&2; exit 255")
+    result = launch(tmp_path, ["192.0.2.1 slots=1"], ["exit0"], "--ssh", shell)
+    said = "192.0.2.1 does not answer: the remote shell exited with 255 (192.0.2.1: out of order)"
+    assert (result.returncode, result.stderr) == (1, f"launch: {said}; nothing has been started\n")
+
+
+def test_a_host_that_cannot_be_reached_any_more(tmp_path):
+    """It has answered before the start."""
+    text = f"[ -e {tmp_path}/asked ] && {{ echo $host: no route to host >&2; exit 255; }}\n"
+    shell = write_shell(tmp_path, f'{text}touch {tmp_path}/asked; exec sh -c "$*"')
     result = launch(tmp_path, ["192.0.2.1 slots=1"], ["exit0"], "--ssh", shell)
     assert result.returncode == 255
     assert "[rank 0] 192.0.2.1: no route" in result.stderr
-    said = "rank 0 on 192.0.2.1 could not be reached: the remote shell exited with 255; ended the run"
-    assert last_line(result) == f"launch: {said}"
+    said = "rank 0 on 192.0.2.1 could not be reached: it does not answer; look whether it is on"
+    assert last_line(result).startswith(f"launch: {said}")
 
 
 # ------------------------------------------------------------------------------------- other hosts
@@ -463,7 +472,7 @@ touch new/$$; sleep 0.2; ls new | wc -l >>seen; rm new/$$; sleep 0.1
 exec sh -c "$*" """
     launch(tmp_path, ["192.0.2.1 slots=10"], ["exit0"], "--ssh", write_shell(tmp_path, text)).check()
     seen = [int(line) for line in (tmp_path / "seen").read_text().split()]
-    assert len(seen) == 10 and 2 <= max(seen) <= 4
+    assert len(seen) == 1 + 10 and 2 <= max(seen) <= 4  # the first asks whether the host can be used
 
 
 def test_a_lost_connection(tmp_path):
@@ -471,11 +480,12 @@ def test_a_lost_connection(tmp_path):
     shell = write_shell(tmp_path, f'echo $$ >{tmp_path}/$$.shell\ncat | sh -c "$*"')
     options = ["--ssh", shell]
     with start(tmp_path, ["192.0.2.1 slots=1"], ["sleep"], *options, ranks=1, grace=12) as run:
-        (pid,) = (int(path.stem) for path in tmp_path.glob("*.shell"))
+        _, path = sorted(tmp_path.glob("*.shell"), key=os.path.getmtime)  # the first asked the host
+        pid = int(path.stem)
         os.kill(pid, signal.SIGKILL)
         result = run.wait()
     assert result.returncode == 137
-    said = "rank 0 on 192.0.2.1 was lost: its remote shell ended by SIGKILL; ended the run"
+    said = "rank 0 on 192.0.2.1 was lost: the remote shell ended by SIGKILL; ended the run"
     assert last_line(result) == f"launch: {said}"
     assert not alive(pid_of(tmp_path, 0))
 
@@ -543,5 +553,5 @@ def test_dry_run_of_the_experiments(name, workers):
     expected += [(f"rank {n}", f"p3dn-{n // 8 + 1:02d}") for n in range(8 * workers)]
     assert [(part, host) for part, _, host in names] == expected
     for line, (_, host) in zip(lines[1::2], expected):
-        assert line.startswith("ssh -o BatchMode=yes ") and f" -p 2222 {host} " in line
+        assert line.startswith("ssh -p 2222 -o BatchMode=yes ") and f" {host} " in line
         assert "NCCL_DEBUG=WARN" in line and "PATH=" in line

@@ -426,7 +426,7 @@ def test_a_host_that_does_not_come_back_ends_the_run(tmp_path, elastic):
     options, python, down = elastic
     result = launch(tmp_path, [[5, 1, f"down {down}"]], *options, hosts=HOSTS, python=python)
     assert result.returncode == 1, result.describe()
-    assert "198.51.100.2 does not answer: is left out" in result.stderr
+    assert "198.51.100.2 is left out: it does not answer" in result.stderr
     assert result.stderr.endswith("1 hosts are left, the run needs 2; left out: 198.51.100.2\n")
 
 
@@ -468,22 +468,3 @@ def test_a_run_does_not_begin_with_fewer_hosts(tmp_path, elastic):
     result = launch(tmp_path, [], *options, "--min_hosts", "1", hosts=HOSTS, python=python)
     assert result.returncode == 1 and "the run needs 2 before the first checkpoint" in result.stderr
     assert not (tmp_path / "ckpt").exists()
-
-
-# -------------------------------------------------------------------------------------------- other hosts
-
-
-def test_mpirun_on_two_hosts(tmp_path, two_hosts):
-    """A rank on the other host is killed and named; Ctrl-C reaches both."""
-    base = [*two_hosts.prefix, sys.executable, ROOT / "hosts" / "launch.py", "--hostfile", two_hosts.hostfile]
-    options = ["--backend", "hvd", "--ssh", two_hosts.agent, "--interface", "wire0", "--backoff", "0.2"]
-    script = [SCRIPT, "--ckpt_dir", tmp_path / "ckpt", json.dumps([[5, 1, "kill 9"], [8, 0, "wait"]])]
-    with start_command([*base, *options, "--", sys.executable, *script], timeout=90) as run:
-        wait_for_step(tmp_path, run, 7)
-        run.signal(signal.SIGINT)
-        result = run.wait()
-    assert result.returncode == 130, result.describe()
-    (record,) = records(tmp_path)
-    assert (record["failed"], record["host"], record["code"]) == ("rank 1", "10.77.0.2", 137)
-    assert record["how"] == "rank 1 on 10.77.0.2 was killed by SIGKILL" and record["step"] == 3
-    assert steps(tmp_path) == list(range(1, 9)) and (tmp_path / "ckpt" / "0000008.json").exists()

@@ -118,7 +118,7 @@ def disturb(run: Run, directory: Path, hosts: TwoHosts, parts: Mapping[str, str]
     wait_for_a_step(run, directory, int(parts["step"]))
     wait_for_checkpoint(run, directory)
     hosts.lose(1)
-    until(run, lambda: f"{BETA} does not answer: is left out" in run.stderr())
+    until(run, lambda: f"{BETA} is left out: it does not answer" in run.stderr())
     wait_for_a_step(run, directory, last_step(directory) + int(parts["away"]))
     hosts.give_back(1)
 

@@ -1,0 +1,243 @@
+#!/usr/bin/env python
+"""Answers questions about the host that it runs on; hosts/reach.py and hosts/check.py start it on every host.
+
+    python hosts/answer.py TOKEN
+
+Each line of standard input is a question, a JSON object whose "ask" names one of ANSWERS; each answer is a
+line of JSON behind the token, so that nothing else that a login shell writes is taken for one. It ends with
+standard input. A script by itself: on another host nothing else may be there. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import json
+import os
+import platform
+import resource
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Iterator
+
+PACKAGES = ("mxnet", "numpy", "gluonnlp", "horovod", "byteps")
+SAMPLE = 1 << 20  # bytes of a file that are read at its beginning, in its middle and at its end
+FEW = 3  # files of which a sample is read
+STREAMS = 4  # one connection does not fill a fast network
+PIECE = 1 << 20
+GREETING = 32
+LISTEN_SECONDS = 60.0
+CONNECT_SECONDS = 5.0
+
+
+def facts(question: dict[str, Any]) -> dict[str, Any]:
+    """Versions, the clock, and where the programs of `question["programs"]` are."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    versions: dict[str, str | None] = {}
+    for name in PACKAGES:
+        versions[name] = None
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    programs = {name: shutil.which(name) for name in question.get("programs", [])}
+    python = platform.python_version()
+    return {"python": python, "versions": versions, "programs": programs, "time": time.time()}
+
+
+def state(question: dict[str, Any]) -> dict[str, Any]:
+    """Code, data, memory, cores, GPUs, open files, and ports of `question["ports"]` that are in use."""
+    root = Path(__file__).resolve().parent.parent
+    patterns = question.get("data", [])
+    return {
+        "host": socket.gethostname(),
+        "commit": _commit(root),
+        "code": _code(root),
+        "data": {pattern: _data(pattern) for pattern in patterns},
+        "memory": _memory(),
+        "shared_memory": shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0,
+        "cores": len(os.sched_getaffinity(0)),
+        "gpus": len(glob.glob("/dev/nvidia[0-9]*")),
+        "mpirun": _first_line(["mpirun", "--version"]),
+        "files": resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        "taken": [port for port in question.get("ports", []) if not _is_free(port)],
+    }
+
+
+def listen(question: dict[str, Any]) -> dict[str, Any]:
+    """Opens a port at which the answers of `send` elsewhere arrive; it is closed when they have, or after a
+    minute."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.bind(("0.0.0.0", 0))
+    listener.listen(64)
+    listener.settimeout(LISTEN_SECONDS)
+    secret = bytes.fromhex(question["secret"])
+    threading.Thread(target=_receive, args=(listener, secret), daemon=True).start()
+    return {"port": listener.getsockname()[1]}
+
+
+def send(question: dict[str, Any]) -> dict[str, Any]:
+    """Sends to `address` and `port` for so many `seconds`.
+
+    Returns:
+        bytes_per_s, over STREAMS connections together, as the other end has received them; or the error.
+    """
+    secret, deadline = bytes.fromhex(question["secret"]), float(question["seconds"])
+    received = [0] * STREAMS
+    errors: list[str] = []
+
+    def one(number: int) -> None:
+        try:
+            received[number] = _send(question["address"], question["port"], secret, deadline)
+        except OSError as error:
+            errors.append(error.strerror or str(error))
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(STREAMS)]
+    begun = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        return {"error": errors[0]}
+    return {"bytes_per_s": sum(received) / (time.monotonic() - begun)}
+
+
+def _send(address: str, port: int, secret: bytes, seconds: float) -> int:
+    """Bytes that have arrived at the other end."""
+    with socket.create_connection((address, port), CONNECT_SECONDS) as connection:
+        connection.settimeout(CONNECT_SECONDS + seconds)
+        connection.sendall(secret)
+        piece, end = bytes(PIECE), time.monotonic() + seconds
+        while time.monotonic() < end:
+            connection.sendall(piece)
+        connection.shutdown(socket.SHUT_WR)
+        return int.from_bytes(connection.recv(8, socket.MSG_WAITALL), "big")
+
+
+def _receive(listener: socket.socket, secret: bytes) -> None:
+    """Takes connections that begin with the secret, and returns to each the number of bytes behind it."""
+    with listener, contextlib.suppress(OSError):
+        served = 0
+        while served < STREAMS:
+            connection, _ = listener.accept()
+            connection.settimeout(CONNECT_SECONDS)
+            with contextlib.suppress(OSError):
+                if connection.recv(GREETING, socket.MSG_WAITALL) == secret:
+                    served += 1
+                    threading.Thread(target=_count, args=(connection,), daemon=True).start()
+                    continue
+            connection.close()
+
+
+def _count(connection: socket.socket) -> None:
+    total, buffer = 0, bytearray(PIECE)
+    with connection, contextlib.suppress(OSError):
+        while True:
+            size = connection.recv_into(buffer)
+            if not size:
+                break
+            total += size
+        connection.sendall(total.to_bytes(8, "big"))
+
+
+def _commit(root: Path) -> str:
+    """The commit that is checked out; empty where there is none."""
+    if shutil.which("git") is None:
+        return ""
+    return _first_line(["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"])
+
+
+def _first_line(command: list[str]) -> str:
+    try:
+        result = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return (result.stdout.splitlines() or [""])[0] if result.returncode == 0 else ""
+
+
+def _code(root: Path) -> str:
+    """A digest of every source file, whatever is committed."""
+    digest = hashlib.sha256()
+    for path in sorted(_sources(root)):
+        digest.update(f"{path.relative_to(root)}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def _sources(root: Path) -> Iterator[Path]:
+    """Modules that a run may import: those of the folder and of packages, tests left out."""
+    yield from root.glob("*.py")
+    for package in root.glob("*/__init__.py"):
+        if package.parent.name != "tests":
+            yield from package.parent.rglob("*.py")
+
+
+def _data(pattern: str) -> dict[str, Any]:
+    """Number and bytes of the files, and a digest of names, sizes and samples of the first, the middle and
+    the last."""
+    paths = sorted(path for path in glob.glob(pattern, recursive=True) if _is_file(path))
+    sizes = [os.path.getsize(path) for path in paths]
+    digest = hashlib.sha256(json.dumps([[os.path.basename(path) for path in paths], sizes]).encode())
+    for index in sorted(
+        {round(place * (len(paths) - 1) / (FEW - 1)) for place in range(FEW)} if paths else ()
+    ):
+        with open(paths[index], "rb") as file:
+            for start in (0, sizes[index] // 2, max(0, sizes[index] - SAMPLE)):
+                file.seek(start)
+                digest.update(file.read(SAMPLE))
+    return {"files": len(paths), "bytes": sum(sizes), "digest": digest.hexdigest()[:16]}
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)  # a pipe would keep its reader waiting
+    except OSError:
+        return False
+
+
+def _memory() -> int:
+    """Bytes that can be had without swapping."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return 0
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("0.0.0.0", port))
+        except OSError:
+            return False
+    return True
+
+
+ANSWERS = {"facts": facts, "state": state, "listen": listen, "send": send}
+
+
+def main() -> int:
+    """Answers until standard input ends."""
+    token = sys.argv[1]
+    for line in sys.stdin:
+        question = json.loads(line)
+        try:
+            answer = ANSWERS[question["ask"]](question)
+        except OSError as error:
+            answer = {"error": f"{error.filename or question['ask']}: {error.strerror}"}
+        print(token, json.dumps(answer), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

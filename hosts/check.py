@@ -1,0 +1,368 @@
+#!/usr/bin/env python
+"""Looks at all hosts of a host file before a run: are they reached, are they alike, is there room, how fast
+is the network between them.
+
+    python hosts/check.py hosts/4x_p3dn --data '/corpus/*.txt'
+
+Reaches each host over ssh (which must ask for no password) and compares with the first: code (digest of all
+source files, and the commit), versions of Python, Open MPI and libraries, the data of --data (names, sizes,
+and samples of the first, the middle and the last file), the clock. Looks for memory, for the port of BytePS's
+scheduler, for GPUs, and sends data between all pairs of hosts, both ways. Spare hosts (`# spare:` lines) are
+looked at, too. Prints a table, and below it what is to be mended, a line each; with --json the same as JSON.
+
+Exit codes: 0 nothing to mend, 1 something, 2 bad input. Run it in the folder, and with the interpreter, of
+the run. Nothing is written on any host. docs/launching.md is the guide.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Iterator, Mapping, NoReturn, Sequence
+
+if __name__ == "__main__" and not __package__:
+    # Run as a script, Python looks for modules in hosts/ instead of one folder up.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from base.command_line import OptionParser, path_name, within
+from base.errors import InputError, one_line
+from hosts.addresses import addresses, bare, is_here
+from hosts.asking import Asked, Conversation
+from hosts.hostfile import merged, read_host_lines, read_spares
+from hosts.parts import DEFAULT_PORT, ssh_words
+from hosts.reach import APART, Fault, Question
+
+GIB, GIGABIT = 1 << 30, 1e9 / 8
+LOOK_SECONDS = 120.0  # for the digests of code and data, on a slow file system
+UNEVEN = 0.5  # of the median bandwidth; below, a link is named
+COLUMNS = (
+    "host",
+    "slots",
+    "python",
+    "mxnet",
+    "code",
+    "data",
+    "cores",
+    "GPUs",
+    "memory",
+    "clock",
+    "slowest link",
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command's options. `memory`: GiB a rank. `send`: seconds for each direction of each pair, 0: none
+    is used. `at_least`: Gbit/s of every link."""
+
+    hosts: tuple[tuple[str, int], ...]
+    hostfile: str
+    data: tuple[str, ...]
+    memory: float
+    send: float
+    at_least: float
+    ssh: tuple[str, ...]
+    python: str
+    json: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that was seen. `facts`: by host, None where it was not reached. `links`: Gbit/s from host to
+    host. `mend`: host and what is to be mended there, in the order of the host file."""
+
+    facts: Mapping[str, Mapping[str, Any] | None]
+    links: Mapping[tuple[str, str], float]
+    mend: Sequence[tuple[str, str]]
+
+
+class _Parser(OptionParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"check: {one_line(message)}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="hosts/check.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "hostfile", type=path_name, metavar="HOSTFILE", help="Open MPI host file: name slots=8"
+    )
+    text = "files of the run, as in its --data; can be repeated"
+    parser.add_argument("--data", action="append", default=[], metavar="GLOB", help=text)
+    text = (
+        "memory that must be free for each rank (default 2). Rule of thumb: what --estimate of the training "
+        "script says, and a quarter more"
+    )
+    parser.add_argument("--memory", type=within(0, 100_000), default=2.0, metavar="GIB", help=text)
+    text = (
+        "send so long between each pair of hosts, each way (default 0.5; 0: not at all). Rule of thumb: 0.5; "
+        "5 where the network is shared with others. 32 hosts take 31 rounds"
+    )
+    parser.add_argument("--send", type=within(0, 600, "seconds"), default=0.5, metavar="SECONDS", help=text)
+    text = (
+        "what every link must reach (default: half of the median link). Rule of thumb: half of what the "
+        "machines' vendor promises"
+    )
+    parser.add_argument("--at_least", type=within(0, 100_000), default=0.0, metavar="GBIT", help=text)
+    text = "remote shell and its options, such as 'ssh -p 2222' (default: ssh)"
+    parser.add_argument("--ssh", default="ssh", metavar="COMMAND", help=text)
+    text = "the ranks' interpreter, at the same path everywhere (default: the one that runs this)"
+    parser.add_argument("--python", type=path_name, default=sys.executable, metavar="PATH", help=text)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    try:
+        options = _options(_parser().parse_args(argv))
+        report = look(options)
+    except InputError as error:
+        print(f"check: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    if options.json:
+        print(json.dumps(as_dict(report), indent=2))
+    else:
+        print(table(report, dict(options.hosts)))
+        for host, what in report.mend:
+            print(f"mend: {bare(host)} {what}")
+        if not report.mend:
+            print(f"{len(options.hosts)} hosts, nothing to mend")
+    return 1 if report.mend else 0
+
+
+def _options(args: argparse.Namespace) -> Options:
+    hosts = merged([*read_host_lines(args.hostfile), *read_spares(args.hostfile)])
+    remote = any(not is_here(host) for host, _ in hosts)
+    return Options(
+        hosts=tuple(hosts),
+        hostfile=args.hostfile,
+        data=tuple(args.data),
+        memory=args.memory,
+        send=args.send,
+        at_least=args.at_least,
+        ssh=ssh_words(args.ssh) if remote else (),
+        python=args.python,
+        json=args.json,
+    )
+
+
+def look(options: Options) -> Report:
+    """Asks all hosts, and lets each pair send.
+
+    Raises:
+        InputError: a host has no address.
+    """
+    names = [host for host, _ in options.hosts]
+    numeric = addresses(names, options.hostfile, lenient=True)
+    question = Question(
+        options.ssh, os.getcwd(), options.python, os.environ.get("PATH", os.defpath), ("orted",)
+    )
+    with Conversation(names, question) as hosts:
+        versions = hosts.ask(
+            {name: {"ask": "facts", "programs": question.programs} for name in names}, LOOK_SECONDS
+        )
+        ports = {"ports": [DEFAULT_PORT]}
+        reached = [name for name in names if not isinstance(versions[name].answer, Fault)]
+        state = {"ask": "state", "data": options.data}
+        states = hosts.ask(
+            {name: {**state, **(ports if name == names[0] else {})} for name in reached}, LOOK_SECONDS
+        )
+        faults = {
+            name: each.answer
+            for name, each in {**versions, **states}.items()
+            if isinstance(each.answer, Fault)
+        }
+        reached = [name for name in reached if name not in faults]
+        links, broken = _measure(hosts, reached, numeric, options.send)
+    facts: dict[str, Mapping[str, Any] | None] = dict.fromkeys(names)
+    for name in reached:
+        facts[name] = {**_of(versions[name]), **_of(states[name]), "clock": versions[name].apart}
+    found = [*_faults(faults), *_unlike(facts, question), *_short(facts, options)]
+    found += [*broken, *_slow(links, options.at_least)]
+    order = {name: place for place, name in enumerate(names)}
+    return Report(facts, links, sorted(found, key=lambda each: order[each[0]]))
+
+
+def _of(asked: Asked) -> Mapping[str, Any]:
+    assert not isinstance(asked.answer, Fault)
+    return asked.answer
+
+
+def _measure(
+    hosts: Conversation, names: Sequence[str], numeric: Mapping[str, str], send: float
+) -> tuple[dict[tuple[str, str], float], list[tuple[str, str]]]:
+    """Gbit/s of each link, and the links over which nothing comes."""
+    links: dict[tuple[str, str], float] = {}
+    broken = []
+    for pairs in rounds(names) if send else ():
+        for turn in (pairs, [(there, here) for here, there in pairs]):
+            secret = {there: secrets.token_hex(32) for _, there in turn}
+            listening = hosts.ask(
+                {there: {"ask": "listen", "secret": secret[there]} for _, there in turn}, LOOK_SECONDS
+            )
+            questions = {}
+            for here, there in turn:
+                answer = listening[there].answer
+                if isinstance(answer, Fault) or "error" in answer:
+                    continue
+                to = {"address": numeric[there], "port": answer["port"]}
+                questions[here] = {"ask": "send", "secret": secret[there], "seconds": send, **to}
+            sent = hosts.ask(questions, LOOK_SECONDS)
+            for here, there in turn:
+                answer = sent[here].answer if here in sent else {"error": "it could not open a port"}
+                if isinstance(answer, Fault):
+                    answer = {"error": answer.why}
+                if "error" in answer:
+                    why = f"gets nothing from {bare(here)} ({answer['error']}); let the run's hosts through, "
+                    broken.append((there, f"{why}ports 1024-65535 (docs/network.md)"))
+                else:
+                    links[here, there] = answer["bytes_per_s"] / GIGABIT
+    return links, broken
+
+
+def rounds(names: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
+    """All pairs, in rounds in which no host is in two: a tournament by the circle method."""
+    ring: list[str | None] = [*names, *([None] if len(names) % 2 else [])]
+    for _ in range(len(ring) - 1):
+        half = len(ring) // 2
+        facing = zip(ring[:half], reversed(ring[half:]))
+        yield [(one, other) for one, other in facing if one is not None and other is not None]
+        ring = [ring[0], ring[-1], *ring[1:-1]]
+
+
+def _faults(faults: Mapping[str, Fault]) -> Iterator[tuple[str, str]]:
+    for host, fault in faults.items():
+        yield host, fault.why
+
+
+def _unlike(facts: Mapping[str, Mapping[str, Any] | None], question: Question) -> Iterator[tuple[str, str]]:
+    """Differences to the first host that was reached."""
+    reached = {name: each for name, each in facts.items() if each is not None}
+    if not reached:
+        return
+    first, *more = reached
+    model = reached[first]
+    fault = question.fault(model, model)
+    if fault is not None:
+        yield first, fault.why
+    for name in more:
+        own = reached[name]
+        fault = question.fault(own, model, bare(first))
+        if fault is not None:
+            yield name, fault.why
+        if own["mpirun"] != model["mpirun"]:
+            yield name, f"has {own['mpirun'] or 'no mpirun'}, {bare(first)} {model['mpirun'] or 'none'}"
+        if own["code"] != model["code"]:
+            commits = f"commit {own['commit'] or 'unknown'}, {bare(first)} {model['commit'] or 'unknown'}"
+            yield name, f"has other source files ({commits}); rsync -a them from {bare(first)}"
+        for pattern, data in own["data"].items():
+            if data != model["data"][pattern]:
+                others = _files(model["data"][pattern])
+                yield (
+                    name,
+                    f"has other data for {pattern}: {_files(data)}, {bare(first)} {others}; copy them anew",
+                )
+
+
+def _files(data: Mapping[str, Any]) -> str:
+    return f"{data['files']} files, {data['bytes']:,} bytes, digest {data['digest']}"
+
+
+def _short(facts: Mapping[str, Mapping[str, Any] | None], options: Options) -> Iterator[tuple[str, str]]:
+    """Hosts that lack something by themselves."""
+    for name, slots in options.hosts:
+        own = facts[name]
+        if own is None:
+            continue
+        if own["memory"] < options.memory * slots * GIB:
+            need = f"{slots} ranks need {options.memory * slots:.4g} (--memory)"
+            yield name, f"has {own['memory'] / GIB:.1f} GiB of memory free, {need}; end what else runs there"
+        if own["gpus"] and slots > own["gpus"]:
+            yield (
+                name,
+                f"has {own['gpus']} GPUs and {slots} slots in {options.hostfile}; write slots={own['gpus']}",
+            )
+        for port in own["taken"]:
+            cure = "end what has it, or name another: --scheduler HOST:PORT"
+            yield name, f"has no free port {port} for BytePS's scheduler; {cure}"
+        for pattern, data in own["data"].items():
+            if not data["files"]:
+                yield (
+                    name,
+                    f"has no file for --data {pattern}; copy the data there, or mount them at the same path",
+                )
+        if abs(own["clock"]) > APART:
+            direction = "ahead of" if own["clock"] > 0 else "behind"
+            yield (
+                name,
+                f"has a clock {abs(own['clock']):.0f} s {direction} this machine's; timedatectl set-ntp true",
+            )
+
+
+def _slow(links: Mapping[tuple[str, str], float], at_least: float) -> Iterator[tuple[str, str]]:
+    """Links below what is asked for, or far below the others."""
+    if not links:
+        return
+    median = sorted(links.values())[len(links) // 2]
+    limit = at_least or UNEVEN * median
+    for (here, there), speed in links.items():
+        if speed < limit:
+            wanted = f"--at_least {at_least:g}" if at_least else f"the median link has {median:.3g}"
+            look_at = "look at its cable, its switch, its driver"
+            yield there, f"gets {speed:.3g} Gbit/s from {bare(here)}, {wanted}; {look_at}"
+
+
+def as_dict(report: Report) -> dict[str, Any]:
+    """A report as JSON has it: hosts, links in Gbit/s, what is to be mended."""
+    return {
+        "hosts": dict(report.facts),
+        "links": [{"from": a, "to": b, "gbit_per_s": speed} for (a, b), speed in report.links.items()],
+        "mend": [{"host": host, "what": what} for host, what in report.mend],
+    }
+
+
+def table(report: Report, slots: Mapping[str, int]) -> str:
+    """A report as text, a line a host."""
+    rows = [COLUMNS, *(_row(host, report, slots) for host in report.facts)]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(COLUMNS))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
+    )
+
+
+def _row(host: str, report: Report, slots: Mapping[str, int]) -> tuple[str, ...]:
+    own = report.facts[host]
+    start = (bare(host), str(slots[host]))
+    if own is None:
+        return (*start, "not reached", *[""] * (len(COLUMNS) - 3))
+    slowest = min(((speed, pair) for pair, speed in report.links.items() if host in pair), default=None)
+    link = f"{slowest[0]:.3g} Gbit/s {bare(slowest[1][0])} > {bare(slowest[1][1])}" if slowest else "-"
+    data = " ".join(each["digest"][:6] for each in own["data"].values()) or "-"
+    return (
+        *start,
+        own["python"],
+        own["versions"]["mxnet"] or "none",
+        own["commit"] or own["code"][:12],
+        data,
+        str(own["cores"]),
+        str(own["gpus"]),
+        f"{own['memory'] / GIB:.1f} GiB",
+        f"{own['clock']:+.0f} s",
+        link,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,372 @@
+"""Pods of a run over BytePS: they begin together and end together. Standard library only.
+
+Kubernetes starts and replaces each pod by itself, while BytePS needs all of its processes anew when one of
+them is lost: scheduler and servers would wait for ever for a worker that has been replaced. So every pod
+keeps a connection to the `Coordinator` in the scheduler's pod. When all have joined it, the run starts; when
+a pod's processes have ended or its connection breaks, all pods learn the run's exit code and end with it, and
+their Jobs start them again, or do not.
+
+Lines of text, each at most LONGEST bytes. A member sends `join ROLE INDEX WORKERS SERVERS SLOTS`, `leaving`
+(it has received a signal), `ended CODE`; the coordinator sends `start`, `leave` (let the ranks save and end),
+`stop CODE REASON`. Like BytePS's own ports, this one has no protection from strangers: see
+hosts/kubernetes_byteps.py for the network policy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from typing import Callable
+
+from base.errors import RUN_AGAIN, one_line
+from base.launchers import is_number
+
+SCHEDULER, SERVER, WORKER = "scheduler", "server", "worker"
+LONGEST = 2048  # bytes of a line
+STRANGERS = 64  # connections that have not joined
+ORDERLY = (0, RUN_AGAIN, 130, 143)  # exit codes of ranks that have saved or are complete
+TOGETHER = 90.0  # seconds for the other pods' processes to end when the first has ended in order
+SERVERS = 30.0  # seconds for servers and the scheduler to end after the last rank
+UNRELEASED = 5.0  # the same where ranks were stopped: those that had not joined do not release them
+LEAVING = 15.0  # seconds for members to close their connections when they know the exit code
+INTRODUCTION = 10.0  # seconds for a connection to join
+_PROBES = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 5))
+_UNANSWERED_MS = 20_000  # a pod whose node is gone is noticed as late as one that is asked for signs of life
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Numbers of pods with workers and with servers, and of ranks of a worker."""
+
+    workers: int
+    servers: int
+    slots: int
+
+    def members(self) -> set[tuple[str, int]]:
+        """Role and index of every pod."""
+        servers = {(SERVER, index) for index in range(self.servers)}
+        return {(SCHEDULER, 0), *servers, *((WORKER, index) for index in range(self.workers))}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The run's exit code, and the reason as a sentence; empty where it is complete."""
+
+    code: int
+    reason: str = ""
+
+
+class Stream:
+    """A connection that carries lines."""
+
+    def __init__(self, connection: socket.socket):
+        """Takes the connection over; the kernel gives it up when the other host answers no more."""
+        self.connection, self._rest = connection, b""
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _PROBES:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
+
+    def send(self, text: str) -> None:
+        """Sends a line. An end of the connection is seen by whoever reads."""
+        with contextlib.suppress(OSError):
+            self.connection.sendall(f"{one_line(text)[: LONGEST // 4]}\n".encode())
+
+    def receive(self) -> list[list[str]] | None:
+        """Words of the lines that have arrived, empty where none is complete; None at the end of the
+        connection, or where a line is too long or no text."""
+        try:
+            data = self.connection.recv(LONGEST)
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            if not data or max(map(len, (*lines, self._rest))) > LONGEST:
+                return None
+            return [line.decode("utf-8").split() for line in lines]
+        except (BlockingIOError, InterruptedError):
+            return []
+        except (OSError, UnicodeDecodeError):
+            return None
+
+    def close(self) -> None:
+        """Closes the connection."""
+        with contextlib.suppress(OSError):
+            self.connection.close()
+
+
+class Coordinator(threading.Thread):
+    """Starts all pods when all have come, and decides how the run ends. A thread of its own."""
+
+    def __init__(self, shape: Shape, port: int, patience: float, say: Callable[[str], None]):
+        """Listens at `port` on all addresses of the pod.
+
+        Args:
+            shape: the pods to wait for.
+            port: 0 for a free one, see `port`.
+            patience: seconds to wait for all pods.
+            say: shows a line.
+
+        Raises:
+            OSError: the port is not free.
+        """
+        super().__init__(daemon=True)
+        self._shape, self._patience, self._say = shape, patience, say
+        self._listener = socket.create_server(("", port), backlog=1024)
+        self.port = self._listener.getsockname()[1]
+        self._strangers: dict[Stream, float] = {}
+        self._members: dict[tuple[str, int], Stream] = {}
+        self._ended: dict[tuple[str, int], int] = {}
+        self._begun = False
+        self._verdict: Verdict | None = None
+        self._selector = selectors.DefaultSelector()
+        self._deadline = 0.0
+
+    def run(self) -> None:
+        """Serves until the run has ended."""
+        self._deadline = time.monotonic() + self._patience
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        while self._verdict is None or (self._members and time.monotonic() < self._deadline):
+            for key, _ in self._selector.select(0.2):
+                key.data()
+            self._look_at_the_clock()
+        for stream in (*self._members.values(), *self._strangers):
+            stream.close()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = self._listener.accept()
+            connection.settimeout(5.0)  # for sending; what is read has arrived
+            stream = Stream(connection)
+            if len(self._strangers) >= STRANGERS:
+                self._drop(min(self._strangers, key=lambda each: self._strangers[each]))
+            self._strangers[stream] = time.monotonic()
+            self._selector.register(connection, selectors.EVENT_READ, lambda: self._introduce(stream))
+
+    def _drop(self, stream: Stream) -> None:
+        self._strangers.pop(stream, None)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(stream.connection)
+        stream.close()
+
+    def _introduce(self, stream: Stream) -> None:
+        lines = stream.receive()
+        if lines == []:
+            return
+        words = lines[0] if lines else []
+        numbers = words[2:]
+        if len(words) != 6 or words[0] != "join" or not all(map(is_number, numbers)):
+            self._drop(stream)
+            return
+        who, shape = (words[1], int(numbers[0])), Shape(*map(int, numbers[1:]))
+        if shape != self._shape or who not in self._shape.members():
+            stream.send(f"stop 2 {_name(who)} belongs to {shape}, the scheduler to {self._shape}")
+            self._drop(stream)
+            return
+        if self._begun:
+            # A pod has been replaced, and its old connection is still believed to be alive.
+            self._drop(stream)
+            self._end(Verdict(1, f"{_name(who)} has come a second time"))
+            return
+        del self._strangers[stream]
+        earlier = self._members.pop(who, None)
+        if earlier is not None:
+            self._drop(earlier)
+        self._members[who] = stream
+        self._selector.modify(stream.connection, selectors.EVENT_READ, lambda: self._hear(who, stream))
+        if set(self._members) == self._shape.members():
+            self._begun = True
+            self._say(f"all {len(self._members)} pods have come")
+            self._send("start")
+
+    def _hear(self, who: tuple[str, int], stream: Stream) -> None:
+        lines = stream.receive()
+        if lines is None:
+            self._lose(who, stream)
+            return
+        for words in lines:
+            if words == ["leaving"]:
+                self._send("leave", only=WORKER)
+            elif len(words) == 2 and words[0] == "ended" and is_number(words[1]):
+                self._note_end(who, int(words[1]))
+
+    def _lose(self, who: tuple[str, int], stream: Stream) -> None:
+        self._drop(stream)
+        if self._members.get(who) is stream:
+            del self._members[who]
+        if self._begun and who not in self._ended:
+            self._end(Verdict(1, f"{_name(who)} has been lost"))
+
+    def _note_end(self, who: tuple[str, int], code: int) -> None:
+        first = not self._ended
+        self._ended[who] = code
+        if code not in ORDERLY:
+            self._end(Verdict(code, f"{_name(who)} ended with {code}"))
+        elif first:
+            self._deadline = time.monotonic() + TOGETHER
+        waiting = self._shape.members() - set(self._ended)
+        if not waiting:
+            self._end(self._orderly_end())
+        elif who[0] == WORKER and not any(role == WORKER for role, _ in waiting):
+            self._deadline = time.monotonic() + (UNRELEASED if self._orderly_end().code else SERVERS)
+
+    def _orderly_end(self) -> Verdict:
+        codes = [code for who, code in sorted(self._ended.items()) if who[0] == WORKER]
+        code = next((each for each in codes if each), 0)
+        return Verdict(code, f"the ranks ended with {code}" if code else "")
+
+    def _look_at_the_clock(self) -> None:
+        now = time.monotonic()
+        for stream in [each for each, since in self._strangers.items() if now - since > INTRODUCTION]:
+            self._drop(stream)
+        if self._verdict is not None or now < self._deadline:
+            return
+        if not self._begun:
+            missing = sorted(self._shape.members() - set(self._members))
+            names = ", ".join(map(_name, missing))
+            self._end(Verdict(1, f"these pods have not come within {self._patience:g} s: {names}"))
+        elif self._ended:
+            self._judge_laggards()
+
+    def _judge_laggards(self) -> None:
+        """Ends the run in which some pods' processes have ended and others go on. Servers that only wait are
+        no reason for another exit code."""
+        late = sorted(who for who in self._shape.members() - set(self._ended) if who[0] == WORKER)
+        if not late:
+            self._end(self._orderly_end())
+        else:
+            names = ", ".join(map(_name, late))
+            self._end(Verdict(1, f"these had not ended {TOGETHER:g} s after the first: {names}"))
+
+    def _end(self, verdict: Verdict) -> None:
+        if self._verdict is None:
+            self._verdict = verdict
+            self._deadline = time.monotonic() + LEAVING
+            self._send(f"stop {verdict.code} {verdict.reason}")
+
+    def _send(self, text: str, only: str = "") -> None:
+        for (role, _), stream in list(self._members.items()):
+            if role == only or not only:
+                stream.send(text)
+
+
+class Member:
+    """One pod's connection to the coordinator."""
+
+    def __init__(self, role: str, index: int, shape: Shape):
+        """Prepares it; `join` connects."""
+        self.role, self.index, self._shape = role, index, shape
+        self._stream: Stream | None = None
+        self.verdict: Verdict | None = None
+        self._known = threading.Event()
+
+    def join(self, place: tuple[str, int], patience: float, stopped: Callable[[], bool]) -> str:
+        """Connects to the coordinator at `place` (host name, port) and waits for all other pods.
+
+        `stopped` is asked every half a second; where it is true, the wait ends.
+
+        Returns:
+            The coordinator's address in numbers; empty where there is nothing to start: see `verdict`, which
+            stays None if `stopped` was the reason.
+        """
+        numbers = f"{self.index} {self._shape.workers} {self._shape.servers} {self._shape.slots}"
+        deadline = time.monotonic() + patience
+        why = "no answer"
+        while not stopped():
+            if time.monotonic() > deadline:
+                where = f"{place[0]}:{place[1]}"
+                self.verdict = Verdict(
+                    1, f"the coordinator at {where} was not reached in {patience:g} s: {why}"
+                )
+                return ""
+            try:
+                stream = Stream(socket.create_connection(place, timeout=5.0))
+            except OSError as error:
+                why = error.strerror or str(error)
+                time.sleep(0.5)
+                continue
+            stream.send(f"join {self.role} {numbers}")
+            # The coordinator's own patience is as long; it names who is missing.
+            started = self._wait_for_start(stream, deadline + LEAVING, stopped)
+            if started:
+                self._stream = stream
+                return str(stream.connection.getpeername()[0])
+            stream.close()
+            if self.verdict is not None:
+                return ""
+            why = "it closed the connection"
+            time.sleep(0.5)
+        return ""
+
+    def _wait_for_start(self, stream: Stream, deadline: float, stopped: Callable[[], bool]) -> bool:
+        stream.connection.settimeout(0.5)
+        while not stopped() and time.monotonic() < deadline:
+            try:
+                lines = _blocking_lines(stream)
+            except socket.timeout:
+                continue
+            if lines is None:
+                return False
+            for words in lines:
+                if words == ["start"]:
+                    return True
+                self._take_verdict(words)
+            if self.verdict is not None:
+                return False
+        return False
+
+    def watch(self, leave: Callable[[], None], stop: Callable[[], None]) -> None:
+        """Listens in a thread: calls `leave` when the ranks shall save and end, `stop` when all is over."""
+        assert self._stream is not None
+        self._stream.connection.settimeout(None)
+        threading.Thread(target=self._listen, args=(self._stream, leave, stop), daemon=True).start()
+
+    def _listen(self, stream: Stream, leave: Callable[[], None], stop: Callable[[], None]) -> None:
+        while self.verdict is None:
+            lines = stream.receive()
+            if lines is None:
+                self.verdict = Verdict(1, "the connection to the scheduler's pod has been lost")
+                break
+            for words in lines:
+                if words == ["leave"]:
+                    leave()
+                self._take_verdict(words)
+        self._known.set()
+        stop()
+
+    def leaving(self) -> None:
+        """Reports that this pod has been asked to end."""
+        if self._stream is not None:
+            self._stream.send("leaving")
+
+    def ended(self, code: int) -> Verdict:
+        """Reports the exit code of this pod's processes; waits for the run's."""
+        if self._stream is not None:
+            self._stream.send(f"ended {code}")
+        if not self._known.wait(TOGETHER + LEAVING) or self.verdict is None:
+            self.verdict = Verdict(code or 1, "the scheduler's pod did not say how the run ended")
+        return self.verdict
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self._stream is not None:
+            with contextlib.suppress(OSError):
+                self._stream.connection.shutdown(socket.SHUT_RDWR)  # a thread may be reading
+            self._stream.close()
+
+    def _take_verdict(self, words: list[str]) -> None:
+        if len(words) >= 2 and words[0] == "stop" and is_number(words[1]):
+            self.verdict = Verdict(min(int(words[1]), 255), " ".join(words[2:]))
+
+
+def _blocking_lines(stream: Stream) -> list[list[str]] | None:
+    """`Stream.receive` of a connection with a time limit; raises socket.timeout where that is over."""
+    stream.connection.recv(1, socket.MSG_PEEK)
+    return stream.receive()
+
+
+def _name(who: tuple[str, int]) -> str:
+    return who[0] if who[0] == SCHEDULER else f"{who[0]} {who[1]}"

@@ -1,0 +1,70 @@
+"""The health check of a container: exit code 1 and a line where something in it hangs.
+
+    python hosts/health.py
+
+An ssh server that hosts/mpi_pod.py runs answers; no rank, server or scheduler has been stopped (state T);
+shared memory is not full, where the next batch would end in a SIGBUS. A container that runs none of these is
+healthy. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Sequence
+
+if __name__ == "__main__" and not __package__:
+    # Run as a script, Python looks for modules in hosts/ instead of one folder up.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from hosts.mpi_pod import answers
+
+SHARED_MEMORY = "/dev/shm"
+LEAST = 1 << 20  # bytes of shared memory
+SECONDS = 5.0  # for the ssh server
+SERVES, PORT = "mpi_pod.py", "--port"
+MARKS = (b"OMPI_COMM_WORLD_RANK=", b"DMLC_ROLE=")  # of the processes of a run
+
+
+def main() -> int:
+    """Prints what hangs; returns the exit code."""
+    found = problems(Path("/proc"))
+    for line in found:
+        print(line)
+    return 1 if found else 0
+
+
+def problems(proc: Path) -> list[str]:
+    """Sentences about what hangs in this container, as its /proc shows it."""
+    found = []
+    for entry in sorted(each for each in proc.iterdir() if each.name.isdigit()):
+        try:
+            command = os.fsdecode((entry / "cmdline").read_bytes()).split("\0")
+            state = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+            variables = (entry / "environ").read_bytes().split(b"\0")
+        except (OSError, IndexError):
+            continue  # it has ended, or is another user's
+        port = _ssh_port(command)
+        why = answers("127.0.0.1", port, SECONDS) if port else ""
+        if why:
+            found.append(f"the ssh server at port {port}: {why}")
+        if state in "Tt" and any(each.startswith(MARKS) for each in variables):
+            found.append(f"process {entry.name} has been stopped by a signal: {' '.join(command)[:200]}")
+    if os.path.isdir(SHARED_MEMORY):
+        memory = os.statvfs(SHARED_MEMORY)
+        if memory.f_bavail * memory.f_frsize < LEAST:
+            found.append(f"{SHARED_MEMORY} is full; start the container with more shared memory (--shm-size)")
+    return found
+
+
+def _ssh_port(command: Sequence[str]) -> int | None:
+    """The port of a worker's ssh server, if that is what the words start."""
+    if len(command) < 3 or not command[1].endswith(SERVES) or command[2] != "worker":
+        return None
+    given = [after for before, after in zip(command, command[1:]) if before == PORT]
+    return int(given[-1]) if given and given[-1].isdecimal() else 2222
+
+
+if __name__ == "__main__":
+    sys.exit(main())

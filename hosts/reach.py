@@ -1,0 +1,310 @@
+"""The way to other hosts: whether they answer, and what to do where one does not. Standard library only.
+
+Before a start every host is asked over the remote shell, with the folder, the interpreter and the PATH of the
+run: each fault that would end it is one line with its cure, before anything has been started anywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import secrets
+import shlex
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Callable, Iterable, Mapping
+
+from base.errors import InputError
+from hosts.addresses import bare
+
+ANSWER = str(Path(__file__).resolve().with_name("answer.py"))
+SECONDS = 45.0  # for an answer; ssh gives up a connection after 30 (hosts/parts.py)
+APART = 5.0  # seconds between two clocks that are worth a line
+HERE = ""  # this machine, among the hosts that are asked
+# A login shell may be any, so sh does the rest. $0: folder, $1: interpreter, $2: hosts/answer.py, $3: token,
+# $4: the PATH of the run.
+_SCRIPT = (
+    'cd "$0" 2>/dev/null || { echo "$3 folder"; exit 3; }; python=$(PATH=$4 command -v "$1") || '
+    '{ echo "$3 python"; exit 3; }; [ -f "$2" ] || { echo "$3 project"; exit 3; }; '
+    'exec "$python" -I "$2" "$3"'
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Reason why a host cannot be used, with its cure, as a sentence without its subject. `lasting`: it will
+    be so until somebody changes something; else another attempt may find the host in order."""
+
+    why: str
+    lasting: bool = False
+
+
+# Texts of OpenSSH 9.2's client, most of them unchanged for decades. {host}: with its user, {name}: without.
+_SSH = (
+    (
+        r"IDENTIFICATION HAS CHANGED",
+        "has another host key than known_hosts says; if it has been set up anew: ssh-keygen -R {name}, "
+        "then once: ssh {host}",
+        True,
+    ),
+    (
+        r"host key verification failed|host key is known",
+        "has a host key that is not known here; compare and accept it once: ssh {host}",
+        True,
+    ),
+    (
+        r"permission denied|too many authentication failures",
+        "rejects this user's key; add it there: ssh-copy-id {host}, or name another: --ssh 'ssh -i FILE'",
+        True,
+    ),
+    (r"could not resolve|name or service not known", "has no address here; correct the host file", True),
+    (
+        r"connection refused",
+        "has no ssh server at that port; start it there (systemctl start ssh), or name its port: "
+        "--ssh 'ssh -p PORT'",
+        False,
+    ),
+    (
+        r"timed out|no route to host|network is unreachable|not responding",
+        "does not answer; look whether it is on, and whether a firewall lets port 22 through",
+        False,
+    ),
+    (
+        r"kex_exchange_identification|connection (closed|reset)|broken pipe",
+        "closed the connection; look into its ssh server's log (MaxStartups, AllowUsers)",
+        False,
+    ),
+)
+
+
+def explained(host: str, words: str) -> Fault | None:
+    """Reads what an ssh client has written.
+
+    Args:
+        host: as in the host file.
+        words: its standard error.
+
+    Returns:
+        The fault; None where it is none of the known ones.
+    """
+    for pattern, text, lasting in _SSH:
+        if re.search(pattern, words, re.IGNORECASE):
+            return Fault(text.format(host=host, name=bare(host)), lasting)
+    return None
+
+
+@dataclass(frozen=True)
+class Question:
+    """Everything that a host is asked about. `ssh`: words of the remote shell. `directory`, `python`, `path`:
+    working folder, interpreter and PATH of the run. `programs`: names that a login shell there must have on
+    its own PATH."""
+
+    ssh: tuple[str, ...]
+    directory: str
+    python: str
+    path: str
+    programs: tuple[str, ...] = ()
+
+    def command(self, host: str, token: str) -> list[str]:
+        """Words that start hosts/answer.py on a host, or here."""
+        words = ["sh", "-c", _SCRIPT, self.directory, self.python, ANSWER, token, self.path]
+        return words if host == HERE else [*self.ssh, host, shlex.join(words)]
+
+    def fault(
+        self, answer: Mapping[str, Any], own: Mapping[str, Any], whose: str = "this machine"
+    ) -> Fault | None:
+        """Compares a host's facts with `own`, which are this machine's or another host's."""
+        missing = [program for program, path in answer["programs"].items() if path is None]
+        if missing:
+            return Fault(
+                f"has no {missing[0]} on the PATH of its login shell; make setup there installs Open MPI",
+                True,
+            )
+        if _minor(answer["python"]) != _minor(own["python"]):
+            return Fault(
+                f"has Python {answer['python']} as {self.python}, {whose} {own['python']}; make both "
+                f"with the same: make setup PYTHON=python{_minor(own['python'])}",
+                True,
+            )
+        for package, here in own["versions"].items():
+            there = answer["versions"].get(package)
+            if there != here:
+                return Fault(
+                    f"has {there or 'no'} {package} under {self.python}, {whose} {here or 'none'}; "
+                    "run make setup there",
+                    True,
+                )
+        return None
+
+    def broken(self, host: str, reply: str, words: str, code: int) -> Fault:
+        """The fault of a host that has not answered: `reply` is what the script has said, `words` and `code`
+        the remote shell's."""
+        if reply == "folder":
+            return Fault(
+                f"has no folder {self.directory}; copy this one there, or mount it at the same path", True
+            )
+        if reply == "python":
+            return Fault(f"has no {self.python}; run make setup there, in {self.directory}", True)
+        if reply == "project":
+            return Fault(f"has no {ANSWER}; copy this project there, to the same path", True)
+        known = explained(host, words)
+        if known is not None:
+            return known
+        last = next((line.strip() for line in reversed(words.splitlines()) if line.strip()), "")
+        said = f" ({last[:200]})" if last else ""
+        return Fault(f"does not answer: the remote shell exited with {code}{said}")
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A process that asks one host. `begun`: this machine's time then, seconds since 1970."""
+
+    process: subprocess.Popen[bytes]
+    out: IO[bytes]
+    err: IO[bytes]
+    begun: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """Answers of all hosts that were asked. `faults`: by host, those that cannot be used, "this machine" too.
+    `clocks`: seconds by which a host's clock is ahead (negative: behind), where it is more than APART."""
+
+    faults: Mapping[str, Fault]
+    clocks: Mapping[str, float]
+
+
+class Probe:
+    """Asks hosts, all at once; `result` does not wait. This machine is asked, too: the others are compared
+    with it.
+
+    Attributes:
+        hosts: those that are asked.
+    """
+
+    def __init__(self, hosts: Iterable[str], question: Question):
+        """Starts a remote shell for each host."""
+        self._deadline = time.monotonic() + SECONDS
+        self._question, self._token = question, f"answer-{secrets.token_hex(8)}"
+        self._hosts = list(dict.fromkeys(hosts))
+        self.hosts = frozenset(self._hosts)
+        self._asked = {host: self._ask(host) for host in (*self._hosts, *([HERE] if self._hosts else []))}
+        self._ended: dict[str, float] = {}
+
+    def result(self) -> Found | None:
+        """The answers, None as long as some may still come."""
+        for host, asked in self._asked.items():
+            if host not in self._ended and asked.process.poll() is not None:
+                self._ended[host] = time.time()
+        late = time.monotonic() >= self._deadline
+        if len(self._ended) < len(self._asked) and not late:
+            return None
+        self.close()
+        own = self._answer(HERE) if self._hosts else {}
+        faults, clocks = {}, {}
+        if isinstance(own, Fault):
+            faults["this machine"] = own
+        for host in self._hosts:
+            answer = self._answer(host)
+            if host not in self._ended:
+                answer = Fault(f"does not answer within {SECONDS:g} s; look whether it is overloaded")
+            if isinstance(answer, Fault):
+                faults[host] = answer
+                continue
+            fault = None if isinstance(own, Fault) else self._question.fault(answer, own)
+            if fault is not None:
+                faults[host] = fault
+            begun, ended = self._asked[host].begun, self._ended[host]
+            apart = min(answer["time"] - begun, 0.0) + max(answer["time"] - ended, 0.0)
+            if abs(apart) > APART:
+                clocks[host] = apart
+        return Found(faults, clocks)
+
+    def close(self) -> None:
+        """Kills the remote shells that have not ended."""
+        for asked in self._asked.values():
+            if asked.process.poll() is None:
+                asked.process.kill()
+                asked.process.wait()
+
+    def _ask(self, host: str) -> Asked:
+        # Files, not pipes: nobody has to read while others are waited for. _read closes them.
+        out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
+        begun = time.time()
+        process = subprocess.Popen(
+            self._question.command(host, self._token),
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,  # a Ctrl-C at the terminal is for the launcher
+        )
+        question = json.dumps({"ask": "facts", "programs": self._question.programs})
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the exit code and its words say why
+            process.stdin.write(f"{question}\n".encode())
+            process.stdin.close()
+        return Asked(process, out, err, begun)
+
+    def _answer(self, host: str) -> dict[str, Any] | Fault:
+        asked = self._asked[host]
+        reply = ""
+        for line in _read(asked.out).splitlines():
+            if line.startswith(f"{self._token} "):
+                reply = line.partition(" ")[2]
+        if reply.startswith("{"):
+            answer: dict[str, Any] = json.loads(reply)
+            return answer
+        return self._question.broken(host, reply, _read(asked.err), asked.process.returncode)
+
+
+def _read(file: IO[bytes]) -> str:
+    with file:
+        file.seek(0)
+        return file.read().decode("utf-8", "replace")
+
+
+def clock_line(host: str, seconds: float) -> str:
+    """A line about a clock. The run does not look at it: ranks wait by their own, and compare no times."""
+    direction = "ahead of" if seconds > 0 else "behind"
+    return (
+        f"{bare(host)}'s clock is {abs(seconds):.0f} s {direction} this machine's; the run does not depend "
+        "on it, but times in its log files and of its files do: timedatectl set-ntp true there"
+    )
+
+
+def summed_up(faults: Mapping[str, Fault]) -> str:
+    """The faults of several hosts as one line: the first, lasting ones before others, and the other hosts."""
+    (host, fault), *more = sorted(faults.items(), key=lambda each: not each[1].lasting)
+    others = f" (the same or another fault: {', '.join(bare(name) for name, _ in more)})" if more else ""
+    return f"{bare(host)} {fault.why}{others}"
+
+
+def faults_of(
+    hosts: Iterable[str], question: Question, wait: Callable[[float], None], say: Callable[[str], None]
+) -> Mapping[str, Fault]:
+    """Faults of some hosts that cannot be used; a line for each clock that is wrong.
+
+    `wait` is called with short times until all have answered; it may raise.
+    """
+    with contextlib.closing(Probe(hosts, question)) as probe:
+        while True:
+            found = probe.result()
+            if found is not None:
+                for host, seconds in found.clocks.items():
+                    say(clock_line(host, seconds))
+                return found.faults
+            wait(0.05)
+
+
+def check(faults: Mapping[str, Fault]) -> None:
+    """Raises InputError if a fault will not pass by itself."""
+    if any(fault.lasting for fault in faults.values()):
+        raise InputError(summed_up(faults))

@@ -1,0 +1,187 @@
+"""hosts/gathering.py: pods begin and end together; each test has its own coordinator."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import pytest
+
+from hosts import gathering
+from hosts.gathering import LONGEST, SCHEDULER, SERVER, STRANGERS, WORKER, Coordinator, Member, Shape, Verdict
+
+SHAPE = Shape(2, 1, 4)
+WHO = [(SCHEDULER, 0), (SERVER, 0), (WORKER, 0), (WORKER, 1)]
+
+
+class Pod:
+    """A member in a thread: joins, waits for its orders, and ends with `code` when `finish` is set."""
+
+    def __init__(self, port: int, role: str, index: int, shape: Shape = SHAPE):
+        self.member = Member(role, index, shape)
+        self.started, self.left, self.stopped = (threading.Event() for _ in range(3))
+        self.asked, self.address, self.verdict = threading.Event(), "", None
+        self._port = port
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self.address = self.member.join(("127.0.0.1", self._port), 15.0, self.asked.is_set)
+        self.verdict = self.member.verdict
+        if self.address:
+            self.member.watch(self.left.set, self.stopped.set)
+        self.started.set()
+
+    def end(self, code: int) -> None:
+        threading.Thread(
+            target=lambda: setattr(self, "verdict", self.member.ended(code)), daemon=True
+        ).start()
+
+
+def wait(done, seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def coordinator():
+    made = Coordinator(SHAPE, 0, 15.0, lambda text: None)
+    made.start()
+    return made
+
+
+@pytest.fixture
+def pods(coordinator):
+    made = [Pod(coordinator.port, *who) for who in WHO]
+    for pod in made:
+        assert pod.started.wait(15) and pod.address == "127.0.0.1"
+    yield made
+    for pod in made:
+        pod.member.close()
+
+
+def test_all_end_with_0_when_all_have(pods, coordinator):
+    for pod in pods:
+        pod.end(0)
+    wait(lambda: all(pod.verdict == Verdict(0) for pod in pods))
+    for pod in pods:
+        pod.member.close()
+    coordinator.join(5)
+    assert not coordinator.is_alive()
+
+
+@pytest.mark.parametrize("code", [75, 130, 143])
+def test_ranks_that_have_saved_decide(pods, code, monkeypatch):
+    """Servers that do not end are no reason to wait for long, or for another code."""
+    monkeypatch.setattr(gathering, "UNRELEASED", 0.1)
+    for pod in pods[2:]:
+        pod.end(code)
+    wait(lambda: all(pod.stopped.is_set() for pod in pods))
+    assert [pod.member.verdict.code for pod in pods] == [code] * 4
+
+
+@pytest.mark.parametrize("code", [1, 2, 137])
+def test_a_failure_ends_all_at_once(pods, code):
+    pods[3].end(code)
+    wait(lambda: all(pod.stopped.is_set() for pod in pods))
+    assert {pod.member.verdict for pod in pods} == {Verdict(code, f"worker 1 ended with {code}")}
+
+
+@pytest.mark.parametrize("lost", range(1, 4))
+def test_a_pod_that_vanishes_ends_all(pods, lost):
+    pods[lost].member.close()
+    others = [pod for pod in pods if pod is not pods[lost]]
+    wait(lambda: all(pod.stopped.is_set() for pod in others))
+    name = "server 0" if lost == 1 else f"worker {lost - 2}"
+    assert {pod.member.verdict for pod in others} == {Verdict(1, f"{name} has been lost")}
+
+
+def test_any_pod_that_must_go_lets_all_ranks_save(pods):
+    pods[1].member.leaving()
+    wait(lambda: all(pod.left.is_set() for pod in pods[2:]))
+    assert not pods[1].left.is_set() and not pods[0].stopped.is_set()
+
+
+def test_a_worker_that_does_not_end_is_not_waited_for_for_ever(pods, monkeypatch):
+    monkeypatch.setattr(gathering, "TOGETHER", 0.1)
+    pods[2].end(143)
+    wait(lambda: all(pod.stopped.is_set() for pod in pods))
+    assert pods[0].member.verdict == Verdict(1, "these had not ended 0.1 s after the first: worker 1")
+
+
+def test_who_has_not_come_is_named():
+    coordinator = Coordinator(SHAPE, 0, 0.5, lambda text: None)
+    coordinator.start()
+    pods = [Pod(coordinator.port, *who) for who in WHO[:2]]
+    for pod in pods:
+        assert pod.started.wait(15) and not pod.address
+        assert pod.verdict == Verdict(1, "these pods have not come within 0.5 s: worker 0, worker 1")
+
+
+def test_a_coordinator_that_is_not_there_is_named():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    member = Member(WORKER, 0, SHAPE)
+    assert member.join(("127.0.0.1", port), 0.6, lambda: False) == ""
+    where = f"127.0.0.1:{port} was not reached in 0.6 s: Connection refused"
+    assert member.verdict == Verdict(1, f"the coordinator at {where}")
+
+
+def test_a_pod_that_must_go_while_it_waits_does(coordinator):
+    pod = Pod(coordinator.port, *WHO[1])
+    pod.asked.set()
+    assert pod.started.wait(15) and not pod.address and pod.verdict is None
+
+
+def test_a_pod_that_is_replaced_before_the_start_counts_once(coordinator):
+    """Its connection may still seem to be alive when its successor comes."""
+    with socket.create_connection(("127.0.0.1", coordinator.port)) as first:
+        first.sendall(b"join worker 1 2 1 4\n")
+        time.sleep(0.3)
+        pods = [Pod(coordinator.port, *WHO[3])]
+        assert first.recv(100) == b"", "the first one is let go"
+        pods += [Pod(coordinator.port, *who) for who in WHO[:3]]
+        for pod in pods:
+            assert pod.started.wait(15) and pod.address
+        assert not pods[0].stopped.is_set()
+
+
+def test_a_pod_that_is_replaced_during_the_run_ends_it(pods, coordinator):
+    with socket.create_connection(("127.0.0.1", coordinator.port)) as second:
+        second.sendall(b"join worker 1 2 1 4\n")
+        wait(lambda: all(pod.stopped.is_set() for pod in pods), 5)
+    assert pods[0].member.verdict == Verdict(1, "worker 1 has come a second time")
+
+
+def test_a_pod_of_another_run_is_bad_input(coordinator):
+    pod = Pod(coordinator.port, WORKER, 0, Shape(3, 1, 4))
+    assert pod.started.wait(15) and pod.verdict.code == 2
+
+
+def test_strangers_change_nothing(coordinator):
+    """Junk, silence, and more connections than are kept."""
+    junk = [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"join worker 0 2 1 4 5\n",
+        b"join worker 9 2 1 4\n",
+        b"\xff\xfe\n",
+        b"\n",
+    ]
+    junk += [b"a" * (LONGEST + 1), b"join worker -1 2 1 4\n", b"stop 0\n", b"join king 0 2 1 4\n"]
+    strangers = []
+    for number in range(STRANGERS + 20):
+        strangers.append(socket.create_connection(("127.0.0.1", coordinator.port)))
+        if number < len(junk):
+            strangers[-1].sendall(junk[number])
+    pods = [Pod(coordinator.port, *who) for who in WHO]
+    for pod in pods:
+        assert pod.started.wait(15) and pod.address
+    for each in strangers:
+        each.close()
+    pods[2].end(3)
+    wait(lambda: all(pod.stopped.is_set() for pod in pods))
+    assert pods[0].member.verdict.code == 3

@@ -1,0 +1,234 @@
+"""hosts/kubernetes.py: what it writes, against what the APIs accept (tests/hosts/manifests.py)."""
+
+from __future__ import annotations
+
+import copy
+import shlex
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from hosts.manifests import yaml_text
+from tests.hosts.manifests import command, objects, pod_specs, problems, write
+from tests.processes import ROOT
+
+COMMON = [
+    "--name",
+    "bert",
+    "--image",
+    "r.example/bert:1",
+    "--workers",
+    2,
+    "--slots",
+    8,
+    "--gpu",
+    "nvidia.com/gpu",
+]
+COMMON += [
+    "--volume",
+    "corpus:/corpus:ro",
+    "--volume",
+    "runs:/runs",
+    "--tokens_per_gpu",
+    8192,
+    "--accumulate",
+    2,
+]
+OWN = ["--", "--data", "/corpus/*.txt", "--vocab", "/corpus/vocab.txt", "--ckpt_dir", "/runs/bert"]
+
+
+@pytest.fixture(scope="module")
+def mpi():
+    network = ["--network", "efa", "--resource", "vpc.amazonaws.com/efa=4"]
+    return objects("--backend", "hvd", *COMMON, *network, *OWN)
+
+
+@pytest.fixture(scope="module")
+def byteps():
+    return objects("--backend", "byteps", *COMMON, "--node", "pool=gpu", *OWN)
+
+
+def test_all_objects_are_accepted(mpi, byteps):
+    assert [each["kind"] for each in mpi] == ["NetworkPolicy", "MPIJob"]
+    assert [each["kind"] for each in byteps] == ["NetworkPolicy", "Service", "Job", "Job", "Job"]
+    assert [problems(each) for each in (*mpi, *byteps)] == [[]] * 7
+    names = [(each["kind"], each["metadata"]["name"]) for each in byteps]
+    assert len(set(names)) == len(names)
+
+
+def test_the_check_notices_what_is_wrong(mpi, byteps):
+    """The words of tests/hosts/manifests.py reject what the API server rejects."""
+    wrong = copy.deepcopy(mpi[1])
+    wrong["spec"]["cleanPodPolicy"] = "Running"  # v1 of the operator had it there
+    wrong["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["restartPolicy"] = "Never"
+    job = copy.deepcopy(byteps[-1])
+    job["spec"]["template"]["spec"]["restartPolicy"] = "OnFailure"
+    job["spec"]["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"] = [143, 75]
+    job["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["cpu"] = 4
+    assert len(problems(wrong)) == 2 and len(problems(job)) == 3, (problems(wrong), problems(job))
+
+
+def test_both_backends_train_the_plan_of_hparams(mpi, byteps):
+    words = ["--num_gpus", "16", "--tokens_per_gpu", "8192", "--accumulate", "2"]
+    plan = subprocess.run(
+        [sys.executable, ROOT / "hparams.py", *words], capture_output=True, text=True, check=True
+    ).stdout
+    options = plan.split("both stages in one run, as options of the training scripts:\n")[1].splitlines()[0]
+    for documents, script in ((mpi, "hvd"), (byteps, "byteps")):
+        spec = pod_specs(documents[-1])[0]
+        line = shlex.join(command(spec))
+        assert f"run_pretraining_{script}.py" in line and options in line
+        assert line.endswith("--ckpt_dir /runs/bert --resume"), "a pod that starts again goes on"
+
+
+def test_an_mpijob_waits_restarts_and_cleans_up(mpi):
+    spec = mpi[1]["spec"]
+    launcher, worker = spec["mpiReplicaSpecs"]["Launcher"], spec["mpiReplicaSpecs"]["Worker"]
+    assert (launcher["restartPolicy"], worker["restartPolicy"]) == ("OnFailure", "Never")
+    assert spec["launcherCreationPolicy"] == "WaitForWorkersReady" and spec["slotsPerWorker"] == 8
+    assert spec["runPolicy"]["cleanPodPolicy"] == "Running"
+    (container,) = worker["template"]["spec"]["containers"]
+    # Ready means that its ssh server answers, and where the launcher looks for it.
+    port = container["readinessProbe"]["tcpSocket"]["port"]
+    for each in (launcher, worker):
+        words = command(each["template"]["spec"])
+        assert words[words.index("--port") + 1] == str(port) and port >= 1024
+        assert words[words.index("--keys") + 1] == spec["sshAuthMountPath"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
+    assert container["resources"]["limits"] == container["resources"]["requests"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    assert "nvidia.com/gpu" not in str(launcher)
+
+
+def test_pods_of_byteps_find_and_number_themselves(byteps):
+    _, service, *jobs = byteps
+    assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"]
+    assert [job["spec"]["completions"] for job in jobs] == [1, 2, 2]
+    for job in jobs:
+        spec = job["spec"]["template"]["spec"]
+        assert (
+            job["spec"]["completionMode"] == "Indexed"
+            and job["spec"]["parallelism"] == job["spec"]["completions"]
+        )
+        assert spec["subdomain"] == service["metadata"]["name"] and spec["nodeSelector"] == {"pool": "gpu"}
+        # The name of an Indexed Job's pod in its service: JOB-INDEX.SERVICE.
+        scheduler = f"{jobs[0]['metadata']['name']}-0.{service['metadata']['name']}"
+        assert command(spec)[command(spec).index("--scheduler") + 1] == scheduler
+        for selector in (service["spec"]["selector"], byteps[0]["spec"]["podSelector"]["matchLabels"]):
+            assert selector.items() <= job["spec"]["template"]["metadata"]["labels"].items()
+        fails, saved, lost = job["spec"]["podFailurePolicy"]["rules"]
+        assert (fails["action"], fails["onExitCodes"]["values"]) == ("FailJob", [2])
+        assert (saved["action"], saved["onExitCodes"]["values"]) == ("Ignore", [75, 130, 143])
+        assert lost["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+        grace = int(command(spec)[command(spec).index("--grace") + 1])
+        assert spec["terminationGracePeriodSeconds"] > grace
+
+
+def test_every_pod_is_restricted_and_has_shared_memory(mpi, byteps):
+    for spec in (spec for each in (*mpi, *byteps) for spec in pod_specs(each)):
+        assert spec["securityContext"]["runAsNonRoot"] and spec["securityContext"]["runAsUser"] == 1000
+        (memory,) = (each for each in spec["volumes"] if "emptyDir" in each)
+        assert memory["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
+        mounts = {each["name"]: each["mountPath"] for each in spec["containers"][0]["volumeMounts"]}
+        assert mounts[memory["name"]] == "/dev/shm" and {"/corpus", "/runs"} <= set(mounts.values())
+
+
+def test_a_single_worker_needs_no_scheduler():
+    words = ["--backend", "byteps", "--name", "one", "--image", "i", "--workers", 1, "--slots", 2, "--"]
+    documents = objects(*words, "run_pretraining_byteps.py", "--dummy_data_len", 32, "--ckpt_dir", "/runs")
+    assert [each["kind"] for each in documents] == ["NetworkPolicy", "Job"]
+    assert "--scheduler" not in command(pod_specs(documents[1])[0])
+    assert [problems(each) for each in documents] == [[], []]
+
+
+def test_dollar_signs_reach_the_script_unchanged():
+    words = ["--backend", "hvd", "--name", "one", "--image", "i", "--workers", 1, "--slots", 2, "--"]
+    own = [
+        "run_pretraining_hvd.py",
+        "--raw",
+        "--data",
+        "/a/$(HOME) $x $$.txt",
+        "--vocab",
+        "v",
+        "--ckpt_dir",
+        "/r",
+    ]
+    (spec, _) = pod_specs(objects(*words, *own)[1])
+    assert command(spec)[-len(own) - 1 :] == [*own, "--resume"]
+    (container,) = spec["containers"]
+    assert "/a/$$(HOME) $$x $$$$.txt" in container["command"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--name", "Bert"], "--name Bert: it must be at most 40 lower-case letters"),
+        (["--cpus", "many"], "--cpus many: write a number with a unit"),
+        (["--volume", "runs"], "--volume runs: write CLAIM:/PATH"),
+        (["--volume", "runs:/corpus"], "corpus:/corpus: this path is given twice"),
+        (["--volume", "runs:/r:rw"], "--volume runs:/r:rw: write CLAIM:/PATH"),
+        (["--gpu", "gpu"], "--gpu gpu: write the resource's name"),
+        (["--resource", "efa=x"], "--resource efa=x: write NAME=NUMBER"),
+        (["--node", "gpu"], "--node gpu: write NAME=VALUE"),
+        (["--network", "efa"], "--network efa: pods have no adapter without --resource"),
+        (["--network", "token-ring"], "--network token-ring: write tcp"),
+        (["--servers", "2"], "--servers 2: goes with --backend byteps"),
+        (["--user", "0"], "'0' is not a whole number from 1"),
+    ],
+)
+def test_bad_options_are_one_line(words, said):
+    result = write("--backend", "hvd", *COMMON, *words, *OWN)
+    assert result.returncode == 2 and result.stdout == ""
+    assert said in result.stderr and result.stderr.count("\n") == 1, result.stderr
+
+
+def test_a_network_that_byteps_would_not_use_is_rejected():
+    result = write("--backend", "byteps", *COMMON, "--network", "tcp:eth0", *OWN)
+    assert result.returncode == 2 and "--network tcp:eth0: goes with --backend hvd" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        (["--vocab", "v"], "--data is missing after --"),
+        (["--data", "/c/*.txt", "--no_such", "1"], "after --: unrecognized arguments: --no_such 1"),
+        (["--data", "/c/*.txt", "--dropout", "2"], "after --: argument --dropout: '2' is not"),
+        (["--data", "/c/*.txt", "--lr", "1"], "--lr after --: computed from the plan"),
+    ],
+)
+def test_bad_options_of_the_script_are_noticed_here(own, said):
+    result = write("--backend", "hvd", *COMMON, "--", *own)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert said in result.stderr and result.stderr.count("\n") == 1, result.stderr
+
+
+@pytest.mark.parametrize("own", [[], ["--data", "x"], ["no_such.py"]])
+def test_without_a_plan_there_has_to_be_a_script(own):
+    words = ["--backend", "byteps", "--name", "one", "--image", "i", "--workers", 1, "--slots", 2, "--"]
+    result = write(*words, *own)
+    assert result.returncode == 2 and "script" in result.stderr
+
+
+def test_yaml_is_read_as_what_was_written():
+    values = [
+        "",
+        "a",
+        "no",
+        "Off",
+        "null",
+        "1",
+        "1e3",
+        "0x1",
+        "a: b",
+        "- a",
+        "#",
+        "a\nb",
+        "é",
+        "~",
+        "=",
+        "2026-01-01",
+    ]
+    document = {"a b": {"x": values, "empty": [], "none": {}, "deep": [{"y": [{"z": True}, 3, 2.5, None]}]}}
+    assert list(yaml.safe_load_all(yaml_text([document, document], ["a comment"]))) == [document, document]

@@ -1,0 +1,223 @@
+"""The containers of an MPIJob as processes: a launcher and two workers in network namespaces, with ssh
+servers, keys, host file and variables as the MPI operator gives them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hosts.mpi_pod import (
+    SSHD,
+    answers,
+    client_command,
+    private_keys,
+    ranks_below,
+    server_configuration,
+    wait_for,
+)
+from tests import namespaces
+from tests.hosts.manifests import command, objects, pod_specs
+from tests.processes import ROOT, run_command, start_command
+
+SCRIPT = Path(__file__).with_name("restarted.py")
+WORKERS = ("10.77.0.2", "10.77.0.3")
+
+
+class Pods:
+    """A job's pods: `worker` and `launcher` start a container's command from the manifest."""
+
+    def __init__(self, hosts, directory: Path):
+        self.hosts, self.directory = hosts, directory
+        self.keys = directory / "keys"
+        self.keys.mkdir()
+        make_keys(self.keys)
+        self.hostfile = directory / "hostfile.mpi"
+        self.hostfile.write_text("".join(f"{name} slots=1\n" for name in WORKERS), "ascii")
+        words = ["--backend", "hvd", "--name", "pods", "--image", "i", "--workers", 2, "--slots", 1]
+        words += ["--directory", ROOT, "--grace", 20, "--patience", 20, "--", "run_pretraining_hvd.py"]
+        (job,) = (each for each in objects(*words, "--dummy_data_len", 8) if each["kind"] == "MPIJob")
+        launcher, worker = map(command, pod_specs(job))
+        self._launcher = launcher[: launcher.index("--") + 1]
+        self._worker = worker
+        self._mounted = job["spec"]["sshAuthMountPath"]
+
+    def worker(self, index: int, keys: Path | None = None):
+        words = [str(keys or self.keys) if word == self._mounted else word for word in self._worker]
+        enter = ["nsenter", "--target", self.hosts.holders[index + 1], "--net", "--uts", "--"]
+        enter += ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--"]  # it is process 1 there
+        return start_command([*enter, *words], timeout=90, env={"K_MPI_JOB_ROLE": "worker"}, cwd=ROOT)
+
+    def launcher(self, *own: object, patience: int = 20):
+        words = [str(self.keys) if word == self._mounted else word for word in self._launcher]
+        words[words.index("--patience") + 1] = str(patience)
+        env = {
+            "K_MPI_JOB_ROLE": "launcher",
+            "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+            "OMPI_MCA_orte_default_hostfile": str(self.hostfile),
+            "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
+            "OMPI_MCA_orte_set_default_slots": "1",
+            "NVIDIA_VISIBLE_DEVICES": "",
+        }
+        words += [sys.executable, SCRIPT, "--resume", "--ckpt_dir", self.directory / "ckpt", *map(str, own)]
+        return start_command([*self.hosts.prefix, *words], timeout=90, env=env, cwd=ROOT)
+
+    def steps(self) -> list[int]:
+        lines = (self.directory / "ckpt" / "metrics.jsonl").read_text("utf-8").splitlines()
+        return [json.loads(line)["step"] for line in lines]
+
+
+def make_keys(folder: Path) -> None:
+    """As the operator makes them: one pair, under these names whatever its kind."""
+    words = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-m", "PEM", "-N", "", "-C", ""]
+    subprocess.run([*words, "-f", folder / "id_rsa"], check=True)
+    shutil.copy(folder / "id_rsa.pub", folder / "authorized_keys")
+
+
+def until(done, seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def pods(tmp_path):
+    if not os.access(SSHD, os.X_OK):
+        pytest.skip("no sshd")
+    try:
+        with namespaces.two_hosts(tmp_path, spare=True) as hosts:
+            yield Pods(hosts, tmp_path)
+    except namespaces.Unavailable as reason:
+        pytest.skip(f"no network namespaces: {reason}")
+
+
+def test_workers_that_must_go_save_and_the_next_launcher_goes_on(pods, tmp_path):
+    """A node pool is drained: SIGTERM to the workers' pods. The ranks in them save and end, the launcher's
+    container ends with 143 and starts again, with new workers."""
+    with contextlib.ExitStack() as stack:
+        workers = [stack.enter_context(pods.worker(index)) for index in (0, 1)]
+        launcher = stack.enter_context(pods.launcher("--steps", 8, '[[5, 0, "wait"]]'))
+        until(lambda: (tmp_path / "ckpt" / "metrics.jsonl").exists() and pods.steps()[-1:] == [4])
+        for worker in workers:
+            (pid,) = worker.find("mpi_pod.py")
+            os.kill(pid, signal.SIGTERM)
+        results = [worker.wait() for worker in workers]
+        result = launcher.wait()
+    assert [each.returncode for each in results] == [143, 143], results[0].describe()
+    assert all("mpi_pod: SIGTERM; 1 ranks save and end" in each.stderr for each in results)
+    assert result.returncode == 143, result.describe()
+    assert pods.steps() == [1, 2, 3, 4, 5]
+    with pods.worker(0), pods.worker(1), pods.launcher("--steps", 8, "[null, null]") as launcher:
+        result = launcher.wait().check()
+    assert "start 1 of 2 ranks after step 5" in result.stdout and pods.steps() == list(range(1, 9))
+    assert not list(Path("/tmp").glob("ssh-*/sshd_config")), "a worker's keys are removed"
+
+
+def test_a_launcher_that_must_go_lets_the_ranks_save(pods, tmp_path):
+    with pods.worker(0), pods.worker(1), pods.launcher("--steps", 8, '[[5, 0, "wait"]]') as launcher:
+        until(lambda: (tmp_path / "ckpt" / "metrics.jsonl").exists() and pods.steps()[-1:] == [4])
+        (pid,) = launcher.find("launch.py")
+        os.kill(pid, signal.SIGTERM)
+        result = launcher.wait()
+    assert result.returncode == 143, result.describe()
+    assert pods.steps() == [1, 2, 3, 4, 5] and (tmp_path / "ckpt" / "0000005.json").exists()
+
+
+def test_a_launcher_names_workers_that_do_not_come(pods):
+    with pods.worker(0), pods.launcher("[]", patience=1) as launcher:
+        result = launcher.wait()
+    assert result.returncode == 1
+    said = "mpi_pod: no ssh server at port 2222 after 1 s: 10.77.0.3 (Connection refused)\n"
+    assert result.stderr == said, result.describe()
+
+
+def test_a_server_with_another_key_is_not_trusted(pods, tmp_path):
+    """Whoever takes a worker's address has not the run's key."""
+    strange = tmp_path / "strange"
+    strange.mkdir()
+    make_keys(strange)
+    with pods.worker(0), pods.worker(1, strange):
+        until(lambda: pods.hosts and _reached(pods, 1))
+        keys = private_keys(str(pods.keys))
+        try:
+            for index, code in ((0, 0), (1, 255)):
+                words = [*pods.hosts.prefix, *client_command(keys, 2222), WORKERS[index], "true"]
+                result = run_command(words, timeout=20)
+                assert result.returncode == code, result.describe()
+            assert "Host key verification failed" in result.stderr
+        finally:
+            shutil.rmtree(keys)
+
+
+def _reached(pods, index: int) -> bool:
+    probe = f"import socket; socket.create_connection(({WORKERS[index]!r}, 2222), 1)"
+    return run_command([*pods.hosts.prefix, sys.executable, "-c", probe], timeout=10).returncode == 0
+
+
+def test_keys_are_copied_for_this_user_alone(tmp_path):
+    make_keys(tmp_path)
+    for each in tmp_path.iterdir():
+        each.chmod(0o644)  # as the kubelet mounts them where root does not run
+    folder = private_keys(str(tmp_path))
+    try:
+        assert {each.stat().st_mode & 0o777 for each in folder.glob("*") if each.name != "known_hosts"} == {
+            0o600
+        }
+        assert (folder / "known_hosts").read_text().startswith("* ecdsa-sha2-nistp521 ")
+        written = server_configuration(folder, 2222, "bert")
+        assert "PasswordAuthentication no\n" in written and "AllowUsers bert\n" in written
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("name", ["id_rsa", "id_rsa.pub", "authorized_keys"])
+def test_missing_keys_are_bad_input(tmp_path, name):
+    make_keys(tmp_path)
+    (tmp_path / name).unlink()
+    words = [sys.executable, ROOT / "hosts" / "mpi_pod.py", "worker", "--keys", tmp_path]
+    result = run_command(words, timeout=20)
+    assert result.returncode == 2 and f"{name}: No such file" in result.stderr, result.describe()
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_launcher_outside_of_an_mpijob_is_bad_input(tmp_path):
+    words = [sys.executable, ROOT / "hosts" / "mpi_pod.py", "launcher", "--keys", tmp_path, "--"]
+    result = run_command([*words, sys.executable], timeout=20, env={"OMPI_MCA_orte_default_hostfile": None})
+    assert result.returncode == 2 and "OMPI_MCA_orte_default_hostfile is not set" in result.stderr
+
+
+def test_waiting_ends_and_says_why():
+    began = time.monotonic()
+    assert wait_for(["127.0.0.1"], 1, 0.2) == {"127.0.0.1": "Connection refused"}
+    assert time.monotonic() - began < 5
+    assert answers("no-such-host.invalid", 1, 1.0)
+
+
+def test_only_ranks_get_the_signal(tmp_path):
+    """Neither does a process that a rank has started, such as a loader, nor mpirun's daemon around it."""
+    ready = tmp_path / "ready"
+    loader = "import time; time.sleep(60)"
+    rank = f"import subprocess, sys; open({str(ready)!r}, 'w')\n"
+    rank += f"subprocess.run([sys.executable, '-c', {loader!r}])"
+    environment = {**os.environ, "OMPI_COMM_WORLD_RANK": "0"}
+    process = subprocess.Popen([sys.executable, "-c", rank], env=environment, start_new_session=True)
+    try:
+        until(ready.exists)
+        until(lambda: len(list(Path(f"/proc/{process.pid}/task/{process.pid}").glob("children"))) == 1)
+        assert process.pid in ranks_below(os.getpid())
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        until(lambda: children.read_text().split())
+        assert int(children.read_text().split()[0]) not in ranks_below(os.getpid())
+        assert ranks_below(process.pid + (1 << 22)) == [], "another run's ranks are left alone"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

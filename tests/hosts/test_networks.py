@@ -1,0 +1,115 @@
+"""--network: variables with their reasons, in what hparams.py prints and hosts/launch.py starts."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+import pytest
+
+from base.errors import InputError
+from hosts.networks import KINDS, read_network
+from tests.processes import ROOT, run_command
+
+PLAN = [sys.executable, ROOT / "hparams.py", "--tokens_per_gpu", "8192", "--hostfile", ROOT / "hosts/4x_p3dn"]
+OWN = ["--", "--data", "/c/*.txt", "--vocab", "v"]
+ALL = ["tcp", "tcp:ens5", "tcp:ens5,ens6", "efa", "infiniband", "infiniband:mlx5_0,mlx5_1"]
+
+
+def printed(backend: str, *words: str) -> tuple[list[str], list[str]]:
+    """Words of the command that hparams.py prints, and the lines of comment above it."""
+    lines = run_command([*PLAN, "--launch", backend, *words, *OWN]).check().stdout.splitlines()
+    comment = [line for line in lines if line.startswith("# ")]
+    return shlex.split(" ".join(line.rstrip("\\") for line in lines if not line.startswith("#"))), comment
+
+
+def exported(words: list[str]) -> dict[str, str]:
+    pairs = [after for before, after in zip(words, words[1:]) if before == "-x" and "=" in after]
+    assert len({pair.partition("=")[0] for pair in pairs}) == len(pairs), "mpirun takes no name twice"
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+@pytest.mark.parametrize("given", ALL)
+def test_every_variable_stands_there_with_its_reason(given):
+    plain = exported(printed("hvd")[0])
+    words, comment = printed("hvd", "--network", given)
+    network = read_network(given, "hvd")
+    added = {name: value for name, value in exported(words).items() if plain.get(name) != value}
+    added.pop("NCCL_SOCKET_IFNAME", None)  # its value is --network's own
+    assert added == {each.name: each.value for each in network.settings()}
+    for name, value in added.items():
+        (line,) = (line for line in comment if line.startswith(f"# {name}={value}: "))
+        assert len(line) > len(f"# {name}={value}: ") + 20
+    assert network.kind in KINDS
+
+
+def test_rails_are_used_by_all_layers():
+    words, _ = printed("hvd", "--network", "tcp:ens5,ens6")
+    assert words[words.index("btl_tcp_if_include") + 1] == "ens5,ens6"
+    assert exported(words)["NCCL_SOCKET_IFNAME"] == "ens5,ens6"
+    assert "btl_tcp_if_exclude" not in words
+
+
+def test_nothing_is_chosen_silently():
+    """NCCL fails without the network that is named, instead of taking TCP."""
+    assert exported(printed("hvd", "--network", "efa")[0])["NCCL_NET"] == "AWS Libfabric"
+    assert exported(printed("hvd", "--network", "infiniband:mlx5_0")[0])["NCCL_IB_HCA"] == "=mlx5_0"
+    assert "NCCL_NET" not in exported(printed("hvd")[0])
+
+
+def test_an_interface_goes_with_adapters():
+    words, _ = printed("hvd", "--network", "infiniband", "--interface", "ib0")
+    assert exported(words)["NCCL_SOCKET_IFNAME"] == "ib0" and exported(words)["NCCL_NET"] == "IB"
+
+
+def test_byteps_takes_one_interface():
+    words, _ = printed("byteps", "--network", "tcp:ens5")
+    assert words[words.index("--interface") + 1] == "ens5" and "DMLC_INTERFACE=ens5" in words
+
+
+def test_the_launcher_starts_the_same_and_says_why():
+    launch = [
+        sys.executable,
+        ROOT / "hosts/launch.py",
+        "--backend",
+        "hvd",
+        "--hostfile",
+        ROOT / "hosts/4x_p3dn",
+    ]
+    result = run_command([*launch, "--network", "efa", "--dry_run", "--", "hparams.py"]).check()
+    started = exported(shlex.split(result.stdout.splitlines()[1]))
+    assert {
+        "FI_PROVIDER": "efa",
+        "NCCL_NET": "AWS Libfabric",
+        "NCCL_DEBUG": "INFO",
+    }.items() <= started.items()
+    assert result.stderr.count("launch: --network efa: ") == len(read_network("efa", "hvd").settings())
+
+
+@pytest.mark.parametrize(
+    ("given", "backend", "interface", "said"),
+    [
+        ("token-ring", "hvd", None, "write tcp"),
+        ("tcp:", "hvd", None, "write tcp"),
+        ("tcp:a,a", "hvd", None, "write tcp"),
+        ("tcp:a b", "hvd", None, "write tcp"),
+        ("efa:rdmap0", "hvd", None, "takes all EFA devices"),
+        ("efa", "byteps", None, "BytePS is built for TCP here"),
+        ("infiniband", "byteps", None, "BytePS is built for TCP here"),
+        ("tcp:a,b", "byteps", None, "name one interface"),
+        ("tcp:a", "hvd", "b", "--interface b: --network tcp:a names the interface already"),
+    ],
+)
+def test_bad_networks(given, backend, interface, said):
+    with pytest.raises(InputError, match=said):
+        read_network(given, backend, interface)
+
+
+def test_bad_networks_are_one_line_of_the_commands():
+    result = run_command([*PLAN, "--launch", "byteps", "--network", "efa", *OWN])
+    assert result.returncode == 2 and result.stderr.startswith("hparams.py: --network efa: BytePS")
+    result = run_command([*PLAN, "--network", "efa"])
+    assert result.returncode == 2 and "--launch only" in result.stderr
+    words = ["--backend", "hvd", "--hostfile", ROOT / "hosts/local", "--network", "x", "--", "hparams.py"]
+    result = run_command([sys.executable, ROOT / "hosts/launch.py", *words])
+    assert result.returncode == 2 and result.stderr.startswith("launch: --network x: write")

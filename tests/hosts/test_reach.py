@@ -1,0 +1,93 @@
+"""hosts/reach.py: readings of ssh's words, and hosts that answer through a remote shell on this machine. Real
+ssh is in test_ssh.py."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import pytest
+
+from base.errors import InputError
+from hosts.reach import Fault, Question, check, explained, faults_of, summed_up
+
+# As OpenSSH 9.2's client has written them.
+WORDS = {
+    "root@10.77.0.2: Permission denied (publickey).": ("rejects this user's key", True),
+    "Received disconnect from 10.77.0.2 port 22:2: Too many authentication failures": ("rejects", True),
+    "No ED25519 host key is known for 10.77.0.2 and you have requested strict checking.\r\n"
+    "Host key verification failed.": ("is not known here", True),
+    "@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\n"
+    "Host key verification failed.": ("has another host key than known_hosts says", True),
+    "ssh: Could not resolve hostname node-2: Name or service not known": ("has no address here", True),
+    "ssh: connect to host 10.77.0.2 port 2222: Connection refused": ("no ssh server at that port", False),
+    "ssh: connect to host 10.77.0.2 port 22: No route to host": ("does not answer", False),
+    "ssh: connect to host 10.77.0.2 port 22: Connection timed out": ("does not answer", False),
+    "Timeout, server 10.77.0.2 not responding.": ("does not answer", False),
+    "kex_exchange_identification: Connection closed by remote host\n"
+    "Connection closed by 10.77.0.2 port 22": ("closed the connection", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_words_of_ssh(words):
+    said, lasting = WORDS[words]
+    fault = explained("me@10.77.0.2", words)
+    assert fault is not None and said in fault.why and fault.lasting is lasting
+    assert explained("x", "something else") is None
+
+
+def test_the_cures_have_the_host_as_it_was_written():
+    fault = explained("me@node-2", "Permission denied (publickey).")
+    assert fault is not None and "ssh-copy-id me@node-2" in fault.why
+    changed = explained("me@node-2", "REMOTE HOST IDENTIFICATION HAS CHANGED!")
+    assert changed is not None and "ssh-keygen -R node-2" in changed.why
+
+
+def test_several_faults_are_one_line():
+    faults = {"a": Fault("does not answer"), "me@b": Fault("has no folder /x", True), "c": Fault("is slow")}
+    assert summed_up(faults) == "b has no folder /x (the same or another fault: a, c)"
+    with pytest.raises(InputError, match="b has no folder"):
+        check(faults)
+    check({"a": faults["a"]})
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """Answers of a host behind a remote shell with a text of its own, and the lines about clocks."""
+
+    def ask(text, python=sys.executable, programs=()):
+        shell = tmp_path / "shell"
+        shell.write_text(f"#!/bin/sh\nshift\n{text}\n")
+        shell.chmod(0o755)
+        question = Question((str(shell),), os.getcwd(), python, os.environ["PATH"], programs)
+        lines: list[str] = []
+        return dict(faults_of(["node-2"], question, time.sleep, lines.append)), lines
+
+    return ask
+
+
+def test_a_host_in_order(asked):
+    noisy = 'echo welcome; echo "no mail" >&2; exec sh -c "$*"'
+    assert asked(noisy, programs=("sh",)) == ({}, [])
+
+
+@pytest.mark.parametrize(("shift", "said"), [("+3600", "3600 s ahead of"), ("-3600", "3600 s behind")])
+def test_clocks_that_are_apart(asked, shift, said):
+    """A warning, no fault."""
+    shift_it = f"""sh -c "$*" | {sys.executable} -c '
+import re, sys
+print(re.sub(r"(?<=time.: )[0-9.]+", lambda found: str(float(found[0]) {shift}), sys.stdin.read()))'"""
+    faults, lines = asked(shift_it)
+    assert not faults and len(lines) == 1
+    assert lines[0].startswith(f"node-2's clock is {said} this machine's; the run does not depend on it")
+
+
+def test_what_is_no_answer(asked):
+    faults, _ = asked("exit 0")
+    assert faults["node-2"].why == "does not answer: the remote shell exited with 0"
+    faults, _ = asked('exec sh -c "$*"', programs=("no-such-program",))
+    assert faults["node-2"].why.startswith("has no no-such-program on the PATH") and faults["node-2"].lasting
+    faults, _ = asked('exec sh -c "$*"', python="no-such-python")
+    assert set(faults) == {"this machine", "node-2"} and faults["node-2"].lasting

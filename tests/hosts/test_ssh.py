@@ -1,0 +1,216 @@
+"""Real ssh: OpenSSH's client and servers, on hosts that are network namespaces (tests/ssh_hosts.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hosts.supervise import SIGNALS
+from tests.namespaces import INTERFACE, Unavailable
+from tests.processes import ROOT, run_command, start_command, wait_for_file
+from tests.ssh_hosts import ssh_hosts
+
+HERE = Path(__file__).parent
+PLACE = "import os; print(os.uname().nodename, os.environ['OMPI_COMM_WORLD_RANK'], os.getcwd())"
+ENDS_WITHIN = 8.0  # seconds
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory):
+    try:
+        with ssh_hosts(tmp_path_factory.mktemp("ssh"), 3) as made:
+            yield made
+    except Unavailable as reason:
+        pytest.skip(f"no ssh hosts: {reason}")
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(request):
+    """No process is left on any host after a test."""
+    yield
+    if "hosts" in request.fixturenames:
+        request.getfixturevalue("hosts").wait_until_empty(ENDS_WITHIN)
+
+
+def launcher(hosts, *options, backend="hvd", number=2, ssh=None):
+    """Words that start a run on the first hosts, up to its own command."""
+    lines = hosts.hostfile.read_text(encoding="ascii").splitlines()[:number]
+    hostfile = hosts.folder / f"hostfile.{number}"
+    hostfile.write_text("".join(f"{line}\n" for line in lines), encoding="ascii")
+    words = [*hosts.prefix, sys.executable, ROOT / "hosts" / "launch.py", "--backend", backend]
+    return [*words, "--hostfile", hostfile, "--ssh", ssh or hosts.ssh, "--interface", INTERFACE, *options]
+
+
+def test_a_run_over_three_hosts(hosts):
+    result = run_command([*launcher(hosts, number=3), "--", sys.executable, "-c", PLACE]).check()
+    said = sorted(result.stdout.splitlines())
+    names = ("alpha", "beta", "gamma")
+    assert said == [f"[rank {rank}] {name} {rank} {ROOT}" for rank, name in enumerate(names)]
+
+
+def test_the_printed_command(hosts):
+    """The text of `hparams.py --launch hvd`, with another program for the ranks."""
+    plan = [sys.executable, "hparams.py", "--launch", "hvd", "--hostfile", hosts.hostfile]
+    plan += ["--tokens_per_gpu", "8192", "--sockets", "1", "--interface", INTERFACE]
+    printed = run_command(plan).check().stdout
+    command = re.sub(
+        r"python run_pretraining_hvd\.py .*", f'{sys.executable} -c "{PLACE}"', printed, flags=re.S
+    )
+    assert command != printed
+    # Two CPUs of the machine that plays all hosts are not bound to three ranks.
+    command = command.replace("-bind-to socket", "-bind-to none --oversubscribe")
+    env = {"PATH": hosts.path, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    result = run_command([*hosts.prefix, "bash", "-c", command], env=env).check()
+    assert sorted(result.stdout.split()[::3]) == ["alpha", "beta", "gamma"]
+
+
+def test_restarts_and_ctrl_c(hosts, tmp_path):
+    """A rank on another host is killed and named, the run goes on; Ctrl-C reaches both hosts."""
+    plan = json.dumps([[5, 1, "kill 9"], [8, 0, "wait"]])
+    script = [sys.executable, HERE / "restarted.py", "--ckpt_dir", tmp_path / "ckpt", plan]
+    with start_command([*launcher(hosts, "--backoff", "0.2"), "--", *script], timeout=90) as run:
+        wait_for_file(tmp_path / "ckpt" / "metrics.jsonl", text='"step": 7', run=run)
+        run.signal(signal.SIGINT)
+        result = run.wait()
+    assert result.returncode == 130, result.describe()
+    (line,) = (tmp_path / "ckpt" / "restarts.jsonl").read_text(encoding="utf-8").splitlines()
+    record = json.loads(line)
+    assert (record["how"], record["host"]) == ("rank 1 on 10.77.0.2 was killed by SIGKILL", "10.77.0.2")
+    assert (tmp_path / "ckpt" / "0000008.json").exists()
+
+
+def test_byteps_over_two_hosts(hosts, tmp_path):
+    """Real servers, scheduler and ranks: sums of 1.2 MB over ssh's hosts."""
+    command = [*launcher(hosts, backend="byteps"), "--", sys.executable, HERE / "average_worker.py", tmp_path]
+    run_command(command, timeout=90, env={"OMP_NUM_THREADS": "1"}).check()
+    facts = [json.loads((tmp_path / f"rank.{rank}.json").read_text()) for rank in (0, 1)]
+    assert [(each["host"], each["wrong"]) for each in facts] == [("alpha", 0), ("beta", 0)]
+
+
+def test_a_part_ends_when_its_connection_is_cut(hosts, tmp_path):
+    """Its ssh server would not notice for hours: it sends nothing, and waits for nothing."""
+    supervise = [sys.executable, "-I", "-S", ROOT / "hosts" / "supervise.py", "--token", "t", "--line", "1"]
+    part = f"touch {tmp_path}/begun; exec sleep 600"
+    text = " ".join(map(str, [*supervise, "--", "sh", "-c", f"'{part}'"]))
+    line = ["sh", "-c", 'sleep 600 | exec "$0" "$@"']  # as the launcher keeps its end open
+    command = [*hosts.prefix, *line, *hosts.ssh.split(), "10.77.0.2", text]
+    with start_command(command, timeout=60) as run, contextlib.ExitStack() as wire:
+        wait_for_file(tmp_path / "begun", run=run)
+        hosts.cut(1)
+        wire.callback(hosts.mend, 1)
+        end = time.monotonic() + 30
+        while any("sleep 600" in each for each in hosts.processes(1)):
+            assert time.monotonic() < end, hosts.processes(1)
+            time.sleep(0.1)
+        run.signal(SIGNALS["KILL"])
+
+
+# --------------------------------------------------------------------- faults, before anything is started
+#
+# Each: the way to make it, on beta or in the client's configuration, and what the line must say.
+
+
+@contextlib.contextmanager
+def written(path, text):
+    """A file with another content as long as the block lasts."""
+    before = path.read_text(encoding="ascii")
+    path.write_text(text, encoding="ascii")
+    try:
+        yield
+    finally:
+        path.write_text(before, encoding="ascii")
+
+
+def other_python(hosts, tmp_path, text):
+    """Another interpreter on beta, at the place of this one."""
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\n{text}\n", encoding="ascii")
+    script.chmod(0o755)
+    target = os.path.realpath(sys.executable)
+    return hosts.mounted(1, ["--bind", str(script), target], target)
+
+
+def unknown(hosts, line=""):
+    """known_hosts with another line about beta."""
+    known = hosts.folder / "known_hosts"
+    lines = [each for each in known.read_text(encoding="ascii").splitlines() if "10.77.0.2 " not in each]
+    return written(known, "\n".join([*lines, line, ""]))
+
+
+def of_gamma(hosts):
+    return (hosts.folder / "host.gamma.pub").read_text(encoding="ascii").rsplit(" ", 1)[0]
+
+
+FAULTS = {
+    "refused key": (
+        lambda hosts, _: written(hosts.folder / "authorized.beta", ""),
+        "10.77.0.2 rejects this user's key; add it there: ssh-copy-id 10.77.0.2",
+    ),
+    "unknown host key": (
+        lambda hosts, _: unknown(hosts),
+        "10.77.0.2 has a host key that is not known here; compare and accept it once: ssh 10.77.0.2",
+    ),
+    "changed host key": (
+        lambda hosts, _: unknown(hosts, f"10.77.0.2 {of_gamma(hosts)}"),
+        "10.77.0.2 has another host key than known_hosts says",
+    ),
+    "missing folder": (
+        lambda hosts, _: hosts.hide(1, ROOT.parent),
+        f"10.77.0.2 has no folder {ROOT}; copy this one there, or mount it at the same path",
+    ),
+    "missing project": (
+        lambda hosts, _: hosts.hide(1, ROOT / "hosts"),
+        f"10.77.0.2 has no {ROOT / 'hosts' / 'answer.py'}; copy this project there, to the same path",
+    ),
+    "no interpreter": (
+        lambda hosts, _: hosts.hide(1, Path(os.path.realpath(sys.executable)).parent),
+        f"10.77.0.2 has no {sys.executable}; run make setup there",
+    ),
+    "another interpreter": (
+        lambda hosts, folder: other_python(hosts, folder, "exec /usr/bin/python3 -S \"$@\""),
+        "run make setup there",
+    ),
+    "no Open MPI": (
+        lambda hosts, folder: hosts.mounted(1, ["--bind", "/dev/null", "/usr/bin/orted"], "/usr/bin/orted"),
+        "10.77.0.2 has no orted on the PATH of its login shell; make setup there installs Open MPI",
+    ),
+    "a silent host": (
+        lambda hosts, _: cut(hosts),
+        "10.77.0.2 does not answer; look whether it is on",
+    ),
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def cut(hosts):
+    hosts.cut(1)
+    try:
+        yield
+    finally:
+        hosts.mend(1)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_one_line_and_nothing_is_started(hosts, tmp_path, name):
+    make, said = FAULTS[name]
+    begun = tmp_path / "begun"
+    words = launcher(hosts, ssh=f"{hosts.ssh} -o ConnectTimeout=1")
+    with make(hosts, tmp_path):
+        result = run_command([*words, "--", sys.executable, "-c", f"open({str(begun)!r}, 'w')"])
+    assert result.returncode == (1 if name == "a silent host" else 2), result.describe()
+    assert result.stderr.count("\n") == 1 and said in result.stderr, result.stderr
+    assert not begun.exists()
+
+
+def test_a_port_without_a_server(hosts):
+    result = run_command([*launcher(hosts, ssh=f"{hosts.ssh} -p 2222"), "--", sys.executable, "-c", ""])
+    said = "10.77.0.2 has no ssh server at that port; start it there (systemctl start ssh), or name its port"
+    assert result.returncode == 1 and f"launch: {said}" in result.stderr, result.describe()

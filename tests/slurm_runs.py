@@ -1,0 +1,137 @@
+"""Real pretraining runs on a real Slurm cluster (tests/slurm_cluster.py) that are queued again in every way,
+and end with the bits of a run that was left alone. Run it by hand; Slurm lets a job wait for two minutes
+before it starts again:
+
+    .venv/bin/python -m tests.slurm_runs [--backend hvd] [--way requeue]
+
+Ways: requeue (an administrator's scontrol requeue), preempt (a job with a higher priority takes the nodes),
+notice (the signal before the time limit, sent with scancel --signal), limit (Slurm's own, after a minute).
+Prints a line for each and exits with 1 if any ends otherwise, or leaves a process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from data.embedded import build
+from tests.processes import ROOT
+from tests.slurm_cluster import Cluster, slurm_cluster
+
+SCRIPTS = {"hvd": "run_pretraining_hvd.py", "byteps": "run_pretraining_byteps.py"}
+WAYS = ("requeue", "preempt", "notice", "limit")
+STEPS = {"limit": 900}  # more than a minute
+SECONDS = 400.0
+
+
+def main() -> int:
+    """Runs what is asked for; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--backend", action="append", choices=sorted(SCRIPTS))
+    parser.add_argument("--way", action="append", choices=WAYS)
+    args = parser.parse_args()
+    wrong = 0
+    with tempfile.TemporaryDirectory(prefix="slurm-") as name:
+        folder = Path(name)
+        (folder / "text").mkdir()
+        build(str(folder / "text"), vocab_size=1024)
+        for backend in args.backend or sorted(SCRIPTS):
+            for way in args.way or WAYS:
+                place = folder / f"{backend}.{way}"
+                place.mkdir()
+                with slurm_cluster(place) as cluster:
+                    begun = time.monotonic()
+                    said = attempt(cluster, backend, way, folder / "text")
+                seconds = time.monotonic() - begun
+                print(
+                    f"{backend:7} {way:8} {'ok' if not said else 'WRONG: ' + said} ({seconds:.0f} s)",
+                    flush=True,
+                )
+                wrong += bool(said)
+    return 1 if wrong else 0
+
+
+def attempt(cluster: Cluster, backend: str, way: str, text: Path) -> str:
+    """One pair of runs, alone and interrupted; returns what was wrong, empty if nothing."""
+    steps = STEPS.get(way, 60)
+    alone = submitted(cluster, backend, "alone", steps, text)
+    cluster.wait_for(alone, "COMPLETED", SECONDS)
+    job = submitted(cluster, backend, "again", steps, text, "--time", "3" if way == "limit" else "60")
+    disturb(cluster, job, way)
+    facts = cluster.wait_for(job, "COMPLETED", SECONDS)
+    if int(facts["Restarts"]) < 1:
+        return f"it was never queued again: {facts}"
+    if bits(cluster.folder / "alone", steps) != bits(cluster.folder / "again", steps):
+        return "other bits than the run that was left alone"
+    logged = [json.loads(line)["step"] for line in metrics(cluster).splitlines() if "mlm_loss" in line]
+    if logged != sorted(set(logged)):
+        return f"steps in metrics.jsonl: {logged}"
+    time.sleep(3)
+    left = [*cluster.processes(0), *cluster.processes(1)]
+    return f"left behind: {left}" if left else ""
+
+
+def submitted(cluster: Cluster, backend: str, name: str, steps: int, text: Path, *more: str) -> str:
+    """Writes a script, as a user does, and submits it."""
+    own = [SCRIPTS[backend], "--raw", "--data", text / "corpus" / "eval.txt", "--vocab", text / "vocab.txt"]
+    own += ["--cache_dir", text / "tokens", "--model", "bert_1_32_2", "--max_seq_length", "16"]
+    own += ["--batch_size", "8", "--num_steps", steps, "--lr", "0.02", "--warmup_ratio", "0.2"]
+    own += [
+        "--log_interval",
+        "1",
+        "--ckpt_interval",
+        str(max(20, steps // 4)),
+        "--ckpt_dir",
+        cluster.folder / name,
+    ]
+    words = ["hosts/slurm.py", "--backend", backend, "--nodes", 2, "--tasks_per_node", 1, "--notice", 120]
+    words += ["--name", name, "--interface", "wire0", "--python", sys.executable, *more]
+    words += ["--sbatch", f"output={cluster.folder}/{name}.out", "--", *own]
+    result = subprocess.run(
+        [sys.executable, *map(str, words)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    script = cluster.folder / f"{name}.sbatch"
+    script.write_text(result.stdout, encoding="utf-8")
+    return cluster.submit(script)
+
+
+def metrics(cluster: Cluster) -> str:
+    """metrics.jsonl of the run that is interrupted, empty before it exists."""
+    path = cluster.folder / "again" / "metrics.jsonl"
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def disturb(cluster: Cluster, job: str, way: str) -> None:
+    """Interrupts the job after ten steps."""
+    end = time.monotonic() + 120
+    while metrics(cluster).count("mlm_loss") < 10:
+        output = cluster.folder / "again.out"
+        assert time.monotonic() < end, output.read_text(errors="replace") if output.exists() else "no output"
+        time.sleep(0.05)
+    if way == "requeue":
+        cluster.run("scontrol", "requeue", job)
+    elif way == "preempt":
+        script = cluster.folder / "urgent.sh"
+        script.write_text("#!/bin/sh\nsleep 3\n", encoding="ascii")
+        cluster.submit(
+            "--partition=urgent", "--nodes=2", "--exclusive", f"--output={cluster.folder}/urgent.out", script
+        )
+    elif way == "notice":
+        cluster.run("scancel", "--batch", "--signal=USR1", job)
+
+
+def bits(folder: Path, step: int) -> str:
+    """A digest of the last parameters."""
+    return hashlib.sha256((folder / f"{step:07d}.params").read_bytes()).hexdigest()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,234 @@
+"""Hosts with real ssh servers on one machine: network namespaces, as in tests/namespaces.py, with OpenSSH's
+sshd in each.
+
+    with ssh_hosts(tmp_path, number=3) as hosts:
+        start_command([*hosts.prefix, python, "hosts/launch.py", "--ssh", hosts.ssh, ...])
+
+Keys of hosts and user, known_hosts, and the configurations of clients and servers lie in the given folder;
+the machine's own are not looked at. A server has mounts of its own, which its sessions share: `hide` takes a
+folder away on one host only. Servers, sessions and namespaces end with the block or with this process.
+
+Needs root and the Debian package openssh-server; `Unavailable` says what is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Iterator, Mapping
+
+from tests.namespaces import INTERFACE, SUBNET, Unavailable, _enter, _join, _run, _start_holder, bound
+
+NAMES = ("alpha", "beta", "gamma", "delta")
+SSHD = "/usr/sbin/sshd"
+_SERVER = """
+HostKey {folder}/host.{name}
+AuthorizedKeysFile {folder}/authorized.{name}
+ListenAddress {address}
+PidFile none
+UsePAM no
+StrictModes no
+UseDNS no
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+LogLevel ERROR
+{more}
+"""
+_CLIENT = """
+IdentityFile {folder}/user
+IdentitiesOnly yes
+UserKnownHostsFile {folder}/known_hosts
+GlobalKnownHostsFile /dev/null
+"""
+
+
+def address(number: int) -> str:
+    """IPv4 address of a host."""
+    return f"10.77.0.{number + 1}"
+
+
+@dataclass(frozen=True)
+class SshHosts:
+    """`folder`: keys and configurations. `hostfile`: a line a host. `prefix`: words that run a command on the
+    first host. `ssh`: the value of --ssh. `holders`: the process that keeps each namespace. `servers`: each
+    host's sshd."""
+
+    folder: Path
+    hostfile: Path
+    prefix: list[str]
+    ssh: str
+    holders: tuple[int, ...]
+    servers: tuple[int, ...]
+
+    @property
+    def path(self) -> str:
+        """PATH on which `ssh` is that of these hosts."""
+        return os.pathsep.join([str(self.folder / "bin"), os.environ["PATH"]])
+
+    def cut(self, host: int) -> None:
+        """Takes a host's wire out: nothing arrives any more, nobody is notified."""
+        _run(*_enter(str(self.holders[host])), "ip", "link", "set", INTERFACE, "down")
+
+    def mend(self, host: int) -> None:
+        """Puts the wire back."""
+        _run(*_enter(str(self.holders[host])), "ip", "link", "set", INTERFACE, "up")
+
+    def hide(self, host: int, folder: str | Path) -> contextlib.AbstractContextManager[None]:
+        """A host on which a folder is empty, as long as the block lasts."""
+        return self.mounted(host, ["-t", "tmpfs", "tmpfs", str(folder)], folder)
+
+    @contextlib.contextmanager
+    def mounted(self, host: int, words: list[str], place: str | Path) -> Iterator[None]:
+        """Something mounted on one host only: `words` of the command mount, which put it at `place`."""
+        enter = ["nsenter", "--target", str(self.servers[host]), "--mount", "--"]
+        _run(*enter, "mount", *words)
+        try:
+            yield
+        finally:
+            _run(*enter, "umount", str(place))
+
+    def processes(self, host: int) -> list[str]:
+        """Command lines of what runs on a host, but for its ssh server and what the tests need."""
+        own = os.stat(f"/proc/{self.holders[host]}/ns/net").st_ino
+        found = []
+        for entry in os.listdir("/proc"):
+            if not entry.isdigit() or int(entry) in (self.holders[host], self.servers[host], os.getpid()):
+                continue
+            with contextlib.suppress(OSError):  # it has ended
+                words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
+                if os.stat(f"/proc/{entry}/ns/net").st_ino == own and words[0]:
+                    found.append(b" ".join(words).decode(errors="replace"))
+        return found
+
+    def wait_until_empty(self, seconds: float) -> None:
+        """Waits until no process is left on any host.
+
+        Raises:
+            AssertionError: with their command lines, when there are some after so many seconds.
+        """
+        end = time.monotonic() + seconds
+        while True:
+            left = [line for host in range(len(self.holders)) for line in self.processes(host)]
+            if not left:
+                return
+            assert time.monotonic() < end, "\n".join(["still alive:", *left])
+            time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def ssh_hosts(folder: Path, number: int = 2, settings: Mapping[str, str] | None = None) -> Iterator[SshHosts]:
+    """Makes hosts with a slot each.
+
+    Args:
+        folder: for keys and configurations.
+        number: hosts, up to four.
+        settings: more lines of sshd_config, by the host's name.
+    """
+    if os.geteuid() != 0:
+        raise Unavailable("network namespaces need root")
+    for tool in ("ip", "unshare", "nsenter", "setpriv", "mpirun"):
+        if shutil.which(tool) is None:
+            raise Unavailable(f"network namespaces need the command {tool}")
+    if not os.access(SSHD, os.X_OK):
+        raise Unavailable("no ssh server: apt-get install openssh-server")
+    folder = folder.absolute()
+    names = NAMES[:number]
+    addresses = [address(index) for index in range(number)]
+    keys = {name: _key(folder / f"host.{name}") for name in names}
+    user = _key(folder / "user")
+    known = "".join(f"{place} {keys[name]}\n" for name, place in zip(names, addresses))
+    _write(folder / "known_hosts", known)
+    _write(folder / "client", _CLIENT.format(folder=folder))
+    _write(folder / "hostfile", "".join(f"{place} slots=1\n" for place in addresses))
+    lines = ["127.0.0.1 localhost", *map(" ".join, zip(addresses, names))]
+    _write(folder / "hosts", "".join(f"{line}\n" for line in lines))
+    client = f"ssh -F {shlex.quote(str(folder / 'client'))}"
+    (folder / "bin").mkdir(exist_ok=True)
+    _write(folder / "bin" / "ssh", f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/client "$@"\n')
+    (folder / "bin" / "ssh").chmod(0o755)
+    with contextlib.ExitStack() as stack:
+        holders = [_start_holder(stack, name) for name in names]
+        _join(holders)
+        for holder, place in zip(holders, addresses):
+            enter = _enter(holder)
+            _run(*enter, "ip", "address", "add", f"{place}/24", "dev", INTERFACE)
+            _run(*enter, "ip", "link", "set", INTERFACE, "up")
+            _run(*enter, "ip", "link", "set", "lo", "up")
+        servers = []
+        for holder, place, name in zip(holders, addresses, names):
+            more = (settings or {}).get(name, "")
+            _write(folder / f"authorized.{name}", f"{user}\n")
+            text = _SERVER.format(folder=folder, name=name, address=place, more=more)
+            _write(folder / f"server.{name}", text)
+            servers.append(_start_server(stack, holder, folder, name))
+        yield SshHosts(
+            folder=folder,
+            hostfile=folder / "hostfile",
+            prefix=[*_enter(holders[0]), *bound(folder / "hosts", "/etc/hosts")],
+            ssh=client,
+            holders=tuple(map(int, holders)),
+            servers=tuple(servers),
+        )
+
+
+MPIRUN_NETWORK = ("-mca", "btl_tcp_if_include", SUBNET, "-mca", "oob_tcp_if_include", SUBNET)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="ascii")
+
+
+def _key(path: Path) -> str:
+    """A new key pair; returns the public one."""
+    for each in (path, path.with_name(f"{path.name}.pub")):
+        each.unlink(missing_ok=True)
+    _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", path.name, "-f", str(path))
+    return path.with_name(f"{path.name}.pub").read_text(encoding="ascii").strip()
+
+
+def _start_server(stack: contextlib.ExitStack, holder: str, folder: Path, name: str) -> int:
+    """Starts a host's sshd, with mounts of its own; returns its process id."""
+    # sshd wants /run/sshd; a temporary file system at /run leaves the machine's own as it is.
+    script = (
+        "mount -t tmpfs tmpfs /run && mkdir -m 755 /run/sshd && "
+        f'mount --bind {shlex.quote(str(folder / "hosts"))} /etc/hosts && exec "$0" "$@"'
+    )
+    log = folder / f"log.{name}"
+    words = ["setpriv", "--pdeathsig", "KILL", *_enter(holder), "unshare", "--mount", "sh", "-c", script]
+    words += [SSHD, "-D", "-f", str(folder / f"server.{name}"), "-E", str(log)]
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+    def stop() -> None:
+        # Sessions are no children of the server.
+        own = os.stat(f"/proc/{holder}/ns/net").st_ino
+        process.kill()
+        process.wait()
+        for entry in os.listdir("/proc"):
+            if entry.isdigit() and entry != holder and int(entry) != os.getpid():
+                with contextlib.suppress(OSError):
+                    if os.stat(f"/proc/{entry}/ns/net").st_ino == own:
+                        os.kill(int(entry), signal.SIGKILL)
+
+    stack.callback(stop)
+    end = time.monotonic() + 10
+    while not _listens(int(holder)):
+        if process.poll() is not None or time.monotonic() > end:
+            raise Unavailable(
+                f"the ssh server of {name} did not start: {log.read_text() if log.exists() else ''}"
+            )
+        time.sleep(0.02)
+    return process.pid
+
+
+def _listens(holder: int) -> bool:
+    """Whether port 22 of a host is open."""
+    table = Path(f"/proc/{holder}/net/tcp").read_text(encoding="ascii")
+    return any(":0016 " in line and " 0A " in line for line in table.splitlines()[1:])
