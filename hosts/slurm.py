@@ -55,9 +55,9 @@ scontrol show hostnames "$SLURM_JOB_NODELIST" | sed 's/$/ slots={slots}/' >"$hos
 launcher=$!
 saving= again=
 # The time limit is near, or a job with a higher priority needs the nodes.
-trap 'saving=yes again=yes; kill -USR1 "$launcher"' USR1
+trap 'saving=yes again=yes; kill -USR1 "$launcher" 2>/dev/null' USR1
 # scancel --batch --signal=TERM: save, and do not queue it again.
-trap 'again=yes; kill -TERM "$launcher"' TERM
+trap 'again=yes; kill -TERM "$launcher" 2>/dev/null' TERM
 wait "$launcher"
 code=$?
 while [ "$again" ]; do  # a signal ends the wait, not the launcher
