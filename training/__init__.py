@@ -29,7 +29,7 @@ run_file            run.yaml, the options of a run
 run                 everything that a run has, and its state
 loop                steps, logs, evaluations and checkpoints
 step                forward, backward, average, clip, update
-pipeline/           layers over ranks: placement, split
+pipeline/           layers over ranks: options, places, splits
 optimizer/          LAMB, Adam, schedule, loss scale, accumulation
 evaluation          figures of a task over held-out data
 metrics             sums over steps and ranks

@@ -57,9 +57,9 @@ def check_size(size: int, stages: int) -> None:
         fewer, more = size // stages * stages, (size // stages + 1) * stages
         would = f"{fewer} or {more}" if fewer else str(more)
         processes = "1 process is" if size == 1 else f"{size} processes are"
+        other = f", or give a number of stages that divides {size}" if size > 1 else ""
         raise InputError(
-            f"--pipeline_stages {stages}: {processes} not a multiple of {stages}; start {would}, or give a "
-            f"number of stages that divides {size}"
+            f"--pipeline_stages {stages}: {processes} not a multiple of {stages}; start {would}{other}"
         )
 
 

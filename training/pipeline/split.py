@@ -7,17 +7,12 @@ the decoder's weight, the word embedding again: it is one parameter that lies on
 from __future__ import annotations
 
 import heapq
-import math
 import re
 from dataclasses import dataclass
 from typing import NamedTuple, Sequence
 
 from base.errors import InputError
-from bert.configuration import BertConfig
-from bert.flops import forward_flops, size_of
-from bert.memory import Batch
-from bert.weights.bare_params import Shape, expected_shapes
-from bert.weights.names import DECODER, EMBEDDING
+from bert.weights.names import EMBEDDING
 
 _LAYER = re.compile(r"encoder\.transformer_cells\.(\d+)\.")
 _EMBEDDINGS = (EMBEDDING, "token_type_embed.", "encoder.position_weight", "encoder.layer_norm.")
@@ -71,18 +66,6 @@ class Costs(NamedTuple):
         return found + (self.heads + self.top - self.layer if stage == split.stages - 1 else 0)
 
 
-def counted_costs(config: BertConfig, vocab_size: int, batch: Batch, top_rows: int | None = None) -> Costs:
-    """Operations of a forward pass over a micro-batch; the backward pass has twice as many everywhere.
-
-    Looking up embeddings is no multiplication: it counts nothing. `top_rows`: see bert.flops.forward_flops.
-    """
-    size = size_of(config, vocab_size)
-    shape = (batch.rows, batch.length, batch.predictions)
-    one = forward_flops(size._replace(layers=1), *shape)
-    top = forward_flops(size._replace(layers=1), *shape, top_rows)
-    return Costs(0, one.encoder + one.attention, top.encoder + top.attention, one.heads + one.decoder)
-
-
 def make_split(counts: Sequence[int]) -> Split:
     """The split with so many layers in each stage."""
     ends = [sum(counts[: stage + 1]) for stage in range(len(counts))]
@@ -118,6 +101,11 @@ def given_split(counts: Sequence[int], stages: int, layers: int) -> Split:
     return make_split(counts)
 
 
+def choose_split(given: Sequence[int] | None, costs: Costs, stages: int, layers: int) -> Split:
+    """The split of a run: as `given_split`, or where none is given as `balanced_split`."""
+    return balanced_split(costs, stages, layers) if given is None else given_split(given, stages, layers)
+
+
 def balanced_split(costs: Costs, stages: int, layers: int) -> Split:
     """The split whose most loaded stage has the least work, and, among those, of the least sum of squares.
 
@@ -139,19 +127,3 @@ def balanced_split(costs: Costs, stages: int, layers: int) -> Split:
         counts[-stage] += 1
         heapq.heapreplace(queue, (work + costs.layer, stage))
     return make_split(counts)
-
-
-def stage_shapes(config: BertConfig, vocab_size: int, split: Split, stage: int) -> dict[str, Shape]:
-    """Shapes of the parameters that a stage holds, by GluonNLP's structural names: those of the whole model,
-    divided. With one stage the word embedding has its first name alone."""
-    shapes = expected_shapes(config, vocab_size)
-    return {
-        name: shape
-        for name, shape in shapes.items()
-        if split.holds(stage, name) and not (name == DECODER and split.stages == 1)
-    }
-
-
-def stage_parameters(config: BertConfig, vocab_size: int, split: Split, stage: int) -> int:
-    """Numbers that a stage holds; the word embedding counts on both stages that hold it."""
-    return sum(math.prod(shape) for shape in stage_shapes(config, vocab_size, split, stage).values())

@@ -72,7 +72,7 @@ def test_unequal_hosts_in_inter_first_are_passed_over_when_they_are_full() -> No
     "slots, stages, message",
     [
         ([3], 2, "--pipeline_stages 2: 3 processes are not a multiple of 2; start 2 or 4, or give a number"),
-        ([1], 4, "--pipeline_stages 4: 1 process is not a multiple of 4; start 4, or give a number"),
+        ([1], 4, "--pipeline_stages 4: 1 process is not a multiple of 4; start 4"),
         ([4, 3], 3, "7 processes are not a multiple of 3; start 6 or 9"),
     ],
 )

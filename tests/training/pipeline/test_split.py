@@ -12,15 +12,13 @@ from bert.configuration import BertConfig, named_config
 from bert.flops import forward_flops, size_of
 from bert.memory import Batch, parameter_count
 from bert.weights.bare_params import expected_shapes
+from training.pipeline.shares import counted_costs, stage_parameters, stage_shapes
 from training.pipeline.split import (
     Costs,
     Split,
     balanced_split,
-    counted_costs,
     given_split,
     make_split,
-    stage_parameters,
-    stage_shapes,
 )
 
 
