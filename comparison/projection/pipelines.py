@@ -56,8 +56,8 @@ class Stage(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """When each stage's last backward pass ends, in seconds from the start of the step, and the seconds that
-    it has computed until then."""
+    """Ends of each stage's last backward pass, in seconds from the start of the step, and the seconds that it
+    has computed until then."""
 
     ends_s: tuple[float, ...]
     busy_s: tuple[float, ...]
@@ -266,7 +266,7 @@ class _Wires:
         return between if len(leaving) == len(pairs) else max(between, inside)
 
     def average_s(self, sizes: Sequence[float], ready_s: Sequence[float]) -> float:
-        """When the gradients of all stages have been averaged, each over the ranks that hold it."""
+        """Seconds until the gradients of all stages have been averaged, each over the ranks that hold it."""
         if len(self._replicas) == 1:
             return max(ready_s)
         free: dict[int, float] = {}
