@@ -30,6 +30,7 @@ from bench import (
     finetune,
     loader,
     optimizer,
+    pipelines,
     questions,
     saving,
     step,
@@ -111,7 +112,18 @@ COMMANDS: dict[str, Command] = {
     "training.profile": Command(("-m", "training.profile"), profile.main),
     **{
         f"bench.{module.__name__.split('.')[-1]}": Command(("-m", module.__name__), module.main)
-        for module in (step, threads, bfloat16, optimizer, loader, tokenize_text, questions, finetune, saving)
+        for module in (
+            step,
+            threads,
+            pipelines,
+            bfloat16,
+            optimizer,
+            loader,
+            tokenize_text,
+            questions,
+            finetune,
+            saving,
+        )
     },
 }
 
