@@ -9,6 +9,7 @@ from gluonnlp.model.bert import BERTModel
 
 from bert.configuration import LAYER_NORM_EPSILON, BertConfig
 from bert.model import trainable
+from bert.part import ModelPart, whole
 
 
 class FusedBert(mx.gluon.HybridBlock):
@@ -23,6 +24,7 @@ class FusedBert(mx.gluon.HybridBlock):
             sums within the products included, is float32 in both.
         dropout: its rate.
         head_products: names of the weights that the heads above multiply by `Layers.product`.
+        part: of `bert`, what this network has; None for all.
     """
 
     adds_in_backward = False  # whether grad_req "add" is heeded
@@ -34,6 +36,7 @@ class FusedBert(mx.gluon.HybridBlock):
         dtype: str,
         dropout: float,
         head_products: Iterable[str] = (),
+        part: ModelPart | None = None,
     ):
         super().__init__(prefix="fused_")
         if dtype not in ("float32", "bfloat16"):
@@ -42,7 +45,8 @@ class FusedBert(mx.gluon.HybridBlock):
         self._dropout = dropout
         self._config = config
         self.bert = bert
-        parameters = trainable(bert)
+        self.part = part or whole(config)
+        parameters = {name: each for name, each in trainable(bert).items() if self.part.holds(name)}
         for name, parameter in parameters.items():
             self._reg_params[name] = parameter
         # Names of weights that are multiplied together -> their copy in the layout that the products want.
@@ -59,7 +63,7 @@ class FusedBert(mx.gluon.HybridBlock):
     def _multiplied(self) -> list[tuple[str, ...]]:
         """Names of the weights of each product in the layers."""
         groups = []
-        for index in range(self._config.layers):
+        for index in range(self.part.begin, self.part.end):
             cell = _cell(index)
             groups.append(_projections(cell, ".weight"))
             groups += [(f"{cell}{name}.weight",) for name in ("proj", "ffn.ffn_1", "ffn.ffn_2")]
@@ -91,8 +95,11 @@ class FusedBert(mx.gluon.HybridBlock):
         Returns:
             (B, 1 + P, units) float32, the first token before those at `positions`; (B, L, units) without.
         """
-        x = layers.embed(input_ids, segment_ids)
-        for index in range(self._config.layers):
+        return self.through(layers, layers.embed(input_ids, segment_ids), valid_lengths, positions)
+
+    def through(self, layers: Layers, x: Any, valid_lengths: Any, positions: Any = None) -> Any:
+        """Applies the layers of this network's part to `x`, (B, L, units); for the rest see `encode`."""
+        for index in range(self.part.begin, self.part.end):
             top = index == self._config.layers - 1
             x = layers.layer(index, x, valid_lengths, positions if top else None)
         return x
