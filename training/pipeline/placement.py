@@ -157,7 +157,7 @@ def placement_warnings(hosts: Sequence[Host], stages: int, placement: str) -> li
     node_of = [node for node, host in enumerate(hosts) for _ in range(host.slots)]
     found = []
     unequal = len(set(slots)) > 1
-    reason = f"hosts have {_counts(slots)} ranks" if unequal else f"{slots[0]} ranks a host, {stages} stages"
+    reason = f"hosts of {_counts(slots)} ranks" if unequal else f"{slots[0]} ranks a host, {stages} stages"
 
     def pair_of(replica: int, stage: int) -> tuple[int, ...]:
         return replicas[replica][stage : stage + 2]

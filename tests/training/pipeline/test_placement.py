@@ -116,7 +116,7 @@ def test_even_placements_have_no_warning() -> None:
 def test_warnings_name_the_slow_links() -> None:
     hosts = [Host("a", 3), Host("b", 1)]
     first, second = placement_warnings(hosts, 2, INTRA_FIRST)
-    assert "hosts have 3 and 1 ranks" in first
+    assert "hosts of 3 and 1 ranks" in first
     assert "between hosts in replica 1, stage 0 to 1 (rank 2 on a to rank 3 on b)" in first
     assert "gradients of stage 1 are averaged between hosts" in second
     (only,) = placement_warnings([Host("a", 3), Host("b", 3)], 2, INTRA_FIRST)
