@@ -53,9 +53,11 @@ class FusedBert(mx.gluon.HybridBlock):
         self._packed: dict[tuple[str, ...], mx.gluon.Parameter] = {}
         for weights in [*self._multiplied(), *((name,) for name in head_products)]:
             pack = self._pack([parameters[name].data() for name in weights])
-            packed = self.params.get(
-                f"packed{len(self._packed)}", shape=pack.shape, dtype="uint8", grad_req="null", init="zeros"
-            )
+            packed = _Packed(
+                f"{self.prefix}packed{len(self._packed)}",
+                shape=pack.shape, dtype="uint8", grad_req="null", init="zeros",
+            )  # fmt: skip
+            self.params.update({packed.name: packed})
             packed.initialize(ctx=mx.cpu())
             self._packed[weights] = packed
             self._reg_params["packed " + weights[0]] = packed
@@ -103,6 +105,18 @@ class FusedBert(mx.gluon.HybridBlock):
             top = index == self._config.layers - 1
             x = layers.layer(index, x, valid_lengths, positions if top else None)
         return x
+
+
+class _Packed(mx.gluon.Parameter):
+    """A copy of weights that no gradient is taken of.
+
+    Each forward pass has a handle of its own for the memory. MXNet records which graph an array without a
+    gradient belongs to, and the first backward pass deletes that: a second graph of the same parameters that
+    waits for its backward pass would then fail.
+    """
+
+    def data(self, ctx: mx.Context | None = None) -> mx.nd.NDArray:
+        return super().data(ctx).detach()
 
 
 class Layers:
