@@ -158,6 +158,18 @@ def estimate(part: Part, backend: str, environ: Mapping[str, str] = os.environ) 
     return Estimate(parts[largest], copied, here, available, what, on_host, table)
 
 
+def split_of(part: Part) -> Split:
+    """The layers of each stage of a pipeline."""
+    return _split(part, _shape(part))[0]
+
+
+def stages_of(part: Part, backend: str) -> str:
+    """The stages of a pipeline as a table, for a terminal."""
+    table = estimate(part, backend).stages
+    assert table is not None, "a pipeline"
+    return terminal(table)
+
+
 class _Shape(NamedTuple):
     """A micro-batch, and the numbers and operators that work on it."""
 

@@ -32,6 +32,7 @@ from training.optimizer.update_rule import Rule, Tensor
 
 KINDS = ("lamb", "bertadam", "adamw")
 _MASTER = ".master"
+STATES = (".mean", ".var", _MASTER)  # ends of the names of a state's arrays
 T = "t"  # name of the count of updates in a state
 
 
@@ -157,23 +158,17 @@ class Optimizer:
             then.
         """
         arrays = self.state_arrays()
-        _check_names(set(arrays) | {T}, set(state))
-        t = state[T]
-        if t.shape != () or t.dtype != np.int64 or t < 0:
-            raise InputError(f"the optimizer states' {T} must be one int64 of at least 0")
-        for name, array in arrays.items():
-            value = state[name]
-            if value.shape != array.shape or value.dtype != np.float32:
-                raise InputError(
-                    f"the optimizer states' {name} is {value.dtype} {value.shape}, "
-                    f"this run needs float32 {array.shape}; use the --model of the run that saved it"
-                )
+        t = check_state(state, {name: array.shape for name, array in arrays.items()})
         for name, array in arrays.items():
             array[:] = state[name]
+        self.set_from_masters()
+        self.t = t
+
+    def set_from_masters(self) -> None:
+        """Sets float16 weights from their masters."""
         for tensor in self._tensors:
             if tensor.master is not tensor.weight:
                 tensor.weight[:] = tensor.master.astype(np.float16)
-        self.t = int(t)
 
     def restore_masters(self, state: Mapping[str, np.ndarray]) -> None:
         """Sets the float32 masters of float16 weights, and nothing else, from those of a `state`; where it
@@ -222,6 +217,31 @@ def clip_factor(norm: float, clip_norm: float, scale: float = 1.0) -> float:
     if not math.isfinite(norm) or norm < 0 or not 0 < scale < math.inf or not clip_norm >= 0:
         raise ValueError(f"no rescaling for norm {norm}, clip_norm {clip_norm}, scale {scale}")
     return 1.0 / scale if clip_norm == 0 else 1.0 / max(scale, norm / clip_norm)
+
+
+def check_state(state: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Looks at a `state` of arrays of these shapes. Returns its count of updates.
+
+    Raises:
+        InputError: names, shapes or dtypes are others.
+    """
+    _check_names({*shapes, T}, set(state))
+    t = state[T]
+    if t.shape != () or t.dtype != np.int64 or t < 0:
+        raise InputError(f"the optimizer states' {T} must be one int64 of at least 0")
+    for name, shape in shapes.items():
+        value = state[name]
+        if value.shape != tuple(shape) or value.dtype != np.float32:
+            raise InputError(
+                f"the optimizer states' {name} is {value.dtype} {value.shape}, "
+                f"this run needs float32 {tuple(shape)}; use the --model of the run that saved it"
+            )
+    return int(t)
+
+
+def parameter_of(state: str) -> str:
+    """The name of the parameter that a state array belongs to; a parameter's name stays as it is."""
+    return next((state[: -len(end)] for end in STATES if state.endswith(end)), state)
 
 
 def _check_names(expected: set, found: set) -> None:

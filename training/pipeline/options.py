@@ -121,11 +121,6 @@ def check_launch(stages: int, backend: str, estimates: bool, environ: Mapping[st
     size = announced_size(environ)
     if not (estimates and size is None):
         check_size(size or 1, stages)
-    if not estimates:
-        raise InputError(
-            f"--pipeline_stages {stages}: this version plans pipelines (--estimate) and does not train them; "
-            "leave it out"
-        )
 
 
 def _counts(text: str) -> str:
