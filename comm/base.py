@@ -102,7 +102,7 @@ class Communicator(Protocol):
 
     def groups(self, groups: Sequence[Sequence[int]]) -> Communicator:
         """Divides the ranks, each of which is in one group, and returns the communicator of this rank's own.
-        Every rank calls it with the same groups, and once; that of a group has no groups.
+        Every rank calls it with the same groups. That of a group has no groups.
 
         In a group `rank` is a place in its list, and `size` its length; `local_rank` and `local_size` stay
         those of the run. Collectives of different groups, and of the run, do not meet each other, whatever

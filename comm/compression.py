@@ -119,11 +119,11 @@ class HalfCommunicator(DelegatingCommunicator):
         self._least_bytes = least_bytes
         # The same buffers for the same sequence of arrays: communicators know arrays by their identity.
         self._buffers: dict[tuple[Any, ...], list[NDArray | None]] = {}
-        self._group: HalfCommunicator | None = None
+        self._groups: list[HalfCommunicator] = []
 
     def groups(self, groups: Sequence[Sequence[int]]) -> Communicator:
-        self._group = HalfCommunicator(self._inner.groups(groups), self._least_bytes)
-        return self._group
+        self._groups.append(HalfCommunicator(self._inner.groups(groups), self._least_bytes))
+        return self._groups[-1]
 
     def average(self, arrays: Sequence[NDArray]) -> None:
         check_arrays(arrays, AVERAGE_DTYPES)
@@ -144,8 +144,8 @@ class HalfCommunicator(DelegatingCommunicator):
 
     def forget(self) -> None:
         self._buffers.clear()
-        if self._group is not None:
-            self._group._buffers.clear()
+        for group in self._groups:
+            group._buffers.clear()
         self._inner.forget()
 
     def _buffers_for(self, arrays: Sequence[NDArray]) -> list[NDArray | None]:

@@ -73,7 +73,8 @@ class HorovodCommunicator:
         self.local_rank: int = self._hvd.local_rank()
         self.local_size: int = self._hvd.local_size()
         self._ranks = _Ranks(self._hvd, self._hvd.global_process_set, self.rank, self.size)
-        self._group: _Ranks | None = None
+        self._groups: list[_Ranks] = []
+        self._sets: dict[tuple[int, ...], Any] = {}
         self._messages: Any = None
         self._open = True
         _check_size(self.size)
@@ -97,20 +98,23 @@ class HorovodCommunicator:
     def groups(self, groups: Sequence[Sequence[int]]) -> HorovodGroup:
         check_groups(groups, self.size)
         self._check_divisible()
-        if self._group is not None:
-            raise ValueError("the ranks are divided already")
         for ranks in groups:
             members = list(ranks)
-            if len(members) == self.size and members == sorted(members):
-                found = self._hvd.global_process_set  # Horovod takes no second set of the same ranks
-            elif len(members) > 1:
-                found = self._hvd.add_process_set(sorted(members))  # every rank joins in making each
-            else:
-                found = None
+            process_set = self._process_set(tuple(sorted(members)))
             if self.rank in members:
-                self._group = _Ranks(self._hvd, found, members.index(self.rank), len(members), members)
-        assert self._group is not None, "each rank is in one group"
-        return HorovodGroup(self._group, self)
+                place = members.index(self.rank)
+                self._groups.append(_Ranks(self._hvd, process_set, place, len(members), members))
+        return HorovodGroup(self._groups[-1], self)
+
+    def _process_set(self, members: tuple[int, ...]) -> Any:
+        """Horovod's set of these ranks, which every rank joins in making, and which there is once."""
+        if len(members) == 1:
+            return None
+        if len(members) == self.size:
+            return self._hvd.global_process_set
+        if members not in self._sets:
+            self._sets[members] = self._hvd.add_process_set(list(members))
+        return self._sets[members]
 
     def send(self, array: NDArray, to: int, tag: int) -> Pending:
         self._check_divisible()
@@ -122,8 +126,8 @@ class HorovodCommunicator:
 
     def forget(self) -> None:
         self._ranks.forget()
-        if self._group is not None:
-            self._group.forget()
+        for group in self._groups:
+            group.forget()
 
     def close(self) -> None:
         if not self._open:
