@@ -118,7 +118,8 @@ def command(launch: Launch, work: Work, folder: str, limit: int = 0) -> list[str
 def environment(environ: Mapping[str, str], is_root: bool) -> dict[str, str]:
     """One thread for each rank, whatever the caller has."""
     kept = {name: value for name, value in environ.items() if not name.startswith(("OMP_", "GOMP_"))}
-    kept.update(OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
+    paths = [str(ROOT), *filter(None, [environ.get("PYTHONPATH")])]
+    kept.update(OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(paths))
     if is_root:
         kept.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     return kept

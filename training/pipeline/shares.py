@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 from typing import Sequence
 
 from base.quantities import digits
 from base.tables import Row, Table
 from bert.configuration import BertConfig
 from bert.flops import forward_flops, size_of
-from bert.memory import FUSED, Batch, Ends
-from bert.weights.bare_params import Shape, expected_shapes
-from bert.weights.names import DECODER
+from bert.memory import FUSED, Batch, Ends, parameter_count
 from training.pipeline.options import ONE_F_ONE_B, PipelineConfig
 from training.pipeline.split import Costs, Split, choose_split
 
@@ -45,20 +43,16 @@ def run_split(
     return choose_split(pipeline.split, costs, pipeline.stages, bert.layers), costs
 
 
-def stage_shapes(config: BertConfig, vocab_size: int, split: Split, stage: int) -> dict[str, Shape]:
-    """Shapes of the parameters that a stage holds, by GluonNLP's structural names: those of the whole model,
-    divided. With one stage the word embedding has its first name alone."""
-    shapes = expected_shapes(config, vocab_size)
-    return {
-        name: shape
-        for name, shape in shapes.items()
-        if split.holds(stage, name) and not (name == DECODER and split.stages == 1)
-    }
-
-
 def stage_parameters(config: BertConfig, vocab_size: int, split: Split, stage: int) -> int:
-    """Numbers that a stage holds; the word embedding counts on both stages that hold it."""
-    return sum(math.prod(shape) for shape in stage_shapes(config, vocab_size, split, stage).values())
+    """Numbers that a stage holds: its layers, the embeddings on the first one, the heads on the last. The
+    word embedding, the decoder's weight, counts on both; with one stage once."""
+    one, two = (parameter_count(replace(config, layers=layers), vocab_size) for layers in (1, 2))
+    units, word = config.units, vocab_size * config.units
+    embeddings = word + (config.token_types + config.positions + 2) * units  # and their norm
+    heads = one - (two - one) - embeddings
+    first, last = ends_of(stage, split.stages)
+    ends = (embeddings if first else 0) + (heads + word * (not first) if last else 0)
+    return split.counts[stage] * (two - one) + ends
 
 
 def micro_batches_kept(pipeline: PipelineConfig, accumulate: int, stage: int) -> int:
