@@ -7,6 +7,7 @@ import pytest
 from base.tables import terminal
 from bert.configuration import named_config
 from bert.memory import FUSED, MXNET, Batch, activation_bytes, parameter_count
+from tests.processes import ROOT
 from tests.test_values import parts_of
 from training.estimate import estimate
 from training.pipeline.options import PipelineConfig
@@ -71,6 +72,14 @@ def test_the_table_of_stages() -> None:
     assert lines[2].split() == ["0", "embeddings,", "0", "to", "5", "6", "107", "M", "24.6%", "1,024", "MiB"]
     assert lines[5].split()[:6] == ["3", "18", "to", "23,", "heads", "6"] and "26.2%" in lines[5]
     assert "takes 4.8% more than the mean" in lines[6]
+
+
+def test_the_guide_shows_the_table_of_its_command() -> None:
+    guide = (ROOT / "docs" / "pipelines.md").read_text("utf-8")
+    words = ("--pipeline_stages", "4", "--accumulate", "16", "--model", "bert_24_1024_16")
+    (part,) = parts_of(*words, "--dtype", "float32")
+    assert f" {' '.join(words)} --dummy_data_len 128 --estimate\n" in guide
+    assert "\n".join(estimate(part, "hvd", {}).lines()).split("\n\n")[0] in guide
 
 
 PIPELINE = ("--model", "bert_4_64_2", "--pipeline_stages", "2", "--accumulate", "8", "--batch_size", "64")
