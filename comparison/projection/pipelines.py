@@ -6,8 +6,8 @@ Every stage follows its schedule (1F1B or GPipe) in order; a micro-batch's activ
 their gradients, of rows x length x units numbers, arrive a transfer later, one after the other on a link.
 Replicas whose stages meet at the same hosts share the hosts' network. When a stage's last backward pass has
 ended, its gradients are averaged by a ring over the ranks that hold the same layers; rings that leave a host
-take turns on its network. Where first and last stage share the word embedding, its gradient then travels
-between them. All GPUs are equally fast, and nothing of a backward pass travels before it has ended.
+take turns on its network. Where first and last stage share the word embedding, its averaged gradient then
+travels between them. All GPUs are equally fast, and nothing of a backward pass travels before it has ended.
 """
 
 from __future__ import annotations
@@ -184,10 +184,11 @@ def project_pipeline(
     last = timeline.ends_s.index(ends)
     sizes = [stage.elements * workload.gradient_bytes for stage in stages]
     ready = timeline.ends_s if workload.overlap else [ends] * len(stages)
-    averaged = wires.average_s(sizes, ready)
+    averages = wires.averages_s(sizes, ready)
+    averaged = max(averages)
     if pipeline.tied and len(stages) > 1:
         shared = word_embedding(workload.parts) * workload.gradient_bytes
-        averaged = max(averaged, max(ready) + wires.exchange_s(shared))
+        averaged = max(averaged, max(averages[0], averages[-1]) + wires.exchange_s(shared))
     per_element = workload.optimizer_s / workload.elements * pipeline.update_accesses / UPDATE_ACCESSES
     update = per_element * max(stage.elements for stage in stages)
     gradients = max(0.0, averaged - ends)
@@ -246,12 +247,12 @@ class _Wires:
         between = self._cluster.inter_latency_us * 1e-6 + crowd * nbytes / self._cluster.inter_bytes_s
         return between if len(leaving) == len(pairs) else max(between, inside)
 
-    def average_s(self, sizes: Sequence[float], ready_s: Sequence[float]) -> float:
-        """Seconds until the gradients of all stages have been averaged, each over the ranks that hold it."""
+    def averages_s(self, sizes: Sequence[float], ready_s: Sequence[float]) -> list[float]:
+        """Seconds until the gradients of each stage have been averaged over the ranks that hold it."""
         if len(self._replicas) == 1:
-            return max(ready_s)
+            return list(ready_s)
         free: dict[int, float] = {}
-        ends = 0.0
+        ends = [0.0] * len(sizes)
         for stage in sorted(range(len(sizes)), key=lambda each: ready_s[each]):
             nodes = {self._node_of[rank] for rank in self._groups[stage]}
             seconds = self._ring_s(sizes[stage], len(nodes))
@@ -259,7 +260,7 @@ class _Wires:
             if len(nodes) > 1:
                 begin = max([begin, *(free.get(node, 0.0) for node in nodes)])
                 free.update((node, begin + seconds) for node in nodes)
-            ends = max(ends, begin + seconds)
+            ends[stage] = begin + seconds
         return ends
 
     def _ring_s(self, nbytes: float, hosts: int) -> float:
