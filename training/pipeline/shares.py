@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Sequence
 
-from base.quantities import digits
+from base.quantities import digits, percent
 from base.tables import Row, Table
 from bert.configuration import BertConfig
 from bert.flops import forward_flops, size_of
@@ -88,9 +88,14 @@ def slowest_share(split: Split, costs: Costs) -> float:
 
 
 def stage_table(
-    bert: BertConfig, vocab_size: int, split: Split, costs: Costs, memory: Sequence[int]
+    bert: BertConfig,
+    vocab_size: int,
+    split: Split,
+    costs: Costs,
+    memory: Sequence[int],
+    micro_batches: int,
 ) -> Table:
-    """The stages as a table. `memory`: bytes of a process of each stage."""
+    """The stages as a table. `memory`: bytes of a process of each stage; `micro_batches`: of a step."""
     shares = shares_of_work(split, costs)
     rows = []
     for stage, (begin, end) in enumerate(split.ranges):
@@ -107,6 +112,15 @@ def stage_table(
         ]
         rows.append(Row(cells))
     even = slowest_share(split, costs)
-    notes = [f"The stage with the most work takes {100 * (1 / even - 1):.1f}% more than the mean."]
+    enough = 4 * split.stages
+    lost = (
+        f"{micro_batches} micro-batches a step: the bubble is {percent(bubble(split.stages, micro_batches))}"
+    )
+    if micro_batches < enough:
+        lost += f" of the time; with --accumulate {enough} {percent(bubble(split.stages, enough))}"
+    notes = [
+        f"The stage with the most work takes {100 * (1 / even - 1):.1f}% more than the mean.",
+        f"{lost}.",
+    ]
     head = ("stage", "holds", "layers", "parameters", "work", "memory")
     return Table(f"--pipeline_split {split}", head, rows, names=2, notes=notes)
