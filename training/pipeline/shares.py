@@ -113,9 +113,8 @@ def stage_table(
         rows.append(Row(cells))
     even = slowest_share(split, costs)
     enough = 4 * split.stages
-    lost = (
-        f"{micro_batches} micro-batches a step: the bubble is {percent(bubble(split.stages, micro_batches))}"
-    )
+    share = percent(bubble(split.stages, micro_batches))
+    lost = f"{micro_batches} micro-batch{'es' if micro_batches > 1 else ''} a step: the bubble is {share}"
     if micro_batches < enough:
         lost += f" of the time; with --accumulate {enough} {percent(bubble(split.stages, enough))}"
     notes = [
