@@ -54,9 +54,7 @@ def whole(config: BertConfig) -> ModelPart:
     return ModelPart(config, 0, config.layers)
 
 
-def build_part(
-    part: ModelPart, vocab_size: int, dropout: float, heads: Collection[str] = HEADS
-) -> BERTModel:
+def build_part(part: ModelPart, vocab_size: int, dropout: float, heads: Collection[str] = HEADS) -> BERTModel:
     """A BERT of which only the parameters of a part may be used: the others have a shape and no memory, also
     when `allocate` has been called. See `bert.model.build_model`."""
     bert = build_model(part.config, vocab_size, dropout, heads)
@@ -66,7 +64,9 @@ def build_part(
     return bert
 
 
-def held_parameters(found: mx.gluon.ParameterDict, bert: BERTModel, part: ModelPart) -> mx.gluon.ParameterDict:
+def held_parameters(
+    found: mx.gluon.ParameterDict, bert: BERTModel, part: ModelPart
+) -> mx.gluon.ParameterDict:
     """Those of a block's parameters that are on a part of `bert`, for its `collect_params`: MXNet warns of
     parameters that a block has and does not use."""
     others = {

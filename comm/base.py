@@ -224,7 +224,9 @@ def check_groups(groups: Sequence[Sequence[int]], size: int) -> None:
     """Raises ValueError unless each of `size` ranks is in one group."""
     found = sorted(rank for group in groups for rank in group)
     if found != list(range(size)) or not all(groups):
-        raise ValueError(f"groups {[list(group) for group in groups]} do not divide the ranks 0 to {size - 1}")
+        raise ValueError(
+            f"groups {[list(group) for group in groups]} do not divide the ranks 0 to {size - 1}"
+        )
 
 
 def check_message(other: int, tag: int, rank: int, size: int) -> None:

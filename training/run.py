@@ -138,9 +138,7 @@ def _train_held(parts: Sequence[Part], task: Task, crew: Crew, stop: StopRequest
     return code
 
 
-def _train_stage(
-    part: Part, start: Start, task: Task, crew: Crew, stop: StopRequest
-) -> tuple[int, int]:
+def _train_stage(part: Part, start: Start, task: Task, crew: Crew, stop: StopRequest) -> tuple[int, int]:
     """Trains one stage, or evaluates where there is nothing to train on. Returns the exit code, and the last
     step.
 
@@ -374,9 +372,7 @@ class Run:
             )
 
 
-def open_run(
-    part: Part, start: Start, task: Task, crew: Crew, stack: contextlib.ExitStack
-) -> Run:
+def open_run(part: Part, start: Start, task: Task, crew: Crew, stack: contextlib.ExitStack) -> Run:
     """Opens everything, in the order of a run; every rank calls it. What must be closed is left to `stack`.
 
     Raises:
@@ -475,7 +471,7 @@ def _whole_model(part: Part, start: Start, task: Task, communicator: Communicato
 
 
 def _model_of_stage(part: Part, start: Start, task: Any, ranks: Ranks, seed: int) -> Model:
-    """This rank's stage of the network with the parameters that the run begins with. `task`: a DividedTask."""
+    """This rank's stage of the network with the parameters that the run begins with, of a DividedTask."""
     check_can_begin(start)
     (config, inputs), device, dtype, operators = part, *choose_computing(part.config.model, ranks.world)
     bert = build_part(ranks.part, inputs.vocab_size, config.model.dropout, task.heads)

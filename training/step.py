@@ -131,8 +131,8 @@ class TrainStep:
 
     def _factors(self, batches: Sequence[Any], sharing: Communicator) -> list[mx.nd.NDArray]:
         """The network's last inputs: the loss scale over each number of the task's `count`, or over 1 where
-        that is 0, as a mean over the ranks that share the batches. Where each rank divides by the mean, the mean of their gradients
-        is the gradient of the whole step, however its micro-batches are shared.
+        that is 0, as a mean over the ranks that share the batches. Where each rank divides by the mean, the
+        mean of their gradients is the gradient of the whole step, however its micro-batches are shared.
 
         The numbers travel while the forward pass works: only the losses wait for them."""
         counts = mx.nd.array(self._task.count(batches), ctx=mx.cpu(), dtype="float64")

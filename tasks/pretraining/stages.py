@@ -1,4 +1,4 @@
-"""Stages of a pretraining network: some of its layers, with the embeddings on the first one and both heads and
+"""Stages of a pretraining network: some of its layers, with the embeddings on the first one, both heads and
 losses on the last. Together they compute what the whole network does, bit for bit.
 
 A stage takes, of a batch's arrays as the task's `inputs` has them, those of its `takes`: the first stage
@@ -95,8 +95,10 @@ class PlainStage(mx.gluon.HybridBlock):
         a layer is then the same on any stage. MXNet draws as many numbers as an array has elements."""
         if self.part.first or not self._dropout:
             return
-        (device,) = next(iter(self.bert.pooler.collect_params().values())).list_ctx() if self.part.last else (
-            self.bert.encoder.transformer_cells[self.part.begin].proj.weight.list_ctx()
+        (device,) = (
+            next(iter(self.bert.pooler.collect_params().values())).list_ctx()
+            if self.part.last
+            else (self.bert.encoder.transformer_cells[self.part.begin].proj.weight.list_ctx())
         )
         shape, dtype = self.activations(rows, length)
         hidden = mx.nd.ones(shape, device, dtype)

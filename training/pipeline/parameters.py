@@ -1,5 +1,7 @@
-"""The parameters and optimizer states that the stages of a run begin with. Rank 0 alone reads them, one array at
-a time, and gives each to the stages that hold it: it needs memory for no more than its own stage's and one."""
+"""The parameters and optimizer states that the stages of a run begin with.
+
+Rank 0 alone reads them, one array at a time, and gives each to the stages that hold it: it needs memory for
+no more than its own stage's and one."""
 
 from __future__ import annotations
 
@@ -17,15 +19,16 @@ from bert.weights.bare_params import check_index
 from bert.weights.names import DECODER, EMBEDDING
 from bert.weights.params_file import read_array, read_index
 from training.exchange import broadcast_json
-from training.optimizer.optimizer import Optimizer, check_state, parameter_of
+from training.optimizer.optimizer import STATES, Optimizer, check_state, parameter_of
 from training.parameters import as_dtype, fitted, live_arrays, not_finite
 from training.pipeline.ranks import PARAMETERS, Ranks
 from training.start import Start
 from training.start_options import OPTIMIZER
 
+
 def begin_stages(start: Start, network: Any, ranks: Ranks, seed: int, stdev: float) -> None:
-    """Gives every stage its parameters: the checkpoint's, those of --init_from, or random ones, which are those
-    that a single process draws. Every rank calls it.
+    """Gives every stage its parameters: the checkpoint's, those of --init_from, or random ones, those that a
+    single process draws. Every rank calls it.
 
     Raises:
         InputError: on rank 0, for parameters of another model or that are not finite.
@@ -57,9 +60,9 @@ def restore_stages(start: Start, network: Any, optimizer: Optimizer, ranks: Rank
     if keeps or optimizer.has_masters:
         own = optimizer.state_arrays()
         whole = each_once(network.bert._collect_params_with_prefix())
-        suffixes = (".mean", ".var", ".master") if optimizer.has_masters else (".mean", ".var")
+        suffixes = [*STATES] if optimizer.has_masters else [*STATES[:2]]
         if not keeps:
-            suffixes = (".master",)
+            suffixes = [*STATES[2:]]
         shapes = {f"{name}{suffix}": each.shape for name, each in whole.items() for suffix in suffixes}
         with contextlib.ExitStack() as stack:
             source: Iterator[tuple[str, np.ndarray]] = iter(())
@@ -98,8 +101,8 @@ def _give_out(
 ) -> None:
     """Brings arrays from rank 0 to the ranks of the first replica that hold them.
 
-    `wanted`: shapes and dtypes by name; of a state the parameter's name and one word more. `source`: rank 0's,
-    in any order. `take`: called for those of this rank.
+    `wanted`: shapes and dtypes by name; of a state the parameter's name and one word more. `source`: rank
+    0's, in any order. `take`: called for those of this rank.
     """
     world = ranks.world
     if not ranks.leads:

@@ -21,7 +21,7 @@ from training.pipeline.placement import (
 )
 from training.pipeline.split import Split
 
-# Tags of messages. Those of the micro-batches take turns below the others: with one tag they keep their order.
+# Tags of messages. Those of the micro-batches are used again: with one tag messages keep their order.
 _MICRO_BATCHES = 15_000
 TIED, PARAMETERS, STATE = range(2 * _MICRO_BATCHES, 2 * _MICRO_BATCHES + 3)
 
@@ -54,7 +54,7 @@ class Ranks:
 
     @property
     def part(self) -> ModelPart:
-        """What this rank holds."""
+        """The part that this rank holds."""
         return self.parts[self.place.stage]
 
     @property

@@ -1,5 +1,5 @@
-"""Checkpoints of a pipeline: rank 0 writes them as a run without stages does, and the other stages send it what
-they hold.
+"""Checkpoints of a pipeline: rank 0 writes them as a run without stages does, and the other stages send it
+what they hold.
 
 Rank 0 posts the receives into the memory of its copy, the leaders of the other stages send from where their
 arrays lie; both go on with the next step meanwhile, whose update waits for the messages (`Saver.sound`).
@@ -17,7 +17,7 @@ from bert.model import each_once, network_parameters
 from bert.weights.names import EMBEDDING
 from comm.base import Communicator, Pending
 from training.exchange import broadcast_json
-from training.optimizer.optimizer import T, Optimizer, parameter_of
+from training.optimizer.optimizer import STATES, Optimizer, T, parameter_of
 from training.parameters import live_arrays
 from training.pipeline.ranks import STATE, Ranks
 
@@ -60,7 +60,7 @@ def gather(
         return {}, {}, ()
     own = {**live_arrays(network_parameters(network)), **optimizer.state_arrays()}
     once = each_once(whole)
-    suffixes = [".mean", ".var", *([".master"] if optimizer.has_masters else [])]
+    suffixes = STATES if optimizer.has_masters else STATES[:2]
     states = {f"{name}{suffix}": once[name] for name in once for suffix in suffixes}
     if world.rank == 0:
         found: dict[str, Any] = {}

@@ -20,8 +20,9 @@ from training.step import StepSettings, TrainStep
 
 
 class _Kept(NamedTuple):
-    """What a backward pass needs of a micro-batch's forward pass. `inputs`: the activations of the stage
-    before, None on the first stage; `output`: those of this stage, or the loss."""
+    """The rests of a forward pass that the backward pass of its micro-batch needs. `inputs`: the activations
+    of the stage before, None on the first stage; `output`: those of this stage, or the loss; `sent`: their
+    message."""
 
     inputs: mx.nd.NDArray | None
     output: mx.nd.NDArray
@@ -141,8 +142,8 @@ class PipelineStep(TrainStep):
         own += self._other_end
 
     def _norm(self, gradients: list[mx.nd.NDArray]) -> float:
-        """Over all stages; the word embedding counts once. Every stage adds the square of its own norm: beside
-        that of a single process the result is rounded in another order."""
+        """The norm over all stages; the word embedding counts once. Every stage adds the square of its own
+        norm: beside that of a single process the result is rounded in another order."""
         place = self._ranks.place
         counted = [each for index, each in enumerate(gradients) if place.first or index != self._tied]
         own = global_norm(counted, self._optimizer.native)  # the one wait for the device
