@@ -32,7 +32,7 @@ from tqdm import tqdm
 
 from base import machine
 from base.command_line import OptionParser, at_least, path_name, positive_int
-from base.errors import NO_MEMORY
+from base.errors import NO_MEMORY, InputError
 from base.processes import run_in_session
 from base.tables import Row, Table, terminal
 from bench.contestants import ROOT
@@ -67,7 +67,7 @@ QUICK = {
     "repeats": 1,
     "model": "bert_2_128_2",
     "steps": 6,
-    "large_model": "bert_4_256_4",
+    "large_model": "bert_12_512_8",
 }
 _MIB = 1 << 20
 
@@ -118,7 +118,8 @@ def command(launch: Launch, work: Work, folder: str, limit: int = 0) -> list[str
 def environment(environ: Mapping[str, str], is_root: bool) -> dict[str, str]:
     """One thread for each rank, whatever the caller has."""
     kept = {name: value for name, value in environ.items() if not name.startswith(("OMP_", "GOMP_"))}
-    kept.update(OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
+    paths = [str(ROOT), *filter(None, [environ.get("PYTHONPATH")])]
+    kept.update(OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(paths))
     if is_root:
         kept.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     return kept
@@ -223,13 +224,22 @@ def memory_table(figures: Sequence[Mapping[str, Any]], work: Work) -> Table:
 
 
 def measure_limit(work: Work) -> dict[str, Any]:
-    """A model in one process and in two stages: address space without a limit, then both under one."""
+    """A model in one process and in two stages: address space without a limit, then both under one.
+
+    Raises:
+        InputError: a model of which a stage takes as much as one process.
+    """
     whole, staged = Launch(1, 1, 2), Launch(2, 2, 2)
     sizes = {}
     for name, launch in (("one process", whole), ("two stages", staged)):
         outcome = run(launch, work)
         finished(outcome, launch)
         sizes[name] = [rank["address_space"] for rank in outcome.ranks]
+    if max(sizes["one process"]) < 1.05 * max(sizes["two stages"]):
+        raise InputError(
+            f"--large_model {work.model}: a stage takes about as much address space as one process; name a "
+            "model of more layers"
+        )
     limit = (max(sizes["one process"]) + max(sizes["two stages"])) // 2
     under = {
         name: run(launch, work, limit) for name, launch in (("one process", whole), ("two stages", staged))
@@ -277,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--steps", type=at_least(LOG_INTERVAL), metavar="N", help="of a launch (12)")
     add("--large_model", help="of limit (bert_12_768_12)")
     add("--json", type=path_name, metavar="FILE", help="write all figures there")
-    add_quick(parser, "micro-batches 1 and 4, 1 repeat, bert_2_128_2 and bert_4_256_4, 6 steps")
+    add_quick(parser, "micro-batches 1 and 4, 1 repeat, bert_2_128_2 and bert_12_512_8, 6 steps")
     options = parser.parse_args(arguments)
     settle(options, USUAL, QUICK)
     for name in (options.model, options.large_model):

@@ -11,6 +11,7 @@ more. Needs root; the table is docs/pipelines.md's.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
@@ -32,6 +33,8 @@ from training.pipeline.placement import PLACEMENTS
 SLOTS, STAGES, LENGTH = 2, 2, 128
 TIME_LIMIT = 300.0
 STEPS, LOG_INTERVAL = 12, 3
+THREADS = "OMP_NUM_THREADS"
+PASSED = (THREADS, "PATH", "PYTHONPATH")  # to the ranks of the second host
 
 
 class Case(NamedTuple):
@@ -75,14 +78,15 @@ def measure(hosts: TwoHosts, case: Case, placement: str, folder: Path) -> float:
         tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map("word{}".format, range(case.words - 5))]
         (run / "vocab").write_text("\n".join(tokens) + "\n", encoding="ascii")
         words += ["--vocab", run / "vocab"]
+    passed = [word for name in PASSED if name in (*os.environ, THREADS) for word in ("-x", name)]
     run_ranks(
         ROOT / "run_pretraining_hvd.py",
         2 * SLOTS,
         timeout=TIME_LIMIT,
         args=words,
         prefix=hosts.prefix,
-        launcher_args=[*hosts.mpirun_args, "-x", "OMP_NUM_THREADS"],
-        env={"OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"},
+        launcher_args=[*hosts.mpirun_args, *passed],
+        env={THREADS: "1", "OMPI_MCA_mpi_yield_when_idle": "1"},
     ).check()
     return step_seconds(run / "metrics.jsonl")
 

@@ -64,7 +64,16 @@ SMALLER = {
 }
 # Of mpirun, horovodrun and TensorBoard.
 FOREIGN_OPTIONS = {
-    *("--bind-to", "--oversubscribe", "--gloo", "--network-interface", "--logdir", "--NAME", "--FLAG"),
+    *(
+        "--bind-to",
+        "--map-by",
+        "--oversubscribe",
+        "--gloo",
+        "--network-interface",
+        "--logdir",
+        "--NAME",
+        "--FLAG",
+    ),
     *(f"--{name}" for name in NOT_HERE),  # GluonNLP's, rejected with a reason that no --help has
 }
 
@@ -566,7 +575,7 @@ def helps_of() -> dict[str, str]:
     modules = [f"-m {name}" for name in DATA_COMMANDS]
     modules += [SCRIPT, "hparams.py", "hosts/launch.py", "-m bench.step", "-m bench.threads"]
     modules += ["-m bench.optimizer", "-m bench.bfloat16", "-m training.profile", "-m tests.reliability"]
-    modules += ["compare.py"]
+    modules += ["compare.py", "-m bench.pipelines", "-m tests.pipeline_hosts"]
     modules += ["convert.py", "predict.py", "results.py", "finetune_squad.py", "finetune_classifier.py"]
     return {each: run_command([sys.executable, *each.split(), "--help"]).check().stdout for each in modules}
 

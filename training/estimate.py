@@ -149,7 +149,8 @@ def estimate(part: Part, backend: str, environ: Mapping[str, str] = os.environ) 
     table = None
     if stages > 1:
         split, costs = _split(part, shape)
-        table = stage_table(config.model.bert, inputs.vocab_size, split, costs, sizes)
+        bert, micro_batches = config.model.bert, config.batch.accumulate
+        table = stage_table(bert, inputs.vocab_size, split, costs, sizes, micro_batches)
     tokens = f"{shape.batch.rows:,} x {shape.batch.length} tokens a {'replica' if stages > 1 else 'process'}"
     model = f"{f'stage {largest} of ' if stages > 1 else ''}{config.model.bert.description}"
     copied = copied_bytes(_count(part, shape, largest), shape.dtype) if inputs.trains else 0

@@ -6,8 +6,8 @@ Every stage follows its schedule (1F1B or GPipe) in order; a micro-batch's activ
 their gradients, of rows x length x units numbers, arrive a transfer later, one after the other on a link.
 Replicas whose stages meet at the same hosts share the hosts' network. When a stage's last backward pass has
 ended, its gradients are averaged by a ring over the ranks that hold the same layers; rings that leave a host
-take turns on its network. Where first and last stage share the word embedding, its gradient then travels
-between them. All GPUs are equally fast, and nothing of a backward pass travels before it has ended.
+take turns on its network. Where first and last stage share the word embedding, its averaged gradient then
+travels between them. All GPUs are equally fast, and nothing of a backward pass travels before it has ended.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from comparison.projection.workload import (
     Workload,
     step_flops,
 )
-from training.pipeline.options import GPIPE, ONE_F_ONE_B
+from training.pipeline.options import ONE_F_ONE_B
 from training.pipeline.placement import replica_groups, stage_groups
+from training.pipeline.schedule import passes
 from training.pipeline.split import Costs, Split, balanced_split
-
-FORWARD, BACKWARD = "forward", "backward"
 
 
 @dataclass(frozen=True)
@@ -88,22 +87,6 @@ class PipelineProjection(NamedTuple):
     sent_bytes: float
 
 
-def schedule_of(schedule: str, stages: int, stage: int, micro_batches: int) -> list[tuple[str, int]]:
-    """The passes of a stage in order, each with its micro-batch (Narayanan et al., arXiv:2104.04473, 2.2).
-
-    1F1B: as many forward passes as there are stages behind, then one of each kind in turns. GPipe: all
-    forward, then all backward, the last micro-batch first.
-    """
-    everything = range(micro_batches)
-    if schedule == GPIPE:
-        return [(FORWARD, each) for each in everything] + [(BACKWARD, each) for each in reversed(everything)]
-    ahead = min(stages - stage - 1, micro_batches)
-    passes = [(FORWARD, each) for each in range(ahead)]
-    for each in range(ahead, micro_batches):
-        passes += [(FORWARD, each), (BACKWARD, each - ahead)]
-    return passes + [(BACKWARD, each) for each in range(micro_batches - ahead, micro_batches)]
-
-
 def simulate(
     schedule: str, micro_batches: int, compute_s: Sequence[float], transfer_s: Sequence[float]
 ) -> Timeline:
@@ -114,31 +97,29 @@ def simulate(
         transfer_s: of a micro-batch's activations from each stage to the next, one fewer.
     """
     stages = len(compute_s)
-    passes = [schedule_of(schedule, stages, stage, micro_batches) for stage in range(stages)]
+    orders = [list(passes(schedule, stage, stages, micro_batches)) for stage in range(stages)]
     done = [0] * stages  # passes
     now, busy = [0.0] * stages, [0.0] * stages
-    arrived: dict[tuple[str, int, int], float] = {}
-    for each in range(micro_batches):
-        arrived[FORWARD, 0, each] = 0.0
-    free: dict[tuple[str, int], float] = {}
-    while any(count < len(own) for count, own in zip(done, passes)):
+    arrived = {(True, 0, number): 0.0 for number in range(micro_batches)}
+    free: dict[tuple[bool, int], float] = {}
+    while any(count < len(own) for count, own in zip(done, orders)):
         progress = False
         for stage in range(stages):
-            while done[stage] < len(passes[stage]):
-                kind, each = passes[stage][done[stage]]
-                if (kind, stage, each) not in arrived:
+            while done[stage] < len(orders[stage]):
+                forward, number = orders[stage][done[stage]]
+                if (forward, stage, number) not in arrived:
                     break
-                share = FORWARD_SHARE if kind == FORWARD else 1 - FORWARD_SHARE
-                now[stage] = max(now[stage], arrived[kind, stage, each]) + share * compute_s[stage]
-                busy[stage] += share * compute_s[stage]
+                took = compute_s[stage] * (FORWARD_SHARE if forward else 1 - FORWARD_SHARE)
+                now[stage] = max(now[stage], arrived[forward, stage, number]) + took
+                busy[stage] += took
                 done[stage], progress = done[stage] + 1, True
-                to = stage + 1 if kind == FORWARD else stage - 1
+                to = stage + 1 if forward else stage - 1
                 if to == stages:
-                    arrived[BACKWARD, stage, each] = now[stage]
+                    arrived[False, stage, number] = now[stage]
                 elif to >= 0:
-                    begin = max(now[stage], free.get((kind, stage), 0.0))
-                    free[kind, stage] = begin + transfer_s[min(stage, to)]
-                    arrived[kind, to, each] = free[kind, stage]
+                    begin = max(now[stage], free.get((forward, stage), 0.0))
+                    free[forward, stage] = begin + transfer_s[min(stage, to)]
+                    arrived[forward, to, number] = free[forward, stage]
         assert progress, "a schedule that waits for itself"
     return Timeline(tuple(now), tuple(busy))
 
@@ -203,10 +184,11 @@ def project_pipeline(
     last = timeline.ends_s.index(ends)
     sizes = [stage.elements * workload.gradient_bytes for stage in stages]
     ready = timeline.ends_s if workload.overlap else [ends] * len(stages)
-    averaged = wires.average_s(sizes, ready)
+    averages = wires.averages_s(sizes, ready)
+    averaged = max(averages)
     if pipeline.tied and len(stages) > 1:
         shared = word_embedding(workload.parts) * workload.gradient_bytes
-        averaged = max(averaged, max(ready) + wires.exchange_s(shared))
+        averaged = max(averaged, max(averages[0], averages[-1]) + wires.exchange_s(shared))
     per_element = workload.optimizer_s / workload.elements * pipeline.update_accesses / UPDATE_ACCESSES
     update = per_element * max(stage.elements for stage in stages)
     gradients = max(0.0, averaged - ends)
@@ -265,12 +247,12 @@ class _Wires:
         between = self._cluster.inter_latency_us * 1e-6 + crowd * nbytes / self._cluster.inter_bytes_s
         return between if len(leaving) == len(pairs) else max(between, inside)
 
-    def average_s(self, sizes: Sequence[float], ready_s: Sequence[float]) -> float:
-        """Seconds until the gradients of all stages have been averaged, each over the ranks that hold it."""
+    def averages_s(self, sizes: Sequence[float], ready_s: Sequence[float]) -> list[float]:
+        """Seconds until the gradients of each stage have been averaged over the ranks that hold it."""
         if len(self._replicas) == 1:
-            return max(ready_s)
+            return list(ready_s)
         free: dict[int, float] = {}
-        ends = 0.0
+        ends = [0.0] * len(sizes)
         for stage in sorted(range(len(sizes)), key=lambda each: ready_s[each]):
             nodes = {self._node_of[rank] for rank in self._groups[stage]}
             seconds = self._ring_s(sizes[stage], len(nodes))
@@ -278,7 +260,7 @@ class _Wires:
             if len(nodes) > 1:
                 begin = max([begin, *(free.get(node, 0.0) for node in nodes)])
                 free.update((node, begin + seconds) for node in nodes)
-            ends = max(ends, begin + seconds)
+            ends[stage] = begin + seconds
         return ends
 
     def _ring_s(self, nbytes: float, hosts: int) -> float:

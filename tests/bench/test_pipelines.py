@@ -48,6 +48,7 @@ def test_commands_are_what_the_script_takes() -> None:
     assert "--pipeline_stages" not in command(Launch(2), WORK, "folder")
     environ = environment({"OMP_NUM_THREADS": "7", "PATH": "p"}, False)
     assert environ == {"OMP_NUM_THREADS": "1", "PATH": "p", "PYTHONPATH": str(ROOT)}
+    assert environment({"PYTHONPATH": "own"}, True)["PYTHONPATH"] == f"{ROOT}:own"
 
 
 def test_the_ideal_is_the_bubble_and_the_split() -> None:

@@ -18,11 +18,8 @@ from comparison.options import parse_options
 from comparison.projection.clusters import P3DN
 from comparison.projection.command import pipelines_of, plan_of
 from comparison.projection.pipelines import (
-    BACKWARD,
-    FORWARD,
     Pipeline,
     project_pipeline,
-    schedule_of,
     simulate,
     split_by,
     stages_of,
@@ -56,22 +53,6 @@ def work(layers: int = 4, **changes: object) -> Workload:
     update_s = update_seconds(sum(part.elements for part in parts), 900.0)
     made = Workload(parts, 0.1, update_s, 4, sequences=8, accumulate=1)
     return replace(made, **changes)
-
-
-@pytest.mark.parametrize("micro_batches", [1, 2, 3, 8])
-@pytest.mark.parametrize("stages", [1, 2, 3, 4])
-def test_schedules_have_each_pass_once_and_keep_what_they_should(stages: int, micro_batches: int) -> None:
-    for schedule in (ONE_F_ONE_B, GPIPE):
-        for stage in range(stages):
-            passes = schedule_of(schedule, stages, stage, micro_batches)
-            assert len(set(passes)) == len(passes) == 2 * micro_batches
-            kept = most = 0
-            for kind, each in passes:
-                assert kind == FORWARD or (FORWARD, each) in passes[: passes.index((BACKWARD, each))]
-                kept += 1 if kind == FORWARD else -1
-                most = max(most, kept)
-            limit = stages - stage if schedule == ONE_F_ONE_B else micro_batches
-            assert most == min(limit, micro_batches)
 
 
 @pytest.mark.parametrize("schedule", [ONE_F_ONE_B, GPIPE])

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 from typing import Sequence
 
-from base.quantities import digits
+from base.quantities import digits, percent
 from base.tables import Row, Table
 from bert.configuration import BertConfig
 from bert.flops import forward_flops, size_of
-from bert.memory import FUSED, Batch, Ends
-from bert.weights.bare_params import Shape, expected_shapes
-from bert.weights.names import DECODER
+from bert.memory import FUSED, Batch, Ends, parameter_count
 from training.pipeline.options import ONE_F_ONE_B, PipelineConfig
 from training.pipeline.split import Costs, Split, choose_split
 
@@ -45,20 +43,16 @@ def run_split(
     return choose_split(pipeline.split, costs, pipeline.stages, bert.layers), costs
 
 
-def stage_shapes(config: BertConfig, vocab_size: int, split: Split, stage: int) -> dict[str, Shape]:
-    """Shapes of the parameters that a stage holds, by GluonNLP's structural names: those of the whole model,
-    divided. With one stage the word embedding has its first name alone."""
-    shapes = expected_shapes(config, vocab_size)
-    return {
-        name: shape
-        for name, shape in shapes.items()
-        if split.holds(stage, name) and not (name == DECODER and split.stages == 1)
-    }
-
-
 def stage_parameters(config: BertConfig, vocab_size: int, split: Split, stage: int) -> int:
-    """Numbers that a stage holds; the word embedding counts on both stages that hold it."""
-    return sum(math.prod(shape) for shape in stage_shapes(config, vocab_size, split, stage).values())
+    """Numbers that a stage holds: its layers, the embeddings on the first one, the heads on the last. The
+    word embedding, the decoder's weight, counts on both; with one stage once."""
+    one, two = (parameter_count(replace(config, layers=layers), vocab_size) for layers in (1, 2))
+    units, word = config.units, vocab_size * config.units
+    embeddings = word + (config.token_types + config.positions + 2) * units  # and their norm
+    heads = one - (two - one) - embeddings
+    first, last = ends_of(stage, split.stages)
+    ends = (embeddings if first else 0) + (heads + word * (not first) if last else 0)
+    return split.counts[stage] * (two - one) + ends
 
 
 def micro_batches_kept(pipeline: PipelineConfig, accumulate: int, stage: int) -> int:
@@ -94,9 +88,14 @@ def slowest_share(split: Split, costs: Costs) -> float:
 
 
 def stage_table(
-    bert: BertConfig, vocab_size: int, split: Split, costs: Costs, memory: Sequence[int]
+    bert: BertConfig,
+    vocab_size: int,
+    split: Split,
+    costs: Costs,
+    memory: Sequence[int],
+    micro_batches: int,
 ) -> Table:
-    """The stages as a table. `memory`: bytes of a process of each stage."""
+    """The stages as a table. `memory`: bytes of a process of each stage; `micro_batches`: of a step."""
     shares = shares_of_work(split, costs)
     rows = []
     for stage, (begin, end) in enumerate(split.ranges):
@@ -113,6 +112,14 @@ def stage_table(
         ]
         rows.append(Row(cells))
     even = slowest_share(split, costs)
-    notes = [f"The stage with the most work takes {100 * (1 / even - 1):.1f}% more than the mean."]
+    enough = 4 * split.stages
+    share = percent(bubble(split.stages, micro_batches))
+    lost = f"{micro_batches} micro-batch{'es' if micro_batches > 1 else ''} a step: the bubble is {share}"
+    if micro_batches < enough:
+        lost += f" of the time; with --accumulate {enough} {percent(bubble(split.stages, enough))}"
+    notes = [
+        f"The stage with the most work takes {100 * (1 / even - 1):.1f}% more than the mean.",
+        f"{lost}.",
+    ]
     head = ("stage", "holds", "layers", "parameters", "work", "memory")
     return Table(f"--pipeline_split {split}", head, rows, names=2, notes=notes)

@@ -7,15 +7,10 @@ the decoder's weight, the word embedding again: it is one parameter that lies on
 from __future__ import annotations
 
 import heapq
-import re
 from dataclasses import dataclass
 from typing import NamedTuple, Sequence
 
 from base.errors import InputError
-from bert.weights.names import EMBEDDING
-
-_LAYER = re.compile(r"encoder\.transformer_cells\.(\d+)\.")
-_EMBEDDINGS = (EMBEDDING, "token_type_embed.", "encoder.position_weight", "encoder.layer_norm.")
 
 
 @dataclass(frozen=True)
@@ -36,14 +31,6 @@ class Split:
     def layers(self, stage: int) -> range:
         """The layers of a stage, by their numbers in the whole model."""
         return range(*self.ranges[stage])
-
-    def holds(self, stage: int, name: str) -> bool:
-        """Whether a stage holds a parameter, by GluonNLP's structural name (bert.weights.names). The word
-        embedding is held by the first stage as EMBEDDING, by the last one as DECODER."""
-        layer = _LAYER.match(name)
-        if layer:
-            return int(layer[1]) in self.layers(stage)
-        return stage == (0 if name.startswith(_EMBEDDINGS) else self.stages - 1)
 
     def __str__(self) -> str:
         """As --pipeline_split has it."""

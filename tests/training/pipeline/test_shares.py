@@ -7,6 +7,7 @@ import pytest
 from base.tables import terminal
 from bert.configuration import named_config
 from bert.memory import FUSED, MXNET, Batch, activation_bytes, parameter_count
+from tests.processes import ROOT
 from tests.test_values import parts_of
 from training.estimate import estimate
 from training.pipeline.options import PipelineConfig
@@ -65,12 +66,21 @@ def test_activations_of_the_stages_add_up_to_the_models(operators: str) -> None:
 
 def test_the_table_of_stages() -> None:
     split, costs = run_split(PipelineConfig(4), LARGE, 30522, BATCH, MXNET)
-    text = terminal(stage_table(LARGE, 30522, split, costs, [1 << 30, 2 << 20, 3 << 20, 4 << 20]))
+    text = terminal(stage_table(LARGE, 30522, split, costs, [1 << 30, 2 << 20, 3 << 20, 4 << 20], 4))
     assert "--pipeline_split 6,6,6,6" in text
     lines = text.splitlines()
     assert lines[2].split() == ["0", "embeddings,", "0", "to", "5", "6", "107", "M", "24.6%", "1,024", "MiB"]
     assert lines[5].split()[:6] == ["3", "18", "to", "23,", "heads", "6"] and "26.2%" in lines[5]
     assert "takes 4.8% more than the mean" in lines[6]
+    assert lines[7] == "4 micro-batches a step: the bubble is 43% of the time; with --accumulate 16 16%."
+
+
+def test_the_guide_shows_the_table_of_its_command() -> None:
+    guide = (ROOT / "docs" / "pipelines.md").read_text("utf-8")
+    words = ("--pipeline_stages", "4", "--accumulate", "16", "--model", "bert_24_1024_16")
+    (part,) = parts_of(*words, "--dtype", "float32")
+    assert f" {' '.join(words)} --dummy_data_len 128 --estimate\n" in guide
+    assert "\n".join(estimate(part, "hvd", {}).lines()).split("\n\n")[0] in guide
 
 
 PIPELINE = ("--model", "bert_4_64_2", "--pipeline_stages", "2", "--accumulate", "8", "--batch_size", "64")
