@@ -5,6 +5,10 @@ The copy is therefore made beside the forward and backward passes of the step th
 waits for it (`Saver.sound`, which a step calls when its gradient is there). What is written is the copy, by a
 thread of low priority: it computes checksums, for which training should not wait.
 
+Of a pipeline rank 0 has a part of the state only. It receives the others' into the memory of the copy, while
+the step goes on, and they send it from where it lies (training/pipeline/saving.py): `Saver.sound` waits for
+that too.
+
 One checkpoint at a time: the next waits for the one before, and has its copy in the same memory, of
 `copied_bytes`, which rank 0 holds from the first checkpoint on. Where that is not to be had, a checkpoint is
 written from the arrays themselves while training waits, with a warning.
@@ -112,6 +116,8 @@ class Saver:
             for name, array in named.items():
                 if _is_elsewhere(array):
                     self._messages.append(array.receive(copies[kind][name]))
+        if not self._messages:
+            self._arrived.set()
         self._thread = threading.Thread(
             target=self._copy_and_write, args=(step, arrays, copies, facts), name=f"save-{step}"
         )
