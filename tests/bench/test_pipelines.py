@@ -77,8 +77,9 @@ def test_tables() -> None:
 
 
 def test_the_reason_of_a_failure() -> None:
-    text = "warning: Unable to allocate\n[vm:1] *** End of error message ***\nMXNetError: cannot allocate memory\nmpirun detected"
-    assert _reason(text) == "MXNetError: cannot allocate memory"
+    lines = ["warning: Unable to allocate", "[vm:1] *** End of error message ***"]
+    lines += ["MXNetError: cannot allocate memory", "mpirun detected"]
+    assert _reason("\n".join(lines)) == "MXNetError: cannot allocate memory"
     assert _reason("") == "no output" and _reason("a\nb") == "a"
 
 
