@@ -31,13 +31,14 @@ from training.feed import EvaluationFeed, Feed
 from training.held import held
 from training.loop import Loop, lacks_evaluation
 from training.metrics import Stopwatch, finite_or_none
+from training.optimizer.moments import MomentType, check_moments
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler, LossScaler, SkipCounter, StaticScaler
 from training.optimizer.update_rule import Rule
 from training.own_checkpoints import check_new
 from training.parameters import live_arrays, restore_parameters
 from training.pipeline.evaluation import evaluate_stages
-from training.pipeline.parameters import begin_stages, check_can_begin, restore_stages
+from training.pipeline.parameters import begin_stages, restore_stages
 from training.pipeline.placement import Place
 from training.pipeline.ranks import Ranks, Readers, check_same, place_ranks
 from training.pipeline.saving import check_tied, gather
@@ -384,6 +385,7 @@ def open_run(part: Part, start: Start, task: Task, crew: Crew, stack: contextlib
     processes = processes_to_count(start, part.config, crew.processes)
     config = replace(part.config, batch=replace(part.config.batch, processes=processes))
     device, dtype, operators = choose_computing(config.model, communicator)
+    check_moments(config.optimization.optimizer_state, operators, device.device_type == "gpu")
     plan = part.inputs.plan(config, processes)
     os.makedirs(config.checkpoint.ckpt_dir, exist_ok=True)
     inputs = part.inputs.completed(config, communicator)
@@ -434,6 +436,7 @@ def open_run(part: Part, start: Start, task: Task, crew: Crew, stack: contextlib
             epsilon=settings.epsilon,
         ),
         native=operators == "fused",
+        moments=MomentType(settings.optimizer_state, seed),
     )
     scaler: LossScaler = DynamicScaler() if dtype == "float16" else StaticScaler()
     kept = config.checkpoint.keep_checkpoints
@@ -472,7 +475,6 @@ def _whole_model(part: Part, start: Start, task: Task, communicator: Communicato
 
 def _model_of_stage(part: Part, start: Start, task: Any, ranks: Ranks, seed: int) -> Model:
     """This rank's stage of the network with the parameters that the run begins with, of a DividedTask."""
-    check_can_begin(start)
     (config, inputs), device, dtype, operators = part, *choose_computing(part.config.model, ranks.world)
     bert = build_part(ranks.part, inputs.vocab_size, config.model.dropout, task.heads)
     allocate(bert, ranks.part, device, "float16" if dtype == "float16" else "float32")
