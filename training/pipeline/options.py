@@ -94,8 +94,8 @@ def pipeline_config(options: argparse.Namespace, layers: int) -> PipelineConfig:
         )
     if options.optimizer_state != "float32":
         raise InputError(
-            f"--optimizer_state {options.optimizer_state} with --pipeline_stages: its roundings depend on the "
-            "parameters that a process holds, so the number of stages would change them; leave it out"
+            f"--optimizer_state {options.optimizer_state} with --pipeline_stages: its roundings depend on "
+            "the parameters that a process holds, so the number of stages would change them; leave it out"
         )
     check_stages(stages, layers)
     split = None

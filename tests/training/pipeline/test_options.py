@@ -115,3 +115,12 @@ def test_a_script_ends_before_anything_starts(script: str) -> None:
     assert found.returncode == 2 and found.stderr.count("\n") == 1
     named = "run_pretraining_hvd.py" if "byteps" in script else "start 2"
     assert named in found.stderr
+
+
+def test_beginnings_and_moments_that_stages_do_not_have():
+    for words in (
+        ["--pretrained", "--model", "bert_12_768_12"],
+        ["--optimizer_state", "bfloat16", "--operators", "fused"],
+    ):
+        with pytest.raises(InputError, match=f"{words[0]}.* with --pipeline_stages"):
+            parse("--pipeline_stages", "2", *words)
