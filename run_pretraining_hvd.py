@@ -50,8 +50,7 @@ def main() -> int:
     from tasks.pretraining.task import Pretraining
     from training.run import train_stages
 
-    divided = options.pipeline_stages > 1
-    backend = partial(HorovodCommunicator, divisible=divided, **horovod_settings(communication))
+    backend = partial(HorovodCommunicator, **horovod_settings(communication))
     communicator = with_compression(watched(backend, communication.timeout), communication)
     code = train_stages(parts, Pretraining(), communicator)
     communicator.close()

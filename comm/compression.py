@@ -34,7 +34,7 @@ _ITEM_BYTES = {"float16": 2, "float32": 4, "float64": 8}
 
 
 def horovod_settings(config: CommunicationConfig) -> dict[str, Any]:
-    """Arguments for HorovodCommunicator: none. Raises InputError for what only BytePS has."""
+    """Arguments for HorovodCommunicator. Raises InputError for what only BytePS has."""
     if config.bucket_bytes is not None:
         raise InputError("--bucket_mb is for BytePS; with Horovod set HOROVOD_FUSION_THRESHOLD (in bytes)")
     if config.compression not in ("none", "fp16"):
@@ -42,7 +42,7 @@ def horovod_settings(config: CommunicationConfig) -> dict[str, Any]:
             f"--compression {config.compression} is BytePS's; with Horovod use fp16 or none, "
             "or run_pretraining_byteps.py"
         )
-    return {}
+    return {"divisible": True} if config.divisible else {}
 
 
 def byteps_settings(
