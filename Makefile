@@ -11,7 +11,7 @@ BACKEND ?= hvd
 PYTHON ?=
 CUDA ?=
 SLOW ?= 1
-# Those with a peer; by name also `threads` and `bfloat16`, which compare settings of the training scripts,
+# Those with a peer; by name also `threads`, `bfloat16` and `padding`, which compare settings of the training scripts,
 # `scaling` and `startup`.
 BENCH ?= step finetune loader tokenize_text questions optimizer saving
 ARGS ?=

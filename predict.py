@@ -18,6 +18,7 @@ import numpy as np
 from base.command_line import OptionParser, path_name, positive_int, whole
 from base.errors import InputError
 from base.threads import set_threads
+from bert.configuration import KEEP, PADDING
 from bert.weights.names import MASKED_LM, NEXT_SENTENCE, POOLER
 from bert.weights.tensors import Weights
 from data.tokenizing.marked_text import encode_marked
@@ -49,6 +50,7 @@ class PredictConfig:
     truncate: bool
     json: bool
     operators: str
+    padding: str
     sentencepiece: str | None
     described: PretrainedConfig
 
@@ -91,6 +93,7 @@ def parse(arguments: Sequence[str] | None) -> PredictConfig:
         truncate=options.truncate,
         json=options.json,
         operators=options.operators,
+        padding=options.padding,
         sentencepiece=options.sentencepiece,
         described=pretrained_config(options),
     )
@@ -178,11 +181,11 @@ def answer(
     """Answers as JSON has them, in the order of the questions.
 
     Raises:
-        InputError: operators that cannot be had, or weights that cannot be read.
+        InputError: operators or padding that cannot be had, or weights that cannot be read.
     """
     from tasks.pretraining.scores import Encoded, Predictor
 
-    predictor = Predictor(weights, config.operators)
+    predictor = Predictor(weights, config.operators, config.padding)
     for start in range(0, len(asked), config.batch_size):
         batch = asked[start : start + config.batch_size]
         found = predictor([Encoded(each.ids, each.segments, each.masks) for each in batch])
@@ -276,6 +279,13 @@ def _parser() -> OptionParser:
         choices=["auto", "fused", "mxnet"],
         default="auto",
         help="as the training scripts have it (default: fused where they can be used)",
+    )
+    add(
+        "--padding",
+        choices=PADDING,
+        default=KEEP,
+        help="remove: nothing is computed behind the end of short inputs, on the fused operators; for inputs "
+        "of very different lengths (default: keep)",
     )
     group = parser.add_argument_group("about the weights, where the files beside them do not say it")
     add_pretrained_options(group.add_argument)

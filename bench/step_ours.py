@@ -20,9 +20,9 @@ import numpy as np
 from base.errors import InputError
 from bench.serve import ReadLoss, TakeStep, Unsupported, best_gflops, no_loss, serve
 from bench.work import DROPOUT, MODELS, VOCABULARY, Batch, Product, Work, gflop, products
-from bert.configuration import named_config
+from bert.configuration import KEEP, REMOVE, named_config
 from bert.model import build_model, initialize, trainable
-from bert.operators import choose_operators, load_operators
+from bert.operators import check_padding, choose_operators, load_operators
 from comm.local import LocalCommunicator
 from data.pretraining.batches import dummy_batch
 from tasks.pretraining.task import Pretraining
@@ -38,6 +38,7 @@ class OurStep(NamedTuple):
     """A step, what it changes, and whether it is on the fused operators."""
 
     take: TrainStep
+    network: Any
     optimizer: Optimizer
     parameters: dict[str, Any]
     fused: bool
@@ -48,12 +49,13 @@ class OurStep(NamedTuple):
         mx.nd.waitall()
 
 
-def make_step(model: str, dtype: str, operators: str) -> OurStep:
-    """The step of a run of one process on the CPU; `operators` as for --operators."""
+def make_step(model: str, dtype: str, operators: str, padding: str = KEEP) -> OurStep:
+    """The step of a run of one process on the CPU; `operators` and `padding` as for these options."""
     config = named_config(MODELS.get(model, model))
     device = mx.cpu()
     try:
         operators = choose_operators(operators, dtype, device, config)
+        check_padding(padding, operators)
     except InputError as reason:
         raise Unsupported(str(reason)) from None
     bert = build_model(config, VOCABULARY, DROPOUT)
@@ -63,6 +65,8 @@ def make_step(model: str, dtype: str, operators: str) -> OurStep:
     optimizer = Optimizer("lamb", list(parameters), weights, native=operators == "fused")
     task = Pretraining()
     network = task.network(bert, config, dtype, DROPOUT, operators)
+    if padding == REMOVE:
+        network.remove_padding()
     step = TrainStep(
         task,
         network,
@@ -71,11 +75,11 @@ def make_step(model: str, dtype: str, operators: str) -> OurStep:
         LocalCommunicator(),
         StepSettings(1, CLIP_NORM, lambda step, number: step),  # seeds of dropout
     )
-    return OurStep(step, optimizer, parameters, operators == "fused")
+    return OurStep(step, network, optimizer, parameters, operators == "fused")
 
 
 def set_up_step(work: Work, operators: str) -> tuple[TakeStep, dict[str, Any]]:
-    step, _, parameters, fused = make_step(work.model, work.dtype, operators)
+    step, _, _, parameters, fused = make_step(work.model, work.dtype, operators)
     batch = dummy_batch(*work.batch, VOCABULARY, np.random.default_rng(0))
     count = 0
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any, Iterable, Mapping
 
 import mxnet as mx
+import numpy as np
 from gluonnlp.model.bert import BERTModel
 
 from bert.configuration import LAYER_NORM_EPSILON, BertConfig
 from bert.model import trainable
 from bert.part import ModelPart, whole
+
+# Rows are rounded up to a multiple: in bfloat16 oneDNN makes a product for each number of rows, and keeps it.
+_ROWS_MULTIPLE = {"float32": 1, "bfloat16": 16}
 
 
 class FusedBert(mx.gluon.HybridBlock):
@@ -28,6 +32,8 @@ class FusedBert(mx.gluon.HybridBlock):
     """
 
     adds_in_backward = False  # whether grad_req "add" is heeded
+    # Whether the layers work on the tokens alone, sequences end to end, and not on padding.
+    packs_sequences = False
 
     def __init__(
         self,
@@ -80,9 +86,27 @@ class FusedBert(mx.gluon.HybridBlock):
             if self._dtype != "float32" or len(names) > 1:  # else the product takes the weight as it is
                 self._pack([self._reg_params[name].data() for name in names], out=packed.data())
 
+    def remove_padding(self) -> None:
+        """Leaves padding out of all layers from now on; to be called before the first batch. Losses stay the
+        same but for rounding, and for dropout, whose masks are others."""
+        self.packs_sequences = True
+
+    def forward(self, input_ids: mx.nd.NDArray, segment_ids: Any, valid_lengths: Any, *others: Any) -> Any:
+        """Computes on arrays: calls `hybrid_forward`, with places for `valid_lengths` where padding is left
+        out (`encode`), since the number of rows must be known before a graph runs.
+
+        Raises:
+            ValueError: a sequence without tokens, or longer than `input_ids`, where padding is left out.
+        """
+        if self.packs_sequences:
+            multiple = _ROWS_MULTIPLE[self._dtype]
+            places = places_of(valid_lengths.asnumpy(), input_ids.shape[1], multiple)
+            valid_lengths = mx.nd.array(places, ctx=input_ids.ctx, dtype="int32")
+        return super().forward(input_ids, segment_ids, valid_lengths, *others)
+
     def layers(self, F: Any, weights: Mapping[str, Any]) -> Layers:
         """The operations of this network in a `hybrid_forward`, which MXNet calls with `F` and `weights`."""
-        return Layers(F, weights, self._config, self._dtype, self._dropout)
+        return Layers(F, weights, self._config, self._dtype, self._dropout, self.packs_sequences)
 
     def encode(
         self, layers: Layers, input_ids: Any, segment_ids: Any, valid_lengths: Any, positions: Any = None
@@ -90,14 +114,17 @@ class FusedBert(mx.gluon.HybridBlock):
         """Embeds the tokens and applies all layers.
 
         Args:
-            input_ids, segment_ids: (B, L) int32. valid_lengths: (B,) int32.
+            input_ids, segment_ids: (B, L) int32.
+            valid_lengths: (B,) int32; places (T, 2) int32 where padding is left out (`places_of`).
             positions: (B, P) int32; above its attention the top layer then computes only the first token and
                 these. None computes all tokens.
 
         Returns:
-            (B, 1 + P, units) float32, the first token before those at `positions`; (B, L, units) without.
+            (B, 1 + P, units) float32, the first token before those at `positions`; without,
+            (B, L, units), or (T, units) where padding is left out.
         """
-        return self.through(layers, layers.embed(input_ids, segment_ids), valid_lengths, positions)
+        x = layers.embed(input_ids, segment_ids, valid_lengths)
+        return self.through(layers, x, valid_lengths, positions)
 
     def through(self, layers: Layers, x: Any, valid_lengths: Any, positions: Any = None) -> Any:
         """Applies the layers of this network's part to `x`, (B, L, units); for the rest see `encode`."""
@@ -125,10 +152,15 @@ class Layers:
     Args:
         F: mx.nd or mx.sym.
         weights: arrays or symbols by structural name, and the packed copies of `FusedBert`.
+        packs: whether rows (T, units) of sequences end to end take the place of (B, L, units), and places
+            that of lengths.
     """
 
-    def __init__(self, F: Any, weights: Mapping[str, Any], config: BertConfig, dtype: str, dropout: float):
+    def __init__(
+        self, F: Any, weights: Mapping[str, Any], config: BertConfig, dtype: str, dropout: float, packs: bool
+    ):
         self.F = F
+        self._packs = packs
         self.weights = weights
         self.dtype = dtype
         self._dropout = {"dropout": dropout}
@@ -139,12 +171,14 @@ class Layers:
         # leaves 1 in prediction and 0 or 2 in training.
         self._mode = F.Dropout(F.ones((1,)), p=0.5)
 
-    def embed(self, input_ids: Any, segment_ids: Any) -> Any:
+    def embed(self, input_ids: Any, segment_ids: Any, valid_lengths: Any) -> Any:
         """(B, L) tokens and segments -> (B, L, units): three embeddings, LayerNorm, dropout."""
+        places = [valid_lengths] if self._packs else []
         return self.F.bert_embed(
             input_ids, segment_ids, self.weights["word_embed.0.weight"],
             self.weights["token_type_embed.0.weight"], self.weights["encoder.position_weight"],
-            *self._norm("encoder.layer_norm"), self._mode, **self._dropout, **self._eps,
+            *self._norm("encoder.layer_norm"), self._mode, *places, packed=len(places),
+            **self._dropout, **self._eps,
         )[0]  # fmt: skip
 
     def layer(self, index: int, x: Any, valid_lengths: Any, positions: Any = None) -> Any:
@@ -156,8 +190,11 @@ class Layers:
             projected, valid_lengths, self._mode, heads=self._heads, dtype=self.dtype, **self._dropout
         )[0]
         if positions is not None:
-            context = self.F.bert_gather(context, positions, first=1)
-            x = self.F.bert_gather(x, positions, first=1)
+            places = [valid_lengths] if self._packs else []
+            context, x = (
+                self.F.bert_gather(each, positions, *places, first=1, packed=len(places))
+                for each in (context, x)
+            )
         x = self._add_norm(f"{cell}proj", context, x, f"{cell}layer_norm")
         return self._feed_forward(f"{cell}ffn.", x)
 
@@ -198,6 +235,23 @@ class Layers:
 
     def _norm(self, name: str) -> tuple[Any, Any]:
         return self.weights[f"{name}.gamma"], self.weights[f"{name}.beta"]
+
+
+def places_of(lengths: np.ndarray, longest: int, multiple: int = 1) -> np.ndarray:
+    """The sequence and the position in it of each row of sequences end to end, int32 (T, 2): T is the sum of
+    the lengths, rounded up to a multiple; rows beyond the sum have (-1, -1).
+
+    Raises:
+        ValueError: a length outside [1, longest].
+    """
+    if lengths.min() < 1 or lengths.max() > longest:
+        raise ValueError(f"lengths of {lengths.min()} to {lengths.max()} tokens are outside [1, {longest}]")
+    total = int(lengths.sum())
+    places = np.full((-(-total // multiple) * multiple, 2), -1, np.int32)
+    places[:total, 0] = np.repeat(np.arange(len(lengths)), lengths)
+    begins = np.cumsum(lengths) - lengths
+    places[:total, 1] = np.arange(total) - np.repeat(begins, lengths)
+    return places
 
 
 def _cell(index: int) -> str:

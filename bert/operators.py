@@ -11,7 +11,7 @@ from mxnet.ndarray.register import _make_ndarray_function
 from mxnet.symbol.register import _make_symbol_function
 
 from base.errors import InputError
-from bert.configuration import OPERATORS_LIBRARY, BertConfig
+from bert.configuration import OPERATORS_LIBRARY, REMOVE, BertConfig
 
 LIBRARY = OPERATORS_LIBRARY
 PREFIX = "bert_"  # of the operators that blocks call
@@ -74,6 +74,24 @@ def choose_operators(wanted: str, dtype: str, device: mx.Context, bert: BertConf
             "(--operators mxnet does without it)"
         )
     return "fused" if fused else "mxnet"
+
+
+def check_padding(padding: str, operators: str) -> None:
+    """Checks --padding against the operators that were chosen.
+
+    Raises:
+        InputError: padding is to be removed, and there are no fused operators, or older ones.
+    """
+    if padding != REMOVE:
+        return
+    if operators != "fused":
+        raise InputError(
+            "--padding remove needs the fused CPU operators (make setup builds them), not --operators mxnet"
+        )
+    if not hasattr(mx.nd, "bert_unpack"):
+        raise InputError(
+            f"--padding remove: {LIBRARY} is older than this code and cannot; make setup builds it anew"
+        )
 
 
 def knows_forms() -> bool:

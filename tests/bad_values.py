@@ -30,6 +30,7 @@ from bench import (
     finetune,
     loader,
     optimizer,
+    padding,
     pipelines,
     questions,
     saving,
@@ -123,6 +124,7 @@ COMMANDS: dict[str, Command] = {
             questions,
             finetune,
             saving,
+            padding,
         )
     },
 }

@@ -104,9 +104,9 @@ PAIR = ids_of("[CLS]", "a", "b", "[MASK]", "c", "[SEP]", "d", "[MASK]", "e", "e"
 
 
 @pytest.mark.parametrize("form", ["erf", "tanh"])
-@pytest.mark.parametrize("operators", ["mxnet", "fused"])
+@pytest.mark.parametrize("operators", ["mxnet", "fused", "fused --padding remove"])
 def test_probabilities_are_the_references(weights, operators, form):
-    options = ["--top_k", "20", "--operators", operators, "--gelu", form]
+    options = ["--top_k", "20", "--operators", *operators.split(), "--gelu", form]
     (found,) = ask(str(weights / "gluonnlp"), FIRST, SECOND, *options)
     tokens, follows = reference(weights, PAIR, [0] * 6 + [1] * 5, form)
     assert (found["text"], found["second"]) == (FIRST, SECOND)
@@ -153,10 +153,11 @@ def test_the_form_of_gelu_is_the_weights(weights):
 
 
 class TestFile:
-    def test_inputs_of_all_kinds_and_sizes(self, weights, tmp_path):
+    @pytest.mark.parametrize("operators", ["mxnet", "fused --padding remove"])
+    def test_inputs_of_all_kinds_and_sizes(self, weights, tmp_path, operators):
         path = tmp_path / "inputs.txt"
         path.write_text("a [MASK]\na b\tc d\r\n[MASK] b c d e f g h [MASK]\ta\n", encoding="utf-8")
-        words = [str(weights / "huggingface"), "--operators", "mxnet"]
+        words = [str(weights / "huggingface"), "--operators", *operators.split()]
         found = ask(*words, "--file", str(path), "--batch_size", "2", "--top_k", "3")
         assert [len(each["masks"]) for each in found] == [1, 0, 2]
         assert [each["next_sentence"] is None for each in found] == [True, False, False]

@@ -8,7 +8,7 @@ from typing import Any, Mapping, TypeVar
 
 from base.errors import InputError
 from bert.config_file import read_config_file
-from bert.configuration import DROPOUT, INITIAL_STDEV, BertConfig, named_config
+from bert.configuration import DROPOUT, INITIAL_STDEV, KEEP, BertConfig, named_config
 from data.options import DataConfig, data_config
 from training.deadline import DeadlineConfig
 from training.pairs import StageOptions
@@ -43,6 +43,7 @@ class ModelConfig:
     dropout: float
     pretrained: bool
     dataset_name: str
+    padding: str = KEEP
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,7 @@ def model_config(options: argparse.Namespace) -> ModelConfig:
         dropout=DROPOUT if options.dropout is None else options.dropout,
         pretrained=options.pretrained,
         dataset_name=options.dataset_name,
+        padding=options.padding,
     )
     if options.config_file is not None:
         return _of_file(config, options.gelu, dropout_given=options.dropout is not None)

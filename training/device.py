@@ -7,7 +7,7 @@ from typing import NamedTuple
 import mxnet as mx
 
 from base.errors import InputError
-from bert.operators import LIBRARY, choose_operators
+from bert.operators import LIBRARY, check_padding, choose_operators
 from comm.base import Communicator
 from training.agreement import digest_of_file
 from training.config import ModelConfig
@@ -42,4 +42,6 @@ def choose_computing(config: ModelConfig, communicator: Communicator) -> Computi
     if config.dtype == "float16" and not on_gpu:
         raise InputError("--dtype float16: MXNet multiplies float16 matrices on GPUs only; use float32 here")
     dtype = config.dtype or ("float16" if on_gpu else "float32")
-    return Computing(device, dtype, choose_operators(config.operators, dtype, device, config.bert))
+    operators = choose_operators(config.operators, dtype, device, config.bert)
+    check_padding(config.padding, operators)
+    return Computing(device, dtype, operators)

@@ -26,7 +26,7 @@ from base.command_line import (
     within,
 )
 from base.errors import InputError
-from bert.configuration import GELU_FORMS
+from bert.configuration import GELU_FORMS, KEEP, PADDING, REMOVE
 from comm.options import add_communication_options, communication_config
 from data.options import add_data_options, add_vocabulary_options, check_data_options
 from training.config import DEFAULT_MODEL, model_config
@@ -144,6 +144,13 @@ def _parser(description: str) -> argparse.ArgumentParser:
         default="auto",
         help="fused: this project's operators, for CPUs; mxnet: MXNet's own (default: fused where they can "
         "be used and have been built)",
+    )
+    add(
+        "--padding",
+        choices=PADDING,
+        default=KEEP,
+        help="remove: the fused operators compute tokens alone, sequences end to end; for batches with much "
+        "padding, above 5%% of their positions, which data.inspect counts (default: keep)",
     )
 
     group = parser.add_argument_group("data")
@@ -300,6 +307,8 @@ def _check(options: argparse.Namespace) -> None:
             f"--model {options.model} and --config_file {options.config_file} exclude each other: each gives "
             "the model"
         )
+    if options.padding == REMOVE and options.operators == "mxnet":
+        raise InputError("--padding remove needs the fused operators: leave out --operators mxnet")
     model = model_config(options)
     options.dropout = model.dropout
     if options.pretrained and (options.config_file or options.model not in PUBLISHED_MODELS):

@@ -15,6 +15,7 @@ from gluonnlp.model.bert import BERTModel
 
 from base.errors import RUN_AGAIN, InputError
 from base.launchers import HVD
+from bert.configuration import REMOVE
 from bert.model import build_model, each_once, initialize, network_parameters, trained
 from bert.part import allocate, build_part
 from bert.weights.published import load_published
@@ -337,9 +338,10 @@ class Run:
         for message in warnings:
             self.reporter.warn(message)
         size = self.communicator.size
+        without = " without padding" if config.model.padding == REMOVE else ""
         self.reporter.note(
             f"{config.model.bert.description}, {self.parameters / 1e6:,.1f} M parameters, vocabulary "
-            f"{self.inputs.vocab_size:,}, {model.dtype} on {model.operators} operators, {size} "
+            f"{self.inputs.vocab_size:,}, {model.dtype} on {model.operators} operators{without}, {size} "
             f"process{'es' if size > 1 else ''} on {model.device.device_type}, OMP_NUM_THREADS "
             f"{os.environ.get('OMP_NUM_THREADS')}, seed {self.seed}"
         )
@@ -469,6 +471,8 @@ def _whole_model(part: Part, start: Start, task: Task, communicator: Communicato
     if start.published and communicator.rank == 0:  # the others get rank 0's
         load_published(bert, shape.name, start.published, device)
     network = task.network(bert, shape, dtype, dropout, operators)
+    if config.model.padding == REMOVE:
+        network.remove_padding()
     restore_parameters(start, network_parameters(network), communicator, device)
     return Model(bert, network, device, dtype, operators)
 

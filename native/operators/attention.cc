@@ -1,7 +1,12 @@
 // bert_attention(qkv (B, L, 3U), lengths (B) int32, mode (1); heads, dropout, dtype) -> context (B, L, U),
 // float32; beside it the logarithms of the softmax's denominators (B, heads, L) and dropout's key (2), for
 // the backward pass. qkv holds queries, keys and values, each heads * U / heads columns. Keys from a
-// sequence's length on do not exist. With dtype="bfloat16" the factors of all products are rounded to
+// sequence's length on do not exist.
+//
+// Packed, qkv (T, 3U) has sequences end to end, and places (T, 2) int32 (sequences.h) take the place of
+// lengths; context is (T, U), 0 in rows of no sequence, the logarithms are (heads, T).
+//
+// With dtype="bfloat16" the factors of all products are rounded to
 // bfloat16: queries, keys, values, probabilities and the gradients of context and scores. mode is
 // F.Dropout(F.ones((1,)), p=0.5): 1 where MXNet predicts, which turns dropout off.
 #include <omp.h>
@@ -9,8 +14,10 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
 #include "attention_kernels.h"
+#include "indices.h"
 #include "matmul.h"
 #include "operator.h"
 
@@ -50,12 +57,21 @@ MXReturnValue shapes(const Attributes& attributes, Shapes* in, Shapes* out) {
     require(heads > 0, "heads must be positive");
     dropout_rate(attributes);
     low_precision(attributes);
-    require(qkv.size() == 3, "qkv must have axes (sequence, position, 3 * units)");
-    require(qkv[2] > 0 && qkv[2] % (3 * heads) == 0, "qkv's last axis must be a multiple of 3 * heads");
-    in->at(kLengths) = {qkv[0]};
+    require(qkv.size() == 2 || qkv.size() == 3,
+            "qkv must have axes (sequence, position, 3 * units) or (row, 3 * units)");
+    require(qkv.back() > 0 && qkv.back() % (3 * heads) == 0,
+            "qkv's last axis must be a multiple of 3 * heads");
+    const unsigned int of_heads = heads;
+    if (qkv.size() == 2) {
+      in->at(kLengths) = {qkv[0], 2};
+      out->at(kLogSum) = {of_heads, qkv[0]};
+    } else {
+      in->at(kLengths) = {qkv[0]};
+      out->at(kLogSum) = {qkv[0], of_heads, qkv[1]};
+    }
     in->at(kMode) = {1};
-    out->at(kContext) = {qkv[0], qkv[1], qkv[2] / 3};
-    out->at(kLogSum) = {qkv[0], static_cast<unsigned int>(heads), qkv[1]};
+    out->at(kContext) = qkv;
+    out->at(kContext).back() = qkv.back() / 3;
     out->at(kKey) = {2};
   });
 }
@@ -67,29 +83,47 @@ MXReturnValue types(const Attributes&, Types* in, Types* out) {
   return MX_SUCCESS;
 }
 
+std::vector<Sequence> sequences_of(const mxnet::ext::MXTensor& qkv, const mxnet::ext::MXTensor& lengths) {
+  if (qkv.shape.size() == 2) return packed_sequences(lengths);
+  const int64_t length = qkv.shape[1];
+  std::vector<Sequence> sequences = padded_sequences(qkv.shape[0], length);
+  for (size_t b = 0; b < sequences.size(); b++)
+    sequences[b].tokens = std::min<int64_t>(std::max(indices(lengths)[b], 0), length);
+  return sequences;
+}
+
 // All but the dropout.
 Attention describe(const Attributes& attributes, const mxnet::ext::MXTensor& qkv,
-                   const mxnet::ext::MXTensor& lengths) {
+                   const std::vector<Sequence>& sequences) {
   Attention shape{};
-  shape.batch = qkv.shape[0];
-  shape.length = qkv.shape[1];
+  shape.batch = sequences.size();
+  for (const Sequence& sequence : sequences) shape.length = std::max(shape.length, sequence.rows);
   shape.heads = integer(attributes, "heads");
-  shape.size = qkv.shape[2] / (3 * shape.heads);
-  shape.lengths = static_cast<const int32_t*>(lengths.data_ptr);
+  shape.size = qkv.shape.back() / (3 * shape.heads);
+  shape.sequences = sequences.data();
   shape.low = low_precision(attributes);
   // With four tasks a thread, the last to finish is not late by much; smaller parts repeat more of the
   // packing.
   const int64_t heads = shape.batch * shape.heads, wanted = 4 * omp_get_max_threads();
-  const int64_t most = (shape.length + 31) / 32;
+  const int64_t most = (shape.length + kLargestPart - 1) / kLargestPart;
   shape.parts = heads == 0 || heads >= wanted ? 1 : std::min((wanted + heads - 1) / heads, most);
   return shape;
 }
 
+// Fills the rows behind the last sequence, which belong to none.
+void zero_rest(const std::vector<Sequence>& sequences, mxnet::ext::MXTensor* matrix) {
+  const int64_t columns = matrix->shape.back();
+  const int64_t end = sequences.empty() ? 0 : (sequences.back().first + sequences.back().rows) * columns;
+  std::memset(floats(*matrix) + end, 0, (matrix->size() - end) * sizeof(float));
+}
+
 MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource& resource) {
   return guarded("bert_attention", [&] {
-    Attention shape = describe(attributes, in->at(kQkv), in->at(kLengths));
+    const std::vector<Sequence> sequences = sequences_of(in->at(kQkv), in->at(kLengths));
+    Attention shape = describe(attributes, in->at(kQkv), sequences);
     shape.dropout = choose_dropout(attributes, in->at(kMode), resource, &out->at(kKey));
     KERNEL(attention)(shape, floats(in->at(kQkv)), floats(out->at(kContext)), floats(out->at(kLogSum)));
+    zero_rest(sequences, &out->at(kContext));
   });
 }
 
@@ -98,14 +132,16 @@ MXReturnValue backward(const Attributes& attributes, Tensors* in, Tensors* out, 
   return guarded("bert_attention's gradient", [&] {
     const mxnet::ext::MXTensor* inputs = in->data() + kOutputs;
     const mxnet::ext::MXTensor* outputs = inputs + kInputs;
-    Attention shape = describe(attributes, inputs[kQkv], inputs[kLengths]);
+    const std::vector<Sequence> sequences = sequences_of(inputs[kQkv], inputs[kLengths]);
+    Attention shape = describe(attributes, inputs[kQkv], sequences);
     shape.dropout = chosen_dropout(attributes, inputs[kMode], outputs[kKey]);
     const int64_t partial = KERNEL(attention_partial_size)(shape);
     float* memory = partial == 0 ? nullptr : static_cast<float*>(resource.alloc_cpu(partial * sizeof(float)));
     KERNEL(attention_backward)
     (shape, floats(in->at(kContext)), floats(inputs[kQkv]), floats(outputs[kContext]),
      floats(outputs[kLogSum]), memory, floats(out->at(kQkv)));
-    std::memset(out->at(kLengths).data_ptr, 0, shape.batch * sizeof(int32_t));
+    zero_rest(sequences, &out->at(kQkv));
+    std::memset(out->at(kLengths).data_ptr, 0, out->at(kLengths).size() * sizeof(int32_t));
     std::memset(out->at(kMode).data_ptr, 0, sizeof(float));
   });
 }

@@ -52,15 +52,10 @@ Rows right_factor(const float* matrix, int64_t stride, int64_t rows, int64_t col
 
 template <bool kLow>
 void attend(const Attention& shape, const Task& work, const float* qkv, float* context, float* log_sum) {
-  const Head head(shape, work);
+  const Forward pass(shape, work, qkv, context, log_sum);
+  if (pass.without_keys()) return;
+  const Head& head = pass.head;
   const int64_t size = shape.size, keys = work.keys;
-  context += head.context;
-  log_sum += work.row(shape, 0);
-  if (keys == 0) {
-    zero_rows(context + work.begin * head.units, head.units, work.end - work.begin, size);
-    for (int64_t i = work.begin; i < work.end; i++) log_sum[i] = 0.f;
-    return;
-  }
   const int64_t block = round_up(kForwardBlock, kTileRows);
   float *query, *key, *value, *scores, *product, *rounded;
   lay_out({{&query, product_size(block, size)},
@@ -70,7 +65,7 @@ void attend(const Attention& shape, const Task& work, const float* qkv, float* c
            {&product, product_size(block, head.size_stride)},
            {&rounded, kLow ? keys * size : 0}});
 
-  const float* queries = qkv + head.query;
+  const float* queries = pass.queries;
   Rows factor = right_factor<kLow>(queries + head.units, head.stride, keys, size, rounded);
   pack_transposed(factor.first, factor.stride, size, keys, key);
   factor = right_factor<kLow>(queries + 2 * head.units, head.stride, keys, size, rounded);
@@ -82,19 +77,11 @@ void attend(const Attention& shape, const Task& work, const float* qkv, float* c
     float factors[kForwardBlock + kTileRows];
     for (int64_t r = 0; r < rows; r++) {
       float* row = scores + r * head.score_stride;
-      const RowDropout dropout(shape.dropout, work.row(shape, begin + r) * shape.length);
-      for (int64_t part = 0; part < 3; part++)
-        prefetch<false>(queries + (begin + r) * head.stride + part * head.units + size, size);
-      prefetch<true>(context + (begin + r) * head.units, size);
-      log_sum[begin + r] = shape.dropout.threshold == 0
-                               ? softmax_row<false>(row, keys, head.padded_keys, dropout, factors + r)
-                               : softmax_row<true>(row, keys, head.padded_keys, dropout, factors + r);
+      pass.softmax(begin + r, row, head.padded_keys, factors + r);
       round_row<kLow>(row, head.padded_keys);
     }
     multiply<false, false>(scores, head.score_stride, rows, value, keys, size, product, head.size_stride);
-    for (int64_t r = 0; r < rows; r++)
-      copy_rows(product + r * head.size_stride, 0, 1, size, shape.dropout.scale * factors[r],
-                context + (begin + r) * head.units, 0);
+    pass.write(product, head.size_stride, begin, rows, factors);
   }
 }
 
@@ -114,32 +101,25 @@ void add_parts(const Attention& shape, const Task& work, const float* sums, floa
       float* row = gradient + j * head.stride;
       const float* sum = first + j * head.size_stride;
       copy_rows(sum, 0, 1, shape.size, 1.f, row, 0);
-      for (int64_t part = 1; part < shape.parts; part++)
+      for (int64_t part = 1; part < work.parts; part++)
 #pragma omp simd
         for (int64_t c = 0; c < shape.size; c++) row[c] += sum[part * all + c];
     }
-    zero_rows(gradient + work.keys * head.stride, head.stride, shape.length - work.keys, shape.size);
+    zero_rows(gradient + work.keys * head.stride, head.stride, work.sequence.rows - work.keys, shape.size);
   }
 }
 
-// Writes the gradient of the part's queries into qkv_gradient, and what its queries add to the gradients of
-// keys and values into `sums`, sums_size() floats.
+// Writes the gradient of the part's queries, and what its queries add to the gradients of keys and values
+// into `arrays.sums`, sums_size() floats.
 template <bool kLow>
-void attend_backward(const Attention& shape, const Task& work, const float* context_gradient,
-                     const float* qkv, const float* context, const float* log_sum, float* sums,
-                     float* qkv_gradient) {
-  const Head head(shape, work);
-  const int64_t size = shape.size, keys = work.keys;
-  const float* queries = qkv + head.query;
-  float* query_gradients = qkv_gradient + head.query;
-  if (keys == 0) {
-    zero_rows(query_gradients + work.begin * head.stride, head.stride, work.end - work.begin, size);
-    if (shape.parts == 1) add_parts(shape, work, nullptr, qkv_gradient);
+void attend_backward(const Attention& shape, const Task& work, const BackwardArrays& arrays) {
+  const Backward pass(shape, work, arrays);
+  if (pass.without_keys()) {
+    if (shape.parts == 1) add_parts(shape, work, nullptr, arrays.qkv_gradient);
     return;
   }
-  context += head.context;
-  context_gradient += head.context;
-  log_sum += work.row(shape, 0);
+  const Head& head = pass.head;
+  const int64_t size = shape.size, keys = work.keys;
   const int64_t block = round_up(kBackwardBlock, kTileRows);
   float *query, *query_packed, *key, *key_transposed, *value_transposed, *gradient, *gradient_packed, *scores,
       *score_gradients, *product, *rounded, *own_sums;
@@ -155,10 +135,11 @@ void attend_backward(const Attention& shape, const Task& work, const float* cont
            {&product, product_size(block, head.size_stride)},
            {&rounded, kLow ? keys * size : 0},
            {&own_sums, shape.parts == 1 ? sums_size(shape) : 0}});
-  if (shape.parts == 1) sums = own_sums;
+  float* sums = shape.parts == 1 ? own_sums : arrays.sums;
   float* key_sum = sums;
   float* value_sum = sums + sums_size(shape) / 2;
 
+  const float* queries = pass.queries;
   Rows factor = right_factor<kLow>(queries + head.units, head.stride, keys, size, rounded);
   pack(factor.first, factor.stride, keys, size, key);
   pack_transposed(factor.first, factor.stride, size, keys, key_transposed);
@@ -168,39 +149,26 @@ void attend_backward(const Attention& shape, const Task& work, const float* cont
     const int64_t rows = minimum(block, work.end - begin);
     copy_factor<kLow>(queries + begin * head.stride, head.stride, rows, size, head.root, query);
     pack(query, size, rows, size, query_packed);
-    copy_factor<kLow>(context_gradient + begin * head.units, head.units, rows, size, 1.f, gradient);
+    copy_factor<kLow>(pass.context_gradient + begin * head.units, head.units, rows, size, 1.f, gradient);
     pack(gradient, size, rows, size, gradient_packed);
     multiply<false, false>(query, size, rows, key_transposed, size, keys, scores, head.score_stride);
     multiply<false, false>(gradient, size, rows, value_transposed, size, keys, score_gradients,
                            head.score_stride);
     for (int64_t r = 0; r < rows; r++) {
-      const int64_t i = begin + r;
-      const RowDropout dropout(shape.dropout, work.row(shape, i) * shape.length);
-      for (int64_t part = 0; part < 3; part++) {
-        prefetch<false>(queries + i * head.stride + part * head.units + size, size);
-        prefetch<true>(query_gradients + i * head.stride + part * head.units, size);
-      }
-      prefetch<false>(context + i * head.units + size, size);
-      prefetch<false>(context_gradient + i * head.units + size, size);
-      const float mean = dot(gradient + r * size, context + i * head.units, size);
-      (shape.dropout.threshold == 0 ? softmax_row_backward<false>
-                                    : softmax_row_backward<true>)(scores + r * head.score_stride,
-                                                                  score_gradients + r * head.score_stride,
-                                                                  keys, log_sum[i], mean, shape.dropout.scale,
-                                                                  dropout);
-      round_row<kLow>(scores + r * head.score_stride, keys);
-      round_row<kLow>(score_gradients + r * head.score_stride, keys);
+      float *row = scores + r * head.score_stride, *row_gradients = score_gradients + r * head.score_stride;
+      const float mean = dot(gradient + r * size, pass.context + (begin + r) * head.units, size);
+      pass.softmax(begin + r, row, row_gradients, mean);
+      round_row<kLow>(row, keys);
+      round_row<kLow>(row_gradients, keys);
     }
     multiply<false, false>(score_gradients, head.score_stride, rows, key, keys, size, product,
                            head.size_stride);
-    for (int64_t r = 0; r < rows; r++)
-      copy_rows(product + r * head.size_stride, 0, 1, size, head.root,
-                query_gradients + (begin + r) * head.stride, 0);
+    pass.write(product, head.size_stride, begin, rows);
     const auto add = begin == work.begin ? multiply<true, false> : multiply<true, true>;
     add(scores, head.score_stride, keys, gradient_packed, rows, size, value_sum, head.size_stride);
     add(score_gradients, head.score_stride, keys, query_packed, rows, size, key_sum, head.size_stride);
   }
-  if (shape.parts == 1) add_parts(shape, work, sums, qkv_gradient);
+  if (shape.parts == 1) add_parts(shape, work, sums, arrays.qkv_gradient);
 }
 
 // Neighbouring heads for one thread, because of prefetch().
@@ -237,7 +205,10 @@ void attention(const Attention& shape, const float* qkv, float* context, float* 
   const auto attend = kind(shape).forward;
   // Which thread takes which task does not change the result.
 #pragma omp parallel for schedule(dynamic, chunk)
-  for (int64_t t = 0; t < tasks; t++) attend(shape, task(shape, t), qkv, context, log_sum);
+  for (int64_t t = 0; t < tasks; t++) {
+    const Task work = task(shape, t);
+    if (work.begin < work.end) attend(shape, work, qkv, context, log_sum);
+  }
 }
 
 void attention_backward(const Attention& shape, const float* context_gradient, const float* qkv,
@@ -246,9 +217,12 @@ void attention_backward(const Attention& shape, const float* context_gradient, c
   const int64_t heads = shape.batch * shape.heads, tasks = heads * shape.parts, size = of.size(shape),
                 chunk = chunk_size(tasks);
 #pragma omp parallel for schedule(dynamic, chunk)
-  for (int64_t t = 0; t < tasks; t++)
-    of.backward(shape, task(shape, t), context_gradient, qkv, context, log_sum,
-                shape.parts == 1 ? nullptr : partial + t * size, qkv_gradient);
+  for (int64_t t = 0; t < tasks; t++) {
+    const Task work = task(shape, t);
+    float* sums = shape.parts == 1 ? nullptr : partial + t * size;
+    if (work.begin < work.end)
+      of.backward(shape, work, {context_gradient, qkv, context, log_sum, sums, qkv_gradient});
+  }
   if (shape.parts == 1) return;
 #pragma omp parallel for schedule(dynamic)
   for (int64_t h = 0; h < heads; h++)

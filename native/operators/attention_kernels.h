@@ -4,21 +4,27 @@
 
 #include "dropout_choice.h"
 #include "isa.h"
+#include "sequences.h"
 
 namespace operators {
+
+// A sequence is cut into parts of at most this many queries.
+constexpr int64_t kLargestPart = 32;
 
 // Self-attention's sizes. A row of qkv has 3 * heads * size columns: all heads' queries, then keys, then
 // values.
 struct Attention {
-  int64_t batch, length, heads, size;
-  // (batch): keys from there on do not exist.
-  const int32_t* lengths;
-  // Of the probabilities; (b, h, i, j) has index ((b * heads + h) * length + i) * length + j. What of it does
-  // not fit in 32 bits is added to the key's upper half.
+  int64_t batch, length, heads, size;  // length: rows of the longest sequence
+  // (batch): each row has a query; keys are those of tokens.
+  const Sequence* sequences;
+  // Of the probabilities. In sequence b, whose first row is f and which has n rows, that of head h, query i
+  // and key j has index (f * heads + h * n + i) * length + j. What of it does not fit in 32 bits is added to
+  // the key's upper half.
   Dropout dropout;
   // Whether the factors of all products are rounded to bfloat16; sums, softmax and dropout are float32's.
   bool low;
-  // Each head's queries are cut into this many parts, so that all threads have work.
+  // Each head's queries are cut into this many parts, so that all threads have work; into fewer where the
+  // sequence is too short.
   int64_t parts;
 };
 
@@ -29,8 +35,9 @@ float* thread_scratch(int64_t floats);
 }  // namespace operators
 
 DECLARE_KERNELS(
-    // context (batch, length, heads * size) = dropout(softmax(query * key^T / sqrt(size))) * value, and
-    // log_sum (batch, heads, length) = the logarithm of the softmax's denominator. 0 where there are no keys.
+    // context (rows, heads * size) = dropout(softmax(query * key^T / sqrt(size))) * value, and log_sum, for
+    // each sequence (heads, its rows), = the logarithm of the softmax's denominator. 0 where there are no
+    // keys; rows of no sequence are left as they are.
     void attention(const Attention& shape, const float* qkv, float* context, float* log_sum);
 
     // The gradient of qkv from those of context. `partial` holds attention_partial_size() floats.

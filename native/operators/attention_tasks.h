@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "attention_kernels.h"
+#include "attention_rows.h"
 #include "small_matmul.h"
 
 namespace operators {
@@ -18,23 +19,30 @@ constexpr int64_t kBackwardBlock = 64;
 
 inline int64_t minimum(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// One part of one head: queries [begin, end) and all keys that exist.
+// One part of one head: queries [begin, end) and all keys that exist. A sequence that is too short for all of
+// shape.parts has `parts` of them; the others have no queries.
 struct Task {
-  int64_t sequence, head, begin, end, keys;
+  Sequence sequence;
+  int64_t head, parts, begin, end, keys;
 
   // The row of log_sum for a query, and of all probabilities as one matrix.
   int64_t row(const Attention& shape, int64_t query) const {
-    return (sequence * shape.heads + head) * shape.length + query;
+    return sequence.first * shape.heads + head * sequence.rows + query;
   }
 };
 
 inline Task task(const Attention& shape, int64_t index) {
   const int64_t part = index % shape.parts;
   const int64_t head = index / shape.parts;
-  const int64_t sequence = head / shape.heads;
-  const int64_t valid = shape.lengths[sequence];
-  return {sequence, head % shape.heads, shape.length * part / shape.parts,
-          shape.length * (part + 1) / shape.parts, valid < 0 ? 0 : minimum(valid, shape.length)};
+  const Sequence& sequence = shape.sequences[head / shape.heads];
+  const int64_t rows = sequence.rows;
+  const int64_t parts = minimum(shape.parts, (rows + kLargestPart - 1) / kLargestPart);
+  return {sequence,
+          head % shape.heads,
+          parts,
+          minimum(rows, rows * part / parts),
+          minimum(rows, rows * (part + 1) / parts),
+          sequence.tokens};
 }
 
 // A pointer and how many elements of four bytes are to lie there.
@@ -92,8 +100,103 @@ struct Head {
         score_stride(round_up(padded_keys, 2 * kLanes) + kLanes),
         size_stride(round_up(shape.size, kLanes)),
         root(1.f / std::sqrt(static_cast<float>(shape.size))),
-        query(work.sequence * shape.length * stride + work.head * shape.size),
-        context(work.sequence * shape.length * units + work.head * shape.size) {}
+        query(work.sequence.first * stride + work.head * shape.size),
+        context(work.sequence.first * units + work.head * shape.size) {}
+};
+
+// A task's forward pass but for the products.
+struct Forward {
+  const Attention& shape;
+  const Task& work;
+  const Head head;
+  const float* queries;  // those of the sequence's first row; keys lie head.units behind, values twice that
+  float *context, *log_sum;
+
+  Forward(const Attention& shape, const Task& work, const float* qkv, float* context, float* log_sum)
+      : shape(shape),
+        work(work),
+        head(shape, work),
+        queries(qkv + head.query),
+        context(context + head.context),
+        log_sum(log_sum + work.row(shape, 0)) {}
+
+  // Whether there are no keys; then the results are written.
+  bool without_keys() const {
+    if (work.keys != 0) return false;
+    zero_rows(context + work.begin * head.units, head.units, work.end - work.begin, shape.size);
+    for (int64_t i = work.begin; i < work.end; i++) log_sum[i] = 0.f;
+    return true;
+  }
+
+  // softmax_row() of query i.
+  void softmax(int64_t i, float* scores, int64_t padded, float* factor) const {
+    const RowDropout dropout(shape.dropout, work.row(shape, i) * shape.length);
+    for (int64_t part = 0; part < 3; part++)
+      prefetch<false>(queries + i * head.stride + part * head.units + shape.size, shape.size);
+    prefetch<true>(context + i * head.units, shape.size);
+    log_sum[i] = shape.dropout.threshold == 0 ? softmax_row<false>(scores, work.keys, padded, dropout, factor)
+                                              : softmax_row<true>(scores, work.keys, padded, dropout, factor);
+  }
+
+  // Writes the contexts of queries begin, begin + 1, ... from rows of numerators times values.
+  void write(const float* product, int64_t stride, int64_t begin, int64_t rows, const float* factors) const {
+    for (int64_t r = 0; r < rows; r++)
+      copy_rows(product + r * stride, 0, 1, shape.size, shape.dropout.scale * factors[r],
+                context + (begin + r) * head.units, 0);
+  }
+};
+
+// The arrays of a backward pass; `sums` only where heads are cut into parts.
+struct BackwardArrays {
+  const float *context_gradient, *qkv, *context, *log_sum;
+  float *sums, *qkv_gradient;
+};
+
+// A task's backward pass but for the products and the gradients of keys and values.
+struct Backward {
+  const Attention& shape;
+  const Task& work;
+  const Head head;
+  const float *queries, *context, *context_gradient, *log_sum;  // as in Forward
+  float* query_gradients;
+
+  Backward(const Attention& shape, const Task& work, const BackwardArrays& arrays)
+      : shape(shape),
+        work(work),
+        head(shape, work),
+        queries(arrays.qkv + head.query),
+        context(arrays.context + head.context),
+        context_gradient(arrays.context_gradient + head.context),
+        log_sum(arrays.log_sum + work.row(shape, 0)),
+        query_gradients(arrays.qkv_gradient + head.query) {}
+
+  // Whether there are no keys; then the queries' gradients are written.
+  bool without_keys() const {
+    if (work.keys != 0) return false;
+    zero_rows(query_gradients + work.begin * head.stride, head.stride, work.end - work.begin, shape.size);
+    return true;
+  }
+
+  // softmax_row_backward() of query i; `mean` is the product of its context and the context's gradient.
+  void softmax(int64_t i, float* scores, float* gradients, float mean) const {
+    const RowDropout dropout(shape.dropout, work.row(shape, i) * shape.length);
+    for (int64_t part = 0; part < 3; part++) {
+      prefetch<false>(queries + i * head.stride + part * head.units + shape.size, shape.size);
+      prefetch<true>(query_gradients + i * head.stride + part * head.units, shape.size);
+    }
+    prefetch<false>(context + i * head.units + shape.size, shape.size);
+    prefetch<false>(context_gradient + i * head.units + shape.size, shape.size);
+    const auto row_backward =
+        shape.dropout.threshold == 0 ? softmax_row_backward<false> : softmax_row_backward<true>;
+    row_backward(scores, gradients, work.keys, log_sum[i], mean, shape.dropout.scale, dropout);
+  }
+
+  // Writes the gradients of queries begin, begin + 1, ... from rows of the scores' gradients times keys.
+  void write(const float* product, int64_t stride, int64_t begin, int64_t rows) const {
+    for (int64_t r = 0; r < rows; r++)
+      copy_rows(product + r * stride, 0, 1, shape.size, head.root,
+                query_gradients + (begin + r) * head.stride, 0);
+  }
 };
 
 inline float dot(const float* a, const float* b, int64_t size) {

@@ -20,15 +20,10 @@ inline int64_t stride_of_keys(int64_t keys) { return round_up(keys, 2 * kTile) +
 
 inline void attend_on_tiles(const Attention& shape, const Task& work, const float* qkv, float* context,
                             float* log_sum) {
-  const Head head(shape, work);
+  const Forward pass(shape, work, qkv, context, log_sum);
+  if (pass.without_keys()) return;
+  const Head& head = pass.head;
   const int64_t size = shape.size, keys = work.keys;
-  context += head.context;
-  log_sum += work.row(shape, 0);
-  if (keys == 0) {
-    zero_rows(context + work.begin * head.units, head.units, work.end - work.begin, size);
-    for (int64_t i = work.begin; i < work.end; i++) log_sum[i] = 0.f;
-    return;
-  }
   constexpr int64_t kBlock = kTilesForward;
   const int64_t stride = stride_of_keys(keys), size_stride = round_up(size, kTile);
   uint32_t *query, *key, *key_transposed, *value, *probability;
@@ -42,7 +37,7 @@ inline void attend_on_tiles(const Attention& shape, const Task& work, const floa
            {&product, kBlock * size_stride}});
 
   const TileShapes shapes;
-  const float* queries = qkv + head.query;
+  const float* queries = pass.queries;
   pack_rows(queries + head.units, head.stride, keys, size, 1.f, key);
   transpose_tiles(key, tiles(keys) * steps(size), key_transposed);
   pack_pairs(queries + 2 * head.units, head.stride, keys, size, 1.f, value);
@@ -51,21 +46,11 @@ inline void attend_on_tiles(const Attention& shape, const Task& work, const floa
     pack_rows(queries + begin * head.stride, head.stride, rows, size, head.root, query);
     multiply_packed<false>(query, rows, key_transposed, keys, steps(size), scores, stride);
     float factors[kBlock];
-    for (int64_t r = 0; r < rows; r++) {
-      float* row = scores + r * stride;
-      const RowDropout dropout(shape.dropout, work.row(shape, begin + r) * shape.length);
-      for (int64_t part = 0; part < 3; part++)
-        prefetch<false>(queries + (begin + r) * head.stride + part * head.units + size, size);
-      prefetch<true>(context + (begin + r) * head.units, size);
-      log_sum[begin + r] = (shape.dropout.threshold == 0
-                                ? softmax_row<false>
-                                : softmax_row<true>)(row, keys, round_up(keys, kTile), dropout, factors + r);
-    }
+    for (int64_t r = 0; r < rows; r++)
+      pass.softmax(begin + r, scores + r * stride, round_up(keys, kTile), factors + r);
     pack_rows(scores, stride, rows, keys, 1.f, probability);
     multiply_packed<false>(probability, rows, value, size, steps(keys), product, size_stride);
-    for (int64_t r = 0; r < rows; r++)
-      copy_rows(product + r * size_stride, 0, 1, size, shape.dropout.scale * factors[r],
-                context + (begin + r) * head.units, 0);
+    pass.write(product, size_stride, begin, rows, factors);
   }
 }
 
@@ -87,7 +72,7 @@ inline void add_parts_of_tiles(const Attention& shape, const Task& work, const f
       for (int64_t c = 0; c < shape.size; c += kTile) {
         const float* first = sums + which * (all / 2) + c * stride + j;
         copy_rows(first, stride, kTile, kTile, 1.f, sum, kTile);
-        for (int64_t part = 1; part < shape.parts; part++)
+        for (int64_t part = 1; part < work.parts; part++)
           for (int64_t r = 0; r < kTile; r++)
 #pragma omp simd
             for (int64_t k = 0; k < kTile; k++) sum[r * kTile + k] += first[part * all + r * stride + k];
@@ -95,7 +80,7 @@ inline void add_parts_of_tiles(const Attention& shape, const Task& work, const f
         copy_rows(rows, kTile, minimum(kTile, work.keys - j), minimum(kTile, shape.size - c), 1.f,
                   gradient + j * head.stride + c, head.stride);
       }
-    zero_rows(gradient + work.keys * head.stride, head.stride, shape.length - work.keys, shape.size);
+    zero_rows(gradient + work.keys * head.stride, head.stride, work.sequence.rows - work.keys, shape.size);
   }
 }
 
@@ -108,21 +93,14 @@ inline float dot_rounded(const float* a, const float* b, int64_t size) {
 }
 
 // As attend_backward(), with sums_size_of_tiles() floats of sums.
-inline void attend_backward_on_tiles(const Attention& shape, const Task& work, const float* context_gradient,
-                                     const float* qkv, const float* context, const float* log_sum,
-                                     float* sums, float* qkv_gradient) {
-  const Head head(shape, work);
-  const int64_t size = shape.size, keys = work.keys;
-  const float* queries = qkv + head.query;
-  float* query_gradients = qkv_gradient + head.query;
-  if (keys == 0) {
-    zero_rows(query_gradients + work.begin * head.stride, head.stride, work.end - work.begin, size);
-    if (shape.parts == 1) add_parts_of_tiles(shape, work, nullptr, qkv_gradient);
+inline void attend_backward_on_tiles(const Attention& shape, const Task& work, const BackwardArrays& arrays) {
+  const Backward pass(shape, work, arrays);
+  if (pass.without_keys()) {
+    if (shape.parts == 1) add_parts_of_tiles(shape, work, nullptr, arrays.qkv_gradient);
     return;
   }
-  context += head.context;
-  context_gradient += head.context;
-  log_sum += work.row(shape, 0);
+  const Head& head = pass.head;
+  const int64_t size = shape.size, keys = work.keys;
   constexpr int64_t kBlock = kTilesBackward;
   const int64_t stride = stride_of_keys(keys), size_stride = round_up(size, kTile),
                 sum_stride = stride_of_keys(shape.length);
@@ -146,11 +124,12 @@ inline void attend_backward_on_tiles(const Attention& shape, const Task& work, c
            {&score_gradients, kBlock * stride},
            {&product, kBlock * size_stride},
            {&own_sums, shape.parts == 1 ? sums_size_of_tiles(shape) : 0}});
-  if (shape.parts == 1) sums = own_sums;
+  float* sums = shape.parts == 1 ? own_sums : arrays.sums;
   float* key_sum = sums;
   float* value_sum = sums + sums_size_of_tiles(shape) / 2;
 
   const TileShapes shapes;
+  const float* queries = pass.queries;
   const int64_t of_keys = tiles(keys) * steps(size);
   pack_rows(queries + head.units, head.stride, keys, size, 1.f, pairs);
   transpose_tiles(pairs, of_keys, key_transposed);
@@ -160,31 +139,19 @@ inline void attend_backward_on_tiles(const Attention& shape, const Task& work, c
   for (int64_t begin = work.begin; begin < work.end; begin += kBlock) {
     const int64_t rows = minimum(kBlock, work.end - begin), deep = steps(rows);
     const float* own_queries = queries + begin * head.stride;
-    const float* own_gradients = context_gradient + begin * head.units;
+    const float* own_gradients = pass.context_gradient + begin * head.units;
     pack_rows(own_queries, head.stride, rows, size, head.root, query);
     pack_rows(own_gradients, head.units, rows, size, 1.f, gradient);
     multiply_packed<false>(query, rows, key_transposed, keys, steps(size), scores, stride);
     multiply_packed<false>(gradient, rows, value_transposed, keys, steps(size), score_gradients, stride);
     for (int64_t r = 0; r < rows; r++) {
-      const int64_t i = begin + r;
-      const RowDropout dropout(shape.dropout, work.row(shape, i) * shape.length);
-      for (int64_t part = 0; part < 3; part++) {
-        prefetch<false>(queries + i * head.stride + part * head.units + size, size);
-        prefetch<true>(query_gradients + i * head.stride + part * head.units, size);
-      }
-      prefetch<false>(context + i * head.units + size, size);
-      prefetch<false>(context_gradient + i * head.units + size, size);
-      const float mean = dot_rounded(own_gradients + r * head.units, context + i * head.units, size);
-      (shape.dropout.threshold == 0
-           ? softmax_row_backward<false>
-           : softmax_row_backward<true>)(scores + r * stride, score_gradients + r * stride, keys, log_sum[i],
-                                         mean, shape.dropout.scale, dropout);
+      const float mean =
+          dot_rounded(own_gradients + r * head.units, pass.context + (begin + r) * head.units, size);
+      pass.softmax(begin + r, scores + r * stride, score_gradients + r * stride, mean);
     }
     pack_rows(score_gradients, stride, rows, keys, 1.f, score_gradient);
     multiply_packed<false>(score_gradient, rows, key, size, steps(keys), product, size_stride);
-    for (int64_t r = 0; r < rows; r++)
-      copy_rows(product + r * size_stride, 0, 1, size, head.root, query_gradients + (begin + r) * head.stride,
-                0);
+    pass.write(product, size_stride, begin, rows);
     pack_pairs(own_queries, head.stride, rows, size, head.root, pairs);
     transpose_tiles(pairs, tiles(size) * deep, query_transposed);
     pack_pairs(own_gradients, head.units, rows, size, 1.f, pairs);
@@ -195,7 +162,7 @@ inline void attend_backward_on_tiles(const Attention& shape, const Task& work, c
     add(gradient_transposed, size, probability, keys, deep, value_sum, sum_stride);
     add(query_transposed, size, score_gradient_pairs, keys, deep, key_sum, sum_stride);
   }
-  if (shape.parts == 1) add_parts_of_tiles(shape, work, sums, qkv_gradient);
+  if (shape.parts == 1) add_parts_of_tiles(shape, work, sums, arrays.qkv_gradient);
 }
 
 }  // namespace ISA

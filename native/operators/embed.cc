@@ -4,7 +4,11 @@
 //   dropped elements' key for the backward pass (2).
 //   mode is 1 in predict mode, which drops nothing. Ids outside the tables are an error.
 //
-// All but the ids are float32.
+// With the attribute packed=1 there is one more input, places (T, 2) int32 (sequences.h), and the output is
+// (T, U): the rows of those tokens, and of 0 where a row belongs to no sequence. Dropout is the same as
+// without.
+//
+// All but ids and places are float32.
 #include <cstring>
 #include <vector>
 
@@ -16,25 +20,28 @@
 namespace operators {
 namespace {
 
-enum Input { kIds, kSegments, kWord, kSegment, kPosition, kGamma, kBeta, kMode, kInputs };
+enum Input { kIds, kSegments, kWord, kSegment, kPosition, kGamma, kBeta, kMode, kPlaces };
+
+int inputs_of(const Attributes& attributes) { return is_packed(attributes) ? kPlaces + 1 : kPlaces; }
 
 MXReturnValue attributes(const Attributes& attributes, int* inputs, int* outputs) {
   return guarded("bert_embed", [&] {
     number(attributes, "eps");
     dropout_rate(attributes);
-    *inputs = kInputs;
+    *inputs = inputs_of(attributes);
     *outputs = 2;
   });
 }
 
-MXReturnValue types(const Attributes&, Types* in, Types* out) {
-  in->assign(kInputs, mxnet::ext::kFloat32);
+MXReturnValue types(const Attributes& attributes, Types* in, Types* out) {
+  in->assign(inputs_of(attributes), mxnet::ext::kFloat32);
+  if (is_packed(attributes)) in->at(kPlaces) = mxnet::ext::kInt32;
   in->at(kIds) = in->at(kSegments) = mxnet::ext::kInt32;
   out->assign(2, mxnet::ext::kFloat32);
   return MX_SUCCESS;
 }
 
-MXReturnValue shapes(const Attributes&, Shapes* in, Shapes* out) {
+MXReturnValue shapes(const Attributes& attributes, Shapes* in, Shapes* out) {
   return guarded("bert_embed", [&] {
     const Shape ids = in->at(kIds), word = in->at(kWord);
     const Shape segment = in->at(kSegment), position = in->at(kPosition);
@@ -48,20 +55,54 @@ MXReturnValue shapes(const Attributes&, Shapes* in, Shapes* out) {
     require(segment.size() == 2 && segment[1] == word[1], "segment must have as many columns as word");
     in->at(kGamma) = in->at(kBeta) = {word[1]};
     in->at(kMode) = {1};
-    out->at(0) = {ids[0], ids[1], word[1]};
+    if (is_packed(attributes)) {
+      check_places(in->at(kPlaces));
+      out->at(0) = {in->at(kPlaces)[0], word[1]};
+    } else {
+      out->at(0) = {ids[0], ids[1], word[1]};
+    }
     out->at(1) = {2};
   });
 }
 
-// `in` from the operator's first input on.
-Embedding embedding(const Attributes& attributes, const mxnet::ext::MXTensor* in, const Dropout& dropout) {
-  return {indices(in[kIds]),
+// Which rows there are, and for which tokens.
+struct Rows {
+  std::vector<Sequence> sequences;
+  std::vector<int32_t> tokens;  // empty where row i is token i
+
+  // `in` from the operator's first input on. Throws std::runtime_error for places outside the ids.
+  Rows(const Attributes& attributes, const mxnet::ext::MXTensor* in) {
+    const int64_t batch = in[kIds].shape[0], length = in[kIds].shape[1];
+    if (!is_packed(attributes)) {
+      sequences = padded_sequences(batch, length);
+      return;
+    }
+    sequences = packed_sequences(in[kPlaces]);
+    tokens.assign(in[kPlaces].shape[0], -1);
+    for (size_t b = 0; b < sequences.size(); b++) {
+      const Sequence& sequence = sequences[b];
+      if (static_cast<int64_t>(b) >= batch || sequence.rows > length)
+        throw std::runtime_error("places name token " + std::to_string(sequence.rows - 1) + " of sequence " +
+                                 std::to_string(b) + ", input_ids have " + std::to_string(batch) +
+                                 " sequences of " + std::to_string(length));
+      for (int64_t p = 0; p < sequence.rows; p++) tokens[sequence.first + p] = b * length + p;
+    }
+  }
+};
+
+Embedding embedding(const Attributes& attributes, const mxnet::ext::MXTensor* in, const Rows& rows,
+                    const Dropout& dropout) {
+  const int64_t tokens = in[kIds].size();
+  return {rows.tokens.empty() ? nullptr : rows.tokens.data(),
+          rows.sequences.data(),
+          indices(in[kIds]),
           indices(in[kSegments]),
           floats(in[kWord]),
           floats(in[kSegment]),
           floats(in[kPosition]),
           floats(in[kGamma]),
-          in[kIds].shape[0],
+          rows.tokens.empty() ? tokens : static_cast<int64_t>(rows.tokens.size()),
+          static_cast<int64_t>(rows.sequences.size()),
           in[kIds].shape[1],
           in[kWord].shape[1],
           in[kWord].shape[0],
@@ -76,7 +117,9 @@ MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, c
     check_indices(in->at(kIds), in->at(kWord).shape[0], "token");
     check_indices(in->at(kSegments), in->at(kSegment).shape[0], "segment");
     const Dropout dropout = choose_dropout(attributes, in->at(kMode), resource, &out->at(1));
-    KERNEL(embed)(embedding(attributes, in->data(), dropout), floats(in->at(kBeta)), floats(out->at(0)));
+    const Rows rows(attributes, in->data());
+    KERNEL(embed)(embedding(attributes, in->data(), rows, dropout), floats(in->at(kBeta)),
+                  floats(out->at(0)));
   });
 }
 
@@ -84,18 +127,23 @@ MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, c
 MXReturnValue backward(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource&) {
   return guarded("bert_embed's backward", [&] {
     const mxnet::ext::MXTensor* inputs = in->data() + 2;
-    const Dropout dropout = chosen_dropout(attributes, inputs[kMode], in->at(2 + kInputs + 1));
-    const Embedding embed = embedding(attributes, inputs, dropout);
-    std::vector<int32_t> first(embed.vocabulary, -1), next(embed.batch * embed.length);
-    for (int64_t token = embed.batch * embed.length - 1; token >= 0; token--) {
-      next[token] = first[embed.ids[token]];
-      first[embed.ids[token]] = static_cast<int32_t>(token);
+    const Dropout dropout = chosen_dropout(attributes, inputs[kMode], in->at(2 + inputs_of(attributes) + 1));
+    const Rows rows(attributes, inputs);
+    const Embedding embed = embedding(attributes, inputs, rows, dropout);
+    std::vector<int32_t> first(embed.vocabulary, -1), next(embed.rows);
+    for (int64_t row = embed.rows - 1; row >= 0; row--) {
+      const int64_t token = embed.tokens == nullptr ? row : embed.tokens[row];
+      if (token < 0) continue;
+      next[row] = first[embed.ids[token]];
+      first[embed.ids[token]] = static_cast<int32_t>(row);
     }
     const EmbeddingGradients gradients = {floats(out->at(kWord)), floats(out->at(kSegment)),
                                           floats(out->at(kPosition)), floats(out->at(kGamma)),
                                           floats(out->at(kBeta))};
     KERNEL(embed_backward)(embed, {first.data(), next.data()}, floats(in->at(0)), gradients);
-    for (int input : {kIds, kSegments, kMode})  // 0 has the same bits as int32 and as float32.
+    std::vector<int> without = {kIds, kSegments, kMode};
+    if (is_packed(attributes)) without.push_back(kPlaces);
+    for (int input : without)  // 0 has the same bits as int32 and as float32.
       std::memset(out->at(input).data_ptr, 0, out->at(input).size() * sizeof(float));
   });
 }

@@ -19,6 +19,10 @@ inline void dropout_row(const Dropout& dropout, int64_t token, float* factor, in
         dropout_factor(dropout.key, index + static_cast<uint32_t>(c), dropout.threshold, dropout.scale);
 }
 
+inline int64_t token_of(const Embedding& in, int64_t row) {
+  return in.tokens == nullptr ? row : in.tokens[row];
+}
+
 // z = the sum for one token, which is normalised next; leaves its factors in `factor`, all 1 without dropout.
 inline void sum_row(const Embedding& in, int64_t token, float* factor, float* z) {
   const float* word = in.word + in.ids[token] * in.units;
@@ -48,21 +52,21 @@ inline void stream_zeros(float* to, int64_t count) {
   while (to < end) *to++ = 0;
 }
 
-// Each row belongs to one thread, which adds up its tokens in their order: the result does not depend on how
+// Each word belongs to one thread, which adds up its rows in their order: the result does not depend on how
 // many threads there are.
-void store_words(const Embedding& in, const WordTokens& tokens, const float* gradient, float* word) {
+void store_words(const Embedding& in, const WordRows& words, const float* gradient, float* word) {
 #pragma omp parallel
   {
 #pragma omp for schedule(dynamic, 128)
     for (int64_t id = 0; id < in.vocabulary; id++) {
-      float* row = word + id * in.units;
-      int32_t token = tokens.first[id];
-      if (token < 0) {
-        stream_zeros(row, in.units);
+      float* sum = word + id * in.units;
+      int32_t row = words.first[id];
+      if (row < 0) {
+        stream_zeros(sum, in.units);
         continue;
       }
-      fill(row, 0, in.units);
-      for (; token >= 0; token = tokens.next[token]) add(gradient + token * in.units, row, in.units);
+      fill(sum, 0, in.units);
+      for (; row >= 0; row = words.next[row]) add(gradient + row * in.units, sum, in.units);
     }
     _mm_sfence();
   }
@@ -73,8 +77,8 @@ void store_positions(const Embedding& in, const float* gradient, float* position
   for (int64_t p = 0; p < in.positions; p++) {
     float* row = position + p * in.units;
     fill(row, 0, in.units);
-    if (p >= in.length) continue;
-    for (int64_t b = 0; b < in.batch; b++) add(gradient + (b * in.length + p) * in.units, row, in.units);
+    for (int64_t b = 0; b < in.batch; b++)
+      if (p < in.sequences[b].rows) add(gradient + (in.sequences[b].first + p) * in.units, row, in.units);
   }
 }
 
@@ -88,19 +92,24 @@ void embed(const Embedding& in, const float* beta, float* output) {
     float* factor = factors.data() + stride * omp_get_thread_num();
     fill(factor, 1, in.units);
 #pragma omp for schedule(static)
-    for (int64_t token = 0; token < in.batch * in.length; token++) {
-      float* y = output + token * in.units;
+    for (int64_t row = 0; row < in.rows; row++) {
+      const int64_t token = token_of(in, row);
+      float* y = output + row * in.units;
+      if (token < 0) {
+        fill(y, 0, in.units);
+        continue;
+      }
       sum_row(in, token, factor, y);
       normalise_row(row_statistics(y, in.units, in.epsilon), y, in.gamma, beta, y, in.units);
     }
   }
 }
 
-void embed_backward(const Embedding& in, const WordTokens& tokens, const float* output_gradient,
+void embed_backward(const Embedding& in, const WordRows& words, const float* output_gradient,
                     const EmbeddingGradients& gradients) {
   const int64_t units = in.units;
   const int64_t stride = (units + 15) / 16 * 16;
-  Scratch sum_gradients(in.batch * in.length * units);
+  Scratch sum_gradients(in.rows * units);
   Scratch buffers(2 * stride * omp_get_max_threads());
   ColumnSums sums(2 + static_cast<int>(in.types), units);
 #pragma omp parallel
@@ -112,12 +121,14 @@ void embed_backward(const Embedding& in, const WordTokens& tokens, const float* 
     float* factor = z + stride;
     fill(factor, 1, units);
 #pragma omp for schedule(static)
-    for (int64_t token = 0; token < in.batch * in.length; token++) {
-      float* gradient = sum_gradients.data() + token * units;
+    for (int64_t row = 0; row < in.rows; row++) {
+      const int64_t token = token_of(in, row);
+      if (token < 0) continue;
+      float* gradient = sum_gradients.data() + row * units;
       float* segment_sum = segment_sums + in.segments[token] * units;
       sum_row(in, token, factor, z);
-      normalise_row_backward(row_statistics(z, units, in.epsilon), z, in.gamma,
-                             output_gradient + token * units, gradient, gamma_sum, beta_sum, units);
+      normalise_row_backward(row_statistics(z, units, in.epsilon), z, in.gamma, output_gradient + row * units,
+                             gradient, gamma_sum, beta_sum, units);
 #pragma omp simd
       for (int64_t c = 0; c < units; c++) {
         gradient[c] *= factor[c];
@@ -129,7 +140,7 @@ void embed_backward(const Embedding& in, const WordTokens& tokens, const float* 
     for (int type = 0; type < in.types; type++) sums.store(2 + type, gradients.segment + type * units);
   }
   store_positions(in, sum_gradients.data(), gradients.position);
-  store_words(in, tokens, sum_gradients.data(), gradients.word);
+  store_words(in, words, sum_gradients.data(), gradients.word);
 }
 
 }  // namespace ISA

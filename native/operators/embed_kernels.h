@@ -4,19 +4,24 @@
 
 #include "dropout_choice.h"
 #include "isa.h"
+#include "sequences.h"
 
 namespace operators {
 
-// The sum that is normalised for token t of sequence b is
+// The sum that is normalised in the row of token t of sequence b is
 // dropout(word[ids[b, t]] + segment[segments[b, t]] + position[t]).
 struct Embedding {
-  const int32_t* ids;       // (batch, length), below vocabulary
-  const int32_t* segments;  // (batch, length), below types
-  const float* word;        // (vocabulary, units)
-  const float* segment;     // (types, units)
-  const float* position;    // (positions, units), positions >= length
-  const float* gamma;       // (units)
-  int64_t batch, length, units, vocabulary, types, positions;
+  // Of each row its token's index in (batch, length), -1 in a row of no sequence; null where row i is token
+  // i.
+  const int32_t* tokens;
+  const Sequence* sequences;  // (batch)
+  const int32_t* ids;         // (batch, length), below vocabulary
+  const int32_t* segments;    // (batch, length), below types
+  const float* word;          // (vocabulary, units)
+  const float* segment;       // (types, units)
+  const float* position;      // (positions, units), positions >= length
+  const float* gamma;         // (units)
+  int64_t rows, batch, length, units, vocabulary, types, positions;
   float epsilon;
   Dropout dropout;
 };
@@ -26,9 +31,9 @@ struct EmbeddingGradients {
   float *word, *segment, *position, *gamma, *beta;
 };
 
-// The tokens of each word: first[word] is the first one's index in (batch, length) or -1, next[token] the one
-// after it or -1, in ascending order.
-struct WordTokens {
+// The rows of each word: first[word] is the first one or -1, next[row] the one after it or -1, in ascending
+// order.
+struct WordRows {
   const int32_t* first;
   const int32_t* next;
 };
@@ -36,8 +41,8 @@ struct WordTokens {
 }  // namespace operators
 
 DECLARE_KERNELS(
-    // output = LayerNorm(the sum), (batch, length, units).
+    // output = LayerNorm(the sum), (rows, units); 0 in rows of no sequence.
     void embed(const Embedding& inputs, const float* beta, float* output);
 
-    void embed_backward(const Embedding& inputs, const WordTokens& tokens, const float* output_gradient,
+    void embed_backward(const Embedding& inputs, const WordRows& words, const float* output_gradient,
                         const EmbeddingGradients& gradients);)

@@ -10,9 +10,10 @@ import numpy as np
 from gluonnlp.model.bert import BERTModel
 
 from base.errors import InputError
+from bert.configuration import KEEP, REMOVE
 from bert.fused import FusedBert
 from bert.model import build_model, initialize
-from bert.operators import choose_operators
+from bert.operators import check_padding, choose_operators
 from bert.weights.tensors import Weights
 from tasks.pretraining.fused import classify, transform
 
@@ -72,15 +73,16 @@ class Predictor:
     """A BERT with weights from anywhere, on the first GPU or the CPU, in float32.
 
     Args:
-        operators: as --operators.
+        operators, padding: as for these options.
 
     Raises:
-        InputError: operators that cannot be had, or weights that cannot be read or are not finite.
+        InputError: operators or padding that cannot be had, or weights that cannot be read or are not finite.
     """
 
-    def __init__(self, weights: Weights, operators: str):
+    def __init__(self, weights: Weights, operators: str, padding: str = KEEP):
         self._device = mx.gpu() if mx.context.num_gpus() else mx.cpu()
         chosen = choose_operators(operators, "float32", self._device, weights.config)
+        check_padding(padding, chosen)
         bert = build_model(weights.config, weights.vocab_size, dropout=0.0)
         initialize(bert, self._device, "float32", seed=0)  # a head that the weights lack is never looked at
         named = bert._collect_params_with_prefix()
@@ -94,6 +96,8 @@ class Predictor:
                 bert, weights.config, "float32", 0.0, head_products=["decoder.0.weight"]
             )
             self._network.pack_weights()
+            if padding == REMOVE:
+                self._network.remove_padding()
         else:
             self._network = Scores(bert)
         self._network.hybridize()

@@ -56,8 +56,11 @@ class FusedStage(FusedPretrainingLoss):
     def hybrid_forward(self, F: Any, *inputs: Any, **weights: Any) -> Any:
         layers = self.layers(F, weights)
         given = list(inputs)
-        x = layers.embed(given.pop(0), given.pop(0)) if self.part.first else given.pop(0)
+        tokens = [given.pop(0), given.pop(0)] if self.part.first else []
+        x = None if self.part.first else given.pop(0)
         lengths = given.pop(0)
+        if self.part.first:
+            x = layers.embed(*tokens, lengths)
         if not self.part.last:
             return self.through(layers, x, lengths)
         positions, ids, masks, labels, *factors = given

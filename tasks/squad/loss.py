@@ -94,4 +94,6 @@ class FusedSpanLoss(FusedBert):
         self, F: Any, input_ids: Any, segment_ids: Any, valid_lengths: Any, *labels: Any, **weights: Any
     ) -> tuple[Any, Any, Any]:
         tokens = self.encode(self.layers(F, weights), input_ids, segment_ids, valid_lengths)
+        if self.packs_sequences:
+            tokens, valid_lengths = F.bert_unpack(tokens, valid_lengths, input_ids)
         return self.head(tokens, valid_lengths, *labels)

@@ -55,7 +55,8 @@ def test_all_measurements_run_to_their_end():
 
 def test_every_measurement_has_quick():
     """By its name in the Makefile, or by BENCH=name."""
-    assert set(commands()) == {*BY_DEFAULT, "scaling", "startup", "threads", "bfloat16", "pipelines"}
+    named = {"scaling", "startup", "threads", "bfloat16", "padding", "pipelines"}
+    assert set(commands()) == {*BY_DEFAULT, *named}
     for name in commands():
         source = (ROOT / "bench" / f"{name}.py").read_text("utf-8")
         assert "add_quick(parser" in source and "NOTICE" in source, name
@@ -65,6 +66,14 @@ def test_threads_quick():
     words = [sys.executable, "-m", "bench.threads", "--quick", "--ranks", "1", "--model", "bert_1_32_2"]
     result = run_command(words, timeout=120, cwd=ROOT).check()
     assert "omp_passive" in result.stdout and result.stdout.rstrip().endswith(quick.NOTICE)
+
+
+def test_padding_quick():
+    words = [sys.executable, "-m", "bench.padding", "--quick", "--dtypes", "float32", "--steps", "2"]
+    result = run_command(words, timeout=200, env={"OMP_NUM_THREADS": "1"}, cwd=ROOT).check()
+    (row,) = (line for line in result.stdout.splitlines() if line.startswith("128, training, --use_avg_len"))
+    assert float(row.split()[3].rstrip("%")) >= 0 and min(map(float, row.split()[4:9])) > 0
+    assert result.stdout.rstrip().endswith(quick.NOTICE)
 
 
 def test_startup_quick():

@@ -13,13 +13,14 @@ from bert.operators import choose_operators
 
 CONFIG = named_config("bert_2_32_4")
 TOKENS = 50
-SETTINGS = (("mxnet", "float32"), ("fused", "float32"))
+SETTINGS = (("mxnet", "float32"), ("fused", "float32"), ("fused without padding", "float32"))
 WITHOUT_EFFECT = ("proj_key.bias",)  # a softmax is the same after a shift of all scores: no gradient
 Parameters = Mapping[str, np.ndarray]
 
 
 def network_of(task: Any, operators: str, dtype: str = "float32", dropout: float = 0.0) -> Any:
-    """The task's network with random parameters, none of them zero, the same on either operators."""
+    """The task's network with random parameters, none of them zero, the same in all SETTINGS."""
+    operators, _, removes = operators.partition(" without ")
     bert = build_model(CONFIG, TOKENS, dropout, task.heads)
     initialize(bert, mx.cpu(), "float32", seed=0)
     choose_operators(operators, dtype, mx.cpu(), CONFIG)  # loads them
@@ -29,6 +30,8 @@ def network_of(task: Any, operators: str, dtype: str = "float32", dropout: float
         spread = mx.nd.array(rng.normal(0, 0.2, parameter.shape))
         parameter.set_data(parameter.data() + spread)
     network.pack_weights()
+    if removes:
+        network.remove_padding()
     return network
 
 

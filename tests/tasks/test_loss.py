@@ -112,7 +112,15 @@ def _id(setting: tuple[BertConfig, str]) -> str:
     return f"{setting[0].name}, {setting[1]}"
 
 
-@pytest.fixture(scope="module", params=[(NAMED, "mxnet"), (OTHER, "mxnet"), (OTHER, "fused")], ids=_id)
+@pytest.fixture(
+    scope="module",
+    params=[
+        (NAMED, "mxnet"),
+        (OTHER, "mxnet"),
+        *((OTHER, each) for each in ("fused", "fused without padding")),
+    ],
+    ids=_id,
+)
 def setting(request):
     return request.param
 
@@ -124,8 +132,11 @@ def config(setting):
 
 @pytest.fixture(scope="module")
 def network(setting):
-    network = tiny_network(model=setting[0], spread=0.2, operators=setting[1])
+    operators, _, removes = setting[1].partition(" without ")
+    network = tiny_network(model=setting[0], spread=0.2, operators=operators)
     network.pack_weights()
+    if removes:
+        network.remove_padding()
     return network
 
 

@@ -227,6 +227,7 @@ def test_numbers_out_of_range(flag, bad):
     [
         (["--dtype", "int8"], "--dtype"),
         (["--operators", "cuda"], "--operators"),
+        (["--padding", "none"], "--padding"),
         (["--optimizer", "sgd"], "--optimizer"),
         (["--dataset_name", "openwebtext"], "--dataset_name"),
         (["--progress", "loud"], "--progress"),
@@ -266,6 +267,7 @@ def test_model_names():
     [
         (["--vocab", "v.txt", "--sentencepiece", "s.model"], ["--vocab", "--sentencepiece"]),
         (["--sp_nbest", "5"], ["--sp_nbest", "--sentencepiece"]),
+        (["--padding", "remove", "--operators", "mxnet"], ["--padding", "--operators"]),
         (["--resume", "--start_step", "5"], ["--resume", "--start_step"]),
         (["--lower_bound", "2", "--upper_bound", "1"], ["--lower_bound", "--upper_bound"]),
         (["--lr", "1e-4", "--end_lr", "1e-3"], ["--end_lr", "--lr"]),

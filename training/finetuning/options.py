@@ -27,7 +27,7 @@ from base.command_line import (
 )
 from base.errors import InputError
 from base.launchers import BACKENDS
-from bert.configuration import DROPOUT, INITIAL_STDEV
+from bert.configuration import DROPOUT, INITIAL_STDEV, KEEP, PADDING
 from comm.options import add_communication_options, communication_config
 from data.options import DataConfig
 from training.config import (
@@ -137,6 +137,7 @@ def _add_model(add: Callable[..., Any]) -> None:
         "GPUs, else float32)",
     )
     add("--operators", choices=["auto", "fused", "mxnet"], default="auto", help="as in pretraining")
+    add("--padding", choices=PADDING, default=KEEP, help="as in pretraining")
     add("--dropout", type=rate, default=DROPOUT, help="of activations and attention (default: 0.1)")
 
 
@@ -269,6 +270,7 @@ def finetuning_config(options: argparse.Namespace, found: Found) -> RunConfig:
             dropout=options.dropout,
             pretrained=False,
             dataset_name="",
+            padding=options.padding,
         ),
         DataConfig(tokenizer=found.tokenizer_config, num_data_workers=options.num_data_workers),
         BatchConfig(options.batch_size, False, options.accumulate, options.batch_size_eval, None),

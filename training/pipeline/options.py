@@ -9,7 +9,7 @@ from typing import Any, Callable, Mapping
 from base.command_line import whole
 from base.errors import InputError
 from base.launchers import BYTEPS
-from bert.configuration import MOST_LAYERS
+from bert.configuration import MOST_LAYERS, REMOVE
 from training.pipeline.placement import INTRA_FIRST, PLACEMENTS, announced_size, check_size
 from training.pipeline.split import check_stages, given_split
 
@@ -87,6 +87,11 @@ def pipeline_config(options: argparse.Namespace, layers: int) -> PipelineConfig:
                     "leave it out"
                 )
         return PipelineConfig()
+    if options.padding == REMOVE:
+        raise InputError(
+            f"--padding {REMOVE} with --pipeline_stages: activations travel between stages as padded "
+            "batches; leave it out"
+        )
     if options.pretrained:
         raise InputError(
             "--pretrained with --pipeline_stages: published parameters are loaded into a whole model; give "

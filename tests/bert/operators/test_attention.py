@@ -358,7 +358,7 @@ def test_in_a_hybridized_block():
         ({"dropout": None}, (1, 4, 48), "dropout is missing"),
         ({"dtype": None}, (1, 4, 48), "dtype is missing"),
         ({"dtype": "float16"}, (1, 4, 48), "dtype is float32 or bfloat16"),
-        ({}, (4, 48), "axes"),
+        ({}, (1, 1, 4, 48), "axes"),
     ],
 )
 def test_says_what_is_wrong(attributes, shape, message, capfd):

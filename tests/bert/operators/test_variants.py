@@ -22,7 +22,7 @@ if not load_operators():
 
 HERE = Path(__file__).parent
 EVERYTHING = ["attention", "decode_loss", "dense", "dropout", "embed", "feed_forward", "gather", "gelu"]
-EVERYTHING += ["lamb", "bfloat16_moments", "norm"]
+EVERYTHING += ["lamb", "bfloat16_moments", "norm", "packed"]
 PRODUCTS = ["decode_loss", "dense", "feed_forward"]
 
 

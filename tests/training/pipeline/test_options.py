@@ -121,6 +121,7 @@ def test_beginnings_and_moments_that_stages_do_not_have():
     for words in (
         ["--pretrained", "--model", "bert_12_768_12"],
         ["--optimizer_state", "bfloat16", "--operators", "fused"],
+        ["--padding", "remove"],
     ):
         with pytest.raises(InputError, match=f"{words[0]}.* with --pipeline_stages"):
             parse("--pipeline_stages", "2", *words)

@@ -1,0 +1,194 @@
+"""Networks without the rows of padding against themselves with them, and against float64 NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from base.errors import InputError
+from bert import operators
+from bert.configuration import named_config
+from bert.fused import places_of
+from bert.model import build_model, initialize, trainable
+from bert.operators import check_padding, load_operators
+from bert.weights.names import names_of
+from comm.local import LocalCommunicator
+from data.pretraining.batches import Batch
+from tasks.pretraining.fused import FusedPretrainingLoss
+from tasks.pretraining.scores import FusedScores
+from tests.bert import reference
+from tests.bert.test_fused import losses, pair
+from tests.training.tiny import (
+    TASK,
+    gradients,
+    make_step,
+    random_batch,
+    relative_difference,
+    same_bits,
+    weights,
+)
+from training.evaluation import evaluate
+
+MODEL, VOCAB_SIZE = "bert_2_32_4", 50
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    assert load_operators(), "make setup builds the fused operators"
+
+
+def both(dtype: str = "float32", dropout: float = 0.0) -> tuple[FusedPretrainingLoss, FusedPretrainingLoss]:
+    """Networks with the same parameters, the second one without padding."""
+    kept, removed = (pair(MODEL, dtype, dropout)[0] for _ in range(2))
+    removed.remove_padding()
+    return kept, removed
+
+
+def batch_of(lengths: list[int], longest: int, seed: int = 0) -> Batch:
+    """A batch of these lengths with 4 masked positions each, half of which count; padding is no zeros."""
+    rng = np.random.default_rng(seed)
+    rows, valid = len(lengths), np.array(lengths, np.int32)
+    ids, segments = (rng.integers(0, end, (rows, longest), dtype=np.int32) for end in (VOCAB_SIZE, 2))
+    positions = (rng.integers(0, longest, (rows, 4)) % valid[:, None]).astype(np.int32)
+    masked_ids = rng.integers(0, VOCAB_SIZE, (rows, 4), dtype=np.int32)
+    counts = np.tile(np.array([1, 1, 0, 0], np.float32), (rows, 1))
+    return Batch(
+        ids, segments, valid, positions, masked_ids, counts, rng.integers(0, 2, rows, dtype=np.int32)
+    )
+
+
+BATCHES = {
+    "one token, full, others": ([1, 12, 7, 1, 11], 12),
+    "full": ([9, 9], 9),
+    "alone": ([3], 20),
+    "of one token each": ([1, 1, 1], 1),
+    "rows are a multiple of 16": ([16, 20, 12], 20),
+    "long": ([200, 33, 2, 150], 200),
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 2e-6), ("bfloat16", 1e-4)])
+def test_losses_and_gradients_are_those_with_padding(name: str, dtype: str, tolerance: float) -> None:
+    """Equal but for the order of sums. In bfloat16 that changes what some factors are rounded to."""
+    batch = batch_of(*BATCHES[name])
+    kept, removed = both(dtype)
+    (expected_loss, expected_sums), expected = losses(kept, batch), gradients(kept)
+    (loss, sums), found = losses(removed, batch), gradients(removed)
+    assert loss == pytest.approx(expected_loss, rel=tolerance)
+    np.testing.assert_allclose(sums, expected_sums, rtol=tolerance)
+    assert relative_difference(found, expected) < 10 * tolerance
+
+
+def test_batches_of_all_shapes_one_after_the_other() -> None:
+    """Each plans memory anew, and nothing of the one before may be left in it."""
+    kept, removed = both()
+    for seed in range(2):
+        for lengths, longest in BATCHES.values():
+            batch = batch_of(lengths, longest, seed)
+            assert losses(removed, batch)[0] == pytest.approx(losses(kept, batch)[0], rel=2e-6)
+            assert relative_difference(gradients(removed), gradients(kept)) < 2e-5
+
+
+def test_what_stands_in_padding_does_not_matter() -> None:
+    _, removed = both()
+    batch = batch_of([5, 12, 1], 12)
+    behind = np.arange(12) >= batch.valid_lengths[:, None]
+    other = batch._replace(input_ids=np.where(behind, 1, batch.input_ids).astype(np.int32))
+    results = []
+    for each in (batch, other):
+        results.append((losses(removed, each)[0], gradients(removed)))
+    assert results[0][0] == results[1][0] and same_bits(results[0][1], results[1][1])
+
+
+def test_steps_and_evaluations_are_those_with_padding() -> None:
+    rng = np.random.default_rng(4)
+    batches = [random_batch(rng, rows, length, 4, 1) for rows, length in ((4, 16), (7, 9), (2, 30))]
+    found = []
+    for network in both():
+        step, _ = make_step(network, accumulate=3)
+        norms = [step(number, batches, lr=0.1).grad_norm for number in (1, 2)]
+        metrics = evaluate(TASK, network, batches, LocalCommunicator(), mx.cpu())
+        found.append((norms, metrics["eval_mlm_loss"], metrics["eval_nsp_loss"], weights(network)))
+    (norms, *numbers, kept), (other_norms, *other_numbers, removed) = found
+    np.testing.assert_allclose(other_norms, norms, rtol=1e-4)
+    np.testing.assert_allclose(other_numbers, numbers, rtol=1e-4)
+    assert relative_difference(removed, kept) < 1e-3
+
+
+def test_dropout_changes_the_loss_as_much_as_with_padding() -> None:
+    """Mean and spread over seeds; the masks differ."""
+    batch = batch_of([3, 16, 9, 5], 16)
+    samples = []
+    for network in both(dropout=0.3):
+        values = []
+        for seed in range(60):
+            mx.random.seed(seed)
+            values.append(losses(network, batch)[0])
+        samples.append(np.array(values))
+    expected, found = samples
+    assert 0.6 < found.std() / expected.std() < 1.6
+    error = np.sqrt((found.var(ddof=1) + expected.var(ddof=1)) / 60)
+    assert abs(found.mean() - expected.mean()) < 4 * error
+
+
+def test_dropout_follows_the_seed_and_acts_in_training_only() -> None:
+    _, removed = both(dropout=0.2)
+    _, plain = both()
+    batch = batch_of([3, 16, 9, 5], 16)
+    found = []
+    for seed in (1, 1, 2):
+        mx.random.seed(seed)
+        found.append((losses(removed, batch)[0], gradients(removed)))
+    assert found[0][0] == found[1][0] and same_bits(found[0][1], found[1][1])
+    assert found[0][0] != found[2][0]
+    assert losses(removed, batch, train=False)[0] == losses(plain, batch)[0]
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 2e-5), ("bfloat16", 3e-2)])
+def test_logits_are_those_of_the_float64_reference(dtype: str, tolerance: float) -> None:
+    config = named_config(MODEL)
+    bert = build_model(config, VOCAB_SIZE, dropout=0.0)
+    initialize(bert, mx.cpu(), "float32", seed=0)
+    rng = np.random.default_rng(0)
+    named: dict[str, Any] = {}
+    for name, parameter in trainable(bert).items():
+        parameter.set_data(parameter.data() + mx.nd.array(rng.normal(0, 0.1, parameter.shape)))
+        named[names_of(name).huggingface] = parameter.data().asnumpy()
+    network = FusedScores(bert, config, dtype, 0.0, head_products=["decoder.0.weight"])
+    network.pack_weights()
+    network.remove_padding()
+    network.hybridize(static_alloc=True, static_shape=True)
+    of = reference.HuggingFace(named)
+    for lengths, longest in BATCHES.values():
+        batch = batch_of(lengths, longest)
+        arrays = (batch.input_ids, batch.segment_ids, batch.valid_lengths, batch.masked_positions)
+        decoded, next_sentence = network(*(mx.nd.array(each, dtype="int32") for each in arrays))
+        x = reference.sequence(of, config.heads, "erf", *arrays[:3])
+        expected_next, expected = reference.logits(of, "erf", x, batch.masked_positions)
+        np.testing.assert_allclose(
+            decoded.asnumpy(), expected, rtol=0, atol=tolerance * np.abs(expected).max()
+        )
+        np.testing.assert_allclose(
+            next_sentence.asnumpy(), expected_next, rtol=0, atol=tolerance * np.abs(expected_next).max()
+        )
+
+
+def test_places() -> None:
+    places = places_of(np.array([2, 1, 3]), 5, multiple=4)
+    assert places.tolist() == [[0, 0], [0, 1], [1, 0], [2, 0], [2, 1], [2, 2], [-1, -1], [-1, -1]]
+    assert places.dtype == np.int32
+    assert places_of(np.array([4]), 4, multiple=4).tolist() == [[0, n] for n in range(4)]
+
+
+def test_padding_that_cannot_be_removed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_padding("keep", "mxnet")
+    check_padding("remove", "fused")
+    with pytest.raises(InputError, match="--padding remove needs the fused CPU operators"):
+        check_padding("remove", "mxnet")
+    monkeypatch.delattr(operators.mx.nd, "bert_unpack")
+    with pytest.raises(InputError, match="is older than this code"):
+        check_padding("remove", "fused")
