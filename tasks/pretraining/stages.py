@@ -53,14 +53,19 @@ class FusedStage(FusedPretrainingLoss):
                 x, one, x, one, one, one, dropout=self._dropout, eps=LAYER_NORM_EPSILON
             )  # whose mode is not 1: it drops
 
+    def forward(self, *inputs: mx.nd.NDArray) -> Any:
+        """Computes on arrays; a stage keeps padding, and has other inputs than the whole network."""
+        return mx.gluon.HybridBlock.forward(self, *inputs)
+
     def hybrid_forward(self, F: Any, *inputs: Any, **weights: Any) -> Any:
         layers = self.layers(F, weights)
         given = list(inputs)
-        tokens = [given.pop(0), given.pop(0)] if self.part.first else []
-        x = None if self.part.first else given.pop(0)
-        lengths = given.pop(0)
         if self.part.first:
-            x = layers.embed(*tokens, lengths)
+            tokens, segments = given.pop(0), given.pop(0)
+            lengths = given.pop(0)
+            x = layers.embed(tokens, segments, lengths)
+        else:
+            x, lengths = given.pop(0), given.pop(0)
         if not self.part.last:
             return self.through(layers, x, lengths)
         positions, ids, masks, labels, *factors = given
