@@ -21,6 +21,7 @@ finetune_ours      the worker of this project
 finetune_torch     the worker of Hugging Face on PyTorch
 optimizer          command: the update, against MXNet's operators and PyTorch's AdamW
 optimizer_torch    the process of PyTorch's AdamW
+optimizer_copy     loops that move the bytes of an update and compute nothing
 saving             command: the pause of a step that saves, against writing
 threads            command: numbers of threads and bindings for 1, 2 and 4 ranks
 pipelines          command: pipelines: throughput against the bubble, memory of the stages

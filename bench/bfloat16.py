@@ -1,10 +1,12 @@
 """Training in bfloat16 against float32: loss curves of real runs from the same seeds.
 
     python -m bench.bfloat16 [--seeds 3] [--num_steps 200] [--plot bfloat16.png] [--json bfloat16.json]
+    python -m bench.bfloat16 --option optimizer_state
 
 Each seed is pretrained twice on the embedded English text by run_pretraining_hvd.py in one process, once in
 each dtype, with the same initial parameters, batches and dropout masks. The seeds show how large noise is:
 a difference between the dtypes means something only where it stands out from the differences between seeds.
+With --option optimizer_state all products are float32, and the optimizer's moments are of each dtype.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DTYPES = ("float32", "bfloat16")
+OPTIONS = ("dtype", "optimizer_state")  # of the training script, for what has that dtype
 EVERY = 10  # steps between two points of a curve
 
 
@@ -40,6 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seeds", type=at_least(2), help="runs in each dtype (default: 3)")
     parser.add_argument("--num_steps", type=at_least(EVERY), help="steps of each run (default: 200)")
+    parser.add_argument(
+        "--option", choices=OPTIONS, default=OPTIONS[0], help="what has each dtype (default: dtype)"
+    )
     parser.add_argument("--model", default="bert_2_128_2", help="default: %(default)s")
     parser.add_argument(
         "--plot", type=path_name, default="bfloat16.png", help="where the curves go (default: %(default)s)"
@@ -51,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         build_embedded(os.path.join(scratch, "text"))
         runs = [
-            {"dtype": dtype, "seed": seed, **pretrain(options.model, options.num_steps, scratch, dtype, seed)}
+            {"dtype": dtype, "seed": seed, **pretrain(options, scratch, dtype, seed)}
             for seed in range(options.seeds)
             for dtype in DTYPES
         ]
@@ -66,19 +72,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def pretrain(model: str, num_steps: int, scratch: str, dtype: str, seed: int) -> dict[str, Any]:
+def pretrain(options: argparse.Namespace, scratch: str, dtype: str, seed: int) -> dict[str, Any]:
     """One run's curve of MLM losses and its loss on held-out text, in nats.
 
     Raises:
         InputError: the run failed; its last lines are in the message.
     """
+    model, num_steps = options.model, options.num_steps
     text, directory = os.path.join(scratch, "text"), os.path.join(scratch, f"{dtype}-{seed}")
     command = [
         sys.executable, os.path.join(ROOT, "run_pretraining_hvd.py"), "--raw",
         "--data", os.path.join(text, "corpus", "train-*.txt"),
         "--data_eval", os.path.join(text, "corpus", "eval.txt"),
         "--vocab", os.path.join(text, "vocab.txt"), "--cache_dir", os.path.join(scratch, "cache"),
-        "--model", model, "--dtype", dtype, "--max_seq_length", "32", "--batch_size", "2048",
+        "--model", model, f"--{options.option}", dtype, "--max_seq_length", "32", "--batch_size", "2048",
         "--use_avg_len", "--lr", "0.014", "--warmup_ratio", "0.1", "--num_steps", str(num_steps),
         "--log_interval", str(EVERY), "--ckpt_interval", str(num_steps), "--ckpt_dir", directory,
         "--seed", str(seed), "--peak_tflops", "1",  # not shown: measuring it takes a second
@@ -126,7 +133,9 @@ def table(runs: list[dict[str, Any]], figures: dict[str, float]) -> str:
 
 def draw(runs: list[dict[str, Any]], options: argparse.Namespace) -> None:
     """Writes the curves of all runs to --plot."""
-    figure = curves(runs, f"{options.model}: training losses from the same seeds in float32 and bfloat16")
+    what = "" if options.option == OPTIONS[0] else " moments"
+    title = f"{options.model}: training losses from the same seeds in float32 and bfloat16{what}"
+    figure = curves(runs, title)
     with replacing(options.plot) as file:
         figure.savefig(file, dpi=110, format="png")
 

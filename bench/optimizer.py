@@ -1,15 +1,17 @@
-"""Time of an update of all weights: the fused operators against MXNet's own and PyTorch's fused AdamW.
+"""Time of an update of all weights: the fused operators against MXNet's own and PyTorch's fused AdamW, and
+against plain loops that move the same bytes.
 
     python -m bench.optimizer [--model bert_12_768_12] [--repeats 9] [--torch_python PATH] [--json FILE]
     python -m bench.optimizer --quick
 
-Each repeat measures every row once, one after the other; "of MXNet" are ratios within a repeat to MXNet's
-operators doing the same (the update by LAMB, or the norm). The table shows medians, and the smallest and
-largest of all repeats: on a machine with other work only the smallest says what the memory allows. GB/s
-counts the bytes that must pass between memory and processor if no cache keeps anything: 28 for an element
-with AdamW (weight, gradient, mean and var in, all but the gradient out), 40 with LAMB, which has to read
-weight, mean and var again, and 4 for the norm. PyTorch is looked for where bench/step.py looks, and left out
-where there is none.
+Each repeat measures every row once, one after the other; ratios are taken within a repeat, to the row that
+the last column names. The table shows medians, and the smallest and largest of all repeats: on a machine with
+other work only the smallest says what the memory allows. GB/s counts the bytes that must pass between memory
+and processor if no cache keeps anything: 28 for an element with AdamW (weight, gradient, mean and var in, all
+but the gradient out), 40 with LAMB, which has to read weight, mean and var again, and 4 for the norm; with
+moments in bfloat16 20 and 28. "copied" reads and writes the arrays of "LAMB + norm" as that does, and
+computes nothing (bench/optimizer_copy.py): the goal is 1.15 times its time. PyTorch is looked for where
+bench/step.py looks, and left out where there is none.
 """
 
 from __future__ import annotations
@@ -33,14 +35,21 @@ from training.entry import exit_code
 VOCABULARY = 30522
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LAMB, NORM = "MXNet, LAMB", "MXNet, norm"
+COPIED, COPIED_LOW = "copied, float32", "copied, bfloat16"
 # row -> bytes an element, the row it is compared with
 ROWS = {
     LAMB: (40, LAMB),
     "fused, LAMB": (40, LAMB),
     "fused, AdamW": (28, LAMB),
     "PyTorch, AdamW": (28, LAMB),
+    "fused, LAMB, bfloat16": (28, "fused, LAMB"),
+    "fused, AdamW, bfloat16": (20, "fused, AdamW"),
     NORM: (4, NORM),
     "fused, norm": (4, NORM),
+    COPIED: (44, COPIED),
+    "fused, LAMB + norm": (44, COPIED),
+    COPIED_LOW: (32, COPIED_LOW),
+    "fused, LAMB + norm, bfloat16": (32, COPIED_LOW),
 }
 
 
@@ -92,24 +101,40 @@ def timed(work: Callable[[], Any]) -> Callable[[], float]:
     return seconds
 
 
-def contestants(weights: dict[str, Any]) -> dict[str, Callable[[], float]]:
+def contestants(weights: dict[str, Any], threads: int) -> dict[str, Callable[[], float]]:
     """Rows of this process. All update the same weights, each with moments of its own."""
     import mxnet as mx
 
+    from bench.optimizer_copy import SameBytes
     from bert.operators import load_operators
+    from training.optimizer.moments import MomentType
     from training.optimizer.optimizer import Optimizer, global_norm
 
     gradients = [mx.nd.random.normal(0, 1e-3, weight.shape) for weight in weights.values()]
 
-    def update(kind: str, native: bool) -> Callable[[], float]:
-        optimizer = Optimizer(kind, list(weights), list(weights.values()), native=native)
-        return timed(lambda: optimizer.step(gradients, 1e-4))
+    def optimizer(kind: str, native: bool = True, moments: str = "float32") -> Optimizer:
+        return Optimizer(
+            kind, list(weights), list(weights.values()), native=native, moments=MomentType(moments)
+        )
 
-    rows = {LAMB: update("lamb", False), NORM: timed(lambda: global_norm(gradients))}
+    def update(made: Optimizer) -> Callable[[], float]:
+        return timed(lambda: made.step(gradients, 1e-4))
+
+    def whole(made: Optimizer) -> Callable[[], float]:
+        return timed(lambda: made.step(gradients, 1e-4, 1e-9 * global_norm(gradients, native=True)))
+
+    rows = {LAMB: update(optimizer("lamb", native=False)), NORM: timed(lambda: global_norm(gradients))}
     if load_operators():
-        rows["fused, LAMB"] = update("lamb", True)
-        rows["fused, AdamW"] = update("adamw", True)
         rows["fused, norm"] = timed(lambda: global_norm(gradients, native=True))
+        for ending, copied, moments in (("", COPIED, "float32"), (", bfloat16", COPIED_LOW, "bfloat16")):
+            rows[f"fused, AdamW{ending}"] = update(optimizer("adamw", moments=moments))
+            lamb = optimizer("lamb", moments=moments)
+            states = list(lamb.state_arrays().values())  # mean, var, mean, var, ...
+            rows[f"fused, LAMB{ending}"] = update(lamb)
+            rows[copied] = SameBytes(
+                list(zip(weights.values(), gradients, states[::2], states[1::2])), threads
+            ).seconds
+            rows[f"fused, LAMB + norm{ending}"] = whole(lamb)
     return rows
 
 
@@ -126,19 +151,21 @@ def summarize(repeats: Sequence[dict[str, float]], elements: int) -> list[dict[s
                 "least": min(seconds),
                 "most": max(seconds),
                 "GB/s": bytes_each * elements / min(seconds) / 1e9,
-                "of MXNet": statistics.median(repeat[name] / repeat[base] for repeat in repeats),
+                "ratio": statistics.median(repeat[name] / repeat[base] for repeat in repeats),
+                "of": base,
             }
         )
     return rows
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    lines = [f"{'':16} {'ms':>6}  {'least to most':>15}  {'GB/s at best':>12}  of MXNet"]
+    width = max(len(row["name"]) for row in rows)
+    lines = [f"{'':{width}} {'ms':>6}  {'least to most':>15}  {'GB/s at best':>12}  ratio"]
     for row in rows:
         spread = f"{1e3 * row['least']:.0f} to {1e3 * row['most']:.0f}"
         lines.append(
-            f"{row['name']:16} {1e3 * row['seconds']:>6.0f}  {spread:>15}  {row['GB/s']:>12.1f}"
-            f"  {row['of MXNet']:.2f}"
+            f"{row['name']:{width}} {1e3 * row['seconds']:>6.0f}  {spread:>15}  {row['GB/s']:>12.1f}"
+            f"  {row['ratio']:.2f} of {row['of']}"
         )
     return "\n".join(lines)
 
@@ -173,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     model = build_model(config, VOCABULARY)
     initialize(model, mx.cpu(), "float32", seed=0)
     weights = {name: parameter.data() for name, parameter in trainable(model).items()}
-    rows = contestants(weights)
+    rows = contestants(weights, int(os.environ["OMP_NUM_THREADS"]))
     shapes = [weight.shape for weight in weights.values()]
     torch = TorchWorker(options.torch_python, shapes) if options.torch_python else None
     if torch:

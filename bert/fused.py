@@ -159,8 +159,7 @@ class Layers:
             context = self.F.bert_gather(context, positions, first=1)
             x = self.F.bert_gather(x, positions, first=1)
         x = self._add_norm(f"{cell}proj", context, x, f"{cell}layer_norm")
-        hidden = self.gelu(x, f"{cell}ffn.ffn_1")
-        return self._add_norm(f"{cell}ffn.ffn_2", hidden, x, f"{cell}ffn.layer_norm")
+        return self._feed_forward(f"{cell}ffn.", x)
 
     def product(self, x: Any, name: str) -> Any:
         """x W^T; the bias is added by whatever comes next."""
@@ -178,6 +177,15 @@ class Layers:
         return self.F.bert_add_norm(
             self.product(x, dense), self.weights[f"{dense}.bias"], residual, *self._norm(norm), self._mode,
             **self._dropout, **self._eps,
+        )[0]  # fmt: skip
+
+    def _feed_forward(self, name: str, x: Any) -> Any:
+        first, second = f"{name}ffn_1", f"{name}ffn_2"
+        weights = [self.weights[f"{each}.{part}"] for each in (first, second) for part in ("weight", "bias")]
+        packed = [self.weights[f"packed {each}.weight"] for each in (first, second)]
+        return self.F.bert_feed_forward(
+            x, *weights, *self._norm(f"{name}layer_norm"), self._mode, *packed,
+            dtype=self.dtype, form=self._gelu, **self._dropout, **self._eps,
         )[0]  # fmt: skip
 
     def _dense(self, x: Any, names: tuple[str, ...], biases: list[Any]) -> Any:

@@ -15,6 +15,7 @@ from bert.weights.bare_params import expected_shapes
 from bert.weights.names import DECODER
 
 FLOAT32 = 4  # bytes
+MOMENT_BYTES = {"float32": 4, "bfloat16": 2}  # of a number of mean or variance, by --optimizer_state
 IN_FLIGHT = 1.2
 FUSED, MXNET = "fused", "mxnet"
 _HEADS = ("pooler.", "classifier.", "decoder.")
@@ -59,10 +60,11 @@ def _count(config: BertConfig, layers: int, vocab_size: int, pretraining: bool) 
 
 def packed_bytes(config: BertConfig, dtype: str) -> int:
     """Copies of the weights in the layout that the fused operators multiply: in float32 of queries, keys and
-    values, which are one product there; in bfloat16 of all."""
+    values, which are one product there; in bfloat16 of all, one for each pass (or one in float32 where
+    bfloat16 is emulated)."""
     units, hidden = config.units, config.hidden
     if dtype == "bfloat16":
-        return 2 * config.layers * (4 * units * units + 2 * units * hidden)
+        return FLOAT32 * config.layers * (4 * units * units + 2 * units * hidden)
     return FLOAT32 * config.layers * 3 * units * units
 
 
@@ -83,19 +85,19 @@ def activation_bytes(
         item: bytes of a number: 4; 2 in float16.
         ends: of the network that are here. The part's input is the embeddings' sum, or what has arrived.
 
-    Of a token and layer the fused operators keep 8 units + 2 hidden numbers: queries, keys and values (3),
-    attended values, two products and two sums of the residual branch; both sides of the activation. Their
+    Of a token and layer the fused operators keep 8 units + 1 hidden numbers: queries, keys and values (3),
+    attended values, two products and two sums of the residual branch; what goes into the activation. Their
     attention keeps no scores. MXNet's keep 10 units + 2.5 hidden (copies for heads, masks of dropout) and of
     each head 3.25 squares of the length: scores, probabilities, these after dropout, and its mask.
     """
     tokens, masked = batch.rows * batch.length, batch.rows * batch.predictions
     units, hidden = config.units, config.hidden
-    backward = tokens * (2 * units + 2 * hidden)  # gradients of one layer
+    backward = tokens * (2 * units + 3 * hidden)  # gradients of one layer
     if operators == FUSED:
-        layers: float = config.layers * tokens * (8 * units + 2 * hidden)
+        layers: float = config.layers * tokens * (8 * units + hidden)
         if ends.last:
             top_tokens = min(tokens, batch.rows + masked) if batch.predictions else tokens
-            layers += top_tokens * (5 * units + 2 * hidden) - tokens * (4 * units + 2 * hidden)
+            layers += top_tokens * (5 * units + hidden) - tokens * (4 * units + hidden)
         scores: float = vocab_size * _up_to(masked, 16)
     else:
         squares = 3.25 * batch.rows * config.heads * batch.length**2

@@ -59,3 +59,24 @@ def knows_forms() -> bool:
     one = mx.nd.ones((1, 1))
     erf, tanh = (mx.nd.bert_bias_gelu(one, one[0], form=form).asscalar() for form in ("erf", "tanh"))
     return bool(erf != tanh)
+
+
+def knows_bfloat16_moments() -> bool:
+    """Whether the loaded library's update takes moments in bfloat16: one built before that rejects their
+    type."""
+    one, moment = mx.nd.ones((1,)), mx.nd.zeros((1, 2), dtype="uint8")
+    flags = {"decayed": "0", "adapted": "0", "bias_correction": 0, "state": "bfloat16", "seed": 0}
+    numbers = {
+        "t": 1,
+        "lr": 0,
+        "rescale": 1,
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "epsilon": 1e-6,
+        "weight_decay": 0,
+    }
+    try:
+        mx.nd.bert_lamb(one, one, moment, moment.copy(), num_tensors=1, **flags, **numbers).wait_to_read()
+    except mx.MXNetError:
+        return False
+    return True

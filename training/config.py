@@ -85,6 +85,7 @@ class OptimizationConfig:
     clip_norm: float
     seed: int | None
     epsilon: float = 1e-6
+    optimizer_state: str = "float32"  # type of the moments
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from bert.configuration import OPERATORS_LIBRARY
 from bert.memory import (
     FLOAT32,
     FUSED,
+    MOMENT_BYTES,
     MXNET,
     WHOLE,
     Batch,
@@ -153,7 +154,8 @@ def estimate(part: Part, backend: str, environ: Mapping[str, str] = os.environ) 
         table = stage_table(bert, inputs.vocab_size, split, costs, sizes, micro_batches)
     tokens = f"{shape.batch.rows:,} x {shape.batch.length} tokens a {'replica' if stages > 1 else 'process'}"
     model = f"{f'stage {largest} of ' if stages > 1 else ''}{config.model.bert.description}"
-    copied = copied_bytes(_count(part, shape, largest), shape.dtype) if inputs.trains else 0
+    count, moments = _count(part, shape, largest), config.optimization.optimizer_state
+    copied = copied_bytes(count, shape.dtype, moments) if inputs.trains else 0
     available = None if shape.on_gpu else available_memory()
     what = f"{model}, {tokens} in {shape.dtype}, {shape.operators} operators"
     return Estimate(parts[largest], copied, here, available, what, on_host, table)
@@ -228,12 +230,14 @@ def _parts(part: Part, shape: _Shape, backend: str, stage: int) -> dict[str, int
     parts = {"the process itself": PROCESS, "parameters": count * item}
     if fused:
         parts["parameters as the operators take them"] = packed_bytes(bert, shape.dtype)
+    moments = config.optimization.optimizer_state
     layers = bert if inputs.trains else replace(bert, layers=1)
     if inputs.trains:
         sums = count * item if fused and config.batch.accumulate > 1 else 0
         in_flight = gradient_bytes_in_flight(bert, inputs.vocab_size, ends) if shape.pretraining else 0
         parts["gradients"] = count * item + sums + in_flight * item // FLOAT32
-        parts["optimizer states"] = 2 * FLOAT32 * count + (FLOAT32 * count if item < FLOAT32 else 0)
+        masters = FLOAT32 * count if item < FLOAT32 else 0
+        parts["optimizer states"] = MOMENT_BYTES[moments] * 2 * count + masters
     parts["activations"] = activation_bytes(layers, inputs.vocab_size, batch, shape.operators, item, ends)
     if inputs.trains and backend != LOCAL:
         exchanged = count * item

@@ -31,6 +31,7 @@ from training.feed import EvaluationFeed, Feed
 from training.held import held
 from training.loop import Loop, lacks_evaluation
 from training.metrics import Stopwatch, finite_or_none
+from training.optimizer.moments import MomentType, check_moments
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler, LossScaler, SkipCounter, StaticScaler
 from training.optimizer.update_rule import Rule
@@ -384,6 +385,7 @@ def open_run(part: Part, start: Start, task: Task, crew: Crew, stack: contextlib
     processes = processes_to_count(start, part.config, crew.processes)
     config = replace(part.config, batch=replace(part.config.batch, processes=processes))
     device, dtype, operators = choose_computing(config.model, communicator)
+    check_moments(config.optimization.optimizer_state, operators, device.device_type == "gpu")
     plan = part.inputs.plan(config, processes)
     os.makedirs(config.checkpoint.ckpt_dir, exist_ok=True)
     inputs = part.inputs.completed(config, communicator)
@@ -434,6 +436,7 @@ def open_run(part: Part, start: Start, task: Task, crew: Crew, stack: contextlib
             epsilon=settings.epsilon,
         ),
         native=operators == "fused",
+        moments=MomentType(settings.optimizer_state, seed),
     )
     scaler: LossScaler = DynamicScaler() if dtype == "float16" else StaticScaler()
     kept = config.checkpoint.keep_checkpoints

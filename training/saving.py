@@ -30,6 +30,7 @@ import numpy as np
 
 from base.errors import NotFiniteError, TrainingError
 from base.memory import available_bytes
+from bert.memory import MOMENT_BYTES
 from bert.weights.params_file import to_numpy
 from comm.base import Pending
 from training.checkpoint import Checkpoint, prune, save, set_aside
@@ -38,14 +39,14 @@ if TYPE_CHECKING:
     from training.report import Reporter
 
 NICENESS = 10  # of the thread that writes: a tenth of the time that a thread which trains gets on a full core
-_MOMENTS = 2 * 4  # bytes a parameter of Adam's and LAMB's states: mean and variance, in float32
-_MASTER = 4  # of the float32 copy of a float16 parameter
+_MASTER = 4  # bytes of the float32 copy of a float16 parameter
 
 
-def copied_bytes(parameters: int, dtype: str) -> int:
+def copied_bytes(parameters: int, dtype: str, moments: str = "float32") -> int:
     """Memory that rank 0 needs for the copy of a model with so many parameters, in bytes: 12 each in float32
-    and bfloat16 (whose parameters are float32), 14 in float16, the float32 masters included."""
-    return parameters * (_MOMENTS + (2 + _MASTER if dtype == "float16" else 4))
+    and bfloat16 (whose parameters are float32), 14 in float16, the float32 masters included; 4 less with
+    `moments` in bfloat16."""
+    return parameters * (2 * MOMENT_BYTES[moments] + (2 + _MASTER if dtype == "float16" else 4))
 
 
 class Saver:
@@ -279,7 +280,10 @@ class Saver:
 
 
 def _copy(source: Any, target: np.ndarray) -> None:
-    """Copies an MXNet array, from whatever device, or a NumPy array; other threads run meanwhile."""
+    """Copies an MXNet array, from whatever device, a moment in bfloat16 (training.optimizer.moments) or a
+    NumPy array; other threads run meanwhile."""
+    if hasattr(source, "raw"):
+        source, target = source.raw, target.view(np.uint8)
     if not hasattr(source, "handle"):
         np.copyto(target, source, casting="no")
         return

@@ -211,6 +211,12 @@ def changed_options(start: Start, config: RunConfig) -> list[str]:
             f"--optimizer {optimizer}: the checkpoint's run had {saved['optimizer']}; its moments are taken "
             "over"
         )
+    moments, saved_moments = config.optimization.optimizer_state, saved.get("optimizer_state", "float32")
+    if saved and saved_moments != moments and start.keeps(OPTIMIZER):
+        messages.append(
+            f"--optimizer_state {moments}: the checkpoint's run had {saved_moments}; its moments are "
+            "converted"
+        )
     batch = config.batch
     accumulate = saved.get("accumulate", batch.accumulate)
     if accumulate != batch.accumulate and start.keeps(SCHEDULE):

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "decode_loss_kernels.h"
+#include "dense_products.h"
 #include "matmul.h"
 #include "operator.h"
 
@@ -66,12 +67,15 @@ MXReturnValue types(const Attributes&, Types* in, Types* out) {
 struct Work {
   std::vector<int64_t> rows;
   int64_t count, width, units, words, chunk;
-  bool low;
+  bool low, tiled;
   Element element;
 
   Work(const Attributes& attributes, const mxnet::ext::MXTensor& word_weight,
        const mxnet::ext::MXTensor& weights)
-      : units(word_weight.shape[1]), words(word_weight.shape[0]), low(low_precision(attributes)) {
+      : units(word_weight.shape[1]),
+        words(word_weight.shape[0]),
+        low(low_precision(attributes)),
+        tiled(low && tile_products()) {
     for (int64_t row = 0; row < weights.size(); row++)
       if (floats(weights)[row] != 0) rows.push_back(row);
     count = rows.size();
@@ -80,14 +84,14 @@ struct Work {
     element = low ? bfloat16_storage() : Element::float32;
   }
 
-  // As a factor (width, units): the rows that count, each times its own factor, then rows of zeros.
-  const void* gather(const float* hidden, const float* factors) const {
+  // (width, units): the rows that count, each times its own factor, then rows of zeros.
+  const float* gather(const float* hidden, const float* factors) const {
     float* gathered = static_cast<float*>(scratch(kRowsSlot, width * units * sizeof(float)));
     for (int64_t i = 0; i < count; i++)
       for (int64_t u = 0; u < units; u++)
         gathered[i * units + u] = hidden[rows[i] * units + u] * (factors ? factors[i] : 1.f);
     std::fill(gathered + count * units, gathered + width * units, 0.f);
-    return factor(gathered, width * units, kRightSlot);
+    return gathered;
   }
 
   // A float32 matrix of this size as a factor: as it is, or rounded in scratch memory.
@@ -105,6 +109,72 @@ struct Work {
   }
 };
 
+// scores (words, width) = word_weight hidden^T for one chunk of words after the other; body(first, words)
+// follows each. hidden: as Work::gather gives it.
+template <typename Body>
+void score(const Work& work, const float* weight, const float* hidden, float* scores, Body body) {
+  if (work.tiled) {
+    PackedForms of_hidden, of_weight;
+    of_hidden.transposed_right = packed_scratch(kRightSlot, work.width, work.units);
+    KERNEL(pack_factor)(hidden, work.width, work.units, of_hidden);
+    work.for_chunks([&](int64_t first, int64_t words) {
+      of_weight.left = packed_scratch(kLeftSlot, words, work.units);
+      KERNEL(pack_factor)(weight + first * work.units, words, work.units, of_weight);
+      KERNEL(multiply_packed_factors)
+      ({of_weight.left, of_hidden.transposed_right, words, work.width, work.units,
+        scores + first * work.width, work.width});
+      body(first, words);
+    });
+    return;
+  }
+  const Layout hidden_layout = blocked(work.units, work.width, work.element);
+  void* blocks = scratch(kBlockedSlot, hidden_layout.bytes());
+  reorder(row_major(work.width, work.units, work.element).transposed(),
+          work.factor(hidden, work.width * work.units, kRightSlot), hidden_layout, blocks);
+  work.for_chunks([&](int64_t first, int64_t words) {
+    multiply(row_major(words, work.units, work.element),
+             work.factor(weight + first * work.units, words * work.units, kLeftSlot), hidden_layout, blocks,
+             row_major(words, work.width), scores + first * work.width);
+    body(first, words);
+  });
+}
+
+// The products backward, chunk by chunk: d_rows (width, units) = gradient^T word_weight and d_weight (words,
+// units) = gradient hidden, where `gradient` stands word by word as the scores do.
+void multiply_gradients(const Work& work, const float* gradient, const float* weight, const float* hidden,
+                        float* d_rows, float* d_weight) {
+  if (work.tiled) {
+    PackedForms of_hidden, of_gradient, of_weight;
+    of_hidden.right = packed_scratch(kRightSlot, work.units, work.width);
+    KERNEL(pack_factor)(hidden, work.width, work.units, of_hidden);
+    work.for_chunks([&](int64_t first, int64_t words) {
+      of_gradient.left = packed_scratch(kLeftSlot, words, work.width);
+      of_gradient.transposed_left = packed_scratch(kBlockedSlot, work.width, words);
+      of_weight.right = packed_scratch(kGradientSlot, work.units, words);
+      KERNEL(pack_factor)(gradient + first * work.width, words, work.width, of_gradient);
+      KERNEL(pack_factor)(weight + first * work.units, words, work.units, of_weight);
+      KERNEL(multiply_packed_factors)
+      ({of_gradient.transposed_left, of_weight.right, work.width, work.units, words, d_rows, work.units,
+        nullptr, first > 0});
+      KERNEL(multiply_packed_factors)
+      ({of_gradient.left, of_hidden.right, words, work.units, work.width, d_weight + first * work.units,
+        work.units});
+    });
+    return;
+  }
+  const Layout hidden_layout = row_major(work.width, work.units, work.element);
+  const void* hidden_data = work.factor(hidden, work.width * work.units, kRightSlot);
+  work.for_chunks([&](int64_t first, int64_t words) {
+    const void* chunk = work.factor(gradient + first * work.width, words * work.width, kLeftSlot);
+    const void* weight_data = work.factor(weight + first * work.units, words * work.units, kBlockedSlot);
+    const Layout chunk_layout = row_major(words, work.width, work.element);
+    multiply(chunk_layout.transposed(), chunk, row_major(words, work.units, work.element), weight_data,
+             row_major(work.width, work.units), d_rows, nullptr, first > 0);
+    multiply(chunk_layout, chunk, hidden_layout, hidden_data, row_major(words, work.units),
+             d_weight + first * work.units);
+  });
+}
+
 MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource&) {
   return guarded("bert_decode_loss", [&] {
     const Work work(attributes, in->at(1), in->at(4));
@@ -119,16 +189,9 @@ MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, c
 
     std::vector<float> best(work.width, -std::numeric_limits<float>::infinity());
     std::vector<int32_t> best_word(work.width, 0);
-    const Layout hidden_layout = blocked(work.units, work.width, work.element);
-    void* hidden = scratch(kBlockedSlot, hidden_layout.bytes());
-    reorder(row_major(work.width, work.units, work.element).transposed(),
-            work.gather(floats(in->at(0)), nullptr), hidden_layout, hidden);
-    work.for_chunks([&](int64_t first, int64_t words) {
-      float* chunk = scores + first * work.width;
-      multiply(row_major(words, work.units, work.element),
-               work.factor(weight + first * work.units, words * work.units, kLeftSlot), hidden_layout, hidden,
-               row_major(words, work.width), chunk);
-      KERNEL(update_best)(chunk, bias + first, words, work.width, first, best.data(), best_word.data());
+    score(work, weight, work.gather(floats(in->at(0)), nullptr), scores, [&](int64_t first, int64_t words) {
+      KERNEL(update_best)
+      (scores + first * work.width, bias + first, words, work.width, first, best.data(), best_word.data());
     });
     std::vector<double> label_score(work.count), sums(work.width);
     for (int64_t i = 0; i < work.count; i++) {
@@ -161,20 +224,10 @@ MXReturnValue backward(const Attributes& attributes, Tensors* in, Tensors* out, 
     std::vector<float> factors(work.width, 0.f);
     for (int64_t i = 0; i < work.count; i++)
       factors[i] = loss_gradient[work.rows[i]] * weights[work.rows[i]] / sums[i];
-    const Layout hidden_layout = row_major(work.width, work.units, work.element);
-    const void* hidden = work.gather(floats(in->at(4)), factors.data());
+    const float* hidden = work.gather(floats(in->at(4)), factors.data());
     float* d_rows = static_cast<float*>(scratch(kSumSlot, work.width * work.units * sizeof(float)));
-    work.for_chunks([&](int64_t first, int64_t words) {
-      const float* chunk = scores + first * work.width;
-      const void* chunk_data = work.factor(chunk, words * work.width, kLeftSlot);
-      const void* weight_data = work.factor(weight + first * work.units, words * work.units, kBlockedSlot);
-      const Layout chunk_layout = row_major(words, work.width, work.element);
-      multiply(chunk_layout.transposed(), chunk_data, row_major(words, work.units, work.element), weight_data,
-               row_major(work.width, work.units), d_rows, nullptr, first > 0);
-      multiply(chunk_layout, chunk_data, hidden_layout, hidden, row_major(words, work.units),
-               d_weight + first * work.units);
-      KERNEL(row_products)(chunk, factors.data(), words, work.width, d_bias + first);
-    });
+    multiply_gradients(work, scores, weight, hidden, d_rows, d_weight);
+    KERNEL(row_products)(scores, factors.data(), work.words, work.width, d_bias);
     for (int64_t i = 0; i < work.count; i++)
       for (int64_t u = 0; u < work.units; u++)
         d_hidden[work.rows[i] * work.units + u] = d_rows[i * work.units + u] * factors[i];

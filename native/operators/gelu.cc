@@ -4,18 +4,19 @@
 #include "operator.h"
 
 namespace operators {
-namespace {
 
-bool by_tanh(const Attributes& attributes) {
+bool gelu_by_tanh(const Attributes& attributes) {
   const auto form = attributes.find("form");
   if (form == attributes.end() || form->second == "erf") return false;
   if (form->second == "tanh") return true;
   throw std::runtime_error("form=" + form->second + " is neither erf nor tanh");
 }
 
+namespace {
+
 MXReturnValue attributes(const Attributes& attributes, int* inputs, int* outputs) {
   return guarded("bert_bias_gelu", [&] {
-    by_tanh(attributes);
+    gelu_by_tanh(attributes);
     *inputs = 2;
     *outputs = 1;
   });
@@ -38,7 +39,7 @@ MXReturnValue types(const Attributes&, Types* in, Types* out) {
 MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource&) {
   return guarded("bert_bias_gelu", [&] {
     const int64_t columns = in->at(1).size();
-    const auto kernel = by_tanh(attributes) ? KERNEL(bias_gelu_tanh) : KERNEL(bias_gelu);
+    const auto kernel = gelu_by_tanh(attributes) ? KERNEL(bias_gelu_tanh) : KERNEL(bias_gelu);
     kernel(floats(in->at(0)), floats(in->at(1)), floats(out->at(0)), in->at(0).size() / columns, columns);
   });
 }
@@ -47,7 +48,8 @@ MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, c
 MXReturnValue backward(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource&) {
   return guarded("bert_bias_gelu's backward", [&] {
     const int64_t columns = in->at(2).size();
-    const auto kernel = by_tanh(attributes) ? KERNEL(bias_gelu_tanh_backward) : KERNEL(bias_gelu_backward);
+    const auto kernel =
+        gelu_by_tanh(attributes) ? KERNEL(bias_gelu_tanh_backward) : KERNEL(bias_gelu_backward);
     kernel(floats(in->at(0)), floats(in->at(1)), floats(in->at(2)), floats(out->at(0)), floats(out->at(1)),
            in->at(1).size() / columns, columns);
   });

@@ -1,73 +1,11 @@
-// gelu(x) = x * Phi(x) with Phi the normal distribution (Hendrycks and Gimpel, arXiv:1606.08415), and its
-// approximation by tanh, x * (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 (section 2).
 #include "gelu_kernels.h"
 
 #include "column_sums.h"
-#include "vector_math.h"
+#include "gelu_math.h"
 
 namespace operators {
 namespace ISA {
 namespace {
-
-constexpr float kInverseSqrtTwoPi = 0.39894228f;
-
-// Phi(h) within 7.5e-8 (Abramowitz and Stegun, 26.2.17), given e^(-h^2 / 2). The smaller one of Phi(h) and
-// Phi(-h) is not computed as a difference, so it fades to 0 without noise.
-inline float normal_cdf(float h, float gauss) {
-  const float t = 1.f / (1.f + 0.2316419f * std::fabs(h));
-  float p = 0.530702714f;
-  p = p * t - 0.726576013f;
-  p = p * t + 0.710706870f;
-  p = p * t - 0.142248368f;
-  p = p * t + 0.127414796f;
-  const float tail = p * t * gauss;
-  return h < 0.f ? tail : 1.f - tail;
-}
-
-// (1 + tanh(u)) / 2 is the logistic function of 2 u. `rest` is e^(-|2 u|), with which the smaller one of the
-// function and its reflection is not computed as a difference either, nor the product of both, its slope.
-struct Logistic {
-  float value, slope;
-};
-
-inline Logistic logistic(float twice_u) {
-  const float rest = fast_exp(-std::fabs(twice_u));
-  const float greater = 1.f / (1.f + rest);
-  const float smaller = rest * greater;
-  return {twice_u < 0.f ? smaller : greater, smaller * greater};
-}
-
-// h where the cube matters: beyond 20 the logistic function is 0 or 1 and its slope 0.
-inline float near_zero(float h) {
-  const float low = h < -20.f ? -20.f : h;
-  return low > 20.f ? 20.f : low;
-}
-
-constexpr float kTwiceSqrtTwoOverPi = 1.59576912f;
-constexpr float kCubic = 0.044715f;
-
-struct Erf {
-  static inline float value(float h) { return h * normal_cdf(h, fast_exp(-0.5f * h * h)); }
-
-  static inline float slope(float h) {
-    const float gauss = fast_exp(-0.5f * h * h);
-    return normal_cdf(h, gauss) + h * kInverseSqrtTwoPi * gauss;
-  }
-};
-
-struct Tanh {
-  static inline float value(float h) {
-    const float n = near_zero(h);
-    return h * logistic(kTwiceSqrtTwoOverPi * (n + kCubic * n * n * n)).value;
-  }
-
-  static inline float slope(float h) {
-    const float n = near_zero(h);
-    const float square = kCubic * n * n;
-    const Logistic s = logistic(kTwiceSqrtTwoOverPi * (n + square * n));
-    return s.value + h * (s.slope * kTwiceSqrtTwoOverPi * (1.f + 3.f * square));
-  }
-};
 
 template <typename Form>
 void forward(const float* input, const float* bias, float* output, int64_t rows, int64_t columns) {
@@ -94,7 +32,7 @@ void backward(const float* output_gradient, const float* input, const float* bia
       float* dx = input_gradient + row * columns;
 #pragma omp simd
       for (int64_t c = 0; c < columns; c++) {
-        dx[c] = dy[c] * Form::slope(x[c] + bias[c]);
+        dx[c] = dy[c] * Form::both(x[c] + bias[c]).slope;
         bias_sum[c] += dx[c];
       }
     }
@@ -102,7 +40,38 @@ void backward(const float* output_gradient, const float* input, const float* bia
   }
 }
 
+// As backward, in place, and the output once more.
+template <typename Form>
+void backward_again(float* gradient, const float* input, const float* bias, float* output,
+                    float* bias_gradient, int64_t rows, int64_t columns) {
+  ColumnSums sums(1, columns);
+#pragma omp parallel
+  {
+    float* bias_sum = sums.mine();
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < rows; row++) {
+      const float* x = input + row * columns;
+      float* d = gradient + row * columns;
+      float* y = output + row * columns;
+#pragma omp simd
+      for (int64_t c = 0; c < columns; c++) {
+        const Gelu gelu = Form::both(x[c] + bias[c]);
+        y[c] = gelu.value;
+        d[c] *= gelu.slope;
+        bias_sum[c] += d[c];
+      }
+    }
+    sums.store(0, bias_gradient);
+  }
+}
+
 }  // namespace
+
+void bias_gelu_backward_again(bool tanh, float* gradient, const float* input, const float* bias,
+                              float* output, float* bias_gradient, int64_t rows, int64_t columns) {
+  const auto form = tanh ? backward_again<Tanh> : backward_again<Erf>;
+  form(gradient, input, bias, output, bias_gradient, rows, columns);
+}
 
 void bias_gelu(const float* input, const float* bias, float* output, int64_t rows, int64_t columns) {
   forward<Erf>(input, bias, output, rows, columns);

@@ -1,14 +1,17 @@
 // bert_lamb(weight_1..n, gradient_1..n, mean_1..n, var_1..n) -> ratios (n,): one update of n float32 tensors
-// in place by LAMB or Adam (training/optimizer/optimizer.py has the formulas). Weights, means and vars are changed,
-// gradients are not; ratios are what each tensor's update was multiplied with besides lr, 1 where the tensor
-// is not adapted.
+// in place by LAMB or Adam (training/optimizer/optimizer.py has the formulas). Weights, means and vars are
+// changed, gradients are not; ratios are what each tensor's update was multiplied with besides lr, 1 where
+// the tensor is not adapted. With state="bfloat16" means and vars are of that type, stored by stochastic
+// rounding; MXNet has no such arrays for operators of others, so they are uint8 with an axis of 2 behind the
+// weight's.
 //
 // Attributes: num_tensors; lr, rescale, beta1, beta2, epsilon, weight_decay; t, the number of this update
 // (from 1), and bias_correction (0 or 1); lower_bound and upper_bound for ||weight|| in the ratio (0 and
 // infinity unless given); decayed and adapted: n digits, 1 for the tensors with weight decay and for those
-// with the ratio ||weight|| / ||u||.
+// with the ratio ||weight|| / ||u||; state, "float32" (also where it is left out) or "bfloat16", and with the
+// latter seed, a whole number below 2^64: the roundings depend on it, on t and on the element alone.
 //
-// The ratios are the same for any number of threads: norms are sums in float64 over chunks, added in order.
+// The results are the same for any number of threads: norms are sums in float64 over chunks, added in order.
 #include <atomic>
 #include <cmath>
 #include <limits>
@@ -32,13 +35,16 @@ struct Settings {
   float lr, weight_decay;
   double lower_bound, upper_bound;
   std::string decayed, adapted;
+  bool low;          // whether the moments are bfloat16
+  uint64_t key = 0;  // of this update's roundings
 };
 
 struct Tensor {
   float* weight;
   const float* gradient;
-  float* mean;
-  float* var;
+  void* mean;
+  void* var;
+  uint64_t key;  // of its roundings
   float decay;
   bool adapted;
   size_t first_chunk = 0, num_chunks = 0;
@@ -63,6 +69,37 @@ const std::string& text(const Attributes& attributes, const char* name) {
   return found->second;
 }
 
+// A bijection of 64 bits whose results look random: the finalizer of SplitMix64 (Steele, Lea, Flood, 2014).
+uint64_t scrambled(uint64_t x) {
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+  return x ^ x >> 31;
+}
+
+// A key that looks random and differs from those of other `number`s below the same `key`.
+uint64_t key_below(uint64_t key, uint64_t number) {
+  return scrambled(key + (number + 1) * 0x9e3779b97f4a7c15u);
+}
+
+uint64_t seed(const Attributes& given) {
+  const std::string& digits = text(given, "seed");
+  require(
+      !digits.empty() && digits.size() <= 20 && digits.find_first_not_of("0123456789") == std::string::npos,
+      "seed must be a whole number");
+  try {
+    return std::stoull(digits);
+  } catch (const std::out_of_range&) {
+    throw std::runtime_error("seed must be below 2^64");
+  }
+}
+
+bool has_bfloat16(const Attributes& given) {
+  const auto state = given.find("state");
+  if (state == given.end() || state->second == "float32") return false;
+  if (state->second == "bfloat16") return true;
+  throw std::runtime_error("state=" + state->second + " is neither float32 nor bfloat16");
+}
+
 Settings settings(const Attributes& given) {
   const float beta1 = number(given, "beta1"), beta2 = number(given, "beta2");
   const bool correct = integer(given, "bias_correction");
@@ -80,6 +117,8 @@ Settings settings(const Attributes& given) {
   read.upper_bound = number_or(given, "upper_bound", std::numeric_limits<double>::infinity());
   read.decayed = text(given, "decayed");
   read.adapted = text(given, "adapted");
+  read.low = has_bfloat16(given);
+  if (read.low) read.key = key_below(key_below(0, seed(given)), static_cast<uint64_t>(t));
   return read;
 }
 
@@ -109,6 +148,52 @@ std::vector<Task> plan(const std::vector<Chunk>& chunks, const Tensor* tensors) 
   return tasks;
 }
 
+FloatMoments float_moments(const Tensor& tensor, const Chunk& chunk) {
+  return {static_cast<float*>(tensor.mean) + chunk.begin, static_cast<float*>(tensor.var) + chunk.begin};
+}
+
+Bfloat16Moments bfloat16_moments(const Tensor& tensor, const Chunk& chunk) {
+  return {static_cast<uint16_t*>(tensor.mean) + chunk.begin, static_cast<uint16_t*>(tensor.var) + chunk.begin,
+          tensor.key, static_cast<uint32_t>(chunk.begin)};
+}
+
+// The kernels on the chunk of a tensor (lamb_kernels.h), for moments of either type.
+NormSquares update_moments(const Settings& settings, const Tensor& tensor, const Chunk& chunk) {
+  const float* const weight = tensor.weight + chunk.begin;
+  const float* const gradient = tensor.gradient + chunk.begin;
+  if (settings.low) {
+    const auto kernel = KERNEL(update_bfloat16_moments);
+    return kernel(settings.rule, tensor.decay, weight, gradient, bfloat16_moments(tensor, chunk), chunk.size);
+  }
+  const auto kernel = KERNEL(update_moments);
+  return kernel(settings.rule, tensor.decay, weight, gradient, float_moments(tensor, chunk), chunk.size);
+}
+
+void update_weights(const Settings& settings, const Tensor& tensor, const Chunk& chunk) {
+  float* const weight = tensor.weight + chunk.begin;
+  const float step = settings.lr * tensor.ratio;
+  if (settings.low) {
+    const auto kernel = KERNEL(update_weights_of_bfloat16);
+    kernel(settings.rule, tensor.decay, step, weight, bfloat16_moments(tensor, chunk), chunk.size);
+  } else {
+    const auto kernel = KERNEL(update_weights);
+    kernel(settings.rule, tensor.decay, step, weight, float_moments(tensor, chunk), chunk.size);
+  }
+}
+
+void update_at_once(const Settings& settings, const Tensor& tensor, const Chunk& chunk) {
+  float* const weight = tensor.weight + chunk.begin;
+  const float* const gradient = tensor.gradient + chunk.begin;
+  const float step = settings.lr;
+  if (settings.low) {
+    const auto kernel = KERNEL(update_bfloat16_at_once);
+    kernel(settings.rule, tensor.decay, step, weight, gradient, bfloat16_moments(tensor, chunk), chunk.size);
+  } else {
+    const auto kernel = KERNEL(update_at_once);
+    kernel(settings.rule, tensor.decay, step, weight, gradient, float_moments(tensor, chunk), chunk.size);
+  }
+}
+
 // Threads take one task after the other. Nobody waits at the end of a pass for all threads: only a second
 // pass for its own tensor's first, and those tasks were taken by others before, so they do get done.
 void update(const Settings& settings, const std::vector<Chunk>& chunks, Tensor* tensors) {
@@ -120,16 +205,10 @@ void update(const Settings& settings, const std::vector<Chunk>& chunks, Tensor* 
     const Task task = tasks[number];
     const Chunk& chunk = chunks[task.chunk];
     Tensor& tensor = tensors[chunk.tensor];
-    float* const weight = tensor.weight + chunk.begin;
-    const float* const gradient = tensor.gradient + chunk.begin;
-    float* const mean = tensor.mean + chunk.begin;
-    float* const var = tensor.var + chunk.begin;
     if (!tensor.adapted) {
-      KERNEL(update_at_once)
-      (settings.rule, tensor.decay, settings.lr, weight, gradient, mean, var, chunk.size);
+      update_at_once(settings, tensor, chunk);
     } else if (!task.second) {
-      squares[task.chunk] =
-          KERNEL(update_moments)(settings.rule, tensor.decay, weight, gradient, mean, var, chunk.size);
+      squares[task.chunk] = update_moments(settings, tensor, chunk);
       if (--tensor.unfinished > 0) continue;
       NormSquares sum{0, 0};
       for (size_t i = tensor.first_chunk; i < tensor.first_chunk + tensor.num_chunks; i++) {
@@ -140,8 +219,7 @@ void update(const Settings& settings, const std::vector<Chunk>& chunks, Tensor* 
       tensor.ready = true;
     } else {
       while (!tensor.ready) std::this_thread::yield();
-      KERNEL(update_weights)
-      (settings.rule, tensor.decay, settings.lr * tensor.ratio, weight, mean, var, chunk.size);
+      update_weights(settings, tensor, chunk);
     }
   }
 }
@@ -170,15 +248,24 @@ MXReturnValue mutated(const Attributes& given, std::vector<int>* indices) {
 MXReturnValue shapes(const Attributes& given, Shapes* in, Shapes* out) {
   return guarded("bert_lamb", [&] {
     const size_t count = integer(given, "num_tensors");
-    for (size_t i = count; i < 4 * count; i++)
-      require(in->at(i) == in->at(i % count), "a tensor's weight, gradient, mean and var differ in shape");
+    const bool low = has_bfloat16(given);
+    for (size_t i = count; i < 4 * count; i++) {
+      Shape expected = in->at(i % count);
+      if (low && i >= 2 * count) expected.push_back(sizeof(uint16_t));
+      require(in->at(i) == expected, "a tensor's weight, gradient, mean and var differ in shape");
+    }
     out->at(0) = {static_cast<unsigned int>(count)};
   });
 }
 
-MXReturnValue types(const Attributes&, Types* in, Types* out) {
+MXReturnValue types(const Attributes& given, Types* in, Types* out) {
   return guarded("bert_lamb", [&] {
-    for (const int type : *in) require(type == mxnet::ext::kFloat32, "all inputs must be float32");
+    const bool low = has_bfloat16(given);
+    for (size_t i = 0; i < in->size(); i++)
+      if (low && 2 * i >= in->size())
+        require(in->at(i) == mxnet::ext::kUint8, "means and vars in bfloat16 must be uint8");
+      else
+        require(in->at(i) == mxnet::ext::kFloat32, "all inputs must be float32");
     out->assign(1, mxnet::ext::kFloat32);
   });
 }
@@ -195,8 +282,9 @@ MXReturnValue forward(const Attributes& given, Tensors* in, Tensors* out, const 
       Tensor& tensor = tensors[i];
       tensor.weight = floats(in->at(i));
       tensor.gradient = floats(in->at(count + i));
-      tensor.mean = floats(in->at(2 * count + i));
-      tensor.var = floats(in->at(3 * count + i));
+      tensor.mean = in->at(2 * count + i).data_ptr;
+      tensor.var = in->at(3 * count + i).data_ptr;
+      tensor.key = key_below(read.key, i);
       tensor.decay = read.decayed[i] == '1' ? read.weight_decay : 0.f;
       tensor.adapted = read.adapted[i] == '1';
     }

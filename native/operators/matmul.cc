@@ -231,6 +231,8 @@ Element bfloat16_storage() {
   return chosen;
 }
 
+bool tile_products() { return isa() == Isa::amx && bfloat16_storage() == Element::bfloat16; }
+
 void round_factor(const float* source, int64_t size, void* target) {
   if (bfloat16_storage() == Element::bfloat16)
     KERNEL(round_to_bfloat16)(source, static_cast<uint16_t*>(target), size);

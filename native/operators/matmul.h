@@ -49,12 +49,28 @@ void reorder(const Layout& from, const void* source, const Layout& to, void* tar
 // differs). BERT_OPERATORS_BF16=native or rounded overrides it. Throws std::runtime_error for other values.
 Element bfloat16_storage();
 
+// Whether products of bfloat16 are those of tile_product_kernels.h: where the processor has AMX's tiles,
+// unless a variable says otherwise. They are faster than oneDNN's, which copies its factors.
+bool tile_products();
+
 // Rounds float32 to bfloat16 and stores it as bfloat16_storage() says.
 void round_factor(const float* source, int64_t size, void* target);
 
 // Memory of this thread, aligned for vectors and huge pages, that keeps its contents until the next call with
 // the same slot.
-enum Slot : int { kOneDnnSlot, kLeftSlot, kRightSlot, kBlockedSlot, kBiasSlot, kRowsSlot, kSumSlot, kSlots };
+enum Slot : int {
+  kOneDnnSlot,
+  kLeftSlot,
+  kRightSlot,
+  kBlockedSlot,
+  kBiasSlot,
+  kRowsSlot,
+  kSumSlot,
+  kGeluSlot,
+  kGradientSlot,
+  kOuterSlot,
+  kSlots
+};
 void* scratch(Slot slot, size_t bytes);
 
 }  // namespace operators

@@ -10,17 +10,18 @@
 #include "operator.h"
 
 namespace operators {
-namespace {
 
-float epsilon(const Attributes& attributes) {
+float norm_epsilon(const Attributes& attributes) {
   const double value = number(attributes, "eps");
   require(value >= 0, "eps is negative");
   return static_cast<float>(value);
 }
 
+namespace {
+
 MXReturnValue layer_norm_attributes(const Attributes& attributes, int* inputs, int* outputs) {
   return guarded("bert_layer_norm", [&] {
-    epsilon(attributes);
+    norm_epsilon(attributes);
     *inputs = 3;
     *outputs = 1;
   });
@@ -28,7 +29,7 @@ MXReturnValue layer_norm_attributes(const Attributes& attributes, int* inputs, i
 
 MXReturnValue add_norm_attributes(const Attributes& attributes, int* inputs, int* outputs) {
   return guarded("bert_add_norm", [&] {
-    epsilon(attributes);
+    norm_epsilon(attributes);
     dropout_rate(attributes);
     *inputs = 6;
     *outputs = 2;
@@ -64,7 +65,7 @@ MXReturnValue layer_norm_forward(const Attributes& attributes, Tensors* in, Tens
     const int64_t columns = in->at(1).size();
     KERNEL(layer_norm)
     (floats(in->at(0)), floats(in->at(1)), floats(in->at(2)), floats(out->at(0)), in->at(0).size() / columns,
-     columns, epsilon(attributes));
+     columns, norm_epsilon(attributes));
   });
 }
 
@@ -75,7 +76,7 @@ MXReturnValue layer_norm_backward(const Attributes& attributes, Tensors* in, Ten
     const int64_t columns = in->at(2).size();
     KERNEL(layer_norm_backward)
     (floats(in->at(0)), floats(in->at(1)), floats(in->at(2)), floats(out->at(0)), floats(out->at(1)),
-     floats(out->at(2)), in->at(1).size() / columns, columns, epsilon(attributes));
+     floats(out->at(2)), in->at(1).size() / columns, columns, norm_epsilon(attributes));
   });
 }
 
@@ -84,7 +85,7 @@ AddNorm add_norm_inputs(const Attributes& attributes, const mxnet::ext::MXTensor
                         const Dropout& dropout) {
   const int64_t columns = in[1].size();
   const int64_t rows = in[0].size() / columns;
-  return {floats(in[0]), floats(in[1]), floats(in[2]), floats(in[3]), rows, columns, epsilon(attributes),
+  return {floats(in[0]), floats(in[1]), floats(in[2]), floats(in[3]), rows, columns, norm_epsilon(attributes),
           dropout};
 }
 

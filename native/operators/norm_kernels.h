@@ -7,6 +7,9 @@
 
 namespace operators {
 
+// The attribute `eps`. Throws std::runtime_error where it is negative.
+float norm_epsilon(const Attributes& attributes);
+
 // What is normalised is residual + dropout(input + bias).
 struct AddNorm {
   const float* input;     // (rows, columns)

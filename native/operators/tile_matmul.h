@@ -25,6 +25,10 @@ inline int64_t steps(int64_t depth) { return (depth + kDeep - 1) / kDeep; }
 // Words of a packed factor with `size` rows (left) or columns (right).
 inline int64_t tiles_size(int64_t size, int64_t depth) { return tiles(size) * steps(depth) * kTileWords; }
 
+// GCC does not know which memory the instructions for tiles read and write: without this it moves other reads
+// and writes of that memory across them.
+inline void tiles_touch_memory() { asm volatile("" ::: "memory"); }
+
 // Makes all eight tiles whole ones for as long as it lives.
 class TileShapes {
  public:
@@ -38,6 +42,7 @@ class TileShapes {
       shapes.bytes[t] = 64;
       shapes.rows[t] = 16;
     }
+    tiles_touch_memory();
     _tile_loadconfig(&shapes);
   }
   ~TileShapes() { _tile_release(); }
@@ -103,11 +108,15 @@ inline void transpose_tiles(const uint32_t* from, int64_t count, uint32_t* to) {
     transpose_block(reinterpret_cast<const float*>(from + t), kTile, reinterpret_cast<float*>(to + t), kTile);
 }
 
-template <int kRows, int kColumns, bool kAccumulate>
-inline void multiply_tiles(const uint32_t* left, const uint32_t* right, int64_t deep, float* product,
-                           int64_t stride) {
-  const int64_t bytes = stride * sizeof(float), next = deep * kTileWords;
+// One block of kRows x kColumns tiles of a product: `deep` steps. `left_next` and `right_next`: words from
+// the first to the second tile of a factor. Calls aside(k) for each step: other work while the tiles
+// multiply.
+template <int kRows, int kColumns, bool kAccumulate, typename Aside>
+inline void multiply_tiles(const uint32_t* left, int64_t left_next, const uint32_t* right, int64_t right_next,
+                           int64_t deep, float* product, int64_t stride, const Aside& aside) {
+  const int64_t bytes = stride * sizeof(float);
   float *below = product + kTile * stride, *beside = product + kTile;
+  tiles_touch_memory();
   if (kAccumulate) {
     _tile_loadd(0, product, bytes);
     if (kColumns == 2) _tile_loadd(1, beside, bytes);
@@ -124,19 +133,33 @@ inline void multiply_tiles(const uint32_t* left, const uint32_t* right, int64_t 
     _tile_loadd(6, right, 64);
     _tile_dpbf16ps(0, 4, 6);
     if (kColumns == 2) {
-      _tile_loadd(7, right + next, 64);
+      _tile_loadd(7, right + right_next, 64);
       _tile_dpbf16ps(1, 4, 7);
     }
     if (kRows == 2) {
-      _tile_loadd(5, left + next, 64);
+      _tile_loadd(5, left + left_next, 64);
       _tile_dpbf16ps(2, 5, 6);
       if (kColumns == 2) _tile_dpbf16ps(3, 5, 7);
     }
+    aside(k);
   }
   _tile_stored(0, product, bytes);
   if (kColumns == 2) _tile_stored(1, beside, bytes);
   if (kRows == 2) _tile_stored(2, below, bytes);
   if (kRows == 2 && kColumns == 2) _tile_stored(3, below + kTile, bytes);
+  tiles_touch_memory();
+}
+
+// The same for any number of tiles up to two by two.
+template <bool kAccumulate, typename Aside>
+inline void multiply_block(bool high, bool wide, const uint32_t* left, int64_t left_next,
+                           const uint32_t* right, int64_t right_next, int64_t deep, float* product,
+                           int64_t stride, const Aside& aside) {
+  const auto part =
+      high   ? wide ? multiply_tiles<2, 2, kAccumulate, Aside> : multiply_tiles<2, 1, kAccumulate, Aside>
+      : wide ? multiply_tiles<1, 2, kAccumulate, Aside>
+             : multiply_tiles<1, 1, kAccumulate, Aside>;
+  part(left, left_next, right, right_next, deep, product, stride, aside);
 }
 
 // product (rows, columns) = left * right, or += if kAccumulate; written up to whole tiles. Both factors have
@@ -145,16 +168,11 @@ template <bool kAccumulate>
 void multiply_packed(const uint32_t* left, int64_t rows, const uint32_t* right, int64_t columns, int64_t deep,
                      float* product, int64_t stride) {
   const int64_t next = deep * kTileWords;
-  for (int64_t c = 0; c < tiles(columns); c += 2) {
-    const bool wide = c + 1 < tiles(columns);
-    for (int64_t r = 0; r < tiles(rows); r += 2) {
-      const bool high = r + 1 < tiles(rows);
-      const auto part = high   ? wide ? multiply_tiles<2, 2, kAccumulate> : multiply_tiles<2, 1, kAccumulate>
-                        : wide ? multiply_tiles<1, 2, kAccumulate>
-                               : multiply_tiles<1, 1, kAccumulate>;
-      part(left + r * next, right + c * next, deep, product + r * kTile * stride + c * kTile, stride);
-    }
-  }
+  for (int64_t c = 0; c < tiles(columns); c += 2)
+    for (int64_t r = 0; r < tiles(rows); r += 2)
+      multiply_block<kAccumulate>(r + 1 < tiles(rows), c + 1 < tiles(columns), left + r * next, next,
+                                  right + c * next, next, deep, product + r * kTile * stride + c * kTile,
+                                  stride, [](int64_t) {});
 }
 
 }  // namespace ISA

@@ -42,5 +42,5 @@ def test_every_line_is_in_the_legend(seeds):
 
 def test_the_picture_is_written(tmp_path):
     path = tmp_path / "curves.png"
-    draw(runs(3), argparse.Namespace(plot=str(path), model="bert_1_32_2"))
+    draw(runs(3), argparse.Namespace(plot=str(path), model="bert_1_32_2", option="dtype"))
     assert path.read_bytes().startswith(b"\x89PNG")

@@ -65,6 +65,7 @@ ADDED = {
     "lower_bound": ("0.01", 0.01, None),
     "upper_bound": ("10", 10.0, None),
     "bias_correction": (None, True, False),
+    "optimizer_state": ("bfloat16", "bfloat16", "float32"),
     "dropout": ("0", 0.0, 0.1),
     "gelu": ("tanh", "tanh", None),
 }

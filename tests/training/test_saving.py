@@ -14,9 +14,11 @@ import pytest
 from base import memory
 from base.errors import NotFiniteError, TrainingError
 from bert.model import trained
+from bert.operators import load_operators
 from tests.training.tiny import make_step, random_batch, tiny_network
 from training import saving
 from training.checkpoint import list_steps, newest_complete
+from training.optimizer.moments import MomentType
 from training.report import SilentReporter
 from training.saving import Saver, copied_bytes
 
@@ -231,19 +233,23 @@ def test_free_memory_is_what_a_control_group_leaves(tmp_path, monkeypatch):
     assert "1,000 are free" in reporter.warnings[0]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_the_bytes_of_a_copy_are_known_beforehand(tmp_path, dtype):
+@pytest.mark.parametrize(
+    "dtype, moments", [("float32", "float32"), ("float16", "float32"), ("float32", "bfloat16")]
+)
+def test_the_bytes_of_a_copy_are_known_beforehand(tmp_path, dtype, moments):
+    if moments == "bfloat16" and not load_operators():
+        pytest.skip("the fused operators have not been built")
     network = tiny_network()
     if dtype == "float16":
         network.cast(dtype)
-    _, optimizer = make_step(network)
+    _, optimizer = make_step(network, native=moments == "bfloat16", moments=MomentType(moments))
     parameters = {name: parameter.data() for name, parameter in trained(network).items()}
     with saver_of(tmp_path) as saver:
         saver.begin(1, parameters, optimizer.state_views(), {})
         saver.sound()
         held = sum(array.nbytes for array in saver._buffers.values()) - 8  # but for the count of steps
     count = sum(array.size for array in parameters.values())
-    assert held == copied_bytes(count, dtype)
+    assert held == copied_bytes(count, dtype, moments)
 
 
 def test_the_thread_that_writes_gives_way(tmp_path, disk):

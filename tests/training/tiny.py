@@ -96,9 +96,9 @@ def make_step(
     """A step with a new optimizer over all parameters of the network."""
     parameters = trainable(network.bert)
     native = optimizer_options.pop("native", isinstance(network, FusedPretrainingLoss))
-    kind = optimizer_options.pop("kind", "lamb")
+    kind, moments = optimizer_options.pop("kind", "lamb"), optimizer_options.pop("moments", None)
     weights = [parameter.data() for parameter in parameters.values()]
-    optimizer = Optimizer(kind, list(parameters), weights, Rule(**optimizer_options), native)
+    optimizer = Optimizer(kind, list(parameters), weights, Rule(**optimizer_options), native, moments)
     step = TrainStep(
         TASK,
         network,

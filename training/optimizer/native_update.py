@@ -1,8 +1,9 @@
 """The optimizer's update and the global norm by the operators in native/operators, for float32 on the CPU.
 
 One operator updates all tensors in one sweep over the memory; the adapted ones need a second look at weight,
-mean and var. It is queued like every operator: MXNet knows that it writes weights, means and vars, so that it
-begins after the backward pass, and the next forward pass after it.
+mean and var. The moments may be bfloat16 (training/optimizer/moments.py). It is queued like every operator:
+MXNet knows that it writes weights, means and vars, so that it begins after the backward pass, and the next
+forward pass after it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Sequence
 import mxnet as mx
 import numpy as np
 
+from training.optimizer.moments import MomentType
 from training.optimizer.update_rule import Rule, Tensor
 
 
@@ -23,7 +25,7 @@ def applies_to(arrays: Sequence[mx.nd.NDArray]) -> bool:
 class NativeUpdate:
     """See update_rule.py. `bert.operators.load_operators` has returned True before."""
 
-    def __init__(self, rule: Rule, tensors: Sequence[Tensor]):
+    def __init__(self, rule: Rule, tensors: Sequence[Tensor], moments: MomentType):
         self._weights = [tensor.weight for tensor in tensors]
         self._states = [*(tensor.mean for tensor in tensors), *(tensor.var for tensor in tensors)]
         self._attributes = {
@@ -35,6 +37,8 @@ class NativeUpdate:
             "bias_correction": int(rule.bias_correction),
             "decayed": _digits([tensor.decayed for tensor in tensors]),
             "adapted": _digits([tensor.adapted for tensor in tensors]),
+            "state": moments.dtype,
+            "seed": moments.seed,
             **rule.bounds(),
         }
 

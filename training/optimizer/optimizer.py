@@ -13,7 +13,8 @@ With bias correction m / (1 - beta1^t) and v / (1 - beta2^t) take the place of m
 LayerNorm's gain and offset get neither decay nor the ratio. Adam with decoupled decay is the same with ratio
 1 everywhere.
 
-Weights may be float16: their float32 masters, from which they are set after each update, are kept here.
+Weights may be float16: their float32 masters, from which they are set after each update, are kept here. The
+moments m and v may be bfloat16; u is then computed of what is stored.
 The arithmetic is done by training/optimizer/native_update.py where that is possible and wanted, else by
 training/optimizer/mxnet_update.py; results agree within the rounding of float32.
 """
@@ -28,6 +29,7 @@ import numpy as np
 
 from base.errors import InputError
 from training.optimizer import mxnet_update, native_update
+from training.optimizer.moments import BFLOAT, FLOAT32, MOMENT_DTYPES, Bfloat16Moment, MomentType, converted
 from training.optimizer.update_rule import Rule, Tensor
 
 KINDS = ("lamb", "bertadam", "adamw")
@@ -48,12 +50,13 @@ class Optimizer:
         kind: "lamb", "bertadam" (Adam with decoupled decay) or "adamw" (the same with bias correction).
         names: one unique name per weight; `is_excluded` decides by it.
         weights: float32 or float16 NDArrays on one device, already initialized (and broadcast): the float32
-            master copies of float16 weights are taken here. The moments are float32 zeros.
+            master copies of float16 weights are taken here. The moments are zeros.
         rule: the numbers in the formulas above; bias correction (off by default) and bounds are LAMB's alone.
         native: use the fused operators for float32 weights on the CPU; `load_operators` has returned True.
+        moments: their type (default: float32); another one needs the fused operators.
 
     Raises:
-        ValueError: an argument outside its range.
+        ValueError: an argument outside its range, or moments that these operators do not have.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Optimizer:
         weights: Sequence[mx.nd.NDArray],
         rule: Rule | None = None,
         native: bool = False,
+        moments: MomentType | None = None,
     ):
         if kind not in KINDS:
             raise ValueError(f"unknown optimizer {kind!r}, choose one of {', '.join(KINDS)}")
@@ -87,16 +91,25 @@ class Optimizer:
                     f"{name} is {np.dtype(weight.dtype).name}; float32 and float16 can be trained"
                 )
 
+        self.native = native and native_update.applies_to(weights)
+        moments = moments or MomentType()
+        if moments.dtype not in MOMENT_DTYPES or (moments.dtype != FLOAT32 and not self.native):
+            raise ValueError(
+                f"no moments in {moments.dtype} without the fused operators, nor for these weights"
+            )
+        if not 0 <= moments.seed < 2**64:
+            raise ValueError(f"the seed of the moments' roundings is {moments.seed}, needed is 0 to 2^64 - 1")
+
         self.kind = kind
+        self.moments = moments
         self.t = 0  # updates made; skipped steps do not count
         self._names = list(names)
         self._tensors = [self._tensor(name, weight) for name, weight in zip(names, weights)]
         if kind == "adamw":
             rule = rule._replace(bias_correction=True)
-        self.native = native and native_update.applies_to(weights)
         self._update: native_update.NativeUpdate | mxnet_update.MXNetUpdate
         if self.native:
-            self._update = native_update.NativeUpdate(rule, self._tensors)
+            self._update = native_update.NativeUpdate(rule, self._tensors, moments)
         else:
             self._update = mxnet_update.MXNetUpdate(rule, self._tensors)
 
@@ -105,8 +118,8 @@ class Optimizer:
         return Tensor(
             weight=weight,
             master=weight if weight.dtype == np.float32 else weight.astype(np.float32),
-            mean=mx.nd.zeros(weight.shape, weight.context),
-            var=mx.nd.zeros(weight.shape, weight.context),
+            mean=self.moments.zeros(weight.shape, weight.context),
+            var=self.moments.zeros(weight.shape, weight.context),
             decayed=not excluded,
             adapted=self.kind == "lamb" and not excluded,
         )
@@ -132,7 +145,8 @@ class Optimizer:
         return any(tensor.master is not tensor.weight for tensor in self._tensors)
 
     def state_arrays(self) -> dict[str, mx.nd.NDArray]:
-        """The live arrays by name: `<param>.mean`, `<param>.var` and, for float16, `<param>.master`."""
+        """The live arrays by name: `<param>.mean`, `<param>.var` and, for float16, `<param>.master`. Moments
+        in bfloat16 are uint8, with an axis of 2 more."""
         arrays = {}
         for name, tensor in zip(self._names, self._tensors):
             arrays[f"{name}.mean"] = tensor.mean
@@ -143,32 +157,54 @@ class Optimizer:
 
     def state_views(self) -> dict[str, Any]:
         """The content of `state`, uncopied, for a checkpoint, which copies one array at a time."""
-        return {T: np.array(self.t, dtype=np.int64), **self.state_arrays()}
+        arrays: dict[str, Any] = self.state_arrays()
+        if self.moments.dtype == BFLOAT:
+            arrays = {name: Bfloat16Moment(array) for name, array in arrays.items()}
+        return {T: np.array(self.t, dtype=np.int64), **arrays}
 
     def state(self) -> dict[str, np.ndarray]:
-        """Copies of the `state_arrays` (float32), and `t` (int64, shape ())."""
-        arrays = {name: array.asnumpy() for name, array in self.state_arrays().items()}
-        return {T: np.array(self.t, dtype=np.int64), **arrays}
+        """Copies of all states, in their type (float32, or BFLOAT16 of bert.weights.stored), and `t` (int64,
+        shape ())."""
+        views = self.state_views()
+        return {name: each if name == T else each.asnumpy() for name, each in views.items()}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Continue from a `state`; float16 weights are set from their masters. `state` may load lazily.
+        Moments of the other type are converted.
 
         Raises:
             InputError: names, shapes or dtypes are not those of this optimizer; nothing has been changed
             then.
         """
         arrays = self.state_arrays()
-        t = check_state(state, {name: array.shape for name, array in arrays.items()})
+        _check_names(set(arrays) | {T}, set(state))
+        t = state[T]
+        if t.shape != () or t.dtype != np.int64 or t < 0:
+            raise InputError(f"the optimizer states' {T} must be one int64 of at least 0")
+        shapes = dict(zip(self._names, (tensor.weight.shape for tensor in self._tensors)))
+        for name in arrays:
+            value, shape = state[name], shapes[name.rpartition(".")[0]]
+            if value.shape != shape or self._content(name, value[:0]) is None:
+                raise InputError(
+                    f"the optimizer states' {name} is {_type_of(value)} {value.shape}, "
+                    f"this run needs {FLOAT32} {shape}; use the --model of the run that saved it"
+                )
         for name, array in arrays.items():
-            array[:] = state[name]
+            array[:] = self._content(name, state[name])
         self.set_from_masters()
-        self.t = t
+        self.t = int(t)
 
     def set_from_masters(self) -> None:
         """Sets float16 weights from their masters."""
         for tensor in self._tensors:
             if tensor.master is not tensor.weight:
                 tensor.weight[:] = tensor.master.astype(np.float16)
+
+    def _content(self, name: str, value: np.ndarray) -> np.ndarray | None:
+        """The content of a live state, of its value in a checkpoint; None where that is of another type."""
+        if name.endswith(_MASTER):
+            return value if value.dtype == np.float32 else None
+        return converted(value, self.moments.dtype)
 
     def restore_masters(self, state: Mapping[str, np.ndarray]) -> None:
         """Sets the float32 masters of float16 weights, and nothing else, from those of a `state`; where it
@@ -233,7 +269,7 @@ def check_state(state: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int,
         value = state[name]
         if value.shape != tuple(shape) or value.dtype != np.float32:
             raise InputError(
-                f"the optimizer states' {name} is {value.dtype} {value.shape}, "
+                f"the optimizer states' {name} is {_type_of(value)} {value.shape}, "
                 f"this run needs float32 {tuple(shape)}; use the --model of the run that saved it"
             )
     return int(t)
@@ -242,6 +278,10 @@ def check_state(state: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int,
 def parameter_of(state: str) -> str:
     """The name of the parameter that a state array belongs to; a parameter's name stays as it is."""
     return next((state[: -len(end)] for end in STATES if state.endswith(end)), state)
+
+
+def _type_of(value: np.ndarray) -> str:
+    return value.dtype.names[0] if value.dtype.names else str(value.dtype)
 
 
 def _check_names(expected: set, found: set) -> None:

@@ -31,7 +31,8 @@ class Rule(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """One parameter with its states, of one shape, float32 but for a float16 weight.
+    """One parameter with its states, of one shape, float32 but for a float16 weight; `mean` and `var` may be
+    bfloat16, as bytes (training/optimizer/moments.py).
 
     `master` is `weight` itself where that is float32. `decayed` and `adapted` say whether weight decay and
     the ratio ||w|| / ||u|| apply to it.

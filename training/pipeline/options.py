@@ -76,7 +76,7 @@ def pipeline_config(options: argparse.Namespace, layers: int) -> PipelineConfig:
 
     Raises:
         InputError: more stages than layers, a split that is not of this model, an option that does nothing
-            without stages.
+            without stages, moments of another type.
     """
     stages = options.pipeline_stages
     if stages == 1:
@@ -88,6 +88,11 @@ def pipeline_config(options: argparse.Namespace, layers: int) -> PipelineConfig:
                 )
         return PipelineConfig()
     check_stages(stages, layers)
+    if options.optimizer_state != "float32":
+        raise InputError(
+            f"--optimizer_state {options.optimizer_state}: pipelines keep their moments in float32; leave it "
+            "or --pipeline_stages out"
+        )
     split = None
     if options.pipeline_split is not None:
         split = tuple(map(int, options.pipeline_split.split(",")))

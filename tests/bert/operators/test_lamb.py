@@ -1,6 +1,7 @@
 """bert_lamb and bert_global_norm against float64 NumPy.
 
-tests/bert/test_optimizer.py follows the optimizer that uses them over many steps.
+tests/training/optimizer/test_optimizer.py follows the optimizer that uses them over many steps;
+test_bfloat16_moments.py compares the results of any number of threads.
 """
 
 from __future__ import annotations
@@ -275,12 +276,3 @@ def in_subprocess(arguments: Sequence[str], **environment: str) -> str:
         stderr=subprocess.STDOUT,
         text=True,
     ).stdout
-
-
-@same_in_variants
-def test_results_do_not_depend_on_the_number_of_threads():
-    expected = digest()
-    assert digest() == expected
-    code = "from tests.bert.operators import test_lamb; print('digest', test_lamb.digest())"
-    for threads in "13":
-        assert f"digest {expected}" in in_subprocess(["-c", code], OMP_NUM_THREADS=threads)

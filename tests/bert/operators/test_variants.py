@@ -21,8 +21,9 @@ if not load_operators():
     pytest.skip("the operators are not built", allow_module_level=True)
 
 HERE = Path(__file__).parent
-EVERYTHING = ["attention", "decode_loss", "dense", "dropout", "embed", "gather", "gelu", "lamb", "norm"]
-PRODUCTS = ["decode_loss", "dense"]
+EVERYTHING = ["attention", "decode_loss", "dense", "dropout", "embed", "feed_forward", "gather", "gelu"]
+EVERYTHING += ["lamb", "bfloat16_moments", "norm"]
+PRODUCTS = ["decode_loss", "dense", "feed_forward"]
 
 
 class Variant(NamedTuple):

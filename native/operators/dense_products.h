@@ -1,0 +1,84 @@
+// The products of dense layers by weights that were packed once a step: forward, and the gradients of the
+// input and of the weights.
+#pragma once
+
+#include <cstdint>
+
+#include "matmul.h"
+#include "tile_product_kernels.h"
+
+namespace operators {
+
+// Copies float32 in parallel.
+void copy_floats(const float* source, int64_t size, float* target);
+
+// The form in which stacked weights W (N, K) are multiplied: as the product forward wants them, then as the
+// one backward does.
+//   On tiles: W^T and W as packed right factors.
+//   Otherwise W row by row, in bfloat16 rounded (a single float32 weight is used itself); where bfloat16 is
+//   stored as such, also the layout that the product backward likes best. In float32 oneDNN's product is as
+//   fast without.
+class PackedWeights {
+ public:
+  // low: the dtype is bfloat16. weights: how many are stacked.
+  PackedWeights(bool low, int weights, int64_t rows, int64_t columns);
+
+  // At least 1: MXNet knows no arrays without elements.
+  size_t bytes() const { return stacked_bytes_ + backward_bytes_ ? stacked_bytes_ + backward_bytes_ : 1; }
+
+  void pack(const Tensors& weights, void* target) const;
+
+ private:
+  friend class DenseProducts;
+  bool low_, tiled_;
+  int64_t rows_, columns_;
+  Layout stacked_, backward_;
+  size_t stacked_bytes_, backward_bytes_;
+};
+
+// The products of one layer: x (M, K), weights stacked to (N, K), y (M, N). All arrays are float32; with
+// `low` the factors are rounded to bfloat16. Uses this thread's scratch memory: kLeftSlot, kRightSlot,
+// kBlockedSlot, kSumSlot.
+class DenseProducts {
+ public:
+  // packed: what PackedWeights::pack has written; weight: the first weight itself.
+  DenseProducts(bool low, int weights, int64_t rows, int64_t inputs, int64_t outputs,
+                const mxnet::ext::MXTensor& packed, const mxnet::ext::MXTensor& weight);
+
+  bool tiled() const { return packed_.tiled_; }
+
+  // y = x W^T [+ bias (N)].
+  void forward(const float* x, const float* bias, float* y) const;
+  // The same by x as a packed left factor (M, K); on tiles only.
+  void forward_on_tiles(const uint32_t* x, const float* bias, float* y) const;
+
+  // dx = dy W [+ dx], and the weights' gradients dy^T x, one below the other, into (first, ..., last): (N_i,
+  // K).
+  void backward(const float* dy, const float* x, bool accumulate, float* dx, mxnet::ext::MXTensor* first,
+                mxnet::ext::MXTensor* last) const;
+  // The two products by themselves.
+  void input_gradient(const float* dy, bool accumulate, float* dx) const;
+  void weight_gradients(const float* dy, const float* x, mxnet::ext::MXTensor* first,
+                        mxnet::ext::MXTensor* last) const;
+  // The same by packed factors; on tiles only.
+  void input_gradient_on_tiles(const uint32_t* dy_left, bool accumulate, float* dx) const;
+  // dy_transposed: dy^T as a left factor (N, M); x_right: x as a right factor (M summed over, K).
+  void weight_gradients_on_tiles(const uint32_t* dy_transposed, const uint32_t* x_right,
+                                 mxnet::ext::MXTensor* first, mxnet::ext::MXTensor* last) const;
+
+ private:
+  const void* factor(const float* matrix, int64_t columns, Slot slot) const;
+  void multiply_input_gradient(const void* dy, bool accumulate, float* dx) const;
+  void multiply_weight_gradients(const void* dy, const void* x, mxnet::ext::MXTensor* first,
+                                 mxnet::ext::MXTensor* last) const;
+
+  PackedWeights packed_;
+  int64_t rows_, inputs_, outputs_;
+  Element element_;  // of the factors
+  const void *forward_weight_, *backward_weight_;
+};
+
+// Scratch memory for a packed factor with so many rows (left) or columns (right).
+uint32_t* packed_scratch(Slot slot, int64_t size, int64_t depth);
+
+}  // namespace operators

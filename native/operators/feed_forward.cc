@@ -1,0 +1,188 @@
+// The feed-forward half of a transformer layer (Devlin et al., arXiv:1810.04805; Vaswani et al.,
+// arXiv:1706.03762, section 3.3) with its residual connection:
+//
+// bert_feed_forward(x (..., U), weight_1 (H, U), bias_1 (H), weight_2 (U, H), bias_2 (U), gamma (U), beta
+// (U),
+//                   mode (1), packed_1, packed_2; dtype, form, dropout, eps)
+//   -> y (..., U) = LayerNorm(x + dropout(gelu(x weight_1^T + bias_1) weight_2^T + bias_2)),
+//      the dropped elements' key (2); inner (M, H) and outer (M, U), the two products without their biases,
+//      for the backward pass only.
+//
+// The same as bert_dense, bert_bias_gelu, bert_dense and bert_add_norm one after the other (see there for
+// dtype, form, dropout, eps, mode and what bert_pack makes of the weights), with less traffic: what gelu
+// gives is rounded and packed at once where products are on tiles, it is computed once more and not kept for
+// the backward pass, and the two gradients of x are one sum.
+#include <cstring>
+
+#include "dense_products.h"
+#include "dropout_choice.h"
+#include "gelu_kernels.h"
+#include "gelu_tiles_kernels.h"
+#include "norm_kernels.h"
+#include "operator.h"
+
+namespace operators {
+namespace {
+
+using mxnet::ext::MXTensor;
+
+enum Input { kX, kWeight1, kBias1, kWeight2, kBias2, kGamma, kBeta, kMode, kPacked1, kPacked2, kInputs };
+enum Output { kY, kKey, kInner, kOuter, kOutputs };
+
+MXReturnValue attributes(const Attributes& attributes, int* inputs, int* outputs) {
+  return guarded("bert_feed_forward", [&] {
+    low_precision(attributes);
+    gelu_by_tanh(attributes);
+    dropout_rate(attributes);
+    norm_epsilon(attributes);
+    *inputs = kInputs;
+    *outputs = kOutputs;
+  });
+}
+
+MXReturnValue shapes(const Attributes& attributes, Shapes* in, Shapes* out) {
+  return guarded("bert_feed_forward", [&] {
+    const Shape &x = in->at(kX), &weight = in->at(kWeight1);
+    require(!x.empty() && weight.size() == 2 && weight[1] == x.back(),
+            "weight_1 has the shape (hidden, units), x (..., units)");
+    const unsigned units = weight[1], hidden = weight[0];
+    require(units > 0 && hidden > 0, "nothing may be empty");
+    unsigned rows = 1;
+    for (size_t axis = 0; axis + 1 < x.size(); axis++) rows *= x[axis];
+    const bool low = low_precision(attributes);
+    in->at(kWeight2) = {units, hidden};
+    in->at(kBias1) = {hidden};
+    in->at(kBias2) = in->at(kGamma) = in->at(kBeta) = {units};
+    in->at(kMode) = {1};
+    in->at(kPacked1) = {static_cast<unsigned>(PackedWeights(low, 1, hidden, units).bytes())};
+    in->at(kPacked2) = {static_cast<unsigned>(PackedWeights(low, 1, units, hidden).bytes())};
+    out->at(kY) = x;
+    out->at(kKey) = {2};
+    out->at(kInner) = {rows, hidden};
+    out->at(kOuter) = {rows, units};
+  });
+}
+
+MXReturnValue types(const Attributes&, Types* in, Types* out) {
+  in->assign(kInputs, mxnet::ext::kFloat32);
+  in->at(kPacked1) = in->at(kPacked2) = mxnet::ext::kUint8;
+  out->assign(kOutputs, mxnet::ext::kFloat32);
+  return MX_SUCCESS;
+}
+
+// What forward and backward have in common. `in` begins with the operator's first input.
+struct FeedForward {
+  const MXTensor* in;
+  int64_t rows, units, hidden;
+  DenseProducts first, second;
+  bool tanh;
+
+  FeedForward(const Attributes& attributes, const MXTensor* in)
+      : in(in),
+        rows(in[kX].size() / in[kX].shape.back()),
+        units(in[kX].shape.back()),
+        hidden(in[kWeight1].shape[0]),
+        first(low_precision(attributes), 1, rows, units, hidden, in[kPacked1], in[kWeight1]),
+        second(low_precision(attributes), 1, rows, hidden, units, in[kPacked2], in[kWeight2]),
+        tanh(gelu_by_tanh(attributes)) {}
+
+  const float* bias_1() const { return floats(in[kBias1]); }
+  GeluInput gelu(const float* inner) const { return {inner, bias_1(), rows, hidden, tanh}; }
+
+  AddNorm add_norm(const Attributes& attributes, const float* outer, const Dropout& dropout) const {
+    return {outer, floats(in[kBias2]),       floats(in[kX]), floats(in[kGamma]), rows,
+            units, norm_epsilon(attributes), dropout};
+  }
+
+  float* scratch_hidden(Slot slot) const {
+    return static_cast<float*>(scratch(slot, rows * hidden * sizeof(float)));
+  }
+};
+
+MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource& resource) {
+  return guarded("bert_feed_forward", [&] {
+    const FeedForward layer(attributes, in->data());
+    const Dropout dropout = choose_dropout(attributes, in->at(kMode), resource, &out->at(kKey));
+    if (layer.rows == 0) return;
+    float *inner = floats(out->at(kInner)), *outer = floats(out->at(kOuter));
+    layer.first.forward(floats(in->at(kX)), nullptr, inner);
+    if (layer.second.tiled()) {
+      PackedForms gelu;
+      gelu.left = packed_scratch(kLeftSlot, layer.rows, layer.hidden);
+      KERNEL(pack_gelu)(layer.gelu(inner), gelu);
+      layer.second.forward_on_tiles(gelu.left, nullptr, outer);
+    } else {
+      float* gelu = layer.scratch_hidden(kGeluSlot);
+      const auto kernel = layer.tanh ? KERNEL(bias_gelu_tanh) : KERNEL(bias_gelu);
+      kernel(inner, layer.bias_1(), gelu, layer.rows, layer.hidden);
+      layer.second.forward(gelu, nullptr, outer);
+    }
+    KERNEL(add_norm)
+    (layer.add_norm(attributes, outer, dropout), floats(in->at(kBeta)), floats(out->at(kY)));
+  });
+}
+
+// The gradients of both products' factors and of bias_1, from the gradient of `outer` (M, U); the one of x is
+// added to what is in out[kX].
+void backward_on_tiles(const FeedForward& layer, const float* inner, const float* d_outer, MXTensor* out) {
+  PackedForms of_outer, of_inner, of_gelu, of_x;
+  of_outer.left = packed_scratch(kLeftSlot, layer.rows, layer.units);
+  of_outer.transposed_left = packed_scratch(kBlockedSlot, layer.units, layer.rows);
+  KERNEL(pack_factor)(d_outer, layer.rows, layer.units, of_outer);
+  float* d_gelu = layer.scratch_hidden(kGradientSlot);
+  layer.second.input_gradient_on_tiles(of_outer.left, false, d_gelu);
+  of_inner.left = packed_scratch(kLeftSlot, layer.rows, layer.hidden);
+  of_inner.transposed_left = packed_scratch(kGeluSlot, layer.hidden, layer.rows);
+  of_gelu.right = packed_scratch(kRightSlot, layer.hidden, layer.rows);
+  KERNEL(pack_gelu_backward)(layer.gelu(inner), d_gelu, of_inner, of_gelu, floats(out[kBias1]));
+  layer.second.weight_gradients_on_tiles(of_outer.transposed_left, of_gelu.right, out + kWeight2,
+                                         out + kWeight2 + 1);
+  layer.first.input_gradient_on_tiles(of_inner.left, true, floats(out[kX]));
+  of_x.right = packed_scratch(kRightSlot, layer.units, layer.rows);
+  KERNEL(pack_factor)(floats(layer.in[kX]), layer.rows, layer.units, of_x);
+  layer.first.weight_gradients_on_tiles(of_inner.transposed_left, of_x.right, out + kWeight1,
+                                        out + kWeight1 + 1);
+}
+
+void backward_plainly(const FeedForward& layer, const float* inner, const float* d_outer, MXTensor* out) {
+  float* gradient = layer.scratch_hidden(kGradientSlot);  // of gelu's output, then of its input
+  float* gelu = layer.scratch_hidden(kGeluSlot);
+  layer.second.input_gradient(d_outer, false, gradient);
+  KERNEL(bias_gelu_backward_again)
+  (layer.tanh, gradient, inner, layer.bias_1(), gelu, floats(out[kBias1]), layer.rows, layer.hidden);
+  layer.second.weight_gradients(d_outer, gelu, out + kWeight2, out + kWeight2 + 1);
+  layer.first.backward(gradient, floats(layer.in[kX]), true, floats(out[kX]), out + kWeight1,
+                       out + kWeight1 + 1);
+}
+
+// inputs: gradients of the outputs, the inputs, the outputs; outputs: gradients of the inputs. Those of the
+// packed weights stay as they are: the weights' own are the whole gradient.
+MXReturnValue backward(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource&) {
+  return guarded("bert_feed_forward's gradient", [&] {
+    const MXTensor *inputs = in->data() + kOutputs, *outputs = inputs + kInputs;
+    const FeedForward layer(attributes, inputs);
+    *floats(out->at(kMode)) = 0;
+    if (layer.rows == 0) {
+      for (int i = kX; i < kMode; i++) std::memset(out->at(i).data_ptr, 0, out->at(i).size() * sizeof(float));
+      return;
+    }
+    const Dropout dropout = chosen_dropout(attributes, inputs[kMode], outputs[kKey]);
+    float* d_outer = static_cast<float*>(scratch(kOuterSlot, layer.rows * layer.units * sizeof(float)));
+    KERNEL(add_norm_backward)
+    (layer.add_norm(attributes, floats(outputs[kOuter]), dropout), floats(in->at(kY)),
+     {d_outer, floats(out->at(kBias2)), floats(out->at(kX)), floats(out->at(kGamma)),
+      floats(out->at(kBeta))});
+    const float* inner = floats(outputs[kInner]);
+    (layer.second.tiled() ? backward_on_tiles : backward_plainly)(layer, inner, d_outer, out->data());
+  });
+}
+
+REGISTER_OP(bert_feed_forward)
+    .setParseAttrs(attributes)
+    .setInferType(types)
+    .setInferShape(shapes)
+    .setForward(forward, "cpu")
+    .setBackward(backward, "cpu");
+
+}  // namespace
+}  // namespace operators

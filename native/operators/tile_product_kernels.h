@@ -1,0 +1,46 @@
+// Large products of bfloat16 matrices on AMX's tiles: float32 matrices rounded into packed factors, and the
+// products of those. Only the build for AMX has them; see tile_products() in matmul.h.
+#pragma once
+
+#include <cstdint>
+
+#include "isa.h"
+
+namespace operators {
+
+// Where the packed forms of a matrix (rows, columns) go; each is wanted or null. tile_matmul.h describes
+// them.
+struct PackedForms {
+  uint32_t* left = nullptr;             // a left factor (rows, columns)
+  uint32_t* right = nullptr;            // a right factor: `rows` are summed over
+  uint32_t* transposed_left = nullptr;  // the same of the transposed matrix
+  uint32_t* transposed_right = nullptr;
+  bool streams = false;  // past the caches: what is packed is not used soon
+};
+
+// output (rows, columns) = left (rows, depth) right (depth, columns) [+ bias (columns)] [+ output], summed in
+// float32 in an order that does not depend on the number of threads.
+struct TileProduct {
+  const uint32_t *left, *right;
+  int64_t rows, columns, depth;
+  float* output;
+  int64_t stride;  // from row to row of the output
+  const float* bias = nullptr;
+  bool accumulate = false;
+};
+
+// Words of four bytes of a packed factor with so many rows (left) or columns (right).
+inline int64_t packed_words(int64_t size, int64_t depth) {
+  return (size + 15) / 16 * ((depth + 31) / 32) * 256;
+}
+
+}  // namespace operators
+
+DECLARE_KERNELS(
+    // Rounds a float32 matrix without gaps to bfloat16 (ties to even) and packs it.
+    void pack_factor(const float* matrix, int64_t rows, int64_t columns, const PackedForms& forms);
+    // The same for rows [first, first + rows) of a matrix with `total` rows; all but the last such part of it
+    // begin and end at a multiple of 32.
+    void pack_part(const float* matrix, int64_t rows, int64_t columns, int64_t first, int64_t total,
+                   const PackedForms& forms);
+    void multiply_packed_factors(const TileProduct& product);)

@@ -1,0 +1,123 @@
+"""bert_feed_forward against float64 NumPy with factors rounded in the same places, and against the four
+operators that it stands for."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from bert.operators import load_operators
+from tests.bert.operators.checking import assert_gradients_match, run
+from tests.bert.operators.test_dense import factor
+from tests.bert.operators.test_norm import EPS, PREDICT, TRAIN, add_norm
+
+if not load_operators():
+    pytest.skip("the operators are not built", allow_module_level=True)
+
+# Shape of x without its last axis, units, hidden.
+SHAPES = [((1,), 3, 5), ((2, 3), 17, 40), ((33,), 48, 100), ((5, 16), 96, 384), ((300,), 64, 320)]
+FLOATS = range(7)  # the inputs before mode
+
+
+def gelu(x: np.ndarray, form: str) -> np.ndarray:
+    if form == "erf":
+        return x * (1 + np.vectorize(math.erf)(x / np.sqrt(2))) / 2
+    return x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2
+
+
+def random_inputs(leading, units: int, hidden: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """x, weight_1, bias_1, weight_2, bias_2, gamma, beta."""
+    shapes = ((*leading, units), (hidden, units), (hidden,), (units, hidden), (units,), (units,), (units,))
+    scales = (1, units**-0.5, 0.1, hidden**-0.5, 0.1, 1, 1)
+    return [(rng.standard_normal(s) * scale).astype("float32") for s, scale in zip(shapes, scales)]
+
+
+def packed(weight: mx.nd.NDArray, dtype: str) -> mx.nd.NDArray:
+    with mx.autograd.pause():
+        return mx.nd.bert_pack(weight, num_weights=1, dtype=dtype)
+
+
+def fused(*arrays, dtype="float32", form="erf", dropout=0.0, mode=TRAIN):
+    return mx.nd.bert_feed_forward(
+        *arrays, mx.nd.array([mode]), packed(arrays[1], dtype), packed(arrays[3], dtype),
+        dtype=dtype, form=form, dropout=dropout, eps=EPS,
+    )[0]  # fmt: skip
+
+
+def one_by_one(*arrays, dtype="float32", form="erf", dropout=0.0, mode=TRAIN):
+    x, weight_1, bias_1, weight_2, bias_2, gamma, beta = arrays
+
+    def product(left, weight):
+        attributes = {"num_weights": 1, "bias": 0, "dtype": dtype}
+        return mx.nd.bert_dense(left, weight, packed(weight, dtype), **attributes)
+
+    hidden = mx.nd.bert_bias_gelu(product(x, weight_1), bias_1, form=form)
+    outer = product(hidden, weight_2)
+    return mx.nd.bert_add_norm(outer, bias_2, x, gamma, beta, mx.nd.array([mode]), dropout=dropout, eps=EPS)[
+        0
+    ]
+
+
+def reference(x, weight_1, bias_1, weight_2, bias_2, gamma, beta, form="erf"):
+    hidden = gelu(x @ weight_1.T + bias_1, form)
+    return add_norm(hidden @ weight_2.T, bias_2, x, gamma, beta)
+
+
+@pytest.mark.parametrize("form", ["erf", "tanh"])
+@pytest.mark.parametrize("leading, units, hidden", SHAPES)
+def test_float32_against_float64(leading, units, hidden, form):
+    rng = np.random.default_rng(1)
+    arrays = random_inputs(leading, units, hidden, rng)
+    dy = rng.standard_normal(arrays[0].shape).astype("float32")
+    output, gradients = run(partial(fused, form=form), arrays, dy, FLOATS)
+    expected = partial(reference, form=form)
+    np.testing.assert_allclose(output, expected(*(a.astype("float64") for a in arrays)), atol=2e-5)
+    assert_gradients_match(expected, arrays, gradients, FLOATS, dy, rng, 5e-4)
+
+
+@pytest.mark.parametrize("leading, units, hidden", SHAPES)
+def test_bfloat16_rounds_the_factors_and_nothing_else(leading, units, hidden):
+    rng = np.random.default_rng(2)
+    arrays = random_inputs(leading, units, hidden, rng)
+    x, weight_1, bias_1, weight_2, bias_2, gamma, beta = arrays
+    output, _ = run(partial(fused, dtype="bfloat16"), arrays)
+    inner = factor(x, "bfloat16") @ factor(weight_1, "bfloat16").T
+    between = gelu(inner + bias_1, "erf")
+    outer = factor(between.astype("float32"), "bfloat16") @ factor(weight_2, "bfloat16").T
+    expected = add_norm(outer, bias_2, x, gamma, beta)
+    # A number between two bfloat16 may be rounded up here and down there: one of 256 parts of one of `hidden`
+    # summands.
+    tolerance = 2e-5 + np.abs(between).max() * np.abs(weight_2).max() / 128
+    np.testing.assert_allclose(output, expected, atol=tolerance)
+    assert np.median(np.abs(output - expected)) < 1e-5
+
+
+@pytest.mark.parametrize("mode, dropout", [(TRAIN, 0.0), (TRAIN, 0.3), (PREDICT, 0.3)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("leading, units, hidden", SHAPES)
+def test_the_same_as_four_operators(leading, units, hidden, dtype, mode, dropout):
+    rng = np.random.default_rng(3)
+    arrays = random_inputs(leading, units, hidden, rng)
+    dy = rng.standard_normal(arrays[0].shape).astype("float32")
+    results = []
+    for operator in (fused, one_by_one):
+        mx.random.seed(7)
+        options = {"dtype": dtype, "dropout": dropout, "mode": mode}
+        results.append(run(partial(operator, **options), arrays, dy, FLOATS))
+    (output, gradients), (expected, expected_gradients) = results
+    np.testing.assert_allclose(output, expected, atol=1e-5)
+    for index, (gradient, other) in enumerate(zip(gradients, expected_gradients)):
+        assert gradient.shape == other.shape
+        assert np.abs(gradient - other).max() <= 2e-5 * max(np.abs(other).max(), 1e-3), index
+
+
+def test_wrong_shapes_are_errors():
+    rng = np.random.default_rng(4)
+    arrays = random_inputs((4,), 8, 16, rng)
+    arrays[3] = arrays[3].T.copy()
+    with pytest.raises(mx.MXNetError):
+        run(fused, arrays)

@@ -1,0 +1,179 @@
+"""Optimizers whose moments are bfloat16: what they compute, what a checkpoint takes of them, and conversions.
+
+tests/bert/operators/test_bfloat16_moments.py has a single update, rounding by rounding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from base.errors import InputError
+from bert.operators import load_operators
+from bert.weights.stored import BFLOAT16, native
+from comm.base import BROADCAST_DTYPES, check_arrays
+from tests.training.optimizer.test_optimizer import (
+    NAMES,
+    Reference,
+    on_device,
+    random_gradients,
+    random_weights,
+)
+from training.optimizer.moments import Bfloat16Moment, MomentType, check_moments, converted
+from training.optimizer.optimizer import Optimizer
+
+if not load_operators():
+    pytest.skip("the fused operators have not been built", allow_module_level=True)
+
+
+def make(dtype: str = "bfloat16", seed: int = 0, kind: str = "lamb") -> tuple[Optimizer, list[mx.nd.NDArray]]:
+    weights = on_device(random_weights())
+    return Optimizer(kind, NAMES, weights, native=True, moments=MomentType(dtype, seed)), weights
+
+
+def train(optimizer: Optimizer, first: int, last: int) -> None:
+    for step in range(first, last + 1):
+        optimizer.step(on_device(random_gradients(step)), 0.01)
+
+
+def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    return list(one) == list(other) and all(one[name].tobytes() == other[name].tobytes() for name in one)
+
+
+@pytest.mark.parametrize("kind", ["lamb", "bertadam", "adamw"])
+def test_it_follows_the_reference_as_far_as_bfloat16_goes(kind: str) -> None:
+    optimizer, weights = make(kind=kind)
+    reference = Reference(kind, random_weights())
+    start = random_weights()
+    for step in range(1, 26):
+        gradients = random_gradients(step)
+        optimizer.step(on_device(gradients), 0.01)
+        reference.step(gradients, 0.01)
+    state = optimizer.state()
+    for i, name in enumerate(NAMES):
+        # 25 roundings of 2^-8 at most, one after the other, and nearly independent of each other.
+        for kept, exact in ((f"{name}.mean", reference.means[i]), (f"{name}.var", reference.vars[i])):
+            error = native(state[kept]) - exact
+            assert np.sqrt(np.mean(error**2)) < 0.02 * np.sqrt(np.mean(exact**2)), kept
+            assert abs(error.mean()) < 4 * error.std() / np.sqrt(error.size) + 1e-3 * np.abs(exact).mean(), (
+                kept
+            )
+        moved, expected = weights[i].asnumpy() - start[i], reference.weights[i] - start[i]
+        assert np.sqrt(np.mean((moved - expected) ** 2)) < 0.02 * np.sqrt(np.mean(expected**2)), name
+
+
+def test_a_state_that_is_taken_over_continues_bit_for_bit() -> None:
+    first, weights = make(seed=5)
+    train(first, 1, 4)
+    state, middle = first.state(), [weight.asnumpy() for weight in weights]
+    train(first, 5, 8)
+
+    second, others = make(seed=5)
+    train(second, 1, 1)
+    second.restore(state)
+    assert same(second.state(), state) and second.t == 4
+    for weight, value in zip(others, middle):
+        weight[:] = value
+    train(second, 5, 8)
+    assert same(second.state(), first.state())
+    for one, other in zip(weights, others):
+        assert one.asnumpy().tobytes() == other.asnumpy().tobytes()
+
+    another, _ = make(seed=6)
+    train(another, 1, 8)
+    assert not same(another.state(), first.state())
+
+
+def test_a_checkpoint_has_them_in_their_type_and_ranks_can_send_them() -> None:
+    optimizer, weights = make()
+    train(optimizer, 1, 1)
+    for name, view in optimizer.state_views().items():
+        if name == "t":
+            continue
+        assert (
+            isinstance(view, Bfloat16Moment) and view.dtype == BFLOAT16 and view.asnumpy().dtype == BFLOAT16
+        )
+        assert view.shape == view.asnumpy().shape == weights[NAMES.index(name.rpartition(".")[0])].shape
+    live = list(optimizer.state_arrays().values())
+    check_arrays(live, BROADCAST_DTYPES)
+    assert sum(array.size for array in live) == 2 * 2 * sum(weight.size for weight in weights)  # bytes
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_states_of_the_other_type_are_converted(dtype: str) -> None:
+    source, _ = make("bfloat16" if dtype == "float32" else "float32")
+    train(source, 1, 3)
+    state = source.state()
+    target, _ = make(dtype)
+    target.restore(state)
+    assert target.t == 3
+    for name, value in target.state().items():
+        if name == "t":
+            continue
+        before, after = (native(each).astype(np.float64) for each in (state[name], value))
+        if dtype == "float32":
+            np.testing.assert_array_equal(after, before)
+        else:  # half a unit in the last place
+            assert (np.abs(after - before) <= 2.0**-8 * np.abs(before)).all() and (after != before).any()
+
+
+def test_conversion_to_bfloat16_rounds_to_the_nearest_and_ties_to_even() -> None:
+    def one(bits: int) -> int:
+        value = np.array([bits], np.uint32).view(np.float32)
+        raw = converted(value, "bfloat16")
+        assert raw is not None and raw.shape == (1, 2) and raw.dtype == np.uint8
+        return int(raw.view(np.uint16)[0, 0])
+
+    cases = {
+        0x3F800000: 0x3F80, 0x3F807FFF: 0x3F80, 0x3F808000: 0x3F80, 0x3F808001: 0x3F81, 0x3F818000: 0x3F82,
+        0xBF818000: 0xBF82, 0x00000000: 0, 0x80000000: 0x8000, 0x7F800000: 0x7F80, 0x7F7FFFFF: 0x7F80,
+        0x00018000: 0x0002,
+    }  # fmt: skip
+    assert {bits: one(bits) for bits in cases} == cases
+    for nan in (0x7FC00000, 0x7F800001, 0xFFFFFFFF):
+        assert one(nan) & 0x7FFF > 0x7F80
+
+
+@pytest.mark.parametrize("value", [np.zeros(3, np.float64), np.zeros(3, np.float16), np.zeros(3, np.uint8)])
+def test_other_types_are_not_converted(value: np.ndarray) -> None:
+    assert converted(value, "float32") is None and converted(value, "bfloat16") is None
+
+
+def test_a_master_is_float32() -> None:
+    weights = [weight.astype(np.float16) for weight in on_device(random_weights())]
+    state = Optimizer("lamb", NAMES, weights).state()
+    name = f"{NAMES[0]}.master"
+    state[name] = np.zeros(state[name].shape, BFLOAT16)
+    with pytest.raises(InputError, match=r"master is bfloat16 \(50, 16\), this run needs float32"):
+        Optimizer("lamb", NAMES, weights).restore(state)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"native": False}, {"moments": MomentType("float16")}, {"moments": MomentType("bfloat16", -1)}],
+    ids=str,
+)
+def test_wrong_arguments(change: dict[str, Any]) -> None:
+    arguments = {"native": True, "moments": MomentType("bfloat16"), **change}
+    with pytest.raises(ValueError, match="moments"):
+        Optimizer("lamb", NAMES, on_device(random_weights()), **arguments)
+
+
+def test_bfloat16_needs_the_fused_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_moments("float32", "mxnet", False)
+    check_moments("bfloat16", "fused", False)
+    for on_gpu, remedy in ((False, "make setup"), (True, "GPUs")):
+        with pytest.raises(InputError, match=f"^--optimizer_state bfloat16 needs the fused .*{remedy}"):
+            check_moments("bfloat16", "mxnet", on_gpu)
+
+    def older(*arrays: Any, **attributes: Any) -> Any:
+        raise mx.MXNetError("bert_lamb: all inputs must be float32")
+
+    monkeypatch.setattr(mx.nd, "bert_lamb", older)
+    with pytest.raises(
+        InputError, match="^--optimizer_state bfloat16: the library .* make setup builds it anew"
+    ):
+        check_moments("bfloat16", "fused", False)
