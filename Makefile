@@ -11,7 +11,8 @@ BACKEND ?= hvd
 PYTHON ?=
 CUDA ?=
 SLOW ?= 1
-# Those with a peer; `threads` and `bfloat16` compare settings of the training scripts, and are run by name.
+# Those with a peer; by name also `threads` and `bfloat16`, which compare settings of the training scripts,
+# `scaling` and `startup`.
 BENCH ?= step finetune loader tokenize_text questions optimizer saving
 ARGS ?=
 PY := .venv/bin/python

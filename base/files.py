@@ -8,7 +8,6 @@ import os
 import shutil
 import sys
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import IO, Iterator, Sequence
 
@@ -114,6 +113,8 @@ def sha256_of_all(paths: Sequence[str]) -> Iterator[str]:
     if len(paths) < 2:
         yield from map(sha256_of, paths)
         return
+    from concurrent.futures import ThreadPoolExecutor  # with logging: hparams.py imports this module too
+
     with ThreadPoolExecutor(min(_HASH_THREADS, os.cpu_count() or 1, len(paths))) as pool:
         try:
             yield from pool.map(sha256_of, paths)

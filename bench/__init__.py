@@ -23,6 +23,11 @@ optimizer          command: the update, against MXNet's operators and PyTorch's 
 optimizer_torch    the process of PyTorch's AdamW
 optimizer_copy     loops that move the bytes of an update and compute nothing
 saving             command: the pause of a step that saves, against writing
+scaling            command: time and memory of a step by its size, against its operations
+scaling_work       the sizes, their operations and arrays, the caches of this machine
+scaling_report     tables, picture, what grew faster than its operations
+scaling_worker     a step of any size
+startup            command: from a launch to the first step, and hparams.py's answer
 threads            command: numbers of threads and bindings for 1, 2 and 4 ranks
 pipelines          command: pipelines: throughput against the bubble, memory of the stages
 measured_rank      a rank of bench.pipelines, with its memory measured and limited

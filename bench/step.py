@@ -47,7 +47,7 @@ from training.entry import exit_code
 
 LARGE = 2e8  # parameters from which on half of the rounds and one warm-up must do
 WARM_UPS = 2  # steps: the first plans memory, the second finds it planned
-QUICK_MODEL = "bert_2_128_2"
+QUICK_MODEL = "bert_1_64_1"
 
 
 class Session:
@@ -189,10 +189,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--torch_python", type=path_name, metavar="PATH", help="interpreter with torch and transformers"
     )
     parser.add_argument("--json", type=path_name, metavar="FILE", help="write all figures there")
-    add_quick(parser, f"{QUICK_MODEL}, 3 rounds")
+    add_quick(parser, f"{QUICK_MODEL}, 2 rounds")
     options = parser.parse_args(arguments)
     usual = {"models": list(MODELS), "lengths": lengths, "rounds": 7}
-    settle(options, usual, {"models": [QUICK_MODEL], "lengths": lengths[:1], "rounds": 3})
+    settle(options, usual, {"models": [QUICK_MODEL], "lengths": lengths[:1], "rounds": 2})
     try:
         for model in options.models:
             size_of(model)

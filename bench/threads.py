@@ -139,6 +139,8 @@ def script_options(model: str, steps: int, text_in: str | None) -> list[str]:
         str(steps),
         "--progress",
         "none",
+        "--peak_tflops",  # else measured, and nothing here is a share of it
+        "1",
     ]
     if text_in is None:
         return [*words, "--dummy_data_len", str(LENGTH)]

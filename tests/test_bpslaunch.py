@@ -19,7 +19,7 @@ from tests.processes import ROOT, run_command, run_ranks, start_command
 BIN = Path(sys.executable).parent
 TRAINING = [
     *("--dummy_data_len", "32", "--model", "bert_1_32_2", "--batch_size", "4", "--num_steps", "6"),
-    *("--log_interval", "3", "--ckpt_interval", "6", "--ckpt_dir", "ckpt"),
+    *("--log_interval", "3", "--ckpt_interval", "6", "--ckpt_dir", "ckpt", "--peak_tflops", "1"),
 ]
 
 

@@ -44,6 +44,7 @@ def arguments(corpus, directory, **changes) -> list[str]:
         "keep_checkpoints": 2,
         "ckpt_dir": directory,
         "comm_timeout": TIMEOUT,
+        "peak_tflops": 1,  # else measured
         **changes,
     }
     words = ["--raw", "--use_avg_len", "--resume"]

@@ -610,7 +610,7 @@ SHORT = (
     "--tokens_per_gpu 256 --max_seq_length_1 32 --max_seq_length_2 128 --baseline_batch_size 16 "
     "--baseline_steps_1 3 --baseline_steps_2 1 --hostfile hosts/local"
 )
-TINY = "--dummy_data_len 32,128 --model bert_1_32_2 --log_interval 1"
+TINY = "--dummy_data_len 32,128 --model bert_1_32_2 --log_interval 1 --peak_tflops 1"
 
 
 @pytest.fixture
@@ -706,6 +706,20 @@ def test_runs_without_site_packages(which, tmp_path):
         )  # fmt: skip
         assert (result.returncode, "Traceback" in result.stderr) == (0, False), result.stderr
         assert result.stdout
+
+
+def test_starts_without_what_it_does_not_need():
+    """It answers in a tenth of a second (bench.startup): what is imported is most of that."""
+    code = (
+        "import sys, hparams\n"
+        "hparams.main(['--num_gpus', '8', '--tokens_per_gpu', '8192', '--json'])\n"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    imported = set(result.stderr.split())
+    assert {"hparams", "argparse"} <= imported and result.stdout.startswith("{"), result.stderr
+    heavy = {"numpy", "mxnet", "gluonnlp", "matplotlib", "yaml", "tqdm", "h5py", "tokenizers", "google"}
+    assert not imported & {*heavy, "asyncio", "concurrent", "logging", "multiprocessing", "subprocess", "xml"}
 
 
 def test_a_reader_that_stops_early_is_no_error():

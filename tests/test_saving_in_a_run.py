@@ -33,7 +33,7 @@ def test_all_ranks_agree_to_stop_when_the_disk_is_full(corpus, tmp_path):
         ]
         words += ["--batch_size", 64, "--model", "bert_1_32_2", "--lr", 0.001, "--warmup_ratio", 0.1]
         words += ["--data", corpus.train, "--vocab", corpus.vocab, "--cache_dir", tmp_path / "tokens"]
-        words += ["--ckpt_dir", place / "ckpt"]
+        words += ["--ckpt_dir", place / "ckpt", "--peak_tflops", 1]
         script = ROOT / "run_pretraining_hvd.py"
         result = run_ranks(script, 2, "mpirun", timeout=120, args=[str(word) for word in words])
         assert result.returncode == 1 and not result.timed_out, result.describe()

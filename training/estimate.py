@@ -154,8 +154,9 @@ def estimate(part: Part, backend: str, environ: Mapping[str, str] = os.environ) 
         table = stage_table(bert, inputs.vocab_size, split, costs, sizes, micro_batches)
     tokens = f"{shape.batch.rows:,} x {shape.batch.length} tokens a {'replica' if stages > 1 else 'process'}"
     model = f"{f'stage {largest} of ' if stages > 1 else ''}{config.model.bert.description}"
-    count, moments = _count(part, shape, largest), config.optimization.optimizer_state
-    copied = copied_bytes(count, shape.dtype, moments) if inputs.trains else 0
+    # Rank 0 writes all stages' parameters and states, of which it has a copy.
+    whole = parameter_count(config.model.bert, inputs.vocab_size, shape.pretraining)
+    copied = copied_bytes(whole, shape.dtype, config.optimization.optimizer_state) if inputs.trains else 0
     available = None if shape.on_gpu else available_memory()
     what = f"{model}, {tokens} in {shape.dtype}, {shape.operators} operators"
     return Estimate(parts[largest], copied, here, available, what, on_host, table)

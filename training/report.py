@@ -262,16 +262,17 @@ def read_metrics(directory: str) -> list[dict[str, Any]]:
 def plot_losses(directory: str, panels: Sequence[Panel]) -> str:
     """Draws loss.png from metrics.jsonl: each panel's figure by step, evaluations as points. Returns its
     path."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    # Without pyplot, which takes as long to import again and keeps figures for the whole process.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
     metrics = read_metrics(directory)
     stages = sorted({each.get("stage", 0) for each in metrics}) or [0]
     begun = boundary(metrics)
     width = 5.5 * len(panels)
-    figure, rows = pyplot.subplots(1, len(panels), figsize=(width, 4.2), layout="constrained", squeeze=False)
+    figure = Figure(figsize=(width, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    rows = figure.subplots(1, len(panels), squeeze=False)
     for axes, panel in zip(rows[0], panels):
         for (name, style, label), stage in itertools.product(
             ((panel.figure, "-", "training"), (f"eval_{panel.figure}", "o", "evaluation")), stages
@@ -293,7 +294,6 @@ def plot_losses(directory: str, panels: Sequence[Panel]) -> str:
     path = os.path.join(directory, PLOT_FILE)
     with _on_disk(path), replacing(path) as file:
         figure.savefig(file, dpi=110, format="png")
-    pyplot.close(figure)
     return path
 
 

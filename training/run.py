@@ -38,7 +38,7 @@ from training.optimizer.update_rule import Rule
 from training.own_checkpoints import check_new
 from training.parameters import live_arrays, restore_parameters
 from training.pipeline.evaluation import evaluate_stages
-from training.pipeline.parameters import begin_stages, check_can_begin, restore_stages
+from training.pipeline.parameters import begin_stages, restore_stages
 from training.pipeline.placement import Place
 from training.pipeline.ranks import Ranks, Readers, check_same, place_ranks
 from training.pipeline.saving import check_tied, gather
@@ -475,7 +475,6 @@ def _whole_model(part: Part, start: Start, task: Task, communicator: Communicato
 
 def _model_of_stage(part: Part, start: Start, task: Any, ranks: Ranks, seed: int) -> Model:
     """This rank's stage of the network with the parameters that the run begins with, of a DividedTask."""
-    check_can_begin(start)
     (config, inputs), device, dtype, operators = part, *choose_computing(part.config.model, ranks.world)
     bert = build_part(ranks.part, inputs.vocab_size, config.model.dropout, task.heads)
     allocate(bert, ranks.part, device, "float16" if dtype == "float16" else "float32")

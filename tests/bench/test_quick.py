@@ -55,20 +55,32 @@ def test_all_measurements_run_to_their_end():
 
 def test_every_measurement_has_quick():
     """By its name in the Makefile, or by BENCH=name."""
-    assert set(commands()) == {*BY_DEFAULT, "threads", "bfloat16", "pipelines"}
+    assert set(commands()) == {*BY_DEFAULT, "scaling", "startup", "threads", "bfloat16", "pipelines"}
     for name in commands():
         source = (ROOT / "bench" / f"{name}.py").read_text("utf-8")
         assert "add_quick(parser" in source and "NOTICE" in source, name
 
 
 def test_threads_quick():
-    result = run_command([sys.executable, "-m", "bench.threads", "--quick"], timeout=120, cwd=ROOT).check()
+    words = [sys.executable, "-m", "bench.threads", "--quick", "--ranks", "1", "--model", "bert_1_32_2"]
+    result = run_command(words, timeout=120, cwd=ROOT).check()
     assert "omp_passive" in result.stdout and result.stdout.rstrip().endswith(quick.NOTICE)
+
+
+def test_startup_quick():
+    words = [sys.executable, "-m", "bench.startup", "--quick", "--ranks", "1"]
+    result = run_command(words, timeout=120, cwd=ROOT).check()
+    seconds = {
+        name: float(re.search(rf"^{name} +([0-9.]+) \(", result.stdout, re.MULTILINE)[1])
+        for name in ("hparams.py", "import mxnet", "first step")
+    }
+    assert 0 < seconds["hparams.py"] < seconds["import mxnet"] < seconds["first step"]
+    assert result.stdout.rstrip().endswith(quick.NOTICE)
 
 
 @pytest.mark.slow
 def test_bfloat16_quick(tmp_path):
-    words = [sys.executable, "-m", "bench.bfloat16", "--quick", "--num_steps", "10"]
+    words = [sys.executable, "-m", "bench.bfloat16", "--quick", "--num_steps", "10", "--model", "bert_1_32_2"]
     words += ["--plot", str(tmp_path / "curves.png")]
     result = run_command(words, timeout=240, cwd=ROOT).check()
     assert "over seeds" in result.stdout and result.stdout.rstrip().endswith(quick.NOTICE)

@@ -47,6 +47,18 @@ def test_what_cannot_be_had_is_an_error(wanted: str, dtype: str, device: mx.Cont
         choose_operators(wanted, dtype, device, BERT)
 
 
+def test_the_operators_stand_beside_mxnets_own() -> None:
+    """Blocks take them as F.bert_*, where F is for arrays or for symbols."""
+    own = mx.nd.FullyConnected
+    assert load_operators()
+    found = {name for name in dir(mx.nd) if name.startswith("bert_")}
+    assert {"bert_bias_gelu", "bert_dense", "bert_attention"} <= found
+    for module in (mx.nd.op, mx.sym, mx.sym.op):
+        assert {name for name in dir(module) if name.startswith("bert_")} == found
+    symbol = mx.sym.bert_bias_gelu(mx.sym.var("x"), mx.sym.var("bias"), form="erf")
+    assert symbol.list_arguments() == ["x", "bias"] and mx.nd.FullyConnected is own
+
+
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after an installation by hand, without make setup."""
     monkeypatch.setattr(bert.operators, "load_operators", lambda: False)

@@ -14,7 +14,7 @@ def test_two_hosts_train_together(two_hosts, corpus, tmp_path):
     args = ["--raw", "--data", corpus.train, "--data_eval", corpus.held_out, "--vocab", corpus.vocab]
     args += ["--model", "bert_1_32_2", "--max_seq_length", "32", "--batch_size", "256", "--use_avg_len"]
     args += ["--num_steps", "6", "--lr", "0.01", "--warmup_ratio", "0.5", "--log_interval", "3"]
-    args += ["--ckpt_dir", tmp_path / "run"]
+    args += ["--ckpt_dir", tmp_path / "run", "--peak_tflops", "1"]
     result = run_ranks(
         SCRIPT,
         2,

@@ -30,7 +30,7 @@ def run(corpus, tmp_path, capsys):
         words = ["--raw", "--data", corpus.train, "--vocab", corpus.vocab, "--max_seq_length", "32"]
         words += ["--batch_size", "8", "--lr", "0.01", "--log_interval", "2", "--ckpt_interval", "2"]
         words += ["--ckpt_dir", str(tmp_path / name), "--cache_dir", str(tmp_path / "cache")]
-        words += ["--progress", "lines", "--num_data_workers", "0", *arguments]
+        words += ["--progress", "lines", "--num_data_workers", "0", "--peak_tflops", "1", *arguments]
         config = run_config(parse_options(words, ""))
         assert train(config, check_inputs(config), Pretraining(), LocalCommunicator()) == 0
         return tmp_path / name, capsys.readouterr().out

@@ -87,12 +87,17 @@ def pipeline_config(options: argparse.Namespace, layers: int) -> PipelineConfig:
                     "leave it out"
                 )
         return PipelineConfig()
-    check_stages(stages, layers)
+    if options.pretrained:
+        raise InputError(
+            "--pretrained with --pipeline_stages: published parameters are loaded into a whole model; give "
+            "their file to --init_from"
+        )
     if options.optimizer_state != "float32":
         raise InputError(
-            f"--optimizer_state {options.optimizer_state}: pipelines keep their moments in float32; leave it "
-            "or --pipeline_stages out"
+            f"--optimizer_state {options.optimizer_state} with --pipeline_stages: its roundings depend on "
+            "the parameters that a process holds, so the number of stages would change them; leave it out"
         )
+    check_stages(stages, layers)
     split = None
     if options.pipeline_split is not None:
         split = tuple(map(int, options.pipeline_split.split(",")))

@@ -12,14 +12,13 @@ import mxnet as mx
 import numpy as np
 from gluonnlp.model.bert import BERTModel
 
-from base.errors import InputError
 from bert.model import each_once, network_parameters
 from bert.part import initial_arrays
 from bert.weights.bare_params import check_index
 from bert.weights.names import DECODER, EMBEDDING
 from bert.weights.params_file import read_array, read_index
 from training.exchange import broadcast_json
-from training.optimizer.optimizer import STATES, Optimizer, check_state, parameter_of
+from training.optimizer.optimizer import STATES, Optimizer, check_state, content_of, parameter_of
 from training.parameters import as_dtype, fitted, live_arrays, not_finite
 from training.pipeline.ranks import PARAMETERS, Ranks
 from training.start import Start
@@ -73,7 +72,7 @@ def restore_stages(start: Start, network: Any, optimizer: Optimizer, ranks: Rank
                     t = check_state(states, shapes)
                 else:  # a float32 run has no masters
                     present = [name for name in shapes if name in states]
-                source = ((name, states[name]) for name in present)
+                source = ((name, content_of(name, states[name], "float32")) for name in present)
             present, t = broadcast_json([present, t], ranks.world)
 
             def take(name: str, array: np.ndarray) -> None:
@@ -162,12 +161,3 @@ def _arrays(
 def _check_finite(source: str, array: np.ndarray) -> None:
     if not np.isfinite(array).all():
         raise not_finite(source, [array.dtype.name])
-
-
-def check_can_begin(start: Start) -> None:
-    """Raises InputError for a beginning that stages do not have."""
-    if start.published:
-        raise InputError(
-            "--pretrained with --pipeline_stages: published parameters are loaded into a whole model; give "
-            "their file to --init_from"
-        )

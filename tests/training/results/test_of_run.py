@@ -31,7 +31,7 @@ TINY = [
     *("--model", "bert_1_32_2", "--operators", "mxnet", "--dummy_data_len", "16", "--batch_size", "2"),
     *("--max_seq_length", "16", "--num_steps", "6", "--lr", "0.01", "--warmup_ratio", "0.2"),
     *("--log_interval", "2", "--ckpt_interval", "3", "--progress", "none", "--num_data_workers", "0"),
-    *("--dataset_name", "wiki_cn_cased"),
+    *("--dataset_name", "wiki_cn_cased", "--peak_tflops", "1"),
 ]
 
 

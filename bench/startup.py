@@ -1,0 +1,120 @@
+"""Time that commands take to begin: `hparams.py` until it has answered, and a run until it has taken a step.
+
+    python -m bench.startup [--repeats 7] [--ranks 2] [--json startup.json]
+    python -m bench.startup --quick
+
+A repeat runs, in turns: `hparams.py` for 256 GPUs; `import mxnet` in a new Python, below which no start of
+a run goes; and run_pretraining_hvd.py as `make pretrain` launches it, with its model and text, from the
+launch of mpirun to the metrics of step 1. A run before the first repeat has tokenized the text. The goals are
+0.15 s for hparams.py and 3 s to the first step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Mapping, Sequence
+
+from base import machine
+from base.command_line import OptionParser, path_name, positive_int
+from base.processes import run_in_session
+from bench.contestants import ROOT
+from bench.quick import NOTICE, add_quick, default_text, settle, write_figures
+from bench.rounds import spread
+from bench.threads import Setting, command, environment
+from bench.workers import end_at
+from training.entry import exit_code
+
+TIME_LIMIT = 120.0  # seconds for one launch
+USUAL, QUICK = {"repeats": 7, "ranks": 2}, {"repeats": 1}
+HPARAMS, FLOOR, FIRST_STEP = "hparams.py", "import mxnet", "first step"
+GOALS = {HPARAMS: 0.15, FIRST_STEP: 3.0}
+# As in the Makefile, stage 1 alone.
+TRAINING = (
+    *("--model", "bert_2_128_2", "--dropout", "0", "--max_seq_length", "32", "--batch_size", "1024"),
+    *("--use_avg_len", "--num_steps", "1", "--lr", "0.014", "--warmup_ratio", "0", "--log_interval", "1"),
+)
+
+
+def seconds_of(words: Sequence[str]) -> float:
+    """Seconds until a command has ended; SystemExit with its last lines if it fails."""
+    begun = time.perf_counter()
+    code, text = run_in_session(words, os.environ, TIME_LIMIT)
+    if code:
+        raise SystemExit(f"{' '.join(words)}\nfailed ({code}):\n{text[-2000:]}")
+    return time.perf_counter() - begun
+
+
+def first_step_after(script: Sequence[str], ranks: int) -> float:
+    """Seconds from a launch to the metrics of its first step, by the clock that these have."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = command(Setting(), ranks, script, folder)
+        begun = time.time()
+        code, text = run_in_session(words, environment(Setting(), os.environ, os.geteuid() == 0), TIME_LIMIT)
+        if code:
+            raise SystemExit(f"{' '.join(words)}\nfailed ({code}):\n{text[-2000:]}")
+        first, *_ = (Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return float(json.loads(first)["time"]) - begun
+
+
+def table(repeats: Sequence[Mapping[str, float]]) -> str:
+    """Medians, with quartiles, beside the goals."""
+    lines = [f"{'':14} {'seconds (quartiles)':26}  goal"]
+    for name in repeats[0]:
+        time_s = spread([each[name] for each in repeats])
+        goal = f"{GOALS[name]:g}" if name in GOALS else ""
+        lines.append(
+            f"{name:14} {f'{time_s.median:.3f} ({time_s.low:.3f} to {time_s.high:.3f})':26}  {goal}".rstrip()
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    parser = OptionParser(
+        prog="python -m bench.startup",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--repeats", type=positive_int, metavar="N", help="(default: 7)")
+    parser.add_argument("--ranks", type=positive_int, metavar="N", help="of the run (default: 2)")
+    parser.add_argument("--json", type=path_name, metavar="FILE", help="write all figures there")
+    add_quick(parser, "1 repeat")
+    options = parser.parse_args(arguments)
+    settle(options, USUAL, QUICK)
+    end_at(signal.SIGINT, signal.SIGTERM)  # with what it has started
+    others = machine.Others()
+    plan = [sys.executable, str(ROOT / "hparams.py"), "--num_gpus", "256", "--tokens_per_gpu", "8192"]
+    with tempfile.TemporaryDirectory() as folder:
+        paths, vocab = default_text(folder)
+        script = [*TRAINING, "--raw", "--data", ",".join(paths), "--vocab", vocab]
+        script += ["--cache_dir", os.path.join(folder, "tokens")]
+        first_step_after(script, options.ranks)
+        repeats = [
+            {
+                HPARAMS: seconds_of(plan),
+                FLOOR: seconds_of([sys.executable, "-c", "import mxnet"]),
+                FIRST_STEP: first_step_after(script, options.ranks),
+            }
+            for _ in range(options.repeats)
+        ]
+    here, load = machine.describe(ROOT), others.shares(sum(os.times()[:4]))
+    print(f"{machine.line(here)}\nfirst step of {options.ranks} ranks\n\n{table(repeats)}\n")
+    print(f"other programs took {load['others']:.1%} of the machine, its host {load['stolen']:.1%}")
+    if options.quick:
+        print(NOTICE)
+    if options.json:
+        facts = {"machine": {**here, **load}, "ranks": options.ranks, "quick": options.quick}
+        write_figures(options.json, {**facts, "seconds": repeats})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))
