@@ -76,7 +76,7 @@ def pipeline_config(options: argparse.Namespace, layers: int) -> PipelineConfig:
 
     Raises:
         InputError: more stages than layers, a split that is not of this model, an option that does nothing
-            without stages.
+            without stages, moments of another type.
     """
     stages = options.pipeline_stages
     if stages == 1:

@@ -71,6 +71,10 @@ def test_options_are_recorded_as_json_and_read_back() -> None:
             ("--pipeline_stages", "2", "--schedule", "1f1b"),
             "a schedule of pipelines: give --pipeline_schedule",
         ),
+        (
+            ("--pipeline_stages", "2", "--optimizer_state", "bfloat16"),
+            "its roundings depend on the parameters",
+        ),
         (("--schedule", "cosine"), "--schedule: invalid choice: 'cosine'"),
     ],
 )
