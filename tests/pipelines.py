@@ -32,6 +32,7 @@ from tests.processes import run_ranks
 
 WORKER = Path(__file__).with_name("pipelines_worker.py")
 LOSSES = 1e-5  # greatest difference of a loss, relative to one of at least 1
+BFLOAT16 = 0.02  # the same in bfloat16, where a difference in a weight's last bits may be rounded up to 2^-8
 COUNTS = {2: (3, 1), 3: (1, 2, 1), 4: (1, 1, 1, 1)}  # layers of each stage of a model of four
 LAYERS = 4
 
@@ -177,7 +178,7 @@ def main() -> int:
     for name in ("plain", "bfloat16", "sound"):
         difference = compare(found[name], found[f"alone-{name}"])
         print(f"{name}: {difference}")
-        good &= difference.loss <= LOSSES
+        good &= difference.loss <= (BFLOAT16 if name == "bfloat16" else LOSSES) and difference.first_bits
     for damage in DAMAGES[:3]:
         steps = len(found[damage].sums)
         loss = np.abs(found[damage].sums - found["sound"].sums[:steps])[:, :2].max()

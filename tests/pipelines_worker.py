@@ -104,16 +104,17 @@ def batch(case: Case, step: int, number: int) -> Batch:
 
 
 class Stale(PipelineStep):
-    """A stage that takes the activations of the micro-batch before from the third one on."""
+    """A stage that takes the activations of the micro-batch of the same shape before."""
 
-    _before: Any = None
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._before: dict[Any, mx.nd.NDArray] = {}
 
     def _forward(self, step: int, number: int, batch: Any, inputs: Any, factors: Any) -> Any:
         if inputs is not None:
-            if number >= 2 and self._before.shape == inputs.shape:
-                self._before.copyto(inputs)
-            if number >= 1 or self._before is None:
-                self._before = inputs.copy()
+            fresh = inputs.copy()
+            self._before.get(inputs.shape, fresh).copyto(inputs)
+            self._before[inputs.shape] = fresh
         return super()._forward(step, number, batch, inputs, factors)
 
 
