@@ -31,6 +31,8 @@ from hosts.shell import Cluster, Job, this_machine
 from lamb_paper import CHECKED, PAPER, STAGE_LENGTHS, Baseline, PerStage, Plan, Recipe, in_stage
 from training.options import expand_options, parse_options
 from training.pairs import STAGES, pair_of
+from training.pipeline.options import check_launch
+from training.pipeline.placement import INTRA_FIRST, Host, placement_warnings
 
 
 class Launcher(NamedTuple):
@@ -59,6 +61,7 @@ class Options:
     num_gpus: int | None = None
     tokens_per_gpu: PerStage[int] | None = None
     accumulate: PerStage[int] | None = None
+    pipeline_stages: int = 1
     target_batch_size: int | None = None
     target_batch_size_2: int | None = None
     mixed_batch: bool = False
@@ -83,6 +86,12 @@ class Options:
     use_avg_len: bool = False
     max_seq_length: PerStage[int] | None = None
     passed_on: tuple[str, ...] = ()
+
+    @property
+    def replicas(self) -> int:
+        """Replicas of the model: as many as GPUs, where no pipeline shares its layers."""
+        assert self.num_gpus is not None
+        return self.num_gpus // self.pipeline_stages
 
     @property
     def baseline(self) -> Baseline:
@@ -125,6 +134,7 @@ def _run(options: Options) -> int:
         options = replace(options, num_gpus=slots)
     if options.num_gpus is None:
         raise InputError("--num_gpus is missing")
+    _check_replicas(options)
     if options.check:
         return _check(options)
     if options.batch_size is not None:
@@ -138,11 +148,16 @@ def _run(options: Options) -> int:
 
 
 def _plan(options: Options) -> Plan:
-    """The plan that the options describe."""
+    """The plan that the options describe. Replicas take the place of GPUs: a pipeline's read one batch."""
+    assert options.num_gpus is not None
+    plan = _plan_of_replicas(options)
+    return replace(plan, num_gpus=options.num_gpus, pipeline_stages=options.pipeline_stages)
+
+
+def _plan_of_replicas(options: Options) -> Plan:
     if options.tokens_per_gpu is None:
         raise InputError("--tokens_per_gpu is missing")
-    assert options.num_gpus is not None
-    cluster = (options.num_gpus, options.tokens_per_gpu)
+    cluster = (options.replicas, options.tokens_per_gpu)
     stages = STAGES[options.stage or "both"]
     first, second = options.max_seq_length_1, options.max_seq_length_2
     if options.mixed_batch:
@@ -179,13 +194,18 @@ def table(plan: Plan) -> str:
         ("in the paper's table", lambda s: s.source),
     )
     tokens = list(dict.fromkeys(str(stage.tokens_per_gpu) for stage in plan.stages))
-    lines = [f"{plan.num_gpus} GPUs, {', then '.join(tokens)} tokens a GPU in one pass", ""]
+    gpus, holder = f"{plan.num_gpus} GPUs", "GPU"
+    if plan.pipeline_stages > 1:
+        replicas = plan.num_gpus // plan.pipeline_stages
+        several = f"{replicas} replica{'s' if replicas > 1 else ''}"
+        gpus, holder = f"{gpus} in {several} of {plan.pipeline_stages} pipeline stages", "replica"
+    lines = [f"{gpus}, {', then '.join(tokens)} tokens a {holder} in one pass", ""]
     lines.append(" " * 24 + "".join(f"{f'stage {stage.stage}':>20}" for stage in plan.stages))
     lines += [f"{name:24}" + "".join(f"{cell(stage)!s:>20}" for stage in plan.stages) for name, cell in rows]
     if len(plan.stages) > 1:
         lines += ["", "both stages in one run, as options of the training scripts:", plan.options()]
     for stage in plan.stages:
-        lines += ["", f"stage {stage.stage}, as options of the training scripts:", stage.options()]
+        lines += ["", f"stage {stage.stage}, as options of the training scripts:", plan.options_of(stage)]
     warnings = [f"warning: {text}" for stage in plan.stages for text in stage.warnings]
     return "\n".join(lines + [""] * bool(warnings) + warnings)
 
@@ -217,6 +237,9 @@ def _parser() -> argparse.ArgumentParser:
     count(group, "--tokens_per_gpu", text, "N[,N]")
     text = "passes added up for one step (default 1); doubled, it is like twice the GPUs"
     count(group, "--accumulate", text, "N[,N]")
+
+    text = "GPUs that share one model's layers and one batch: --num_gpus is a multiple"
+    count(group, "--pipeline_stages", text, "S", 1)
 
     group = parser.add_argument_group("the other way round, from the batch to the accumulation")
     count(group, "--target_batch_size", "sequences wanted in a step, in each stage", "B")
@@ -276,20 +299,25 @@ def _print_command(plan: Plan, options: Options, hosts: Sequence[tuple[str, int]
         interface = interface or network.interface
     cluster = Cluster(options.hostfile, tuple(hosts), options.sockets, interface, machine, network)
     job = pretraining_job(plan, launcher.script, options.passed_on, machine is not None)
-    _check_script_options(job)
+    placement = _check_script_options(job)
+    check_launch(plan.pipeline_stages, options.launch, True, {})
     print(launcher.command(job, cluster))
+    if plan.pipeline_stages > 1:
+        for text in placement_warnings([Host(*host) for host in hosts], plan.pipeline_stages, placement):
+            print(f"warning: {text}", file=sys.stderr)
     for stage in plan.stages:
         for text in stage.warnings:
             print(f"warning: {text}", file=sys.stderr)
 
 
-def _check_script_options(job: Job) -> None:
-    """Raises InputError where the training script would not take its options."""
+def _check_script_options(job: Job) -> str:
+    """The --placement of its pipelines. Raises InputError where the training script would not take its
+    options."""
     words = [word if isinstance(word, str) else "DATA" for line in job.options for word in line]
     if {"--help", "-h"} & set(words):
         raise InputError(f"--help after --: python {job.script} --help lists the training script's options")
     try:
-        parse_options(words, job.script)
+        return parse_options(words, job.script).placement or INTRA_FIRST
     except InputError as error:
         reason = str(error).replace(
             "(--help lists the options)", f"(python {job.script} --help lists the options)"
@@ -325,16 +353,16 @@ def _judge(options: Options, number: int | None) -> tuple[list[str], bool]:
     if size is not None:
         tokens = size * (1 if options.use_avg_len else length)
     accumulate = 1 if run["accumulate"] is None else run["accumulate"]
-    assert options.num_gpus is not None
     try:
         stage = lamb_paper.stage_for_run(
-            options.num_gpus, tokens, accumulate, length, options.baseline, number
+            options.replicas, tokens, accumulate, length, options.baseline, number
         )
     except InputError as error:
         raise InputError(str(error).replace(f"--max_seq_length_{number} ", "--max_seq_length ")) from error
     different = lamb_paper.disagreements(run, stage)
+    holders = "GPUs" if options.pipeline_stages == 1 else f"replicas of {options.pipeline_stages} GPUs"
     lines = [
-        f"stage {stage.stage}: {options.num_gpus} GPUs x {tokens} tokens x {accumulate} accumulated "
+        f"stage {stage.stage}: {options.replicas} {holders} x {tokens} tokens x {accumulate} accumulated "
         f"= {lamb_paper.number(stage.sequences_per_step)} sequences of {length} tokens a step"
     ]
     hint = None if size is None else lamb_paper.batch_size_hint(size, options.use_avg_len, length)
@@ -362,7 +390,7 @@ def _meanings_of_batch_size(options: Options) -> str:
         if size * length <= lamb_paper.MANY_TOKENS:
             text = f"{size} sequences of {length} a GPU"
             readings.append((text, replace(own, tokens_per_gpu=size * length)))
-        one_pass = size * length // max(1, options.num_gpus)  # tokens a GPU, when no pass is accumulated
+        one_pass = size * length // max(1, options.replicas)  # tokens a GPU, when no pass is accumulated
         usual = [tokens for tokens in (8192, 4096, 2048, 1024, 512) if one_pass % tokens == 0]
         tokens = options.tokens_per_gpu or (usual[0] if usual else one_pass)
         in_all = replace(own, tokens_per_gpu=tokens, target_batch_size=size, accumulate=None)
@@ -385,6 +413,21 @@ def _as_command(options: Options) -> str:
         if value != usual[name] and not (name == "num_gpus" and options.launch):  # the host file has them
             words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
     return shlex.join([*words, *(["--", *options.passed_on] if options.passed_on else [])])
+
+
+def _check_replicas(options: Options) -> None:
+    """Raises InputError where the GPUs are no whole replicas."""
+    gpus, stages = options.num_gpus, options.pipeline_stages
+    assert gpus is not None
+    if gpus % stages:
+        fewer, more = gpus // stages * stages, (gpus // stages + 1) * stages
+        source = (
+            f"--hostfile {options.hostfile}: {gpus} slots" if options.launch else f"--num_gpus {gpus}: they"
+        )
+        raise InputError(
+            f"{source} are no multiple of --pipeline_stages {stages}; "
+            f"{f'{fewer} or ' if fewer else ''}{more} would do"
+        )
 
 
 def _check_options(options: Options) -> None:

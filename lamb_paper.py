@@ -86,26 +86,40 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """Both stages, or one of them, on one cluster."""
+    """Both stages, or one of them, on one cluster.
+
+    With `pipeline_stages` above 1 so many GPUs hold one replica of the model's layers, and a stage's
+    `tokens_per_gpu` are those of a replica.
+    """
 
     num_gpus: int
     stages: tuple[Stage, ...]
+    pipeline_stages: int = 1
 
     def options(self) -> str:
         """Options of the training scripts for the whole plan in one run, on one line, where values in which
         the stages differ are pairs; the floats read back unchanged."""
-        return _options(self.stages)
+        return _options(self.stages) + self._pipeline()
+
+    def options_of(self, stage: Stage) -> str:
+        """Options of the training scripts for one stage of it, on one line."""
+        return stage.options() + self._pipeline()
+
+    def _pipeline(self) -> str:
+        return f" --pipeline_stages {self.pipeline_stages}" if self.pipeline_stages > 1 else ""
 
     def as_dict(self) -> dict[str, Any]:
         """Contents of --json. The outer `tokens_per_gpu` and `accumulate` are None when the stages differ in
         them."""
         tokens = {stage.tokens_per_gpu for stage in self.stages}
         accumulations = {stage.accumulate for stage in self.stages}
+        pipeline = {"pipeline_stages": self.pipeline_stages} if self.pipeline_stages > 1 else {}
         return {
             "num_gpus": self.num_gpus,
+            **pipeline,
             "tokens_per_gpu": tokens.pop() if len(tokens) == 1 else None,
             "accumulate": accumulations.pop() if len(accumulations) == 1 else None,
-            "stages": [{**asdict(stage), "options": stage.options()} for stage in self.stages],
+            "stages": [{**asdict(stage), "options": self.options_of(stage)} for stage in self.stages],
             "options": self.options(),
         }
 

@@ -16,6 +16,7 @@ from training.stopping import end_at_signals
 if __name__ == "__main__":
     end_at_signals()  # until all is imported, which takes a second
 
+import os
 import sys
 from functools import partial
 
@@ -28,11 +29,13 @@ from training.entry import exit_code
 from training.estimate import check_memory
 from training.inputs import check_parts
 from training.options import parse_options, stage_options
+from training.pipeline.options import check_launch
 from training.profiling.profiler import separate_operators
 
 
 def main() -> int:
     options = parse_options(None, __doc__)
+    check_launch(options.pipeline_stages, HVD, options.estimate, os.environ)
     communication = communication_config(options)
     parts = check_parts(map(stage_config, stage_options(options)))
     code = check_memory(parts, HVD, options.estimate)

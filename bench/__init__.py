@@ -29,6 +29,8 @@ scaling_report     tables, picture, what grew faster than its operations
 scaling_worker     a step of any size
 startup            command: from a launch to the first step, and hparams.py's answer
 threads            command: numbers of threads and bindings for 1, 2 and 4 ranks
+pipelines          command: pipelines: throughput against the bubble, memory of the stages
+measured_rank      a rank of bench.pipelines, with its memory measured and limited
 padding            command: batches of real lengths, with the rows of padding and without them
 bfloat16           command: training in bfloat16 against float32, from the same seeds
 """

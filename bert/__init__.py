@@ -5,6 +5,7 @@ config_file    the same from a bert_config.json
 flops          floating-point operations of a step
 memory         bytes of a step
 model          BERT with its two heads, from GluonNLP's blocks
+part           a part of its layers, for a stage of a pipeline
 operators      the fused CPU operators: loading, and the choice between them and MXNet's
 fused          embedding and transformer layers on the fused operators
 weights/       parameter files

@@ -10,6 +10,7 @@ from gluonnlp.model.bert import BERTModel
 
 from bert.configuration import LAYER_NORM_EPSILON, BertConfig
 from bert.model import trainable
+from bert.part import ModelPart, whole
 
 # Rows are rounded up to a multiple: in bfloat16 oneDNN makes a product for each number of rows, and keeps it.
 _ROWS_MULTIPLE = {"float32": 1, "bfloat16": 16}
@@ -27,6 +28,7 @@ class FusedBert(mx.gluon.HybridBlock):
             sums within the products included, is float32 in both.
         dropout: its rate.
         head_products: names of the weights that the heads above multiply by `Layers.product`.
+        part: of `bert`, what this network has; None for all.
     """
 
     adds_in_backward = False  # whether grad_req "add" is heeded
@@ -40,6 +42,7 @@ class FusedBert(mx.gluon.HybridBlock):
         dtype: str,
         dropout: float,
         head_products: Iterable[str] = (),
+        part: ModelPart | None = None,
     ):
         super().__init__(prefix="fused_")
         if dtype not in ("float32", "bfloat16"):
@@ -48,16 +51,19 @@ class FusedBert(mx.gluon.HybridBlock):
         self._dropout = dropout
         self._config = config
         self.bert = bert
-        parameters = trainable(bert)
+        self.part = part or whole(config)
+        parameters = {name: each for name, each in trainable(bert).items() if self.part.holds(name)}
         for name, parameter in parameters.items():
             self._reg_params[name] = parameter
         # Names of weights that are multiplied together -> their copy in the layout that the products want.
         self._packed: dict[tuple[str, ...], mx.gluon.Parameter] = {}
         for weights in [*self._multiplied(), *((name,) for name in head_products)]:
             pack = self._pack([parameters[name].data() for name in weights])
-            packed = self.params.get(
-                f"packed{len(self._packed)}", shape=pack.shape, dtype="uint8", grad_req="null", init="zeros"
-            )
+            packed = _Packed(
+                f"{self.prefix}packed{len(self._packed)}",
+                shape=pack.shape, dtype="uint8", grad_req="null", init="zeros",
+            )  # fmt: skip
+            self.params.update({packed.name: packed})
             packed.initialize(ctx=mx.cpu())
             self._packed[weights] = packed
             self._reg_params["packed " + weights[0]] = packed
@@ -65,7 +71,7 @@ class FusedBert(mx.gluon.HybridBlock):
     def _multiplied(self) -> list[tuple[str, ...]]:
         """Names of the weights of each product in the layers."""
         groups = []
-        for index in range(self._config.layers):
+        for index in range(self.part.begin, self.part.end):
             cell = _cell(index)
             groups.append(_projections(cell, ".weight"))
             groups += [(f"{cell}{name}.weight",) for name in ("proj", "ffn.ffn_1", "ffn.ffn_2")]
@@ -118,10 +124,26 @@ class FusedBert(mx.gluon.HybridBlock):
             (B, L, units), or (T, units) where padding is left out.
         """
         x = layers.embed(input_ids, segment_ids, valid_lengths)
-        for index in range(self._config.layers):
+        return self.through(layers, x, valid_lengths, positions)
+
+    def through(self, layers: Layers, x: Any, valid_lengths: Any, positions: Any = None) -> Any:
+        """Applies the layers of this network's part to `x`, (B, L, units); for the rest see `encode`."""
+        for index in range(self.part.begin, self.part.end):
             top = index == self._config.layers - 1
             x = layers.layer(index, x, valid_lengths, positions if top else None)
         return x
+
+
+class _Packed(mx.gluon.Parameter):
+    """A copy of weights that no gradient is taken of.
+
+    Each forward pass has a handle of its own for the memory. MXNet records which graph an array without a
+    gradient belongs to, and the first backward pass deletes that: a second graph of the same parameters that
+    waits for its backward pass would then fail.
+    """
+
+    def data(self, ctx: mx.Context | None = None) -> mx.nd.NDArray:
+        return super().data(ctx).detach()
 
 
 class Layers:

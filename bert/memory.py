@@ -23,11 +23,23 @@ _HEADS = ("pooler.", "classifier.", "decoder.")
 
 class Batch(NamedTuple):
     """A micro-batch of a process: sequences, tokens of each, masked tokens of each (0 without the pretraining
-    heads)."""
+    heads). `kept`: micro-batches that are on their way at once, whose activations wait for their backward
+    passes; more than one in pipelines alone."""
 
     rows: int
     length: int
     predictions: int
+    kept: int = 1
+
+
+class Ends(NamedTuple):
+    """Whether a part of the network has the embeddings, below its layers, and the heads, above them."""
+
+    first: bool = True
+    last: bool = True
+
+
+WHOLE = Ends()
 
 
 def parameter_count(config: BertConfig, vocab_size: int, pretraining: bool = True) -> int:
@@ -56,17 +68,22 @@ def packed_bytes(config: BertConfig, dtype: str) -> int:
     return FLOAT32 * config.layers * 3 * units * units
 
 
-def gradient_bytes_in_flight(config: BertConfig, vocab_size: int) -> int:
-    """The word embedding is used twice, and both uses have a gradient of its size before they are added."""
-    return 2 * FLOAT32 * vocab_size * config.units
+def gradient_bytes_in_flight(config: BertConfig, vocab_size: int, ends: Ends = WHOLE) -> int:
+    """The word embedding is used twice, and both uses have a gradient of its size before they are added;
+    where only one is here, the other one's arrives."""
+    return 2 * FLOAT32 * vocab_size * config.units if any(ends) else 0
 
 
-def activation_bytes(config: BertConfig, vocab_size: int, batch: Batch, operators: str, item: int) -> int:
-    """Memory of a forward and a backward pass beyond parameters and gradients.
+def activation_bytes(
+    config: BertConfig, vocab_size: int, batch: Batch, operators: str, item: int, ends: Ends = WHOLE
+) -> int:
+    """Memory of forward and backward passes beyond parameters and gradients.
 
     Args:
+        config: with as many layers as there are here.
         operators: FUSED or MXNET.
         item: bytes of a number: 4; 2 in float16.
+        ends: of the network that are here. The part's input is the embeddings' sum, or what has arrived.
 
     Of a token and layer the fused operators keep 8 units + 1 hidden numbers: queries, keys and values (3),
     attended values, two products and two sums of the residual branch; what goes into the activation. Their
@@ -77,9 +94,10 @@ def activation_bytes(config: BertConfig, vocab_size: int, batch: Batch, operator
     units, hidden = config.units, config.hidden
     backward = tokens * (2 * units + 3 * hidden)  # gradients of one layer
     if operators == FUSED:
-        top_tokens = min(tokens, batch.rows + masked) if batch.predictions else tokens
-        layers: float = (config.layers - 1) * tokens * (8 * units + hidden)
-        layers += tokens * 4 * units + top_tokens * (5 * units + hidden)
+        layers: float = config.layers * tokens * (8 * units + hidden)
+        if ends.last:
+            top_tokens = min(tokens, batch.rows + masked) if batch.predictions else tokens
+            layers += top_tokens * (5 * units + hidden) - tokens * (4 * units + hidden)
         scores: float = vocab_size * _up_to(masked, 16)
     else:
         squares = 3.25 * batch.rows * config.heads * batch.length**2
@@ -87,7 +105,8 @@ def activation_bytes(config: BertConfig, vocab_size: int, batch: Batch, operator
         scores = 2.5 * vocab_size * masked
     heads = masked * 4 * units
     embedding = tokens * 2 * units
-    return int(IN_FLIGHT * item * (layers + backward + scores + heads + embedding))
+    kept = batch.kept * (layers + embedding + (scores + heads if ends.last else 0))
+    return int(IN_FLIGHT * item * (kept + backward))
 
 
 def _up_to(number: int, step: int) -> int:

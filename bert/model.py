@@ -85,23 +85,27 @@ def initialize_head(head: mx.gluon.Block, bert: BERTModel, dtype: str) -> None:
 
 def trainable(model: BERTModel) -> dict[str, mx.gluon.Parameter]:
     """Parameters by GluonNLP's structural name, each once (the decoder's weight is the word embedding)."""
-    return _each_once(model._collect_params_with_prefix())
+    return each_once(model._collect_params_with_prefix())
 
 
 def network_parameters(network: Any) -> dict[str, mx.gluon.Parameter]:
     """All parameters of a task's network by the names that checkpoints have: GluonNLP's structural ones of
-    its `bert`, then those of its `head`, if it has one."""
+    its `bert`, of which a network of a `part` has some, then those of its `head`, if it has one."""
     named = dict(network.bert._collect_params_with_prefix())
+    part = getattr(network, "part", None)
+    if part is not None:
+        named = {name: parameter for name, parameter in named.items() if part.holds(name)}
     head = getattr(network, "head", None)
     return {**named, **head._collect_params_with_prefix()} if head is not None else named
 
 
 def trained(network: Any) -> dict[str, mx.gluon.Parameter]:
     """Those of `network_parameters` that are trained, each once."""
-    return _each_once(network_parameters(network))
+    return each_once(network_parameters(network))
 
 
-def _each_once(named: Mapping[str, mx.gluon.Parameter]) -> dict[str, mx.gluon.Parameter]:
+def each_once(named: Mapping[str, mx.gluon.Parameter]) -> dict[str, mx.gluon.Parameter]:
+    """Those of named parameters that are trained, each under its first name."""
     found = {}
     seen = set()
     for name, parameter in named.items():

@@ -3,7 +3,8 @@
 base         the interface and its rules
 options      the options, and the configuration made of them
 local        one process, nothing to exchange
-horovod      the exchange over Horovod
+mpi          messages between two ranks, over MPI
+horovod      the exchange over Horovod, and MPI for messages
 byteps/      all of BytePS
 bits         arrays as whole numbers, for sums that keep every bit
 compression  averages in fewer bytes, and communicators that compress

@@ -4,7 +4,7 @@ Rules that hold for every implementation:
 
 - Collectives. Every rank calls the same methods in the same order, with arrays of the same number, shapes and
   dtypes. A call that only some ranks make leaves them waiting.
-- One thread. The methods of one communicator are called from one thread.
+- One thread. The methods of one communicator, and of its groups, are called from one thread.
 - Arrays are dense `mxnet.nd.NDArray`s, all of one call on one device. They are changed in place. Where the
   arrays live is the caller's choice (on GPU machines `mx.gpu(communicator.local_rank)`).
 - No names. An implementation that needs names for its library derives them from an array's position and
@@ -27,14 +27,26 @@ if TYPE_CHECKING:
 
 AVERAGE_DTYPES = ("float16", "float32", "float64")
 BROADCAST_DTYPES = (*AVERAGE_DTYPES, "uint8", "int8", "int32", "int64")
+MOST_TAG = 32767  # all that MPI promises
 
 
 class CommunicationError(RuntimeError):
     """The exchange with the other ranks failed, most often because one of them has ended."""
 
 
+class Pending(Protocol):
+    """A message on its way."""
+
+    def wait(self) -> None:
+        """Returns when the message has arrived, or when what was sent may be changed. Calling it again does
+        nothing. Raises CommunicationError."""
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once. Raises CommunicationError."""
+
+
 class Communicator(Protocol):
-    """Exchange of arrays between the ranks of one run."""
+    """Exchange of arrays between the ranks of one run, or of a group of them."""
 
     @property
     def name(self) -> str:
@@ -88,6 +100,36 @@ class Communicator(Protocol):
     def barrier(self) -> None:
         """Returns after every rank has called it. Raises CommunicationError."""
 
+    def groups(self, groups: Sequence[Sequence[int]]) -> Communicator:
+        """Divides the ranks, each of which is in one group, and returns the communicator of this rank's own.
+        Every rank calls it with the same groups. That of a group has no groups.
+
+        In a group `rank` is a place in its list, and `size` its length; `local_rank` and `local_size` stay
+        those of the run. Collectives of different groups, and of the run, do not meet each other, whatever
+        their arrays. `forget` and `close` of the run are those of the groups too, which have none that do
+        anything.
+
+        Raises ValueError where a rank is missing or twice, CommunicationError, and InputError for a library
+        that has no groups.
+        """
+
+    def send(self, array: NDArray, to: int, tag: int) -> Pending:
+        """Sends an array to rank `to`, whose `receive` names this rank and the same tag. It waits until the
+        operators queued before have written the array, not until it is received; the array is not changed
+        before the result's `wait` has returned.
+
+        A rank does not wait for a send before it has posted the receives that the others wait for: a large
+        message is on its way only when its receive is posted. Messages between two ranks with one tag arrive
+        in their order. tag: 0 to 32767. Dense arrays of any dtype, also NumPy's, if contiguous.
+
+        Raises ValueError for ranks and tags out of range and for this rank itself, TypeError, and InputError
+        for a library that has no messages between two ranks.
+        """
+
+    def receive(self, array: NDArray, source: int, tag: int) -> Pending:
+        """Receives into an array what rank `source` sends with this tag, of the same number of bytes. The
+        array is neither read nor written before the result's `wait` has returned. Raises as `send`."""
+
     def forget(self) -> None:
         """Lets go of all arrays, and of what a compression has kept of them (its error feedback begins anew):
         another training follows. Every rank calls it. Raises CommunicationError."""
@@ -119,6 +161,15 @@ class DelegatingCommunicator:
 
     def barrier(self) -> None:
         self._inner.barrier()
+
+    def groups(self, groups: Sequence[Sequence[int]]) -> Communicator:
+        return self._inner.groups(groups)
+
+    def send(self, array: NDArray, to: int, tag: int) -> Pending:
+        return self._inner.send(array, to, tag)
+
+    def receive(self, array: NDArray, source: int, tag: int) -> Pending:
+        return self._inner.receive(array, source, tag)
 
     def forget(self) -> None:
         self._inner.forget()
@@ -167,3 +218,20 @@ def check_root(root: int, size: int) -> None:
     """Raises ValueError unless 0 <= root < size."""
     if not 0 <= root < size:
         raise ValueError(f"root {root} is not a rank; ranks are 0 to {size - 1}")
+
+
+def check_groups(groups: Sequence[Sequence[int]], size: int) -> None:
+    """Raises ValueError unless each of `size` ranks is in one group."""
+    found = sorted(rank for group in groups for rank in group)
+    if found != list(range(size)) or not all(groups):
+        raise ValueError(
+            f"groups {[list(group) for group in groups]} do not divide the ranks 0 to {size - 1}"
+        )
+
+
+def check_message(other: int, tag: int, rank: int, size: int) -> None:
+    """Raises ValueError for a message that rank `rank` of `size` cannot exchange with rank `other`."""
+    if not 0 <= other < size or other == rank:
+        raise ValueError(f"rank {rank} of {size} exchanges no messages with rank {other}")
+    if not 0 <= tag <= MOST_TAG:
+        raise ValueError(f"tag {tag} is not in 0 to {MOST_TAG}")

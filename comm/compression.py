@@ -34,7 +34,7 @@ _ITEM_BYTES = {"float16": 2, "float32": 4, "float64": 8}
 
 
 def horovod_settings(config: CommunicationConfig) -> dict[str, Any]:
-    """Arguments for HorovodCommunicator: none. Raises InputError for what only BytePS has."""
+    """Arguments for HorovodCommunicator. Raises InputError for what only BytePS has."""
     if config.bucket_bytes is not None:
         raise InputError("--bucket_mb is for BytePS; with Horovod set HOROVOD_FUSION_THRESHOLD (in bytes)")
     if config.compression not in ("none", "fp16"):
@@ -42,7 +42,7 @@ def horovod_settings(config: CommunicationConfig) -> dict[str, Any]:
             f"--compression {config.compression} is BytePS's; with Horovod use fp16 or none, "
             "or run_pretraining_byteps.py"
         )
-    return {}
+    return {"divisible": True} if config.divisible else {}
 
 
 def byteps_settings(
@@ -119,6 +119,11 @@ class HalfCommunicator(DelegatingCommunicator):
         self._least_bytes = least_bytes
         # The same buffers for the same sequence of arrays: communicators know arrays by their identity.
         self._buffers: dict[tuple[Any, ...], list[NDArray | None]] = {}
+        self._groups: list[HalfCommunicator] = []
+
+    def groups(self, groups: Sequence[Sequence[int]]) -> Communicator:
+        self._groups.append(HalfCommunicator(self._inner.groups(groups), self._least_bytes))
+        return self._groups[-1]
 
     def average(self, arrays: Sequence[NDArray]) -> None:
         check_arrays(arrays, AVERAGE_DTYPES)
@@ -139,6 +144,8 @@ class HalfCommunicator(DelegatingCommunicator):
 
     def forget(self) -> None:
         self._buffers.clear()
+        for group in self._groups:
+            group._buffers.clear()
         self._inner.forget()
 
     def _buffers_for(self, arrays: Sequence[NDArray]) -> list[NDArray | None]:

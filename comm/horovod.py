@@ -27,7 +27,15 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 from base.errors import InputError
 from base.launchers import SIZE_VARIABLES, is_number
-from comm.base import AVERAGE_DTYPES, BROADCAST_DTYPES, CommunicationError, check_arrays, check_root
+from comm.base import (
+    AVERAGE_DTYPES,
+    BROADCAST_DTYPES,
+    CommunicationError,
+    Pending,
+    check_arrays,
+    check_groups,
+    check_root,
+)
 from comm.bits import bits_of
 
 if TYPE_CHECKING:
@@ -38,17 +46,23 @@ class HorovodCommunicator:
     """Joins the run that mpirun or horovodrun has started; started without a launcher it is a run of one
     process.
 
+    Args:
+        divisible: whether `groups`, `send` and `receive` are wanted. Horovod must know that when it begins
+            (its process sets cost every exchange a little), and it must run over MPI then.
+
     Raises InputError when Horovod is not installed for MXNet, or was built without the launcher's library
-    (each process would then train alone, unnoticed).
+    (each process would then train alone, unnoticed); where it is to be divisible and cannot be.
     """
 
     name = "horovod"
 
-    def __init__(self) -> None:
+    def __init__(self, divisible: bool = False) -> None:
         self._hvd = _import_horovod()
         self._mx: Any = importlib.import_module("mxnet")
         if not self._mx.context.num_gpus():
             os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
+        if divisible:
+            os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
         try:
             self._hvd.init()
         except ValueError as error:
@@ -58,9 +72,130 @@ class HorovodCommunicator:
         self.size: int = self._hvd.size()
         self.local_rank: int = self._hvd.local_rank()
         self.local_size: int = self._hvd.local_size()
-        self._latest: dict[str, NDArray] = {}
+        self._ranks = _Ranks(self._hvd, self._hvd.global_process_set, self.rank, self.size)
+        self._groups: list[_Ranks] = []
+        self._sets: dict[tuple[int, ...], Any] = {}
+        self._messages: Any = None
         self._open = True
         _check_size(self.size)
+        if divisible:
+            from comm.mpi import Messages
+
+            self._messages = Messages()
+
+    def broadcast(self, arrays: Sequence[NDArray], root: int = 0) -> None:
+        self._ranks.broadcast(arrays, root)
+
+    def average(self, arrays: Sequence[NDArray]) -> None:
+        self._ranks.average(arrays)
+
+    def all_agree(self, flags: Sequence[bool]) -> list[bool]:
+        return self._ranks.all_agree(flags)
+
+    def barrier(self) -> None:
+        self.all_agree([True])
+
+    def groups(self, groups: Sequence[Sequence[int]]) -> HorovodGroup:
+        check_groups(groups, self.size)
+        self._check_divisible()
+        for ranks in groups:
+            members = list(ranks)
+            process_set = self._process_set(tuple(sorted(members)))
+            if self.rank in members:
+                place = members.index(self.rank)
+                self._groups.append(_Ranks(self._hvd, process_set, place, len(members), members))
+        return HorovodGroup(self._groups[-1], self)
+
+    def _process_set(self, members: tuple[int, ...]) -> Any:
+        """Horovod's set of these ranks, which every rank joins in making, and which there is once."""
+        if len(members) == 1:
+            return None
+        if len(members) == self.size:
+            return self._hvd.global_process_set
+        if members not in self._sets:
+            self._sets[members] = self._hvd.add_process_set(list(members))
+        return self._sets[members]
+
+    def send(self, array: NDArray, to: int, tag: int) -> Pending:
+        self._check_divisible()
+        return self._messages.send(array, to, tag)
+
+    def receive(self, array: NDArray, source: int, tag: int) -> Pending:
+        self._check_divisible()
+        return self._messages.receive(array, source, tag)
+
+    def forget(self) -> None:
+        self._ranks.forget()
+        for group in self._groups:
+            group.forget()
+
+    def close(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        self.forget()
+        if self._messages is not None:
+            # A rank that leaves while others still exchange within their groups takes them down.
+            self.barrier()
+            self._messages.close()
+        self._hvd.shutdown()
+
+    def _check_divisible(self) -> None:
+        if self._messages is None:
+            raise ValueError("a communicator without groups and messages: it was made with divisible=False")
+
+
+class HorovodGroup:
+    """`comm.base.Communicator` of a group of ranks, over one of Horovod's process sets."""
+
+    name = "horovod"
+
+    def __init__(self, ranks: _Ranks, run: HorovodCommunicator) -> None:
+        self._ranks = ranks
+        self.rank, self.size = ranks.rank, ranks.size
+        self.local_rank, self.local_size = run.local_rank, run.local_size
+
+    def broadcast(self, arrays: Sequence[NDArray], root: int = 0) -> None:
+        self._ranks.broadcast(arrays, root)
+
+    def average(self, arrays: Sequence[NDArray]) -> None:
+        self._ranks.average(arrays)
+
+    def all_agree(self, flags: Sequence[bool]) -> list[bool]:
+        return self._ranks.all_agree(flags)
+
+    def barrier(self) -> None:
+        self.all_agree([True])
+
+    def groups(self, groups: Sequence[Sequence[int]]) -> HorovodGroup:
+        raise ValueError("a group has no groups")
+
+    def send(self, array: NDArray, to: int, tag: int) -> Pending:
+        raise ValueError("messages are between ranks of the run")
+
+    def receive(self, array: NDArray, source: int, tag: int) -> Pending:
+        raise ValueError("messages are between ranks of the run")
+
+    def forget(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _Ranks:
+    """Collectives over the run, or over a process set. `rank`: this process, as a place in `members`, the
+    global ranks, which Horovod has in ascending order."""
+
+    def __init__(
+        self, hvd: Any, process_set: Any, rank: int, size: int, members: Sequence[int] | None = None
+    ) -> None:
+        self._hvd = hvd
+        self._process_set = process_set
+        self._mx: Any = importlib.import_module("mxnet")
+        self.rank, self.size = rank, size
+        self._where = "" if members is None else f" of the group {list(members)}"
+        self._latest: dict[str, NDArray] = {}
 
     def broadcast(self, arrays: Sequence[NDArray], root: int = 0) -> None:
         check_root(root, self.size)
@@ -72,7 +207,7 @@ class HorovodCommunicator:
             if self.rank != root:
                 each.clear()
             name = _name("broadcast", index, each.sum)
-            self._hvd.allreduce_(each.sum, name=name, op=self._hvd.Sum, priority=-index)
+            self._sum(each.sum, name=name, op=self._hvd.Sum, priority=-index)
         for each in bits:
             self._wait(each.sum)
             each.write_back()
@@ -87,7 +222,7 @@ class HorovodCommunicator:
             name = _name("average", index, array)
             self._release(name, array)
             half = array.dtype.__name__ == "float16"
-            self._hvd.allreduce_(
+            self._sum(
                 array,
                 name=name,
                 op=self._hvd.Sum if half else self._hvd.Average,
@@ -101,24 +236,17 @@ class HorovodCommunicator:
         # On the CPU also in a run on GPUs: Horovod takes such arrays through MPI or Gloo, and the GPU's queue
         # of work is not waited for.
         votes = self._mx.nd.array([int(bool(flag)) for flag in flags], ctx=self._mx.cpu(), dtype="int32")
-        self._hvd.allreduce_(votes, name=f"all_agree.{len(flags)}", op=self._hvd.Min)
+        self._sum(votes, name=f"all_agree.{len(flags)}", op=self._hvd.Min)
         self._wait(votes)
         return [vote == 1 for vote in votes.asnumpy().tolist()]
-
-    def barrier(self) -> None:
-        self.all_agree([True])
 
     def forget(self) -> None:
         for array in self._latest.values():
             self._wait(array)
         self._latest.clear()
 
-    def close(self) -> None:
-        if not self._open:
-            return
-        self._open = False
-        self.forget()
-        self._hvd.shutdown()
+    def _sum(self, array: NDArray, **settings: Any) -> None:
+        self._hvd.allreduce_(array, process_set=self._process_set, **settings)
 
     def _release(self, name: str, array: NDArray) -> None:
         """Horovod rejects a name that is still in use. The same array under the same name waits in MXNet's
@@ -133,7 +261,9 @@ class HorovodCommunicator:
             array.wait_to_read()
         except self._mx.base.MXNetError as error:
             reason = str(error).strip().splitlines()[-1]
-            raise CommunicationError(f"rank {self.rank} lost the other ranks: {reason}") from error
+            raise CommunicationError(
+                f"rank {self.rank}{self._where} lost the other ranks: {reason}"
+            ) from error
 
 
 def _name(operation: str, index: int, array: NDArray) -> str:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Sequence
 
-from comm.base import AVERAGE_DTYPES, BROADCAST_DTYPES, check_arrays, check_root
+from comm.base import (
+    AVERAGE_DTYPES,
+    BROADCAST_DTYPES,
+    Pending,
+    check_arrays,
+    check_groups,
+    check_message,
+    check_root,
+)
 
 if TYPE_CHECKING:
     from mxnet.nd import NDArray
@@ -32,6 +40,18 @@ class LocalCommunicator:
 
     def barrier(self) -> None:
         pass
+
+    def groups(self, groups: Sequence[Sequence[int]]) -> LocalCommunicator:
+        check_groups(groups, self.size)
+        return LocalCommunicator()
+
+    def send(self, array: NDArray, to: int, tag: int) -> Pending:
+        check_message(to, tag, self.rank, self.size)
+        raise AssertionError("one rank has no other")
+
+    def receive(self, array: NDArray, source: int, tag: int) -> Pending:
+        check_message(source, tag, self.rank, self.size)
+        raise AssertionError("one rank has no other")
 
     def forget(self) -> None:
         pass

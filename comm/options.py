@@ -30,6 +30,7 @@ class CommunicationConfig:
     timeout: seconds to wait for another rank (--comm_timeout). bucket_bytes: size of BytePS's buckets, None
     for its default. compression: one of COMPRESSIONS. compression_k: share of the values to send (topk,
     randomk), number of levels (dithering), None for the others. error_feedback: keep what was not sent.
+    divisible: whether groups of ranks and messages between two are wanted, as pipelines do.
     """
 
     timeout: float = DEFAULT_TIMEOUT
@@ -37,6 +38,7 @@ class CommunicationConfig:
     compression: str = "none"
     compression_k: float | None = None
     error_feedback: bool = False
+    divisible: bool = False
 
 
 def add_communication_options(add: Callable[..., Any]) -> None:
@@ -110,4 +112,5 @@ def communication_config(options: argparse.Namespace) -> CommunicationConfig:
         compression=kind,
         compression_k=_DEFAULT_K.get(kind) if k is None else k,
         error_feedback=options.error_feedback,
+        divisible=getattr(options, "pipeline_stages", 1) > 1,  # fine-tuning has no such option
     )

@@ -14,6 +14,7 @@ COMPUTED = (  # options of the training scripts that follow from the plan
     *("--stages", "--num_steps", "--lr", "--warmup_ratio", "--batch_size", "--use_avg_len", "--accumulate"),
     *("--max_seq_length", "--max_predictions_per_seq"),
 )
+BEFORE = "--pipeline_stages"  # the plan follows from it
 DATA = Required("DATA", "set it to your text files, for example /corpus/*.txt")
 DEFAULTS = {"--model": "bert_24_1024_16", "--dtype": "float16", "--optimizer": "lamb"}
 CKPT_DIR = "ckpt_dir"  # both stages', also where each is a run of its own: stage 2 begins with stage 1's end
@@ -35,6 +36,8 @@ def pretraining_job(plan: Plan, script: str, own: Sequence[str], any_dtype: bool
     """
     names = [word.split("=", 1)[0] for word in own if word.startswith("--")]
     for name in names:
+        if name == BEFORE:
+            raise InputError(f"{name} after --: the sequences of a step depend on it; give it before --")
         if name in COMPUTED:
             raise InputError(f"{name} after --: computed from the plan; change it in the printed command")
     left_out = {*names, "--dtype"} if any_dtype else names

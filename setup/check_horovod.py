@@ -26,7 +26,27 @@ def main() -> None:
     total = hvd.allreduce(vector, op=hvd.Sum, name="check")
     if not (total == mx.nd.arange(1000) * 3).asnumpy().all():
         sys.exit("the sum over two ranks is wrong")
+    if controller == "mpi":
+        _exchange_messages()
     hvd.shutdown()
+
+
+def _exchange_messages() -> None:
+    """Sends a vector to the other rank and receives its own, as pipelines do, over the MPI that Horovod has
+    begun."""
+    import mpi4py
+
+    mpi4py.rc.initialize = mpi4py.rc.finalize = False
+    from mpi4py import MPI
+
+    if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+        sys.exit("Horovod has begun MPI for one thread; pipelines need it for several")
+    other, received = 1 - hvd.rank(), bytearray(1 << 20)
+    request = MPI.COMM_WORLD.Irecv(received, other)
+    MPI.COMM_WORLD.Send(bytes([hvd.rank()]) * len(received), other)
+    request.Wait()
+    if received != bytes([other]) * len(received):
+        sys.exit("mpi4py brought another vector than the one sent")
 
 
 if __name__ == "__main__":

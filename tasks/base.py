@@ -51,6 +51,39 @@ class Collector(Protocol):
         """
 
 
+class StageNetwork(Protocol):
+    """A stage of a network, hybridized; see `DividedTask.stage`.
+
+    Attributes:
+        takes: of a batch's `inputs`, those that it takes, behind the activations of the stage before and in
+            front of the factors.
+        part: its bert.part.ModelPart; bert, adds_in_backward: as a task's network has them.
+    """
+
+    @property
+    def takes(self) -> slice: ...
+
+    @property
+    def part(self) -> Any: ...
+
+    @property
+    def bert(self) -> Any: ...
+
+    @property
+    def adds_in_backward(self) -> bool: ...
+
+    def pack_weights(self) -> None:
+        """As a task's network does."""
+
+    def activations(self, rows: int, length: int) -> tuple[tuple[int, ...], str]:
+        """Shape and dtype of what it gives to the next stage, and takes from the one before."""
+
+    def skip_dropout(self, rows: int, length: int) -> None:
+        """Draws from MXNet's generator what the stages before it draw for a micro-batch."""
+
+    def __call__(self, *inputs: Any) -> Any: ...
+
+
 class Task(Protocol):
     """One thing that a network is trained for. Training and evaluation know a task by this alone.
 
@@ -115,3 +148,11 @@ class Task(Protocol):
 
     def summary(self, metrics: Sequence[Figures], step: int, floors: Floors) -> list[str]:
         """The closing sentences of a run that ended at `step`, from all lines of its metrics."""
+
+
+class DividedTask(Task, Protocol):
+    """A task whose network may be divided over stages of a pipeline."""
+
+    def stage(self, bert: Any, part: Any, dtype: str, dropout: float, operators: str) -> StageNetwork:
+        """The stage of the network that holds a bert.part.ModelPart of `bert`. All stages together compute
+        what `network` does; the last one has its outputs."""

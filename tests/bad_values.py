@@ -31,6 +31,7 @@ from bench import (
     loader,
     optimizer,
     padding,
+    pipelines,
     questions,
     saving,
     step,
@@ -115,6 +116,7 @@ COMMANDS: dict[str, Command] = {
         for module in (
             step,
             threads,
+            pipelines,
             bfloat16,
             optimizer,
             loader,

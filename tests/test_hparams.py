@@ -113,6 +113,43 @@ def test_inverse(capsys):
     assert code == 2 and "--target_batch_size_2 700" in err and "stage 2" in err
 
 
+def test_replicas_of_a_pipeline_count_as_gpus(capsys):
+    """A step's sequences follow from the batches of replicas, not of ranks."""
+    args = "--tokens_per_gpu 8192 --accumulate 8 --json"
+    code, out, _ = run(f"--num_gpus 256 --pipeline_stages 4 {args}", capsys=capsys)
+    staged = json.loads(out)
+    assert (code, staged["num_gpus"], staged["pipeline_stages"]) == (0, 256, 4)
+    plain = json.loads(run(f"--num_gpus 64 {args}", capsys=capsys)[1])
+    assert staged["options"] == f"{plain['options']} --pipeline_stages 4"
+    for one, other in zip(staged["stages"], plain["stages"]):
+        assert one == {**other, "options": f"{other['options']} --pipeline_stages 4"}
+    code, out, _ = run("--num_gpus 8 --pipeline_stages 4 --tokens_per_gpu 8192", capsys=capsys)
+    assert out.startswith("8 GPUs in 2 replicas of 4 pipeline stages, 8192 tokens a replica in one pass")
+    code, _, err = run("--num_gpus 10 --pipeline_stages 4 --tokens_per_gpu 8192", capsys=capsys)
+    assert code == 2 and "no multiple of --pipeline_stages 4; 8 or 12 would do" in err
+    run_of = "--check --num_gpus 256 --pipeline_stages 4 --stage 1 --tokens_per_gpu 8192 --accumulate 8"
+    code, out, _ = run(f"{run_of} --lr 0.005 --num_steps 14063", capsys=capsys)
+    assert code == 0 and out.startswith(
+        "stage 1: 64 replicas of 4 GPUs x 8192 tokens x 8 accumulated = 32768"
+    )
+
+
+def test_launch_of_a_pipeline(capsys, tmp_path):
+    (tmp_path / "hosts").write_text("a slots=3\nb slots=1\n")
+    launch = f"--tokens_per_gpu 8192 --hostfile {tmp_path / 'hosts'} --pipeline_stages 2 --launch"
+    code, out, err = run(f"{launch} hvd -- --dummy_data_len 128", capsys=capsys)
+    assert code == 0 and "--pipeline_stages 2" in out and "mpirun -np 4" in out
+    assert "between hosts in replica 1, stage 0 to 1 (rank 2 on a to rank 3 on b)" in err
+    _, _, err = run(f"{launch} hvd -- --dummy_data_len 128 --placement inter_first", capsys=capsys)
+    assert "--placement inter_first" in err and "rank 0 on a to rank 3 on b" in err
+    code, _, err = run(f"{launch} byteps -- --dummy_data_len 128", capsys=capsys)
+    assert code == 2 and "BytePS has neither groups of ranks" in err
+    code, _, err = run(f"{launch} hvd -- --pipeline_stages 2", capsys=capsys)
+    assert code == 2 and "give it before --" in err
+    code, _, err = run(f"{launch} hvd --pipeline_stages 3", capsys=capsys)
+    assert code == 2 and "4 slots are no multiple of --pipeline_stages 3; 3 or 6 would do" in err
+
+
 def test_check_flags_the_first_experiment(capsys):
     run_of = "--check --num_gpus 256 --tokens_per_gpu 8192 --accumulate 2"
     stated = "--num_steps 25600 --lr 0.00354 --warmup_ratio 0.1"

@@ -67,7 +67,16 @@ SMALLER = {
 FOREIGN_OPTIONS = {
     *("--delete", "--signal", "--requeue", "--open-mode", "--shm-size"),
     *("--mpi", "--nodes", "--ntasks-per-node", "--batch"),
-    *("--bind-to", "--oversubscribe", "--gloo", "--network-interface", "--logdir", "--NAME", "--FLAG"),
+    *(
+        "--bind-to",
+        "--map-by",
+        "--oversubscribe",
+        "--gloo",
+        "--network-interface",
+        "--logdir",
+        "--NAME",
+        "--FLAG",
+    ),
     *(f"--{name}" for name in NOT_HERE),  # GluonNLP's, rejected with a reason that no --help has
 }
 
@@ -610,7 +619,7 @@ def helps_of() -> dict[str, str]:
         "-m bench.threads",
     ]
     modules += ["-m bench.optimizer", "-m bench.bfloat16", "-m training.profile", "-m tests.reliability"]
-    modules += ["compare.py"]
+    modules += ["compare.py", "-m bench.pipelines", "-m tests.pipeline_hosts"]
     modules += ["convert.py", "predict.py", "results.py", "finetune_squad.py", "finetune_classifier.py"]
     return {each: run_command([sys.executable, *each.split(), "--help"]).check().stdout for each in modules}
 

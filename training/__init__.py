@@ -25,10 +25,12 @@ agreement           the ranks have the same options, data and code
 device              device, dtype and operators of a rank
 held                the run's directory, for this run alone
 start               the one door into a run: fresh, from parameters, from a checkpoint
+parameters          the numbers of the network that a run begins with
 run_file            run.yaml, the options of a run
 run                 everything that a run has, and its state
 loop                steps, logs, evaluations and checkpoints
 step                forward, backward, average, clip, update
+pipeline/           layers over ranks: options, places, splits
 optimizer/          LAMB, Adam, schedule, loss scale, accumulation
 evaluation          figures of a task over held-out data
 metrics             sums over steps and ranks

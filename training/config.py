@@ -12,6 +12,7 @@ from bert.configuration import DROPOUT, INITIAL_STDEV, KEEP, BertConfig, named_c
 from data.options import DataConfig, data_config
 from training.deadline import DeadlineConfig
 from training.pairs import StageOptions
+from training.pipeline.options import PipelineConfig, pipeline_config
 from training.start_options import StartConfig
 
 DEFAULT_MODEL = "bert_12_768_12"
@@ -128,6 +129,7 @@ class RunConfig:
     options: Mapping[str, Any]
     given: Mapping[str, Any]
     deadline: DeadlineConfig = DeadlineConfig()
+    pipeline: PipelineConfig = PipelineConfig()
 
     @property
     def trains(self) -> bool:
@@ -139,8 +141,13 @@ def run_config(options: argparse.Namespace) -> RunConfig:
     """The settings that the options of training.options stand for.
 
     Raises:
-        InputError: options with --stages, for which this command is not made.
+        InputError: options with --stages or --pipeline_stages, for which this command is not made.
     """
+    if options.pipeline_stages > 1:
+        raise InputError(
+            f"--pipeline_stages {options.pipeline_stages}: this command has the whole model in every "
+            "process; leave it out"
+        )
     if options.stages is not None:
         raise InputError(f"--stages {options.stages}: this command runs without stages; leave it out")
     return stage_config(StageOptions(None, options, options))
@@ -149,8 +156,9 @@ def run_config(options: argparse.Namespace) -> RunConfig:
 def stage_config(given: StageOptions) -> RunConfig:
     """The settings of one stage."""
     options = given.options
+    model = model_config(options)
     return RunConfig(
-        model_config(options),
+        model,
         data_config(options),
         _part(BatchConfig, options),
         _part(OptimizationConfig, options),
@@ -160,6 +168,7 @@ def stage_config(given: StageOptions) -> RunConfig:
         vars(options),
         vars(given.given),
         _part(DeadlineConfig, options),
+        pipeline_config(options, model.bert.layers),
     )
 
 

@@ -10,18 +10,20 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, replace
-from typing import Mapping, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 from base import machine
 from base.errors import InputError
 from base.launchers import BYTEPS, LOCAL, SIZE_VARIABLES, launched_rank, local_size, number_in
 from base.memory import Available, available_memory
+from base.tables import Table, terminal
 from bert.configuration import OPERATORS_LIBRARY
 from bert.memory import (
     FLOAT32,
     FUSED,
     MOMENT_BYTES,
     MXNET,
+    WHOLE,
     Batch,
     activation_bytes,
     gradient_bytes_in_flight,
@@ -29,6 +31,8 @@ from bert.memory import (
     parameter_count,
 )
 from lamb_paper import default_max_predictions
+from training.pipeline.shares import ends_of, micro_batches_kept, run_split, stage_parameters, stage_table
+from training.pipeline.split import Costs, Split
 from training.run_inputs import Part
 from training.saving import copied_bytes
 
@@ -49,6 +53,8 @@ class Estimate:
         processes: on this host.
         available: memory of the host; None where the numbers lie on GPUs, whose memory is not looked at.
         what: the model and the batch.
+        of_host: bytes of all processes on this host, without the copy.
+        stages: those of a pipeline, for people.
     """
 
     parts: Mapping[str, int]
@@ -56,16 +62,13 @@ class Estimate:
     processes: int
     available: Available | None
     what: str
+    of_host: int
+    stages: Table | None = None
 
     @property
     def of_process(self) -> int:
         """Bytes of a process."""
         return sum(self.parts.values())
-
-    @property
-    def of_host(self) -> int:
-        """Bytes of all processes on this host, without the copy."""
-        return self.processes * self.of_process
 
     @property
     def fits(self) -> bool:
@@ -83,7 +86,8 @@ class Estimate:
             rows.append((f"memory {self.available.source}", self.available.bytes))
         width = max(len(name) for name, _ in rows)
         figures = [f"{name:<{width}}  {size / _MIB:>14,.0f} MiB" for name, size in rows]
-        return [f"estimated memory of {self.what}", *figures, self._verdict()]
+        stages = [] if self.stages is None else [terminal(self.stages), ""]
+        return [*stages, f"estimated memory of {self.what}", *figures, self._verdict()]
 
     def _verdict(self) -> str:
         if self.available is None:
@@ -129,7 +133,63 @@ def check_memory(
 
 
 def estimate(part: Part, backend: str, environ: Mapping[str, str] = os.environ) -> Estimate:
-    """The estimate of one stage."""
+    """The estimate of one stage of the recipe. Of a pipeline it is that of the stage that needs most."""
+    config, inputs = part
+    shape = _shape(part)
+    stages = config.pipeline.stages
+    here = local_size(environ)
+    world = _world_size(environ, here)
+    if stages > 1 and world == 1:  # nothing has been launched: one replica on this host
+        here = world = stages
+    several = backend if world > 1 else LOCAL
+    parts = [_parts(part, shape, several, stage) for stage in range(stages)]
+    sizes = [sum(each.values()) for each in parts]
+    largest = sizes.index(max(sizes))
+    # On one host there are as many processes of each stage; of more hosts, one may have the largest stage's.
+    on_host = sum(sizes) * (world // stages) if here == world else here * max(sizes)
+    table = None
+    if stages > 1:
+        split, costs = _split(part, shape)
+        bert, micro_batches = config.model.bert, config.batch.accumulate
+        table = stage_table(bert, inputs.vocab_size, split, costs, sizes, micro_batches)
+    tokens = f"{shape.batch.rows:,} x {shape.batch.length} tokens a {'replica' if stages > 1 else 'process'}"
+    model = f"{f'stage {largest} of ' if stages > 1 else ''}{config.model.bert.description}"
+    # Rank 0 writes all stages' parameters and states, of which it has a copy.
+    whole = parameter_count(config.model.bert, inputs.vocab_size, shape.pretraining)
+    copied = copied_bytes(whole, shape.dtype, config.optimization.optimizer_state) if inputs.trains else 0
+    available = None if shape.on_gpu else available_memory()
+    what = f"{model}, {tokens} in {shape.dtype}, {shape.operators} operators"
+    return Estimate(parts[largest], copied, here, available, what, on_host, table)
+
+
+def split_of(part: Part) -> Split:
+    """The layers of each stage of a pipeline."""
+    return _split(part, _shape(part))[0]
+
+
+def stages_of(part: Part, backend: str) -> str:
+    """The stages of a pipeline as a table, for a terminal."""
+    table = estimate(part, backend).stages
+    assert table is not None, "a pipeline"
+    return terminal(table)
+
+
+class _Shape(NamedTuple):
+    """A micro-batch, and the numbers and operators that work on it."""
+
+    batch: Batch
+    dtype: str
+    operators: str
+    on_gpu: bool
+    pretraining: bool
+
+    @property
+    def item(self) -> int:
+        """Bytes of a number."""
+        return 2 if self.dtype == "float16" else FLOAT32
+
+
+def _shape(part: Part) -> _Shape:
     config, inputs = part
     model, batch = config.model, config.batch
     on_gpu = machine.gpus() is not None
@@ -142,30 +202,48 @@ def estimate(part: Part, backend: str, environ: Mapping[str, str] = os.environ) 
         predictions = min(length, batch.max_predictions_per_seq or default_max_predictions(length))
     size = batch.batch_size if inputs.trains else batch.batch_size_eval
     rows = max(1, size // length) if batch.use_avg_len and inputs.trains else size
-    item = 2 if dtype == "float16" else FLOAT32
-    count = parameter_count(model.bert, inputs.vocab_size, pretraining)
+    return _Shape(Batch(rows, length, predictions), dtype, FUSED if fused else MXNET, on_gpu, pretraining)
+
+
+def _split(part: Part, shape: _Shape) -> tuple[Split, Costs]:
+    config, inputs = part
+    return run_split(config.pipeline, config.model.bert, inputs.vocab_size, shape.batch, shape.operators)
+
+
+def _count(part: Part, shape: _Shape, stage: int) -> int:
+    """Numbers that a process of a stage holds."""
+    config, inputs = part
+    if config.pipeline.stages == 1:
+        return parameter_count(config.model.bert, inputs.vocab_size, shape.pretraining)
+    return stage_parameters(config.model.bert, inputs.vocab_size, _split(part, shape)[0], stage)
+
+
+def _parts(part: Part, shape: _Shape, backend: str, stage: int) -> dict[str, int]:
+    """Bytes of a process of a stage of the pipeline, or of one with the whole model, by their use."""
+    config, inputs = part
+    stages, item, fused = config.pipeline.stages, shape.item, shape.operators == FUSED
+    bert, ends, batch = config.model.bert, WHOLE, shape.batch
+    if stages > 1:
+        bert = replace(bert, layers=_split(part, shape)[0].counts[stage])
+        ends = ends_of(stage, stages)
+        batch = batch._replace(kept=micro_batches_kept(config.pipeline, config.batch.accumulate, stage))
+    count = _count(part, shape, stage)
     parts = {"the process itself": PROCESS, "parameters": count * item}
     if fused:
-        parts["parameters as the operators take them"] = packed_bytes(model.bert, dtype)
-    micro = Batch(rows, length, predictions)
+        parts["parameters as the operators take them"] = packed_bytes(bert, shape.dtype)
     moments = config.optimization.optimizer_state
-    layers = model.bert if inputs.trains else replace(model.bert, layers=1)
+    layers = bert if inputs.trains else replace(bert, layers=1)
     if inputs.trains:
-        sums = count * item if fused and batch.accumulate > 1 else 0
-        in_flight = gradient_bytes_in_flight(model.bert, inputs.vocab_size) if pretraining else 0
+        sums = count * item if fused and config.batch.accumulate > 1 else 0
+        in_flight = gradient_bytes_in_flight(bert, inputs.vocab_size, ends) if shape.pretraining else 0
         parts["gradients"] = count * item + sums + in_flight * item // FLOAT32
         masters = FLOAT32 * count if item < FLOAT32 else 0
         parts["optimizer states"] = MOMENT_BYTES[moments] * 2 * count + masters
-    operators = FUSED if fused else MXNET
-    parts["activations"] = activation_bytes(layers, inputs.vocab_size, micro, operators, item)
-    here = local_size(environ)
-    if inputs.trains and backend != LOCAL and _world_size(environ, here) > 1:
+    parts["activations"] = activation_bytes(layers, inputs.vocab_size, batch, shape.operators, item, ends)
+    if inputs.trains and backend != LOCAL:
         exchanged = count * item
         parts["exchange"] = exchanged if backend == BYTEPS else 2 * min(FUSION, exchanged)
-    tokens = f"{rows:,} x {length} tokens a process"
-    shape = f"{model.bert.description}, {tokens} in {dtype}, {operators} operators"
-    copied = copied_bytes(count, dtype, moments) if inputs.trains else 0
-    return Estimate(parts, copied, here, None if on_gpu else available_memory(), shape)
+    return parts
 
 
 def _world_size(environ: Mapping[str, str], here: int) -> int:

@@ -18,6 +18,7 @@ from training.deadline import EVALUATION, SAVE, SAVED_BYTES, STEP, Deadline, beg
 from training.exchange import broadcast_json
 from training.last_good import LastGood
 from training.metrics import Totals, figures, finite_or_none
+from training.pipeline.step import PipelineStep
 from training.profiling.profiler import TraceOfSteps
 from training.report import Ending, read_metrics, summarize
 from training.run_inputs import Part
@@ -36,18 +37,20 @@ class Loop:
 
     def __init__(self, run: Run, stop: StopRequest):
         assert run.feed is not None, "nothing to train on"
-        config, communicator = run.config, run.communicator
+        config, communicator, place = run.config, run.communicator, run.place
         self.run = run
         self.feed = run.feed
         self.step = run.start.step
         self.settings = StepSettings(
             run.feed.micro_batches,
             config.optimization.clip_norm,
-            lambda step, number: dropout_seed(run.seed, step, communicator.rank + communicator.size * number),
+            lambda step, number: dropout_seed(run.seed, step, place.data_rank + place.data_size * number),
         )
-        self.take_step = TrainStep(
-            run.task, run.model.network, run.optimizer, run.scaler, communicator, self.settings
-        )
+        tools = (run.task, run.model.network, run.optimizer, run.scaler)
+        if run.ranks:
+            self.take_step: TrainStep = PipelineStep(*tools, run.ranks, self.settings)
+        else:
+            self.take_step = TrainStep(*tools, communicator, self.settings)
         facts: dict[str, Any] = {
             **config.model.bert.facts(),
             "vocab_size": run.inputs.vocab_size,
@@ -67,8 +70,7 @@ class Loop:
         hours = config.optimization.budget_hours
         self.budget = Budget(hours, self.clock, communicator.rank == 0) if hours else None
         end = end_of_time(config.deadline, os.environ, began()) if communicator.rank == 0 else None
-        parameters = sum(array.size for array in self.take_step.gradients)
-        self.deadline = Deadline(end, parameters * SAVED_BYTES)
+        self.deadline = Deadline(end, run.parameters * SAVED_BYTES)
         self.in_time = True
         self.step_begun = 0.0
         self.save_s = 0.0  # that the newest save of which the deadline knows has taken
@@ -153,8 +155,11 @@ class Loop:
         good = self.last_good.stepped() if result.applied else None
         if good is not None:
             run.prune(good)
-        forward = sum(run.task.flops(each, self.size, run.model.operators) for each in micro_batches)
-        self.totals.add(micro_batches, result.sums, result.applied, waited, (1 + BACKWARD) * forward)
+        if run.place.last:  # where the losses are: what a replica has done counts once
+            forward = sum(run.task.flops(each, self.size, run.model.operators) for each in micro_batches)
+            self.totals.add(micro_batches, result.sums, result.applied, waited, (1 + BACKWARD) * forward)
+        else:
+            self.totals.add_wait(waited)
         self.steps_in_interval += 1
         run.reporter.advance(self.step)
         run.reporter.debug(

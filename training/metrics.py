@@ -74,6 +74,10 @@ class Totals:
             self._denominators += denominators
             self._spread += (1, count * count)
 
+    def add_wait(self, seconds: float) -> None:
+        """Adds the seconds that a step waited for its batches, on a rank whose batches count elsewhere."""
+        self._counts[COUNTS.index("waited_s")] += seconds
+
     def over_ranks(self, communicator: Communicator) -> Gathered:
         """Totals over all ranks; every rank calls it. Waits for the device."""
         parts = [

@@ -34,6 +34,7 @@ from training.deadline import DeadlineConfig, add_deadline_options, check_deadli
 from training.optimizer.schedule import COOLDOWN_RATIO, DECAY_POWERS
 from training.options_file import OPTION, expand, given_file
 from training.pairs import StageOptions, accumulation, allow_pairs, options_of_stages
+from training.pipeline.options import add_pipeline_options, decay_schedule, pipeline_config
 from training.report_options import add_report_options
 from training.start_options import add_start_options, check_start_options
 
@@ -200,6 +201,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     add("--end_lr", type=not_negative, default=0.0, help="learning rate at the last step (default: 0)")
     add(
         "--schedule",
+        type=decay_schedule,
         choices=list(DECAY_POWERS),
         default="polynomial",
         help="after the warmup. polynomial: decay to the last step; wsd: constant, and a cooldown at the "
@@ -258,6 +260,9 @@ def _parser(description: str) -> argparse.ArgumentParser:
 
     group = parser.add_argument_group("start and stages")
     add_start_options(group.add_argument)
+
+    group = parser.add_argument_group("layers over processes (docs/pipelines.md)")
+    add_pipeline_options(group.add_argument)
 
     group = parser.add_argument_group("communication")
     add_communication_options(group.add_argument)
@@ -337,6 +342,7 @@ def _check(options: argparse.Namespace) -> None:
         raise InputError(f"--end_lr {options.end_lr} is above --lr {options.lr}")
     if options.num_steps and options.start_step > options.num_steps and not options.stages:
         raise InputError(f"--start_step {options.start_step} is beyond --num_steps {options.num_steps}")
+    pipeline_config(options, model.bert.layers)
     options.compression_k = communication_config(options).compression_k  # its default where it was left out
     check_deadline(DeadlineConfig(options.max_hours, options.save_before), os.environ)
     check_data_options(options)

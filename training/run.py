@@ -14,10 +14,10 @@ import numpy as np
 from gluonnlp.model.bert import BERTModel
 
 from base.errors import RUN_AGAIN, InputError
+from base.launchers import HVD
 from bert.configuration import REMOVE
-from bert.model import build_model, initialize, network_parameters, trained
-from bert.weights.bare_params import check_index
-from bert.weights.params_file import read_array, read_index
+from bert.model import build_model, each_once, initialize, network_parameters, trained
+from bert.part import allocate, build_part
 from bert.weights.published import load_published
 from comm.base import Communicator
 from data.sharing import Share
@@ -25,10 +25,11 @@ from tasks.base import Task
 from training.agreement import agree, describe
 from training.config import ModelConfig, RunConfig
 from training.device import choose_computing
+from training.estimate import split_of, stages_of
 from training.evaluation import evaluate
+from training.exchange import broadcast_json
 from training.feed import EvaluationFeed, Feed
 from training.held import held
-from training.initial import Initial
 from training.loop import Loop, lacks_evaluation
 from training.metrics import Stopwatch, finite_or_none
 from training.optimizer.moments import MomentType, check_moments
@@ -36,6 +37,13 @@ from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler, LossScaler, SkipCounter, StaticScaler
 from training.optimizer.update_rule import Rule
 from training.own_checkpoints import check_new
+from training.parameters import live_arrays, restore_parameters
+from training.pipeline.evaluation import evaluate_stages
+from training.pipeline.parameters import begin_stages, restore_stages
+from training.pipeline.placement import Place
+from training.pipeline.ranks import Ranks, Readers, check_same, place_ranks
+from training.pipeline.saving import check_tied, gather
+from training.pipeline.split import make_split
 from training.plan import RunPlan
 from training.report import Reporter, RunReporter, SilentReporter, Span
 from training.results.of_run import figures_of, recording
@@ -84,12 +92,29 @@ def train_stages(
     if communicator.size > 1:
         computing = choose_computing(parts[0].config.model, communicator)
         agree({**describe(parts, communicator.size), **computing.description()}, communicator)
+    check_same([part.config.pipeline for part in parts])
     with held(parts[0].config.checkpoint.ckpt_dir, communicator):
-        return _train_held(parts, task, communicator, stop)
+        pipeline = parts[0].config.pipeline
+        ranks = place_ranks(pipeline, communicator) if pipeline.stages > 1 else None
+        return _train_held(parts, task, Crew(communicator, ranks), stop)
 
 
-def _train_held(parts: Sequence[Part], task: Task, communicator: Communicator, stop: StopRequest) -> int:
+@dataclass(frozen=True)
+class Crew:
+    """The ranks of a run; `ranks`: in their places, where its layers lie on several."""
+
+    communicator: Communicator
+    ranks: Ranks | None = None
+
+    @property
+    def processes(self) -> int:
+        """Those that share the data, for which --batch_size and --accumulate count."""
+        return self.communicator.size if self.ranks is None else self.ranks.place.data_size
+
+
+def _train_held(parts: Sequence[Part], task: Task, crew: Crew, stop: StopRequest) -> int:
     """`train_stages` in a directory that no other run has."""
+    communicator = crew.communicator
     (first, inputs), *others = parts
     if communicator.rank == 0 and inputs.trains:
         check_new(first)  # once more: another run may have ended there since the first time
@@ -101,9 +126,9 @@ def _train_held(parts: Sequence[Part], task: Task, communicator: Communicator, s
         start.messages.append(f"--num_steps {given}: stage 1 has ended with step {start.begun}, and stays so")
     remaining = [part for part in parts if (part.config.start.stage or 0) >= (start.stage or 0)]
     for part in remaining[1:]:
-        processes = processes_to_count(start, remaining[0].config, communicator.size)
+        processes = processes_to_count(start, remaining[0].config, crew.processes)
         _check_ahead(part, remaining[0], processes, communicator)
-    code, end = _train_stage(remaining[0], start, task, communicator, stop)
+    code, end = _train_stage(remaining[0], start, task, crew, stop)
     for config, inputs in remaining[1:]:
         if code:
             break
@@ -111,20 +136,18 @@ def _train_held(parts: Sequence[Part], task: Task, communicator: Communicator, s
         communicator.forget()
         gc.collect()  # a network is a circle of references
         part = Part(_after(config, end), inputs)
-        code, end = _train_stage(part, find_start(part.config, communicator), task, communicator, stop)
+        code, end = _train_stage(part, find_start(part.config, communicator), task, crew, stop)
     return code
 
 
-def _train_stage(
-    part: Part, start: Start, task: Task, communicator: Communicator, stop: StopRequest
-) -> tuple[int, int]:
+def _train_stage(part: Part, start: Start, task: Task, crew: Crew, stop: StopRequest) -> tuple[int, int]:
     """Trains one stage, or evaluates where there is nothing to train on. Returns the exit code, and the last
     step.
 
     With a signal that comes after the last step of stage 1, or no time left, stage 2 is left to --resume.
     """
     with contextlib.ExitStack() as stack:
-        run = open_run(part, start, task, communicator, stack)
+        run = open_run(part, start, task, crew, stack)
         if run.feed is None:
             _evaluate_alone(run)
             return 0, start.step
@@ -134,7 +157,7 @@ def _train_stage(
             more = part.config.start.stages == "both" and start.stage == 1
             if code == 0 and more:
                 flags = [stop.exit_code is None, loop.deadline.allows(saves=True)]
-                keep_going, in_time = communicator.all_agree(flags)
+                keep_going, in_time = crew.communicator.all_agree(flags)
                 if not (keep_going and in_time):
                     why = "time is up" if keep_going else "stopped by a signal"
                     run.reporter.warn(
@@ -210,6 +233,19 @@ class Run:
     clock: Stopwatch = field(default_factory=Stopwatch)
     wall: Stopwatch = field(default_factory=Stopwatch)
     saved_vocabulary: Mapping[str, Any] | None = None
+    ranks: Ranks | None = None
+
+    @property
+    def place(self) -> Place:
+        """The place of this rank; without pipelines every rank is one of one stage."""
+        communicator = self.communicator
+        return self.ranks.place if self.ranks else Place(communicator.rank, communicator.size, 0, 1)
+
+    @property
+    def parameters(self) -> int:
+        """Numbers that the whole model has."""
+        found = each_once(self.model.network.bert._collect_params_with_prefix()) if self.ranks else None
+        return sum(int(np.prod(each.shape)) for each in (found or trained(self.model.network)).values())
 
     @property
     def stage_entry(self) -> dict[str, int]:
@@ -226,7 +262,10 @@ class Run:
         if self.eval_feed is not None:
             batches, collector = self.eval_feed(), self.eval_feed.collector()
             network, device = self.model.network, self.model.device
-            metrics = evaluate(self.task, network, batches, self.communicator, device, collector)
+            if self.ranks:
+                metrics = evaluate_stages(self.task, network, batches, self.ranks, device)
+            else:
+                metrics = evaluate(self.task, network, batches, self.communicator, device, collector)
             self.reporter.evaluation({"step": step, **self.stage_entry, **metrics})
 
     def state(self, ended: bool = False) -> dict[str, Any]:
@@ -262,9 +301,14 @@ class Run:
 
         `ended`: as for `state`; `prunes`: whether older ones than --keep_checkpoints are deleted.
         """
+        parameters: Mapping[str, Any] = live_arrays(network_parameters(self.model.network))
+        states = self.optimizer.state_views()
+        if self.ranks:
+            check_tied(self.model.network, self.ranks)
+            parameters, states, messages = gather(self.model.network, self.optimizer, self.ranks)
+            self.saver.lend(messages)
         if self.communicator.rank == 0:
-            arrays = live_arrays(network_parameters(self.model.network))
-            self.saver.begin(step, arrays, self.optimizer.state_views(), self.state(ended), prunes)
+            self.saver.begin(step, parameters, states, self.state(ended), prunes)
 
     def prune(self, step: int) -> None:
         """Deletes checkpoints up to `step` but for the newest --keep_checkpoints; rank 0 does it."""
@@ -279,7 +323,10 @@ class Run:
             InputError: states of another model or dtype.
         """
         start = self.start
-        restore_states(start, self.optimizer, self.communicator)
+        if self.ranks:
+            restore_stages(start, self.model.network, self.optimizer, self.ranks)
+        else:
+            restore_states(start, self.optimizer, self.communicator)
         if start.keeps(OPTIMIZER):
             self.scaler.restore(start.facts["scaler"])
         if start.facts and start.step:  # the same run, perhaps another stage of it
@@ -290,11 +337,10 @@ class Run:
         config, model = self.config, self.model
         for message in warnings:
             self.reporter.warn(message)
-        count = sum(int(np.prod(parameter.shape)) for parameter in trained(model.network).values())
         size = self.communicator.size
         without = " without padding" if config.model.padding == REMOVE else ""
         self.reporter.note(
-            f"{config.model.bert.description}, {count / 1e6:,.1f} M parameters, vocabulary "
+            f"{config.model.bert.description}, {self.parameters / 1e6:,.1f} M parameters, vocabulary "
             f"{self.inputs.vocab_size:,}, {model.dtype} on {model.operators} operators{without}, {size} "
             f"process{'es' if size > 1 else ''} on {model.device.device_type}, OMP_NUM_THREADS "
             f"{os.environ.get('OMP_NUM_THREADS')}, seed {self.seed}"
@@ -303,15 +349,17 @@ class Run:
             self.reporter.note(_of_config_file(config.model))
         for name, value in sorted(config.options.items()):
             self.reporter.debug(f"--{name} {value}")
+        if self.ranks:
+            self.reporter.note(stages_of(Part(config, self.inputs), HVD))
         if self.feed is None:
             return
         self.reporter.note(self.plan.summary)
-        batch, start = config.batch, self.start
-        if size != batch.processes:
-            share = Share(0, size, batch.micro_batches)
+        batch, start, taking = config.batch, self.start, self.place.data_size
+        if taking != batch.processes:
+            share = Share(0, taking, batch.micro_batches)
             self.reporter.note(
                 f"a step keeps the {batch.micro_batches} micro-batches of {batch.processes} "
-                f"process{'es' if batch.processes > 1 else ''}: each of {size} takes {share.each}"
+                f"process{'es' if batch.processes > 1 else ''}: each of {taking} takes {share.each}"
             )
         if start.source:
             self.reporter.note(f"parameters of {start.source}")
@@ -327,16 +375,16 @@ class Run:
             )
 
 
-def open_run(
-    part: Part, start: Start, task: Task, communicator: Communicator, stack: contextlib.ExitStack
-) -> Run:
+def open_run(part: Part, start: Start, task: Task, crew: Crew, stack: contextlib.ExitStack) -> Run:
     """Opens everything, in the order of a run; every rank calls it. What must be closed is left to `stack`.
 
     Raises:
         InputError: as `train_stages`.
     """
     wall = Stopwatch((start.facts.get("wall_s") or math.nan) if start.step else 0.0)
-    processes = processes_to_count(start, part.config, communicator.size)
+    communicator = crew.communicator
+    readers = Readers(crew.ranks) if crew.ranks else communicator
+    processes = processes_to_count(start, part.config, crew.processes)
     config = replace(part.config, batch=replace(part.config.batch, processes=processes))
     device, dtype, operators = choose_computing(config.model, communicator)
     check_moments(config.optimization.optimizer_state, operators, device.device_type == "gpu")
@@ -363,23 +411,21 @@ def open_run(
             saved_vocabulary = write_vocabulary(place, inputs.vocabulary, tokenizer)
             write_run_file(config, communicator, seed, plan)
     stack.callback(reporter.close)
-    feed = inputs.open_training(config, plan, data_seed(seed, start.stage), communicator, reporter)
+    feed = inputs.open_training(config, plan, data_seed(seed, start.stage), readers, reporter)
     if feed is not None:
         stack.callback(feed.close)
-    eval_feed = inputs.open_evaluation(config, communicator)
+    eval_feed = inputs.open_evaluation(config, readers)
     opened = {"--data": feed, "--data_eval": eval_feed}
     agree({f"the content of {flag}": each.content for flag, each in opened.items() if each}, communicator)
 
-    shape, dropout = config.model.bert, config.model.dropout
-    bert = build_model(shape, inputs.vocab_size, dropout, task.heads)
-    initialize(bert, device, "float16" if dtype == "float16" else "float32", seed, config.model.initial_stdev)
-    if start.published and communicator.rank == 0:  # the others get rank 0's
-        load_published(bert, shape.name, start.published, device)
-    network = task.network(bert, shape, dtype, dropout, operators)
-    if config.model.padding == REMOVE:
-        network.remove_padding()
-    restore_parameters(start, network_parameters(network), communicator, device)
-    parameters = trained(network)
+    ranks = None
+    if crew.ranks is None:
+        model = _whole_model(Part(config, inputs), start, task, communicator, seed)
+    else:
+        counts = broadcast_json(split_of(part).counts, communicator)
+        ranks = crew.ranks.divided(config.model.bert, make_split(counts))
+        model = _model_of_stage(Part(config, inputs), start, task, ranks, seed)
+    parameters = trained(model.network)
     settings = config.optimization
     optimizer = Optimizer(
         settings.optimizer,
@@ -395,13 +441,12 @@ def open_run(
         moments=MomentType(settings.optimizer_state, seed),
     )
     scaler: LossScaler = DynamicScaler() if dtype == "float16" else StaticScaler()
-    model = Model(bert, network, device, dtype, operators)
     kept = config.checkpoint.keep_checkpoints
     saver = stack.enter_context(Saver(config.checkpoint.ckpt_dir, kept, reporter))
     clock = Stopwatch(start.facts.get("training_s", 0.0) if start.keeps(SCHEDULE) else 0.0)
     run = Run(
         config, inputs, task, communicator, plan, start, seed, reporter, feed, eval_feed, model, optimizer,
-        scaler, SkipCounter(), saver, clock, wall, saved_vocabulary,
+        scaler, SkipCounter(), saver, clock, wall, saved_vocabulary, ranks,
     )  # fmt: skip
     run.restore()
     position, messages = position_to_continue(start, config.options, processes, inputs.data_options)
@@ -409,76 +454,37 @@ def open_run(
     planned = start.facts.get("num_steps")
     if start.stage and start.stage == start.facts.get("stage") and planned != plan.num_steps:
         warnings.append(f"stage {start.stage} was planned for {planned} steps, and now has {plan.num_steps}")
+    if ranks:
+        warnings += ranks.warnings
     run.introduce(warnings)
     if feed is not None:
         feed.seek(position)
     return run
 
 
-def restore_parameters(
-    start: Start,
-    named: Mapping[str, mx.gluon.Parameter],
-    communicator: Communicator,
-    device: mx.Context,
-) -> None:
-    """Gives every rank rank 0's parameters: the checkpoint's, or those it has initialized. To be called
-    before the optimizer takes its copies. `named`: as `network_parameters` has them.
-
-    Raises:
-        InputError: on rank 0, for parameters of another model, or of a bare .params file that the model's
-            dtype cannot hold.
-    """
-    if start.initial is not None:
-        _take_initial(start.initial, named, device)
-    elif start.checkpoint is not None:
-        path = start.checkpoint.params_path
-        arrays = read_index(path)
-        check_index(path, arrays, {name: parameter.shape for name, parameter in named.items()})
-        for name, info in arrays.items():
-            with np.errstate(over="ignore"):  # what does not fit into float16 is looked for below
-                array = read_array(path, info).astype(np.dtype(named[name].dtype), copy=False)
-            named[name].set_data(mx.nd.array(array, ctx=device, dtype=array.dtype))
-        if start.checkpoint.manifest is None:
-            _check_finite(path, named)
-    communicator.broadcast(list(live_arrays(named).values()))
+def _whole_model(part: Part, start: Start, task: Task, communicator: Communicator, seed: int) -> Model:
+    """The network with the parameters that the run begins with."""
+    (config, inputs), device, dtype, operators = part, *choose_computing(part.config.model, communicator)
+    shape, dropout = config.model.bert, config.model.dropout
+    bert = build_model(shape, inputs.vocab_size, dropout, task.heads)
+    initialize(bert, device, "float16" if dtype == "float16" else "float32", seed, config.model.initial_stdev)
+    if start.published and communicator.rank == 0:  # the others get rank 0's
+        load_published(bert, shape.name, start.published, device)
+    network = task.network(bert, shape, dtype, dropout, operators)
+    if config.model.padding == REMOVE:
+        network.remove_padding()
+    restore_parameters(start, network_parameters(network), communicator, device)
+    return Model(bert, network, device, dtype, operators)
 
 
-def live_arrays(named: Mapping[str, mx.gluon.Parameter]) -> dict[str, mx.nd.NDArray]:
-    """The arrays of parameters, by the same names."""
-    return {name: parameter.data() for name, parameter in named.items()}
-
-
-def _take_initial(initial: Initial, named: Mapping[str, mx.gluon.Parameter], device: mx.Context) -> None:
-    """Overwrites an initialized model with the parameters of --init_from; where they have more or fewer rows
-    than the model's, the first ones."""
-    for name, tensor in initial.tensors.items():
-        parameter = named[name]
-        with np.errstate(over="ignore"):  # what does not fit into float16 is looked for below
-            array = tensor.read().astype(np.dtype(parameter.dtype), copy=False)
-        if array.shape[0] < parameter.shape[0]:
-            array = np.concatenate([array, parameter.data(device).asnumpy()[array.shape[0] :]])
-        array = np.ascontiguousarray(array[: parameter.shape[0]])
-        parameter.set_data(mx.nd.array(array, ctx=device, dtype=array.dtype))
-    _check_finite(f"--init_from {initial.source}", named)
-
-
-def _check_finite(source: str, named: Mapping[str, mx.gluon.Parameter]) -> None:
-    """Raises InputError for a parameter that is not finite in the model's dtype."""
-    if not all_finite(list(live_arrays(named).values())):
-        dtypes = {np.dtype(parameter.dtype).name for parameter in named.values()}
-        raise InputError(
-            f"{source}: it has numbers that are not finite in {' or '.join(sorted(dtypes))}; name a file "
-            "that was saved before training diverged, or train with --dtype float32"
-        )
-
-
-def all_finite(arrays: list[mx.nd.NDArray]) -> bool:
-    """Whether no array holds an infinity or a NaN. Waits for the device."""
-    if arrays[0].context.device_type == "cpu":  # where MXNet's operator takes 4 s for BERT-base
-        return all(np.isfinite(array.asnumpy()).all() for array in arrays)
-    # MXNet's operator takes 200 arrays at most and overruns its buffer with more.
-    parts = [arrays[start : start + 100] for start in range(0, len(arrays), 100)]
-    return all(mx.nd.multi_all_finite(*part, num_arrays=len(part)).asscalar() == 1 for part in parts)
+def _model_of_stage(part: Part, start: Start, task: Any, ranks: Ranks, seed: int) -> Model:
+    """This rank's stage of the network with the parameters that the run begins with, of a DividedTask."""
+    (config, inputs), device, dtype, operators = part, *choose_computing(part.config.model, ranks.world)
+    bert = build_part(ranks.part, inputs.vocab_size, config.model.dropout, task.heads)
+    allocate(bert, ranks.part, device, "float16" if dtype == "float16" else "float32")
+    network = task.stage(bert, ranks.part, dtype, config.model.dropout, operators)
+    begin_stages(start, network, ranks, seed, config.model.initial_stdev)
+    return Model(bert, network, device, dtype, operators)
 
 
 def _of_config_file(model: ModelConfig) -> str:

@@ -5,6 +5,10 @@ The copy is therefore made beside the forward and backward passes of the step th
 waits for it (`Saver.sound`, which a step calls when its gradient is there). What is written is the copy, by a
 thread of low priority: it computes checksums, for which training should not wait.
 
+Of a pipeline rank 0 has a part of the state only. It receives the others' into the memory of the copy, while
+the step goes on, and they send it from where it lies (training/pipeline/saving.py): `Saver.sound` waits for
+that too.
+
 One checkpoint at a time: the next waits for the one before, and has its copy in the same memory, of
 `copied_bytes`, which rank 0 holds from the first checkpoint on. Where that is not to be had, a checkpoint is
 written from the arrays themselves while training waits, with a warning.
@@ -20,7 +24,7 @@ import ctypes
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -28,6 +32,7 @@ from base.errors import NotFiniteError, TrainingError
 from base.memory import available_bytes
 from bert.memory import MOMENT_BYTES
 from bert.weights.params_file import to_numpy
+from comm.base import Pending
 from training.checkpoint import Checkpoint, prune, save, set_aside
 
 if TYPE_CHECKING:
@@ -72,6 +77,8 @@ class Saver:
         self._buffers: dict[str, np.ndarray] = {}
         self._thread: threading.Thread | None = None
         self._copied = threading.Event()
+        self._messages: list[Pending] = []
+        self._arrived = threading.Event()
         self._saved: Checkpoint | None = None
         self._failure: BaseException | None = None
         self._keep_now = keep
@@ -92,8 +99,10 @@ class Saver:
         has returned. After a failure nothing more is saved.
         """
         if not self.finish():
+            _drain([*parameters.values(), *states.values()])
             return
         self._copied.clear()
+        self._arrived.clear()
         self._keep_now = self._keep if prunes else 0
         arrays = {"parameters": parameters, "states": states}
         try:
@@ -101,24 +110,43 @@ class Saver:
         except MemoryError as error:
             self._reporter.warn(f"{error}: training waits while the checkpoint of step {step} is written")
             self._write(step, arrays, facts)
+            _drain([*parameters.values(), *states.values()])
             self._report()
             return
+        for kind, named in arrays.items():
+            for name, array in named.items():
+                if _is_elsewhere(array):
+                    self._messages.append(array.receive(copies[kind][name]))
+        if not self._messages:
+            self._arrived.set()
         self._thread = threading.Thread(
             target=self._copy_and_write, args=(step, arrays, copies, facts), name=f"save-{step}"
         )
         self._thread.start()
 
     def sound(self) -> bool:
-        """Waits until all arrays have been copied: from then on they may be changed.
+        """Waits until all arrays have been copied, or sent: from then on they may be changed.
 
         Returns:
             whether nothing has failed so far.
         """
+        self._exchange()
         if self._thread is not None:
             self._copied.wait()
             if not self._thread.is_alive():
                 return self.finish()
         return self._failure is None
+
+    def lend(self, messages: Iterable[Pending]) -> None:
+        """Takes note of arrays that are on their way to rank 0, which `sound` and `finish` wait for."""
+        self._messages += messages
+
+    def _exchange(self) -> None:
+        """Waits for all messages. In the thread that trains: communicators are for one thread."""
+        for message in self._messages:
+            message.wait()
+        self._messages.clear()
+        self._arrived.set()
 
     @property
     def busy(self) -> bool:
@@ -127,6 +155,7 @@ class Saver:
 
     def finish(self) -> bool:
         """Waits until the disk has what was begun. Returns whether nothing has failed so far."""
+        self._exchange()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -214,12 +243,14 @@ class Saver:
         try:
             for kind, named in arrays.items():
                 for name, array in named.items():
-                    _copy(array, copies[kind][name])
+                    if not _is_elsewhere(array):
+                        _copy(array, copies[kind][name])
         except BaseException as error:
             self._failure = error
             return
         finally:
             self._copied.set()
+        self._arrived.wait()
         _lower_priority()
         self._write(step, copies, facts, begun)
 
@@ -233,7 +264,10 @@ class Saver:
         begun = time.monotonic() if begun is None else begun
         try:
             parameters, states = arrays["parameters"], arrays["states"]
-            _check_finite(step, parameters)
+            if any(map(_is_elsewhere, parameters.values())):
+                parameters = _Finite(step, parameters)  # which come once, while they are written
+            else:
+                _check_finite(step, parameters)
             self._saved = save(self._ckpt_dir, step, parameters, states, facts, self._keep_now)
         except BaseException as error:
             self._failure = error
@@ -257,6 +291,37 @@ def _copy(source: Any, target: np.ndarray) -> None:
 
     pointer, size = target.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(target.size)
     check_call(_LIB.MXNDArraySyncCopyToCPU(source.handle, pointer, size))
+
+
+class _Finite(Mapping[str, Any]):
+    """Parameters, each looked at when it is read."""
+
+    def __init__(self, step: int, parameters: Mapping[str, Any]) -> None:
+        self._step = step
+        self._parameters = parameters
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        array = to_numpy(self._parameters[name])
+        _check_finite(self._step, {name: array})
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+
+def _is_elsewhere(array: Any) -> bool:
+    """Whether an array is another rank's, which sends it (training.pipeline.saving)."""
+    return hasattr(array, "receive")
+
+
+def _drain(arrays: Iterable[Any]) -> None:
+    """Receives what other ranks send and nobody wants any more; they wait for that."""
+    for array in arrays:
+        if _is_elsewhere(array) and not array.taken:
+            array.asnumpy()
 
 
 def _check_finite(step: int, parameters: Mapping[str, Any]) -> None:

@@ -96,8 +96,8 @@ class TrainStep:
         """
         sums = self._forward_and_backward(step, batches)
         gradients = self.gradients
-        self._communicator.average(gradients)
-        norm = global_norm(gradients, self._optimizer.native)  # the one wait for the device
+        self._average(gradients)
+        norm = self._norm(gradients)
         flags = [math.isfinite(norm), keep_going, *also()]
         finite, keep_going, *agreed = self._communicator.all_agree(flags)
         scale = self._scaler.scale
@@ -107,8 +107,16 @@ class TrainStep:
         self._scaler.update(finite)
         return StepResult(finite, keep_going, norm / scale, sums, agreed)
 
+    def _average(self, gradients: list[mx.nd.NDArray]) -> None:
+        """Queues the averages over the ranks that have the same parameters."""
+        self._communicator.average(gradients)
+
+    def _norm(self, gradients: list[mx.nd.NDArray]) -> float:
+        """The norm of the whole model's gradient, the same on all ranks."""
+        return global_norm(gradients, self._optimizer.native)  # the one wait for the device
+
     def _forward_and_backward(self, step: int, batches: Sequence[Any]) -> mx.nd.NDArray:
-        factors = self._factors(batches)
+        factors = self._factors(batches, self._communicator)
         self._network.pack_weights()
         self._accumulation.begin()
         total = mx.nd.zeros((len(self._task.sums),), ctx=self._device)
@@ -121,14 +129,14 @@ class TrainStep:
             total += sums
         return total
 
-    def _factors(self, batches: Sequence[Any]) -> list[mx.nd.NDArray]:
+    def _factors(self, batches: Sequence[Any], sharing: Communicator) -> list[mx.nd.NDArray]:
         """The network's last inputs: the loss scale over each number of the task's `count`, or over 1 where
-        that is 0, as a mean over the ranks. Where each rank divides by the mean, the mean of their gradients
-        is the gradient of the whole step, however its micro-batches are shared.
+        that is 0, as a mean over the ranks that share the batches. Where each rank divides by the mean, the
+        mean of their gradients is the gradient of the whole step, however its micro-batches are shared.
 
         The numbers travel while the forward pass works: only the losses wait for them."""
         counts = mx.nd.array(self._task.count(batches), ctx=mx.cpu(), dtype="float64")
-        self._communicator.average([counts])
+        sharing.average([counts])
         factors = (self._scaler.scale / (counts + (counts == 0))).astype("float32")
         factors = factors.as_in_context(self._device)
         return [factors[index : index + 1] for index in range(factors.size)]

@@ -17,7 +17,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any, Callable, Mapping, MutableMapping, NamedTuple, Sequence
 
-from comm.base import AVERAGE_DTYPES, BROADCAST_DTYPES, CommunicationError, check_arrays, check_root
+from base.errors import InputError
+from comm.base import AVERAGE_DTYPES, BROADCAST_DTYPES, CommunicationError, Pending, check_arrays, check_root
 from comm.bits import bits_of
 from comm.byteps.environment import complete_environment, read_place
 from comm.byteps.library import BytePSLibrary
@@ -124,6 +125,15 @@ class BytePSCommunicator:
     def barrier(self) -> None:
         self.all_agree([True])
 
+    def groups(self, groups: Sequence[Sequence[int]]) -> BytePSCommunicator:
+        raise _lacking("groups of ranks")
+
+    def send(self, array: NDArray, to: int, tag: int) -> Pending:
+        raise _lacking("messages between two ranks")
+
+    def receive(self, array: NDArray, source: int, tag: int) -> Pending:
+        raise _lacking("messages between two ranks")
+
     def forget(self) -> None:
         self.barrier()  # and so every channel begins with name A again: see Channels
         self._plans.clear()
@@ -170,6 +180,11 @@ class BytePSCommunicator:
         except self._mx.base.MXNetError as error:
             reason = str(error).strip().splitlines()[-1]
             raise CommunicationError(f"rank {self.rank} lost the other ranks: {reason}") from error
+
+
+def _lacking(what: str) -> InputError:
+    """The error of what BytePS does not have."""
+    return InputError(f"BytePS has no {what}; start run_pretraining_hvd.py, which exchanges over Horovod")
 
 
 class Sum(NamedTuple):

@@ -26,10 +26,10 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NoReturn, Sequence
+from typing import TYPE_CHECKING, Any, Callable, ContextManager, Iterator, Mapping, NoReturn, Sequence
 
 from base.launchers import launched_rank
-from comm.base import CommunicationError, Communicator, DelegatingCommunicator, abort
+from comm.base import CommunicationError, Communicator, DelegatingCommunicator, Pending, abort
 from comm.options import DEFAULT_TIMEOUT
 from comm.watch import places
 from comm.watch.heartbeat import (
@@ -113,6 +113,18 @@ class WatchedCommunicator(DelegatingCommunicator):
         with self._inside("barrier"):
             self._inner.barrier()
 
+    def groups(self, groups: Sequence[Sequence[int]]) -> Communicator:
+        with self._inside("groups"):
+            return _WatchedGroup(self._inner.groups(groups), self._activity, self._inside)
+
+    def send(self, array: NDArray, to: int, tag: int) -> Pending:
+        message = self._inner.send(array, to, tag)
+        return _WatchedMessage(message, lambda: self._inside(f"a message to rank {to}"))
+
+    def receive(self, array: NDArray, source: int, tag: int) -> Pending:
+        message = self._inner.receive(array, source, tag)
+        return _WatchedMessage(message, lambda: self._inside(f"a message from rank {source}"))
+
     def forget(self) -> None:
         with self._inside("forget"):
             self._inner.forget()
@@ -155,6 +167,49 @@ class WatchedCommunicator(DelegatingCommunicator):
             text += f" ({_OPTION})"
         seen = "" if kind == TOLD else describe_run(self._environ, ask_others=kind == STUCK)
         _end_process(text, self.rank, seen)
+
+
+class _WatchedGroup(DelegatingCommunicator):
+    """A group of ranks whose calls are noted as the run's own."""
+
+    def __init__(
+        self, group: Communicator, activity: Activity, inside: Callable[[str], ContextManager[None]]
+    ):
+        super().__init__(group)
+        self._activity = activity
+        self._inside = inside
+
+    def broadcast(self, arrays: Sequence[NDArray], root: int = 0) -> None:
+        with self._inside("broadcast"):
+            self._inner.broadcast(arrays, root)
+
+    def average(self, arrays: Sequence[NDArray]) -> None:
+        if arrays and self.size > 1:
+            self._activity.enter("average")  # until a call that waits has returned
+        self._inner.average(arrays)
+
+    def all_agree(self, flags: Sequence[bool]) -> list[bool]:
+        with self._inside("all_agree"):
+            return self._inner.all_agree(flags)
+
+    def barrier(self) -> None:
+        with self._inside("barrier"):
+            self._inner.barrier()
+
+
+class _WatchedMessage:
+    """A message for which the wait is noted."""
+
+    def __init__(self, message: Pending, inside: Callable[[], ContextManager[None]]):
+        self._message = message
+        self._inside = inside
+
+    def wait(self) -> None:
+        with self._inside():
+            self._message.wait()
+
+    def done(self) -> bool:
+        return self._message.done()
 
 
 class SchedulerWatch:

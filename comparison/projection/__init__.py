@@ -10,4 +10,7 @@ published   measurements of others, with sources
 validation  the model's errors on them, and these as tables
 report      the text and the files
 plot        the two pictures
+pipelines            the time of a step with layers on several GPUs
+published_pipelines  measurements of others, and the model's errors on them
+pipeline_report      the text and the files of pipelines
 """

@@ -3,23 +3,28 @@
     python compare.py --project
     python compare.py --project --model bert_12_768_12 --batch_size 128 --strategies flat_ring
     python compare.py --project --servers 16 --server_placement separate --inter_gbps 25
+    python compare.py --project --pipeline_stages 4 --accumulate 16
 
-Under --output: projection.md, projection.json, projection.png, projection_validation.png. No MXNet, seconds.
+Under --output: projection.md, projection.json, projection.png, projection_validation.png; with
+--pipeline_stages pipelines.md, pipelines.json, pipelines.png. No MXNet, seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Sequence
 
-from base.command_line import not_negative, positive, positive_int, share
+from base.command_line import not_negative, positive, positive_int, share, whole
 from base.errors import InputError
-from bert.configuration import BertConfig, named_config
+from bert.configuration import MOST_LAYERS, BertConfig, named_config
 from comparison.projection.clusters import CLUSTERS, Cluster
 from comparison.projection.measured import Measured, read_measured
 from comparison.projection.model import GPUS, Plan, project_all
+from comparison.projection.pipeline_report import write_pipelines
+from comparison.projection.pipelines import Pipeline
 from comparison.projection.published import SINGLE_GPUS
 from comparison.projection.report import write_projection
 from comparison.projection.strategies import (
@@ -33,6 +38,9 @@ from comparison.projection.strategies import (
 from comparison.projection.validation import single_compute_seconds
 from comparison.projection.workload import ELEMENT_BYTES, VOCABULARY, Workload, bert_parts, update_seconds
 from lamb_paper import LONGEST
+from training.pipeline.options import ONE_F_ONE_B, SCHEDULES
+from training.pipeline.placement import PLACEMENTS as PIPELINE_PLACEMENTS
+from training.pipeline.split import check_stages
 
 OUTPUT = "runs/projection"
 STRATEGIES = (FlatRing.key, HierarchicalRing.key, BytePS.key)
@@ -50,11 +58,20 @@ OVERRIDES = (
     "cycle_ms",
     "partition_bytes",
 )
+# Options about gradients without pipelines.
+OF_STRATEGIES = (
+    *("strategies", "servers", "server_placement", "fusion_mb", "cycle_ms", "partition_bytes", "measured"),
+)
+within_layers = whole(2, MOST_LAYERS, "one for each layer of the deepest model")
 # Options that a run of the training scripts has as well: where compare.py has one already, it is that one.
 SHARED: dict[str, dict[str, Any]] = {
     "--model": {"metavar": "NAME", "help": f"bert_LAYERS_UNITS_HEADS (for --project: {MODEL})"},
     "--max_seq_length": {"type": positive_int, "metavar": "L", "help": f"tokens of a sequence ({LENGTH})"},
-    "--accumulate": {"type": positive_int, "metavar": "N", "help": "passes added up for a step (1)"},
+    "--accumulate": {
+        "type": positive_int,
+        "metavar": "N",
+        "help": "passes added up for a step (1; --pipeline_stages S: 4 S)",
+    },
     "--batch_size": {"type": positive_int, "metavar": "B", "help": f"sequences a GPU and pass ({SEQUENCES})"},
     "--vocab_size": {
         "type": positive_int,
@@ -97,6 +114,9 @@ class ProjectionOptions:
     measured: str | None
     gradient_dtype: str | None
     overlap: str | None
+    pipeline_stages: int | None
+    placement: Sequence[str] | None
+    pipeline_schedule: str | None
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -166,6 +186,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         choices=("backward", "none"),
         help="exchange during the backward pass, or after it (backward)",
     )
+    add(
+        "--pipeline_stages",
+        type=within_layers,
+        metavar="S",
+        help="GPUs that share the layers of one model: pipelines in data-parallel replicas, in place of the "
+        "strategies; --batch_size counts for a replica (docs/pipelines.md)",
+    )
+    add("--placement", nargs="+", choices=PIPELINE_PLACEMENTS, help="of a pipeline's stages (both)")
+    add("--pipeline_schedule", choices=SCHEDULES, help=f"of a pipeline ({ONE_F_ONE_B})")
     for flag, settings in SHARED.items():
         try:
             add(flag, **settings)
@@ -180,14 +209,18 @@ def options_of(options: argparse.Namespace) -> ProjectionOptions:
 
 def project(options: ProjectionOptions) -> int:
     """Projects, prints the tables and writes the files; 0. InputError before anything is written."""
+    pipelines = pipelines_of(options)
     plan = plan_of(options)
     directory = Path(options.output).expanduser()
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--output {directory}: {error.strerror}") from error
-    projections = project_all(plan.workload, plan.strategies, plan.cluster, plan.gpus)
     try:
+        if pipelines:
+            print(write_pipelines(directory, plan, pipelines))
+            return 0
+        projections = project_all(plan.workload, plan.strategies, plan.cluster, plan.gpus)
         print(write_projection(directory, plan, projections))
     except OSError as error:
         raise InputError(f"--output {directory}: {error.strerror}") from error
@@ -222,6 +255,28 @@ def plan_of(options: ProjectionOptions) -> Plan:
     return Plan(bert.description, cluster, workload, strategies, gpus, dtype, computing, source, given)
 
 
+def pipelines_of(options: ProjectionOptions) -> list[Pipeline]:
+    """The pipelines to project, one for each placement; empty without --pipeline_stages.
+
+    Raises:
+        InputError: an option of the one kind of projection beside the other's.
+    """
+    stages = options.pipeline_stages
+    if stages is None:
+        for flag in ("placement", "pipeline_schedule"):
+            if getattr(options, flag) is not None:
+                raise InputError(f"--{flag} is of pipelines: give --pipeline_stages too")
+        return []
+    for flag in OF_STRATEGIES:
+        if getattr(options, flag) is not None:
+            raise InputError(
+                f"--{flag} is of strategies without pipelines: leave it or --pipeline_stages out"
+            )
+    check_stages(stages, named_config(options.model or MODEL).layers)
+    placements = list(dict.fromkeys(options.placement or PIPELINE_PLACEMENTS))
+    return [Pipeline(stages, each, options.pipeline_schedule or ONE_F_ONE_B) for each in placements]
+
+
 def _cluster(options: ProjectionOptions) -> tuple[Cluster, list[str]]:
     cluster = CLUSTERS[options.cluster or "p3dn"]
     values: dict[str, Any] = {name: getattr(options, name) for name in OVERRIDES}
@@ -248,10 +303,12 @@ def _strategies(options: ProjectionOptions) -> list[Strategy]:
 
 
 def _gpus(options: ProjectionOptions, cluster: Cluster) -> list[int]:
-    size = cluster.gpus_per_host
+    size, stages = cluster.gpus_per_host, options.pipeline_stages or 1
     if not options.gpus:
         inside = [count for count in GPUS if count <= size]
-        return sorted({*inside, *(size * count for count in GPUS if size * count <= GPUS[-1])})
+        counts = sorted({*inside, *(size * count for count in GPUS if size * count <= GPUS[-1])})
+        least = size * stages // math.gcd(size, stages)  # whole hosts and whole replicas
+        return [count for count in counts if count % stages == 0] or [least]
     if len(set(options.gpus)) < len(options.gpus):
         raise InputError("--gpus: a number is named twice")
     for count in options.gpus:
@@ -259,6 +316,8 @@ def _gpus(options: ProjectionOptions, cluster: Cluster) -> list[int]:
             raise InputError(f"--gpus {count}: at most {MOST_GPUS}")
         if count > size and count % size:
             raise InputError(f"--gpus {count}: does not fill hosts of {size} GPUs (--gpus_per_host)")
+        if count % stages:
+            raise InputError(f"--gpus {count}: no multiple of --pipeline_stages {stages}")
     return sorted(options.gpus)
 
 
@@ -290,6 +349,7 @@ def _workload(
             f"the operations a second of bert_{single.layers}_{single.units} in {single.dtype}, "
             f"{single.sequences_per_s:.4g} sequences/s on one GPU ({single.source})"
         )
+    passes = measured.accumulate if measured else 1
     return (
         Workload(
             parts=parts,
@@ -298,7 +358,7 @@ def _workload(
             gradient_bytes=ELEMENT_BYTES[dtype],
             sequences=sequences,
             length=measured.length if measured else length,
-            accumulate=options.accumulate or (measured.accumulate if measured else 1),
+            accumulate=options.accumulate or 4 * (options.pipeline_stages or 0) or passes,
             overlap=(options.overlap or "backward") == "backward",
         ),
         source,

@@ -2,6 +2,7 @@
 
 loss    both losses above BERT on MXNet's operators
 fused   the same on the fused operators
+stages  both divided over the stages of a pipeline
 scores  probabilities for text that is no training example
 task    the task: inputs, count, figures, summary
 """

@@ -8,6 +8,7 @@ from gluonnlp.model.bert import BERTModel
 
 from bert.configuration import BertConfig
 from bert.fused import FusedBert, Layers
+from bert.part import ModelPart
 
 
 class FusedPretrainingLoss(FusedBert):
@@ -17,8 +18,16 @@ class FusedPretrainingLoss(FusedBert):
     its attention the top layer computes only the tokens that the losses need, the first and the masked ones.
     """
 
-    def __init__(self, bert: BERTModel, config: BertConfig, dtype: str, dropout: float):
-        super().__init__(bert, config, dtype, dropout, head_products=["decoder.0.weight"])
+    def __init__(
+        self,
+        bert: BERTModel,
+        config: BertConfig,
+        dtype: str,
+        dropout: float,
+        part: ModelPart | None = None,
+    ):
+        products = ["decoder.0.weight"] if part is None or part.last else []
+        super().__init__(bert, config, dtype, dropout, products, part)
 
     def hybrid_forward(
         self,
@@ -36,6 +45,18 @@ class FusedPretrainingLoss(FusedBert):
     ) -> tuple[Any, Any]:
         layers = self.layers(F, weights)
         x = self.encode(layers, input_ids, segment_ids, valid_lengths, masked_positions)
+        labels = (masked_ids, masked_weights, next_sentence_labels)
+        return self.losses(layers, x, labels, (mlm_factor, nsp_factor))
+
+    def losses(
+        self, layers: Layers, x: Any, labels: tuple[Any, Any, Any], factors: tuple[Any, Any]
+    ) -> tuple[Any, Any]:
+        """The outputs, from the first and the masked tokens above all layers, (B, 1 + P, units).
+
+        `labels`: masked_ids, masked_weights, next_sentence_labels; `factors`: mlm_factor, nsp_factor."""
+        F = layers.F
+        masked_ids, masked_weights, next_sentence_labels = labels
+        mlm_factor, nsp_factor = factors
         classified = classify(layers, F.slice_axis(x, axis=1, begin=0, end=1), self._config.units)
         nsp_losses = -F.pick(F.log_softmax(classified, axis=-1), next_sentence_labels, axis=-1)
         nsp_hits = F.broadcast_equal(

@@ -54,15 +54,27 @@ class PretrainingLoss(mx.gluon.HybridBlock):
             input_ids, segment_ids, F.cast(valid_lengths, dtype=self._dtype), masked_positions
         )
         next_sentence, decoded = outputs[-2:]
-        decoded = F.cast(decoded, dtype="float32")
-        next_sentence = F.cast(next_sentence, dtype="float32")
-        mlm_losses = -F.pick(F.log_softmax(decoded, axis=-1), masked_ids, axis=-1) * masked_weights
-        nsp_losses = -F.pick(F.log_softmax(next_sentence, axis=-1), next_sentence_labels, axis=-1)
-        mlm_sum, nsp_sum = F.sum(mlm_losses), F.sum(nsp_losses)
-        mlm_hits = F.broadcast_equal(F.argmax(decoded, axis=-1), F.cast(masked_ids, dtype="float32"))
-        nsp_hits = F.broadcast_equal(
-            F.argmax(next_sentence, axis=-1), F.cast(next_sentence_labels, dtype="float32")
-        )
-        loss = mlm_sum * mlm_factor + nsp_sum * nsp_factor
-        sums = F.concat(mlm_sum, nsp_sum, F.sum(mlm_hits * masked_weights), F.sum(nsp_hits), dim=0)
-        return loss, F.BlockGrad(sums)
+        labels = (masked_ids, masked_weights, next_sentence_labels)
+        return losses(F, next_sentence, decoded, labels, (mlm_factor, nsp_factor))
+
+
+def losses(
+    F: Any, next_sentence: Any, decoded: Any, labels: tuple[Any, Any, Any], factors: tuple[Any, Any]
+) -> tuple[Any, Any]:
+    """The outputs of `PretrainingLoss`, from the logits of both heads, (B, 2) and (B, P, vocabulary).
+
+    `labels`: masked_ids, masked_weights, next_sentence_labels; `factors`: mlm_factor, nsp_factor."""
+    masked_ids, masked_weights, next_sentence_labels = labels
+    mlm_factor, nsp_factor = factors
+    decoded = F.cast(decoded, dtype="float32")
+    next_sentence = F.cast(next_sentence, dtype="float32")
+    mlm_losses = -F.pick(F.log_softmax(decoded, axis=-1), masked_ids, axis=-1) * masked_weights
+    nsp_losses = -F.pick(F.log_softmax(next_sentence, axis=-1), next_sentence_labels, axis=-1)
+    mlm_sum, nsp_sum = F.sum(mlm_losses), F.sum(nsp_losses)
+    mlm_hits = F.broadcast_equal(F.argmax(decoded, axis=-1), F.cast(masked_ids, dtype="float32"))
+    nsp_hits = F.broadcast_equal(
+        F.argmax(next_sentence, axis=-1), F.cast(next_sentence_labels, dtype="float32")
+    )
+    loss = mlm_sum * mlm_factor + nsp_sum * nsp_factor
+    sums = F.concat(mlm_sum, nsp_sum, F.sum(mlm_hits * masked_weights), F.sum(nsp_hits), dim=0)
+    return loss, F.BlockGrad(sums)

@@ -11,10 +11,12 @@ from gluonnlp.model.bert import BERTModel
 from bert.configuration import BertConfig
 from bert.flops import Size, forward_flops
 from bert.model import HEADS
+from bert.part import ModelPart
 from data.pretraining.batches import Batch
 from tasks.base import Figures, Floors, Panel
 from tasks.pretraining.fused import FusedPretrainingLoss
 from tasks.pretraining.loss import SUMS, PretrainingLoss
+from tasks.pretraining.stages import FusedStage, PlainStage
 
 TRAINING, HELD_OUT = "training text", "held-out text"
 
@@ -36,6 +38,15 @@ class Pretraining:
             network = FusedPretrainingLoss(bert, config, dtype, dropout)
         else:
             network = PretrainingLoss(bert, dtype)
+        network.hybridize(static_alloc=True, static_shape=True)
+        return network
+
+    def stage(
+        self, bert: BERTModel, part: ModelPart, dtype: str, dropout: float, operators: str
+    ) -> FusedStage | PlainStage:
+        """The same for a part of `bert`, made by build_part and allocated."""
+        kind = FusedStage if operators == "fused" else PlainStage
+        network = kind(bert, part, dtype, dropout)
         network.hybridize(static_alloc=True, static_shape=True)
         return network
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 
+from base.errors import InputError
 from comm.bits import memory_of
 
 SHAPES = [(1,), (7,), (3, 5), (2, 3, 4), (1027,), (129, 65), (100003,)]
@@ -29,6 +30,10 @@ def make_communicator(name):
         from comm.horovod import HorovodCommunicator
 
         return HorovodCommunicator()
+    if name == "divided":
+        from comm.horovod import HorovodCommunicator
+
+        return HorovodCommunicator(divisible=True)
     if name == "byteps":
         from comm.byteps.communicator import BytePSCommunicator
 
@@ -299,6 +304,104 @@ def check_forget(comm):
         for index, array in enumerate(arrays):
             assert_mean(comm, array, index, "float32", round)
         assert shared.asnumpy().tolist() == [1, 1, 1]
+
+
+def lacks(kind, message, call, *arguments):
+    try:
+        call(*arguments)
+    except kind as error:
+        assert message in str(error), str(error)
+    else:
+        raise AssertionError(f"not refused: {message}")
+
+
+def divided(comm):
+    """Whether the communicator has groups and messages; checked is what the others say."""
+    array = mx.nd.zeros((3,))
+    if comm.name == "byteps":
+        lacks(InputError, "run_pretraining_hvd.py", comm.groups, [list(range(comm.size))])
+        lacks(InputError, "run_pretraining_hvd.py", comm.send, array, 0, 0)
+        lacks(InputError, "run_pretraining_hvd.py", comm.receive, array, 0, 0)
+        return False
+    lacks(ValueError, "do not divide", comm.groups, [[comm.size]])
+    if comm.name == "horovod" and comm.size != 4:
+        lacks(ValueError, "divisible", comm.groups, [list(range(comm.size))])
+        lacks(ValueError, "divisible", comm.send, array, 0, 0)
+        return False
+    return True
+
+
+def check_messages(comm):
+    """Between all pairs at once, large ones beside an average of all; tags, not times, tell them apart."""
+    if not divided(comm):
+        return
+    for other, tag in ((comm.rank, 0), (comm.size, 0), (-1, 0), (0 if comm.rank else comm.size, 40000)):
+        lacks(ValueError, "", comm.send, mx.nd.zeros((3,)), other, tag)
+        lacks(ValueError, "", comm.receive, mx.nd.zeros((3,)), other, tag)
+    others = [rank for rank in range(comm.size) if rank != comm.rank]
+    received, pending = [], []
+    for other in others:
+        for index, dtype in enumerate(["float32", "float16", "float64", "int32", "uint8", "float32"]):
+            into = mx.nd.zeros(SHAPES[index], dtype=dtype) - 1
+            pending.append(comm.receive(into, other, index))
+            received.append((other, index, into))
+    large = [mx.nd.zeros((1 << 20,)) for _ in others]
+    pending += [comm.receive(into, other, 90) for other, into in zip(others, large)]
+    averaged = mx.nd.array(values(comm.rank, 6, "float32"))
+    comm.average([averaged])
+    for other in others:
+        pending.append(comm.send(mx.nd.ones((1 << 20,)) * (comm.rank + 1), other, 90))
+        for index, dtype in reversed(
+            list(enumerate(["float32", "float16", "float64", "int32", "uint8", "float32"]))
+        ):
+            sent = (10 * values(comm.rank, index, "float64", other)).astype(dtype)
+            pending.append(comm.send(mx.nd.array(sent, dtype=dtype), other, index))
+    for each in pending:
+        each.wait()
+        each.wait()
+        assert each.done()
+    for other, index, into in received:
+        expected = (10 * values(other, index, "float64", comm.rank)).astype(into.dtype)
+        np.testing.assert_array_equal(into.asnumpy(), expected)
+    for other, into in zip(others, large):
+        assert (into.asnumpy() == other + 1).all()
+    assert_mean(comm, averaged, 6, "float32")
+    if others:  # in their order, NumPy's arrays too
+        rooms = [np.zeros(5) for _ in range(8)]
+        pending = [comm.receive(room, comm.size - 1 - comm.rank, 7) for room in rooms]
+        pending += [comm.send(np.full(5, number), comm.size - 1 - comm.rank, 7) for number in np.arange(8.0)]
+        for each in pending:
+            each.wait()
+        np.testing.assert_array_equal(rooms, np.arange(8.0)[:, None] * np.ones(5))
+
+
+def check_groups(comm):
+    """Two groups exchange different numbers of arrays, under the same names, between exchanges of all."""
+    if not divided(comm):
+        return
+    lists = [[0, 2], [3, 1]] if comm.size == 4 else [[0]]
+    group = comm.groups(lists)
+    mine = next(ranks for ranks in lists if comm.rank in ranks)
+    assert (group.rank, group.size) == (mine.index(comm.rank), len(mine))
+    assert (group.local_rank, group.local_size) == (comm.local_rank, comm.local_size)
+    for round in range(10):
+        arrays = [mx.nd.array(values(comm.rank, index, "float32", round)) for index in range(6)]
+        of_all = mx.nd.array(values(comm.rank, 0, "float32", round))
+        for _ in range(1 + mine[0]):
+            group.average(arrays)
+        comm.average([of_all])
+        for index, array in enumerate(arrays):
+            members = [values(rank, index, "float32", round).astype("float64") for rank in mine]
+            np.testing.assert_allclose(array.asnumpy(), np.mean(members, axis=0), atol=1e-5)
+        assert_mean(comm, of_all, 0, "float32", round)
+    for root in range(len(mine)):
+        sent = mx.nd.full((7,), comm.rank)
+        group.broadcast([sent], root)
+        assert (sent.asnumpy() == mine[root]).all()
+    assert group.all_agree([comm.rank != 1, True]) == [1 not in mine, True]
+    assert comm.all_agree([comm.rank != 1, True]) == [comm.size == 1, True]
+    group.barrier()
+    comm.forget()
 
 
 def check_refusals(comm):

@@ -33,6 +33,8 @@ CHECKS = [
     "all_agree",
     "barrier",
     "forget",
+    "messages",
+    "groups",
     "refusals",
     "close",
 ]
@@ -61,6 +63,7 @@ RUNS = {
     "horovod-alone": Run("horovod", "none", 1),
     "horovod-mpi-2": Run("horovod", "mpirun", 2, 2),
     "horovod-mpi-3": Run("horovod", "mpirun", 3, 3, OF_THREE),  # 4 on two hosts: test_namespaces.py
+    "horovod-divided-4": Run("divided", "mpirun", 4, 4, ["messages", "groups", *SOME, "barrier", "close"]),
     "horovod-gloo-2": Run("horovod", "gloo", 2, 2, OTHERS),
     "byteps-alone": Run("byteps", "none", 1),
     "byteps-2-workers": Run("byteps", "byteps", 2),

@@ -196,9 +196,10 @@ def test_options_change_what_they_name():
 
 
 def test_the_documented_commands(tmp_path):
-    """Those of docs/projection.md are taken as they stand; one names a report, which is made here."""
+    """Those of docs/projection.md are taken as they stand; one names a report, which is made here. Those of
+    pipelines: test_pipelines.py."""
     text = (ROOT / "docs" / "projection.md").read_text("utf-8")
-    (block,) = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    block, _ = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     commands = [shlex.split(line) for line in block.strip().split("\n")]
     assert len(commands) == 4
     measured = report(tmp_path, [record(TIMED, 0, 0.08)])

@@ -34,6 +34,7 @@ from training.optimizer.update_rule import Rule, Tensor
 
 KINDS = ("lamb", "bertadam", "adamw")
 _MASTER = ".master"
+STATES = (".mean", ".var", _MASTER)  # ends of the names of a state's arrays
 T = "t"  # name of the count of updates in a state
 
 
@@ -176,30 +177,18 @@ class Optimizer:
             then.
         """
         arrays = self.state_arrays()
-        _check_names(set(arrays) | {T}, set(state))
-        t = state[T]
-        if t.shape != () or t.dtype != np.int64 or t < 0:
-            raise InputError(f"the optimizer states' {T} must be one int64 of at least 0")
-        shapes = dict(zip(self._names, (tensor.weight.shape for tensor in self._tensors)))
-        for name in arrays:
-            value, shape = state[name], shapes[name.rpartition(".")[0]]
-            if value.shape != shape or self._content(name, value[:0]) is None:
-                raise InputError(
-                    f"the optimizer states' {name} is {_type_of(value)} {value.shape}, "
-                    f"this run needs {FLOAT32} {shape}; use the --model of the run that saved it"
-                )
+        weights = dict(zip(self._names, (tensor.weight.shape for tensor in self._tensors)))
+        t = check_state(state, {name: weights[parameter_of(name)] for name in arrays})
         for name, array in arrays.items():
-            array[:] = self._content(name, state[name])
+            array[:] = content_of(name, state[name], self.moments.dtype)
+        self.set_from_masters()
+        self.t = t
+
+    def set_from_masters(self) -> None:
+        """Sets float16 weights from their masters."""
         for tensor in self._tensors:
             if tensor.master is not tensor.weight:
                 tensor.weight[:] = tensor.master.astype(np.float16)
-        self.t = int(t)
-
-    def _content(self, name: str, value: np.ndarray) -> np.ndarray | None:
-        """The content of a live state, of its value in a checkpoint; None where that is of another type."""
-        if name.endswith(_MASTER):
-            return value if value.dtype == np.float32 else None
-        return converted(value, self.moments.dtype)
 
     def restore_masters(self, state: Mapping[str, np.ndarray]) -> None:
         """Sets the float32 masters of float16 weights, and nothing else, from those of a `state`; where it
@@ -248,6 +237,42 @@ def clip_factor(norm: float, clip_norm: float, scale: float = 1.0) -> float:
     if not math.isfinite(norm) or norm < 0 or not 0 < scale < math.inf or not clip_norm >= 0:
         raise ValueError(f"no rescaling for norm {norm}, clip_norm {clip_norm}, scale {scale}")
     return 1.0 / scale if clip_norm == 0 else 1.0 / max(scale, norm / clip_norm)
+
+
+def check_state(state: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Looks at a `state`. Returns its count of updates.
+
+    Args:
+        shapes: by name, those of the parameters.
+
+    Raises:
+        InputError: names, shapes or dtypes are others.
+    """
+    _check_names({*shapes, T}, set(state))
+    t = state[T]
+    if t.shape != () or t.dtype != np.int64 or t < 0:
+        raise InputError(f"the optimizer states' {T} must be one int64 of at least 0")
+    for name, shape in shapes.items():
+        value = state[name]
+        if value.shape != tuple(shape) or content_of(name, value[:0], FLOAT32) is None:
+            raise InputError(
+                f"the optimizer states' {name} is {_type_of(value)} {value.shape}, "
+                f"this run needs {FLOAT32} {tuple(shape)}; use the --model of the run that saved it"
+            )
+    return int(t)
+
+
+def content_of(name: str, value: np.ndarray, dtype: str) -> Any:
+    """The content of a live state with moments of `dtype`, of its value in a checkpoint; None where that is
+    of another type."""
+    if name.endswith(_MASTER):
+        return value if value.dtype == np.float32 else None
+    return converted(value, dtype)
+
+
+def parameter_of(state: str) -> str:
+    """The name of the parameter that a state array belongs to; a parameter's name stays as it is."""
+    return next((state[: -len(end)] for end in STATES if state.endswith(end)), state)
 
 
 def _type_of(value: np.ndarray) -> str:

@@ -1,0 +1,319 @@
+"""Throughput of pipelines against the bubble, memory of their stages, a model too large for one process.
+
+    python -m bench.pipelines [--parts speed memory limit] [--repeats 5] [--json pipelines.json]
+    python -m bench.pipelines --quick
+
+Every launch is run_pretraining_hvd.py under mpirun on random tokens, one OpenMP thread a rank.
+
+speed: two stages of one replica (and, with as many cores, four) against as many data-parallel ranks with the
+same micro-batches in a step, or where there are fewer than ranks one each. The ideal is the share of the step
+in which no stage waits, m / (m + p - 1), times what the split leaves even.
+
+memory: the greatest resident memory of each stage by micro-batches, under both schedules. 1F1B's stops
+growing at p - i micro-batches, GPipe's does not.
+
+limit: a model in one process and in two stages, each with the same limit to its address space (`ulimit -v`),
+above what the larger stage needs by a third of what one process needs more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Mapping, NamedTuple, Sequence
+
+from tqdm import tqdm
+
+from base import machine
+from base.command_line import OptionParser, at_least, path_name, positive_int
+from base.errors import NO_MEMORY, InputError
+from base.processes import run_in_session
+from base.tables import Row, Table, terminal
+from bench.contestants import ROOT
+from bench.quick import NOTICE, add_quick, settle, write_figures
+from bench.rounds import ratios, spread
+from bench.threads import step_seconds
+from bench.workers import end_at
+from bert.configuration import named_config
+from bert.memory import FUSED, Batch
+from lamb_paper import default_max_predictions
+from training.entry import exit_code
+from training.pipeline.options import GPIPE, ONE_F_ONE_B, PipelineConfig
+from training.pipeline.shares import bubble, run_split, slowest_share
+
+TIME_LIMIT = 600.0  # seconds for one launch
+LENGTH = 128
+LOG_INTERVAL = 3
+SPEED, MEMORY, LIMIT = PARTS = ("speed", "memory", "limit")
+VOCABULARY = 30522  # of random tokens without a vocabulary
+USUAL = {
+    "parts": list(PARTS),
+    "stages": [2],
+    "micro_batches": [1, 2, 4, 8, 16],
+    "repeats": 5,
+    "model": "bert_8_512_8",
+    "batch_size": 4,
+    "steps": 12,
+    "large_model": "bert_12_768_12",
+}
+QUICK = {
+    "micro_batches": [1, 4],
+    "repeats": 1,
+    "model": "bert_2_128_2",
+    "steps": 6,
+    "large_model": "bert_12_512_8",
+}
+_MIB = 1 << 20
+
+
+class Work(NamedTuple):
+    """The model and micro-batch of all launches of a part, and their steps."""
+
+    model: str
+    rows: int
+    steps: int
+
+
+class Launch(NamedTuple):
+    """Ranks, stages of a pipeline among them, micro-batches of a rank's step."""
+
+    ranks: int
+    stages: int = 1
+    accumulate: int = 1
+    schedule: str = ONE_F_ONE_B
+
+    @property
+    def micro_batches(self) -> int:
+        """Of a step, over all replicas."""
+        return self.ranks // self.stages * self.accumulate
+
+
+class Outcome(NamedTuple):
+    """Seconds of a step, None where it failed; of each rank what bench.measured_rank has written; output."""
+
+    step_s: float | None
+    ranks: list[dict[str, int]]
+    text: str
+
+
+def command(launch: Launch, work: Work, folder: str, limit: int = 0) -> list[str]:
+    """The words of a launch. `limit`: bytes of address space of each rank, 0 for none."""
+    words = [sys.executable, "-m", "bench.measured_rank", folder, str(limit), sys.executable]
+    words += [str(ROOT / "run_pretraining_hvd.py"), "--model", work.model, "--dummy_data_len", str(LENGTH)]
+    words += ["--batch_size", str(work.rows), "--accumulate", str(launch.accumulate)]
+    words += ["--num_steps", str(work.steps), "--log_interval", str(LOG_INTERVAL), "--progress", "none"]
+    words += ["--ckpt_interval", str(work.steps), "--dropout", "0.1", "--ckpt_dir", folder]
+    if launch.stages > 1:
+        words += ["--pipeline_stages", str(launch.stages), "--pipeline_schedule", launch.schedule]
+    mpirun = ["--oversubscribe", "--bind-to", "none", "-mca", "mpi_yield_when_idle", "1"]
+    return ["mpirun", "-np", str(launch.ranks), *mpirun, *words]
+
+
+def environment(environ: Mapping[str, str], is_root: bool) -> dict[str, str]:
+    """One thread for each rank, whatever the caller has."""
+    kept = {name: value for name, value in environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+    paths = [str(ROOT), *filter(None, [environ.get("PYTHONPATH")])]
+    kept.update(OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(paths))
+    if is_root:
+        kept.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    return kept
+
+
+def run(launch: Launch, work: Work, limit: int = 0) -> Outcome:
+    """Runs it; a failure is an outcome too."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = command(launch, work, folder, limit)
+        code, text = run_in_session(words, environment(os.environ, os.geteuid() == 0), TIME_LIMIT)
+        files = sorted(Path(folder).glob("[0-9]*.json"), key=lambda path: path.stem)
+        memory = [json.loads(path.read_text("utf-8")) for path in files if path.stem.isdigit()]
+        memory = [each for each in memory if "resident" in each]
+        return Outcome(None if code else step_seconds(Path(folder) / "metrics.jsonl"), memory, text)
+
+
+def finished(outcome: Outcome, launch: Launch) -> float:
+    """Its seconds of a step; SystemExit with its last lines where it failed."""
+    if outcome.step_s is None:
+        raise SystemExit(f"{launch} failed:\n{outcome.text[-2000:]}")
+    return outcome.step_s
+
+
+def beside(launch: Launch) -> Launch:
+    """Data-parallel ranks with as many micro-batches in a step, one for each rank at least."""
+    return Launch(launch.ranks, 1, max(1, launch.accumulate // launch.ranks))
+
+
+def measure_speed(
+    work: Work, stages: Sequence[int], micro_batches: Sequence[int], repeats: int
+) -> list[dict[str, Any]]:
+    """For each pipeline of one replica the seconds of a micro-batch, and of the ranks beside it, in every
+    repeat; each repeat runs all of them once."""
+    pipelines = [Launch(each, each, count) for each in stages for count in micro_batches]
+    every = list(dict.fromkeys([*pipelines, *map(beside, pipelines)]))
+    rounds: list[dict[Launch, float]] = [{} for _ in range(repeats)]
+    todo = [(one, launch) for one in rounds for launch in every]
+    for one, launch in tqdm(todo, disable=not sys.stderr.isatty()):
+        one[launch] = finished(run(launch, work), launch) / launch.micro_batches
+    found = []
+    for launch in pipelines:
+        named = [{"pipeline": one[launch], "ranks": one[beside(launch)]} for one in rounds]
+        found.append({**launch._asdict(), "rounds": named, "ideal": ideal(launch, work)})
+    return found
+
+
+def ideal(launch: Launch, work: Work) -> float:
+    """Throughput of a pipeline over that of as many ranks, as far as the bubble and the split go."""
+    batch = Batch(work.rows, LENGTH, default_max_predictions(LENGTH))
+    config = PipelineConfig(launch.stages)
+    split, costs = run_split(config, named_config(work.model), VOCABULARY, batch, FUSED)
+    return (1 - bubble(launch.stages, launch.accumulate)) * slowest_share(split, costs)
+
+
+def speed_table(figures: Sequence[Mapping[str, Any]], work: Work) -> Table:
+    """Throughput by stages and micro-batches, against data-parallel ranks and the ideal."""
+    rows = []
+    for each in figures:
+        shares = [1 / ratio for ratio in ratios(each["rounds"], "pipeline", "ranks")]
+        share = spread(shares)
+        per_second = [
+            work.rows / statistics.median(one[name] for one in each["rounds"])
+            for name in ("pipeline", "ranks")
+        ]
+        step = statistics.median(one["pipeline"] for one in each["rounds"]) * each["accumulate"]
+        cells = [str(each["stages"]), str(each["accumulate"]), f"{step:.3f}"]
+        cells += [f"{value:.2f}" for value in per_second]
+        cells += [f"{share.median:.2f} ({share.low:.2f} to {share.high:.2f})", f"{each['ideal']:.2f}"]
+        cells.append(f"{100 * bubble(each['stages'], each['accumulate']):.0f}%")
+        rows.append(Row(cells))
+    head = ("stages", "micro-batches", "s/step", "sequences/s", "of ranks", "share (quartiles)", "ideal")
+    title = f"speed: {work.model}, {work.rows} x {LENGTH} tokens a micro-batch, one thread a rank"
+    return Table(title, (*head, "bubble"), rows, names=2)
+
+
+def measure_memory(work: Work, stages: int, micro_batches: Sequence[int]) -> list[dict[str, Any]]:
+    """The greatest resident bytes of each stage, by schedule and micro-batches."""
+    found = []
+    for schedule in (ONE_F_ONE_B, GPIPE):
+        for count in micro_batches:
+            launch = Launch(stages, stages, count, schedule)
+            outcome = run(launch, work)
+            finished(outcome, launch)
+            resident = [rank["resident"] for rank in outcome.ranks]
+            found.append({"schedule": schedule, "micro_batches": count, "resident": resident})
+    return found
+
+
+def memory_table(figures: Sequence[Mapping[str, Any]], work: Work) -> Table:
+    """Resident memory of the stages."""
+    stages = max(len(each["resident"]) for each in figures)
+    rows = [
+        Row(
+            [each["schedule"], str(each["micro_batches"])]
+            + [f"{size / _MIB:,.0f} MiB" for size in each["resident"]]
+        )
+        for each in figures
+    ]
+    head = ("schedule", "micro-batches", *(f"stage {stage}" for stage in range(stages)))
+    title = f"memory: {work.model}, {work.rows} x {LENGTH} tokens a micro-batch"
+    return Table(title, head, rows, names=2)
+
+
+def measure_limit(work: Work) -> dict[str, Any]:
+    """A model in one process and in two stages: address space without a limit, then both under one.
+
+    Raises:
+        InputError: a model of which a stage takes as much as one process.
+    """
+    whole, staged = Launch(1, 1, 2), Launch(2, 2, 2)
+    sizes = {}
+    for name, launch in (("one process", whole), ("two stages", staged)):
+        outcome = run(launch, work)
+        finished(outcome, launch)
+        sizes[name] = [rank["address_space"] for rank in outcome.ranks]
+    if max(sizes["one process"]) < 1.05 * max(sizes["two stages"]):
+        raise InputError(
+            f"--large_model {work.model}: a stage takes about as much address space as one process; name a "
+            "model of more layers"
+        )
+    limit = (max(sizes["one process"]) + 2 * max(sizes["two stages"])) // 3
+    under = {
+        name: run(launch, work, limit) for name, launch in (("one process", whole), ("two stages", staged))
+    }
+    lines = {name: _reason(each.text) for name, each in under.items()}
+    steps = {name: each.step_s for name, each in under.items()}
+    return {"address_space": sizes, "limit": limit, "step_s": steps, "reason": lines}
+
+
+def limit_table(figures: Mapping[str, Any], work: Work) -> Table:
+    """The address space that both took, and what became of them under the limit."""
+    rows = []
+    for name, sizes in figures["address_space"].items():
+        step = figures["step_s"][name]
+        end = figures["reason"][name] if step is None else f"trains, {step:.3f} s a step"
+        rows.append(Row([name, " and ".join(f"{size / _MIB:,.0f} MiB" for size in sizes), end]))
+    limit = figures["limit"] // 1024
+    title = (
+        f"limit: {work.model}, {work.rows} x {LENGTH} tokens, under ulimit -v {limit} ({limit >> 10:,} MiB)"
+    )
+    return Table(title, ("", "address space without it", "under it"), rows, names=3)
+
+
+def _reason(text: str) -> str:
+    """The line that says why, of the output of a launch that failed."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith("warning: ")]  # it went on
+    why = [line for line in lines if NO_MEMORY.search(line)] or [line for line in lines if "rror" in line]
+    return (why or lines or ["no output"])[0][:100]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = OptionParser(
+        prog="python -m bench.pipelines",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--parts", nargs="+", choices=PARTS, help="(default: all)")
+    add("--stages", type=at_least(2), nargs="+", metavar="S", help="of speed; memory: the greatest (2)")
+    add("--micro_batches", type=positive_int, nargs="+", metavar="M", help="of a step (1 2 4 8 16)")
+    add("--repeats", type=positive_int, metavar="N", help="launches of each, for speed (5)")
+    add("--model", help="of speed and memory (bert_8_512_8)")
+    add("--batch_size", type=positive_int, metavar="B", help="sequences of a micro-batch (4)")
+    add("--steps", type=at_least(LOG_INTERVAL), metavar="N", help="of a launch (12)")
+    add("--large_model", help="of limit (bert_12_768_12)")
+    add("--json", type=path_name, metavar="FILE", help="write all figures there")
+    add_quick(parser, "micro-batches 1 and 4, 1 repeat, bert_2_128_2 and bert_12_512_8, 6 steps")
+    options = parser.parse_args(arguments)
+    settle(options, USUAL, QUICK)
+    for name in (options.model, options.large_model):
+        named_config(name)
+    end_at(signal.SIGINT, signal.SIGTERM)  # with the launch
+    here = machine.describe(ROOT)
+    print(machine.line(here), flush=True)
+    work = Work(options.model, options.batch_size, options.steps)
+    large = work._replace(model=options.large_model)
+    figures: dict[str, Any] = {"machine": here, "quick": options.quick, "work": work._asdict()}
+    if SPEED in options.parts:
+        figures[SPEED] = measure_speed(work, options.stages, options.micro_batches, options.repeats)
+        print(f"\n{terminal(speed_table(figures[SPEED], work))}", flush=True)
+    if MEMORY in options.parts:
+        figures[MEMORY] = measure_memory(work, max(options.stages), options.micro_batches)
+        print(f"\n{terminal(memory_table(figures[MEMORY], work))}", flush=True)
+    if LIMIT in options.parts:
+        figures[LIMIT] = measure_limit(large)
+        print(f"\n{terminal(limit_table(figures[LIMIT], large))}", flush=True)
+    if options.quick:
+        print(NOTICE, flush=True)
+    if options.json:
+        write_figures(options.json, figures)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))

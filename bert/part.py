@@ -1,0 +1,127 @@
+"""A part of a BERT: some of its layers in a row, with the ends of the network that belong to them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Collection, Iterator
+
+import mxnet as mx
+from gluonnlp.model.bert import BERTModel
+
+from bert.configuration import BertConfig
+from bert.model import HEADS, build_model, each_once
+from bert.weights.bare_params import expected_shapes
+from bert.weights.names import DECODER, EMBEDDING
+
+_LAYER = re.compile(r"encoder\.transformer_cells\.(\d+)\.")
+_EMBEDDINGS = ("token_type_embed.", "encoder.position_weight", "encoder.layer_norm.")
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    """Layers `begin` to `end` - 1 of a BERT of this configuration. The first part has the embeddings too, the
+    last one the heads. The word embedding, which is the decoder's weight, is on both."""
+
+    config: BertConfig
+    begin: int
+    end: int
+
+    @property
+    def first(self) -> bool:
+        return self.begin == 0
+
+    @property
+    def last(self) -> bool:
+        return self.end == self.config.layers
+
+    @property
+    def whole(self) -> bool:
+        return self.first and self.last
+
+    def holds(self, name: str) -> bool:
+        """Whether the parameter of this structural name is on the part."""
+        layer = _LAYER.match(name)
+        if layer:
+            return self.begin <= int(layer[1]) < self.end
+        if name in (EMBEDDING, DECODER):
+            return self.first or self.last
+        return self.first if name.startswith(_EMBEDDINGS) else self.last
+
+
+def whole(config: BertConfig) -> ModelPart:
+    """All of a BERT."""
+    return ModelPart(config, 0, config.layers)
+
+
+def build_part(part: ModelPart, vocab_size: int, dropout: float, heads: Collection[str] = HEADS) -> BERTModel:
+    """A BERT of which only the parameters of a part may be used: the others have a shape and no memory, also
+    when `allocate` has been called. See `bert.model.build_model`."""
+    bert = build_model(part.config, vocab_size, dropout, heads)
+    shapes = expected_shapes(part.config, vocab_size)
+    for name, parameter in bert._collect_params_with_prefix().items():
+        parameter.shape = shapes[name]  # GluonNLP leaves some to the first batch
+    return bert
+
+
+def held_parameters(
+    found: mx.gluon.ParameterDict, bert: BERTModel, part: ModelPart
+) -> mx.gluon.ParameterDict:
+    """Those of a block's parameters that are on a part of `bert`, for its `collect_params`: MXNet warns of
+    parameters that a block has and does not use."""
+    others = {
+        parameter.name
+        for name, parameter in bert._collect_params_with_prefix().items()
+        if not part.holds(name)
+    }
+    kept = mx.gluon.ParameterDict(found.prefix)
+    kept.update({name: parameter for name, parameter in found.items() if name not in others})
+    return kept
+
+
+def allocate(bert: BERTModel, part: ModelPart, device: mx.Context, dtype: str) -> None:
+    """Gives the parameters of a part of `bert`, from `build_part`, their memory; they hold zeros."""
+    bert.cast(dtype)
+    for name, parameter in each_once(bert._collect_params_with_prefix()).items():
+        if part.holds(name):
+            parameter.initialize(mx.init.Zero(), ctx=device, force_reinit=True)
+            parameter.set_data(mx.nd.zeros(parameter.shape, device, dtype))
+
+
+def initial_arrays(
+    bert: BERTModel, device: mx.Context, seed: int, stdev: float
+) -> Iterator[tuple[str, mx.nd.NDArray]]:
+    """The float32 numbers that `bert.model.initialize` gives the parameters of a whole model, one parameter
+    at a time: no more than one is in memory. `bert`: from `build_part`.
+
+    They are drawn in the same order from the same generator: those parameters first whose shapes GluonNLP
+    knows from the beginning, then the others as a forward pass meets them.
+    """
+    mx.random.seed(seed)
+    named = each_once(bert._collect_params_with_prefix())
+    names = {parameter.name: name for name, parameter in named.items()}
+    ordered = [names[each] for each in bert.collect_params()]
+    late = [name for name in ordered if _is_late(name)]
+    late.sort(key=_forward)
+    for name in [*(name for name in ordered if not _is_late(name)), *late]:
+        original = named[name]
+        drawn = mx.gluon.Parameter(original.name, shape=original.shape, init=original.init)
+        drawn.initialize(ctx=device, default_init=mx.init.Normal(stdev))
+        yield name, drawn.data()
+
+
+_LATE = ("proj.weight", "ffn.ffn_1.weight", "ffn.ffn_2.weight")
+_LATE_HEADS = ("pooler.weight", "classifier.weight", "decoder.0.weight")
+
+
+def _is_late(name: str) -> bool:
+    layer = _LAYER.match(name)
+    return name[layer.end() :] in _LATE if layer else name in _LATE_HEADS
+
+
+def _forward(name: str) -> tuple[int, int]:
+    """The place of a late parameter in the forward pass."""
+    layer = _LAYER.match(name)
+    if layer:
+        return int(layer[1]), _LATE.index(name[layer.end() :])
+    return 1 << 30, _LATE_HEADS.index(name)

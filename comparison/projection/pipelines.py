@@ -1,0 +1,289 @@
+"""The time of a step in which stages on several GPUs hold the layers, in data-parallel replicas: predicted.
+
+    step = the last backward pass ends + gradients that travel after it + update
+
+Every stage follows its schedule (1F1B or GPipe) in order; a micro-batch's activations, and on the way back
+their gradients, of rows x length x units numbers, arrive a transfer later, one after the other on a link.
+Replicas whose stages meet at the same hosts share the hosts' network. When a stage's last backward pass has
+ended, its gradients are averaged by a ring over the ranks that hold the same layers; rings that leave a host
+take turns on its network. Where first and last stage share the word embedding, its averaged gradient then
+travels between them. All GPUs are equally fast, and nothing of a backward pass travels before it has ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Sequence
+
+from comparison.projection.clusters import Cluster
+from comparison.projection.workload import (
+    FORWARD_SHARE,
+    UPDATE_ACCESSES,
+    Part,
+    Workload,
+    step_flops,
+)
+from training.pipeline.options import ONE_F_ONE_B
+from training.pipeline.placement import replica_groups, stage_groups
+from training.pipeline.schedule import passes
+from training.pipeline.split import Costs, Split, balanced_split
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Stages, and how they are placed and take turns.
+
+    Attributes:
+        split: layers of each stage; None: balanced by operations.
+        tied: whether the first and the last stage share the word embedding. Else they have one each.
+        update_accesses: of the memory for each parameter (comparison.projection.workload).
+    """
+
+    stages: int
+    placement: str
+    schedule: str = ONE_F_ONE_B
+    split: Split | None = None
+    tied: bool = True
+    update_accesses: int = UPDATE_ACCESSES
+
+
+class Stage(NamedTuple):
+    """A stage's share: seconds of a micro-batch in both directions together, and the numbers it trains."""
+
+    compute_s: float
+    elements: int
+
+
+class Timeline(NamedTuple):
+    """Ends of each stage's last backward pass, in seconds from the start of the step, and the seconds that it
+    has computed until then."""
+
+    ends_s: tuple[float, ...]
+    busy_s: tuple[float, ...]
+
+
+class PipelineProjection(NamedTuple):
+    """A pipeline on `gpus` GPUs. Times in seconds, of one step, which is the sum of compute_s, waiting_s,
+    gradients_s and optimizer_s.
+
+    compute_s: of the stage that ends last. waiting_s: its waiting for the others, the bubble and transfers.
+    gradients_s: after the last backward pass. efficiency: throughput over `gpus` times that of one GPU that
+    would hold the whole model. sent_bytes: by the busiest host into the network.
+    """
+
+    placement: str
+    schedule: str
+    stages: int
+    gpus: int
+    hosts: int
+    step_s: float
+    compute_s: float
+    waiting_s: float
+    gradients_s: float
+    optimizer_s: float
+    sequences_per_s: float
+    tokens_per_s: float
+    efficiency: float
+    sent_bytes: float
+
+
+def simulate(
+    schedule: str, micro_batches: int, compute_s: Sequence[float], transfer_s: Sequence[float]
+) -> Timeline:
+    """Runs the stages of one replica.
+
+    Args:
+        compute_s: of a micro-batch's forward and backward pass together, by stage.
+        transfer_s: of a micro-batch's activations from each stage to the next, one fewer.
+    """
+    stages = len(compute_s)
+    orders = [list(passes(schedule, stage, stages, micro_batches)) for stage in range(stages)]
+    done = [0] * stages  # passes
+    now, busy = [0.0] * stages, [0.0] * stages
+    arrived = {(True, 0, number): 0.0 for number in range(micro_batches)}
+    free: dict[tuple[bool, int], float] = {}
+    while any(count < len(own) for count, own in zip(done, orders)):
+        progress = False
+        for stage in range(stages):
+            while done[stage] < len(orders[stage]):
+                forward, number = orders[stage][done[stage]]
+                if (forward, stage, number) not in arrived:
+                    break
+                took = compute_s[stage] * (FORWARD_SHARE if forward else 1 - FORWARD_SHARE)
+                now[stage] = max(now[stage], arrived[forward, stage, number]) + took
+                busy[stage] += took
+                done[stage], progress = done[stage] + 1, True
+                to = stage + 1 if forward else stage - 1
+                if to == stages:
+                    arrived[False, stage, number] = now[stage]
+                elif to >= 0:
+                    begin = max(now[stage], free.get((forward, stage), 0.0))
+                    free[forward, stage] = begin + transfer_s[min(stage, to)]
+                    arrived[forward, to, number] = free[forward, stage]
+        assert progress, "a schedule that waits for itself"
+    return Timeline(tuple(now), tuple(busy))
+
+
+def stages_of(workload: Workload, pipeline: Pipeline) -> list[Stage]:
+    """Each stage's share of a workload whose `compute_s` is the whole model's. The last stage has a word
+    embedding too, of which it trains a copy or, where it is not tied, another one."""
+    embeddings, *layers, heads = workload.parts
+    split = pipeline.split or split_by(workload.parts, pipeline.stages, by_flops=True)
+    flops = sum(part.flops for part in workload.parts)
+    found = []
+    for stage, (begin, end) in enumerate(split.ranges):
+        own = list(layers[begin:end])
+        own = [embeddings] * (stage == 0) + own + [heads] * (stage == split.stages - 1)
+        elements = sum(part.elements for part in own)
+        if stage == split.stages - 1 and split.stages > 1:
+            elements += word_embedding(workload.parts)
+        found.append(Stage(workload.compute_s * sum(part.flops for part in own) / flops, elements))
+    return found
+
+
+def split_by(parts: Sequence[Part], stages: int, by_flops: bool) -> Split:
+    """The split that evens out operations, or parameters."""
+    embeddings, *layers, heads = parts
+    costs = [part.flops if by_flops else part.elements for part in (embeddings, layers[0], heads)]
+    if not by_flops:
+        costs[2] += word_embedding(parts)
+    return balanced_split(Costs(costs[0], costs[1], costs[1], costs[2]), stages, len(layers))
+
+
+def word_embedding(parts: Sequence[Part]) -> int:
+    """Numbers of the word embedding."""
+    return parts[0].gradients[0]
+
+
+def project_pipeline(
+    workload: Workload, pipeline: Pipeline, cluster: Cluster, gpus: int
+) -> PipelineProjection:
+    """Weak scaling over replicas: every replica has the workload, whatever their number.
+
+    Args:
+        workload: of a replica; `compute_s` of a micro-batch on one GPU that would hold the whole model,
+            `accumulate` the micro-batches of a step; with `overlap` a stage's gradients travel as soon as its
+            own backward passes have ended, else after those of all stages.
+
+    Raises:
+        ValueError: a number of GPUs that leaves a host partly empty.
+        InputError: a number of GPUs that is no multiple of the stages.
+    """
+    local = min(gpus, cluster.gpus_per_host)
+    if gpus % local:
+        raise ValueError(f"{gpus} GPUs do not fill hosts of {local}")
+    slots = [local] * (gpus // local)
+    wires = _Wires(cluster, slots, pipeline)
+    stages = stages_of(workload, pipeline)
+    units = workload.parts[1].gradients[1]
+    activations = workload.sequences * workload.length * units * workload.gradient_bytes
+    transfers = [wires.transfer_s(stage, activations) for stage in range(len(stages) - 1)]
+    own = [stage.compute_s for stage in stages]
+    timeline = simulate(pipeline.schedule, workload.accumulate, own, transfers)
+    ends = max(timeline.ends_s)
+    last = timeline.ends_s.index(ends)
+    sizes = [stage.elements * workload.gradient_bytes for stage in stages]
+    ready = timeline.ends_s if workload.overlap else [ends] * len(stages)
+    averages = wires.averages_s(sizes, ready)
+    averaged = max(averages)
+    if pipeline.tied and len(stages) > 1:
+        shared = word_embedding(workload.parts) * workload.gradient_bytes
+        averaged = max(averaged, max(averages[0], averages[-1]) + wires.exchange_s(shared))
+    per_element = workload.optimizer_s / workload.elements * pipeline.update_accesses / UPDATE_ACCESSES
+    update = per_element * max(stage.elements for stage in stages)
+    gradients = max(0.0, averaged - ends)
+    step = ends + gradients + update
+    replicas = gpus // len(stages)
+    sequences = replicas * workload.sequences * workload.accumulate / step
+    alone = workload.accumulate * workload.compute_s + per_element * workload.elements
+    single = workload.sequences * workload.accumulate / alone
+    return PipelineProjection(
+        placement=pipeline.placement,
+        schedule=pipeline.schedule,
+        stages=len(stages),
+        gpus=gpus,
+        hosts=len(slots),
+        step_s=step,
+        compute_s=timeline.busy_s[last],
+        waiting_s=ends - timeline.busy_s[last],
+        gradients_s=gradients,
+        optimizer_s=update,
+        sequences_per_s=sequences,
+        tokens_per_s=sequences * workload.length,
+        efficiency=sequences / gpus / single,
+        sent_bytes=wires.sent_bytes(sizes, activations * workload.accumulate),
+    )
+
+
+def flops_compute_s(parts: Sequence[Part], sequences: float, flops_s: float) -> float:
+    """Seconds of a forward and backward pass over so many sequences at a rate."""
+    return step_flops(parts, sequences) / flops_s
+
+
+class _Wires:
+    """Links between the ranks of a placement."""
+
+    def __init__(self, cluster: Cluster, slots: Sequence[int], pipeline: Pipeline) -> None:
+        self._cluster = cluster
+        self._node_of = [node for node, count in enumerate(slots) for _ in range(count)]
+        self._replicas = replica_groups(slots, pipeline.stages, pipeline.placement)
+        self._groups = stage_groups(slots, pipeline.stages, pipeline.placement)
+
+    def transfer_s(self, stage: int, nbytes: float) -> float:
+        """A micro-batch's activations to the next stage, in the slowest replica."""
+        return self._between(stage, stage + 1, nbytes)
+
+    def exchange_s(self, nbytes: float) -> float:
+        """As much both ways between the first and the last stage."""
+        return self._between(0, len(self._groups) - 1, nbytes)
+
+    def _between(self, one: int, other: int, nbytes: float) -> float:
+        pairs = [(ranks[one], ranks[other]) for ranks in self._replicas]
+        leaving = [self._node_of[a] for a, b in pairs if self._node_of[a] != self._node_of[b]]
+        crowd = max((leaving.count(node) for node in set(leaving)), default=0)
+        inside = self._cluster.intra_latency_us * 1e-6 + nbytes / self._cluster.intra_bytes_s(2)
+        if not crowd:
+            return inside
+        between = self._cluster.inter_latency_us * 1e-6 + crowd * nbytes / self._cluster.inter_bytes_s
+        return between if len(leaving) == len(pairs) else max(between, inside)
+
+    def averages_s(self, sizes: Sequence[float], ready_s: Sequence[float]) -> list[float]:
+        """Seconds until the gradients of each stage have been averaged over the ranks that hold it."""
+        if len(self._replicas) == 1:
+            return list(ready_s)
+        free: dict[int, float] = {}
+        ends = [0.0] * len(sizes)
+        for stage in sorted(range(len(sizes)), key=lambda each: ready_s[each]):
+            nodes = {self._node_of[rank] for rank in self._groups[stage]}
+            seconds = self._ring_s(sizes[stage], len(nodes))
+            begin = ready_s[stage]
+            if len(nodes) > 1:
+                begin = max([begin, *(free.get(node, 0.0) for node in nodes)])
+                free.update((node, begin + seconds) for node in nodes)
+            ends[stage] = begin + seconds
+        return ends
+
+    def _ring_s(self, nbytes: float, hosts: int) -> float:
+        cluster, ranks = self._cluster, len(self._replicas)
+        bandwidth = cluster.intra_bytes_s(-(-ranks // hosts))
+        if hosts > 1:
+            bandwidth = min(bandwidth, cluster.inter_bytes_s) if ranks > hosts else cluster.inter_bytes_s
+        between = 2 * (hosts - 1) * cluster.inter_latency_us
+        inside = 2 * (ranks - hosts) * cluster.intra_latency_us
+        moved = 2 * (ranks - 1) / ranks * nbytes
+        return (cluster.call_latency_us + between + inside) * 1e-6 + moved / bandwidth
+
+    def sent_bytes(self, sizes: Sequence[float], activations: float) -> float:
+        """By the busiest host into the network in a step: its rings, activations and their gradients."""
+        sent = dict.fromkeys(self._node_of, 0.0)
+        ranks = len(self._replicas)
+        for size, group in zip(sizes, self._groups):
+            nodes = {self._node_of[rank] for rank in group}
+            for node in nodes if len(nodes) > 1 else ():
+                sent[node] += 2 * (ranks - 1) / ranks * size
+        for replica in self._replicas:
+            for one, other in zip(replica, replica[1:]):
+                if self._node_of[one] != self._node_of[other]:
+                    sent[self._node_of[one]] += activations
+                    sent[self._node_of[other]] += activations
+        return max(sent.values())

@@ -1,0 +1,147 @@
+"""Stages of a pretraining network: some of its layers, with the embeddings on the first one, both heads and
+losses on the last. Together they compute what the whole network does, bit for bit.
+
+A stage takes, of a batch's arrays as the task's `inputs` has them, those of its `takes`: the first stage
+tokens, segments and lengths, the others lengths behind the activations of the stage before; the last one then
+all that the losses need, and the factors. It returns activations, the last stage the loss and the sums.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+from gluonnlp.model.bert import BERTModel
+
+from bert.configuration import LAYER_NORM_EPSILON
+from bert.part import ModelPart, held_parameters
+from tasks.pretraining.fused import FusedPretrainingLoss
+from tasks.pretraining.loss import losses
+
+_DROPOUTS = 3  # of a layer: attention, and both branches beside the residual
+
+
+def takes(part: ModelPart) -> slice:
+    """The arrays of a batch that a stage takes: of tokens, segments, lengths, positions, ids and weights of
+    the masks, and labels of the next sentence."""
+    return slice(0 if part.first else 2, None if part.last else 3)
+
+
+class FusedStage(FusedPretrainingLoss):
+    """A stage on the fused operators. Activations are (B, L, units) float32."""
+
+    def __init__(self, bert: BERTModel, part: ModelPart, dtype: str, dropout: float):
+        super().__init__(bert, part.config, dtype, dropout, part)
+        self.takes = takes(part)
+
+    def collect_params(self, select: str | None = None) -> mx.gluon.ParameterDict:
+        """Of the part alone."""
+        return held_parameters(super().collect_params(select), self.bert, self.part)
+
+    def activations(self, rows: int, length: int) -> tuple[tuple[int, ...], str]:
+        """Shape and dtype of what travels between stages."""
+        return (rows, length, self._config.units), "float32"
+
+    def skip_dropout(self, rows: int, length: int) -> None:
+        """Draws from MXNet's generator what the stages before this one draw for a micro-batch: the dropout of
+        a layer is then the same on any stage. Each operator with dropout draws one key, whatever its size."""
+        if self.part.first or not self._dropout:
+            return
+        x, one = mx.nd.zeros((1, 1)), mx.nd.zeros((1,))
+        for _ in range(1 + _DROPOUTS * self.part.begin):
+            mx.nd.bert_add_norm(
+                x, one, x, one, one, one, dropout=self._dropout, eps=LAYER_NORM_EPSILON
+            )  # whose mode is not 1: it drops
+
+    def forward(self, *inputs: mx.nd.NDArray) -> Any:
+        """Computes on arrays; a stage keeps padding, and has other inputs than the whole network."""
+        return mx.gluon.HybridBlock.forward(self, *inputs)
+
+    def hybrid_forward(self, F: Any, *inputs: Any, **weights: Any) -> Any:
+        layers = self.layers(F, weights)
+        given = list(inputs)
+        if self.part.first:
+            tokens, segments = given.pop(0), given.pop(0)
+            lengths = given.pop(0)
+            x = layers.embed(tokens, segments, lengths)
+        else:
+            x, lengths = given.pop(0), given.pop(0)
+        if not self.part.last:
+            return self.through(layers, x, lengths)
+        positions, ids, masks, labels, *factors = given
+        x = self.through(layers, x, lengths, positions)
+        return self.losses(layers, x, (ids, masks, labels), (factors[0], factors[1]))
+
+
+class PlainStage(mx.gluon.HybridBlock):
+    """A stage on MXNet's operators, as GluonNLP's BERTModel uses them. Activations are (L, B, units)."""
+
+    adds_in_backward = True  # whether grad_req "add" is heeded
+
+    def __init__(self, bert: BERTModel, part: ModelPart, dtype: str, dropout: float):
+        super().__init__(prefix="")
+        self.bert = bert
+        self.part = part
+        self.takes = takes(part)
+        self._dtype, self._dropout = dtype, dropout
+        if part.first:
+            self._reg_params["positions"] = bert.encoder.position_weight
+
+    def pack_weights(self) -> None:
+        """Nothing to do: MXNet's operators take the weights as they are."""
+
+    def collect_params(self, select: str | None = None) -> mx.gluon.ParameterDict:
+        """Of the part alone."""
+        return held_parameters(super().collect_params(select), self.bert, self.part)
+
+    def activations(self, rows: int, length: int) -> tuple[tuple[int, ...], str]:
+        """Shape and dtype of what travels between stages."""
+        return (length, rows, self.part.config.units), self._dtype
+
+    def skip_dropout(self, rows: int, length: int) -> None:
+        """Draws from MXNet's generator what the stages before this one draw for a micro-batch: the dropout of
+        a layer is then the same on any stage. MXNet draws as many numbers as an array has elements."""
+        if self.part.first or not self._dropout:
+            return
+        (device,) = (
+            next(iter(self.bert.pooler.collect_params().values())).list_ctx()
+            if self.part.last
+            else (self.bert.encoder.transformer_cells[self.part.begin].proj.weight.list_ctx())
+        )
+        shape, dtype = self.activations(rows, length)
+        hidden = mx.nd.ones(shape, device, dtype)
+        scores = mx.nd.ones((rows * self.part.config.heads, length, length), device, dtype)
+        for array in [hidden, *[scores, hidden, hidden] * self.part.begin]:
+            mx.nd.Dropout(array, p=self._dropout, mode="always")
+
+    def hybrid_forward(self, F: Any, *inputs: Any, **weights: Any) -> Any:
+        given = list(inputs)
+        bert, encoder = self.bert, self.bert.encoder
+        if self.part.first:
+            x = bert.word_embed(given.pop(0)) + bert.token_type_embed(given.pop(0))
+            x = x.transpose((1, 0, 2))
+        else:
+            x = given.pop(0)
+        lengths = F.cast(given.pop(0), dtype=self._dtype)
+        steps = F.contrib.arange_like(x, axis=0)
+        of_queries = F.broadcast_add(
+            F.reshape(lengths, shape=(-1, 1)), F.reshape(F.zeros_like(steps), shape=(1, -1))
+        )
+        of_queries = F.cast(of_queries, dtype="int32")
+        if self.part.first:
+            size = self.part.config
+            embedded = F.Embedding(steps, weights["positions"], size.positions, size.units)
+            x = F.broadcast_add(x, F.expand_dims(embedded, axis=1))
+            if self._dropout:
+                x = encoder.dropout_layer(x)
+            x = encoder.layer_norm(x)
+        for index in range(self.part.begin, self.part.end):
+            x, _ = encoder.transformer_cells[index](x, of_queries)
+        if not self.part.last:
+            return x
+        positions, ids, masks, labels, *factors = given
+        x = F.SequenceMask(x, sequence_length=lengths, use_sequence_length=True, axis=0)
+        x = x.transpose((1, 0, 2))
+        next_sentence = bert.classifier(bert._apply_pooling(x))
+        decoded = bert._decode(F, x, positions)
+        return losses(F, next_sentence, decoded, (ids, masks, labels), (factors[0], factors[1]))

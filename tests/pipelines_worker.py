@@ -1,0 +1,293 @@
+"""One rank of runs with pipelines, which take optimizer steps on known batches.
+
+    pipelines_worker.py OUTPUT_DIRECTORY CASES
+
+CASES is JSON: a list of `Case`s, as objects. Rank r writes OUTPUT_DIRECTORY/CASE-r.npz, with a report of its
+steps as JSON and its parameters at the end. A case of one stage is the reference: rank 0 takes all
+micro-batches by itself, with training.step.TrainStep; the others have nothing to do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import mxnet as mx
+import numpy as np
+
+from bert.configuration import named_config
+from bert.model import build_model, initialize, network_parameters, trained
+from bert.operators import choose_operators
+from bert.part import allocate, build_part
+from comm.horovod import HorovodCommunicator
+from comm.local import LocalCommunicator
+from data.pretraining.batches import Batch
+from tasks.pretraining.task import Pretraining
+from tests.training.tiny import VOCAB_SIZE, random_batch
+from training.checkpoint import load_step, save
+from training.optimizer.optimizer import Optimizer
+from training.optimizer.scaler import DynamicScaler
+from training.parameters import live_arrays, restore_parameters
+from training.pipeline.options import PipelineConfig
+from training.pipeline.parameters import begin_stages, restore_stages
+from training.pipeline.placement import place_of, replica_groups
+from training.pipeline.ranks import Ranks
+from training.pipeline.saving import check_tied, gather
+from training.pipeline.split import make_split
+from training.pipeline.step import PipelineStep
+from training.saving import Saver
+from training.start import Start, restore_states
+from training.step import StepSettings, TrainStep, dropout_seed
+
+TASK = Pretraining()
+SEED, STDEV, CLIP_NORM, LR = 3, 0.2, 0.5, 0.02
+ROWS, LENGTH, PREDICTIONS = 3, 12, 4
+STALE, SWAPPED, UNTIED, LOOSE = DAMAGES = ("stale", "swapped", "untied", "loose")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run.
+
+    Attributes:
+        name: of its output.
+        counts: layers of each stage; of the whole model for the reference.
+        replicas: pipelines; the reference takes the micro-batches of so many.
+        accumulate: micro-batches of a replica in a step.
+        overflow: number of the step of which one micro-batch has a gradient that is not finite; 0 for none.
+        start: name of the checkpoint that it goes on from. saves: whether it leaves one under its own name.
+        tight: whether the checkpoint is written without a copy of the state, for want of memory.
+        damage: of DAMAGES: an activation that belongs to another micro-batch, layers in each other's
+            place, the gradient of the word embedding not exchanged, its value not the same on both stages.
+    """
+
+    name: str
+    counts: tuple[int, ...]
+    replicas: int = 1
+    accumulate: int = 4
+    schedule: str = "1f1b"
+    placement: str = "intra_first"
+    operators: str = "fused"
+    dtype: str = "float32"
+    dropout: float = 0.1
+    steps: int = 4
+    overflow: int = 0
+    start: str = ""
+    saves: bool = False
+    tight: bool = False
+    damage: str = ""
+
+    @property
+    def stages(self) -> int:
+        return len(self.counts)
+
+    @property
+    def model(self) -> str:
+        return f"bert_{sum(self.counts)}_32_4"
+
+
+def batch(case: Case, step: int, number: int) -> Batch:
+    """Micro-batch `number` of a step, over all replicas. They differ in their shapes."""
+    rows, length = ROWS + number % 2, LENGTH - 4 * (step % 2)
+    made = random_batch(np.random.default_rng([step, number]), rows, length, PREDICTIONS, 1)
+    if step == case.overflow and number == 1:
+        weights = made.masked_weights.copy()
+        weights[0, 0] = np.inf
+        made = made._replace(masked_weights=weights)
+    return made
+
+
+class Stale(PipelineStep):
+    """A stage that takes the activations of the micro-batch of the same shape before."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._before: dict[Any, mx.nd.NDArray] = {}
+
+    def _forward(self, step: int, number: int, batch: Any, inputs: Any, factors: Any) -> Any:
+        if inputs is not None:
+            fresh = inputs.copy()
+            self._before.get(inputs.shape, fresh).copyto(inputs)
+            self._before[inputs.shape] = fresh
+        return super()._forward(step, number, batch, inputs, factors)
+
+
+class Untied(PipelineStep):
+    """Stages that keep their own part of the word embedding's gradient."""
+
+    def _average(self, gradients: Any) -> None:
+        self._ranks.group.average(gradients)
+
+
+KINDS = {STALE: Stale, UNTIED: Untied}
+
+
+class Runner:
+    """The runs of one rank."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.world = HorovodCommunicator(divisible=True)
+
+    def run(self, case: Case) -> None:
+        """Takes a case to its end and writes what it came to."""
+        if case.stages == 1:
+            if self.world.rank == 0:
+                self.alone(case)
+            self.world.barrier()
+            return
+        ranks = self.placed(case)
+        part = ranks.part
+        choose_operators(case.operators, case.dtype, mx.cpu(), part.config)
+        bert = build_part(part, VOCAB_SIZE, case.dropout)
+        allocate(bert, part, mx.cpu(), "float32")
+        network = TASK.stage(bert, part, case.dtype, case.dropout, case.operators)
+        start = self.start(case)
+        begin_stages(start, network, ranks, SEED, STDEV)
+        if case.damage == SWAPPED:
+            swap_layers(network)
+        optimizer = new_optimizer(network, case)
+        restore_stages(start, network, optimizer, ranks)
+        if case.damage == LOOSE and ranks.place.last:
+            trained(network)["word_embed.0.weight"].data()[3, 1] += 1e-6
+        place = ranks.place
+        settings = StepSettings(
+            case.accumulate,
+            CLIP_NORM,
+            lambda step, number: dropout_seed(SEED, step, place.data_rank + place.data_size * number),
+        )
+        scaler = DynamicScaler(initial=16.0)
+        kind = KINDS.get(case.damage, PipelineStep)
+        take = kind(TASK, network, optimizer, scaler, ranks, settings)
+        own = range(place.data_rank, case.accumulate * place.data_size, place.data_size)
+        report = self.steps(case, take, own, start.step, optimizer)
+        report["place"] = asdict(place)
+        report["rank"] = self.world.rank
+        parameters = live_arrays(network_parameters(network))
+        if case.saves:
+            report["error"] = self.save(case, network, optimizer, ranks, start.step + case.steps)
+        self.write(case, report, parameters)
+
+    def alone(self, case: Case) -> None:
+        """The reference, in this process alone."""
+        config = named_config(case.model)
+        choose_operators(case.operators, case.dtype, mx.cpu(), config)
+        bert = build_model(config, VOCAB_SIZE, case.dropout)
+        initialize(bert, mx.cpu(), "float32", SEED, STDEV)
+        network = TASK.network(bert, config, case.dtype, case.dropout, case.operators)
+        start, local = self.start(case), LocalCommunicator()
+        restore_parameters(start, network_parameters(network), local, mx.cpu())
+        optimizer = new_optimizer(network, case)
+        restore_states(start, optimizer, local)
+        count = case.replicas * case.accumulate
+        settings = StepSettings(count, CLIP_NORM, lambda step, number: dropout_seed(SEED, step, number))
+        take = TrainStep(TASK, network, optimizer, DynamicScaler(initial=16.0), local, settings)
+        report = self.steps(case, take, range(count), start.step, optimizer)
+        parameters = live_arrays(network_parameters(network))
+        if case.saves:
+            step = start.step + case.steps
+            save(self.folder(case.name), step, parameters, optimizer.state_views(), {})
+        self.write(case, report, parameters)
+
+    def steps(self, case: Case, take: Any, own: Any, begun: int, optimizer: Optimizer) -> dict[str, Any]:
+        seen: dict[str, Any] = {"sums": [], "norm": [], "applied": []}
+        for step in range(begun + 1, begun + case.steps + 1):
+            result = take(step, [batch(case, step, number) for number in own], LR)
+            seen["sums"].append([float(each) for each in result.sums.asnumpy()])
+            seen["norm"].append(result.grad_norm)
+            seen["applied"].append(result.applied)
+        return seen
+
+    def placed(self, case: Case) -> Ranks:
+        """Every rank in its place, as if there were two hosts where the ranks divide."""
+        size = self.world.size
+        hosts = [size // 2] * 2 if size % 2 == 0 else [size]
+        replicas = replica_groups(hosts, case.stages, case.placement)
+        place = place_of(self.world.rank, hosts, case.stages, case.placement)
+        assert place.data_size == case.replicas
+        config = PipelineConfig(case.stages, case.placement, case.schedule)
+        group = self.world.groups(list(zip(*replicas)))
+        ranks = Ranks(config, place, replicas, self.world, group)
+        return ranks.divided(named_config(case.model), make_split(case.counts))
+
+    def start(self, case: Case) -> Start:
+        """The beginning: fresh, or another case's checkpoint, which rank 0 alone reads."""
+        if not case.start:
+            return Start()
+        folder = self.folder(case.start)
+        (step,) = [int(path.stem) for path in Path(folder).glob("*.params")]
+        start = Start(step=step, facts={"step": step, "options": {}})
+        if self.world.rank == 0:
+            start.checkpoint = load_step(folder, step, print)
+        return start
+
+    def save(self, case: Case, network: Any, optimizer: Optimizer, ranks: Ranks, step: int) -> str:
+        """The checkpoint, as a run saves it; the message of an error."""
+        reporter: Any = Silent()
+        available = (lambda: 0.0) if case.tight else (lambda: 1e12)
+        saver = Saver(self.folder(case.name), 0, reporter, available)
+        try:
+            check_tied(network, ranks)
+        except Exception as error:
+            return str(error)
+        parameters, states, messages = gather(network, optimizer, ranks)
+        saver.lend(messages)
+        if self.world.rank == 0:
+            saver.begin(step, parameters, states, {})
+        assert saver.sound()
+        for array in live_arrays(network_parameters(network)).values():
+            array *= 1  # an update may begin now
+        assert saver.finish()
+        self.world.barrier()
+        return ""
+
+    def folder(self, name: str) -> str:
+        return str(self.directory / f"checkpoint-{name}")
+
+    def write(self, case: Case, report: dict[str, Any], parameters: dict[str, Any]) -> None:
+        arrays = {name: array.asnumpy() for name, array in parameters.items()}
+        path = self.directory / f"{case.name}-{self.world.rank}.npz"
+        np.savez(path, report=np.array(json.dumps(report)), **arrays)
+
+
+class Silent:
+    def note(self, text: str) -> None:
+        pass
+
+    warn = note
+
+
+def swap_layers(network: Any) -> None:
+    """Exchanges the first two layers of a stage that has two."""
+    named = network_parameters(network)
+    layers = sorted({name.split(".")[2] for name in named if name.startswith("encoder.transformer_cells.")})
+    for name, parameter in named.items():
+        if name.startswith(f"encoder.transformer_cells.{layers[0]}.") and len(layers) > 1:
+            other = named[name.replace(f".{layers[0]}.", f".{layers[1]}.", 1)]
+            held = parameter.data().copy()
+            parameter.set_data(other.data().copy())
+            other.set_data(held)
+
+
+def new_optimizer(network: Any, case: Case) -> Optimizer:
+    parameters = trained(network)
+    arrays = [each.data() for each in parameters.values()]
+    return Optimizer("lamb", list(parameters), arrays, native=case.operators == "fused")
+
+
+def main() -> None:
+    directory, cases = sys.argv[1:]
+    runner = Runner(Path(directory))
+    for each in json.loads(cases):
+        runner.run(Case(**{**each, "counts": tuple(each["counts"])}))
+    runner.world.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""The options of pipelines, their errors before anything starts, and what a run keeps of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from base.errors import InputError
+from base.launchers import BYTEPS, HVD
+from tests.processes import ROOT
+from training.config import run_config, stage_config
+from training.options import parse_options, stage_options
+from training.pipeline.options import PipelineConfig, check_launch
+
+
+def parse(*argv: str):
+    return parse_options(["--dummy_data_len", "8", "--model", "bert_24_16_2", *argv], "")
+
+
+def config_of(*argv: str) -> PipelineConfig:
+    (options,) = stage_options(parse(*argv))
+    return stage_config(options).pipeline
+
+
+def refused(*argv: str) -> str:
+    with pytest.raises(InputError) as error:
+        parse(*argv)
+    return str(error.value)
+
+
+def test_without_stages_nothing_is_different() -> None:
+    assert config_of() == PipelineConfig() == PipelineConfig(1, "intra_first", "1f1b", None)
+    assert config_of("--pipeline_stages", "1") == PipelineConfig()
+    assert run_config(parse()).pipeline.stages == 1
+
+
+def test_the_options_become_a_configuration() -> None:
+    assert config_of("--pipeline_stages", "4") == PipelineConfig(4, "intra_first", "1f1b", None)
+    words = ("--pipeline_stages", "4", "--placement", "inter_first", "--pipeline_schedule", "gpipe")
+    found = config_of(*words, "--pipeline_split", "6, 7,7,4")
+    assert found == PipelineConfig(4, "inter_first", "gpipe", (6, 7, 7, 4))
+
+
+def test_options_are_recorded_as_json_and_read_back() -> None:
+    options = vars(parse("--pipeline_stages", "2", "--pipeline_split", "11,13"))
+    saved = json.loads(json.dumps({name: options[name] for name in ("pipeline_stages", "pipeline_split")}))
+    assert saved == {"pipeline_stages": 2, "pipeline_split": "11,13"}
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (("--pipeline_stages", "0"), "--pipeline_stages: '0' is not a whole number from 1"),
+        (("--pipeline_stages", "25"), "--pipeline_stages 25: the model has 24 layers"),
+        (("--placement", "inter_first"), "--placement is about layers over several processes; give --pipe"),
+        (("--pipeline_schedule", "gpipe"), "--pipeline_schedule is about layers over several"),
+        (("--pipeline_split", "24"), "--pipeline_split is about layers over several"),
+        (("--pipeline_stages", "2", "--pipeline_split", "24"), "1 numbers for 2 stages; give each stage's"),
+        (("--pipeline_stages", "2", "--pipeline_split", "12,13"), "25 layers in all, and the model has 24"),
+        (
+            ("--pipeline_stages", "2", "--pipeline_split", "0,24"),
+            "--pipeline_split: '0' is not a whole number",
+        ),
+        (("--pipeline_stages", "2", "--pipeline_split", "12,"), "--pipeline_split: '' is not a whole number"),
+        (("--pipeline_stages", "2", "--placement", "both"), "--placement: invalid choice"),
+        (
+            ("--pipeline_stages", "2", "--schedule", "1f1b"),
+            "a schedule of pipelines: give --pipeline_schedule",
+        ),
+        (
+            ("--pipeline_stages", "2", "--optimizer_state", "bfloat16"),
+            "its roundings depend on the parameters",
+        ),
+        (("--schedule", "cosine"), "--schedule: invalid choice: 'cosine'"),
+    ],
+)
+def test_bad_options_are_one_line(argv: tuple[str, ...], message: str) -> None:
+    assert message in refused(*argv)
+
+
+def test_commands_with_the_whole_model_reject_stages() -> None:
+    with pytest.raises(InputError, match="--pipeline_stages 2: this command has the whole model in every"):
+        run_config(parse("--pipeline_stages", "2"))
+
+
+def test_a_launch_is_checked() -> None:
+    four = {"OMPI_COMM_WORLD_SIZE": "4"}
+    check_launch(1, BYTEPS, False, four)
+    check_launch(2, HVD, True, four)
+    check_launch(3, HVD, True, {})  # --estimate of one process for any number
+    with pytest.raises(InputError, match="4 processes are not a multiple of 3; start 3 or 6"):
+        check_launch(3, HVD, True, four)
+    with pytest.raises(InputError, match="1 process is not a multiple of 2; start 2$"):
+        check_launch(2, HVD, False, {})
+    with pytest.raises(InputError, match="BytePS has neither groups .* start run_pretraining_hvd.py"):
+        check_launch(2, BYTEPS, True, four)
+
+
+@pytest.mark.parametrize("script", ["run_pretraining_hvd.py", "run_pretraining_byteps.py"])
+def test_a_script_ends_before_anything_starts(script: str) -> None:
+    words = [
+        sys.executable,
+        script,
+        "--dummy_data_len",
+        "8",
+        "--model",
+        "bert_2_16_2",
+        "--pipeline_stages",
+        "2",
+    ]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("OMPI_")}
+    found = subprocess.run(
+        words, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert found.returncode == 2 and found.stderr.count("\n") == 1
+    named = "run_pretraining_hvd.py" if "byteps" in script else "start 2"
+    assert named in found.stderr
+
+
+def test_beginnings_and_moments_that_stages_do_not_have():
+    for words in (
+        ["--pretrained", "--model", "bert_12_768_12"],
+        ["--optimizer_state", "bfloat16", "--operators", "fused"],
+        ["--padding", "remove"],
+    ):
+        with pytest.raises(InputError, match=f"{words[0]}.* with --pipeline_stages"):
+            parse("--pipeline_stages", "2", *words)

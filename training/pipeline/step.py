@@ -1,0 +1,152 @@
+"""An optimizer step over the stages of a pipeline: the micro-batches pass through them and their gradients
+back, and what is decided once for the model is decided over all ranks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Sequence
+
+import mxnet as mx
+
+from bert.model import trained
+from bert.weights.names import EMBEDDING
+from tasks.base import StageNetwork, Task
+from training.optimizer.optimizer import Optimizer, global_norm
+from training.optimizer.scaler import LossScaler
+from training.pipeline.ranks import TIED, Ranks, activation_tag, gradient_tag
+from training.pipeline.schedule import passes
+from training.pipeline.stream import Incoming, Outgoing, Rooms, shapes_of
+from training.step import StepSettings, TrainStep
+
+
+class _Kept(NamedTuple):
+    """The rests of a forward pass that the backward pass of its micro-batch needs. `inputs`: the activations
+    of the stage before, None on the first stage; `output`: those of this stage, or the loss; `sent`: their
+    message."""
+
+    inputs: mx.nd.NDArray | None
+    output: mx.nd.NDArray
+    sent: Any
+
+
+class PipelineStep(TrainStep):
+    """The step of a rank that holds one stage.
+
+    The gradient of the word embedding, which lies on the first and the last stage, is averaged over the
+    replicas on both, then exchanged and added: as each adds the same two arrays, both have the same bits, and
+    so have their values ever after. Sums (`StepResult.sums`) are those of the last stage, and zeros on the
+    others.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        network: StageNetwork,
+        optimizer: Optimizer,
+        scaler: LossScaler,
+        ranks: Ranks,
+        settings: StepSettings,
+    ):
+        super().__init__(task, network, optimizer, scaler, ranks.world, settings)
+        self._ranks = ranks
+        self._rooms = Rooms(self._device, with_gradient=True)
+        self._gradient_rooms = Rooms(self._device, with_gradient=False)
+        names = list(trained(network))
+        self._tied = names.index(EMBEDDING) if EMBEDDING in names else None
+        self._other_end: mx.nd.NDArray | None = None
+        self._outgoing = Outgoing(ranks.world)
+
+    def _forward_and_backward(self, step: int, batches: Sequence[Any]) -> mx.nd.NDArray:
+        ranks, place, network = self._ranks, self._ranks.place, self._network
+        shapes = shapes_of(batches)
+        factors = self._factors(batches, ranks.group) if place.last else []
+        network.pack_weights()
+        self._accumulation.begin()
+        total = mx.nd.zeros((len(self._task.sums),), ctx=self._device)
+
+        def room(rooms: Rooms) -> Any:
+            return lambda number: rooms.take(*network.activations(*shapes[number]))
+
+        count = len(batches)
+        activations = gradients = None
+        if not place.first:
+            activations = Incoming(ranks.world, ranks.previous, activation_tag, room(self._rooms), count)
+        if not place.last:
+            gradients = Incoming(ranks.world, ranks.next, gradient_tag, room(self._gradient_rooms), count)
+        kept: dict[int, _Kept] = {}
+        for forward, number in passes(ranks.config.schedule, place.stage, place.stages, count):
+            if forward:
+                inputs = activations.take() if activations else None
+                output, sums = self._forward(step, number, batches[number], inputs, factors)
+                sent = None
+                if sums is None:
+                    sent = self._outgoing.send(output, ranks.next, activation_tag(number))
+                else:
+                    total += sums
+                kept[number] = _Kept(inputs, output, sent)
+            else:
+                self._backward(number, kept.pop(number), gradients.take() if gradients else None)
+        self._outgoing.limit(0)
+        return total
+
+    def _forward(
+        self, step: int, number: int, batch: Any, inputs: mx.nd.NDArray | None, factors: list[mx.nd.NDArray]
+    ) -> tuple[mx.nd.NDArray, mx.nd.NDArray | None]:
+        """The pass of a micro-batch: activations and None, or the loss and the sums."""
+        network = self._network
+        arrays = self._task.inputs(batch, self._device)[network.takes]
+        mx.random.seed(self._settings.random_seed_of(step, number))
+        network.skip_dropout(*batch.input_ids.shape)
+        with mx.autograd.record():
+            # Handles of their own for the factors: see bert.fused._Packed.
+            own = [factor.detach() for factor in factors]
+            outputs = network(*([] if inputs is None else [inputs]), *arrays, *own)
+        if self._ranks.place.last:
+            loss, sums, *_ = outputs
+            return loss, sums
+        return outputs, None
+
+    def _backward(self, number: int, kept: _Kept, gradient: mx.nd.NDArray | None) -> None:
+        if gradient is None:
+            kept.output.backward()
+        else:
+            kept.sent.wait()  # it has arrived: its gradient is here
+            kept.output.backward(gradient)
+        inputs = kept.inputs
+        if inputs is not None:
+            given_back = inputs
+            self._outgoing.send(
+                inputs.grad,
+                self._ranks.previous,
+                gradient_tag(number),
+                lambda: self._rooms.give_back(given_back),
+            )
+        self._accumulation.after_backward()
+        if gradient is not None:
+            self._gradient_rooms.give_back(gradient)
+
+    def _average(self, gradients: list[mx.nd.NDArray]) -> None:
+        ranks = self._ranks
+        other = ranks.tied
+        if self._tied is None or other is None:
+            ranks.group.average(gradients)
+            return
+        own = gradients[self._tied]
+        if self._other_end is None:
+            self._other_end = mx.nd.zeros_like(own)
+        arriving = ranks.world.receive(self._other_end, other, TIED)
+        ranks.group.average(gradients)
+        leaving = ranks.world.send(own, other, TIED)
+        arriving.wait()
+        leaving.wait()
+        own += self._other_end
+
+    def _norm(self, gradients: list[mx.nd.NDArray]) -> float:
+        """The norm over all stages; the word embedding counts once. Every stage adds the square of its own
+        norm: beside that of a single process the result is rounded in another order."""
+        place = self._ranks.place
+        counted = [each for index, each in enumerate(gradients) if place.first or index != self._tied]
+        own = global_norm(counted, self._optimizer.native)  # the one wait for the device
+        squares = mx.nd.array([own * own], ctx=mx.cpu(), dtype="float64")
+        self._ranks.world.average([squares])
+        return math.sqrt(float(squares.asscalar()) * place.stages)
