@@ -121,9 +121,12 @@ void DenseProducts::forward(const float* x, const float* bias, float* y) const {
            forward_weight_, row_major(rows_, outputs_), y, bias);
 }
 
+TileProduct DenseProducts::forward_product(const uint32_t* x, const float* bias, float* y) const {
+  return {x, static_cast<const uint32_t*>(forward_weight_), rows_, outputs_, inputs_, y, outputs_, bias};
+}
+
 void DenseProducts::forward_on_tiles(const uint32_t* x, const float* bias, float* y) const {
-  KERNEL(multiply_packed_factors)
-  ({x, static_cast<const uint32_t*>(forward_weight_), rows_, outputs_, inputs_, y, outputs_, bias});
+  KERNEL(multiply_packed_factors)(forward_product(x, bias, y));
 }
 
 void DenseProducts::backward(const float* dy, const float* x, bool accumulate, float* dx, MXTensor* first,
@@ -173,10 +176,16 @@ void DenseProducts::multiply_input_gradient(const void* dy, bool accumulate, flo
            row_major(rows_, inputs_), dx, nullptr, accumulate);
 }
 
+TileProduct DenseProducts::input_gradient_product(const uint32_t* dy_left, bool accumulate, float* dx) const {
+  return {dy_left,   static_cast<const uint32_t*>(backward_weight_),
+          rows_,     inputs_,
+          outputs_,  dx,
+          inputs_,   nullptr,
+          accumulate};
+}
+
 void DenseProducts::input_gradient_on_tiles(const uint32_t* dy_left, bool accumulate, float* dx) const {
-  KERNEL(multiply_packed_factors)
-  ({dy_left, static_cast<const uint32_t*>(backward_weight_), rows_, inputs_, outputs_, dx, inputs_, nullptr,
-    accumulate});
+  KERNEL(multiply_packed_factors)(input_gradient_product(dy_left, accumulate, dx));
 }
 
 void DenseProducts::weight_gradients_on_tiles(const uint32_t* dy_transposed, const uint32_t* x_right,

@@ -49,7 +49,8 @@ class DenseProducts {
 
   // y = x W^T [+ bias (N)].
   void forward(const float* x, const float* bias, float* y) const;
-  // The same by x as a packed left factor (M, K); on tiles only.
+  // The same by x as a packed left factor (M, K); on tiles only. The first one is yet to be computed.
+  TileProduct forward_product(const uint32_t* x, const float* bias, float* y) const;
   void forward_on_tiles(const uint32_t* x, const float* bias, float* y) const;
 
   // dx = dy W [+ dx], and the weights' gradients dy^T x, one below the other, into (first, ..., last): (N_i,
@@ -61,6 +62,7 @@ class DenseProducts {
   void weight_gradients(const float* dy, const float* x, mxnet::ext::MXTensor* first,
                         mxnet::ext::MXTensor* last) const;
   // The same by packed factors; on tiles only.
+  TileProduct input_gradient_product(const uint32_t* dy_left, bool accumulate, float* dx) const;
   void input_gradient_on_tiles(const uint32_t* dy_left, bool accumulate, float* dx) const;
   // dy_transposed: dy^T as a left factor (N, M); x_right: x as a right factor (M summed over, K).
   void weight_gradients_on_tiles(const uint32_t* dy_transposed, const uint32_t* x_right,

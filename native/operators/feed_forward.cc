@@ -5,8 +5,8 @@
 // (U),
 //                   mode (1), packed_1, packed_2; dtype, form, dropout, eps)
 //   -> y (..., U) = LayerNorm(x + dropout(gelu(x weight_1^T + bias_1) weight_2^T + bias_2)),
-//      the dropped elements' key (2); inner (M, H) and outer (M, U), the two products without their biases,
-//      for the backward pass only.
+//      the dropped elements' key (2); inner (at least M H) and outer (M, U), the two products, for the
+//      backward pass only: without their biases, but on tiles inner with its bias and block by block.
 //
 // The same as bert_dense, bert_bias_gelu, bert_dense and bert_add_norm one after the other (see there for
 // dtype, form, dropout, eps, mode and what bert_pack makes of the weights), with less traffic: what gelu
@@ -58,7 +58,8 @@ MXReturnValue shapes(const Attributes& attributes, Shapes* in, Shapes* out) {
     in->at(kPacked2) = {static_cast<unsigned>(PackedWeights(low, 1, units, hidden).bytes())};
     out->at(kY) = x;
     out->at(kKey) = {2};
-    out->at(kInner) = {rows, hidden};
+    out->at(kInner) = {
+        static_cast<unsigned>(low && tile_products() ? kept_size(rows, hidden) : rows * hidden)};
     out->at(kOuter) = {rows, units};
   });
 }
@@ -87,7 +88,6 @@ struct FeedForward {
         tanh(gelu_by_tanh(attributes)) {}
 
   const float* bias_1() const { return floats(in[kBias1]); }
-  GeluInput gelu(const float* inner) const { return {inner, bias_1(), rows, hidden, tanh}; }
 
   AddNorm add_norm(const Attributes& attributes, const float* outer, const Dropout& dropout) const {
     return {outer, floats(in[kBias2]),       floats(in[kX]), floats(in[kGamma]), rows,
@@ -105,15 +105,18 @@ MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, c
     const Dropout dropout = choose_dropout(attributes, in->at(kMode), resource, &out->at(kKey));
     if (layer.rows == 0) return;
     float *inner = floats(out->at(kInner)), *outer = floats(out->at(kOuter));
-    layer.first.forward(floats(in->at(kX)), nullptr, inner);
     if (layer.second.tiled()) {
-      PackedForms gelu;
+      PackedForms x, gelu;
+      x.left = packed_scratch(kRightSlot, layer.rows, layer.units);
       gelu.left = packed_scratch(kLeftSlot, layer.rows, layer.hidden);
-      KERNEL(pack_gelu)(layer.gelu(inner), gelu);
+      KERNEL(pack_factor)(floats(in->at(kX)), layer.rows, layer.units, x);
+      KERNEL(multiply_gelu)
+      (layer.first.forward_product(x.left, nullptr, nullptr), {layer.bias_1(), layer.tanh}, inner, gelu);
       layer.second.forward_on_tiles(gelu.left, nullptr, outer);
     } else {
       float* gelu = layer.scratch_hidden(kGeluSlot);
       const auto kernel = layer.tanh ? KERNEL(bias_gelu_tanh) : KERNEL(bias_gelu);
+      layer.first.forward(floats(in->at(kX)), nullptr, inner);
       kernel(inner, layer.bias_1(), gelu, layer.rows, layer.hidden);
       layer.second.forward(gelu, nullptr, outer);
     }
@@ -129,12 +132,12 @@ void backward_on_tiles(const FeedForward& layer, const float* inner, const float
   of_outer.left = packed_scratch(kLeftSlot, layer.rows, layer.units);
   of_outer.transposed_left = packed_scratch(kBlockedSlot, layer.units, layer.rows);
   KERNEL(pack_factor)(d_outer, layer.rows, layer.units, of_outer);
-  float* d_gelu = layer.scratch_hidden(kGradientSlot);
-  layer.second.input_gradient_on_tiles(of_outer.left, false, d_gelu);
-  of_inner.left = packed_scratch(kLeftSlot, layer.rows, layer.hidden);
+  of_inner.left = packed_scratch(kGradientSlot, layer.rows, layer.hidden);
   of_inner.transposed_left = packed_scratch(kGeluSlot, layer.hidden, layer.rows);
   of_gelu.right = packed_scratch(kRightSlot, layer.hidden, layer.rows);
-  KERNEL(pack_gelu_backward)(layer.gelu(inner), d_gelu, of_inner, of_gelu, floats(out[kBias1]));
+  KERNEL(multiply_gelu_backward)
+  (layer.second.input_gradient_product(of_outer.left, false, nullptr), layer.tanh, inner, of_inner, of_gelu,
+   floats(out[kBias1]));
   layer.second.weight_gradients_on_tiles(of_outer.transposed_left, of_gelu.right, out + kWeight2,
                                          out + kWeight2 + 1);
   layer.first.input_gradient_on_tiles(of_inner.left, true, floats(out[kX]));
