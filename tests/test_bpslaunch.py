@@ -141,7 +141,7 @@ def test_two_workers_as_somebody_types_them(environment, tmp_path):
                 stack.enter_context(start_command(argv, timeout=120, env=env, cwd=tmp_path, grace=20))
             )
         results = [run.wait().check() for run in runs]
-    options = [*TRAINING[:-1], "ckpt_launcher"]
+    options = [*TRAINING, "--ckpt_dir", "ckpt_launcher"]
     ours = run_ranks(
         ROOT / "run_pretraining_byteps.py", 2, "byteps", args=options, cwd=tmp_path, timeout=120,
         env={"OMP_NUM_THREADS": None},

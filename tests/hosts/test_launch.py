@@ -542,7 +542,7 @@ def test_dry_run_of_the_experiments(name, workers):
         "ssh -p 2222",
         "--dry_run",
         "--",
-        "python",
+        sys.executable,
         "hparams.py",
     ]
     lines = run_command([*LAUNCHER, *command], env={"NCCL_DEBUG": "WARN"}).check().stdout.splitlines()

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -129,9 +130,17 @@ def written(path, text):
         path.write_text(before, encoding="ascii")
 
 
+def without_python(hosts):
+    """Beta without this interpreter; the folder stays, which may be the one of mount and umount."""
+    target = os.path.realpath(sys.executable)
+    return hosts.mounted(1, ["--bind", "/dev/null", target], target)
+
+
 def other_python(hosts, tmp_path, text):
-    """Another interpreter on beta, at the place of this one."""
-    script = tmp_path / "python"
+    """Another interpreter on beta, at the place of this one, of which PYTHON in `text` is a copy."""
+    script, copy = tmp_path / "python", tmp_path / "python-copy"
+    shutil.copy(os.path.realpath(sys.executable), copy)
+    text = text.replace("PYTHON", str(copy))
     script.write_text(f"#!/bin/sh\n{text}\n", encoding="ascii")
     script.chmod(0o755)
     target = os.path.realpath(sys.executable)
@@ -171,11 +180,11 @@ FAULTS = {
         f"10.77.0.2 has no {ROOT / 'hosts' / 'answer.py'}; copy this project there, to the same path",
     ),
     "no interpreter": (
-        lambda hosts, _: hosts.hide(1, Path(os.path.realpath(sys.executable)).parent),
+        lambda hosts, _: without_python(hosts),
         f"10.77.0.2 has no {sys.executable}; run make setup there",
     ),
     "another interpreter": (
-        lambda hosts, folder: other_python(hosts, folder, "exec /usr/bin/python3 -S \"$@\""),
+        lambda hosts, folder: other_python(hosts, folder, "exec PYTHON -S \"$@\""),
         "run make setup there",
     ),
     "no Open MPI": (
