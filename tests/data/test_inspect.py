@@ -491,7 +491,7 @@ GOOD = "\n\n".join(
 TEXTS = {
     "[UNK]": GOOD.replace("number 3 ", "\u0f00 \u0f01 \u0f02 \u0f03 "),
     "a literal <unk>": GOOD.replace("number 3 ", "<unk> <unk> "),
-    "'@ - @': mark-up": GOOD.replace("number 3 ", "long @-@ <b> "),
+    "'@ - @': mark-up": re.sub("number [3-7] ", "long @-@ <b> ", GOOD),
     "no language repeats itself": GOOD,
     "single sentence": "\n\n".join(line for line in GOOD.splitlines() if line),
     "fewer than 5 tokens": "\n\n".join("\n".join("i am ." for _ in range(20)) for _ in range(60)),
@@ -616,6 +616,6 @@ def test_padding_is_warned_of(directory, capsys):
     one = json.loads(shown(capsys, directory, "--num_buckets", 1, "--json", "--num", 0))
     assert one["batches"]["padding_share"] > 0.05
     assert [warning for warning in one["warnings"] if "--num_buckets" in warning]
-    ten = json.loads(shown(capsys, directory, "--num_buckets", 10, "--batch_size", 2, "--json", "--num", 0))
-    assert ten["batches"]["padding_share"] < 0.06  # it depends on the interpreter, whose text it is
-    assert not [warning for warning in ten["warnings"] if "--num_buckets" in warning]
+    more = json.loads(shown(capsys, directory, "--num_buckets", 16, "--batch_size", 2, "--json", "--num", 0))
+    assert more["batches"]["padding_share"] < 0.05
+    assert not [warning for warning in more["warnings"] if "--num_buckets" in warning]

@@ -130,12 +130,6 @@ def written(path, text):
         path.write_text(before, encoding="ascii")
 
 
-def without_python(hosts):
-    """Beta without this interpreter; the folder stays, which may be the one of mount and umount."""
-    target = os.path.realpath(sys.executable)
-    return hosts.mounted(1, ["--bind", "/dev/null", target], target)
-
-
 def other_python(hosts, tmp_path, text):
     """Another interpreter on beta, at the place of this one, of which PYTHON in `text` is a copy."""
     script, copy = tmp_path / "python", tmp_path / "python-copy"
@@ -180,7 +174,7 @@ FAULTS = {
         f"10.77.0.2 has no {ROOT / 'hosts' / 'answer.py'}; copy this project there, to the same path",
     ),
     "no interpreter": (
-        lambda hosts, _: without_python(hosts),
+        lambda hosts, _: hosts.hide(1, Path(sys.executable).parent),
         f"10.77.0.2 has no {sys.executable}; run make setup there",
     ),
     "another interpreter": (
