@@ -1,6 +1,7 @@
 """Training in bfloat16 against float32: loss curves of real runs from the same seeds.
 
-    python -m bench.bfloat16 [--seeds 3] [--num_steps 200] [--plot bfloat16.png] [--json bfloat16.json]
+    python -m bench.bfloat16 [--seeds 3] [--num_steps 200] [--max_seq_length 32] [--plot bfloat16.png]
+                             [--json bfloat16.json]
     python -m bench.bfloat16 --option optimizer_state
 
 Each seed is pretrained twice on the embedded English text by run_pretraining_hvd.py in one process, once in
@@ -48,6 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--model", default="bert_2_128_2", help="default: %(default)s")
     parser.add_argument(
+        "--max_seq_length", type=at_least(8), default=32,
+        help="tokens of a sequence, at most 512; a batch has 16 such sequences and at least 2048 tokens "
+        "(default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
         "--plot", type=path_name, default="bfloat16.png", help="where the curves go (default: %(default)s)"
     )
     parser.add_argument("--json", type=path_name, help="also write all numbers to this file")
@@ -78,15 +84,16 @@ def pretrain(options: argparse.Namespace, scratch: str, dtype: str, seed: int) -
     Raises:
         InputError: the run failed; its last lines are in the message.
     """
-    model, num_steps = options.model, options.num_steps
+    model, num_steps, length = options.model, options.num_steps, options.max_seq_length
     text, directory = os.path.join(scratch, "text"), os.path.join(scratch, f"{dtype}-{seed}")
     command = [
         sys.executable, os.path.join(ROOT, "run_pretraining_hvd.py"), "--raw",
         "--data", os.path.join(text, "corpus", "train-*.txt"),
         "--data_eval", os.path.join(text, "corpus", "eval.txt"),
         "--vocab", os.path.join(text, "vocab.txt"), "--cache_dir", os.path.join(scratch, "cache"),
-        "--model", model, f"--{options.option}", dtype, "--max_seq_length", "32", "--batch_size", "2048",
-        "--use_avg_len", "--lr", "0.014", "--warmup_ratio", "0.1", "--num_steps", str(num_steps),
+        "--model", model, f"--{options.option}", dtype, "--max_seq_length", str(length),
+        "--batch_size", str(max(2048, 16 * length)), "--use_avg_len",
+        "--lr", "0.014", "--warmup_ratio", "0.1", "--num_steps", str(num_steps),
         "--log_interval", str(EVERY), "--ckpt_interval", str(num_steps), "--ckpt_dir", directory,
         "--seed", str(seed), "--peak_tflops", "1",  # not shown: measuring it takes a second
     ]  # fmt: skip
