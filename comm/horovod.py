@@ -42,7 +42,26 @@ if TYPE_CHECKING:
     from mxnet.nd import NDArray
 
 
-class HorovodCommunicator:
+class _Collectives:
+    """Collectives over the ranks of the run, or of a group of them."""
+
+    name = "horovod"
+    _ranks: _Ranks
+
+    def broadcast(self, arrays: Sequence[NDArray], root: int = 0) -> None:
+        self._ranks.broadcast(arrays, root)
+
+    def average(self, arrays: Sequence[NDArray]) -> None:
+        self._ranks.average(arrays)
+
+    def all_agree(self, flags: Sequence[bool]) -> list[bool]:
+        return self._ranks.all_agree(flags)
+
+    def barrier(self) -> None:
+        self.all_agree([True])
+
+
+class HorovodCommunicator(_Collectives):
     """Joins the run that mpirun or horovodrun has started; started without a launcher it is a run of one
     process.
 
@@ -53,8 +72,6 @@ class HorovodCommunicator:
     Raises InputError when Horovod is not installed for MXNet, or was built without the launcher's library
     (each process would then train alone, unnoticed); where it is to be divisible and cannot be.
     """
-
-    name = "horovod"
 
     def __init__(self, divisible: bool = False) -> None:
         self._hvd = _import_horovod()
@@ -82,18 +99,6 @@ class HorovodCommunicator:
             from comm.mpi import Messages
 
             self._messages = Messages()
-
-    def broadcast(self, arrays: Sequence[NDArray], root: int = 0) -> None:
-        self._ranks.broadcast(arrays, root)
-
-    def average(self, arrays: Sequence[NDArray]) -> None:
-        self._ranks.average(arrays)
-
-    def all_agree(self, flags: Sequence[bool]) -> list[bool]:
-        return self._ranks.all_agree(flags)
-
-    def barrier(self) -> None:
-        self.all_agree([True])
 
     def groups(self, groups: Sequence[Sequence[int]]) -> HorovodGroup:
         check_groups(groups, self.size)
@@ -145,27 +150,13 @@ class HorovodCommunicator:
             raise ValueError("a communicator without groups and messages: it was made with divisible=False")
 
 
-class HorovodGroup:
+class HorovodGroup(_Collectives):
     """`comm.base.Communicator` of a group of ranks, over one of Horovod's process sets."""
-
-    name = "horovod"
 
     def __init__(self, ranks: _Ranks, run: HorovodCommunicator) -> None:
         self._ranks = ranks
         self.rank, self.size = ranks.rank, ranks.size
         self.local_rank, self.local_size = run.local_rank, run.local_size
-
-    def broadcast(self, arrays: Sequence[NDArray], root: int = 0) -> None:
-        self._ranks.broadcast(arrays, root)
-
-    def average(self, arrays: Sequence[NDArray]) -> None:
-        self._ranks.average(arrays)
-
-    def all_agree(self, flags: Sequence[bool]) -> list[bool]:
-        return self._ranks.all_agree(flags)
-
-    def barrier(self) -> None:
-        self.all_agree([True])
 
     def groups(self, groups: Sequence[Sequence[int]]) -> HorovodGroup:
         raise ValueError("a group has no groups")
