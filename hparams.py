@@ -18,11 +18,11 @@ import os
 import shlex
 import sys
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Callable, NamedTuple, NoReturn, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 import lamb_paper
-from base.command_line import OptionParser, path_name, positive, positive_int, probability
-from base.errors import InputError, one_line
+from base.command_line import CommandParser, path_name, positive, positive_int, probability, split_at_dashes
+from base.errors import InputError
 from hosts import mpirun, print_byteps
 from hosts.hostfile import read_host_lines, read_hostfile
 from hosts.networks import RULE, read_network
@@ -101,11 +101,7 @@ class Options:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code (0; 1 if --check finds a disagreement; 2 on bad input)."""
-    own = list(sys.argv[1:] if argv is None else argv)
-    passed_on: list[str] = []
-    if "--" in own:
-        cut = own.index("--")
-        own, passed_on = own[:cut], own[cut + 1 :]
+    own, passed_on = split_at_dashes(sys.argv[1:] if argv is None else argv)
     parsed = vars(_parser().parse_args(own))
     try:
         options = Options(**parsed, passed_on=tuple(expand_options(passed_on)))
@@ -210,20 +206,14 @@ def table(plan: Plan) -> str:
     return "\n".join(lines + [""] * bool(warnings) + warnings)
 
 
-class _Parser(OptionParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"hparams.py: {one_line(message)}\n")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = CommandParser(
+        "hparams.py",
         prog="hparams.py",
         description=f"{__doc__}\n{lamb_paper.__doc__}",
         epilog="Rule of thumb: four times the sequences in a step are a quarter of the steps, twice the\n"
         "learning rate and four times the warmup ratio, that is, as many warmup steps as before.\n"
         "--estimate of the training scripts shows whether a batch fits into memory.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
 
     def count(group: Any, flag: str, text: str, metavar: str = "N", default: int | None = None) -> None:

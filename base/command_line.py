@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from typing import Any, Callable, NoReturn, TypeVar
+from typing import Any, Callable, NoReturn, Sequence, TypeVar
 
 from base.errors import InputError, one_line
 
@@ -39,6 +39,25 @@ class OptionParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{one_line(message)} (--help lists the options)")
+
+
+class CommandParser(OptionParser):
+    """Ends the process with exit code 2 and one line, which begins with `name`. The description keeps its
+    lines, options are not abbreviated."""
+
+    def __init__(self, name: str, **keywords: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **keywords)
+        self._name = name
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self._name}: {one_line(message)}\n")
+
+
+def split_at_dashes(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words before the first "--", and those behind it."""
+    own = list(words)
+    cut = own.index("--") if "--" in own else len(own)
+    return own[:cut], own[cut + 1 :]
 
 
 def shown(text: str) -> str:

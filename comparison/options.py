@@ -17,6 +17,7 @@ from base.command_line import (
     positive,
     positive_int,
     seconds,
+    split_at_dashes,
     whole,
     within,
 )
@@ -68,10 +69,7 @@ def parse_options(
     Raises:
         InputError: an unknown option, a value out of its range, options that exclude each other.
     """
-    own, script_args = list(arguments), []
-    if "--" in own:
-        cut = own.index("--")
-        own, script_args = own[:cut], own[cut + 1 :]
+    own, script_args = split_at_dashes(arguments)
     parser = _parser(backends, description)
     ours = vars(parser.parse_args([]))
     messages.add_options(parser)

@@ -23,15 +23,15 @@ import signal
 import sys
 import uuid
 from pathlib import Path
-from typing import Callable, Mapping, NoReturn, Sequence
+from typing import Callable, Mapping, Sequence
 
 if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from base.command_line import OptionParser, whole
+from base.command_line import CommandParser, split_at_dashes, whole
 from base.command_line import seconds as limited
-from base.errors import InputError, one_line
+from base.errors import InputError
 from base.launchers import is_number
 from hosts.addresses import is_address
 from hosts.gathering import LEAVING, SCHEDULER, SERVER, WORKER, Coordinator, Member, Shape
@@ -88,18 +88,12 @@ class PodSignals(Signals):
         return ordered
 
 
-class _Parser(OptionParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"byteps_pod: {one_line(message)}\n")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = CommandParser(
+        "byteps_pod",
         prog="hosts/byteps_pod.py",
         usage="%(prog)s {scheduler,server,worker} --workers N --slots N [options] [-- SCRIPT OPTIONS...]",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("role", choices=(SCHEDULER, SERVER, WORKER))
     number = whole(1, 100_000, "no cluster is so large")
@@ -125,11 +119,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code (2 on bad input)."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    command: list[str] = []
-    if "--" in words:
-        cut = words.index("--")
-        words, command = words[:cut], words[cut + 1 :]
+    words, command = split_at_dashes(sys.argv[1:] if argv is None else argv)
     args = _parser().parse_args(words)
     if command and command[0].endswith(".py"):
         command = [sys.executable, *command]

@@ -23,14 +23,14 @@ import secrets
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator, Mapping, NoReturn, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from base.command_line import OptionParser, path_name, within
-from base.errors import InputError, one_line
+from base.command_line import CommandParser, path_name, within
+from base.errors import InputError
 from hosts.addresses import addresses, bare, is_here
 from hosts.asking import Asked, Conversation
 from hosts.hostfile import merged, read_host_lines, read_spares
@@ -81,17 +81,11 @@ class Report:
     mend: Sequence[tuple[str, str]]
 
 
-class _Parser(OptionParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"check: {one_line(message)}\n")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = CommandParser(
+        "check",
         prog="hosts/check.py",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "hostfile", type=path_name, metavar="HOSTFILE", help="Open MPI host file: name slots=8"

@@ -18,14 +18,14 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import NoReturn, Sequence
+from typing import Sequence
 
 if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from base.command_line import OptionParser, path_name, whole
-from base.errors import InputError, one_line
+from base.command_line import CommandParser, path_name, split_at_dashes, whole
+from base.errors import InputError
 from hosts import kubernetes_byteps, kubernetes_mpi, manifests
 from hosts.manifests import Deployment, Limits, Resources, Volume
 from hosts.networks import RULE, read_network
@@ -34,19 +34,13 @@ from hosts.plan_options import add_plan_options, script_and_options
 HVD, BYTEPS = BACKENDS = ("hvd", "byteps")
 
 
-class _Parser(OptionParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"kubernetes: {one_line(message)}\n")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = CommandParser(
+        "kubernetes",
         prog="hosts/kubernetes.py",
         usage="%(prog)s --backend {hvd,byteps} --name NAME --image IMAGE --workers N --slots N [options]"
         " -- ...",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--backend", required=True, choices=BACKENDS, help="hvd: MPIJob; byteps: Indexed Jobs"
@@ -136,11 +130,7 @@ def _limit_options(parser: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Writes the manifest to standard output; returns the exit code (2 on bad input)."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    own: list[str] = []
-    if "--" in words:
-        cut = words.index("--")
-        words, own = words[:cut], words[cut + 1 :]
+    words, own = split_at_dashes(sys.argv[1:] if argv is None else argv)
     args = _parser().parse_args(words)
     try:
         text = _manifest(args, own)

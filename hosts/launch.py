@@ -37,15 +37,15 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Callable, NoReturn, Sequence
+from typing import Callable, Sequence
 
 if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from base.command_line import OptionParser, path_name, whole
+from base.command_line import CommandParser, path_name, split_at_dashes, whole
 from base.command_line import seconds as limited
-from base.errors import InputError, one_line
+from base.errors import InputError
 from hosts import over_byteps, over_mpirun
 from hosts.addresses import is_here
 from hosts.exposure import warning
@@ -107,18 +107,12 @@ class Launch:
         return Question(self.wiring.ssh, os.getcwd(), python_of(self.command), path, programs)
 
 
-class _Parser(OptionParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"launch: {one_line(message)}\n")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = CommandParser(
+        "launch",
         prog="hosts/launch.py",
         usage="%(prog)s --hostfile FILE --backend {hvd,byteps} [options] -- SCRIPT OPTIONS...",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     text = "Open MPI host file: name slots=8"
     parser.add_argument("--hostfile", type=path_name, required=True, metavar="FILE", help=text)
@@ -292,10 +286,7 @@ def _run_once(launch: Launch, start: Start, say: Callable[[str], None], signals:
 
 
 def _parse(words: list[str]) -> Launch:
-    command: list[str] = []
-    if "--" in words:
-        cut = words.index("--")
-        words, command = words[:cut], words[cut + 1 :]
+    words, command = split_at_dashes(words)
     args = _parser().parse_args(words)
     if command and command[0].endswith(".py"):
         command = [sys.executable, *command]

@@ -29,13 +29,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Mapping, NoReturn, Sequence
+from typing import Mapping, Sequence
 
 if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from base.command_line import OptionParser, path_name, whole
+from base.command_line import CommandParser, path_name, split_at_dashes, whole
 from base.command_line import seconds as limited
 from base.errors import InputError, one_line
 from hosts.hostfile import read_hostfile
@@ -51,18 +51,12 @@ PRIVILEGE_SEPARATION = "/run/sshd"  # a folder without which sshd does not run a
 STEP = 0.5  # seconds between looks at what is waited for
 
 
-class _Parser(OptionParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"mpi_pod: {one_line(message)}\n")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = CommandParser(
+        "mpi_pod",
         prog="hosts/mpi_pod.py",
         usage="%(prog)s {launcher,worker} --keys DIR [options] [-- PYTHON SCRIPT OPTIONS...]",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("role", choices=("launcher", "worker"))
     text = "folder with the run's key (sshAuthMountPath)"
@@ -83,11 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code (2 on bad input)."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    command: list[str] = []
-    if "--" in words:
-        cut = words.index("--")
-        words, command = words[:cut], words[cut + 1 :]
+    words, command = split_at_dashes(sys.argv[1:] if argv is None else argv)
     args = _parser().parse_args(words)
     try:
         if args.role == "worker":

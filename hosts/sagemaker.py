@@ -19,14 +19,14 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import NoReturn, Sequence
+from typing import Sequence
 
 if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from base.command_line import OptionParser, whole
-from base.errors import InputError, one_line
+from base.command_line import CommandParser, split_at_dashes, whole
+from base.errors import InputError
 from hosts.mpirun import variables
 from hosts.parts import MPIRUN_SIGKILL
 from hosts.plan_options import add_plan_options, script_and_options
@@ -41,19 +41,13 @@ TOOLKITS = ("NCCL_DEBUG", "NCCL_SOCKET_IFNAME")
 LONGEST_WAIT = 3600  # seconds for spot instances, beside --max_hours
 
 
-class _Parser(OptionParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"sagemaker: {one_line(message)}\n")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = CommandParser(
+        "sagemaker",
         prog="hosts/sagemaker.py",
         usage="%(prog)s --image IMAGE --role ARN --instances N --instance_type TYPE --slots N [options]"
         " -- ...",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--image", required=True, metavar="IMAGE", help="in ECR")
     parser.add_argument("--role", required=True, metavar="ARN", help="role of the job")
@@ -79,11 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the call; returns the exit code (2 on bad input)."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    own: list[str] = []
-    if "--" in words:
-        cut = words.index("--")
-        words, own = words[:cut], words[cut + 1 :]
+    words, own = split_at_dashes(sys.argv[1:] if argv is None else argv)
     args = _parser().parse_args(words)
     try:
         _check(args)

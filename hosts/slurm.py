@@ -22,14 +22,14 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import NoReturn, Sequence
+from typing import Sequence
 
 if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from base.command_line import OptionParser, path_name, whole
-from base.errors import InputError, one_line
+from base.command_line import CommandParser, path_name, split_at_dashes, whole
+from base.errors import InputError
 from hosts.networks import RULE, TCP, Network, read_network
 from hosts.plan_options import add_plan_options, script_and_options
 from hosts.shell import VENV
@@ -76,18 +76,12 @@ exit "$code"
 """
 
 
-class _Parser(OptionParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"slurm: {one_line(message)}\n")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = CommandParser(
+        "slurm",
         prog="hosts/slurm.py",
         usage="%(prog)s --backend {hvd,byteps} --nodes N --tasks_per_node N [options] -- ...",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add(
@@ -125,11 +119,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Writes the script to standard output; returns the exit code (2 on bad input)."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    own: list[str] = []
-    if "--" in words:
-        cut = words.index("--")
-        words, own = words[:cut], words[cut + 1 :]
+    words, own = split_at_dashes(sys.argv[1:] if argv is None else argv)
     try:
         text = _script(_parser().parse_args(words), own)
     except InputError as error:
