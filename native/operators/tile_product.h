@@ -21,22 +21,71 @@ constexpr int64_t kSteps = 8;
 // Rows of the left factor that stay in the second-level cache while the right factor's columns pass by.
 constexpr int64_t kLeftBytes = 800 << 10;
 
-// Blocks [first_row, last_row) x [first_column, last_column) of a product.
+// Blocks [first_row, last_row) x [first_column, last_column) of a product, summed over the steps [first_step,
+// last_step).
 struct ProductPart {
-  int64_t first_row, last_row, first_column, last_column;
+  int64_t first_row, last_row, first_column, last_column, first_step, last_step;
+
+  int64_t height() const { return last_row - first_row; }
+  int64_t steps() const { return last_step - first_step; }
+  // Whether a block's sums are complete after one visit: they need not wait for their column then.
+  bool shallow() const { return steps() <= kSteps; }
+  // Blocks of sums in memory: while some are written the next are computed, which must not be the same.
+  int64_t slots() const { return shallow() ? 2 : 2 * height(); }
 };
 
-// sums: scratch memory for a column of blocks, at least two.
+// Hands complete blocks to a writer, piece by piece, as many in a step of the tiles as it takes to be done
+// when the next ones are: all in the last steps would keep the tiles waiting there.
+template <typename Writer>
+class Behind {
+ public:
+  Behind(Writer& writer, int64_t steps) : writer_(writer), steps_(steps) {}
+
+  // Blocks of sums of a column, one row after the other.
+  void begin(const float* sums, int64_t first_row, int64_t last_row, int64_t column) {
+    sums_ = sums;
+    row_ = first_row;
+    last_row_ = last_row;
+    column_ = column;
+    due_ = 0;
+  }
+
+  void advance() {
+    for (due_ += Writer::kPieces; due_ >= steps_; due_ -= steps_) piece();
+  }
+
+  void finish() {
+    while (row_ < last_row_) piece();
+  }
+
+ private:
+  void piece() {
+    if (row_ == last_row_) return;
+    if (piece_ == 0) writer_.begin(sums_, row_ * kBlock, column_ * kBlock);
+    writer_.piece(piece_);
+    if (++piece_ < Writer::kPieces) return;
+    piece_ = 0;
+    row_++;
+    sums_ += kBlock * kBlock;
+  }
+
+  Writer& writer_;
+  const int64_t steps_;
+  const float* sums_ = nullptr;
+  int64_t row_ = 0, last_row_ = 0, column_ = 0, piece_ = 0, due_ = 0;
+};
+
+// sums: scratch memory for part.slots() blocks.
 template <typename Writer>
 void multiply_part(const TileProduct& product, const ProductPart& part, Writer& writer, float* sums) {
-  const auto [first_row, last_row, first_column, last_column] = part;
-  const int64_t deep = steps(product.depth), next = deep * kTileWords;
+  const int64_t next = steps(product.depth) * kTileWords, height = part.height();
   const int64_t tile_rows = tiles(product.rows), tile_columns = tiles(product.columns);
+  Behind<Writer> behind(writer, part.steps());
   const uint32_t* ahead = nullptr;  // in the right factor's next tiles, which come from memory
-  const int64_t ahead_words = (kPair * kTileWords + last_row - first_row - 1) / (last_row - first_row);
+  const int64_t ahead_words = (kPair * kTileWords + height - 1) / height;
   const uint32_t* below = nullptr;  // in the left factor's next tiles, where they are read for the first time
   const auto aside = [&](int64_t step) {
-    writer.advance();
+    behind.advance();
     for (int64_t word = 0; word < ahead_words; word += kTile) __builtin_prefetch(ahead + word, 0, 2);
     ahead += ahead_words;
     if (!below) return;
@@ -45,35 +94,41 @@ void multiply_part(const TileProduct& product, const ProductPart& part, Writer& 
       __builtin_prefetch(below + next + word, 0, 2);
     }
   };
-  for (int64_t column = first_column; column < last_column; column++) {
+  int64_t turn = 0;  // which half of the sums the tiles write to
+  for (int64_t column = part.first_column; column < part.last_column; column++) {
     const bool wide = kPair * column + 1 < tile_columns;
     const uint32_t* right = product.right + kPair * column * next;
-    ahead = right + kPair * next;
-    for (int64_t step = 0; step < deep; step += kSteps) {
-      const int64_t count = std::min(kSteps, deep - step);
-      for (int64_t row = first_row; row < last_row; row++) {
+    ahead = right + kPair * next + part.first_step * kTileWords;
+    for (int64_t step = part.first_step; step < part.last_step; step += kSteps) {
+      const int64_t count = std::min(kSteps, part.last_step - step);
+      const auto multiply = step > part.first_step ? multiply_block<true, decltype(aside)>
+                                                   : multiply_block<false, decltype(aside)>;
+      for (int64_t row = part.first_row; row < part.last_row; row++) {
         const bool high = kPair * row + 1 < tile_rows;
         const uint32_t* left = product.left + kPair * row * next;
-        // While one block is written the next is computed: it must not be the same memory.
-        const int64_t slot = last_row - first_row > 1 ? row - first_row : column % 2;
+        const int64_t slot = part.shallow() ? turn : turn * height + row - part.first_row;
         float* sum = sums + slot * kBlock * kBlock;
-        below = column == first_column ? left + kPair * next + step * kTileWords : nullptr;
-        const auto multiply =
-            step ? multiply_block<true, decltype(aside)> : multiply_block<false, decltype(aside)>;
+        below = column == part.first_column ? left + kPair * next + step * kTileWords : nullptr;
         multiply(high, wide, left + step * kTileWords, next, right + step * kTileWords, next, count, sum,
                  kBlock, aside);
-        writer.finish();
-        if (step + count == deep) writer.begin(sum, row * kBlock, column * kBlock);
+        if (!part.shallow()) continue;
+        behind.finish();
+        behind.begin(sum, row, row + 1, column);
+        turn = 1 - turn;
       }
     }
+    if (part.shallow()) continue;
+    behind.finish();
+    behind.begin(sums + turn * height * kBlock * kBlock, part.first_row, part.last_row, column);
+    turn = 1 - turn;
   }
-  writer.finish();
+  behind.finish();
   _mm_sfence();
 }
 
-// Computes the product block by block. make() gives each thread its writer: begin(sums, row, column) has it
-// take a block of kBlock rows of kBlock sums, advance() do an eighth of its work with them, finish() the
-// rest; end(), called by all threads when all blocks are done, what is left.
+// Computes the product block by block. make() gives each thread its writer: its begin(sums, row, column)
+// takes a block of kBlock rows of kBlock sums, piece(i), for i from 0 to kPieces - 1, does a part of the work
+// with them; end(), called by all threads when all blocks are done, what is left.
 template <typename MakeWriter>
 void multiply_blocks(const TileProduct& given, const MakeWriter& make) {
   const TileProduct product = given;
@@ -90,14 +145,16 @@ void multiply_blocks(const TileProduct& given, const MakeWriter& make) {
   {
     const TileShapes shapes;
     auto writer = make();
-    const int64_t slots = std::max<int64_t>(2, (block_rows + row_groups - 1) / row_groups);
-    float* sums = thread_scratch(slots * kBlock * kBlock);
 #pragma omp for schedule(static)
     for (int64_t group = 0; group < row_groups * column_groups; group++) {
       const int64_t r = group / column_groups, c = group % column_groups;
-      const ProductPart part = {block_rows * r / row_groups, block_rows * (r + 1) / row_groups,
-                                block_columns * c / column_groups, block_columns * (c + 1) / column_groups};
-      multiply_part(product, part, writer, sums);
+      const ProductPart part = {block_rows * r / row_groups,
+                                block_rows * (r + 1) / row_groups,
+                                block_columns * c / column_groups,
+                                block_columns * (c + 1) / column_groups,
+                                0,
+                                steps(product.depth)};
+      multiply_part(product, part, writer, thread_scratch(part.slots() * kBlock * kBlock));
     }
     writer.end();
   }
