@@ -20,6 +20,7 @@ if not load_operators():
 
 # Shape of x without its last axis, units, hidden.
 SHAPES = [((1,), 3, 5), ((2, 3), 17, 40), ((33,), 48, 100), ((5, 16), 96, 384), ((300,), 64, 320)]
+DEEP = ((40,), 48, 1600)  # on tiles the products over `hidden` are summed up in parts
 FLOATS = range(7)  # the inputs before mode
 
 
@@ -112,7 +113,7 @@ def gelu_slope(h: np.ndarray, form: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("form", ["erf", "tanh"])
-@pytest.mark.parametrize("leading, units, hidden", SHAPES)
+@pytest.mark.parametrize("leading, units, hidden", [*SHAPES, DEEP])
 def test_bfloat16_gradients_with_the_same_roundings(leading, units, hidden, form):
     rng = np.random.default_rng(5)
     arrays = random_inputs(leading, units, hidden, rng)
@@ -151,7 +152,7 @@ def test_bfloat16_gradients_with_the_same_roundings(leading, units, hidden, form
 
 @pytest.mark.parametrize("mode, dropout", [(TRAIN, 0.0), (TRAIN, 0.3), (PREDICT, 0.3)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("leading, units, hidden", SHAPES)
+@pytest.mark.parametrize("leading, units, hidden", [*SHAPES, DEEP])
 def test_the_same_as_four_operators(leading, units, hidden, dtype, mode, dropout):
     rng = np.random.default_rng(3)
     arrays = random_inputs(leading, units, hidden, rng)
