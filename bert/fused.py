@@ -170,6 +170,7 @@ class Layers:
         # MXNet does not tell extension operators whether it trains or predicts, this does: dropout of a one
         # leaves 1 in prediction and 0 or 2 in training.
         self._mode = F.Dropout(F.ones((1,)), p=0.5)
+        self._unread: list[Any] = []  # outputs that the last operator keeps for its backward pass alone
 
     def embed(self, input_ids: Any, segment_ids: Any, valid_lengths: Any) -> Any:
         """(B, L) tokens and segments -> (B, L, units): three embeddings, LayerNorm, dropout."""
@@ -182,21 +183,41 @@ class Layers:
         )[0]  # fmt: skip
 
     def layer(self, index: int, x: Any, valid_lengths: Any, positions: Any = None) -> Any:
-        """Transformer layer `index`: (B, L, units) -> the same; with `positions` as `FusedBert.encode`."""
+        """Transformer layer `index`: (B, L, units) -> the same; with `positions` as `FusedBert.encode`.
+
+        Layers are to be called one after the other, each with what the one before has returned.
+        """
         cell = _cell(index)
+        if positions is None:
+            x = self._self_attention(cell, x, valid_lengths)
+        else:
+            x = self._attention_at(cell, x, valid_lengths, positions)
+        return self._feed_forward(f"{cell}ffn.", x)
+
+    def _self_attention(self, cell: str, x: Any, valid_lengths: Any) -> Any:
+        projections = _projections(cell)
+        names = [*projections, f"{cell}proj"]
+        weights, biases = ([self.weights[f"{name}.{part}"] for name in names] for part in ("weight", "bias"))
+        packed = [self.weights[f"packed {name}.weight"] for name in (projections[0], f"{cell}proj")]
+        y, *self._unread = self.F.bert_self_attention(
+            x, valid_lengths, *weights[:3], *biases[:3], weights[3], biases[3],
+            *self._norm(f"{cell}layer_norm"), self._next_mode(), *packed,
+            heads=self._heads, dtype=self.dtype, **self._dropout, **self._eps,
+        )  # fmt: skip
+        return y
+
+    def _attention_at(self, cell: str, x: Any, valid_lengths: Any, positions: Any) -> Any:
+        """The attention half of a layer, above the attention for the first token and `positions` alone."""
         names = _projections(cell)
         projected = self._dense(x, names, [self.weights[f"{name}.bias"] for name in names])
         context = self.F.bert_attention(
-            projected, valid_lengths, self._mode, heads=self._heads, dtype=self.dtype, **self._dropout
+            projected, valid_lengths, self._next_mode(), heads=self._heads, dtype=self.dtype, **self._dropout
         )[0]
-        if positions is not None:
-            places = [valid_lengths] if self._packs else []
-            context, x = (
-                self.F.bert_gather(each, positions, *places, first=1, packed=len(places))
-                for each in (context, x)
-            )
-        x = self._add_norm(f"{cell}proj", context, x, f"{cell}layer_norm")
-        return self._feed_forward(f"{cell}ffn.", x)
+        places = [valid_lengths] if self._packs else []
+        context, x = (
+            self.F.bert_gather(each, positions, *places, first=1, packed=len(places)) for each in (context, x)
+        )
+        return self._add_norm(f"{cell}proj", context, x, f"{cell}layer_norm")
 
     def product(self, x: Any, name: str) -> Any:
         """x W^T; the bias is added by whatever comes next."""
@@ -220,10 +241,17 @@ class Layers:
         first, second = f"{name}ffn_1", f"{name}ffn_2"
         weights = [self.weights[f"{each}.{part}"] for each in (first, second) for part in ("weight", "bias")]
         packed = [self.weights[f"packed {each}.weight"] for each in (first, second)]
-        return self.F.bert_feed_forward(
-            x, *weights, *self._norm(f"{name}layer_norm"), self._mode, *packed,
+        y, *self._unread = self.F.bert_feed_forward(
+            x, *weights, *self._norm(f"{name}layer_norm"), self._next_mode(), *packed,
             dtype=self.dtype, form=self._gelu, **self._dropout, **self._eps,
-        )[0]  # fmt: skip
+        )  # fmt: skip
+        return y
+
+    def _next_mode(self) -> Any:
+        """The mode for the operator that reads what the last one has returned: with it, MXNet fills no zeros
+        for the gradients of what the last one keeps for its backward pass (native/operators/unread.cc)."""
+        unread, self._unread = self._unread, []
+        return self.F.bert_unread(self._mode, *unread, outputs=len(unread)) if unread else self._mode
 
     def _dense(self, x: Any, names: tuple[str, ...], biases: list[Any]) -> Any:
         """x W^T + b for several W and b side by side."""

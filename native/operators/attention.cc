@@ -9,35 +9,15 @@
 // With dtype="bfloat16" the factors of all products are rounded to
 // bfloat16: queries, keys, values, probabilities and the gradients of context and scores. mode is
 // F.Dropout(F.ones((1,)), p=0.5): 1 where MXNet predicts, which turns dropout off.
-#include <omp.h>
-
-#include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <vector>
 
 #include "attention_kernels.h"
-#include "indices.h"
+#include "attention_shape.h"
 #include "matmul.h"
 #include "operator.h"
 
 namespace operators {
-
-float* thread_scratch(int64_t floats) {
-  struct Memory {
-    float* data = nullptr;
-    int64_t floats = 0;
-    ~Memory() { std::free(data); }
-  };
-  thread_local Memory memory;
-  if (floats > memory.floats) {
-    std::free(memory.data);
-    memory.floats = (floats + 15) / 16 * 16;
-    memory.data = static_cast<float*>(std::aligned_alloc(64, memory.floats * sizeof(float)));
-    if (memory.data == nullptr) std::abort();  // in a parallel region no exception can leave
-  }
-  return memory.data;
-}
 
 namespace {
 
@@ -83,47 +63,14 @@ MXReturnValue types(const Attributes&, Types* in, Types* out) {
   return MX_SUCCESS;
 }
 
-std::vector<Sequence> sequences_of(const mxnet::ext::MXTensor& qkv, const mxnet::ext::MXTensor& lengths) {
-  if (qkv.shape.size() == 2) return packed_sequences(lengths);
-  const int64_t length = qkv.shape[1];
-  std::vector<Sequence> sequences = padded_sequences(qkv.shape[0], length);
-  for (size_t b = 0; b < sequences.size(); b++)
-    sequences[b].tokens = std::min<int64_t>(std::max(indices(lengths)[b], 0), length);
-  return sequences;
-}
-
-// All but the dropout.
-Attention describe(const Attributes& attributes, const mxnet::ext::MXTensor& qkv,
-                   const std::vector<Sequence>& sequences) {
-  Attention shape{};
-  shape.batch = sequences.size();
-  for (const Sequence& sequence : sequences) shape.length = std::max(shape.length, sequence.rows);
-  shape.heads = integer(attributes, "heads");
-  shape.size = qkv.shape.back() / (3 * shape.heads);
-  shape.sequences = sequences.data();
-  shape.low = low_precision(attributes);
-  // With four tasks a thread, the last to finish is not late by much; smaller parts repeat more of the
-  // packing.
-  const int64_t heads = shape.batch * shape.heads, wanted = 4 * omp_get_max_threads();
-  const int64_t most = (shape.length + kLargestPart - 1) / kLargestPart;
-  shape.parts = heads == 0 || heads >= wanted ? 1 : std::min((wanted + heads - 1) / heads, most);
-  return shape;
-}
-
-// Fills the rows behind the last sequence, which belong to none.
-void zero_rest(const std::vector<Sequence>& sequences, mxnet::ext::MXTensor* matrix) {
-  const int64_t columns = matrix->shape.back();
-  const int64_t end = sequences.empty() ? 0 : (sequences.back().first + sequences.back().rows) * columns;
-  std::memset(floats(*matrix) + end, 0, (matrix->size() - end) * sizeof(float));
-}
-
 MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource& resource) {
   return guarded("bert_attention", [&] {
-    const std::vector<Sequence> sequences = sequences_of(in->at(kQkv), in->at(kLengths));
-    Attention shape = describe(attributes, in->at(kQkv), sequences);
+    const std::vector<Sequence> sequences = attended_sequences(in->at(kQkv), in->at(kLengths));
+    Attention shape = attention_shape(attributes, out->at(kContext).shape.back(), sequences);
     shape.dropout = choose_dropout(attributes, in->at(kMode), resource, &out->at(kKey));
     KERNEL(attention)(shape, floats(in->at(kQkv)), floats(out->at(kContext)), floats(out->at(kLogSum)));
-    zero_rest(sequences, &out->at(kContext));
+    zero_rows_behind(sequences, out->at(kContext).size(), out->at(kContext).shape.back(),
+                     floats(out->at(kContext)));
   });
 }
 
@@ -132,15 +79,15 @@ MXReturnValue backward(const Attributes& attributes, Tensors* in, Tensors* out, 
   return guarded("bert_attention's gradient", [&] {
     const mxnet::ext::MXTensor* inputs = in->data() + kOutputs;
     const mxnet::ext::MXTensor* outputs = inputs + kInputs;
-    const std::vector<Sequence> sequences = sequences_of(inputs[kQkv], inputs[kLengths]);
-    Attention shape = describe(attributes, inputs[kQkv], sequences);
+    const std::vector<Sequence> sequences = attended_sequences(inputs[kQkv], inputs[kLengths]);
+    Attention shape = attention_shape(attributes, in->at(kContext).shape.back(), sequences);
     shape.dropout = chosen_dropout(attributes, inputs[kMode], outputs[kKey]);
     const int64_t partial = KERNEL(attention_partial_size)(shape);
     float* memory = partial == 0 ? nullptr : static_cast<float*>(resource.alloc_cpu(partial * sizeof(float)));
     KERNEL(attention_backward)
     (shape, floats(in->at(kContext)), floats(inputs[kQkv]), floats(outputs[kContext]),
      floats(outputs[kLogSum]), memory, floats(out->at(kQkv)));
-    zero_rest(sequences, &out->at(kQkv));
+    zero_rows_behind(sequences, out->at(kQkv).size(), out->at(kQkv).shape.back(), floats(out->at(kQkv)));
     std::memset(out->at(kLengths).data_ptr, 0, out->at(kLengths).size() * sizeof(int32_t));
     std::memset(out->at(kMode).data_ptr, 0, sizeof(float));
   });

@@ -28,10 +28,6 @@ struct Attention {
   int64_t parts;
 };
 
-// 64-byte aligned memory of this thread's own, valid until its next call: heads come one after the other and
-// want the same memory, still in the cache.
-float* thread_scratch(int64_t floats);
-
 }  // namespace operators
 
 DECLARE_KERNELS(

@@ -7,6 +7,7 @@
 
 #include "attention_kernels.h"
 #include "attention_rows.h"
+#include "scratch.h"
 #include "small_matmul.h"
 
 namespace operators {

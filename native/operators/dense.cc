@@ -11,12 +11,10 @@
 // All arrays are float32. With dtype="float32" so are the products. With dtype="bfloat16" both factors of
 // each of the three products (output, gradients of x and of the weights) are rounded to bfloat16, their sums
 // are float32.
-#include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "dense_products.h"
-#include "matmul_kernels.h"
 #include "operator.h"
 
 namespace operators {
@@ -128,13 +126,8 @@ MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, c
   return guarded("bert_dense", [&] {
     const Layer layer(attributes, in->at(0), out->at(0));
     if (layer.rows == 0) return;
-    const float* bias = layer.bias ? floats(in->at(1 + layer.weights)) : nullptr;
-    if (layer.bias && layer.weights > 1) {
-      float* stacked = static_cast<float*>(scratch(kBiasSlot, layer.outputs * sizeof(float)));
-      bias = stacked;
-      for (int i = 1 + layer.weights; i <= 2 * layer.weights; i++)
-        stacked = std::copy_n(floats(in->at(i)), in->at(i).size(), stacked);
-    }
+    const mxnet::ext::MXTensor* biases = in->data() + 1 + layer.weights;
+    const float* bias = layer.bias ? stacked_biases(biases, biases + layer.weights) : nullptr;
     layer.products(attributes, in->back(), in->at(1)).forward(floats(in->at(0)), bias, floats(out->at(0)));
   });
 }
@@ -153,14 +146,8 @@ MXReturnValue backward(const Attributes& attributes, Tensors* in, Tensors* out, 
     mxnet::ext::MXTensor* d_weights = out->data() + 1;
     layer.products(attributes, in->at(in->size() - 2), in->at(2))
         .backward(floats(dy), floats(x), false, floats(out->at(0)), d_weights, d_weights + layer.weights);
-    if (!layer.bias) return;
-    float* sums = static_cast<float*>(scratch(kBiasSlot, layer.outputs * sizeof(float)));
-    KERNEL(column_sums)(floats(dy), layer.rows, layer.outputs, sums);
-    for (int i = 1; i <= layer.weights; i++) {
-      auto& d_bias = out->at(i + layer.weights);
-      std::copy_n(sums, d_bias.size(), floats(d_bias));
-      sums += d_bias.size();
-    }
+    mxnet::ext::MXTensor* d_biases = d_weights + layer.weights;
+    if (layer.bias) bias_gradients(floats(dy), layer.rows, d_biases, d_biases + layer.weights);
   });
 }
 

@@ -30,6 +30,26 @@ void copy_floats(const float* source, int64_t size, float* target) {
     std::memcpy(target + start, source + start, std::min(kBlock, size - start) * sizeof(float));
 }
 
+const float* stacked_biases(const MXTensor* first, const MXTensor* last) {
+  if (last - first == 1) return floats(*first);
+  int64_t size = 0;
+  for (const MXTensor* bias = first; bias != last; ++bias) size += bias->size();
+  float* const stacked = static_cast<float*>(scratch(kBiasSlot, size * sizeof(float)));
+  float* next = stacked;
+  for (const MXTensor* bias = first; bias != last; ++bias)
+    next = std::copy_n(floats(*bias), bias->size(), next);
+  return stacked;
+}
+
+void bias_gradients(const float* dy, int64_t rows, MXTensor* first, MXTensor* last) {
+  int64_t columns = 0;
+  for (const MXTensor* bias = first; bias != last; ++bias) columns += bias->size();
+  float* sums = static_cast<float*>(scratch(kBiasSlot, columns * sizeof(float)));
+  KERNEL(column_sums)(dy, rows, columns, sums);
+  for (MXTensor* bias = first; bias != last; sums += bias->size(), ++bias)
+    std::copy_n(sums, bias->size(), floats(*bias));
+}
+
 uint32_t* packed_scratch(Slot slot, int64_t size, int64_t depth) {
   return static_cast<uint32_t*>(scratch(slot, packed_words(size, depth) * sizeof(uint32_t)));
 }

@@ -12,6 +12,12 @@ namespace operators {
 // Copies float32 in parallel.
 void copy_floats(const float* source, int64_t size, float* target);
 
+// The biases of stacked weights one after the other, in kBiasSlot where there are several.
+const float* stacked_biases(const mxnet::ext::MXTensor* first, const mxnet::ext::MXTensor* last);
+
+// Their gradients: the sums over the rows of dy (M, N).
+void bias_gradients(const float* dy, int64_t rows, mxnet::ext::MXTensor* first, mxnet::ext::MXTensor* last);
+
 // The form in which stacked weights W (N, K) are multiplied: as the product forward wants them, then as the
 // one backward does.
 //   On tiles: W^T and W as packed right factors.

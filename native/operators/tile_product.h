@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "attention_kernels.h"
+#include "scratch.h"
 #include "tile_packing.h"
 
 namespace operators {

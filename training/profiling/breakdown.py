@@ -115,13 +115,16 @@ def _add_rates(rows: dict[str, dict[str, float]], trace: Trace, peak: float | No
     flops = step_flops(trace)
     if flops is None:
         return
-    fused_decoder = any(each.name == "bert_decode_loss" for each in trace.operators)
-    work = {
-        PRODUCTS: flops.encoder + flops.heads + (0 if fused_decoder else flops.decoder),
-        ATTENTION: flops.attention,
-    }
-    if fused_decoder:
-        work[HEADS] = flops.decoder
+    names = {each.name for each in trace.operators}
+    work = {PRODUCTS: flops.encoder + flops.heads}
+    # One operator does both in all layers but, where it computes less, the top one, whose attention is
+    # counted here too.
+    if "bert_self_attention" in names:
+        work[PRODUCTS] += flops.attention
+    else:
+        work[ATTENTION] = flops.attention
+    work_of_decoder = HEADS if "bert_decode_loss" in names else PRODUCTS
+    work[work_of_decoder] = work.get(work_of_decoder, 0) + flops.decoder
     for kind, forward in work.items():
         row = rows[kind]
         done = (1 + BACKWARD) * forward / len(trace.steps)

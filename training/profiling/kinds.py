@@ -17,7 +17,8 @@ KINDS = (PRODUCTS, ATTENTION, NORMALISATION, ACTIVATION, EMBEDDING, HEADS, OPTIM
 
 # Without `_backward_` and leading underscores, in lower case.
 _BY_NAME = {
-    PRODUCTS: "bert_dense bert_feed_forward fullyconnected batch_dot linalg_gemm linalg_gemm2",
+    PRODUCTS: "bert_dense bert_self_attention bert_feed_forward fullyconnected batch_dot linalg_gemm"
+    " linalg_gemm2",
     ATTENTION: "bert_attention contrib_interleaved_matmul_selfatt_qk"
     " contrib_interleaved_matmul_selfatt_valatt interleaved_matmul_selfatt_qk"
     " interleaved_matmul_selfatt_valatt softmax masked_softmax stack concat"

@@ -78,7 +78,10 @@ class TestKinds:
     @pytest.mark.parametrize(
         ("kind", "names"),
         [
-            (PRODUCTS, "FullyConnected _backward_FullyConnected bert_dense _backward_bert_dense batch_dot"),
+            (
+                PRODUCTS,
+                "FullyConnected _backward_FullyConnected bert_dense _backward_bert_self_attention batch_dot",
+            ),
             (ATTENTION, "_contrib_interleaved_matmul_selfatt_qk _backward_interleaved_matmul_selfatt_valatt"),
             (ATTENTION, "softmax _backward_softmax bert_attention _backward_bert_attention stack"),
             (NORMALISATION, "LayerNorm _backward_LayerNorm bert_add_norm _backward_bert_layer_norm"),
@@ -181,6 +184,12 @@ class TestBreakdown:
         rows = break_down(trace)["parts"]
         assert rows[HEADS]["gflops"] == pytest.approx(3 * flops.decoder / 10e-6 / 1e9)
         assert rows[PRODUCTS]["gflops"] < expected
+        assert "gflop" in rows[ATTENTION]
+        before = rows[PRODUCTS]["gflop"]
+        trace.operators.append(Operator("bert_self_attention", PRODUCTS, 1200, 1210, 0))
+        rows = break_down(trace)["parts"]  # its products and attention's cannot be told apart
+        assert rows[PRODUCTS]["gflop"] == pytest.approx(before + 3 * flops.attention / 2 / 1e9)
+        assert "gflop" not in rows[ATTENTION]
         trace.operators.append(Operator("bert_gather", HEADS, 1210, 1220, 0))
         assert step_flops(trace).encoder < flops.encoder
         del trace.facts["batches"]
