@@ -28,7 +28,8 @@ CASES = [
     replace(TWO, name="inter", placement="inter_first"),
     FOUR,
     *CHAIN,
-    *(replace(TWO, name=damage, damage=damage, overflow=0, steps=2) for damage in (STALE, SWAPPED, UNTIED)),
+    *(replace(TWO, name=damage, damage=damage, overflow=0, steps=2) for damage in (STALE, UNTIED)),
+    replace(FOUR, name=SWAPPED, damage=SWAPPED, overflow=0, steps=2),
     replace(TWO, name=LOOSE, damage=LOOSE, overflow=0, steps=1, saves=True),
     replace(ALONE, name="alone-damage", overflow=0, steps=2),
 ]
