@@ -3,13 +3,18 @@ that go from one number of stages to another."""
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.pipelines import COUNTS, LAYERS, LOSSES, compare, launch, reference
-from tests.pipelines_worker import CLIP_NORM, DAMAGES, LOOSE, STALE, SWAPPED, UNTIED, Case
+from tests.pipelines_worker import CLIP_NORM, DAMAGES, LOOSE, STALE, SWAPPED, UNTIED, Casefrom tests.processes import start_ranks
+from tests.reliability import attacked_stages
+from tests.test_failure import SCRIPTS, arguments, find, wait_for_checkpoint
 
 TWO = Case("two", COUNTS[2], replicas=2, accumulate=3, steps=3, overflow=2)
 FOUR = Case("four", COUNTS[4], replicas=1, accumulate=6, steps=3, overflow=2)
@@ -74,3 +79,17 @@ def test_a_word_embedding_that_differs_is_not_saved(found):
     assert len(set(errors)) == 1
     assert "the word embedding" in errors[0]
     assert "differs on ranks 1, 3 from rank 0's" in errors[0]
+
+
+def test_a_stage_that_stops_is_named_and_the_others_end(corpus, tmp_path):
+    """One of the attacks of tests/reliability/attacked_stages.py, on two replicas of two stages."""
+    case = attacked_stages.Case(3, attacked_stages.STOPPED, attacked_stages.STEPS, 0, "1f1b", "intra_first")
+    words = arguments(corpus, tmp_path, model="bert_2_32_2", pipeline_stages=2, accumulate=2)
+    with start_ranks(SCRIPTS["mpirun"], 4, timeout=150, args=words, grace=15) as run:
+        victim = find(run, "mpirun", case.who)
+        wait_for_checkpoint(run, tmp_path)
+        os.kill(victim, signal.SIGSTOP)
+        begun = time.monotonic()
+        result = run.wait()
+    assert attacked_stages.judged(case, result, time.monotonic() - begun, tmp_path, 0) == ""
+    assert f"pid {victim}" in result.stderr
