@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from tests.pipelines import COUNTS, LAYERS, LOSSES, compare, launch, reference
-from tests.pipelines_worker import CLIP_NORM, DAMAGES, LOOSE, STALE, SWAPPED, UNTIED, Casefrom tests.processes import start_ranks
+from tests.pipelines_worker import CLIP_NORM, DAMAGES, LOOSE, STALE, SWAPPED, UNTIED, Case
+from tests.processes import start_ranks
 from tests.reliability import attacked_stages
 from tests.test_failure import SCRIPTS, arguments, find, wait_for_checkpoint
 
