@@ -215,7 +215,7 @@ PROGRAM = Program(
     damages={
         UNSEEN: Damage(_case(3, STOPPED), "did not end|ended after"),
         UNNAMED: Damage(_case(3, STOPPED), "nobody names rank 3"),
-        UNSAVED: Damage(_case(1, TERMINATED), "the newest checkpoint is that"),
+        UNSAVED: Damage(_case(1, TERMINATED), "the newest checkpoint is that|code 1 in place of 143"),
     },
     note="mpirun only, over which stages exchange messages; --comm_timeout 5",
 )
