@@ -20,7 +20,7 @@ from typing import Any, Iterator
 from tests.killing import metrics
 from tests.processes import Run, RunResult, start_ranks
 from tests.reliability.figure import Attempt, Damage, Program, Setting, Tally
-from tests.reliability.jobs import LAST, ONE_THREAD, SECONDS, TIMEOUT, Job, differences, named, parsed
+from tests.reliability.jobs import LAST, ONE_THREAD, SECONDS, Job, differences, named, parsed
 from tests.reliability.missing_processes import PATCHES as MISSING
 from tests.reliability.restarted_runs import fill
 from tests.reliability.signals import PATCHES as STOPPING
@@ -33,6 +33,7 @@ STAGES, RANKS = 2, 4
 KILLED, STOPPED, TERMINATED, FULL = HOW = ("killed", "stopped", "SIGTERM", "disk full")
 STEPS, SAVING = WHEN = ("steps", "saving")
 DISK = 64 << 20
+PATIENCE = 15  # --comm_timeout of a run of which a rank is stopped; four ranks on two cores join slowly
 SIGNALS = {KILLED: signal.SIGKILL, STOPPED: signal.SIGSTOP, TERMINATED: signal.SIGTERM}
 UNSEEN, UNNAMED, UNSAVED = (
     "signs of life are not looked at",
@@ -67,7 +68,6 @@ class Case:
             "pipeline_stages": STAGES,
             "pipeline_schedule": self.schedule,
             "placement": self.placement,
-            "comm_timeout": TIMEOUT,
         }
 
 
@@ -100,7 +100,9 @@ def opened(setting: Setting) -> Iterator[Attempt]:
         directory = disk / "run"
         shutil.rmtree(directory, ignore_errors=True)
         (disk / "filled").unlink(missing_ok=True)
-        with started(Job(setting, 2, PATCHES.get(setting.damage, "")), case, directory) as run:
+        patience = {"comm_timeout": PATIENCE} if case.how == STOPPED else {}
+        job = Job(setting, 2, PATCHES.get(setting.damage, ""))
+        with started(job, case, directory, **patience) as run:
             failure = attacked(case, run, directory)
         (disk / "filled").unlink(missing_ok=True)
         if failure:
@@ -125,9 +127,9 @@ def undisturbed(setting: Setting, case: Case) -> Path:
     return directory
 
 
-def started(job: Job, case: Case, directory: Path) -> Run:
+def started(job: Job, case: Case, directory: Path, **options: Any) -> Run:
     """Starts or resumes the run."""
-    words = job.words(directory, **case.options)
+    words = job.words(directory, **case.options, **options)
     return start_ranks(job.script, RANKS, timeout=SECONDS, args=words, env=ONE_THREAD, grace=15.0)
 
 
@@ -217,5 +219,5 @@ PROGRAM = Program(
         UNNAMED: Damage(_case(3, STOPPED), "nobody names rank 3"),
         UNSAVED: Damage(_case(1, TERMINATED), "the newest checkpoint is that|code 1 in place of 143"),
     },
-    note="mpirun only, over which stages exchange messages; --comm_timeout 5",
+    note="mpirun only, over which stages exchange messages; --comm_timeout 15",
 )
