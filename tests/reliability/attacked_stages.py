@@ -130,7 +130,7 @@ def undisturbed(setting: Setting, case: Case) -> Path:
 def started(job: Job, case: Case, directory: Path, **options: Any) -> Run:
     """Starts or resumes the run."""
     words = job.words(directory, **case.options, **options)
-    return start_ranks(job.script, RANKS, timeout=SECONDS, args=words, env=ONE_THREAD, grace=15.0)
+    return start_ranks(job.script, RANKS, timeout=2 * SECONDS, args=words, env=ONE_THREAD, grace=15.0)
 
 
 def attacked(case: Case, run: Run, directory: Path) -> str:
