@@ -140,9 +140,10 @@ class HorovodCommunicator(_Collectives):
         self._open = False
         self.forget()
         if self._messages is not None:
-            # A rank that leaves while others still exchange within their groups takes them down.
-            self.barrier()
+            # A rank that leaves while others still exchange within their groups, or use MPI themselves, takes
+            # them down: with the first one Horovod ends MPI on all.
             self._messages.close()
+            self.barrier()
         self._hvd.shutdown()
 
     def _check_divisible(self) -> None:

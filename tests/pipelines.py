@@ -1,18 +1,23 @@
-"""Pipelines against one process that takes the same micro-batches: every number of stages and replicas, both
-schedules and placements, several micro-batches a step, clipping, and one step that overflows.
+"""Pipelines against one process that takes the same micro-batches, over 50 steps: 1 to 4 stages, 1 and 2
+replicas, 1, 4 and 7 micro-batches, both schedules and placements, every step clipped, and one that overflows.
 
-    python -m tests.pipelines [--steps 50] [--quick]
+    python -m tests.pipelines [--steps 50] [--stages 1 2 3 4] [--json pipelines.json]
 
-prints a table and exits with 1 where something differs by more than LOSSES, or where a damage goes unseen.
+prints tables and exits with 1 where a loss differs by more than LOSSES, where schedules or placements do not
+give the same bits, where a step is not clipped or another one than that with the overflow is skipped, or
+where a damage goes unseen.
 
 What is equal bit for bit: both schedules, and both placements, with each other (gradients are summed in the
 order of the micro-batches); the ranks of a stage; the word embedding on the first and the last stage. In the
-first step, before anything is updated, the losses of all numbers of stages and of one process: every layer
-sees the same inputs, weights and dropout. After that the numbers of stages differ by rounding: each stage
-rounds its own norm to float32 before the squares are added, so that the clipping factor differs in its last
-bits; and the two parts of the word embedding's gradient, of tokens and of the decoder, are each summed over
-the micro-batches (and averaged over the replicas) before they are added, where one process adds them in each
-micro-batch.
+first step, beside as many replicas without stages: losses, and all gradients but the word embedding's, which
+is equal too with one micro-batch and one replica. After that the numbers of stages differ by rounding: each
+stage rounds its own norm to float32 before the squares are added, so that the clipping factor differs in its
+last bits; and the two parts of the word embedding's gradient, of tokens and of the decoder, are each summed
+over the micro-batches (and averaged over the replicas) before they are added, where one process adds them in
+each micro-batch. Beside one process, more replicas sum in another order, with stages or without.
+
+Training enlarges any such difference. How much is measured beside it: one process that begins with one
+weight changed in its last bit ("nudged").
 """
 
 from __future__ import annotations
@@ -23,44 +28,59 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
-from tests.pipelines_worker import DAMAGES, Case
+from base.tables import Row, Table, markdown
+from bench.quick import write_figures
+from bert.weights.names import EMBEDDING
+from tests.pipelines_worker import CLIP_NORM, STALE, SWAPPED, UNTIED, Case
 from tests.processes import run_ranks
 
 WORKER = Path(__file__).with_name("pipelines_worker.py")
 LOSSES = 1e-5  # greatest difference of a loss, relative to one of at least 1
 BFLOAT16 = 0.02  # the same in bfloat16, where a difference in a weight's last bits may be rounded up to 2^-8
-COUNTS = {2: (3, 1), 3: (1, 2, 1), 4: (1, 1, 1, 1)}  # layers of each stage of a model of four
 LAYERS = 4
+COUNTS = {1: (LAYERS,), 2: (3, 1), 3: (1, 2, 1), 4: (1, 1, 1, 1)}  # layers of each stage
+MICRO_BATCHES = (1, 4, 7)
+REPLICAS = (1, 2)
+SCHEDULES = ("1f1b", "gpipe")
+PLACEMENTS = ("intra_first", "inter_first")
+OTHERS = (("mxnet", "mxnet", "float32"), ("bfloat16", "fused", "bfloat16"))
+TIME_LIMIT = 3600.0  # seconds for a launch
 
 
 @dataclass(frozen=True)
 class Found:
-    """A run on ranks. `sums`: (steps, sums) over the replicas; `parameters`: of the whole model."""
+    """A run on ranks. `sums`: (steps, sums) over the replicas; `parameters`: of the whole model;
+    `gradients`: digests of those of the first step, by name."""
 
     sums: np.ndarray
     norm: np.ndarray
     applied: list[bool]
     parameters: dict[str, np.ndarray]
+    gradients: dict[str, str]
     errors: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Compared:
     """Differences between two runs: greatest of a loss, of a norm (relative), of a parameter; whether the
-    first step's losses, and everything, have the same bits."""
+    first step's losses, and everything, have the same bits; names of the first step's gradients that have
+    not."""
 
     loss: float
     norm: float
     parameter: float
     first_bits: bool
     bits: bool
+    other_gradients: tuple[str, ...]
 
 
-def launch(cases: Sequence[Case], size: int, directory: Path, timeout: float = 300.0) -> dict[str, Found]:
+def launch(
+    cases: Sequence[Case], size: int, directory: Path, timeout: float = TIME_LIMIT
+) -> dict[str, Found]:
     """Runs cases on so many ranks, all in one launch."""
     listed = json.dumps([asdict(case) for case in cases])
     launcher = "mpirun" if size > 1 else "none"
@@ -71,7 +91,7 @@ def launch(cases: Sequence[Case], size: int, directory: Path, timeout: float = 3
 def read(case: Case, size: int, directory: Path) -> Found:
     """The outcome of a case. Raises AssertionError where ranks that must agree do not."""
     reports, held = [], []
-    for rank in range(size if case.stages > 1 else 1):
+    for rank in range(size if case.stages > 1 or case.shared else 1):
         with np.load(directory / f"{case.name}-{rank}.npz") as arrays:
             reports.append(json.loads(str(arrays["report"])))
             held.append({name: arrays[name] for name in arrays.files if name != "report"})
@@ -79,6 +99,11 @@ def read(case: Case, size: int, directory: Path) -> Found:
         assert (report["norm"], report["applied"]) == (reports[0]["norm"], reports[0]["applied"])
     last = [each for each in reports if each.get("place", {}).get("stage", 0) == case.stages - 1]
     parameters: dict[str, np.ndarray] = {}
+    gradients: dict[str, str] = {}
+    for report in reports:
+        for name, digest in report["gradients"].items():
+            assert case.damage or gradients.get(name, digest) == digest, f"{case.name}: gradient of {name}"
+            gradients[name] = digest
     for arrays in held:
         for name, array in arrays.items():
             known = parameters.setdefault(name, array)
@@ -88,6 +113,7 @@ def read(case: Case, size: int, directory: Path) -> Found:
         np.array(reports[0]["norm"]),
         reports[0]["applied"],
         parameters,
+        gradients,
         tuple(each.get("error", "") for each in reports),
     )
 
@@ -108,6 +134,7 @@ def compare(found: Found, expected: Found) -> Compared:
         bool(np.array_equal(found.sums[0], expected.sums[0])),
         all(one.tobytes() == other.tobytes() for one, other in pairs)
         and np.array_equal(found.sums[finite], expected.sums[finite]),
+        tuple(sorted(n for n, bits in expected.gradients.items() if found.gradients.get(n) != bits)),
     )
 
 
@@ -116,75 +143,231 @@ def reference(case: Case) -> Case:
     return replace(case, name=f"alone-{case.name}", counts=(LAYERS,), placement="intra_first", start="")
 
 
-def matrix(stages: int, replicas: int, steps: int) -> list[Case]:
-    """The cases of one number of ranks."""
+@dataclass(frozen=True)
+class Entry:
+    """A row of the matrix: the runs of so many stages, replicas and micro-batches, the worst of them.
+
+    `to_one`: differences from one process. `to_ranks`: from as many replicas without stages. `nudge`:
+    difference of a loss of one process that begins with one weight changed in its last bit. `runs`: of both
+    schedules and placements. `alike`: whether all of them have the same bits. `clipped`: steps in which the
+    gradient was clipped, of `steps` that were applied; `skipped`: numbers of those that were not.
+    """
+
+    stages: int
+    replicas: int
+    micro_batches: int
+    to_one: Compared
+    to_ranks: Compared
+    nudge: float
+    runs: int
+    alike: bool
+    clipped: int
+    steps: int
+    skipped: tuple[int, ...]
+
+    def faults(self, overflow: int) -> list[str]:
+        """Names what is not as it must be. `overflow`: the step that has one."""
+        found = []
+        if self.to_one.loss > LOSSES:
+            found.append(f"a loss differs by {self.to_one.loss:.1e}")
+        if not self.alike:
+            found.append("schedules and placements differ")
+        if not self.to_ranks.first_bits:
+            found.append("losses of the first step are not those without stages")
+        if set(self.to_ranks.other_gradients) - {EMBEDDING}:
+            found.append(f"gradients of the first step differ: {', '.join(self.to_ranks.other_gradients)}")
+        if self.clipped != self.steps:
+            found.append(f"{self.clipped} of {self.steps} steps clipped")
+        if self.skipped != (overflow,):
+            found.append(f"skipped steps {self.skipped}, not {overflow}")
+        return found
+
+
+def base_case(stages: int, replicas: int, micro_batches: int, steps: int) -> Case:
+    """The run of which the matrix has variants."""
+    return Case(
+        f"{replicas}-{micro_batches}",
+        COUNTS[stages],
+        replicas,
+        micro_batches,
+        steps=steps,
+        overflow=overflow_of(steps),
+    )
+
+
+def overflow_of(steps: int) -> int:
+    """The step with an overflow."""
+    return max(2, steps * 2 // 5)
+
+
+def alone(steps: int, folder: Path) -> dict[str, Found]:
+    """Runs of one process, with the micro-batches of 1 and 2 replicas, also nudged; and once more, as the
+    run of one stage in one replica."""
     cases = []
-    for accumulate in (1, 4, 7):
-        base = Case(
-            f"{accumulate}",
-            COUNTS[stages],
-            replicas,
-            accumulate,
-            steps=steps,
-            overflow=max(2, steps * 2 // 5),
-        )
-        cases.append(reference(base))
-        for schedule in ("1f1b", "gpipe"):
-            cases.append(replace(base, name=f"{accumulate}-{schedule}", schedule=schedule))
-        if replicas > 1:
-            cases.append(replace(base, name=f"{accumulate}-inter", placement="inter_first"))
-    return cases
+    for replicas in REPLICAS:
+        for each in MICRO_BATCHES:
+            whole = base_case(1, replicas, each, steps)
+            cases += [reference(whole), replace(reference(whole), name=f"nudged-{whole.name}", nudged=True)]
+            if replicas == 1:
+                cases.append(replace(whole, name=f"ranks-{whole.name}", shared=True))
+    return launch(cases, 1, folder)
+
+
+def variants(stages: int, replicas: int, micro_batches: int, steps: int) -> list[Case]:
+    """The same run with both schedules and placements; without stages there is one."""
+    base = base_case(stages, replicas, micro_batches, steps)
+    if stages == 1:
+        return [replace(base, name=f"ranks-{base.name}", shared=True)]
+    return [
+        replace(base, name=f"{base.name}-{schedule}-{placement}", schedule=schedule, placement=placement)
+        for schedule in SCHEDULES
+        for placement in PLACEMENTS
+    ]
+
+
+def entry(base: Case, found: Sequence[Found], known: dict[str, Found]) -> Entry:
+    """The row of some runs. `known`: of `alone`, and those of one stage."""
+    one, ranks, nudged = (known[f"{kind}-{base.name}"] for kind in ("alone", "ranks", "nudged"))
+    to_one = [compare(each, one) for each in found]
+    to_ranks = [compare(each, ranks) for each in found]
+    first = found[0]
+    norms = first.norm[np.array(first.applied)]
+    return Entry(
+        base.stages,
+        base.replicas,
+        base.accumulate,
+        max(to_one, key=lambda each: each.loss),
+        max(to_ranks, key=lambda each: (not each.first_bits, len(each.other_gradients), each.loss)),
+        compare(nudged, one).loss,
+        len(found),
+        all(compare(each, first).bits and not compare(each, first).other_gradients for each in found),
+        int((norms > CLIP_NORM).sum()),
+        len(norms),
+        tuple(step for step, applied in enumerate(first.applied, 1) if not applied),
+    )
+
+
+def matrix_table(entries: Sequence[Entry], steps: int) -> Table:
+    """All rows."""
+    rows = []
+    for each in entries:
+        ranks = each.to_ranks
+        same = "all" if not ranks.other_gradients else "all but the word embedding's"
+        if set(ranks.other_gradients) - {EMBEDDING}:
+            same = f"all but {len(ranks.other_gradients)}"
+        cells = [f"{each.stages} x {each.replicas}", str(each.micro_batches), str(each.runs)]
+        cells += [f"{each.to_one.loss:.1e}", f"{each.nudge:.1e}", f"{each.to_one.norm:.1e}"]
+        cells += [
+            f"{each.to_one.parameter:.1e}",
+            _bits(each.to_one.first_bits),
+            _bits(ranks.first_bits),
+            same,
+        ]
+        rows.append(Row([*cells, _bits(ranks.bits), _bits(each.alike)]))
+    head = ("stages x replicas", "micro-batches", "runs", "loss", "nudged", "norm", "parameter")
+    head += ("losses 1, one process", "losses 1, ranks", "gradients 1, ranks", "all steps, ranks")
+    notes = [
+        f"{steps} steps of bert_4_32_4, dropout 0.1, every applied step clipped, step {overflow_of(steps)} "
+        "skipped for an overflow. loss, norm, parameter: greatest differences from one process; nudged: "
+        "that of one process which begins with one weight changed in its last bit. losses 1, gradients 1: "
+        "bits of the first step; ranks: as many replicas without stages."
+    ]
+    return Table("Pipelines and one process", (*head, "schedules, placements"), rows, names=2, notes=notes)
+
+
+def _bits(same: bool) -> str:
+    return "same bits" if same else "rounding"
 
 
 def others(steps: int) -> list[Case]:
-    """The other operators and dtypes, on two ranks; and damages, each to be seen."""
+    """The other operators and dtypes on four ranks, which take the same micro-batches in two replicas of two
+    stages, in four stages, and without stages; and damages, each with a sound run beside it."""
+    two = Case("two", COUNTS[2], replicas=2, steps=steps)
+    four = replace(two, counts=COUNTS[4], replicas=1, accumulate=8)
     cases = []
-    for name, operators, dtype in (("plain", "mxnet", "float32"), ("bfloat16", "fused", "bfloat16")):
-        base = Case(name, COUNTS[2], operators=operators, dtype=dtype, steps=steps)
-        cases += [reference(base), base]
-    cases += [reference(Case("sound", COUNTS[2], steps=steps)), Case("sound", COUNTS[2], steps=steps)]
-    return cases + [Case(damage, COUNTS[2], steps=min(steps, 4), damage=damage) for damage in DAMAGES[:3]]
+    for name, operators, dtype in OTHERS:
+        base = replace(two, name=name, operators=operators, dtype=dtype)
+        cases += [reference(base), base, replace(base, name=f"{name}-gpipe", schedule="gpipe")]
+        cases.append(replace(four, name=f"{name}-four", operators=operators, dtype=dtype))
+        ranks = replace(base, name=f"{name}-ranks", counts=COUNTS[1], replicas=4, accumulate=2, shared=True)
+        cases.append(ranks)
+    two, four = (replace(each, steps=min(steps, 4)) for each in (two, four))
+    cases += [reference(replace(two, name="short"))]
+    for name, base in ((STALE, two), (UNTIED, two), (SWAPPED, four)):
+        cases += [replace(base, name=f"sound-{name}"), replace(base, name=name, damage=name)]
+    return cases
+
+
+def check_others(found: dict[str, Found]) -> tuple[list[Table], list[str]]:
+    """Tables of `others`, and what is wrong."""
+    rows, faults = [], []
+    for name, _, dtype in OTHERS:
+        kinds = (("2 x 2", ""), ("4 x 1", "-four"), ("four ranks without stages", "-ranks"))
+        for kind, end in kinds:
+            one = compare(found[f"{name}{end}"], found[f"alone-{name}"])
+            same = len(found[name].gradients) - len(one.other_gradients)
+            cells = [name, kind, f"{one.loss:.1e}", f"{one.norm:.1e}", f"{one.parameter:.1e}"]
+            rows.append(Row([*cells, _bits(one.first_bits), f"{same} of {len(found[name].gradients)}"]))
+            if one.loss > (BFLOAT16 if dtype == "bfloat16" else LOSSES):
+                faults.append(f"{name}, {kind}: a loss differs by {one.loss:.1e}")
+            if end == "-four" and (set(one.other_gradients) - {EMBEDDING} or not one.first_bits):
+                faults.append(f"{name}: the first step of four stages differs: {one.other_gradients}")
+        if not compare(found[f"{name}-gpipe"], found[name]).bits:
+            faults.append(f"{name}: schedules differ")
+    head: tuple[str, ...] = ("", "8 micro-batches", "loss", "norm", "parameter", "losses 1", "gradients 1")
+    tables = [Table("Other operators, beside one process", head, rows, names=2)]
+    rows = []
+    for damage in (STALE, SWAPPED, UNTIED):
+        sound = compare(found[f"sound-{damage}"], found["alone-short"]).loss
+        loss = compare(found[damage], found["alone-short"]).loss
+        rows.append(Row([damage, f"{sound:.1e}", f"{loss:.1e}", f"{loss / LOSSES:,.0f}"]))
+        if not sound <= LOSSES < loss / 10:
+            faults.append(f"{damage}: a loss differs by {loss:.1e}, without the damage by {sound:.1e}")
+    head = ("damage, 4 steps", "loss without it", "loss", "times the limit")
+    return [*tables, Table("Damages", head, rows)], faults
 
 
 def main() -> int:
     """Runs everything; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--quick", action="store_true", help="two stages alone")
+    parser.add_argument("--stages", type=int, nargs="+", choices=COUNTS, default=list(COUNTS))
+    parser.add_argument("--json", help="write all figures there")
     options = parser.parse_args()
-    print(
-        "stages x replicas  micro-batches  loss      norm      parameter  first step  1f1b, gpipe and inter"
-    )
-    good = True
-    for stages, replicas in [(2, 1)] if options.quick else [(s, r) for s in COUNTS for r in (1, 2)]:
-        with tempfile.TemporaryDirectory() as folder:
-            cases = matrix(stages, replicas, options.steps)
-            found = launch(cases, stages * replicas, Path(folder), timeout=3600)
-        for accumulate in (1, 4, 7):
-            names = [name for name in found if name.startswith(f"{accumulate}-")]
-            worst = [compare(found[name], found[f"alone-{accumulate}"]) for name in names]
-            bits = all(compare(found[name], found[names[0]]).bits for name in names)
-            loss, norm, size = (max(getattr(e, k) for e in worst) for k in ("loss", "norm", "parameter"))
-            first = all(each.first_bits for each in worst) or replicas > 1
-            print(
-                f"{stages} x {replicas:<14} {accumulate:<14} {loss:<9.1e} {norm:<9.1e} {size:<10.1e} "
-                f"{'same bits' if all(e.first_bits for e in worst) else 'rounding':<11} "
-                f"{'same bits' if bits else 'DIFFER'}",
-                flush=True,
-            )
-            good &= loss <= LOSSES and bits and first
-    with tempfile.TemporaryDirectory() as folder:
-        found = launch(others(options.steps), 2, Path(folder), timeout=3600)
-    for name in ("plain", "bfloat16", "sound"):
-        difference = compare(found[name], found[f"alone-{name}"])
-        print(f"{name}: {difference}")
-        good &= difference.loss <= (BFLOAT16 if name == "bfloat16" else LOSSES) and difference.first_bits
-    for damage in DAMAGES[:3]:
-        steps = len(found[damage].sums)
-        loss = np.abs(found[damage].sums - found["sound"].sums[:steps])[:, :2].max()
-        print(f"{damage}: a loss differs by {loss:.1e}")
-        good &= bool(loss > 100 * LOSSES)
-    return 0 if good else 1
+    faults: list[str] = []
+    entries: list[Entry] = []
+    with tempfile.TemporaryDirectory() as name:
+        known = alone(options.steps, Path(name))
+    for replicas in REPLICAS:
+        for stages in sorted({1, *options.stages}):  # one stage is what the others are compared with
+            bases = [base_case(stages, replicas, each, options.steps) for each in MICRO_BATCHES]
+            if (stages, replicas) == (1, 1):
+                found = known
+            else:
+                cases = [each for b in bases for each in variants(stages, replicas, b.accumulate, b.steps)]
+                with tempfile.TemporaryDirectory() as name:
+                    found = launch(cases, stages * replicas, Path(name))
+            if stages == 1:
+                known.update({name: each for name, each in found.items() if name.startswith("ranks-")})
+            for base in bases:
+                named = variants(stages, replicas, base.accumulate, base.steps)
+                entries.append(entry(base, [found[each.name] for each in named], known))
+                wrong = entries[-1].faults(overflow_of(options.steps))
+                where = f"{stages} x {replicas}, {base.accumulate} micro-batches"
+                print(f"{where}: {'; '.join(wrong) or 'as it must be'}", file=sys.stderr, flush=True)
+                faults += [f"{where}: {each}" for each in wrong]
+    with tempfile.TemporaryDirectory() as name:
+        tables, wrong = check_others(launch(others(options.steps), 4, Path(name)))
+    tables.insert(0, matrix_table(entries, options.steps))
+    print("\n".join(markdown(each) for each in tables))
+    faults += wrong
+    print("\n".join(faults) or "all as it must be")
+    if options.json:
+        figures: dict[str, Any] = {"steps": options.steps, "faults": faults}
+        figures["matrix"] = [asdict(each) for each in entries]
+        figures["tables"] = [{"head": each.head, "rows": [row.cells for row in each.rows]} for each in tables]
+        write_figures(options.json, figures)
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

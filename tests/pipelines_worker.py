@@ -4,17 +4,19 @@
 
 CASES is JSON: a list of `Case`s, as objects. Rank r writes OUTPUT_DIRECTORY/CASE-r.npz, with a report of its
 steps as JSON and its parameters at the end. A case of one stage is the reference: rank 0 takes all
-micro-batches by itself, with training.step.TrainStep; the others have nothing to do.
+micro-batches by itself, with training.step.TrainStep, and the others have nothing to do; or, where it is
+`shared`, each rank those of a replica.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Sequence
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -46,7 +48,7 @@ from training.start import Start, restore_states
 from training.step import StepSettings, TrainStep, dropout_seed
 
 TASK = Pretraining()
-SEED, STDEV, CLIP_NORM, LR = 3, 0.2, 0.5, 0.02
+SEED, STDEV, CLIP_NORM, LR = 3, 0.2, 0.1, 0.005
 ROWS, LENGTH, PREDICTIONS = 3, 12, 4
 STALE, SWAPPED, UNTIED, LOOSE = DAMAGES = ("stale", "swapped", "untied", "loose")
 
@@ -61,10 +63,13 @@ class Case:
         replicas: pipelines; the reference takes the micro-batches of so many.
         accumulate: micro-batches of a replica in a step.
         overflow: number of the step of which one micro-batch has a gradient that is not finite; 0 for none.
+        shared: whether the replicas of a case of one stage are as many data-parallel ranks.
+        nudged: whether the run begins with one weight that is changed in its last bit.
         start: name of the checkpoint that it goes on from. saves: whether it leaves one under its own name.
         tight: whether the checkpoint is written without a copy of the state, for want of memory.
-        damage: of DAMAGES: an activation that belongs to another micro-batch, layers in each other's
-            place, the gradient of the word embedding not exchanged, its value not the same on both stages.
+        damage: of DAMAGES: an activation that belongs to another micro-batch, the second and the third of
+            four stages in each other's place, the gradient of the word embedding not exchanged, its value
+            not the same on both stages.
     """
 
     name: str
@@ -78,6 +83,8 @@ class Case:
     dropout: float = 0.1
     steps: int = 4
     overflow: int = 0
+    shared: bool = False
+    nudged: bool = False
     start: str = ""
     saves: bool = False
     tight: bool = False
@@ -96,7 +103,7 @@ def batch(case: Case, step: int, number: int) -> Batch:
     """Micro-batch `number` of a step, over all replicas. They differ in their shapes."""
     rows, length = ROWS + number % 2, LENGTH - 4 * (step % 2)
     made = random_batch(np.random.default_rng([step, number]), rows, length, PREDICTIONS, 1)
-    if step == case.overflow and number == 1:
+    if step == case.overflow and number == min(1, case.replicas * case.accumulate - 1):
         weights = made.masked_weights.copy()
         weights[0, 0] = np.inf
         made = made._replace(masked_weights=weights)
@@ -138,7 +145,7 @@ class Runner:
     def run(self, case: Case) -> None:
         """Takes a case to its end and writes what it came to."""
         if case.stages == 1:
-            if self.world.rank == 0:
+            if self.world.rank == 0 or case.shared:
                 self.alone(case)
             self.world.barrier()
             return
@@ -150,8 +157,6 @@ class Runner:
         network = TASK.stage(bert, part, case.dtype, case.dropout, case.operators)
         start = self.start(case)
         begin_stages(start, network, ranks, SEED, STDEV)
-        if case.damage == SWAPPED:
-            swap_layers(network)
         optimizer = new_optimizer(network, case)
         restore_stages(start, network, optimizer, ranks)
         if case.damage == LOOSE and ranks.place.last:
@@ -166,7 +171,7 @@ class Runner:
         kind = KINDS.get(case.damage, PipelineStep)
         take = kind(TASK, network, optimizer, scaler, ranks, settings)
         own = range(place.data_rank, case.accumulate * place.data_size, place.data_size)
-        report = self.steps(case, take, own, start.step, optimizer)
+        report = self.steps(case, take, own, start.step, list(trained(network)))
         report["place"] = asdict(place)
         report["rank"] = self.world.rank
         parameters = live_arrays(network_parameters(network))
@@ -175,7 +180,7 @@ class Runner:
         self.write(case, report, parameters)
 
     def alone(self, case: Case) -> None:
-        """The reference, in this process alone."""
+        """The reference, in this process alone; or, of a shared case, a rank's part of it."""
         config = named_config(case.model)
         choose_operators(case.operators, case.dtype, mx.cpu(), config)
         bert = build_model(config, VOCAB_SIZE, case.dropout)
@@ -185,23 +190,37 @@ class Runner:
         restore_parameters(start, network_parameters(network), local, mx.cpu())
         optimizer = new_optimizer(network, case)
         restore_states(start, optimizer, local)
-        count = case.replicas * case.accumulate
-        settings = StepSettings(count, CLIP_NORM, lambda step, number: dropout_seed(SEED, step, number))
-        take = TrainStep(TASK, network, optimizer, DynamicScaler(initial=16.0), local, settings)
-        report = self.steps(case, take, range(count), start.step, optimizer)
+        if case.nudged:
+            nudge(network)
+        count, rank, ranks = case.replicas * case.accumulate, 0, 1
+        if case.shared:
+            assert self.world.size == case.replicas
+            rank, ranks = self.world.rank, self.world.size
+        settings = StepSettings(
+            count // ranks, CLIP_NORM, lambda step, number: dropout_seed(SEED, step, rank + ranks * number)
+        )
+        sharing = self.world if case.shared else local
+        take = TrainStep(TASK, network, optimizer, DynamicScaler(initial=16.0), sharing, settings)
+        own = range(rank, count, ranks)
+        report = self.steps(case, take, own, start.step, list(trained(network)))
         parameters = live_arrays(network_parameters(network))
         if case.saves:
             step = start.step + case.steps
             save(self.folder(case.name), step, parameters, optimizer.state_views(), {})
         self.write(case, report, parameters)
 
-    def steps(self, case: Case, take: Any, own: Any, begun: int, optimizer: Optimizer) -> dict[str, Any]:
-        seen: dict[str, Any] = {"sums": [], "norm": [], "applied": []}
+    def steps(self, case: Case, take: Any, own: Any, begun: int, names: Sequence[str]) -> dict[str, Any]:
+        """Takes the steps. `names`: of the parameters, in the order of the gradients, whose bits in the first
+        step are reported."""
+        seen: dict[str, Any] = {"sums": [], "norm": [], "applied": [], "gradients": {}}
         for step in range(begun + 1, begun + case.steps + 1):
             result = take(step, [batch(case, step, number) for number in own], LR)
             seen["sums"].append([float(each) for each in result.sums.asnumpy()])
             seen["norm"].append(result.grad_norm)
             seen["applied"].append(result.applied)
+            if step == begun + 1:
+                bits = [hashlib.sha256(each.asnumpy().tobytes()).hexdigest() for each in take.gradients]
+                seen["gradients"] = dict(zip(names, bits))
         return seen
 
     def placed(self, case: Case) -> Ranks:
@@ -214,7 +233,11 @@ class Runner:
         config = PipelineConfig(case.stages, case.placement, case.schedule)
         group = self.world.groups(list(zip(*replicas)))
         ranks = Ranks(config, place, replicas, self.world, group)
-        return ranks.divided(named_config(case.model), make_split(case.counts))
+        ranks = ranks.divided(named_config(case.model), make_split(case.counts))
+        if case.damage == SWAPPED:
+            first, second, third, *others = ranks.parts
+            ranks = replace(ranks, parts=(first, third, second, *others))
+        return ranks
 
     def start(self, case: Case) -> Start:
         """The beginning: fresh, or another case's checkpoint, which rank 0 alone reads."""
@@ -263,16 +286,12 @@ class Silent:
     warn = note
 
 
-def swap_layers(network: Any) -> None:
-    """Exchanges the first two layers of a stage that has two."""
-    named = network_parameters(network)
-    layers = sorted({name.split(".")[2] for name in named if name.startswith("encoder.transformer_cells.")})
-    for name, parameter in named.items():
-        if name.startswith(f"encoder.transformer_cells.{layers[0]}.") and len(layers) > 1:
-            other = named[name.replace(f".{layers[0]}.", f".{layers[1]}.", 1)]
-            held = parameter.data().copy()
-            parameter.set_data(other.data().copy())
-            other.set_data(held)
+def nudge(network: Any) -> None:
+    """Changes one number of the first layer in its last bit."""
+    weight = next(each for name, each in trained(network).items() if name.endswith("ffn.ffn_1.weight"))
+    array = weight.data().asnumpy()
+    array[0, 0] = np.nextafter(array[0, 0], np.float32(np.inf))
+    weight.set_data(mx.nd.array(array))
 
 
 def new_optimizer(network: Any, case: Case) -> Optimizer:

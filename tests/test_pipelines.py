@@ -3,6 +3,9 @@ that go from one number of stages to another."""
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +13,10 @@ import pytest
 
 from tests.pipelines import COUNTS, LAYERS, LOSSES, compare, launch, reference
 from tests.pipelines_worker import CLIP_NORM, DAMAGES, LOOSE, STALE, SWAPPED, UNTIED, Case
+from tests.processes import start_ranks
+from tests.reliability import attacked_stages
+from tests.test_failure import SCRIPTS, arguments, find
+from training.checkpoint import list_steps
 
 TWO = Case("two", COUNTS[2], replicas=2, accumulate=3, steps=3, overflow=2)
 FOUR = Case("four", COUNTS[4], replicas=1, accumulate=6, steps=3, overflow=2)
@@ -28,7 +35,8 @@ CASES = [
     replace(TWO, name="inter", placement="inter_first"),
     FOUR,
     *CHAIN,
-    *(replace(TWO, name=damage, damage=damage, overflow=0, steps=2) for damage in (STALE, SWAPPED, UNTIED)),
+    *(replace(TWO, name=damage, damage=damage, overflow=0, steps=2) for damage in (STALE, UNTIED)),
+    replace(FOUR, name=SWAPPED, damage=SWAPPED, overflow=0, steps=2),
     replace(TWO, name=LOOSE, damage=LOOSE, overflow=0, steps=1, saves=True),
     replace(ALONE, name="alone-damage", overflow=0, steps=2),
 ]
@@ -73,3 +81,23 @@ def test_a_word_embedding_that_differs_is_not_saved(found):
     assert len(set(errors)) == 1
     assert "the word embedding" in errors[0]
     assert "differs on ranks 1, 3 from rank 0's" in errors[0]
+
+
+def test_a_stage_that_stops_is_named_and_the_others_end(corpus, tmp_path):
+    """One of the attacks of tests/reliability/attacked_stages.py, on two replicas of two stages."""
+    case = attacked_stages.Case(3, attacked_stages.STOPPED, attacked_stages.STEPS, 0, "1f1b", "intra_first")
+    changes = {
+        "ckpt_interval": 2,
+        "log_interval": 1,
+        "batch_size": 64,
+        "comm_timeout": attacked_stages.PATIENCE,
+    }
+    words = arguments(corpus, tmp_path, model="bert_2_32_2", pipeline_stages=2, accumulate=2, **changes)
+    with start_ranks(SCRIPTS["mpirun"], 4, timeout=300, args=words, grace=30) as run:
+        victim = find(run, "mpirun", case.who)
+        while run.poll() is None and not list_steps(str(tmp_path)):
+            time.sleep(0.05)
+        os.kill(victim, signal.SIGSTOP)
+        result = run.wait()
+    assert attacked_stages.judged(case, result, 0.0, tmp_path, 0) == ""
+    assert f"pid {victim}" in result.stderr

@@ -27,6 +27,7 @@ held                the run's directory, for this run alone
 start               the one door into a run: fresh, from parameters, from a checkpoint
 parameters          the numbers of the network that a run begins with
 run_file            run.yaml, the options of a run
+model               the network, or a stage of it, with those numbers
 run                 everything that a run has, and its state
 loop                steps, logs, evaluations and checkpoints
 step                forward, backward, average, clip, update

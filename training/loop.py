@@ -47,17 +47,19 @@ class Loop:
             lambda step, number: dropout_seed(run.seed, step, place.data_rank + place.data_size * number),
         )
         tools = (run.task, run.model.network, run.optimizer, run.scaler)
-        if run.ranks:
-            self.take_step: TrainStep = PipelineStep(*tools, run.ranks, self.settings)
-        else:
-            self.take_step = TrainStep(*tools, communicator, self.settings)
+        staged = PipelineStep(*tools, run.ranks, self.settings) if run.ranks else None
+        self.take_step: TrainStep = staged or TrainStep(*tools, communicator, self.settings)
         facts: dict[str, Any] = {
             **config.model.bert.facts(),
             "vocab_size": run.inputs.vocab_size,
             "dtype": run.model.dtype,
             "exchanged_bytes": exchanged_bytes(self.take_step.gradients, config.report.compression),
         }
+        if run.ranks:
+            facts.update(run.ranks.facts)
         self.trace = TraceOfSteps(config.report.profile, communicator.rank, facts)
+        if staged:
+            staged.stage_wait = self.trace.stage_wait
         self.stop = stop
         self.totals = Totals(run.task, run.model.device)
         self.size = size_of(config.model.bert, run.inputs.vocab_size)

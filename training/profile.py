@@ -20,6 +20,7 @@ from typing import Any, Sequence
 from base.command_line import OptionParser, count, path_name, positive, positive_int
 from base.errors import InputError
 from base.files import replacing
+from base.tables import terminal
 from base.threads import set_threads
 from data.options import MAX_POSITIONS
 from training.config import run_config
@@ -29,6 +30,7 @@ from training.options import expand_options, parse_options
 from training.profiling.breakdown import break_down
 from training.profiling.picture import draw
 from training.profiling.profiler import TraceComplete, TracePlan, separate_operators
+from training.profiling.stages import draw_stages, stage_figures, stage_table, staged
 from training.profiling.table import table
 from training.profiling.trace import Trace, chrome_events, read_trace, write_chrome
 
@@ -39,8 +41,9 @@ the length of the random sequences). With names it reports on traces that --prof
 written; the traces of other ranks, NAME.1, NAME.2, ..., are found beside the first.
 
 Prints a table, and writes OUT_summary.json (the numbers), OUT.png (a picture) and OUT_timeline.json (a Chrome
-trace, for https://ui.perfetto.dev or chrome://tracing). With --ckpt_dir DIR they are written into DIR, beside
-the other files of the run, unless --out names another place.
+trace, for https://ui.perfetto.dev or chrome://tracing). Traces of a run with --pipeline_stages also give a
+table of the stages, and OUT_stages.png, with all of them on one time axis. With --ckpt_dir DIR they are
+written into DIR, beside the other files of the run, unless --out names another place.
 """
 _LENGTH = 128  # tokens of random sequences when --max_seq_length is left out
 _MEASURED = 1.0  # seconds for the matrix peak
@@ -114,11 +117,19 @@ def report(traces: Sequence[Trace], out: str, peak: float | None) -> None:
     found = [break_down(trace, peak) for trace in traces]
     for each in found:
         print(*table(each), sep="\n", end="\n\n")
+    stages = staged(traces)
+    figures = stage_figures(stages)
+    if stages:
+        print(terminal(stage_table(figures)), end="\n\n")
     names = [f"{out}_summary.json", f"{out}.png", f"{out}_timeline.json"]
+    names += [f"{out}_stages.png"] if stages else []
     try:
         with replacing(names[0]) as handle:
-            handle.write((json.dumps({"ranks": found}, indent=1) + "\n").encode())
+            content = {"ranks": found, **({"stages": figures} if stages else {})}
+            handle.write((json.dumps(content, indent=1) + "\n").encode())
         draw(names[1], traces, found)
+        if stages:
+            draw_stages(names[-1], stages)
         first = min(trace.clock for trace in traces)
         write_chrome(names[2], [e for trace in traces for e in chrome_events(trace, trace.clock - first)])
     except OSError as error:

@@ -9,16 +9,12 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import Any, Mapping, Sequence
 
-import mxnet as mx
 import numpy as np
-from gluonnlp.model.bert import BERTModel
 
 from base.errors import RUN_AGAIN, InputError
 from base.launchers import HVD
 from bert.configuration import REMOVE
-from bert.model import build_model, each_once, initialize, network_parameters, trained
-from bert.part import allocate, build_part
-from bert.weights.published import load_published
+from bert.model import each_once, network_parameters, trained
 from comm.base import Communicator
 from data.sharing import Share
 from tasks.base import Task
@@ -32,14 +28,15 @@ from training.feed import EvaluationFeed, Feed
 from training.held import held
 from training.loop import Loop, lacks_evaluation
 from training.metrics import Stopwatch, finite_or_none
+from training.model import Model, model_of_stage, whole_model
 from training.optimizer.moments import MomentType, check_moments
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler, LossScaler, SkipCounter, StaticScaler
 from training.optimizer.update_rule import Rule
 from training.own_checkpoints import check_new
-from training.parameters import live_arrays, restore_parameters
+from training.parameters import live_arrays
 from training.pipeline.evaluation import evaluate_stages
-from training.pipeline.parameters import begin_stages, restore_stages
+from training.pipeline.parameters import restore_stages
 from training.pipeline.placement import Place
 from training.pipeline.ranks import Ranks, Readers, check_same, place_ranks
 from training.pipeline.saving import check_tied, gather
@@ -198,17 +195,6 @@ def _after(config: RunConfig, end: int) -> RunConfig:
         checkpoint=replace(config.checkpoint, resume=False, start_step=end),
         report=replace(config.report, profile=None),  # a trace is of a launch's first steps
     )
-
-
-@dataclass
-class Model:
-    """A network on its device. `network`: the task's heads and losses above `bert`."""
-
-    bert: BERTModel
-    network: Any
-    device: mx.Context
-    dtype: str
-    operators: str
 
 
 @dataclass
@@ -420,11 +406,11 @@ def open_run(part: Part, start: Start, task: Task, crew: Crew, stack: contextlib
 
     ranks = None
     if crew.ranks is None:
-        model = _whole_model(Part(config, inputs), start, task, communicator, seed)
+        model = whole_model(Part(config, inputs), start, task, communicator, seed)
     else:
         counts = broadcast_json(split_of(part).counts, communicator)
         ranks = crew.ranks.divided(config.model.bert, make_split(counts))
-        model = _model_of_stage(Part(config, inputs), start, task, ranks, seed)
+        model = model_of_stage(Part(config, inputs), start, task, ranks, seed)
     parameters = trained(model.network)
     settings = config.optimization
     optimizer = Optimizer(
@@ -460,31 +446,6 @@ def open_run(part: Part, start: Start, task: Task, crew: Crew, stack: contextlib
     if feed is not None:
         feed.seek(position)
     return run
-
-
-def _whole_model(part: Part, start: Start, task: Task, communicator: Communicator, seed: int) -> Model:
-    """The network with the parameters that the run begins with."""
-    (config, inputs), device, dtype, operators = part, *choose_computing(part.config.model, communicator)
-    shape, dropout = config.model.bert, config.model.dropout
-    bert = build_model(shape, inputs.vocab_size, dropout, task.heads)
-    initialize(bert, device, "float16" if dtype == "float16" else "float32", seed, config.model.initial_stdev)
-    if start.published and communicator.rank == 0:  # the others get rank 0's
-        load_published(bert, shape.name, start.published, device)
-    network = task.network(bert, shape, dtype, dropout, operators)
-    if config.model.padding == REMOVE:
-        network.remove_padding()
-    restore_parameters(start, network_parameters(network), communicator, device)
-    return Model(bert, network, device, dtype, operators)
-
-
-def _model_of_stage(part: Part, start: Start, task: Any, ranks: Ranks, seed: int) -> Model:
-    """This rank's stage of the network with the parameters that the run begins with, of a DividedTask."""
-    (config, inputs), device, dtype, operators = part, *choose_computing(part.config.model, ranks.world)
-    bert = build_part(ranks.part, inputs.vocab_size, config.model.dropout, task.heads)
-    allocate(bert, ranks.part, device, "float16" if dtype == "float16" else "float32")
-    network = task.stage(bert, ranks.part, dtype, config.model.dropout, operators)
-    begin_stages(start, network, ranks, seed, config.model.initial_stdev)
-    return Model(bert, network, device, dtype, operators)
 
 
 def _of_config_file(model: ModelConfig) -> str:

@@ -33,7 +33,7 @@ def make_communicator(name):
     if name == "divided":
         from comm.horovod import HorovodCommunicator
 
-        return HorovodCommunicator(divisible=True)
+        return slow_to_close(HorovodCommunicator(divisible=True))
     if name == "byteps":
         from comm.byteps.communicator import BytePSCommunicator
 
@@ -313,6 +313,19 @@ def lacks(kind, message, call, *arguments):
         assert message in str(error), str(error)
     else:
         raise AssertionError(f"not refused: {message}")
+
+
+def slow_to_close(comm):
+    """A communicator that gives up its messages later on each rank: the first one does not end MPI under the
+    others."""
+    close = comm._messages.close
+
+    def late():
+        time.sleep(0.2 * comm.rank)
+        close()
+
+    comm._messages.close = late
+    return comm
 
 
 def divided(comm):

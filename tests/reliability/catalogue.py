@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.reliability import (
     attacked_saving,
+    attacked_stages,
     backends_agree,
     bad_options,
     changed_ranks,
@@ -39,5 +40,6 @@ PROGRAMS = (
     known_sums.PROGRAM,
     flat_memory.PROGRAM,
     restarted_runs.PROGRAM,
+    attacked_stages.PROGRAM,
     lost_hosts.PROGRAM,
 )

@@ -32,12 +32,12 @@ from training.checkpoint import block_arrays
 from training.config import run_config
 from training.exchange import broadcast_json
 from training.inputs import DataFiles, Inputs
+from training.model import Model
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler, SkipCounter
 from training.options import parse_options
 from training.parameters import all_finite, restore_parameters
 from training.report import SilentReporter
-from training.run import Model
 from training.run import Run as TrainingRun
 from training.saving import Saver
 from training.start import (

@@ -76,7 +76,7 @@ def pipeline_config(options: argparse.Namespace, layers: int) -> PipelineConfig:
 
     Raises:
         InputError: more stages than layers, a split that is not of this model, an option that does nothing
-            without stages, moments of another type.
+            without stages, moments of another type, float16.
     """
     stages = options.pipeline_stages
     if stages == 1:
@@ -102,6 +102,7 @@ def pipeline_config(options: argparse.Namespace, layers: int) -> PipelineConfig:
             f"--optimizer_state {options.optimizer_state} with --pipeline_stages: its roundings depend on "
             "the parameters that a process holds, so the number of stages would change them; leave it out"
         )
+    check_dtype(options.dtype)
     check_stages(stages, layers)
     split = None
     if options.pipeline_split is not None:
@@ -113,6 +114,14 @@ def pipeline_config(options: argparse.Namespace, layers: int) -> PipelineConfig:
         options.pipeline_schedule or ONE_F_ONE_B,
         split,
     )
+
+
+def check_dtype(dtype: str | None) -> None:
+    """Raises InputError for float16, which MXNet has on GPUs only, where no pipeline has been run."""
+    if dtype == "float16":
+        raise InputError(
+            "--pipeline_stages with float16, a GPU's default, has not been tried; give --dtype float32"
+        )
 
 
 def check_launch(stages: int, backend: str, estimates: bool, environ: Mapping[str, str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Iterator, Sequence
+from typing import Any, Iterator, Sequence
 
 from base.errors import InputError
 from bert.configuration import BertConfig
@@ -56,6 +56,18 @@ class Ranks:
     def part(self) -> ModelPart:
         """The part that this rank holds."""
         return self.parts[self.place.stage]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """This rank's place and part, for a trace."""
+        place, part = self.place, self.part
+        return {
+            "stage": place.stage,
+            "stages": place.stages,
+            "replica": place.data_rank,
+            "schedule": self.config.schedule,
+            "stage_layers": [part.begin, part.end],
+        }
 
     @property
     def previous(self) -> int:

@@ -3,8 +3,9 @@ back, and what is decided once for the model is decided over all ranks."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Callable, ContextManager, NamedTuple, Sequence
 
 import mxnet as mx
 
@@ -55,6 +56,9 @@ class PipelineStep(TrainStep):
         self._tied = names.index(EMBEDDING) if EMBEDDING in names else None
         self._other_end: mx.nd.NDArray | None = None
         self._outgoing = Outgoing(ranks.world)
+        self.stage_wait: Callable[[], ContextManager[None]] = (
+            contextlib.nullcontext
+        )  # around waits, for traces
 
     def _forward_and_backward(self, step: int, batches: Sequence[Any]) -> mx.nd.NDArray:
         ranks, place, network = self._ranks, self._ranks.place, self._network
@@ -76,7 +80,7 @@ class PipelineStep(TrainStep):
         kept: dict[int, _Kept] = {}
         for forward, number in passes(ranks.config.schedule, place.stage, place.stages, count):
             if forward:
-                inputs = activations.take() if activations else None
+                inputs = self._taken(activations)
                 output, sums = self._forward(step, number, batches[number], inputs, factors)
                 sent = None
                 if sums is None:
@@ -85,9 +89,17 @@ class PipelineStep(TrainStep):
                     total += sums
                 kept[number] = _Kept(inputs, output, sent)
             else:
-                self._backward(number, kept.pop(number), gradients.take() if gradients else None)
-        self._outgoing.limit(0)
+                self._backward(number, kept.pop(number), self._taken(gradients))
+        with self.stage_wait():
+            self._outgoing.limit(0)
         return total
+
+    def _taken(self, messages: Incoming | None) -> mx.nd.NDArray | None:
+        """The next of a neighbour's messages; None at an end of the pipeline."""
+        if messages is None:
+            return None
+        with self.stage_wait():
+            return messages.take()
 
     def _forward(
         self, step: int, number: int, batch: Any, inputs: mx.nd.NDArray | None, factors: list[mx.nd.NDArray]

@@ -9,13 +9,21 @@ from bert.configuration import recorded_config
 from bert.flops import BACKWARD, Flops, forward_flops, size_of
 from training.profiling.intervals import Interval, clip, intersect, shared, subtract, total, union
 from training.profiling.kinds import ATTENTION, COMMUNICATION, HEADS, KINDS, OTHER, PRODUCTS
-from training.profiling.trace import COPYING, DATA_WAIT, WAITING, Operator, Trace
+from training.profiling.trace import COPYING, DATA_WAIT, STAGE_WAIT, WAITING, Operator, Trace
 
 EXPOSED = "communication, exposed"  # while no operator computes
 PYTHON = "Python, device idle"
 IDLE = "waiting, device idle"
 # In the order of a table. What comes later counts only while nothing before it goes on.
-PARTS = (*(kind for kind in KINDS if kind != COMMUNICATION), EXPOSED, DATA_WAIT, COPYING, PYTHON, IDLE)
+PARTS = (
+    *(kind for kind in KINDS if kind != COMMUNICATION),
+    EXPOSED,
+    DATA_WAIT,
+    COPYING,
+    STAGE_WAIT,
+    PYTHON,
+    IDLE,
+)
 
 
 def break_down(trace: Trace, peak: float | None = None) -> dict[str, Any]:
@@ -53,6 +61,7 @@ def break_down(trace: Trace, peak: float | None = None) -> dict[str, Any]:
         (EXPOSED, travelling),
         (DATA_WAIT, waits.get(DATA_WAIT, [])),
         (COPYING, waits.get(COPYING, [])),
+        (STAGE_WAIT, waits.get(STAGE_WAIT, [])),
     ):
         exposed[part] = subtract(intervals, taken)
         parts[part] = total(exposed[part])
@@ -95,19 +104,22 @@ def break_down(trace: Trace, peak: float | None = None) -> dict[str, Any]:
 
 
 def step_flops(trace: Trace) -> Flops | None:
-    """One rank's forward operations in all traced steps; None when the trace does not say what ran."""
+    """One rank's forward operations in all traced steps, those of its stage alone; None when the trace does
+    not say what ran."""
     facts = trace.facts
     batches = facts.get("batches")
     if not (batches and facts.get("model") and facts.get("vocab_size")) or len(batches) != len(trace.steps):
         return None
     size = size_of(recorded_config(facts, "the trace"), facts["vocab_size"])
-    fewer = any(each.name == "bert_gather" for each in trace.operators)
+    begin, end = facts.get("stage_layers", (0, size.layers))
+    top = end == size.layers
+    fewer = top and any(each.name == "bert_gather" for each in trace.operators)
     total = Flops(0, 0, 0, 0)
     for rows, length, predictions in (batch for step in batches for batch in step):
         # The first token and the masked ones are all that the losses look at.
         top_rows = predictions + 1 if fewer else None
-        total += forward_flops(size, rows, length, predictions, top_rows)
-    return total
+        total += forward_flops(size._replace(layers=end - begin), rows, length, predictions, top_rows)
+    return total if top else total._replace(heads=0, decoder=0)
 
 
 def _add_rates(rows: dict[str, dict[str, float]], trace: Trace, peak: float | None) -> None:

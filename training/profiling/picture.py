@@ -19,7 +19,7 @@ from training.profiling.kinds import (
     OTHER,
     PRODUCTS,
 )
-from training.profiling.trace import COPYING, DATA_WAIT, WAITING, Step, Trace
+from training.profiling.trace import COPYING, DATA_WAIT, STAGE_WAIT, WAITING, Step, Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,6 +37,7 @@ _COLOURS = {
     EXPOSED: "#c44e52",
     DATA_WAIT: "#222222",
     COPYING: "#666633",
+    STAGE_WAIT: "#f2c6c8",
     WAITING: "#dddddd",
     PYTHON: "#bbbbbb",
     IDLE: "#e8e8e8",
@@ -103,7 +104,7 @@ def _draw_timeline(axes: Axes, traces: Sequence[Trace]) -> None:
                 times = [(each.start, each.end) for each in trace.operators if each.kind == kind]
                 _strip(axes, times, window, bottom, kind)
             if not kinds:
-                for kind in (WAITING, COPYING, DATA_WAIT):
+                for kind in (WAITING, STAGE_WAIT, COPYING, DATA_WAIT):
                     _strip(axes, trace.python.get(kind, []), window, bottom, kind)
             names.append(name)
     title = f"{chosen.name} on the time axis (Python's row, light grey: waiting for the device)"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
-from typing import Any, Mapping, MutableMapping, NamedTuple, Sequence
+from typing import Any, Iterator, Mapping, MutableMapping, NamedTuple, Sequence
 
 from data.pretraining.batches import Batch
-from training.profiling.trace import END, STEP, from_mxnet, read_json, write_trace
+from training.profiling.trace import BEGINS, END, ENDS, STEP, from_mxnet, read_json, write_trace
 
 FIRST, LAST = 10, 14  # steps of the run: past the first ones, which plan memory
 
@@ -106,6 +107,15 @@ class TraceOfSteps:
             self._finish()
             if self._plan.stop:
                 raise TraceComplete
+
+    @contextlib.contextmanager
+    def stage_wait(self) -> Iterator[None]:
+        """Notes that Python waits for a message of another stage meanwhile."""
+        if self._running:
+            self._mark(BEGINS)
+        yield
+        if self._running:
+            self._mark(ENDS)
 
     def _finish(self) -> None:
         import mxnet as mx

@@ -19,7 +19,9 @@ from training.profiling.kinds import COMMUNICATION, KINDS, classify, is_backward
 
 STEP, END = "step ", "end of steps"  # marks in MXNet's trace: "step 10", ... and one after the last step
 DATA_WAIT, COPYING, WAITING = "data wait", "copying inputs", "waiting for the device"
-PYTHON = (DATA_WAIT, COPYING, WAITING)
+STAGE_WAIT = "waiting for a stage"  # for a message of the stage before or behind
+PYTHON = (DATA_WAIT, COPYING, WAITING, STAGE_WAIT)
+BEGINS, ENDS = f"{STAGE_WAIT}: begins", f"{STAGE_WAIT}: ends"  # marks in MXNet's trace
 _MOST_BYTES = 1 << 30
 _FORMAT = "training.profile 1"
 _HELP = "write one with --profile of a training script, or with python -m training.profile"
@@ -115,6 +117,10 @@ def from_mxnet(events: Sequence[dict[str, Any]], facts: dict[str, Any]) -> Trace
         DATA_WAIT: _before_first_call(steps, calls),
         COPYING: [(start, end) for start, end, name in calls if name in _COPIES],
         WAITING: [(start, end) for start, end, name in calls if name in _WAITS],
+        STAGE_WAIT: [
+            (start - clock, end - clock)
+            for start, end in zip(*(_times(events, mark) for mark in (BEGINS, ENDS)))
+        ],
     }
     return Trace(facts, clock, steps, sorted(operators, key=lambda each: each.start), python)
 
@@ -134,6 +140,11 @@ def _pairs(
         elif begun.get(key):
             spans.append((begun[key].pop(0), event["ts"], *key))
     return spans
+
+
+def _times(events: Sequence[dict[str, Any]], mark: str) -> list[float]:
+    """The times of a mark, in order."""
+    return sorted(event["ts"] for event in events if event["ph"] == "n" and event["name"] == mark)
 
 
 def _before_first_call(steps: Sequence[Step], calls: Sequence[tuple[float, float, str]]) -> list[Interval]:

@@ -75,6 +75,7 @@ def test_options_are_recorded_as_json_and_read_back() -> None:
             ("--pipeline_stages", "2", "--optimizer_state", "bfloat16"),
             "its roundings depend on the parameters",
         ),
+        (("--pipeline_stages", "2", "--dtype", "float16"), "with float16, a GPU's default, has not been"),
         (("--schedule", "cosine"), "--schedule: invalid choice: 'cosine'"),
     ],
 )

@@ -31,10 +31,14 @@ from training.profiling.kinds import (
     is_bulk,
 )
 from training.profiling.profiler import separate_operators
+from training.profiling.stages import FIGURES, stage_figures, staged
 from training.profiling.table import table
 from training.profiling.trace import (
+    BEGINS,
     COPYING,
     DATA_WAIT,
+    ENDS,
+    STAGE_WAIT,
     WAITING,
     Operator,
     Step,
@@ -242,7 +246,12 @@ class TestTrace:
             Operator("FullyConnected", PRODUCTS, 50, 60, 0),
             Operator("horovod_allreduce", COMMUNICATION, 55, 80, 1),
         ]
-        assert trace.python == {DATA_WAIT: [(0, 40)], COPYING: [(42, 45)], WAITING: [(70, 85)]}
+        assert trace.python == {
+            DATA_WAIT: [(0, 40)],
+            COPYING: [(42, 45)],
+            WAITING: [(70, 85)],
+            STAGE_WAIT: [],
+        }
 
     def test_events_without_marks_are_refused(self):
         with pytest.raises(InputError, match="no marks of steps"):
@@ -366,3 +375,59 @@ class TestCommand:
         named = sum(row["ms"] for row in rank["operators"].values())
         assert named == pytest.approx(sum(parts[kind]["ms"] for kind in (*parts,) if parts[kind]["calls"]))
         assert parts[OTHER]["share"] < 0.5
+
+
+def stage_traces():
+    """A step of two stages, one micro-batch, times in microseconds of one clock:
+
+    stage 0: forward 0..100, waits for its gradient 100..400, backward 400..600, then 50 for the update.
+    stage 1: begins at 20, waits 20..120, forward 120..220, backward 220..380, waits for stage 0 to 600.
+    """
+
+    def trace(stage, clock, forward, backward, waits, step):
+        facts = {**FACTS, "rank": stage, "stage": stage, "stages": 2, "replica": 0, "schedule": "1f1b"}
+        facts.update(stage_layers=[stage, stage + 1], batches=[[(2, 8, 2)]])
+        shifted = [tuple(time - clock for time in each) for each in (forward, backward, waits, step)]
+        operators = [
+            Operator("bert_dense", PRODUCTS, *shifted[0], 0),
+            Operator("_backward_bert_dense", PRODUCTS, *shifted[1], 0),
+        ]
+        return Trace(facts, clock, [Step("step 3", *shifted[3])], operators, {STAGE_WAIT: [shifted[2]]})
+
+    first = trace(0, 0, (0, 100), (400, 600), (100, 380), (0, 650))
+    return [first, trace(1, 20, (120, 220), (220, 380), (20, 120), (20, 650))]
+
+
+class TestStages:
+    def test_work_and_waits_add_up_on_one_axis(self):
+        first, second = (each["ms"] for each in stage_figures(staged(stage_traces()[::-1])))
+        assert first == pytest.approx(dict(zip(FIGURES, (0.1, 0.2, 0, 0.28, 0, 0.02, 0.05))))
+        assert second == pytest.approx(dict(zip(FIGURES, (0.1, 0.16, 0.12, 0, 0.22, 0, 0.05))))
+        assert sum(first.values()) == pytest.approx(0.65) == sum(second.values())
+
+    def test_a_replica_that_is_not_whole_is_left_out(self):
+        assert staged(stage_traces()[:1]) == [] and staged([hand_made()]) == []
+
+    def test_each_stage_counts_the_operations_of_its_own_layers(self):
+        first, second = (step_flops(each) for each in stage_traces())
+        whole = hand_made()
+        whole.facts["batches"], whole.steps = [[(2, 8, 2)]], whole.steps[:1]
+        assert (first.heads, first.decoder) == (0, 0)
+        assert first + second == step_flops(whole)
+
+    def test_the_command_shows_them(self, tmp_path, capsys):
+        for trace, name in zip(stage_traces(), ("t.json", "t.json.1")):
+            write_trace(str(tmp_path / name), trace)
+        assert main([str(tmp_path / "t.json"), "--peak", "100"]) == 0
+        shown = capsys.readouterr().out
+        assert "stages, ms a step on one time axis, 1f1b" in shown
+        assert "2 even stages with 1 micro-batch have 50%" in shown
+        assert (tmp_path / "t_stages.png").read_bytes().startswith(b"\x89PNG")
+        summary = json.loads((tmp_path / "t_summary.json").read_text())
+        assert [each["stage"] for each in summary["stages"]] == [0, 1]
+
+    def test_marks_of_waits_are_read(self):
+        events = mxnet_events()
+        mark = next(each for each in events if each["name"] == "step 10")
+        events += [{**mark, "name": BEGINS, "ts": 1062}, {**mark, "name": ENDS, "ts": 1068}]
+        assert from_mxnet(events, {}).python[STAGE_WAIT] == [(62, 68)]

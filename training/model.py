@@ -1,0 +1,69 @@
+"""The network of a run, or one stage of it, on its device, with the parameters that the run begins with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mxnet as mx
+from gluonnlp.model.bert import BERTModel
+
+from bert.configuration import REMOVE
+from bert.model import build_model, initialize, network_parameters
+from bert.part import allocate, build_part
+from bert.weights.published import load_published
+from comm.base import Communicator
+from tasks.base import Task
+from training.device import choose_computing
+from training.parameters import restore_parameters
+from training.pipeline.options import check_dtype
+from training.pipeline.parameters import begin_stages
+from training.pipeline.ranks import Ranks
+from training.run_inputs import Part
+from training.start import Start
+
+
+@dataclass
+class Model:
+    """A network on its device. `network`: the task's heads and losses above `bert`."""
+
+    bert: BERTModel
+    network: Any
+    device: mx.Context
+    dtype: str
+    operators: str
+
+
+def whole_model(part: Part, start: Start, task: Task, communicator: Communicator, seed: int) -> Model:
+    """The network with the parameters that the run begins with; every rank calls it.
+
+    Raises:
+        InputError: a checkpoint, or a file of published weights, that does not fit.
+    """
+    (config, inputs), device, dtype, operators = part, *choose_computing(part.config.model, communicator)
+    shape, dropout = config.model.bert, config.model.dropout
+    bert = build_model(shape, inputs.vocab_size, dropout, task.heads)
+    initialize(bert, device, "float16" if dtype == "float16" else "float32", seed, config.model.initial_stdev)
+    if start.published and communicator.rank == 0:  # the others get rank 0's
+        load_published(bert, shape.name, start.published, device)
+    network = task.network(bert, shape, dtype, dropout, operators)
+    if config.model.padding == REMOVE:
+        network.remove_padding()
+    restore_parameters(start, network_parameters(network), communicator, device)
+    return Model(bert, network, device, dtype, operators)
+
+
+def model_of_stage(part: Part, start: Start, task: Any, ranks: Ranks, seed: int) -> Model:
+    """This rank's stage of the network with the parameters that the run begins with, of a DividedTask; every
+    rank calls it.
+
+    Raises:
+        InputError: as `whole_model`; float16.
+    """
+    (config, inputs), device, dtype, operators = part, *choose_computing(part.config.model, ranks.world)
+    check_dtype(dtype)
+    bert = build_part(ranks.part, inputs.vocab_size, config.model.dropout, task.heads)
+    allocate(bert, ranks.part, device, "float16" if dtype == "float16" else "float32")
+    network = task.stage(bert, ranks.part, dtype, config.model.dropout, operators)
+    begin_stages(start, network, ranks, seed, config.model.initial_stdev)
+    return Model(bert, network, device, dtype, operators)
