@@ -72,7 +72,7 @@ class TrainStep:
         self._settings = settings
         parameters = list(trained(network).values())
         (self._device,) = parameters[0].list_ctx()
-        copies = getattr(network, "packed_copies", dict)()
+        copies: dict = getattr(network, "packed_copies", dict)()
         self._update_packs = bool(copies) and optimizer.pack(copies, network.packed_dtype)
         self._packed = False  # whether the copies are those of the weights
         self._accumulation = make_accumulation(
