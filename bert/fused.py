@@ -81,10 +81,23 @@ class FusedBert(mx.gluon.HybridBlock):
         return mx.nd.bert_pack(*weights, num_weights=len(weights), dtype=self._dtype, out=out)
 
     def pack_weights(self) -> None:
-        """Casts and rearranges the weights; to be called whenever they have changed, once for each step."""
-        for names, packed in self._packed.items():
-            if self._dtype != "float32" or len(names) > 1:  # else the product takes the weight as it is
-                self._pack([self._reg_params[name].data() for name in names], out=packed.data())
+        """Casts and rearranges the weights; to be called whenever anything has changed them but an update
+        that writes `packed_copies` itself."""
+        for names, packed in self.packed_copies().items():
+            self._pack([self._reg_params[name].data() for name in names], out=packed)
+
+    def packed_copies(self) -> dict[tuple[str, ...], mx.nd.NDArray]:
+        """The live copies that `pack_weights` writes, in `packed_dtype`, by the names of their weights."""
+        return {
+            names: packed.data()
+            for names, packed in self._packed.items()
+            if self._dtype != "float32" or len(names) > 1  # else the product takes the weight as it is
+        }
+
+    @property
+    def packed_dtype(self) -> str:
+        """That of the packed copies."""
+        return self._dtype
 
     def remove_padding(self) -> None:
         """Leaves padding out of all layers from now on; to be called before the first batch. Losses stay the

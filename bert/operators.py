@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from typing import Any, Mapping, Sequence
 
 import mxnet as mx
 from mxnet.base import _LIB, check_call
@@ -102,11 +103,23 @@ def knows_forms() -> bool:
     return bool(erf != tanh)
 
 
+def knows_packing_updates() -> bool:
+    """Whether the loaded library's update writes packed copies: one built before that rejects them."""
+    one, copy = mx.nd.ones((1, 1)), mx.nd.zeros((1,), dtype="uint8")
+    flags = {"decayed": "0", "adapted": "0", "bias_correction": 0, "packed": "0", "packed_dtype": "float32"}
+    return _updates([one, one, mx.nd.zeros((1, 1)), mx.nd.zeros((1, 1)), copy], flags)
+
+
 def knows_bfloat16_moments() -> bool:
     """Whether the loaded library's update takes moments in bfloat16: one built before that rejects their
     type."""
     one, moment = mx.nd.ones((1,)), mx.nd.zeros((1, 2), dtype="uint8")
     flags = {"decayed": "0", "adapted": "0", "bias_correction": 0, "state": "bfloat16", "seed": 0}
+    return _updates([one, one, moment, moment.copy()], flags)
+
+
+def _updates(arrays: Sequence[mx.nd.NDArray], flags: Mapping[str, Any]) -> bool:
+    """Whether the loaded library's update takes these."""
     numbers = {
         "t": 1,
         "lr": 0,
@@ -117,7 +130,7 @@ def knows_bfloat16_moments() -> bool:
         "weight_decay": 0,
     }
     try:
-        mx.nd.bert_lamb(one, one, moment, moment.copy(), num_tensors=1, **flags, **numbers).wait_to_read()
+        mx.nd.bert_lamb(*arrays, num_tensors=1, **flags, **numbers).wait_to_read()
     except mx.MXNetError:
         return False
     return True

@@ -72,6 +72,9 @@ class TrainStep:
         self._settings = settings
         parameters = list(trained(network).values())
         (self._device,) = parameters[0].list_ctx()
+        copies: dict = getattr(network, "packed_copies", dict)()
+        self._update_packs = bool(copies) and optimizer.pack(copies, network.packed_dtype)
+        self._packed = False  # whether the copies are those of the weights
         self._accumulation = make_accumulation(
             parameters, self._device, settings.accumulate, network.adds_in_backward
         )
@@ -117,7 +120,7 @@ class TrainStep:
 
     def _forward_and_backward(self, step: int, batches: Sequence[Any]) -> mx.nd.NDArray:
         factors = self._factors(batches, self._communicator)
-        self._network.pack_weights()
+        self._pack_weights()
         self._accumulation.begin()
         total = mx.nd.zeros((len(self._task.sums),), ctx=self._device)
         for number, batch in enumerate(batches):
@@ -128,6 +131,16 @@ class TrainStep:
             self._accumulation.after_backward()
             total += sums
         return total
+
+    def weights_changed(self) -> None:
+        """To be called after the first step where anything but this step has changed weights: the network's
+        packed copies of them, which the update otherwise keeps, are then made anew."""
+        self._packed = False
+
+    def _pack_weights(self) -> None:
+        if not self._packed:
+            self._network.pack_weights()
+        self._packed = self._update_packs
 
     def _factors(self, batches: Sequence[Any], sharing: Communicator) -> list[mx.nd.NDArray]:
         """The network's last inputs: the loss scale over each number of the task's `count`, or over 1 where

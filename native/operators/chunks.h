@@ -18,12 +18,17 @@ constexpr int64_t kChunkSize = 1 << 16;
 
 // Which elements make a chunk depends on the sizes alone. Sums that are taken over chunks and then added in
 // the chunks' order are therefore the same for any number of threads.
-inline std::vector<Chunk> split(const std::vector<int64_t>& sizes) {
+// `pieces`: the size of the chunks of each tensor.
+inline std::vector<Chunk> split(const std::vector<int64_t>& sizes, const std::vector<int64_t>& pieces) {
   std::vector<Chunk> chunks;
   for (size_t tensor = 0; tensor < sizes.size(); tensor++)
-    for (int64_t begin = 0; begin < sizes[tensor]; begin += kChunkSize)
-      chunks.push_back({static_cast<int>(tensor), begin, std::min(kChunkSize, sizes[tensor] - begin)});
+    for (int64_t begin = 0; begin < sizes[tensor]; begin += pieces[tensor])
+      chunks.push_back({static_cast<int>(tensor), begin, std::min(pieces[tensor], sizes[tensor] - begin)});
   return chunks;
+}
+
+inline std::vector<Chunk> split(const std::vector<int64_t>& sizes) {
+  return split(sizes, std::vector<int64_t>(sizes.size(), kChunkSize));
 }
 
 }  // namespace operators

@@ -70,15 +70,21 @@ PackedWeights::PackedWeights(bool low, int weights, int64_t rows, int64_t column
   }
 }
 
+PackedForms PackedWeights::forms(void* target) const {
+  char* const bytes = static_cast<char*>(target);
+  PackedForms forms;
+  forms.transposed_right = reinterpret_cast<uint32_t*>(bytes);
+  forms.right = reinterpret_cast<uint32_t*>(bytes + stacked_bytes_);
+  forms.streams = true;
+  return forms;
+}
+
 void PackedWeights::pack(const Tensors& weights, void* target) const {
   char* const bytes = static_cast<char*>(target);
   if (!stacked_bytes_) {
     *bytes = 0;
   } else if (tiled_) {
-    PackedForms forms;
-    forms.transposed_right = reinterpret_cast<uint32_t*>(bytes);
-    forms.right = reinterpret_cast<uint32_t*>(bytes + stacked_bytes_);
-    forms.streams = true;
+    const PackedForms forms = this->forms(target);
     constexpr int64_t kWhole = 32;  // rows of a step of the product
     if (std::all_of(weights.begin(), weights.end() - 1,
                     [](const MXTensor& weight) { return weight.shape[0] % kWhole == 0; })) {

@@ -34,6 +34,10 @@ class PackedWeights {
 
   void pack(const Tensors& weights, void* target) const;
 
+  // Whether whole blocks of 32 rows can be packed by themselves (pack_part), into these forms.
+  bool in_parts() const { return tiled_; }
+  PackedForms forms(void* target) const;
+
  private:
   friend class DenseProducts;
   bool low_, tiled_;

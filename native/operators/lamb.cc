@@ -11,14 +11,21 @@
 // with the ratio ||weight|| / ||u||; state, "float32" (also where it is left out) or "bfloat16", and with the
 // latter seed, a whole number below 2^64: the roundings depend on it, on t and on the element alone.
 //
+// With packed="0+1+2,5" two more inputs follow, which are changed: copies of
+// tensors 0, 1 and 2 below each other and of tensor 5, as bert_pack makes them
+// for packed_dtype, "float32" or "bfloat16". They are those of the new weights;
+// on AMX's tiles they are made of rows that the update has left in the cache.
+//
 // The results are the same for any number of threads: norms are sums in float64 over chunks, added in order.
 #include <atomic>
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <sstream>
 #include <thread>
 
 #include "chunks.h"
+#include "dense_products.h"
 #include "lamb_kernels.h"
 #include "operator.h"
 
@@ -30,6 +37,13 @@ namespace {
 // the shared cache. Waiting for a tensor's last chunk costs time: several small ones are waited for together.
 constexpr int64_t kGroupSize = 1 << 19;
 
+// A chunk that is packed at once has so many rows, fewer where it would be
+// larger than the cache allows; the rows of a step of the product at least.
+constexpr int64_t kMostRows = 128, kFewestRows = 32, kPackedChunk = 1 << 17;
+
+// Tensors whose copies lie in one packed array, one below the other.
+using Group = std::vector<int>;
+
 struct Settings {
   AdamRule rule;
   float lr, weight_decay;
@@ -37,6 +51,15 @@ struct Settings {
   std::string decayed, adapted;
   bool low;          // whether the moments are bfloat16
   uint64_t key = 0;  // of this update's roundings
+  std::vector<Group> packed;
+  bool packed_low = false;  // whether in bfloat16
+};
+
+// Where the rows of a tensor go as soon as they are updated: below `first`
+// others of `total`.
+struct Place {
+  PackedForms forms;
+  int64_t columns = 0, first = 0, total = 0;  // no columns: nowhere
 };
 
 struct Tensor {
@@ -47,6 +70,7 @@ struct Tensor {
   uint64_t key;  // of its roundings
   float decay;
   bool adapted;
+  Place place;
   size_t first_chunk = 0, num_chunks = 0;
   std::atomic<size_t> unfinished{0};  // chunks whose norms are to come
   std::atomic<bool> ready{false};     // the ratio is there
@@ -100,6 +124,28 @@ bool has_bfloat16(const Attributes& given) {
   throw std::runtime_error("state=" + state->second + " is neither float32 nor bfloat16");
 }
 
+// Throws std::runtime_error unless every tensor is there and none is named
+// twice.
+std::vector<Group> groups(const std::string& list, int count) {
+  std::vector<Group> read;
+  std::vector<bool> named(count, false);
+  std::istringstream all(list);
+  for (std::string one; std::getline(all, one, ',');) {
+    read.emplace_back();
+    std::istringstream members(one);
+    for (std::string word; std::getline(members, word, '+');) {
+      const bool digits =
+          !word.empty() && word.size() < 10 && word.find_first_not_of("0123456789") == std::string::npos;
+      const int tensor = digits ? std::stoi(word) : count;
+      require(tensor < count && !named[tensor], "packed must name tensors, each once");
+      named[tensor] = true;
+      read.back().push_back(tensor);
+    }
+    require(!read.back().empty(), "packed has an empty group");
+  }
+  return read;
+}
+
 Settings settings(const Attributes& given) {
   const float beta1 = number(given, "beta1"), beta2 = number(given, "beta2");
   const bool correct = integer(given, "bias_correction");
@@ -118,6 +164,12 @@ Settings settings(const Attributes& given) {
   read.decayed = text(given, "decayed");
   read.adapted = text(given, "adapted");
   read.low = has_bfloat16(given);
+  if (given.count("packed")) {
+    read.packed = groups(text(given, "packed"), integer(given, "num_tensors"));
+    const std::string& dtype = text(given, "packed_dtype");
+    require(dtype == "float32" || dtype == "bfloat16", "packed_dtype is neither float32 nor bfloat16");
+    read.packed_low = dtype == "bfloat16";
+  }
   if (read.low) read.key = key_below(key_below(0, seed(given)), static_cast<uint64_t>(t));
   return read;
 }
@@ -194,6 +246,14 @@ void update_at_once(const Settings& settings, const Tensor& tensor, const Chunk&
   }
 }
 
+void pack_chunk(const Tensor& tensor, const Chunk& chunk) {
+  const Place& place = tensor.place;
+  if (!place.columns) return;
+  KERNEL(pack_part)
+  (tensor.weight + chunk.begin, chunk.size / place.columns, place.columns,
+   place.first + chunk.begin / place.columns, place.total, place.forms);
+}
+
 // Threads take one task after the other. Nobody waits at the end of a pass for all threads: only a second
 // pass for its own tensor's first, and those tasks were taken by others before, so they do get done.
 void update(const Settings& settings, const std::vector<Chunk>& chunks, Tensor* tensors) {
@@ -207,6 +267,7 @@ void update(const Settings& settings, const std::vector<Chunk>& chunks, Tensor* 
     Tensor& tensor = tensors[chunk.tensor];
     if (!tensor.adapted) {
       update_at_once(settings, tensor, chunk);
+      pack_chunk(tensor, chunk);
     } else if (!task.second) {
       squares[task.chunk] = update_moments(settings, tensor, chunk);
       if (--tensor.unfinished > 0) continue;
@@ -220,8 +281,49 @@ void update(const Settings& settings, const std::vector<Chunk>& chunks, Tensor* 
     } else {
       while (!tensor.ready) std::this_thread::yield();
       update_weights(settings, tensor, chunk);
+      pack_chunk(tensor, chunk);
     }
   }
+}
+
+// The form of a group's packed array. Throws std::runtime_error for shapes that
+// cannot be packed together.
+PackedWeights packed_form(const Settings& settings, const Group& group, const Shapes& weights) {
+  int64_t rows = 0;
+  const Shape first = weights.at(group.front());
+  for (const int tensor : group) {
+    const Shape& shape = weights.at(tensor);
+    require(shape.size() == 2 && first.size() == 2 && shape[0] > 0 && shape[1] > 0 && shape[1] == first[1],
+            "weights that are packed together must have two axes and as many "
+            "columns");
+    rows += shape[0];
+  }
+  return PackedWeights(settings.packed_low, group.size(), rows, first[1]);
+}
+
+// Gives the tensors of a group their places in `target`, where they can be
+// packed chunk by chunk.
+bool placed(const PackedWeights& form, const Group& group, const Tensors& weights, void* target,
+            Tensor* tensors) {
+  if (!form.in_parts()) return false;
+  int64_t total = 0;
+  for (const int tensor : group) {
+    if (tensor != group.back() && weights.at(tensor).shape[0] % kFewestRows) return false;
+    total += weights.at(tensor).shape[0];
+  }
+  int64_t first = 0;
+  for (const int tensor : group) {
+    tensors[tensor].place = {form.forms(target), weights[tensor].shape[1], first, total};
+    first += weights[tensor].shape[0];
+  }
+  return true;
+}
+
+int64_t chunk_size(const Place& place) {
+  if (!place.columns) return kChunkSize;
+  int64_t rows = kMostRows;
+  while (rows > kFewestRows && rows * place.columns > kPackedChunk) rows /= 2;
+  return rows * place.columns;
 }
 
 MXReturnValue attributes(const Attributes& given, int* inputs, int* outputs) {
@@ -232,7 +334,7 @@ MXReturnValue attributes(const Attributes& given, int* inputs, int* outputs) {
     for (const std::string& digits : {read.decayed, read.adapted})
       require(static_cast<int>(digits.size()) == count && digits.find_first_not_of("01") == std::string::npos,
               "decayed and adapted need one digit, 0 or 1, for each tensor");
-    *inputs = 4 * count;
+    *inputs = 4 * count + read.packed.size();
     *outputs = 1;
   });
 }
@@ -242,6 +344,8 @@ MXReturnValue mutated(const Attributes& given, std::vector<int>* indices) {
     const int count = integer(given, "num_tensors");
     for (int i = 0; i < 4 * count; i++)
       if (i / count != 1) indices->push_back(i);
+    const int packed = settings(given).packed.size();
+    for (int i = 0; i < packed; i++) indices->push_back(4 * count + i);
   });
 }
 
@@ -254,6 +358,12 @@ MXReturnValue shapes(const Attributes& given, Shapes* in, Shapes* out) {
       if (low && i >= 2 * count) expected.push_back(sizeof(uint16_t));
       require(in->at(i) == expected, "a tensor's weight, gradient, mean and var differ in shape");
     }
+    const Settings read = settings(given);
+    for (size_t i = 0; i < read.packed.size(); i++) {
+      const size_t bytes = packed_form(read, read.packed[i], *in).bytes();
+      require(in->at(4 * count + i) == Shape{static_cast<unsigned>(bytes)},
+              "a packed array has another size");
+    }
     out->at(0) = {static_cast<unsigned int>(count)};
   });
 }
@@ -261,8 +371,11 @@ MXReturnValue shapes(const Attributes& given, Shapes* in, Shapes* out) {
 MXReturnValue types(const Attributes& given, Types* in, Types* out) {
   return guarded("bert_lamb", [&] {
     const bool low = has_bfloat16(given);
+    const size_t count = integer(given, "num_tensors");
     for (size_t i = 0; i < in->size(); i++)
-      if (low && 2 * i >= in->size())
+      if (i >= 4 * count)
+        require(in->at(i) == mxnet::ext::kUint8, "packed arrays must be uint8");
+      else if (low && i >= 2 * count)
         require(in->at(i) == mxnet::ext::kUint8, "means and vars in bfloat16 must be uint8");
       else
         require(in->at(i) == mxnet::ext::kFloat32, "all inputs must be float32");
@@ -273,10 +386,7 @@ MXReturnValue types(const Attributes& given, Types* in, Types* out) {
 MXReturnValue forward(const Attributes& given, Tensors* in, Tensors* out, const OpResource&) {
   return guarded("bert_lamb", [&] {
     const Settings read = settings(given);
-    const size_t count = in->size() / 4;
-    std::vector<int64_t> sizes;
-    for (size_t i = 0; i < count; i++) sizes.push_back(in->at(i).size());
-    const std::vector<Chunk> chunks = split(sizes);
+    const size_t count = integer(given, "num_tensors");
     const std::unique_ptr<Tensor[]> tensors(new Tensor[count]);
     for (size_t i = 0; i < count; i++) {
       Tensor& tensor = tensors[i];
@@ -288,12 +398,31 @@ MXReturnValue forward(const Attributes& given, Tensors* in, Tensors* out, const 
       tensor.decay = read.decayed[i] == '1' ? read.weight_decay : 0.f;
       tensor.adapted = read.adapted[i] == '1';
     }
+    const Tensors weights(in->begin(), in->begin() + count);
+    Shapes shapes;
+    for (const auto& weight : weights) shapes.emplace_back(weight.shape.begin(), weight.shape.end());
+    const auto form = [&](size_t i) { return packed_form(read, read.packed[i], shapes); };
+    std::vector<size_t> later;  // groups that are packed when all of their tensors are updated
+    for (size_t i = 0; i < read.packed.size(); i++)
+      if (!placed(form(i), read.packed[i], weights, in->at(4 * count + i).data_ptr, tensors.get()))
+        later.push_back(i);
+    std::vector<int64_t> sizes, pieces;
+    for (size_t i = 0; i < count; i++) {
+      sizes.push_back(weights[i].size());
+      pieces.push_back(chunk_size(tensors[i].place));
+    }
+    const std::vector<Chunk> chunks = split(sizes, pieces);
     for (size_t i = chunks.size(); i-- > 0;) {
       tensors[chunks[i].tensor].first_chunk = i;
       tensors[chunks[i].tensor].num_chunks++;
       tensors[chunks[i].tensor].unfinished++;
     }
     update(read, chunks, tensors.get());
+    for (const size_t i : later) {
+      Tensors stacked;
+      for (const int tensor : read.packed[i]) stacked.push_back(weights[tensor]);
+      form(i).pack(stacked, in->at(4 * count + i).data_ptr);
+    }
     for (size_t i = 0; i < count; i++) floats(out->at(0))[i] = tensors[i].ratio;
   });
 }

@@ -31,8 +31,9 @@ def tiny_network(
     model: str | BertConfig = MODEL,
     spread: float = 0.0,
     operators: str = "mxnet",
+    dtype: str = "float32",
 ) -> PretrainingLoss | FusedPretrainingLoss:
-    """A hybridized network on the CPU, on MXNet's or the fused operators.
+    """A hybridized network on the CPU, on MXNet's or the fused operators; `dtype` is that of its products.
 
     `spread` is the standard deviation of noise added to every parameter: without it biases are zero and gains
     one, and much of a gradient is too small to be compared.
@@ -44,8 +45,8 @@ def tiny_network(
     for parameter in trainable(bert).values():
         noise = rng.normal(0, spread, parameter.shape)
         parameter.set_data(parameter.data() + mx.nd.array(noise))
-    choose_operators(operators, "float32", mx.cpu(), config)  # loads them
-    return TASK.network(bert, config, "float32", dropout, operators)
+    choose_operators(operators, dtype, mx.cpu(), config)  # loads them
+    return TASK.network(bert, config, dtype, dropout, operators)
 
 
 def random_batch(

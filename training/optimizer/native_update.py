@@ -8,7 +8,7 @@ forward pass after it.
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Any, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -41,11 +41,25 @@ class NativeUpdate:
             "seed": moments.seed,
             **rule.bounds(),
         }
+        self._packed: list[mx.nd.NDArray] = []
+        self._packing: dict[str, Any] = {}
+
+    @property
+    def packs(self) -> bool:
+        """Whether updates write packed copies."""
+        return bool(self._packed)
+
+    def pack(self, groups: Sequence[Sequence[int]], copies: Sequence[mx.nd.NDArray], dtype: str) -> None:
+        """See `Optimizer.pack`; `groups` has the weights' numbers."""
+        self._packed = list(copies)
+        names = ",".join("+".join(map(str, group)) for group in groups)
+        self._packing = {"packed": names, "packed_dtype": dtype} if copies else {}
 
     def update(self, gradients: Sequence[mx.nd.NDArray], t: int, lr: float, rescale: float) -> None:
         mx.nd.bert_lamb(
-            *self._weights, *gradients, *self._states, t=t, lr=lr, rescale=rescale, **self._attributes
-        )
+            *self._weights, *gradients, *self._states, *self._packed,
+            t=t, lr=lr, rescale=rescale, **self._attributes, **self._packing,
+        )  # fmt: skip
 
 
 def norm(gradients: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:

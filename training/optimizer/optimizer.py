@@ -28,6 +28,7 @@ import mxnet as mx
 import numpy as np
 
 from base.errors import InputError
+from bert.operators import knows_packing_updates
 from training.optimizer import mxnet_update, native_update
 from training.optimizer.moments import BFLOAT, FLOAT32, MOMENT_DTYPES, Bfloat16Moment, MomentType, converted
 from training.optimizer.update_rule import Rule, Tensor
@@ -123,6 +124,33 @@ class Optimizer:
             decayed=not excluded,
             adapted=self.kind == "lamb" and not excluded,
         )
+
+    def pack(self, copies: Mapping[tuple[str, ...], mx.nd.NDArray], dtype: str) -> bool:
+        """Has each `step` from now on write these copies anew, as bert_pack does, while the weights are in
+        the cache. Copies of weights that are not updated here are left alone.
+
+        Args:
+            copies: by the names of the weights below each other in one.
+            dtype: "float32" or "bfloat16", as for bert_pack.
+
+        Returns:
+            whether it does so: False without the fused operators, with older ones, or where a copy has some
+            weights of this optimizer and others.
+
+        Raises:
+            ValueError: it writes other copies already, which would no longer be kept.
+        """
+        numbers = {name: number for number, name in enumerate(self._names)}
+        groups = {names: [numbers[name] for name in names if name in numbers] for names in copies}
+        if not isinstance(self._update, native_update.NativeUpdate) or not knows_packing_updates():
+            return False
+        if self._update.packs:
+            raise ValueError("the copies of another network are packed by this optimizer's updates")
+        if any(0 < len(group) < len(names) for names, group in groups.items()):
+            return False
+        updated = [names for names, group in groups.items() if group]
+        self._update.pack([groups[names] for names in updated], [copies[names] for names in updated], dtype)
+        return True
 
     def step(self, gradients: Sequence[mx.nd.NDArray], lr: float, rescale: float = 1.0) -> None:
         """Queue one update of all weights; nothing waits for the device.

@@ -64,7 +64,7 @@ class PipelineStep(TrainStep):
         ranks, place, network = self._ranks, self._ranks.place, self._network
         shapes = shapes_of(batches)
         factors = self._factors(batches, ranks.group) if place.last else []
-        network.pack_weights()
+        self._pack_weights()
         self._accumulation.begin()
         total = mx.nd.zeros((len(self._task.sums),), ctx=self._device)
 
