@@ -190,6 +190,7 @@ FAULTS = {
         "10.77.0.2 does not answer; look whether it is on",
     ),
 }  # fmt: skip
+PASSING = ("a silent host",)  # the launcher ends with 1: it may answer the next time
 
 
 @contextlib.contextmanager
@@ -208,7 +209,7 @@ def test_a_fault_is_one_line_and_nothing_is_started(hosts, tmp_path, name):
     words = launcher(hosts, ssh=f"{hosts.ssh} -o ConnectTimeout=1")
     with make(hosts, tmp_path):
         result = run_command([*words, "--", sys.executable, "-c", f"open({str(begun)!r}, 'w')"])
-    assert result.returncode == (1 if name == "a silent host" else 2), result.describe()
+    assert result.returncode == (1 if name in PASSING else 2), result.describe()
     assert result.stderr.count("\n") == 1 and said in result.stderr, result.stderr
     assert not begun.exists()
 
