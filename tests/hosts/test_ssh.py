@@ -148,8 +148,8 @@ def unknown(hosts, line=""):
     return written(known, "\n".join([*lines, line, ""]))
 
 
-def of_gamma(hosts):
-    return (hosts.folder / "host.gamma.pub").read_text(encoding="ascii").rsplit(" ", 1)[0]
+def of_alpha(hosts):
+    return (hosts.folder / "host.alpha.pub").read_text(encoding="ascii").rsplit(" ", 1)[0]
 
 
 FAULTS = {
@@ -162,7 +162,7 @@ FAULTS = {
         "10.77.0.2 has a host key that is not known here; compare and accept it once: ssh 10.77.0.2",
     ),
     "changed host key": (
-        lambda hosts, _: unknown(hosts, f"10.77.0.2 {of_gamma(hosts)}"),
+        lambda hosts, _: unknown(hosts, f"10.77.0.2 {of_alpha(hosts)}"),
         "10.77.0.2 has another host key than known_hosts says",
     ),
     "missing folder": (
