@@ -26,7 +26,7 @@ def test_an_update_and_a_step_leave_nothing_behind():
     batch = random_batch(np.random.default_rng(0), 4, 12, 4, least_masked=1)
     step(1, [batch], lr=0.001)
     # Through MXNet's interface for extensions an update once lost 4 bytes for each of 93 tensors.
-    # Buffers of the engine and of Python come and go, a few kB in all: series are long enough for that to vanish.
+    # Buffers of the engine and of Python come and go, a few kB in all: in long series that vanishes.
     assert growth_of(lambda: optimizer.step(step.gradients, lr=0.001), 400, settle) < 64
     numbers = iter(range(2, 1_000_000))
     assert growth_of(lambda: step(next(numbers), [batch], lr=0.001), 200, settle) < 64
