@@ -21,16 +21,24 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Callable, NamedTuple, Sequence
 
 import lamb_paper
-from base.command_line import CommandParser, path_name, positive, positive_int, probability, split_at_dashes
+from base.command_line import (
+    CommandParser,
+    pair_of,
+    path_name,
+    positive,
+    positive_int,
+    probability,
+    split_at_dashes,
+)
 from base.errors import InputError
 from hosts import mpirun, print_byteps
 from hosts.hostfile import read_host_lines, read_hostfile
 from hosts.networks import RULE, read_network
+from hosts.planning import PlanOptions, add_plan_options
 from hosts.pretraining import pretraining_job
 from hosts.shell import Cluster, Job, this_machine
-from lamb_paper import CHECKED, PAPER, STAGE_LENGTHS, Baseline, PerStage, Plan, Recipe, in_stage
+from lamb_paper import CHECKED, STAGE_LENGTHS, STAGES, PerStage, Plan, in_stage
 from training.options import expand_options, parse_options
-from training.pairs import STAGES, pair_of
 from training.pipeline.options import check_launch
 from training.pipeline.placement import INTRA_FIRST, Host, placement_warnings
 
@@ -52,25 +60,12 @@ PAIRS = ("tokens_per_gpu", "accumulate", *CHECKED, "batch_size", "max_seq_length
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(PlanOptions):
     """The command's options as given (None: left out), and the training script's own, after `--`.
 
     For the meanings see --help.
     """
 
-    num_gpus: int | None = None
-    tokens_per_gpu: PerStage[int] | None = None
-    accumulate: PerStage[int] | None = None
-    pipeline_stages: int = 1
-    target_batch_size: int | None = None
-    target_batch_size_2: int | None = None
-    mixed_batch: bool = False
-    stage: str | None = None
-    max_seq_length_1: int | None = None
-    max_seq_length_2: int | None = None
-    baseline_batch_size: int = PAPER.batch_size
-    baseline_steps_1: int = PAPER.steps[0]
-    baseline_steps_2: int = PAPER.steps[1]
     json: bool = False
     launch: str | None = None
     check: bool = False
@@ -86,17 +81,6 @@ class Options:
     use_avg_len: bool = False
     max_seq_length: PerStage[int] | None = None
     passed_on: tuple[str, ...] = ()
-
-    @property
-    def replicas(self) -> int:
-        """Replicas of the model: as many as GPUs, where no pipeline shares its layers."""
-        assert self.num_gpus is not None
-        return self.num_gpus // self.pipeline_stages
-
-    @property
-    def baseline(self) -> Baseline:
-        """The run to match."""
-        return Baseline(self.baseline_batch_size, (self.baseline_steps_1, self.baseline_steps_2))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -130,49 +114,20 @@ def _run(options: Options) -> int:
         options = replace(options, num_gpus=slots)
     if options.num_gpus is None:
         raise InputError("--num_gpus is missing")
-    _check_replicas(options)
+    source = f"--num_gpus {options.num_gpus}: they"
+    if options.launch:
+        source = f"--hostfile {options.hostfile}: {options.num_gpus} slots"
+    options.check_replicas(source)
     if options.check:
         return _check(options)
     if options.batch_size is not None:
         raise InputError(_meanings_of_batch_size(options))
-    plan = _plan(options)
+    plan = options.plan()
     if options.launch:
         _print_command(plan, options, hosts)
     else:
         print(json.dumps(plan.as_dict(), indent=2) if options.json else table(plan))
     return 0
-
-
-def _plan(options: Options) -> Plan:
-    """The plan that the options describe. Replicas take the place of GPUs: a pipeline's read one batch."""
-    assert options.num_gpus is not None
-    plan = _plan_of_replicas(options)
-    return replace(plan, num_gpus=options.num_gpus, pipeline_stages=options.pipeline_stages)
-
-
-def _plan_of_replicas(options: Options) -> Plan:
-    if options.tokens_per_gpu is None:
-        raise InputError("--tokens_per_gpu is missing")
-    cluster = (options.replicas, options.tokens_per_gpu)
-    stages = STAGES[options.stage or "both"]
-    first, second = options.max_seq_length_1, options.max_seq_length_2
-    if options.mixed_batch:
-        if (first, second) != (None, None) or options.baseline != PAPER:
-            raise InputError("--mixed_batch is a published run: sequence lengths and baseline are fixed")
-        return lamb_paper.mixed_batch_plan(*cluster, stages)
-    lengths = (
-        STAGE_LENGTHS[0] if first is None else first,
-        STAGE_LENGTHS[1] if second is None else second,
-    )
-    recipe = Recipe(stages, lengths, options.baseline)
-    if options.target_batch_size is not None:
-        targets = (options.target_batch_size, options.target_batch_size_2)
-        return lamb_paper.plan_for_target(*cluster, *targets, recipe)
-    return lamb_paper.plan(*cluster, _accumulate(options), recipe)
-
-
-def _accumulate(options: Options) -> PerStage[int]:
-    return 1 if options.accumulate is None else options.accumulate
 
 
 def table(plan: Plan) -> str:
@@ -216,35 +171,14 @@ def _parser() -> argparse.ArgumentParser:
         "--estimate of the training scripts shows whether a batch fits into memory.",
     )
 
-    def count(group: Any, flag: str, text: str, metavar: str = "N", default: int | None = None) -> None:
-        shown = text if default is None else f"{text} (default {default})"
+    def count(group: Any, flag: str, text: str, metavar: str = "N") -> None:
         kind = pair_of(positive_int) if flag[2:] in PAIRS else positive_int
-        group.add_argument(flag, type=kind, metavar=metavar, default=default, help=shown)
+        group.add_argument(flag, type=kind, metavar=metavar, help=text)
 
     group = parser.add_argument_group("the cluster")
     count(group, "--num_gpus", "GPUs, or processes without one; --launch counts the slots of --hostfile")
-    text = "tokens a GPU takes in one pass; the published p3dn runs had 8192"
-    count(group, "--tokens_per_gpu", text, "N[,N]")
-    text = "passes added up for one step (default 1); doubled, it is like twice the GPUs"
-    count(group, "--accumulate", text, "N[,N]")
-
-    text = "GPUs that share one model's layers and one batch: --num_gpus is a multiple"
-    count(group, "--pipeline_stages", text, "S", 1)
-
-    group = parser.add_argument_group("the other way round, from the batch to the accumulation")
-    count(group, "--target_batch_size", "sequences wanted in a step, in each stage", "B")
-    count(group, "--target_batch_size_2", "sequences wanted in a step of stage 2, where that differs", "B")
-    text = "the paper's fastest run as published: 7038 steps of 65536 sequences, then 1561 of 32768"
-    group.add_argument("--mixed_batch", action="store_true", help=text)
-
-    group = parser.add_argument_group("the recipe")
-    text = "only this stage, or both in one run (default both; with --check by the length)"
-    group.add_argument("--stage", "--stages", choices=sorted(STAGES), help=text)
-    count(group, "--max_seq_length_1", "tokens a sequence in stage 1 (default 128)", "L")
-    count(group, "--max_seq_length_2", "tokens a sequence in stage 2 (default 512)", "L")
-    count(group, "--baseline_batch_size", "sequences in a step of the run to match", "B", PAPER.batch_size)
-    count(group, "--baseline_steps_1", "its steps in stage 1", "N", PAPER.steps[0])
-    count(group, "--baseline_steps_2", "its steps in stage 2", "N", PAPER.steps[1])
+    target = parser.add_argument_group("the other way round, from the batch to the accumulation")
+    add_plan_options(group, target, parser.add_argument_group("the recipe"))
 
     group = parser.add_argument_group("what to print instead of the table")
     one_of = group.add_mutually_exclusive_group()
@@ -388,7 +322,7 @@ def _meanings_of_batch_size(options: Options) -> str:
     parts = [f"--batch_size {size} goes with --check only"]
     for text, reading in readings:
         try:
-            _plan(reading)
+            reading.plan()
         except InputError:
             continue
         parts.append(f"for {text}: {_as_command(reading)}")
@@ -405,30 +339,12 @@ def _as_command(options: Options) -> str:
     return shlex.join([*words, *(["--", *options.passed_on] if options.passed_on else [])])
 
 
-def _check_replicas(options: Options) -> None:
-    """Raises InputError where the GPUs are no whole replicas."""
-    gpus, stages = options.num_gpus, options.pipeline_stages
-    assert gpus is not None
-    if gpus % stages:
-        fewer, more = gpus // stages * stages, (gpus // stages + 1) * stages
-        source = (
-            f"--hostfile {options.hostfile}: {gpus} slots" if options.launch else f"--num_gpus {gpus}: they"
-        )
-        raise InputError(
-            f"{source} are no multiple of --pipeline_stages {stages}; "
-            f"{f'{fewer} or ' if fewer else ''}{more} would do"
-        )
-
-
 def _check_options(options: Options) -> None:
     """Raises InputError for options that exclude each other or would have no effect."""
     given = {name for name, value in asdict(options).items() if value is not None and value is not False}
-    ways = [name for name in ("accumulate", "target_batch_size", "mixed_batch") if name in given]
-    if len(ways) > 1:
-        raise InputError(f"--{ways[0]} and --{ways[1]} exclude each other: one follows from the other")
+    options.check_together()
     needs = {
         "launch": ["hostfile", "sockets", "interface", "network"],
-        "target_batch_size": ["target_batch_size_2"],
         "check": [*CHECKED, "use_avg_len", "max_seq_length"],
     }
     for needed, names in needs.items():

@@ -21,6 +21,7 @@ from typing import Any, Mapping, Sequence, Tuple, TypeVar, Union
 from base.errors import InputError
 
 ROWS = (512, 1024, 2048, 4096, 8192, 16384, 32768)  # the batch sizes that the paper trained at
+STAGES = {"1": (1,), "2": (2,), "both": (1, 2)}  # as options name them
 STAGE_LENGTHS = (128, 512)  # tokens a sequence in stage 1 and stage 2
 LONGEST = 512  # BERT's position embedding has so many rows
 

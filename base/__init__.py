@@ -4,6 +4,7 @@ errors        exceptions that end a program: one line and an exit code
 command_line  a parser with one-line errors, numbers in their ranges
 json_files    JSON from files that somebody else may have written
 files         files that appear whole or not at all, checksums
+sealed        frames that show who has sent them
 locks         exclusive locks between processes
 claims        one process has a folder, and others say which
 tables        one table as text and as Markdown

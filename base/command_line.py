@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from typing import Any, Callable, NoReturn, Sequence, TypeVar
+from typing import Any, Callable, NamedTuple, NoReturn, Sequence, TypeVar
 
 from base.errors import InputError, one_line
 
@@ -27,6 +27,16 @@ _TEMPORARY_BYTES = 30  # that base.files.replacing adds to a name
 _TEXT_BYTES = 1 << 16
 
 Kind = TypeVar("Kind", int, float)
+
+
+class Pair(NamedTuple):
+    """The values of an option in stage 1 and in stage 2."""
+
+    first: Any
+    second: Any
+
+    def __str__(self) -> str:
+        return f"{self.first},{self.second}"
 
 
 class OptionParser(argparse.ArgumentParser):
@@ -112,6 +122,23 @@ probability = _float(lambda value: 0 <= value <= 1, "a number from 0 to 1")
 rate = _float(lambda value: 0 <= value < 1, "a number from 0 to below 1")
 share = _float(lambda value: 0 < value <= 1, "a number above 0 and at most 1")
 num_processes = whole(1, MOST_PROCESSES, "more than any machine has cores")
+
+
+def pair_of(convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A reader of one value, as `convert` reads it, or of two as a `Pair`."""
+
+    def read(text: str) -> Any:
+        parts = [part.strip() for part in text.split(",")]
+        if len(parts) == 1:
+            return convert(text)
+        if len(parts) != 2:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} has {len(parts)} values; give one, or two with a comma between them (stage 1, "
+                "stage 2)"
+            )
+        return Pair(convert(parts[0]), convert(parts[1]))
+
+    return read
 
 
 def not_empty(given: str) -> str:

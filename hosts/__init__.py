@@ -4,6 +4,7 @@ hostfile       Open MPI's host files
 addresses      numeric addresses, and the hosts that are this machine
 networks       EFA, InfiniBand, TCP and rails: their variables, with reasons
 shell          jobs and hosts as data, commands as text
+planning       options from which a plan of the LAMB paper follows
 pretraining    a plan of the LAMB paper as a job
 mpirun         the mpirun command of a job
 print_byteps   the commands of a job over BytePS

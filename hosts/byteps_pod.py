@@ -1,13 +1,14 @@
 """One pod's part of a run over BytePS, in the container that hosts/kubernetes.py describes.
 
-    python3 hosts/byteps_pod.py scheduler --workers 2 --servers 2 --slots 8 --scheduler NAME
+    python3 hosts/byteps_pod.py scheduler --workers 2 --servers 2 --slots 8 --scheduler NAME --secret FILE
     python3 hosts/byteps_pod.py server ...
     python3 hosts/byteps_pod.py worker ... -- SCRIPT OPTIONS...
 
 The index of a server or worker is JOB_COMPLETION_INDEX, which an Indexed Job sets; it becomes DMLC_WORKER_ID.
 POD_IP is the pod's own address, which BytePS announces. The pod waits until all others have come
-(hosts/gathering.py), starts its processes, a worker all of its local ranks, and ends with the exit code of
-the whole run: 0 complete, 2 bad input, 75 and 143 saved and to be run again, others a failure.
+(hosts/gathering.py; they know each other by the secret in a file), starts its processes, a worker all of its
+local ranks, and ends with the exit code of the whole run: 0 complete, 2 bad input, 75 and 143 saved and to be
+run again, others a failure.
 
 SIGTERM, by which Kubernetes announces that a pod will be removed, makes all ranks of the run save a
 checkpoint and end, whichever pod receives it. Standard library only.
@@ -29,12 +30,21 @@ if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from base.command_line import CommandParser, split_at_dashes, whole
+from base.command_line import CommandParser, path_name, split_at_dashes, whole
 from base.command_line import seconds as limited
 from base.errors import InputError
 from base.launchers import is_number
 from hosts.addresses import is_address
-from hosts.gathering import LEAVING, SCHEDULER, SERVER, WORKER, Coordinator, Member, Shape
+from hosts.gathering import (
+    LEAVING,
+    SCHEDULER,
+    SERVER,
+    WORKER,
+    Coordinator,
+    Member,
+    Shape,
+    read_secret,
+)
 from hosts.output import Output, Screen
 from hosts.parts import DEFAULT_PORT, Access, Part, Rendezvous, check_command, plan_parts
 from hosts.running import Limits, Run
@@ -103,6 +113,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--servers", type=servers, default=0, metavar="N", help="pods with a server")
     text = "name of the scheduler's pod; none for a single worker, which needs neither it nor servers"
     parser.add_argument("--scheduler", metavar="NAME", help=text)
+    text = "file with the run's secret, 32 bytes or more, the same for all of its pods"
+    parser.add_argument("--secret", type=path_name, metavar="FILE", help=text)
     port = whole(1, 65535, "the last port")
     text = f"of the scheduler (default {DEFAULT_PORT})"
     parser.add_argument("--port", type=port, default=DEFAULT_PORT, metavar="PORT", help=text)
@@ -143,9 +155,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _check(args: argparse.Namespace, command: Sequence[str], environ: Mapping[str, str]) -> int:
     """The pod's index. Raises InputError for options and variables that do not go together."""
-    if (args.workers > 1) != bool(args.scheduler and args.servers):
+    if (args.workers > 1) != bool(args.scheduler and args.servers and args.secret):
         raise InputError(
-            f"--workers {args.workers}: several need --servers and --scheduler, a single one neither"
+            f"--workers {args.workers}: several need --servers, --scheduler and --secret, a single one none"
         )
     if args.role == WORKER:
         check_command(command)
@@ -175,11 +187,12 @@ def _run(args: argparse.Namespace, index: int, command: Sequence[str], output: O
             parts, access = _plan(args, index, command, "")
             return Run(parts, access, limits, output, signals).run().code
     shape = Shape(args.workers, args.servers, args.slots)
-    member = Member(args.role, index, shape)
+    secret = read_secret(args.secret)
+    member = Member(args.role, index, shape, secret)
     place = (args.scheduler, args.gathering_port)
     coordinator = None
     if args.role == SCHEDULER:
-        coordinator = Coordinator(shape, args.gathering_port, args.patience, output.say)
+        coordinator = Coordinator(shape, secret, args.gathering_port, args.patience, output.say)
         coordinator.start()
         place = (os.environ[ADDRESS], args.gathering_port)
     with PodSignals(member.leaving) as signals:

@@ -6,10 +6,13 @@ keeps a connection to the `Coordinator` in the scheduler's pod. When all have jo
 a pod's processes have ended or its connection breaks, all pods learn the run's exit code and end with it, and
 their Jobs start them again, or do not.
 
-Lines of text, each at most LONGEST bytes. A member sends `join ROLE INDEX WORKERS SERVERS SLOTS`, `leaving`
-(it has received a signal), `ended CODE`; the coordinator sends `start`, `leave` (let the ranks save and end),
-`stop CODE REASON`. Like BytePS's own ports, this one has no protection from strangers: see
-hosts/kubernetes_byteps.py for the network policy.
+Lines of text in frames of base/sealed.py, under the run's secret. A member sends `join ROLE INDEX WORKERS
+SERVERS SLOTS`, `leaving` (it has received a signal), `ended CODE`; the coordinator sends `start`, `leave`
+(let the ranks save and end), `stop CODE REASON`.
+
+Anyone may reach the coordinator's port. Whoever has not shown that it has the secret is a stranger: of these
+there are few at a time, they leave after seconds, and nothing that they send is looked at. BytePS's own ports
+have no such protection: see hosts/kubernetes_byteps.py for the network policy.
 """
 
 from __future__ import annotations
@@ -20,20 +23,24 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Callable
 
-from base.errors import RUN_AGAIN, one_line
+from base.errors import RUN_AGAIN, InputError, one_line
 from base.launchers import is_number
+from base.sealed import AT_ONCE, LONGEST, TOKEN_BYTES, Seal
 
 SCHEDULER, SERVER, WORKER = "scheduler", "server", "worker"
-LONGEST = 2048  # bytes of a line
-STRANGERS = 64  # connections that have not joined
+STRANGERS = 256  # connections that have not joined
 ORDERLY = (0, RUN_AGAIN, 130, 143)  # exit codes of ranks that have saved or are complete
 TOGETHER = 90.0  # seconds for the other pods' processes to end when the first has ended in order
 SERVERS = 30.0  # seconds for servers and the scheduler to end after the last rank
 UNRELEASED = 5.0  # the same where ranks were stopped: those that had not joined do not release them
 LEAVING = 15.0  # seconds for members to close their connections when they know the exit code
 INTRODUCTION = 10.0  # seconds for a connection to join
+_LABEL = b"gathering 1"
+_ACCEPTED_A_TURN = 64
 _PROBES = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 5))
 _UNANSWERED_MS = 20_000  # a pod whose node is gone is noticed as late as one that is asked for signs of life
 
@@ -60,35 +67,67 @@ class Verdict:
     reason: str = ""
 
 
-class Stream:
-    """A connection that carries lines."""
+def read_secret(path: str) -> bytes:
+    """The run's secret: what a file has, at least TOKEN_BYTES bytes, blanks around it left out.
 
-    def __init__(self, connection: socket.socket):
+    Raises:
+        InputError: it cannot be read, or is too short.
+    """
+    try:
+        secret = Path(path).read_bytes().strip()
+    except OSError as error:
+        raise InputError(f"--secret {path}: {error.strerror}; mount the run's Secret there") from None
+    if len(secret) < TOKEN_BYTES:
+        raise InputError(f"--secret {path}: it has {len(secret)} bytes, a secret at least {TOKEN_BYTES}")
+    return secret
+
+
+class Stream:
+    """A connection that carries lines, which both ends sign."""
+
+    def __init__(self, connection: socket.socket, secret: bytes, is_caller: bool):
         """Takes the connection over; the kernel gives it up when the other host answers no more."""
-        self.connection, self._rest = connection, b""
+        self.connection, self._seal = connection, Seal(secret, _LABEL, is_caller)
+        self._sending = threading.Lock()
+        self._held: list[bytes] = []  # until the other end's nonce has come
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _PROBES:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._write(self._seal.greeting)
 
     def send(self, text: str) -> None:
-        """Sends a line. An end of the connection is seen by whoever reads."""
-        with contextlib.suppress(OSError):
-            self.connection.sendall(f"{one_line(text)[: LONGEST // 4]}\n".encode())
+        """Sends a line, when the other end's nonce has come. An end of the connection is seen by whoever
+        reads."""
+        self._held.append(one_line(text)[: LONGEST // 4].encode())
+        self._flush()
 
     def receive(self) -> list[list[str]] | None:
         """Words of the lines that have arrived, empty where none is complete; None at the end of the
-        connection, or where a line is too long or no text."""
+        connection, or where bytes come that the other end has not signed."""
+        lines = []
         try:
-            data = self.connection.recv(LONGEST)
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            if not data or max(map(len, (*lines, self._rest))) > LONGEST:
+            data = self.connection.recv(AT_ONCE)
+            if not data:
                 return None
-            return [line.decode("utf-8").split() for line in lines]
+            for payload in self._seal.open(data):
+                lines.append(payload.decode("utf-8").split())
         except (BlockingIOError, InterruptedError):
             return []
-        except (OSError, UnicodeDecodeError):
-            return None
+        except (OSError, ValueError):
+            return lines or None  # the next call finds the bad frame again
+        self._flush()
+        return lines
+
+    def _flush(self) -> None:
+        with self._sending:  # one thread listens, another sends
+            while self._held and self._seal.can_close:
+                self._write(self._seal.close(self._held.pop(0)))
+
+    def _write(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.sendall(data)
 
     def close(self) -> None:
         """Closes the connection."""
@@ -99,11 +138,12 @@ class Stream:
 class Coordinator(threading.Thread):
     """Starts all pods when all have come, and decides how the run ends. A thread of its own."""
 
-    def __init__(self, shape: Shape, port: int, patience: float, say: Callable[[str], None]):
+    def __init__(self, shape: Shape, secret: bytes, port: int, patience: float, say: Callable[[str], None]):
         """Listens at `port` on all addresses of the pod.
 
         Args:
             shape: the pods to wait for.
+            secret: of the run.
             port: 0 for a free one, see `port`.
             patience: seconds to wait for all pods.
             say: shows a line.
@@ -112,7 +152,7 @@ class Coordinator(threading.Thread):
             OSError: the port is not free.
         """
         super().__init__(daemon=True)
-        self._shape, self._patience, self._say = shape, patience, say
+        self._shape, self._secret, self._patience, self._say = shape, secret, patience, say
         self._listener = socket.create_server(("", port), backlog=1024)
         self.port = self._listener.getsockname()[1]
         self._strangers: dict[Stream, float] = {}
@@ -137,14 +177,17 @@ class Coordinator(threading.Thread):
         self._listener.close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            connection, _ = self._listener.accept()
+        for _ in range(_ACCEPTED_A_TURN):
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # nobody waits any more, or has gone again
+                break
             connection.settimeout(5.0)  # for sending; what is read has arrived
-            stream = Stream(connection)
-            if len(self._strangers) >= STRANGERS:
-                self._drop(min(self._strangers, key=lambda each: self._strangers[each]))
+            stream = Stream(connection, self._secret, is_caller=False)
             self._strangers[stream] = time.monotonic()
-            self._selector.register(connection, selectors.EVENT_READ, lambda: self._introduce(stream))
+            self._selector.register(connection, selectors.EVENT_READ, partial(self._introduce, stream))
+        while len(self._strangers) > STRANGERS:
+            self._drop(min(self._strangers, key=lambda each: self._strangers[each]))
 
     def _drop(self, stream: Stream) -> None:
         self._strangers.pop(stream, None)
@@ -156,6 +199,7 @@ class Coordinator(threading.Thread):
         lines = stream.receive()
         if lines == []:
             return
+        # What is read from here on is of a pod that has the run's secret.
         words = lines[0] if lines else []
         numbers = words[2:]
         if len(words) != 6 or words[0] != "join" or not all(map(is_number, numbers)):
@@ -256,9 +300,9 @@ class Coordinator(threading.Thread):
 class Member:
     """One pod's connection to the coordinator."""
 
-    def __init__(self, role: str, index: int, shape: Shape):
+    def __init__(self, role: str, index: int, shape: Shape, secret: bytes):
         """Prepares it; `join` connects."""
-        self.role, self.index, self._shape = role, index, shape
+        self.role, self.index, self._shape, self._secret = role, index, shape, secret
         self._stream: Stream | None = None
         self.verdict: Verdict | None = None
         self._known = threading.Event()
@@ -283,7 +327,7 @@ class Member:
                 )
                 return ""
             try:
-                stream = Stream(socket.create_connection(place, timeout=5.0))
+                stream = Stream(socket.create_connection(place, timeout=5.0), self._secret, is_caller=True)
             except OSError as error:
                 why = error.strerror or str(error)
                 time.sleep(0.5)
@@ -297,7 +341,7 @@ class Member:
             stream.close()
             if self.verdict is not None:
                 return ""
-            why = "it closed the connection"
+            why = "it closed the connection; is it the coordinator of this run, with the same secret?"
             time.sleep(0.5)
         return ""
 

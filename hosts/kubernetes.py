@@ -29,9 +29,7 @@ from base.errors import InputError
 from hosts import kubernetes_byteps, kubernetes_mpi, manifests
 from hosts.manifests import Deployment, Limits, Resources, Volume
 from hosts.networks import RULE, read_network
-from hosts.plan_options import add_plan_options, script_and_options
-
-HVD, BYTEPS = BACKENDS = ("hvd", "byteps")
+from hosts.plan_options import BACKENDS, BYTEPS, HVD, add_plan_group, script_and_options
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--slots", type=number, required=True, metavar="N", help=text)
     _resource_options(parser)
     _limit_options(parser)
-    add_plan_options(parser.add_argument_group("the plan"))
+    add_plan_group(parser)
     return parser
 
 
@@ -101,6 +99,11 @@ def _resource_options(parser: argparse.ArgumentParser) -> None:
     add("--network", metavar="KIND", help=f"hvd: {RULE}")
     text = "byteps: pods with a server (default: as many as workers, BytePS's recommendation)"
     add("--servers", type=whole(1, 4096, "BytePS's largest networks have hundreds"), metavar="N", help=text)
+    text = (
+        "byteps: an existing Secret with an entry `secret`, 32 random bytes or more, by which the run's pods "
+        "know each other (default: a new one in the manifest)"
+    )
+    add("--secret", metavar="NAME", help=text)
     add("--server_cpus", default="4", metavar="N", help="byteps: CPUs of a server (default 4)")
     text = (
         "byteps: memory of a server (default 8Gi). Rule of thumb: 3 times the parameters, divided by the "
@@ -144,12 +147,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _manifest(args: argparse.Namespace, own: Sequence[str]) -> str:
     deployment = _deployment(args)
     manifests.check(deployment)
-    command, line = script_and_options(args, args.backend, args.workers * args.slots, own)
-    comments = [line]
+    command, lines = script_and_options(args, args.backend, args.workers * args.slots, own)
+    comments = lines
     if deployment.network is not None:
         comments += [f"--network {args.network}: {each}" for each in deployment.network.comment()]
     if args.backend == HVD:
         return manifests.yaml_text(kubernetes_mpi.objects(deployment, command), comments)
+    if args.workers > 1 and args.secret is None:
+        comments.append("It has the run's secret: keep it where only you can read it, or name one: --secret")
     server = (args.server_cpus, args.server_memory)
     return manifests.yaml_text(kubernetes_byteps.objects(deployment, command, server), comments)
 
@@ -159,6 +164,11 @@ def _deployment(args: argparse.Namespace) -> Deployment:
         raise InputError(f"--servers {args.servers}: goes with --backend byteps")
     if args.backend == BYTEPS and args.workers == 1 and args.servers is not None:
         raise InputError(f"--servers {args.servers}: a single worker needs no server; leave the option out")
+    if args.secret is not None and (args.backend == HVD or args.workers == 1):
+        raise InputError(
+            f"--secret {args.secret}: goes with several workers of --backend byteps; the MPI operator makes "
+            "a key"
+        )
     if args.backend == BYTEPS and args.network is not None:
         raise InputError(
             f"--network {args.network}: goes with --backend hvd; pods of BytePS announce the address that "
@@ -181,6 +191,7 @@ def _deployment(args: argparse.Namespace) -> Deployment:
         limits=Limits(args.grace, args.patience, args.retries),
         nodes=tuple(_pair("--node", each) for each in args.node),
         network=network,
+        secret=args.secret,
     )
 
 

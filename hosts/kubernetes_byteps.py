@@ -6,6 +6,10 @@ Reasons for each field:
 clusterIP: None, publishNotReadyAddresses, subdomain
     A headless service: each pod has a name, NAME-scheduler-0.NAME, with its own address behind it, and has it
     before it is ready. Pods find the scheduler's by this name; BytePS itself needs addresses in numbers.
+Secret, immutable
+    By it the pods of a run know each other when they gather (hosts/gathering.py), also where the cluster's
+    network enforces no policy. It is new in each manifest, or one that exists already (--secret). A file, not
+    a variable: ranks pass variables on, and write them into logs.
 completionMode: Indexed
     Each pod has a number of its own in JOB_COMPLETION_INDEX, which becomes DMLC_WORKER_ID; a pod that is
     replaced has the number of the lost one.
@@ -26,22 +30,25 @@ terminationGracePeriodSeconds
 
 from __future__ import annotations
 
+import secrets
 from typing import Any, Sequence
 
 from base.errors import RUN_AGAIN
+from base.sealed import TOKEN_BYTES
 from hosts.gathering import SCHEDULER, SERVER, WORKER
-from hosts.manifests import INSTANCE, Deployment, network_policy, pod
+from hosts.manifests import INSTANCE, Deployment, mount, network_policy, pod
 
 ADDRESS = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
 SMALL = {"cpu": "1", "memory": "1Gi"}  # the scheduler
 SAVED = [RUN_AGAIN, 130, 143]  # exit codes of ranks that have saved
 BAD_INPUT = 2
+SECRETS, KEY = "/etc/run-secret", "secret"  # folder, and the name of what is in it
 
 
 def objects(
     deployment: Deployment, command: Sequence[str], server_resources: tuple[str, str]
 ) -> list[dict[str, Any]]:
-    """The network policy, the service, and a Job for each role; for a single worker only its Job.
+    """The network policy, the secret, the service, and a Job for each role; for a single worker only its Job.
 
     Args:
         command: script and options of every rank.
@@ -53,13 +60,26 @@ def objects(
     if number == 1:
         return [network_policy(deployment), workers]
     cpus, memory = server_resources
+    made = [_secret(deployment)] if deployment.secret is None else []
     return [
         network_policy(deployment),
+        *made,
         _service(deployment),
         _job(deployment, SCHEDULER, 1, [], SMALL),
         _job(deployment, SERVER, deployment.servers, [], {"cpu": cpus, "memory": memory}),
         workers,
     ]
+
+
+def _secret(deployment: Deployment) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": deployment.metadata(),
+        "type": "Opaque",
+        "immutable": True,
+        "stringData": {KEY: secrets.token_hex(TOKEN_BYTES)},
+    }
 
 
 def _service(deployment: Deployment) -> dict[str, Any]:
@@ -84,10 +104,15 @@ def _job(
     if deployment.workers > 1:
         scheduler = f"{deployment.name}-{SCHEDULER}-0.{deployment.name}"
         command += ["--servers", str(deployment.servers), "--scheduler", scheduler]
+        command += ["--secret", f"{SECRETS}/{KEY}"]
     command += ["--patience", str(limits.patience), "--grace", str(limits.grace), *words]
     environment = [ADDRESS]
     template = pod(deployment, role, command, requests, env=environment)
     template["spec"].update({"restartPolicy": "Never", "subdomain": deployment.name})
+    if deployment.workers > 1:
+        name = deployment.secret or deployment.name
+        # The group reads it: the pod's, by fsGroup.
+        mount(template, "secret", SECRETS, {"secret": {"secretName": name, "defaultMode": 0o440}})
     codes = {"containerName": role, "operator": "In"}
     rules = [
         {"action": "FailJob", "onExitCodes": {**codes, "values": [BAD_INPUT]}},

@@ -13,9 +13,13 @@ launcherCreationPolicy: WaitForWorkersReady
     replaced later may lag behind: hosts/mpi_pod.py waits again, for --patience seconds at most.
 launcher: OnFailure; workers: Never
     The launcher's container starts again after every exit code but 0: code 75 means saved, run me again, 143
-    saved because of a signal, 1 a failure; --resume goes on from the last checkpoint. Bad input (2) is
-    repeated too: an MPIJob knows no exit codes. backoffLimit ends that. Workers that fail are replaced by the
-    operator.
+    saved because of a signal, 1 a failure; --resume goes on from the last checkpoint. backoffLimit ends that.
+    Workers that fail are replaced by the operator.
+--notes, an emptyDir
+    An MPIJob knows no exit codes: the operator gives the launcher's Job no podFailurePolicy, and treats
+    ExitCode as Never. Bad input (2) would start the run again on all hosts, --retries times. The launcher
+    notes it in a volume that lives as long as its pod, and when its container starts again it says the same
+    line and ends with 2 at once.
 cleanPodPolicy: Running
     Workers only wait for ssh, and would hold their GPUs for ever.
 terminationGracePeriodSeconds
@@ -27,10 +31,11 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from hosts.manifests import Deployment, network_policy, pod
+from hosts.manifests import Deployment, mount, network_policy, pod
 
 API = "kubeflow.org/v2beta1"
 KEYS = "/etc/ssh-keys"  # where the operator's key is mounted
+NOTES = "/var/run/notes"  # where the launcher keeps what its container must not forget
 PORT = 2222  # of the pods' ssh servers: below 1024 a user who is not root may not listen
 LAUNCHER = {"cpu": "1", "memory": "2Gi"}
 
@@ -44,7 +49,7 @@ def objects(deployment: Deployment, command: Sequence[str]) -> list[dict[str, An
     limits = deployment.limits
     program = [deployment.python, "hosts/mpi_pod.py"]
     common = ["--keys", KEYS, "--port", str(PORT), "--grace", str(limits.grace)]
-    launcher = [*program, "launcher", *common, "--patience", str(limits.patience)]
+    launcher = [*program, "launcher", *common, "--patience", str(limits.patience), "--notes", NOTES]
     if deployment.network is not None:
         devices = deployment.network.devices
         launcher += [
@@ -54,11 +59,13 @@ def objects(deployment: Deployment, command: Sequence[str]) -> list[dict[str, An
     ready = {"readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 5}}
     ports = {"ports": [{"name": "ssh", "containerPort": PORT}]}
     requests = deployment.resources.of_pod(deployment.slots)
+    first = pod(deployment, "launcher", [*launcher, "--", deployment.python, *command], LAUNCHER)
+    mount(first, "notes", NOTES, {"emptyDir": {"sizeLimit": "1Mi"}})
     replicas = {
         "Launcher": {
             "replicas": 1,
             "restartPolicy": "OnFailure",
-            "template": pod(deployment, "launcher", [*launcher, "--", deployment.python, *command], LAUNCHER),
+            "template": first,
         },
         "Worker": {
             "replicas": deployment.workers,

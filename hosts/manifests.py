@@ -22,6 +22,7 @@ INSTANCE = "app.kubernetes.io/instance"
 ROLE = "app.kubernetes.io/component"
 HEADROOM = 30  # seconds between the ranks' last limit and the kubelet's SIGKILL
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
 _RESOURCE = re.compile(r"[a-z0-9.-]+/[A-Za-z0-9._-]+")
 _LONGEST_NAME = 40  # with what is appended, a pod's host name stays below 63 characters
@@ -73,7 +74,8 @@ class Deployment:
     """A run on Kubernetes: its name, where it is, what it has.
 
     `workers`: pods with ranks. `slots`: ranks of each. `servers`: pods with a server of BytePS. `image` has
-    this project in `directory`, set up. `user`: its numeric user and group there.
+    this project in `directory`, set up. `user`: its numeric user and group there. `secret`: name of a Secret
+    that exists; None: the run has one of its own.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Deployment:
     limits: Limits
     nodes: tuple[tuple[str, str], ...] = ()
     network: Network | None = None
+    secret: str | None = None
 
     @property
     def python(self) -> str:
@@ -111,6 +114,8 @@ def check(deployment: Deployment) -> None:
                 "a letter first"
             )
     resources = deployment.resources
+    if deployment.secret is not None and not _DNS_NAME.fullmatch(deployment.secret):
+        raise InputError(f"--secret {deployment.secret}: write the name of a Secret in --namespace")
     quantities = (
         ("--cpus", resources.cpus),
         ("--memory", resources.memory),
@@ -136,9 +141,7 @@ def check(deployment: Deployment) -> None:
     paths = [volume.path for volume in deployment.volumes]
     for volume in deployment.volumes:
         where = f"--volume {volume.claim}:{volume.path}"
-        if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", volume.claim) or not volume.path.startswith(
-            "/"
-        ):
+        if not _DNS_NAME.fullmatch(volume.claim) or not volume.path.startswith("/"):
             raise InputError(f"{where}: write CLAIM:/PATH or CLAIM:/PATH:ro")
         if paths.count(volume.path) > 1:
             raise InputError(f"{where}: this path is given twice")
@@ -176,6 +179,7 @@ def pod(
         # Kubernetes replaces $(NAME) in it, and two dollar signs by one.
         "command": [word.replace("$", "$$") for word in command],
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": capabilities},
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # `kubectl describe pod` has the last lines
         "resources": {"requests": dict(requests), "limits": dict(requests)},
         "volumeMounts": mounts,
         **more,
@@ -199,6 +203,14 @@ def pod(
     if deployment.nodes:
         spec["nodeSelector"] = dict(deployment.nodes)
     return {"metadata": {"labels": {INSTANCE: deployment.name, ROLE: role}}, "spec": spec}
+
+
+def mount(template: dict[str, Any], name: str, path: str, volume: Mapping[str, Any]) -> None:
+    """Adds a volume to a pod's template and puts it at `path` in its container."""
+    spec = template["spec"]
+    spec["volumes"].append({"name": name, **volume})
+    for container in spec["containers"]:
+        container["volumeMounts"].append({"name": name, "mountPath": path})
 
 
 def network_policy(deployment: Deployment) -> dict[str, Any]:

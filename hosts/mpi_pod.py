@@ -8,7 +8,8 @@ and the ranks come through it. SIGTERM, by which Kubernetes announces that the p
 the ranks in the pod: one signal makes all ranks of the run save a checkpoint and end.
 
 The launcher waits until the ssh server of each pod in the operator's host file answers, for --patience
-seconds at most, and becomes hosts/launch.py, with the restarts, signals and exit codes that this has.
+seconds at most, and runs hosts/launch.py, with the restarts, signals and exit codes that this has. Bad input
+is noted in --notes: a container that Kubernetes starts again then ends with the same line at once.
 
 DIR has the run's key, as Kubeflow's MPI operator mounts it: id_rsa, id_rsa.pub (of any kind) and
 authorized_keys. Host and user have the same key, so the client knows each server by it. Standard library
@@ -18,15 +19,18 @@ only.
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import os
 import pwd
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Mapping, Sequence
@@ -38,8 +42,10 @@ if __name__ == "__main__" and not __package__:
 from base.command_line import CommandParser, path_name, split_at_dashes, whole
 from base.command_line import seconds as limited
 from base.errors import InputError, one_line
+from base.files import replacing
 from hosts.hostfile import read_hostfile
 from hosts.parts import check_command
+from hosts.signals import FORWARDED, Signals
 
 HOSTFILE = "OMPI_MCA_orte_default_hostfile"  # where the operator says that the host file is
 # Of the operator's variables: hosts/launch.py gives mpirun hosts, slots and remote shell itself.
@@ -48,6 +54,8 @@ RANK = b"OMPI_COMM_WORLD_RANK="
 KEY = "id_rsa"
 SSHD = "/usr/sbin/sshd"
 PRIVILEGE_SEPARATION = "/run/sshd"  # a folder without which sshd does not run as root
+BAD_INPUT = 2  # exit code
+LAST_LINES = 10.0  # seconds for what still writes to standard error when the launcher has ended
 STEP = 0.5  # seconds between looks at what is waited for
 
 
@@ -71,6 +79,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--patience", type=limited, default=600.0, metavar="SECONDS", help=text)
     text = "how long ranks may take to save and end after a signal (default 90)"
     parser.add_argument("--grace", type=limited, default=90.0, metavar="SECONDS", help=text)
+    text = "launcher: folder that outlives its container (default: none; bad input is not noted)"
+    parser.add_argument("--notes", type=path_name, metavar="DIR", help=text)
     parser.add_argument("--network", metavar="KIND", help="launcher: see hosts/launch.py")
     return parser
 
@@ -82,11 +92,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.role == "worker":
             return _serve(args)
-        check_command(command)
-        return _launch(args, command)
+        return _launch_once(args, command)
     except InputError as error:
         print(f"mpi_pod: {error}", file=sys.stderr)
-        return 2
+        return BAD_INPUT
 
 
 def private_keys(keys: str) -> Path:
@@ -236,11 +245,33 @@ def _let_ranks_save(grace: float) -> None:
         time.sleep(STEP)
 
 
-def _launch(args: argparse.Namespace, command: Sequence[str]) -> int:
-    """Waits for the workers and becomes hosts/launch.py. Returns 1 if they do not come."""
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-    )  # process 1 has no default action
+def _launch_once(args: argparse.Namespace, command: Sequence[str]) -> int:
+    """Launches, unless an earlier container of this pod has noted bad input; returns the exit code."""
+    note = Path(args.notes, "bad-input") if args.notes else None
+    if note is not None and note.exists():
+        said = one_line(note.read_text("utf-8", "replace"))
+        print(
+            f"mpi_pod: bad input, not started again; mend it and make the MPIJob anew: {said}",
+            file=sys.stderr,
+        )
+        return BAD_INPUT
+    try:
+        check_command(command)
+        code, said = _launch(args, command)
+    except InputError as error:
+        code, said = BAD_INPUT, str(error)
+        print(f"mpi_pod: {error}", file=sys.stderr)
+    if code == BAD_INPUT and note is not None:
+        with replacing(str(note)) as file:
+            file.write(said.encode())
+    return code
+
+
+def _launch(args: argparse.Namespace, command: Sequence[str]) -> tuple[int, str]:
+    """Waits for the workers and runs hosts/launch.py. Returns its exit code and its last lines on standard
+    error; 1 if the workers do not come."""
+    # Process 1 has no default action.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     hostfile = os.environ.get(HOSTFILE)
     if not hostfile:
         raise InputError(f"{HOSTFILE} is not set; the MPI operator sets it for the launcher of an MPIJob")
@@ -248,16 +279,15 @@ def _launch(args: argparse.Namespace, command: Sequence[str]) -> int:
     late = wait_for(hosts, args.port, args.patience)
     if late:
         names = ", ".join(f"{name} ({why})" for name, why in late.items())
-        print(
-            f"mpi_pod: no ssh server at port {args.port} after {args.patience:g} s: {names}", file=sys.stderr
-        )
-        return 1
-    client = client_command(private_keys(args.keys), args.port)
+        said = f"no ssh server at port {args.port} after {args.patience:g} s: {names}"
+        print(f"mpi_pod: {said}", file=sys.stderr)
+        return 1, said
+    keys = private_keys(args.keys)
     launcher = Path(__file__).resolve().with_name("launch.py")
     words = [sys.executable, str(launcher), "--backend", "hvd", "--hostfile", hostfile]
     words += [
         "--ssh",
-        " ".join(client),
+        " ".join(client_command(keys, args.port)),
         "--grace",
         f"{args.grace:g}",
         "--host_patience",
@@ -267,8 +297,52 @@ def _launch(args: argparse.Namespace, command: Sequence[str]) -> int:
     # In a container one process may not read another's memory, which this transport tries first.
     words += ["--mpirun", "mpirun -mca btl_vader_single_copy_mechanism none"]
     environment = {name: value for name, value in os.environ.items() if name not in REPLACED}
-    sys.stdout.flush()
-    os.execve(sys.executable, [*words, "--", *command], environment)
+    try:
+        return _follow([*words, "--", *command], environment)
+    finally:
+        shutil.rmtree(keys, ignore_errors=True)
+
+
+def _follow(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
+    """Runs a command to its end, and passes on signals; returns its exit code, 128 and the number of a signal
+    that ended it, and its last lines on standard error. Its orphans, which process 1 inherits, are reaped."""
+    with Signals() as signals:
+        child = subprocess.Popen(words, env=dict(environment), stderr=subprocess.PIPE)
+        # A rank's line, and the launcher's about it.
+        last: collections.deque[str] = collections.deque(maxlen=2)
+        copying = threading.Thread(target=_copy_errors, args=(child, last), daemon=True)
+        copying.start()
+        status = None
+        while status is None:
+            select.select([signals], [], [], STEP)
+            for number in signals.read():
+                if number in FORWARDED:
+                    os.kill(child.pid, number)
+            status = _reaped(child.pid)
+        child.returncode = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+        copying.join(LAST_LINES)
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode, "; ".join(last)
+
+
+def _copy_errors(child: subprocess.Popen[bytes], last: collections.deque[str]) -> None:
+    assert child.stderr is not None
+    for line in child.stderr:
+        sys.stderr.buffer.write(line)
+        sys.stderr.buffer.flush()
+        if line.strip():
+            last.append(one_line(line.decode("utf-8", "replace")).strip())
+
+
+def _reaped(wanted: int) -> int | None:
+    """Takes note of processes that have ended; returns the status of one of them, None while it runs."""
+    found = None
+    with contextlib.suppress(ChildProcessError):  # there are none any more
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            found = status if pid == wanted else found
+    return found
 
 
 def wait_for(hosts: Sequence[str], port: int, patience: float) -> Mapping[str, str]:

@@ -29,7 +29,7 @@ from base.command_line import CommandParser, split_at_dashes, whole
 from base.errors import InputError
 from hosts.mpirun import variables
 from hosts.parts import MPIRUN_SIGKILL
-from hosts.plan_options import add_plan_options, script_and_options
+from hosts.plan_options import HVD, add_plan_group, script_and_options
 
 _BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/\S*)?")
 _TYPE = re.compile(r"ml\.[a-z0-9-]+\.[a-z0-9]+")
@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--spot", action="store_true", help=text)
     text = "hours until SageMaker ends the job (default 24)"
     parser.add_argument("--max_hours", type=whole(1, 672, "28 days"), default=24, metavar="HOURS", help=text)
-    add_plan_options(parser.add_argument_group("the plan"))
+    add_plan_group(parser)
     return parser
 
 
@@ -77,8 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(words)
     try:
         _check(args)
-        command, line = script_and_options(args, "hvd", args.instances * args.slots, own)
-        sys.stdout.write(_call(args, command, line))
+        command, lines = script_and_options(args, HVD, args.instances * args.slots, own)
+        sys.stdout.write(_call(args, command, lines))
     except InputError as error:
         print(f"sagemaker: {error}", file=sys.stderr)
         return 2
@@ -131,7 +131,7 @@ def _check(args: argparse.Namespace) -> None:
         raise InputError("--spot: needs --checkpoints, or an interruption would lose the run")
 
 
-def _call(args: argparse.Namespace, words: Sequence[str], line: str) -> str:
+def _call(args: argparse.Namespace, words: Sequence[str], about: Sequence[str]) -> str:
     channels = dict(each.partition("=")[::2] for each in args.channel)
     options = hyperparameters(words, list(channels))
     if args.checkpoints is not None and options.get("ckpt_dir") not in (None, CHECKPOINTS, "ckpt_dir"):
@@ -161,7 +161,12 @@ def _call(args: argparse.Namespace, words: Sequence[str], line: str) -> str:
         fields.update(checkpoint_s3_uri=args.checkpoints, checkpoint_local_path=CHECKPOINTS)
     if args.spot:
         fields.update(use_spot_instances=True, max_wait=seconds + LONGEST_WAIT)
-    lines = [f"# {line}", "from sagemaker.estimator import Estimator", "", "estimator = Estimator("]
+    lines = [
+        *(f"# {each}" for each in about),
+        "from sagemaker.estimator import Estimator",
+        "",
+        "estimator = Estimator(",
+    ]
     for name, value in fields.items():
         if isinstance(value, dict):
             pairs = [f"        {json.dumps(key)}: {json.dumps(each)}," for key, each in value.items()]

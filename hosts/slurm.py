@@ -31,10 +31,9 @@ if __name__ == "__main__" and not __package__:
 from base.command_line import CommandParser, path_name, split_at_dashes, whole
 from base.errors import InputError
 from hosts.networks import RULE, TCP, Network, read_network
-from hosts.plan_options import add_plan_options, script_and_options
+from hosts.plan_options import BACKENDS, HVD, add_plan_group, script_and_options
 from hosts.shell import VENV
 
-HVD, BYTEPS = BACKENDS = ("hvd", "byteps")
 LEAST_NOTICE = 120  # Slurm looks at time limits once a minute
 _TIME = re.compile(r"(\d+-)?\d{1,3}(:\d{2}){0,2}|\d+")
 _NAME = re.compile(r"[\w.-]+", re.ASCII)
@@ -113,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--network", metavar="KIND", help=RULE)
     text = f"the ranks' interpreter, from the project's folder (default {VENV}/python)"
     add("--python", type=path_name, default=f"{VENV}/python", metavar="PATH", help=text)
-    add_plan_options(parser.add_argument_group("the plan"))
+    add_plan_group(parser)
     return parser
 
 
@@ -131,13 +130,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _script(args: argparse.Namespace, own: Sequence[str]) -> str:
     directives = _directives(args)
-    command, line = script_and_options(args, args.backend, args.nodes * args.tasks_per_node, own)
+    command, about = script_and_options(args, args.backend, args.nodes * args.tasks_per_node, own)
     if not any(word.partition("=")[0] == "--ckpt_dir" for word in command):
         raise InputError("--ckpt_dir is missing after --: a job that is queued again goes on from there")
     network = Network(TCP)
     if args.network is not None:
         network = read_network(args.network, args.backend, args.interface)
-    head = ["#!/bin/bash", f"# {line}; written by hosts/slurm.py. In the project's folder: sbatch FILE"]
+    head = ["#!/bin/bash", "# Written by hosts/slurm.py. In the project's folder: sbatch FILE"]
+    head += [f"# {each}" for each in about]
     head += [f"#SBATCH --{each}" for each in directives]
     head += [f"# {each}" for each in network.comment()]
     launch = [args.python, "hosts/launch.py", "--backend", args.backend, "--hostfile"]

@@ -5,8 +5,8 @@ before it starts again:
     .venv/bin/python -m tests.slurm_runs [--backend hvd] [--way requeue]
 
 Ways: requeue (an administrator's scontrol requeue), preempt (a job with a higher priority takes the nodes),
-notice (the signal before the time limit, sent with scancel --signal), limit (Slurm's own, after a minute).
-Prints a line for each and exits with 1 if any ends otherwise, or leaves a process.
+notice (the signal before the time limit, sent with scancel --signal), limit (Slurm's own, as often as it
+takes). Prints a line for each and exits with 1 if any ends otherwise, or leaves a process.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from tests.slurm_cluster import Cluster, slurm_cluster
 
 SCRIPTS = {"hvd": "run_pretraining_hvd.py", "byteps": "run_pretraining_byteps.py"}
 WAYS = ("requeue", "preempt", "notice", "limit")
-STEPS = {"limit": 500}  # about a minute
-SECONDS = 1200.0
+# A run's seconds: twice as long as the time limit, of 4 minutes, lets a start work (60 to 120 s), for a
+# machine whose speed changes.
+LIMIT_S = 240
+SECONDS = 2700.0
 
 
 def main() -> int:
@@ -61,10 +63,10 @@ def main() -> int:
 
 def attempt(cluster: Cluster, backend: str, way: str, text: Path) -> str:
     """One pair of runs, alone and interrupted; returns what was wrong, empty if nothing."""
-    steps = STEPS.get(way, 60)
+    steps = 60 if way != "limit" else steps_in(cluster, backend, text)
     alone = submitted(cluster, backend, "alone", steps, text)
     cluster.wait_for(alone, "COMPLETED", SECONDS)
-    job = submitted(cluster, backend, "again", steps, text, "--time", "3" if way == "limit" else "60")
+    job = submitted(cluster, backend, "again", steps, text, "--time", "4" if way == "limit" else "60")
     disturb(cluster, job, way)
     facts = cluster.wait_for(job, "COMPLETED", SECONDS)
     if int(facts["Restarts"]) < 1:
@@ -77,6 +79,14 @@ def attempt(cluster: Cluster, backend: str, way: str, text: Path) -> str:
     time.sleep(3)
     left = [*cluster.processes(0), *cluster.processes(1)]
     return f"left behind: {left}" if left else ""
+
+
+def steps_in(cluster: Cluster, backend: str, text: Path) -> int:
+    """Steps that this machine does in LIMIT_S, by a job of 40."""
+    cluster.wait_for(submitted(cluster, backend, "probe", 40, text), "COMPLETED", SECONDS)
+    path = cluster.folder / "probe" / "metrics.jsonl"
+    times = [json.loads(line)["time"] for line in path.read_text("utf-8").splitlines() if "mlm_loss" in line]
+    return int(LIMIT_S * (len(times) - 1) / (times[-1] - times[0]))
 
 
 def submitted(cluster: Cluster, backend: str, name: str, steps: int, text: Path, *more: str) -> str:

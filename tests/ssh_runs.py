@@ -1,12 +1,13 @@
 """Real pretraining runs over real ssh (tests/ssh_hosts.py) that are disturbed and end with the bits of a run
 that was left alone. Run it by hand; it takes some minutes:
 
-    .venv/bin/python -m tests.ssh_runs [--backend hvd] [--way cut]
+    .venv/bin/python -m tests.ssh_runs [--backend hvd] [--hosts 3] [--way cut]
 
-Ways: kill (a rank on the other host), cut (the other host's wire is taken down, and mended when the launcher
-has noticed it), interrupt (Ctrl-C, and the same command with --resume), printed (the command of hparams.py
---launch hvd, stopped by SIGUSR1 to mpirun). Prints a line for each and exits with 1 if any ends otherwise, or
-leaves a process on any host.
+Ways: faults (each of tests/hosts/test_ssh.py: one line with the host and the cure, nothing started), kill (a
+rank on the other host), cut (the other host's wire is taken down, and mended when the launcher has noticed
+it), interrupt (Ctrl-C, and the same command with --resume), printed (the command of hparams.py --launch hvd,
+stopped by SIGUSR1 to mpirun). Without --hosts on two hosts, then on three. Prints a line for each and exits
+with 1 if any ends otherwise, or leaves a process on any host.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Sequence
 
 from data.embedded import build
+from tests.hosts.test_ssh import FAULTS, PASSING, launcher
 from tests.namespaces import INTERFACE
 from tests.processes import ROOT, Run, run_command, start_command
 from tests.ssh_hosts import SshHosts, ssh_hosts
 
 SCRIPTS = {"hvd": "run_pretraining_hvd.py", "byteps": "run_pretraining_byteps.py"}
-WAYS = ("kill", "cut", "interrupt", "printed")
+WAYS = ("faults", "kill", "cut", "interrupt", "printed")
 STEPS = 60
 SECONDS = 400.0
 ENV = {"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -40,31 +42,43 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--backend", action="append", choices=sorted(SCRIPTS))
+    parser.add_argument("--hosts", action="append", type=int, choices=(2, 3))
     parser.add_argument("--way", action="append", choices=WAYS)
     args = parser.parse_args()
     wrong = 0
     with tempfile.TemporaryDirectory(prefix="ssh-runs-") as name:
         folder = Path(name)
         build(str(folder), vocab_size=1024)
-        with ssh_hosts(folder, 2) as hosts:
-            for backend in args.backend or sorted(SCRIPTS):
-                alone = folder / f"{backend}.alone"
-                start(hosts, backend, alone).wait().check()
-                for way in args.way or WAYS:
-                    if way == "printed" and backend != "hvd":
-                        continue
-                    begun = time.monotonic()
-                    said = attempt(hosts, backend, way, alone)
-                    seconds = time.monotonic() - begun
-                    verdict = f"WRONG: {said}" if said else "ok"
-                    print(f"{backend:7} {way:10} {verdict} ({seconds:.0f} s)", flush=True)
-                    wrong += bool(said)
+        for number in args.hosts or (2, 3):
+            with ssh_hosts(folder, number) as hosts:
+                for backend in args.backend or sorted(SCRIPTS):
+                    wrong += all_ways(hosts, backend, args.way or WAYS)
     return 1 if wrong else 0
+
+
+def all_ways(hosts: SshHosts, backend: str, ways: Sequence[str]) -> int:
+    """One backend on these hosts; prints a line for each way, and returns how many went wrong."""
+    wrong, number = 0, len(hosts.holders)
+    alone = hosts.folder / f"{backend}.{number}.alone"
+    if set(ways) - {"faults", "printed"}:
+        start(hosts, backend, alone).wait().check()
+    for way in ways:
+        if way == "printed" and backend != "hvd":
+            continue
+        begun = time.monotonic()
+        said = attempt(hosts, backend, way, alone)
+        seconds = time.monotonic() - begun
+        verdict = f"WRONG: {said}" if said else "ok"
+        print(f"{backend:7} {number} hosts {way:10} {verdict} ({seconds:.0f} s)", flush=True)
+        wrong += bool(said)
+    return wrong
 
 
 def attempt(hosts: SshHosts, backend: str, way: str, alone: Path) -> str:
     """One disturbed run; returns what was wrong, empty if nothing."""
-    own = alone.with_name(f"{backend}.{way}")
+    own = alone.with_suffix(f".{way}")
+    if way == "faults":
+        return faults(hosts, backend)
     if way == "printed":
         return printed(hosts, own)
     with start(hosts, backend, own) as run:
@@ -91,8 +105,29 @@ def attempt(hosts: SshHosts, backend: str, way: str, alone: Path) -> str:
     return left_behind(hosts)
 
 
+def faults(hosts: SshHosts, backend: str) -> str:
+    """Each fault of the second host, before anything is started."""
+    for name, (make, cure) in FAULTS.items():
+        if backend == "byteps" and name == "no Open MPI":
+            continue  # BytePS needs none
+        with tempfile.TemporaryDirectory(prefix="ssh-fault-") as place, make(hosts, Path(place)):
+            begun = Path(place, "begun")
+            ssh = f"{hosts.ssh} -o ConnectTimeout=1"
+            words = launcher(hosts, backend=backend, number=len(hosts.holders), ssh=ssh)
+            result = run_command([*words, "--", sys.executable, "-c", f"open({str(begun)!r}, 'w')"], env=ENV)
+            code = 1 if name in PASSING else 2
+            if result.returncode != code or result.stderr.count("\n") != 1 or cure not in result.stderr:
+                return f"{name}: {result.describe()}"
+            if begun.exists():
+                return f"{name}: a rank was started"
+        left = left_behind(hosts)
+        if left:
+            return f"{name}: {left}"
+    return ""
+
+
 def start(hosts: SshHosts, backend: str, folder: Path, *more: Any) -> Run:
-    """Starts a run of two ranks, one on each host."""
+    """Starts a run with a rank on each host."""
     launch = [
         *hosts.prefix,
         sys.executable,

@@ -29,6 +29,7 @@ import time
 from dataclasses import dataclass
 from typing import Callable, Iterator, Sequence
 
+from base import sealed
 from comm.watch import heartbeat, wire
 from comm.watch.heartbeat import Hub, HubAddress, Link, Sign, Watch
 from tests.processes import ROOT
@@ -243,7 +244,7 @@ def _flood(port: int, seconds: float) -> None:
 
 
 def _frame(payload: bytes, token: bytes, nonce: bytes = b"n" * 16) -> bytes:
-    """The first bytes of a caller that has the token: `comm.watch.wire`'s format, written down again."""
+    """The first bytes of a caller that has the token: `base.sealed`'s format, written down again."""
     words = b"heartbeat 1" + b"caller" + nonce + bytes(16) + struct.pack(">Q", 0) + payload
     tag = hmac.new(token, words, hashlib.sha256).digest()
     return nonce + struct.pack(">H", len(payload)) + tag + payload
@@ -299,7 +300,7 @@ def _flipped(text: bytes, draw: random.Random) -> bytes:
 
 
 def _believe() -> None:
-    wire.hmac = type("Believing", (), {"digest": hmac.digest, "compare_digest": lambda *_: True})  # type: ignore
+    sealed.hmac = type("Believing", (), {"digest": hmac.digest, "compare_digest": lambda *_: True})  # type: ignore
 
 
 def _keep() -> None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -36,10 +37,14 @@ class Run:
     """The pods of a run over BytePS with 2 workers and a server. `start` starts all of them, as their Jobs do
     when every pod has failed; DNS and ports are this machine's."""
 
-    def __init__(self, *own: object):
+    def __init__(self, folder: Path, *own: object):
         words = ["--backend", "byteps", "--name", "pods", "--image", "i", "--workers", 2, "--slots", 1]
         words += ["--servers", 1, "--directory", ROOT, "--grace", 20, "--patience", 60, "--", *own]
-        self.jobs = [each for each in objects(*words) if each["kind"] == "Job"]
+        documents = objects(*words)
+        self.jobs = [each for each in documents if each["kind"] == "Job"]
+        (secret,) = (each["stringData"] for each in documents if each["kind"] == "Secret")
+        self._secret = folder / "secret"  # where the kubelet would mount it
+        self._secret.write_text(secret["secret"], "ascii")
 
     def start(self, stack: contextlib.ExitStack) -> dict[str, object]:
         ports = free_ports(2)
@@ -47,6 +52,7 @@ class Run:
         for job in self.jobs:
             words = command(job["spec"]["template"]["spec"])
             words[words.index("--scheduler") + 1] = "127.0.0.1"  # what the service's name would lead to
+            words[words.index("--secret") + 1] = str(self._secret)
             words[3:3] = ["--port", str(ports[0]), "--gathering_port", str(ports[1])]
             for index in range(job["spec"]["completions"]):
                 env = {
@@ -73,7 +79,15 @@ def wait_all(pods):
 def test_a_run_that_a_removed_pod_interrupts_goes_on(tmp_path):
     """SIGTERM to the server's pod, which has no rank: the ranks save, every pod ends with 143, which the Jobs
     do not count; new pods go on at the same step and end with 0."""
-    run = Run("run_pretraining_byteps.py", *TRAINING, "--num_steps", 60, "--ckpt_dir", tmp_path / "ckpt")
+    run = Run(
+        tmp_path,
+        "run_pretraining_byteps.py",
+        *TRAINING,
+        "--num_steps",
+        60,
+        "--ckpt_dir",
+        tmp_path / "ckpt",
+    )
     with contextlib.ExitStack() as stack:
         pods = run.start(stack)
         wait_for_file(tmp_path / "ckpt" / "metrics.jsonl", text="mlm_loss", run=pods["worker-0"])
@@ -96,7 +110,7 @@ def test_all_pods_end_with_the_runs_code(how, code, tmp_path):
     """A lost pod is a failure of all; bad input and "run me again" too have one code everywhere, by which
     the Jobs decide (podFailurePolicy)."""
     actions = {"rank": ["sleep"], "input": ["sleep", "exit2"], "again": ["exit75"]}[how]
-    run = Run(PART.relative_to(ROOT), tmp_path, *actions)
+    run = Run(tmp_path, PART.relative_to(ROOT), tmp_path, *actions)
     with contextlib.ExitStack() as stack:
         pods = run.start(stack)
         if how == "rank":
@@ -117,7 +131,7 @@ def test_all_pods_end_with_the_runs_code(how, code, tmp_path):
 @pytest.mark.parametrize(
     ("words", "env", "said"),
     [
-        (["worker", "--workers", "2"], {}, "--workers 2: several need --servers and --scheduler"),
+        (["worker", "--workers", "2"], {}, "--workers 2: several need --servers, --scheduler and --secret"),
         (["server", "--workers", "1", "--", PART], {}, "only workers run a script"),
         (
             ["worker", "--workers", "1", "--", PART],
@@ -127,7 +141,12 @@ def test_all_pods_end_with_the_runs_code(how, code, tmp_path):
         (["worker", "--workers", "1", "--", PART], {}, "JOB_COMPLETION_INDEX=: a worker's is 0 to 0"),
         (["worker", "--workers", "1"], {}, "the command of the ranks is missing"),
         (
-            ["scheduler", "--workers", "2", "--servers", "1", "--scheduler", "a.b"],
+            ["scheduler", "--workers", "2", "--servers", "1", "--scheduler", "a.b", "--secret", "no-such"],
+            {"POD_IP": "10.0.0.1"},
+            "--secret no-such: No such file or directory",
+        ),
+        (
+            ["scheduler", "--workers", "2", "--servers", "1", "--scheduler", "a.b", "--secret", "s"],
             {"POD_IP": "fd00::1"},
             "POD_IP=fd00::1: it must be the pod's IPv4 address",
         ),

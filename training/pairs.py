@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, Callable, NamedTuple
+from typing import NamedTuple
 
-from base.command_line import whole
+from base.command_line import Pair, pair_of, whole
 from base.errors import InputError
+from lamb_paper import STAGES
 
-STAGES = {"1": (1,), "2": (2,), "both": (1, 2)}  # --stages, and the stages that it names
 PAIRED = (  # options that may differ between the stages
     *("num_steps", "lr", "warmup_ratio", "end_lr", "decay_power", "cooldown_ratio", "budget_hours"),
     *("max_seq_length", "max_predictions_per_seq", "short_seq_prob", "masked_lm_prob", "num_buckets"),
@@ -19,16 +19,6 @@ PAIRED = (  # options that may differ between the stages
 # and a step that takes days can neither be logged nor stopped.
 accumulation = whole(1, 65_536, "a sequence each in the LAMB paper's largest step")
 _OF_STAGE_2 = {"data": "data_2", "data_eval": "data_eval_2"}  # what stage 2 has instead, where it is given
-
-
-class Pair(NamedTuple):
-    """The values of an option in stage 1 and in stage 2."""
-
-    first: Any
-    second: Any
-
-    def __str__(self) -> str:
-        return f"{self.first},{self.second}"
 
 
 class StageOptions(NamedTuple):
@@ -46,23 +36,6 @@ def allow_pairs(parser: argparse.ArgumentParser) -> None:
         if action.dest in PAIRED:
             assert callable(action.type), action.dest
             action.type = pair_of(action.type)
-
-
-def pair_of(convert: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A reader of one value, as `convert` reads it, or of two as a `Pair`."""
-
-    def read(text: str) -> Any:
-        parts = [part.strip() for part in text.split(",")]
-        if len(parts) == 1:
-            return convert(text)
-        if len(parts) != 2:
-            raise argparse.ArgumentTypeError(
-                f"{text!r} has {len(parts)} values; give one, or two with a comma between them (stage 1, "
-                "stage 2)"
-            )
-        return Pair(convert(parts[0]), convert(parts[1]))
-
-    return read
 
 
 def options_of_stages(options: argparse.Namespace) -> list[StageOptions]:

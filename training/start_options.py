@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 from base.command_line import path_name, path_names
 from base.errors import InputError
-from training.pairs import STAGES
+from lamb_paper import STAGES
 
 OPTIMIZER, SCHEDULE, DATA = RESETS = ("optimizer", "schedule", "data")
 _NONE = "none"

@@ -25,7 +25,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Callable, NamedTuple, Sequence
 
-from comm.watch.wire import BEAT, BYE, CLOSED, HELLO, TOKEN_BYTES, VERDICT, Channel, Message
+from base.sealed import TOKEN_BYTES
+from comm.watch.wire import BEAT, BYE, CLOSED, HELLO, VERDICT, Channel, Message
 
 SILENT, ENDED, STUCK, LOST, TOLD = "silent", "ended", "stuck", "lost", "told"
 LOOPBACK = "127.0.0.1"

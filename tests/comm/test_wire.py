@@ -10,7 +10,8 @@ import struct
 
 import pytest
 
-from comm.watch.wire import BEAT, BYE, CLOSED, HELLO, LONGEST, VERDICT, Channel, Message, decode, encode
+from base.sealed import LONGEST
+from comm.watch.wire import BEAT, BYE, CLOSED, HELLO, VERDICT, Channel, Message, decode, encode
 
 TOKEN = bytes(range(32))
 
@@ -165,7 +166,7 @@ def test_an_unfinished_frame_takes_bounded_memory(raw):
     one, called = raw
     one.send(b"n" * 16 + struct.pack(">H", LONGEST) + bytes(31 + LONGEST))
     assert called.receive() == []
-    assert called.is_open and len(called._received) <= 16 + 34 + LONGEST
+    assert called.is_open and called._seal.kept <= 16 + 34 + LONGEST
     one.send(b"\0")
     assert called.receive() == [] and not called.is_open
 

@@ -78,6 +78,7 @@ CONTAINER = Fields(
         "env": [
             Fields({"name": STRING, "value": STRING, "valueFrom": Fields({"fieldRef": None})}, ("name",))
         ],
+        "terminationMessagePolicy": one_of("File", "FallbackToLogsOnError"),
         "ports": [Fields({"name": STRING, "containerPort": NUMBER}, ("containerPort",))],
         "readinessProbe": Fields({"tcpSocket": Fields({"port": NUMBER}, ("port",)), "periodSeconds": NUMBER}),
         "resources": Fields({"requests": quantities, "limits": quantities}),
@@ -99,6 +100,7 @@ VOLUME = Fields(
         "emptyDir": Fields(
             {"medium": one_of("", "Memory"), "sizeLimit": lambda q: bool(QUANTITY.fullmatch(q))}
         ),
+        "secret": Fields({"secretName": STRING, "defaultMode": lambda mode: 0 <= mode <= 0o777}),
         "persistentVolumeClaim": Fields({"claimName": STRING, "readOnly": BOOLEAN}, ("claimName",)),
     },
     ("name",),
@@ -196,11 +198,25 @@ KINDS = {
     ("networking.k8s.io/v1", "NetworkPolicy"): POLICY,
     ("v1", "Service"): SERVICE,
 }
+# A Secret has no spec.
+SECRET = Fields(
+    {
+        "apiVersion": STRING,
+        "kind": STRING,
+        "metadata": METADATA,
+        "type": one_of("Opaque"),
+        "immutable": BOOLEAN,
+        "stringData": labels,
+    },
+    ("metadata",),
+)
 
 
 def problems(document: Any) -> list[str]:
     """Sentences of an API server about an object; empty where it is accepted."""
     kind = (document.get("apiVersion"), document.get("kind"))
+    if kind == ("v1", "Secret"):
+        return SECRET.problems(document, "Secret")
     if kind not in KINDS:
         return [f"{kind}: unknown"]
     known = {"apiVersion": STRING, "kind": STRING, "metadata": METADATA, "spec": KINDS[kind]}

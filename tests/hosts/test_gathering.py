@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
 
 import pytest
 
+from base.errors import InputError
 from hosts import gathering
-from hosts.gathering import LONGEST, SCHEDULER, SERVER, STRANGERS, WORKER, Coordinator, Member, Shape, Verdict
+from hosts.gathering import (
+    SCHEDULER,
+    SERVER,
+    STRANGERS,
+    WORKER,
+    Coordinator,
+    Member,
+    Shape,
+    Stream,
+    Verdict,
+    read_secret,
+)
+from tests.strangers import bother
 
 SHAPE = Shape(2, 1, 4)
+SECRET = b"s" * 32
 WHO = [(SCHEDULER, 0), (SERVER, 0), (WORKER, 0), (WORKER, 1)]
 
 
 class Pod:
     """A member in a thread: joins, waits for its orders, and ends with `code` when `finish` is set."""
 
-    def __init__(self, port: int, role: str, index: int, shape: Shape = SHAPE):
-        self.member = Member(role, index, shape)
+    def __init__(self, port: int, role: str, index: int, shape: Shape = SHAPE, secret: bytes = SECRET):
+        self.member = Member(role, index, shape, secret)
         self.started, self.left, self.stopped = (threading.Event() for _ in range(3))
         self.asked, self.address, self.verdict = threading.Event(), "", None
         self._port = port
@@ -48,7 +63,7 @@ def wait(done, seconds: float = 10.0) -> None:
 
 @pytest.fixture
 def coordinator():
-    made = Coordinator(SHAPE, 0, 15.0, lambda text: None)
+    made = Coordinator(SHAPE, SECRET, 0, 15.0, lambda text: None)
     made.start()
     return made
 
@@ -113,7 +128,7 @@ def test_a_worker_that_does_not_end_is_not_waited_for_for_ever(pods, monkeypatch
 
 
 def test_who_has_not_come_is_named():
-    coordinator = Coordinator(SHAPE, 0, 0.5, lambda text: None)
+    coordinator = Coordinator(SHAPE, SECRET, 0, 0.5, lambda text: None)
     coordinator.start()
     pods = [Pod(coordinator.port, *who) for who in WHO[:2]]
     for pod in pods:
@@ -125,7 +140,7 @@ def test_a_coordinator_that_is_not_there_is_named():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    member = Member(WORKER, 0, SHAPE)
+    member = Member(WORKER, 0, SHAPE, SECRET)
     assert member.join(("127.0.0.1", port), 0.6, lambda: False) == ""
     where = f"127.0.0.1:{port} was not reached in 0.6 s: Connection refused"
     assert member.verdict == Verdict(1, f"the coordinator at {where}")
@@ -137,11 +152,20 @@ def test_a_pod_that_must_go_while_it_waits_does(coordinator):
     assert pod.started.wait(15) and not pod.address and pod.verdict is None
 
 
+@contextlib.contextmanager
+def joined(coordinator, who):
+    """The connection of a pod that joins and then says nothing."""
+    with socket.create_connection(("127.0.0.1", coordinator.port), 5) as connection:
+        stream = Stream(connection, SECRET, is_caller=True)
+        stream.send(f"join {who[0]} {who[1]} 2 1 4")
+        assert stream.receive() == []  # the coordinator's nonce, by which the line is signed
+        yield connection
+
+
 def test_a_pod_that_is_replaced_before_the_start_counts_once(coordinator):
     """Its connection may still seem to be alive when its successor comes."""
-    with socket.create_connection(("127.0.0.1", coordinator.port)) as first:
-        first.sendall(b"join worker 1 2 1 4\n")
-        time.sleep(0.3)
+    with joined(coordinator, WHO[3]) as first:
+        wait(lambda: WHO[3] in coordinator._members)
         pods = [Pod(coordinator.port, *WHO[3])]
         assert first.recv(100) == b"", "the first one is let go"
         pods += [Pod(coordinator.port, *who) for who in WHO[:3]]
@@ -151,8 +175,7 @@ def test_a_pod_that_is_replaced_before_the_start_counts_once(coordinator):
 
 
 def test_a_pod_that_is_replaced_during_the_run_ends_it(pods, coordinator):
-    with socket.create_connection(("127.0.0.1", coordinator.port)) as second:
-        second.sendall(b"join worker 1 2 1 4\n")
+    with joined(coordinator, WHO[3]):
         wait(lambda: all(pod.stopped.is_set() for pod in pods), 5)
     assert pods[0].member.verdict == Verdict(1, "worker 1 has come a second time")
 
@@ -162,21 +185,16 @@ def test_a_pod_of_another_run_is_bad_input(coordinator):
     assert pod.started.wait(15) and pod.verdict.code == 2
 
 
-def test_strangers_change_nothing(coordinator):
+JUNK = [b"GET / HTTP/1.1\r\n\r\n", b"join worker 0 2 1 4\n", b"\xff\xfe\n", b"a" * 9000, b"stop 0\n"]
+
+
+def test_strangers_change_nothing_before_the_start(coordinator):
     """Junk, silence, and more connections than are kept."""
-    junk = [
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"join worker 0 2 1 4 5\n",
-        b"join worker 9 2 1 4\n",
-        b"\xff\xfe\n",
-        b"\n",
-    ]
-    junk += [b"a" * (LONGEST + 1), b"join worker -1 2 1 4\n", b"stop 0\n", b"join king 0 2 1 4\n"]
     strangers = []
     for number in range(STRANGERS + 20):
         strangers.append(socket.create_connection(("127.0.0.1", coordinator.port)))
-        if number < len(junk):
-            strangers[-1].sendall(junk[number])
+        if number < len(JUNK):
+            strangers[-1].sendall(JUNK[number])
     pods = [Pod(coordinator.port, *who) for who in WHO]
     for pod in pods:
         assert pod.started.wait(15) and pod.address
@@ -185,3 +203,57 @@ def test_strangers_change_nothing(coordinator):
     pods[2].end(3)
     wait(lambda: all(pod.stopped.is_set() for pod in pods))
     assert pods[0].member.verdict.code == 3
+
+
+def test_an_attack_changes_nothing_during_the_run(pods, coordinator):
+    """Connections that stay, messages of every kind, a flood; and who knows the words but not the secret."""
+    with socket.create_connection(("127.0.0.1", coordinator.port), 5) as connection:
+        attacker = Stream(connection, b"t" * 32, is_caller=True)
+        attacker.send("join worker 1 2 1 4")
+        while attacker.receive() is not None:
+            attacker.send("ended 1")
+    assert bother(coordinator.port, 300, 7, lambda: None) > 200
+    assert not any(pod.stopped.is_set() or pod.left.is_set() for pod in pods)
+    pods[1].member.leaving()
+    wait(lambda: all(pod.left.is_set() for pod in pods[2:]))
+    for pod in pods:
+        pod.end(143)
+    wait(lambda: all(pod.verdict is not None for pod in pods))
+    assert {pod.verdict for pod in pods} == {Verdict(143, "the ranks ended with 143")}
+
+
+def test_what_was_recorded_is_worth_nothing_again(pods, coordinator):
+    """A pod's bytes, taken from the network and sent again by somebody else."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        member = Member(*WHO[3], SHAPE, SECRET)
+        place = listener.getsockname()
+        threading.Thread(target=member.join, args=(place, 3.0, lambda: False), daemon=True).start()
+        between, _ = listener.accept()
+        with between, socket.create_connection(("127.0.0.1", coordinator.port), 5) as first:
+            between.sendall(first.recv(100))  # the nonce that the pod signs
+            recorded = b""
+            while len(recorded) < 16 + 34 + len("join worker 1 2 1 4"):
+                recorded += between.recv(1000)
+    with socket.create_connection(("127.0.0.1", coordinator.port), 5) as again:
+        again.sendall(recorded)
+        assert len(again.recv(100)) == 16 and again.recv(100) == b"", "it is shown out"
+    assert not any(pod.stopped.is_set() for pod in pods)
+
+
+def test_a_coordinator_without_the_secret_is_not_believed():
+    coordinator = Coordinator(SHAPE, b"t" * 32, 0, 15.0, lambda text: None)
+    coordinator.start()
+    member = Member(WORKER, 0, SHAPE, SECRET)
+    assert member.join(("127.0.0.1", coordinator.port), 0.6, lambda: False) == ""
+    assert member.verdict.code == 1 and "with the same secret?" in member.verdict.reason
+
+
+def test_a_secret_is_long_enough(tmp_path):
+    path = tmp_path / "secret"
+    with pytest.raises(InputError, match="--secret .*secret: No such file"):
+        read_secret(str(path))
+    path.write_text("x" * 31 + "\n")
+    with pytest.raises(InputError, match="it has 31 bytes, a secret at least 32"):
+        read_secret(str(path))
+    path.write_text("x" * 32 + "\n")
+    assert read_secret(str(path)) == b"x" * 32

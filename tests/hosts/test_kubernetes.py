@@ -52,8 +52,8 @@ def byteps():
 
 def test_all_objects_are_accepted(mpi, byteps):
     assert [each["kind"] for each in mpi] == ["NetworkPolicy", "MPIJob"]
-    assert [each["kind"] for each in byteps] == ["NetworkPolicy", "Service", "Job", "Job", "Job"]
-    assert [problems(each) for each in (*mpi, *byteps)] == [[]] * 7
+    assert [each["kind"] for each in byteps] == ["NetworkPolicy", "Secret", "Service", *["Job"] * 3]
+    assert [problems(each) for each in (*mpi, *byteps)] == [[]] * 8
     names = [(each["kind"], each["metadata"]["name"]) for each in byteps]
     assert len(set(names)) == len(names)
 
@@ -103,7 +103,7 @@ def test_an_mpijob_waits_restarts_and_cleans_up(mpi):
 
 
 def test_pods_of_byteps_find_and_number_themselves(byteps):
-    _, service, *jobs = byteps
+    _, secret, service, *jobs = byteps
     assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"]
     assert [job["spec"]["completions"] for job in jobs] == [1, 2, 2]
     for job in jobs:
@@ -122,14 +122,50 @@ def test_pods_of_byteps_find_and_number_themselves(byteps):
         assert (fails["action"], fails["onExitCodes"]["values"]) == ("FailJob", [2])
         assert (saved["action"], saved["onExitCodes"]["values"]) == ("Ignore", [75, 130, 143])
         assert lost["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+        # Every pod has the run's secret in a file that its group, and nobody else, can read.
+        (volume,) = (each for each in spec["volumes"] if "secret" in each)
+        assert volume["secret"] == {"secretName": secret["metadata"]["name"], "defaultMode": 0o440}
+        (place,) = (
+            each["mountPath"]
+            for each in spec["containers"][0]["volumeMounts"]
+            if each["name"] == volume["name"]
+        )
+        assert command(spec)[command(spec).index("--secret") + 1] == f"{place}/secret"
         grace = int(command(spec)[command(spec).index("--grace") + 1])
         assert spec["terminationGracePeriodSeconds"] > grace
+
+
+def test_the_secret_is_new_in_each_manifest_or_one_that_exists(byteps):
+    def written(*words):
+        return objects("--backend", "byteps", *COMMON, *words, *OWN)
+
+    text = byteps[1]["stringData"]["secret"]
+    assert len(bytes.fromhex(text)) == 32 and byteps[1]["immutable"] is True
+    assert written()[1]["stringData"]["secret"] != text
+    own = written("--secret", "ours")
+    assert [each["kind"] for each in own] == ["NetworkPolicy", "Service", *["Job"] * 3]
+    names = {
+        volume["secret"]["secretName"]
+        for spec in (each["spec"]["template"]["spec"] for each in own[2:])
+        for volume in spec["volumes"]
+        if "secret" in volume
+    }
+    assert names == {"ours"}
+
+
+def test_a_launcher_keeps_notes_as_long_as_its_pod(mpi):
+    launcher, worker = pod_specs(mpi[1])
+    words = command(launcher)
+    place = words[words.index("--notes") + 1]
+    (mount,) = (each for each in launcher["containers"][0]["volumeMounts"] if each["mountPath"] == place)
+    (volume,) = (each for each in launcher["volumes"] if each["name"] == mount["name"])
+    assert "medium" not in volume["emptyDir"] and "--notes" not in command(worker)
 
 
 def test_every_pod_is_restricted_and_has_shared_memory(mpi, byteps):
     for spec in (spec for each in (*mpi, *byteps) for spec in pod_specs(each)):
         assert spec["securityContext"]["runAsNonRoot"] and spec["securityContext"]["runAsUser"] == 1000
-        (memory,) = (each for each in spec["volumes"] if "emptyDir" in each)
+        (memory,) = (each for each in spec["volumes"] if "medium" in each.get("emptyDir", {}))
         assert memory["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
         mounts = {each["name"]: each["mountPath"] for each in spec["containers"][0]["volumeMounts"]}
         assert mounts[memory["name"]] == "/dev/shm" and {"/corpus", "/runs"} <= set(mounts.values())
@@ -175,6 +211,10 @@ def test_dollar_signs_reach_the_script_unchanged():
         (["--network", "efa"], "--network efa: pods have no adapter without --resource"),
         (["--network", "token-ring"], "--network token-ring: write tcp"),
         (["--servers", "2"], "--servers 2: goes with --backend byteps"),
+        (["--secret", "ours"], "--secret ours: goes with several workers of --backend byteps"),
+        (["--target_batch_size", "32768"], "--accumulate and --target_batch_size exclude each other"),
+        (["--target_batch_size_2", "9"], "--target_batch_size_2 goes with --target_batch_size only"),
+        (["--pipeline_stages", "3"], "16 ranks are no multiple of --pipeline_stages 3; 15 or 18 would do"),
         (["--user", "0"], "'0' is not a whole number from 1"),
     ],
 )
@@ -182,6 +222,11 @@ def test_bad_options_are_one_line(words, said):
     result = write("--backend", "hvd", *COMMON, *words, *OWN)
     assert result.returncode == 2 and result.stdout == ""
     assert said in result.stderr and result.stderr.count("\n") == 1, result.stderr
+
+
+def test_byteps_has_no_pipelines():
+    result = write("--backend", "byteps", *COMMON, "--pipeline_stages", 2, *OWN)
+    assert result.returncode == 2 and "--pipeline_stages 2: goes with --backend hvd" in result.stderr
 
 
 def test_a_network_that_byteps_would_not_use_is_rejected():

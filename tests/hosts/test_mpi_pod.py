@@ -40,6 +40,8 @@ class Pods:
         self.keys = directory / "keys"
         self.keys.mkdir()
         make_keys(self.keys)
+        self.notes = directory / "notes"  # of the launcher's pod: it outlives a container
+        self.notes.mkdir()
         self.hostfile = directory / "hostfile.mpi"
         self.hostfile.write_text("".join(f"{name} slots=1\n" for name in WORKERS), "ascii")
         words = ["--backend", "hvd", "--name", "pods", "--image", "i", "--workers", 2, "--slots", 1]
@@ -59,6 +61,7 @@ class Pods:
     def launcher(self, *own: object, patience: int = 20):
         words = [str(self.keys) if word == self._mounted else word for word in self._launcher]
         words[words.index("--patience") + 1] = str(patience)
+        words[words.index("--notes") + 1] = str(self.notes)
         env = {
             "K_MPI_JOB_ROLE": "launcher",
             "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
@@ -125,11 +128,29 @@ def test_workers_that_must_go_save_and_the_next_launcher_goes_on(pods, tmp_path)
 def test_a_launcher_that_must_go_lets_the_ranks_save(pods, tmp_path):
     with pods.worker(0), pods.worker(1), pods.launcher("--steps", 8, '[[5, 0, "wait"]]') as launcher:
         until(lambda: (tmp_path / "ckpt" / "metrics.jsonl").exists() and pods.steps()[-1:] == [4])
-        (pid,) = launcher.find("launch.py")
-        os.kill(pid, signal.SIGTERM)
+        (pid,) = launcher.find("mpi_pod.py")
+        os.kill(pid, signal.SIGTERM)  # as Kubernetes does: to the container's process 1
         result = launcher.wait()
     assert result.returncode == 143, result.describe()
     assert pods.steps() == [1, 2, 3, 4, 5] and (tmp_path / "ckpt" / "0000005.json").exists()
+
+
+def test_bad_input_is_not_started_again(pods, tmp_path):
+    """Kubernetes starts an MPIJob's launcher again after every exit code but 0. After bad input it says the
+    same line and ends with 2, without workers."""
+    plan = '[[3, 1, "exit 2 no such file"]]'
+    with pods.worker(0), pods.worker(1), pods.launcher("--steps", 8, plan) as launcher:
+        first = launcher.wait()
+    assert first.returncode == 2, first.describe()
+    assert "no such file" in first.stderr and pods.steps() == [1, 2]
+    last = "; ".join(first.stderr.splitlines()[-2:])
+    assert "[rank 1] no such file; launch: rank 1 on 10.77.0.3 exited with 2" in last
+    with pods.launcher("--steps", 8, "[null, null]") as launcher:
+        again = launcher.wait()
+    assert (again.returncode, again.stdout) == (2, ""), again.describe()
+    said = "bad input, not started again; mend it and make the MPIJob anew"
+    assert again.stderr == f"mpi_pod: {said}: {last}\n" and pods.steps() == [1, 2]
+    assert not list(Path("/tmp").glob("ssh-*/id_rsa")), "the launcher's keys are removed"
 
 
 def test_a_launcher_names_workers_that_do_not_come(pods):

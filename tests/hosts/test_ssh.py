@@ -148,8 +148,8 @@ def unknown(hosts, line=""):
     return written(known, "\n".join([*lines, line, ""]))
 
 
-def of_gamma(hosts):
-    return (hosts.folder / "host.gamma.pub").read_text(encoding="ascii").rsplit(" ", 1)[0]
+def of_alpha(hosts):
+    return (hosts.folder / "host.alpha.pub").read_text(encoding="ascii").rsplit(" ", 1)[0]
 
 
 FAULTS = {
@@ -162,7 +162,7 @@ FAULTS = {
         "10.77.0.2 has a host key that is not known here; compare and accept it once: ssh 10.77.0.2",
     ),
     "changed host key": (
-        lambda hosts, _: unknown(hosts, f"10.77.0.2 {of_gamma(hosts)}"),
+        lambda hosts, _: unknown(hosts, f"10.77.0.2 {of_alpha(hosts)}"),
         "10.77.0.2 has another host key than known_hosts says",
     ),
     "missing folder": (
@@ -190,6 +190,7 @@ FAULTS = {
         "10.77.0.2 does not answer; look whether it is on",
     ),
 }  # fmt: skip
+PASSING = ("a silent host",)  # the launcher ends with 1: it may answer the next time
 
 
 @contextlib.contextmanager
@@ -208,7 +209,7 @@ def test_a_fault_is_one_line_and_nothing_is_started(hosts, tmp_path, name):
     words = launcher(hosts, ssh=f"{hosts.ssh} -o ConnectTimeout=1")
     with make(hosts, tmp_path):
         result = run_command([*words, "--", sys.executable, "-c", f"open({str(begun)!r}, 'w')"])
-    assert result.returncode == (1 if name == "a silent host" else 2), result.describe()
+    assert result.returncode == (1 if name in PASSING else 2), result.describe()
     assert result.stderr.count("\n") == 1 and said in result.stderr, result.stderr
     assert not begun.exists()
 

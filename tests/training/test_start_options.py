@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import lamb_paper
+from base.command_line import Pair
 from base.errors import InputError
 from tests.training.staged import MODEL, parts_of, words
 from training import checkpoint
 from training.config import run_config, stage_config
 from training.inputs import check_inputs
 from training.options import parse_options, stage_options
-from training.pairs import Pair
 from training.plan import make_plan
 
 
