@@ -1,7 +1,7 @@
-"""CUDA without a toolkit: NVIDIA's wheels where libmxnet.so and compilers look, and a stand-in for the driver.
+"""CUDA without a toolkit: NVIDIA's wheels where libmxnet.so and compilers look, and a stand-in driver.
 
-``requirements-cuda.txt`` pins the wheels. Of the machine, only the driver is used, and that only by runs: builds
-and checks do with ``native/cuda/no_driver.cc`` where there is none (a container's build).
+``requirements-cuda.txt`` pins the wheels. Of the machine, only the driver is used, and that only by runs:
+builds and checks do with ``native/cuda/no_driver.cc`` where there is none (a container's build).
 """
 
 from __future__ import annotations
@@ -36,14 +36,12 @@ def check_version(cuda: str) -> None:
     if not re.fullmatch(r"\d{3}", cuda):
         raise SetupError(f"CUDA={cuda}: give the version without its point, such as CUDA=112, or CUDA=cpu.")
     if cuda not in IN_NO_WHEEL:
-        raise SetupError(
-            f"CUDA={cuda}: choose CUDA=112 or CUDA=110; NVIDIA's wheels of CUDA 11 serve these two."
-        )
+        raise SetupError(f"CUDA={cuda}: choose CUDA=112 or CUDA=110, which NVIDIA's wheels serve.")
     absent = {name: package for name, package in IN_NO_WHEEL[cuda].items() if not loads(name)}
     if absent:
         raise SetupError(
-            f"CUDA={cuda}: mxnet-cu{cuda} needs {' and '.join(absent)}, which no wheel has; install NVIDIA's "
-            f"packages {' and '.join(absent.values())}, or choose CUDA=112, whose libraries all come in wheels."
+            f"CUDA={cuda}: mxnet-cu{cuda} needs {' and '.join(absent)}, which no wheel has: install NVIDIA's "
+            f"packages {' and '.join(absent.values())}, or choose CUDA=112, which needs the driver alone."
         )
 
 
@@ -69,7 +67,7 @@ def site_packages(venv: Path) -> Path:
 
 
 def link_libraries(venv: Path) -> None:
-    """Links the libraries of NVIDIA's wheels into MXNet's folder, the one place where libmxnet.so looks first.
+    """Links the libraries of NVIDIA's wheels into MXNet's folder, where libmxnet.so looks first.
 
     Raises:
         SetupError: what libmxnet.so asks for is still missing; the message names it.

@@ -1,8 +1,7 @@
 """Build of Horovod from its source archive: as it is for CPUs; for GPUs with NCCL, and without nvcc.
 
-Horovod's CMake files take CUDA's kernels to nvcc, which no wheel has. For GPUs two of the archive's files are
-changed: ``native/cuda/horovod_kernels.cc`` takes the place of the kernels, and the places where CMake looks for CUDA
-are those of NVIDIA's wheels.
+Horovod's CMake files take CUDA's kernels to nvcc, which no wheel has. For GPUs the archive is changed:
+``native/cuda/horovod_kernels.cc`` takes the place of the kernels, and CMake finds CUDA in NVIDIA's wheels.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ set_target_properties(horovod_cuda_kernels compatible_horovod_cuda_kernels PROPE
 
 
 def horovod(cuda: str, root: Path, mxnet: str, libraries: tuple[str, ...]) -> Source:
-    """With MPI and Gloo, for the package ``mxnet`` alone; a ``cuda`` other than "cpu" adds NCCL (Horovod's GPU
-    guide), from the packages ``libraries``; ``root`` is the clone with ``native``."""
+    """With MPI and Gloo, for the package ``mxnet`` alone; a ``cuda`` other than "cpu" adds NCCL, from the
+    packages ``libraries`` (Horovod's GPU guide); ``root`` is the clone with ``native``."""
     needs = (*NEEDS, mxnet, *libraries)
     if cuda == "cpu":
         return Source("horovod", VERSION, "2 to 8 minutes", needs, ENV)
@@ -60,7 +59,7 @@ def horovod(cuda: str, root: Path, mxnet: str, libraries: tuple[str, ...]) -> So
     def arrange(scratch: Path, progress: Progress) -> Mapping[str, str]:
         home = scratch / "cuda"
         found = cuda_wheels.arrange_toolkit(scratch / "environment", sources, home, progress)
-        return {**found, "HOROVOD_CUDA_HOME": str(home), "HOROVOD_NCCL_HOME": str(home)}
+        return {**found, "HOROVOD_NCCL_HOME": str(home)}
 
     def change(scratch: Path, archive: Path) -> None:
         leave_out_nvcc(sources, scratch / "cuda", archive)
