@@ -6,9 +6,9 @@
 precision: float16 with a dynamic loss scale against float32, the same batches learned by heart.
 speed: seconds of a step, sequences a second and memory, with and without accumulation; what does not fit is
 shown as such. memory: asking for too much is answered with "out of memory".
-backends: run_pretraining_hvd.py and run_pretraining_byteps.py with a rank on each GPU; both must show the same
-losses. contract: the rules of comm/base.py, checked by the ranks. equality: ranks hold the same bits, both
-backends the same parameters up to rounding.
+backends: run_pretraining_hvd.py and run_pretraining_byteps.py with a rank on each GPU; both must show
+the same losses. contract: the rules of comm/base.py, checked by the ranks. equality: ranks hold the same
+bits, both backends the same parameters up to rounding.
 
 Prints a table and a verdict. Exit codes: 0 all passed, 1 something failed, 2 no GPU or bad options.
 --device cpu goes through the same at the sizes of --quick, to see that the check itself works.
