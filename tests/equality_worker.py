@@ -117,7 +117,8 @@ def gradients_of(take_step: TrainStep, network: FusedPretrainingLoss) -> dict[st
 
 def main(backend: str, directory: Path, world: World = World()) -> None:
     communicator = make_communicator(backend)
-    with mx.Context(os.environ.get("RANKS_DEVICE", "cpu"), communicator.local_rank):
+    on_gpu = os.environ.get("RANKS_DEVICE") == "gpu"
+    with mx.gpu(communicator.local_rank) if on_gpu else mx.cpu():
         for name, accumulate in RUNS.items():
             train(communicator, accumulate, directory / f"{communicator.rank}.{name}", world)
         communicator.close()

@@ -450,7 +450,7 @@ del CHECKS["average"]  # the helper of the three after it
 def main():
     backend, directory, *names = sys.argv[1:]
     comm = make_communicator(backend)
-    device = mx.Context(os.environ.get("RANKS_DEVICE", "cpu"), comm.local_rank)
+    device = mx.gpu(comm.local_rank) if os.environ.get("RANKS_DEVICE") == "gpu" else mx.cpu()
     with device, open(Path(directory) / f"{comm.rank}.jsonl", "w", encoding="utf-8") as file:
         ranks = [comm.rank, comm.size, comm.local_rank, comm.local_size]
         for name in names or list(CHECKS):
