@@ -5,8 +5,9 @@
 // (U),
 //                   mode (1), packed_1, packed_2; dtype, form, dropout, eps)
 //   -> y (..., U) = LayerNorm(x + dropout(gelu(x weight_1^T + bias_1) weight_2^T + bias_2)),
-//      the dropped elements' key (2); inner (at least M H) and outer (M, U), the two products, for the
-//      backward pass only: without their biases, but on tiles inner with its bias and block by block.
+//      the dropped elements' key (2); inner and outer (M, U), the two products, for the backward pass only:
+//      without their biases, inner (M, H). On tiles inner is block by block, with its bias, and rounded to
+//      bfloat16, of which an element holds two: its gradient, which MXNet fills with zeros, is as large.
 //
 // The same as bert_dense, bert_bias_gelu, bert_dense and bert_add_norm one after the other (see there for
 // dtype, form, dropout, eps, mode and what bert_pack makes of the weights), with less traffic: what gelu
@@ -59,7 +60,7 @@ MXReturnValue shapes(const Attributes& attributes, Shapes* in, Shapes* out) {
     out->at(kY) = x;
     out->at(kKey) = {2};
     out->at(kInner) = {
-        static_cast<unsigned>(low && tile_products() ? kept_size(rows, hidden) : rows * hidden)};
+        static_cast<unsigned>(low && tile_products() ? kept_size(rows, hidden) / 2 : rows * hidden)};
     out->at(kOuter) = {rows, units};
   });
 }
@@ -106,13 +107,14 @@ MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, c
     if (layer.rows == 0) return;
     float *inner = floats(out->at(kInner)), *outer = floats(out->at(kOuter));
     if (layer.second.tiled()) {
-      PackedForms x, gelu;
+      PackedForms x;
       x.left = packed_scratch(kRightSlot, layer.rows, layer.units);
-      gelu.left = packed_scratch(kLeftSlot, layer.rows, layer.hidden);
+      uint32_t* const gelu = packed_scratch(kLeftSlot, layer.rows, layer.hidden);
       KERNEL(pack_factor)(floats(in->at(kX)), layer.rows, layer.units, x);
       KERNEL(multiply_gelu)
-      (layer.first.forward_product(x.left, nullptr, nullptr), {layer.bias_1(), layer.tanh}, inner, gelu);
-      layer.second.forward_on_tiles(gelu.left, nullptr, outer);
+      (layer.first.forward_product(x.left, nullptr, nullptr), {layer.bias_1(), layer.tanh},
+       reinterpret_cast<uint16_t*>(inner), gelu);
+      layer.second.forward_on_tiles(gelu, nullptr, outer);
     } else {
       float* gelu = layer.scratch_hidden(kGeluSlot);
       const auto kernel = layer.tanh ? KERNEL(bias_gelu_tanh) : KERNEL(bias_gelu);
@@ -128,22 +130,22 @@ MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, c
 // The gradients of both products' factors and of bias_1, from the gradient of `outer` (M, U); the one of x is
 // added to what is in out[kX].
 void backward_on_tiles(const FeedForward& layer, const float* inner, const float* d_outer, MXTensor* out) {
-  PackedForms of_outer, of_inner, of_gelu, of_x;
+  PackedForms of_outer, of_x;
   of_outer.left = packed_scratch(kLeftSlot, layer.rows, layer.units);
   of_outer.transposed_left = packed_scratch(kBlockedSlot, layer.units, layer.rows);
   KERNEL(pack_factor)(d_outer, layer.rows, layer.units, of_outer);
-  of_inner.left = packed_scratch(kGradientSlot, layer.rows, layer.hidden);
-  of_inner.transposed_left = packed_scratch(kGeluSlot, layer.hidden, layer.rows);
-  of_gelu.right = packed_scratch(kRightSlot, layer.hidden, layer.rows);
+  const GeluGradientForms forms = {packed_scratch(kGradientSlot, layer.rows, layer.hidden),
+                                   packed_scratch(kGeluSlot, layer.hidden, layer.rows),
+                                   packed_scratch(kRightSlot, layer.hidden, layer.rows)};
   KERNEL(multiply_gelu_backward)
-  (layer.second.input_gradient_product(of_outer.left, false, nullptr), layer.tanh, inner, of_inner, of_gelu,
-   floats(out[kBias1]));
-  layer.second.weight_gradients_on_tiles(of_outer.transposed_left, of_gelu.right, out + kWeight2,
+  (layer.second.input_gradient_product(of_outer.left, false, nullptr), layer.tanh,
+   reinterpret_cast<const uint16_t*>(inner), forms, floats(out[kBias1]));
+  layer.second.weight_gradients_on_tiles(of_outer.transposed_left, forms.output_right, out + kWeight2,
                                          out + kWeight2 + 1);
-  layer.first.input_gradient_on_tiles(of_inner.left, true, floats(out[kX]));
+  layer.first.input_gradient_on_tiles(forms.left, true, floats(out[kX]));
   of_x.right = packed_scratch(kRightSlot, layer.units, layer.rows);
   KERNEL(pack_factor)(floats(layer.in[kX]), layer.rows, layer.units, of_x);
-  layer.first.weight_gradients_on_tiles(of_inner.transposed_left, of_x.right, out + kWeight1,
+  layer.first.weight_gradients_on_tiles(forms.transposed_left, of_x.right, out + kWeight1,
                                         out + kWeight1 + 1);
 }
 

@@ -17,12 +17,13 @@ struct MatrixBlock {
   int64_t width() const { return std::min(kDeep, columns - column); }
 };
 
-// Calls body(row, column) for the blocks with the rows [begin, end), in an order in which what is written for
-// four by four of them fills whole pages: with one row of blocks after the other, each would meet another
-// page.
+// Rows and columns of a square of blocks: what is packed of it fills whole pages.
+constexpr int64_t kSquare = 4 * kDeep;
+
+// Calls body(row, column) for the blocks with the rows [begin, end), square after square: with one row of
+// blocks after the other, each would meet another page.
 template <typename Body>
 void for_blocks(int64_t begin, int64_t end, int64_t columns, const Body& body) {
-  constexpr int64_t kSquare = 4 * kDeep;
   for (int64_t top = begin; top < end; top += kSquare)
     for (int64_t side = 0; side < columns; side += kSquare)
       for (int64_t row = top; row < std::min(top + kSquare, end); row += kDeep)

@@ -16,6 +16,8 @@ namespace {
 // memory, cost a fifth of the product otherwise.
 class Writer {
  public:
+  static constexpr int64_t kRows = 2, kPieces = kBlock / kRows;
+
   explicit Writer(const TileProduct& product)
       : product_(product),
         // Whole vectors at aligned addresses go past the caches: nothing reads them soon.
@@ -28,20 +30,18 @@ class Writer {
     rows_ = std::min(kBlock, product_.rows - row);
     columns_ = std::min(kBlock, product_.columns - column);
     bias_ = product_.bias ? product_.bias + column : nullptr;
-    written_ = 0;
   }
 
-  // The next four rows.
-  void advance() {
-    for (const int64_t end = std::min(written_ + 4, rows_); written_ < end; written_++) {
-      const float* sums = sums_ + written_ * kBlock;
-      float* output = output_ + written_ * product_.stride;
+  void piece(int64_t index) {
+    for (int64_t row = index * kRows; row < std::min((index + 1) * kRows, rows_); row++) {
+      const float* sums = sums_ + row * kBlock;
+      float* output = output_ + row * product_.stride;
+      // What the block below is added to, which comes from memory.
+      if (product_.accumulate)
+        for (int64_t c = 0; c < columns_; c += kTile)
+          __builtin_prefetch(output + kBlock * product_.stride + c, 0, 3);
       for (int64_t c = 0; c < columns_; c += kTile) put(sums + c, c, output + c);
     }
-  }
-
-  void finish() {
-    while (written_ < rows_) advance();
   }
 
   void end() {}
@@ -64,8 +64,15 @@ class Writer {
   const bool streams_;
   const float *sums_ = nullptr, *bias_ = nullptr;
   float* output_ = nullptr;
-  int64_t rows_ = 0, columns_ = 0, written_ = 0;
+  int64_t rows_ = 0, columns_ = 0;
 };
+
+// Asks for the block on the right of the one that begins at `from`: its rows lie in different pages, where
+// the processor does not look ahead by itself.
+void prefetch_next(const float* from, int64_t stride, int64_t rows) {
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t c = 0; c < kDeep; c += kTile) __builtin_prefetch(from + r * stride + kDeep + c, 0, 2);
+}
 
 }  // namespace
 
@@ -76,14 +83,11 @@ void pack_factor(const float* matrix, int64_t rows, int64_t columns, const Packe
 void pack_part(const float* matrix, int64_t rows, int64_t columns, int64_t first, int64_t total,
                const PackedForms& forms) {
   const PackedForms to = forms;
-  constexpr int64_t kRows = 4 * kDeep;
 #pragma omp parallel for schedule(static)
-  for (int64_t begin = 0; begin < rows; begin += kRows) {
-    for_blocks(begin, std::min(begin + kRows, rows), columns, [&](int64_t row, int64_t column) {
+  for (int64_t begin = 0; begin < rows; begin += kSquare) {
+    for_blocks(begin, std::min(begin + kSquare, rows), columns, [&](int64_t row, int64_t column) {
       const float* from = matrix + row * columns + column;
-      for (int64_t r = 0; r < std::min(kDeep, rows - row); r++)
-        for (int64_t line = 0; line < kDeep; line += 16)
-          __builtin_prefetch(from + r * columns + kDeep + line, 0, 2);
+      prefetch_next(from, columns, std::min(kDeep, rows - row));
       pack_block(from, columns, {total, columns, first + row, column}, to);
     });
     _mm_sfence();

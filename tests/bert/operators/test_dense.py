@@ -27,6 +27,8 @@ SHAPES = [
         1,
     ),  # on tiles several steps and blocks, with an odd tile at each end
     ((1100,), [40], 800, 0),
+    ((70,), [2100], 1600, 0),  # a depth in parts, and more than a strip of columns for each of two threads
+    ((1700,), [40], 72, 1),
 ]
 
 
