@@ -135,8 +135,9 @@ def arrange_toolkit(venv: Path, sources: Path, home: Path, progress: Progress) -
     include.mkdir(parents=True)
     (lib / "stubs").mkdir(parents=True)
     (home / "lib64").symlink_to("lib")
-    for folder in ("cuda_nvcc", "cuda_runtime", "cuda_nvrtc", "nccl", "nvtx"):
-        for header in sorted((nvidia / folder / "include").iterdir()):
+    # All of them: MXNet's own headers include those of cuBLAS, cuRAND and cuSOLVER.
+    for folder in sorted(nvidia.glob("*/include")):
+        for header in sorted(folder.iterdir()):
             place = include / header.name
             if header.name.startswith("__") or place.exists():
                 continue
