@@ -1,8 +1,7 @@
 # An image of this project with everything set up: docs/launching.md, Containers.
 #
 #   docker build -t bert .                                              # CPUs
-#   docker build -t bert --build-arg CUDA=112 \
-#       --build-arg BASE=nvidia/cuda:11.2.2-cudnn8-devel-ubuntu20.04 .  # GPUs; has never been built
+#   docker build -t bert --build-arg CUDA=112 .                         # GPUs; has never been built: docs/gpus.md
 #
 # Needs BuildKit (docker's default) or buildah 1.24, for the cache of wheels between builds. Layers, from what
 # seldom changes to what often does: Debian packages; the environment, from what `make setup` reads; the code. A
@@ -29,7 +28,7 @@ USER bert
 WORKDIR /opt/bert
 
 # What the set-up works from, and no more: other files change more often.
-COPY --chown=bert:bert Makefile requirements.txt requirements-build.txt constraints.txt ./
+COPY --chown=bert:bert Makefile requirements.txt requirements-build.txt requirements-cuda.txt constraints.txt ./
 COPY --chown=bert:bert setup setup
 COPY --chown=bert:bert native native
 COPY --chown=bert:bert base/__init__.py base/errors.py base/processes.py base/
@@ -45,6 +44,8 @@ RUN ln -s /opt/bert/run_sagemaker.py /opt/ml/code/run_sagemaker.py
 
 ENV PATH=/opt/bert/.venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     SAGEMAKER_PROGRAM=run_sagemaker.py
 EXPOSE 2222
 HEALTHCHECK --interval=30s --timeout=10s --start-period=60s CMD ["python", "hosts/health.py"]

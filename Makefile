@@ -5,7 +5,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -e -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup pretrain finetune from-pretrained from-random compare test reliability bench check format clean
+.PHONY: help setup pretrain finetune from-pretrained from-random compare test reliability bench check check-gpu format
+.PHONY: clean
 
 BACKEND ?= hvd
 PYTHON ?=
@@ -79,10 +80,10 @@ $(error SQUAD=$(SQUAD): give the file to train on, a comma, and the file to eval
 endif
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r target text; do \
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r target text; do \
 		printf '  make %-10s %s\n' "$$target" "$$text"; done
 
-setup: ## set up .venv (PYTHON=python3.10 names an interpreter; CUDA=110 for GPU machines is untested)
+setup: ## set up .venv (PYTHON=python3.10 names an interpreter; CUDA=112 for GPU machines: docs/gpus.md)
 	@PYTHON="$(PYTHON)" setup/bootstrap.sh --cuda="$(CUDA)"
 
 pretrain: setup ## pretrain a small BERT on embedded English text in 2 processes (BACKEND=hvd or byteps, NP=2)
@@ -129,6 +130,9 @@ check: setup ## lint, formatting, types
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy $(TYPED)
+
+check-gpu: setup ## for a machine with GPUs: precision, speed, memory, both backends; a verdict (never run on one)
+	@$(PY) -m bench.gpu $(ARGS)
 
 format: setup ## format the code and sort imports
 	$(PY) -m ruff check --select I --fix .

@@ -31,6 +31,8 @@ startup            command: from a launch to the first step, and hparams.py's an
 threads            command: numbers of threads and bindings for 1, 2 and 4 ranks
 pipelines          command: pipelines: throughput against the bubble, memory of the stages
 measured_rank      a rank of bench.pipelines, with its memory measured and limited
+gpu                command: all that a machine with GPUs must show: precision, speed, backends
+gpu_worker         one measurement of bench.gpu
 padding            command: batches of real lengths, with the rows of padding and without them
 bfloat16           command: training in bfloat16 against float32, from the same seeds
 """

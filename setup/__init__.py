@@ -8,6 +8,8 @@ packages         Debian packages
 environment      .venv and its pinned packages
 wheels           the wheel cache outside the clone
 building         one wheel from its source, in an environment of its own
+cuda             NVIDIA's wheels in place of a CUDA toolkit
+horovod_build    Horovod's build, over MPI or NCCL
 byteps_build     BytePS's build, over the host runtime or CUDA
 operators_build  the build of the fused operators
 bpslaunch        a default without which bpslaunch fails on few cores

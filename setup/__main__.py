@@ -14,6 +14,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+from setup import cuda as cuda_wheels
 from setup import machine, operators_build, packages, wheels
 from setup.building import Tools
 from setup.environment import Environment, base_python
@@ -55,7 +56,7 @@ def set_up(environment: Environment, cuda: str, progress: Progress) -> None:
         SetupError: a stage cannot do its work.
     """
     machine.check_platform()
-    machine.check_cuda(cuda)
+    cuda_wheels.check_version(cuda)
     needs = packages.system_needs()
     missing = packages.missing(needs)
     if not missing and environment.complete(cuda, machine.open_mpi_version()):
@@ -90,13 +91,16 @@ def set_up(environment: Environment, cuda: str, progress: Progress) -> None:
     progress.stage(f"virtual environment .venv (Python {sys.version.split()[0]})")
     environment.create(cuda, progress)
 
-    progress.stage("pinned packages (150 MB unless in the wheel cache)")
+    size = "150 MB" if cuda == "cpu" else "2.5 GB"
+    progress.stage(f"pinned packages ({size} unless in the wheel cache)")
     downloads = wheels.download(folder, all_wanted, environment.python, progress)
 
     built = build_all(environment, all_wanted, folder, downloads, progress)
 
     progress.stage("installing what was built")
     environment.install_wheels(built, progress)
+    if cuda != "cpu":
+        cuda_wheels.link_libraries(environment.venv)
 
     progress.stage("checking that it works: imports, Horovod over MPI and Gloo, BytePS, fused operators")
     check(environment, cuda, progress)
@@ -154,6 +158,9 @@ def check(environment: Environment, cuda: str, progress: Progress) -> None:
         SetupError: something does not work or does not end.
     """
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if cuda != "cpu":
+        stand_in = environment.venv / "lib" / "no_driver"
+        env.update(cuda_wheels.environment_without_driver(ROOT / "native" / "cuda", stand_in, progress))
     if os.geteuid() == 0:
         env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     python = str(environment.python)

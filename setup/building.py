@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Callable, Mapping, NamedTuple, Sequence
 
@@ -38,7 +39,7 @@ class Source(NamedTuple):
 
     ``needs`` are the packages of its build environment. ``inputs`` names what else its wheel depends on.
     ``arrange`` makes in an empty folder what the build needs besides the archive, and gives further
-    environment variables.
+    environment variables. ``change``, if any, gets that folder and the unpacked archive before the build.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Source(NamedTuple):
     env: Mapping[str, str]
     inputs: Callable[[], Sequence[Path]] = tuple
     arrange: Callable[[Path, Progress], Mapping[str, str]] = lambda scratch, progress: {}
+    change: Callable[[Path, Path], None] | None = None
 
 
 class Tools(NamedTuple):
@@ -105,12 +107,40 @@ def build(source: Source, tools: Tools, scratch: Path, progress: Progress) -> No
     # Neither pip's own cache nor a folder of wheels may answer: they know nothing of Open MPI.
     options = ["--no-build-isolation", "--no-deps", "--no-cache-dir", "--no-binary", source.name]
     env = {**variables(source, venv, scratch / "tmp"), **source.arrange(scratch, progress)}
+    target = f"{source.name}=={source.version}"
+    if source.change is not None:
+        fetched = scratch / "archive"
+        command = [python, "-m", "pip", "download", "-v", "--disable-pip-version-check", *options]
+        progress.run([*command, "--dest", str(fetched), target], f"fetching {source.name}", env=env)
+        target = str(unpack(fetched, scratch / "sources"))
+        source.change(scratch, Path(target))
     progress.run(
         [python, "-m", "pip", "wheel", "-v", "--disable-pip-version-check", *options]
-        + ["--wheel-dir", str(scratch / "out"), f"{source.name}=={source.version}"],
+        + ["--wheel-dir", str(scratch / "out"), target],
         f"{what} ({source.duration})",
         env=env,
     )
+
+
+def unpack(fetched: Path, folder: Path) -> Path:
+    """Unpacks the one archive in ``fetched`` and returns its top folder below ``folder``.
+
+    Raises:
+        SetupError: there is not exactly one of either, or an entry would lie elsewhere.
+    """
+    archives = sorted(fetched.glob("*.tar.gz"))
+    if len(archives) != 1:
+        raise SetupError(f"{fetched} has {len(archives)} source archives instead of one.")
+    folder.mkdir()
+    with tarfile.open(archives[0]) as archive:
+        for entry in archive.getmembers():
+            if entry.name.startswith("/") or ".." in Path(entry.name).parts:
+                raise SetupError(f"{archives[0].name} has the entry {entry.name}; fetch it anew.")
+        archive.extractall(folder)
+    tops = sorted(folder.iterdir())
+    if len(tops) != 1:
+        raise SetupError(f"{archives[0].name} has {len(tops)} top folders instead of one.")
+    return tops[0]
 
 
 def variables(source: Source, venv: Path, temporary: Path) -> dict[str, str]:

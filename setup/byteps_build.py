@@ -8,13 +8,13 @@ one host apart and lets its threads sleep. On CUDA machines nothing of that is i
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Mapping
 
+from setup import cuda as cuda_wheels
 from setup.building import Source
 from setup.errors import SetupError
 from setup.progress import Progress
@@ -45,35 +45,40 @@ COMMON = {
 }
 
 
-def byteps(cuda: str, root: Path, mxnet: str) -> Source:
-    """BytePS for the package ``mxnet``; ``root`` is the clone with ``native``."""
-    needs = ("setuptools", "wheel", mxnet)
+def byteps(cuda: str, root: Path, mxnet: str, libraries: tuple[str, ...] = ()) -> Source:
+    """BytePS for the package ``mxnet``, on GPUs with the packages ``libraries``; ``root`` is the clone with
+    ``native``."""
+    needs = ("setuptools", "wheel", mxnet, *libraries)
     ps_lite = root / "native" / "ps_lite"
     host = root / "native" / "byteps_host"
+    gpu = root / "native" / "cuda"
     env = COMMON
     if cuda != "cpu":
-        home = os.environ.get("HOROVOD_CUDA_HOME", "/usr/local/cuda")
-        home = os.environ.get("BYTEPS_CUDA_HOME", home)
-        link = os.environ.get("BYTEPS_NCCL_LINK", "SHARED")
-        env = {**COMMON, "BYTEPS_CUDA_HOME": home, "BYTEPS_NCCL_LINK": link}
+        # Its server loads NCCL before any MXNet: from beside it, where setup/cuda.py has linked it.
+        linker = "g++ -shared -pthread -Wl,-rpath,$ORIGIN/../../mxnet"
+        env = {**COMMON, "BYTEPS_NCCL_LINK": "SHARED", "LDSHARED": linker}
 
     def inputs() -> list[Path]:
         return [
             Path(__file__),
             *native_files(ps_lite),
-            *(native_files(host) if cuda == "cpu" else ()),
+            *(native_files(host) if cuda == "cpu" else [Path(cuda_wheels.__file__), *native_files(gpu)]),
         ]
 
     def arrange(scratch: Path, progress: Progress) -> Mapping[str, str]:
         replaced = replace_in_ps_lite(ps_lite, scratch)
-        return replaced if cuda != "cpu" else {**replaced, **compile_host_runtime(host, scratch, progress)}
+        if cuda == "cpu":
+            return {**replaced, **compile_host_runtime(host, scratch, progress)}
+        home = scratch / "cuda"
+        found = cuda_wheels.arrange_toolkit(scratch / "environment", gpu, home, progress)
+        return {**replaced, **found, "BYTEPS_CUDA_HOME": str(home), "BYTEPS_NCCL_HOME": str(home)}
 
     return Source("byteps", VERSION, "2 to 6 minutes", needs, env, inputs, arrange)
 
 
 def native_files(folder: Path) -> list[Path]:
     """All files below ``folder`` that something is compiled from."""
-    return sorted(file for file in folder.rglob("*") if file.suffix in (".cc", ".h", ".mk"))
+    return sorted(file for file in folder.rglob("*") if file.suffix in (".cc", ".cu", ".h", ".mk"))
 
 
 def replace_in_ps_lite(sources: Path, folder: Path) -> dict[str, str]:

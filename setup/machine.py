@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,21 +27,6 @@ def check_platform() -> None:
     if here != "CPython on Linux x86_64" or sys.maxsize < 2**32 or platform.libc_ver()[0] != "glibc":
         libc = platform.libc_ver()[0] or "another C library"
         raise SetupError(f"MXNet 1.9.1 needs CPython on x86-64 Linux with glibc; this is {here}, {libc}.")
-
-
-def check_cuda(cuda: str) -> None:
-    """``cuda`` is "cpu" or a version without its point such as "110"; the latter needs the CUDA compiler.
-
-    Raises:
-        SetupError: another form, or no nvcc.
-    """
-    if cuda == "cpu":
-        return
-    if not re.fullmatch(r"\d{3}", cuda):
-        raise SetupError(f"CUDA={cuda}: give the version without its point, such as CUDA=110, or CUDA=cpu.")
-    home = os.environ.get("HOROVOD_CUDA_HOME", "/usr/local/cuda")
-    if not os.path.exists(f"{home}/bin/nvcc") and shutil.which("nvcc") is None:
-        raise SetupError(f"CUDA={cuda}: no nvcc in {home}/bin or on PATH; set HOROVOD_CUDA_HOME.")
 
 
 def check_compiler() -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple, Sequence
 from setup.building import Source
 from setup.byteps_build import byteps
 from setup.errors import SetupError
+from setup.horovod_build import horovod
 
 MXNET_VERSION = "1.9.1"
 
@@ -42,11 +43,17 @@ def wanted(cuda: str, root: Path) -> Wanted:
     cpu = mxnet_requirement("cpu")
     if cpu not in pins:
         raise SetupError(f"requirements.txt must pin {cpu}, the version that setup/wanted.py builds for.")
+    libraries = _pins(root / "requirements-cuda.txt") if cuda != "cpu" else []
+    names = tuple(pin.split("==")[0] for pin in libraries)
     return Wanted(
-        [mxnet_requirement(cuda) if pin == cpu else pin for pin in pins],
+        [*(mxnet_requirement(cuda) if pin == cpu else pin for pin in pins), *libraries],
         _pins(root / "requirements-build.txt"),
         _pins(root / "constraints.txt"),
-        [gluonnlp(), horovod(cuda), byteps(cuda, root, _mxnet(cuda))],
+        [
+            gluonnlp(),
+            horovod(cuda, root, _mxnet(cuda), names),
+            byteps(cuda, root, _mxnet(cuda), names),
+        ],
     )
 
 
@@ -59,22 +66,6 @@ def gluonnlp() -> Source:
         ("setuptools", "wheel", "cython"),
         {"CYTHON_FORCE_REGEN": "1"},
     )
-
-
-def horovod(cuda: str) -> Source:
-    """With MPI and Gloo, for MXNet alone; a ``cuda`` other than "cpu" adds NCCL (Horovod's GPU guide)."""
-    env = {
-        "HOROVOD_WITH_MXNET": "1",
-        "HOROVOD_WITHOUT_TENSORFLOW": "1",
-        "HOROVOD_WITHOUT_PYTORCH": "1",
-        "HOROVOD_WITH_MPI": "1",
-        "HOROVOD_WITH_GLOO": "1",
-    }
-    if cuda != "cpu":
-        env["HOROVOD_GPU_OPERATIONS"] = "NCCL"
-    # What its setup.py imports or requires; CMake is the one on PATH, the environment's.
-    needs = ("setuptools", "wheel", "cmake", "packaging", "cloudpickle", "psutil", "pyyaml", _mxnet(cuda))
-    return Source("horovod", "0.28.1", "2 to 8 minutes", needs, env)
 
 
 def _mxnet(cuda: str) -> str:

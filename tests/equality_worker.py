@@ -6,12 +6,14 @@ It trains once for each entry of RUNS and writes, as OUTPUT_DIRECTORY/<rank>.<ru
 (what every step saw), gradients.npz (averaged, of the first step, times the loss scale) and parameters.npz
 (after the last step). A process of its own takes the micro-batches of all RANKS ranks (2 by default), one
 rank's after the other's, and so the same global batch. SEED is that of the data. OMP_NUM_THREADS=1 is the
-caller's to set: sums in several threads are formed in another order.
+caller's to set: sums in several threads are formed in another order. RANKS_DEVICE=gpu (bench/gpu.py) gives
+each rank the GPU of its place.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +90,8 @@ def train(communicator: Communicator, accumulate: int, path: Path, world: World)
     """One run; its files' names begin with `path`."""
     shares = range(world.ranks) if communicator.size == 1 else [communicator.rank]
     # The ranks begin apart: that they are brought together is part of what must work.
-    network = tiny_network(seed=communicator.rank, spread=0.1, operators="fused")
+    operators = "fused" if mx.context.current_context().device_type == "cpu" else "mxnet"
+    network = tiny_network(seed=communicator.rank, spread=0.1, operators=operators)
     communicator.broadcast([parameter.data() for parameter in trainable(network.bert).values()])
     scaler = DynamicScaler(growth_interval=GROWTH_INTERVAL)
     take_step, _ = make_step(network, accumulate * len(shares), CLIP_NORM, scaler, communicator)
@@ -114,9 +117,11 @@ def gradients_of(take_step: TrainStep, network: FusedPretrainingLoss) -> dict[st
 
 def main(backend: str, directory: Path, world: World = World()) -> None:
     communicator = make_communicator(backend)
-    for name, accumulate in RUNS.items():
-        train(communicator, accumulate, directory / f"{communicator.rank}.{name}", world)
-    communicator.close()
+    on_gpu = os.environ.get("RANKS_DEVICE") == "gpu"
+    with mx.gpu(communicator.local_rank) if on_gpu else mx.cpu():
+        for name, accumulate in RUNS.items():
+            train(communicator, accumulate, directory / f"{communicator.rank}.{name}", world)
+        communicator.close()
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ STARTS_RANKS = {
     "training.profile",
     "bench.step_ours",
     "bench.scaling_worker",
+    "bench.gpu_worker",
     "bench.finetune_ours",
     "comparison.messages.rank",
 }

@@ -343,7 +343,7 @@ def split_at_script(command: Command) -> tuple[list[str], list[str]]:
 
 def test_make_targets():
     makefile = (ROOT / "Makefile").read_text("utf-8")
-    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     named = [command.text for command in ALL if command.words[0] == "make"]
     named += [code for guide in GUIDES for code in inline_code(guide) if code.startswith("make ")]
     assert {"make pretrain", "make test"} <= set(named)

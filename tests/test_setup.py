@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -16,7 +17,17 @@ from pathlib import Path
 
 import pytest
 
-from setup import building, byteps_build, machine, operators_build, packages, wanted, wheels
+from setup import (
+    building,
+    byteps_build,
+    cuda,
+    horovod_build,
+    machine,
+    operators_build,
+    packages,
+    wanted,
+    wheels,
+)
 from setup.building import Source, Tools
 from setup.environment import Environment
 from setup.errors import SetupError
@@ -29,6 +40,7 @@ PARTS = [
     "pyproject.toml",
     "requirements.txt",
     "requirements-build.txt",
+    "requirements-cuda.txt",
     "constraints.txt",
     "base",
     "setup",
@@ -184,15 +196,72 @@ def test_no_network(clone):
     assert time.monotonic() - began < 60
 
 
-@pytest.mark.parametrize("cuda", ["11.0", "11", "cuda110"])
-def test_cuda_versions_of_another_form(clone, cuda):
-    assert f"CUDA={cuda}" in refused(clone, f"PYTHON={BASE_PYTHON}", f"CUDA={cuda}")
+@pytest.mark.parametrize("version", ["11.0", "11", "cuda110"])
+def test_cuda_versions_of_another_form(clone, version):
+    assert f"CUDA={version}" in refused(clone, f"PYTHON={BASE_PYTHON}", f"CUDA={version}")
 
 
-def test_cuda_without_its_compiler(clone, tmp_path):
-    path = path_without(tmp_path / "bin", "nvcc")
-    message = refused(clone, f"PYTHON={BASE_PYTHON}", "CUDA=110", PATH=path, HOROVOD_CUDA_HOME=str(tmp_path))
-    assert "nvcc" in message and "HOROVOD_CUDA_HOME" in message
+def test_cuda_whose_libraries_no_wheel_has(clone):
+    message = refused(clone, f"PYTHON={BASE_PYTHON}", "CUDA=110")
+    for name in ("libcusolver.so.10", "libcusolver-11-0", "libnvrtc.so.11.0", "cuda-nvrtc-11-0", "CUDA=112"):
+        assert name in message
+    assert "CUDA=112" in refused(clone, f"PYTHON={BASE_PYTHON}", "CUDA=102")
+
+
+def test_cuda_from_wheels_alone(tmp_path):
+    """NVIDIA's packages are pinned for GPUs and for nothing else, and every build for GPUs has them."""
+    cpu, gpu = wanted.wanted("cpu", ROOT), wanted.wanted("112", ROOT)
+    libraries = [pin for pin in gpu.requirements if pin.startswith("nvidia-")]
+    assert len(libraries) == 10 and not any(pin.startswith("nvidia-") for pin in cpu.pins)
+    for source in gpu.sources:
+        if source.name != "gluonnlp":
+            assert {pin.split("==")[0] for pin in libraries} < set(source.needs)
+    assert all(source.change is None for source in cpu.sources)
+
+
+def test_what_libmxnet_still_lacks_is_named(tmp_path):
+    """Real libraries: one in a wheel's folder, and another that is nowhere."""
+    site = tmp_path / "lib" / "python3.11" / "site-packages"
+    (site / "nvidia" / "made" / "lib").mkdir(parents=True)
+    (site / "mxnet").mkdir()
+    source = tmp_path / "empty.c"
+    source.write_text("int nothing;\n")
+    for name in ("libmade.so.1", "libabsent.so.2"):
+        place = site / "nvidia" / "made" / "lib" / name
+        subprocess.run(
+            ["g++", "-shared", "-fPIC", f"-Wl,-soname,{name}", str(source), "-o", str(place)], check=True
+        )
+    made, absent = (str(site / "nvidia/made/lib" / name) for name in ("libmade.so.1", "libabsent.so.2"))
+    link = ["g++", "-shared", "-fPIC", "-Wl,--no-as-needed,-rpath,$ORIGIN", str(source), made, absent]
+    subprocess.run([*link, "-o", str(site / "mxnet" / "libmxnet.so")], check=True)
+    cuda.link_libraries(tmp_path)
+    assert (site / "mxnet" / "libmade.so.1").resolve() == Path(made).resolve()
+    os.remove(absent)
+    with pytest.raises(SetupError, match=r"libmxnet.so needs libabsent.so.2, which no package"):
+        cuda.link_libraries(tmp_path)
+
+
+def test_the_stand_in_for_the_driver_has_no_device(tmp_path):
+    progress = Progress(1, tmp_path / "setup.log", StringIO())
+    driver = ctypes.CDLL(str(cuda.compile_no_driver(ROOT / "native" / "cuda", tmp_path / "driver", progress)))
+    assert driver.cuInit(0) == 100  # CUDA_ERROR_NO_DEVICE
+    text = ctypes.c_char_p()
+    assert driver.cuGetErrorString(100, ctypes.byref(text)) == 0 and b"no NVIDIA driver" in text.value
+
+
+def test_horovod_is_changed_only_where_it_is_known(tmp_path):
+    home, archive = tmp_path / "cuda", tmp_path / "horovod"
+    kernels = archive / "horovod" / "common" / "ops" / "cuda"
+    kernels.mkdir(parents=True)
+    (kernels / "cuda_kernels.cu").write_text("kernels of nvcc")
+    (archive / "CMakeLists.txt").write_text("\n".join(horovod_build.CHANGES) + "\n")
+    horovod_build.leave_out_nvcc(ROOT / "native" / "cuda", home, archive)
+    changed = (archive / "CMakeLists.txt").read_text()
+    assert str(home / "lib" / "libcudart.so") in changed and "CUDAToolkit" not in changed
+    assert not (kernels / "cuda_kernels.cu").exists() and (kernels / "cuda_kernels.cc").exists()
+    (archive / "CMakeLists.txt").write_text("another release")
+    with pytest.raises(SetupError, match="it is not that of 0.28.1"):
+        horovod_build.leave_out_nvcc(ROOT / "native" / "cuda", home, archive)
 
 
 def test_a_wheel_cache_that_cannot_be_written(clone):
@@ -578,7 +647,7 @@ def test_a_set_up_records_the_files_that_it_began_with(clone):
 
 
 def test_wheels_for_different_machines_are_kept_apart():
-    keys = {wheels.machine_key(cuda, mpi) for cuda in ("cpu", "110") for mpi in ("4.1.4", "4.1.2")}
+    keys = {wheels.machine_key(version, mpi) for version in ("cpu", "110") for mpi in ("4.1.4", "4.1.2")}
     assert len(keys) == 4
 
 
@@ -599,8 +668,8 @@ def test_a_wheel_of_byteps_belongs_to_its_host_runtime(clone):
 
 def test_byteps_for_cuda_has_nothing_of_the_host_runtime(clone, tmp_path):
     source = byteps_build.byteps("110", clone, "mxnet-cu110")
-    assert list(source.arrange(tmp_path, Progress(1, tmp_path / "log", StringIO()))) == ["config"]
-    assert "LDSHARED" not in source.env and "BYTEPS_NCCL_HOME" not in source.env
+    assert source.env["BYTEPS_NCCL_LINK"] == "SHARED" and "--wrap" not in source.env["LDSHARED"]
+    assert not any("byteps_host" in str(file) for file in source.inputs())
     shutil.rmtree(clone / "native" / "byteps_host")
     assert building.digest(source, []) == building.digest(
         byteps_build.byteps("110", clone, "mxnet-cu110"), []

@@ -4,13 +4,14 @@
 
 Every rank writes OUTPUT_DIRECTORY/<rank>.jsonl with one object for each check: name, error (null when it
 passed), seconds, and what the check returned. The reference is NumPy in float64 on values that each rank can
-compute for all ranks.
+compute for all ranks. RANKS_DEVICE=gpu (bench/gpu.py) has them on GPUs, else they are on the CPU.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import time
 import traceback
@@ -462,7 +463,8 @@ del CHECKS["average"]  # the helper of the three after it
 def main():
     backend, directory, *names = sys.argv[1:]
     comm = make_communicator(backend)
-    with open(Path(directory) / f"{comm.rank}.jsonl", "w", encoding="utf-8") as file:
+    device = mx.gpu(comm.local_rank) if os.environ.get("RANKS_DEVICE") == "gpu" else mx.cpu()
+    with device, open(Path(directory) / f"{comm.rank}.jsonl", "w", encoding="utf-8") as file:
         ranks = [comm.rank, comm.size, comm.local_rank, comm.local_size]
         for name in names or list(CHECKS):
             start = time.monotonic()

@@ -67,7 +67,13 @@ def test_a_change_of_code_leaves_the_set_ups_layer():
         word for line in re.findall(r"^COPY --chown=\S+ (.*) \S+$", before, re.M) for word in line.split()
     ]
     assert set(copied) - {"setup", "native"} == {
-        *("Makefile", "requirements.txt", "requirements-build.txt", "constraints.txt"),
+        *(
+            "Makefile",
+            "requirements.txt",
+            "requirements-build.txt",
+            "requirements-cuda.txt",
+            "constraints.txt",
+        ),
         *("base/__init__.py", "base/errors.py", "base/processes.py"),
         *("bert/__init__.py", "bert/configuration.py", "bert/operators.py"),
     }

@@ -33,19 +33,21 @@ def tiny_network(
     operators: str = "mxnet",
     dtype: str = "float32",
 ) -> PretrainingLoss | FusedPretrainingLoss:
-    """A hybridized network on the CPU, on MXNet's or the fused operators; `dtype` is that of its products.
+    """A hybridized network on the current device, on MXNet's or the fused operators; `dtype` is that of its
+    products.
 
     `spread` is the standard deviation of noise added to every parameter: without it biases are zero and gains
     one, and much of a gradient is too small to be compared.
     """
     config = named_config(model) if isinstance(model, str) else model
     bert = build_model(config, VOCAB_SIZE, dropout=dropout)
-    initialize(bert, mx.cpu(), "float32", seed)
+    device = mx.context.current_context()
+    initialize(bert, device, "float32", seed)
     rng = np.random.default_rng(seed)
     for parameter in trainable(bert).values():
         noise = rng.normal(0, spread, parameter.shape)
         parameter.set_data(parameter.data() + mx.nd.array(noise))
-    choose_operators(operators, dtype, mx.cpu(), config)  # loads them
+    choose_operators(operators, dtype, device, config)  # loads them
     return TASK.network(bert, config, dtype, dropout, operators)
 
 

@@ -1,0 +1,331 @@
+"""Check of this machine's GPUs: does everything compute there what it computes on a CPU, and how fast?
+
+    make check-gpu
+    python -m bench.gpu [--parts precision speed memory backends contract equality] [--json check_gpu.json]
+
+precision: float16 with a dynamic loss scale against float32, the same batches learned by heart.
+speed: seconds of a step, sequences a second and memory, with and without accumulation; what does not fit is
+shown as such. memory: asking for too much is answered with "out of memory".
+backends: run_pretraining_hvd.py and run_pretraining_byteps.py with a rank on each GPU; both must show
+the same losses. contract: the rules of comm/base.py, checked by the ranks. equality: ranks hold the same
+bits, both backends the same parameters up to rounding.
+
+Prints a table and a verdict. Exit codes: 0 all passed, 1 something failed, 2 no GPU or bad options.
+--device cpu goes through the same at the sizes of --quick, to see that the check itself works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
+
+import numpy as np
+
+from base import machine
+from base.command_line import OptionParser, path_name, positive_int
+from base.errors import InputError
+from base.processes import run_in_session
+from base.tables import Row, Table, terminal
+from bench.contestants import ROOT
+from bench.quick import add_quick, settle, write_figures
+from bench.workers import end_at
+from training.entry import exit_code
+
+TIME_LIMIT = 1800.0  # seconds for one process or launch
+PARTS = ("precision", "speed", "memory", "backends", "contract", "equality")
+BACKENDS = {"hvd": "horovod", "byteps": "byteps"}  # a name here and in the tests' workers
+USUAL = {"models": ["bert_12_768_12", "bert_24_1024_16"], "rows": 32, "length": 128, "steps": 20}
+QUICK = {"models": ["bert_1_32_2"], "rows": 2, "length": 16, "steps": 8}
+ACCUMULATE = (1, 4)
+# Losses of float16 (11 bits) and float32 over the steps: what rounding moves, times ten.
+PRECISION_TOLERANCE = 0.02
+BACKENDS_TOLERANCE = 0.002
+PARAMETERS_TOLERANCE = 0.02  # of the larger parameter; LAMB's steps magnify rounding
+
+
+@dataclass(frozen=True)
+class Work:
+    """The device, the ranks that use it, and the sizes."""
+
+    device: str
+    ranks: int
+    models: Sequence[str]
+    rows: int
+    length: int
+    steps: int
+
+    @property
+    def low(self) -> str:
+        """The short floating-point type of this device."""
+        return "float16" if self.device == "gpu" else "bfloat16"
+
+    def sizes(self, accumulate: int) -> list[str]:
+        """The same as words for bench.gpu_worker."""
+        sizes = {"rows": self.rows, "length": self.length, "steps": self.steps, "accumulate": accumulate}
+        return [f"{name}={value}" for name, value in sizes.items()]
+
+
+class Result(NamedTuple):
+    """A row: what was checked, what was seen, and whether that is as it must be."""
+
+    part: str
+    what: str
+    seen: str
+    passed: bool
+
+
+class Failed(Exception):
+    """A process of the check did not do its work; the message is its last line."""
+
+
+def ask(arguments: Sequence[str]) -> dict[str, Any]:
+    """The answer of bench.gpu_worker. Failed where it does not give one."""
+    text = started([sys.executable, "-m", "bench.gpu_worker", *arguments], {})
+    answer = json.loads(text.strip().splitlines()[-1])
+    return dict(answer)
+
+
+def started(command: Sequence[str], more: Mapping[str, str]) -> str:
+    """Output of a command that ends well. Failed with the last line of one that does not."""
+    try:
+        code, text = run_in_session(command, {**os.environ, "PYTHONPATH": str(ROOT), **more}, TIME_LIMIT)
+    except subprocess.TimeoutExpired as error:
+        raise Failed(f"still running after {TIME_LIMIT:.0f} s") from error
+    if code:
+        lines = [line for line in text.strip().splitlines() if line.strip()]
+        raise Failed(f"exit code {code}: {lines[-1].strip() if lines else 'no output'}")
+    return text
+
+
+def find_ranks(device: str) -> int:
+    """GPUs of this machine; on the CPU two ranks.
+
+    Raises:
+        InputError: there is none that MXNet can use; the message says what is missing.
+    """
+    if device == "cpu":
+        return 2
+    try:
+        found = ask(["devices"])
+    except Failed as error:
+        reason = f"MXNet cannot be loaded ({error}); install the NVIDIA driver and run make setup CUDA=112"
+        raise InputError(f"no GPU: {reason}") from error
+    if not found["cuda"]:
+        raise InputError(
+            "no GPU: this MXNet is built for CPUs; on a machine with GPUs run make setup CUDA=112"
+        )
+    if not found["gpus"]:
+        raise InputError("no GPU: the driver reports none; look at nvidia-smi and CUDA_VISIBLE_DEVICES")
+    return int(found["gpus"])
+
+
+def precision(work: Work) -> list[Result]:
+    """The losses of the short type against float32's."""
+    results = []
+    for model in work.models:
+        both = [ask(["losses", work.device, model, dtype, *work.sizes(1)]) for dtype in ("float32", work.low)]
+        short = next((seen["out_of_memory"] for seen in both if "out_of_memory" in seen), None)
+        name = f"{model}, {work.low} against float32"
+        if short:
+            results.append(Result("precision", name, f"out of memory: {short}", False))
+            continue
+        exact, low = (np.array(seen["losses"]) for seen in both)
+        applied = both[1]["skipped"] < work.steps // 2
+        # A step that the loss scale skips sets the short type back; where both agree it has not.
+        apart = float(np.max(np.abs(low - exact) / exact)) if not both[1]["skipped"] else None
+        fallen = float(exact[-1] - low[-1]) / float(exact[-1])
+        close = abs(fallen) if apart is None else apart
+        seen_text = f"losses {close:.2%} apart, {both[1]['skipped']} skipped, scale {both[1]['scale']:.0f}"
+        good = bool(applied and close <= PRECISION_TOLERANCE and np.isfinite(low).all())
+        results.append(Result("precision", name, seen_text, good))
+    return results
+
+
+def speed(work: Work) -> list[Result]:
+    """Throughput and memory. What does not fit into the device is no failure, if it is said."""
+    results = []
+    for model in work.models:
+        for dtype in ("float32", work.low):
+            for accumulate in ACCUMULATE:
+                seen = ask(["speed", work.device, model, dtype, *work.sizes(accumulate)])
+                text = (
+                    f"out of memory: {seen['out_of_memory']}"
+                    if "out_of_memory" in seen
+                    else f"{seen['step_s'] * 1e3:.1f} ms, {seen['sequences_per_s']:.1f} sequences/s, "
+                    f"{seen['bytes'] / 2**30:.2f} GiB"
+                )
+                what = f"{model}, {dtype}, {accumulate} x {work.rows} x {work.length}"
+                results.append(Result("speed", what, text, True))
+    return results
+
+
+def memory(work: Work) -> list[Result]:
+    """Too much memory is asked for."""
+    seen = ask(["beyond", work.device])
+    said = seen.get("out_of_memory")
+    return [Result("memory", "more than there is", said or "no error", said is not None)]
+
+
+def launch(work: Work, backend: str, command: Sequence[str], folder: Path) -> None:
+    """Runs a command with a rank on each GPU. Failed where it does not end well."""
+    hosts = folder / "hosts"
+    hosts.write_text(f"localhost slots={work.ranks}\n", encoding="utf-8")
+    launcher = [sys.executable, str(ROOT / "hosts" / "launch.py"), "--backend", backend]
+    options = ["--hostfile", str(hosts), "--max_restarts", "0", "--"]
+    more = {"RANKS_DEVICE": work.device, "OMP_NUM_THREADS": "1"}
+    started([*launcher, *options, sys.executable, *command], more)
+
+
+def backends(work: Work) -> list[Result]:
+    """The training scripts of both backends, from the same seed, on the same random tokens."""
+    results, curves = [], {}
+    for backend in BACKENDS:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            script = [str(ROOT / f"run_pretraining_{backend}.py"), "--ckpt_dir", str(folder / "ckpt")]
+            script += ["--dummy_data_len", str(work.length), "--max_seq_length", str(work.length)]
+            script += ["--model", work.models[0], "--batch_size", str(work.rows * work.ranks)]
+            script += [
+                "--num_steps",
+                str(work.steps),
+                "--log_interval",
+                "1",
+                "--lr",
+                "0.001",
+                "--dropout",
+                "0",
+            ]
+            launch(work, backend, script, folder)
+            rows = (folder / "ckpt" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        seen = [json.loads(row) for row in rows]
+        curves[backend] = np.array([row["mlm_loss"] for row in seen if "mlm_loss" in row])
+        rate = float(np.median([row["sequences_per_s"] for row in seen if "sequences_per_s" in row]))
+        text = f"{len(curves[backend])} steps, loss {curves[backend][-1]:.4f}, {rate:.1f} sequences/s"
+        good = bool(np.isfinite(curves[backend]).all()) and len(curves[backend]) == work.steps
+        results.append(Result("backends", f"{backend}, {work.ranks} ranks, {work.models[0]}", text, good))
+    first, second = curves.values()
+    same = len(first) == len(second)
+    apart = float(np.max(np.abs(first - second) / first)) if same else float("inf")
+    good = apart <= BACKENDS_TOLERANCE
+    return [*results, Result("backends", "hvd against byteps", f"losses {apart:.3%} apart", good)]
+
+
+def contract(work: Work) -> list[Result]:
+    """The checks of tests/comm/contract_worker.py over both backends."""
+    results = []
+    for backend, name in BACKENDS.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            launch(work, backend, [str(ROOT / "tests/comm/contract_worker.py"), name, scratch], folder)
+            files = sorted(folder.glob("*.jsonl"))
+            records = [json.loads(line) for file in files for line in file.read_text("utf-8").splitlines()]
+        wrong = sorted({record["check"] for record in records if record["error"] is not None})
+        text = f"{len(records)} checks on {len(files)} ranks" + (
+            f", failed: {', '.join(wrong)}" if wrong else ""
+        )
+        results.append(Result("contract", backend, text, not wrong and len(files) == work.ranks))
+    return results
+
+
+def equality(work: Work) -> list[Result]:
+    """The runs of tests/equality_worker.py over both backends."""
+    results, of_backends = [], []
+    for backend, name in BACKENDS.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            worker = str(ROOT / "tests/equality_worker.py")
+            launch(work, backend, [worker, name, scratch, str(work.ranks)], folder)
+            ends = [read_arrays(folder / f"{rank}.accumulate-1.parameters.npz") for rank in range(work.ranks)]
+        same = all(np.array_equal(ends[0][key], end[key]) for end in ends for key in ends[0])
+        text = "the same bits on all ranks" if same else "ranks have drifted apart"
+        results.append(Result("equality", f"{backend}, {work.ranks} ranks", text, same))
+        of_backends.append(ends[0])
+    apart = max(
+        float(np.max(np.abs(first - of_backends[1][key])) / np.max(np.abs(first)))
+        for key, first in of_backends[0].items()
+    )
+    passed = apart <= PARAMETERS_TOLERANCE
+    return [*results, Result("equality", "hvd against byteps", f"parameters {apart:.2%} apart", passed)]
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """All arrays of an .npz file."""
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
+
+
+CHECKS: Mapping[str, Callable[[Work], list[Result]]] = {
+    "precision": precision,
+    "speed": speed,
+    "memory": memory,
+    "backends": backends,
+    "contract": contract,
+    "equality": equality,
+}
+
+
+def check(work: Work, parts: Sequence[str]) -> list[Result]:
+    """Results of the parts, in their order; a part that breaks off is one that has not passed."""
+    results: list[Result] = []
+    for part in parts:
+        print(f"{part} ...", file=sys.stderr, flush=True)
+        try:
+            results += CHECKS[part](work)
+        except (Failed, OSError, ValueError, KeyError) as error:
+            results.append(Result(part, "broke off", " ".join(str(error).split()), False))
+    return results
+
+
+def report(work: Work, results: Sequence[Result]) -> tuple[Table, str]:
+    """The table, and the verdict in one line."""
+    rows = [Row((r.part, r.what, r.seen, "passed" if r.passed else "FAILED")) for r in results]
+    where = machine.gpus() or "this CPU" if work.device == "gpu" else "this CPU: a trial of the check itself"
+    failed = sum(not result.passed for result in results)
+    verdict = f"FAILED: {failed} of {len(results)} checks" if failed else f"passed: all {len(results)} checks"
+    return Table(f"GPU check on {where}", ("part", "what", "seen", ""), rows, names=4), verdict
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    parser = OptionParser(
+        prog="python -m bench.gpu",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu", help="(default: gpu)")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="(default: all)")
+    parser.add_argument("--models", nargs="+", metavar="bert_L_H_A", help="(default: BERT-base and -large)")
+    parser.add_argument(
+        "--rows", type=positive_int, metavar="N", help="sequences a micro-batch (default: 32)"
+    )
+    parser.add_argument("--length", type=positive_int, metavar="N", help="tokens a sequence (default: 128)")
+    parser.add_argument("--steps", type=positive_int, metavar="N", help="(default: 20)")
+    parser.add_argument("--json", type=path_name, metavar="FILE", help="write all results there")
+    add_quick(parser, "bert_1_32_2, 2 sequences of 16 tokens")
+    options = parser.parse_args(arguments)
+    options.quick = options.quick or options.device == "cpu"
+    settle(options, USUAL, QUICK)
+    end_at(signal.SIGINT, signal.SIGTERM)  # with what it has started
+    sizes = (options.models, options.rows, options.length, options.steps)
+    work = Work(options.device, find_ranks(options.device), *sizes)
+    results = check(work, options.parts)
+    table, verdict = report(work, results)
+    print(terminal(table))
+    print(verdict)
+    if options.json:
+        facts = {"machine": machine.describe(ROOT), "gpus": machine.gpus(), "verdict": verdict}
+        write_figures(options.json, {**facts, "results": [result._asdict() for result in results]})
+    return 0 if all(result.passed for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))

@@ -1,0 +1,150 @@
+"""Worker: one measurement of bench/gpu.py on one device, as JSON on the last line of its output.
+
+    python -m bench.gpu_worker devices
+    python -m bench.gpu_worker losses gpu bert_12_768_12 float16 rows=8 length=128 steps=20 accumulate=1
+    python -m bench.gpu_worker speed gpu bert_12_768_12 float16 rows=32 length=128 steps=10 accumulate=4
+    python -m bench.gpu_worker beyond gpu
+
+losses: the losses of steps on the same few batches, which are learned by heart. speed: seconds of a step and
+memory. beyond: what asking for more memory than any device has is answered with.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from typing import Any, Mapping, NamedTuple, Sequence
+
+import mxnet as mx
+import numpy as np
+
+from base.errors import is_out_of_memory
+from bench.serve import peak_bytes
+from bench.work import VOCABULARY
+from bert.configuration import named_config
+from bert.model import build_model, initialize, trainable
+from bert.operators import choose_operators
+from comm.local import LocalCommunicator
+from data.pretraining.batches import dummy_batch
+from lamb_paper import default_max_predictions
+from tasks.pretraining.task import Pretraining
+from training.optimizer.optimizer import Optimizer
+from training.optimizer.scaler import DynamicScaler, StaticScaler
+from training.step import StepSettings, TrainStep
+
+CLIP_NORM, LR = 1.0, 1e-3
+DIFFERENT = 4  # steps with batches of their own; then these again
+BLOCK = 1 << 30  # elements of float64; an array has less than 2^31
+BLOCKS = 64  # 512 GiB: more than any device has
+HOST_LIMIT = 16 << 30  # bytes of addresses, where the device is the CPU
+
+
+class Sizes(NamedTuple):
+    """A step's micro-batches, and how many steps are measured."""
+
+    rows: int
+    length: int
+    steps: int
+    accumulate: int
+
+
+def set_up(device: mx.Context, model: str, dtype: str, sizes: Sizes) -> tuple[TrainStep, Any]:
+    """The step of a run of one process on `device`, without dropout, and its loss scaler.
+
+    Raises:
+        InputError: the device cannot compute in this dtype.
+    """
+    config, task = named_config(model), Pretraining()
+    operators = choose_operators("auto", dtype, device, config)
+    bert = build_model(config, VOCABULARY, 0.0)
+    initialize(bert, device, "float32", seed=0)
+    parameters = trainable(bert)
+    weights = [parameter.data(device) for parameter in parameters.values()]
+    optimizer = Optimizer("lamb", list(parameters), weights, native=operators == "fused")
+    network = task.network(bert, config, dtype, 0.0, operators)
+    scaler = StaticScaler() if dtype == "float32" else DynamicScaler()
+    settings = StepSettings(sizes.accumulate, CLIP_NORM, lambda step, number: step)
+    return TrainStep(task, network, optimizer, scaler, LocalCommunicator(), settings), scaler
+
+
+def batches(sizes: Sizes, step: int) -> list[Any]:
+    """The micro-batches of a step: random tokens."""
+    rng = np.random.default_rng(step % DIFFERENT)
+    masked = default_max_predictions(sizes.length)
+    return [dummy_batch(sizes.rows, sizes.length, masked, VOCABULARY, rng) for _ in range(sizes.accumulate)]
+
+
+def losses(device: mx.Context, model: str, dtype: str, sizes: Sizes) -> dict[str, Any]:
+    """Losses of the masked words, each the mean over a step's, and what the loss scale did."""
+    take, scaler = set_up(device, model, dtype, sizes)
+    masked = sizes.rows * sizes.accumulate * default_max_predictions(sizes.length)
+    seen, skipped = [], 0
+    for step in range(1, sizes.steps + 1):
+        result = take(step, batches(sizes, step), lr=LR)
+        seen.append(float(result.sums[0].asscalar()) / masked)
+        skipped += not result.applied
+    return {"losses": seen, "skipped": skipped, "scale": scaler.scale}
+
+
+def speed(device: mx.Context, model: str, dtype: str, sizes: Sizes) -> dict[str, Any]:
+    """Median seconds of a step behind two that are not counted, sequences a second, bytes of memory."""
+    take, _ = set_up(device, model, dtype, sizes)
+    seconds = []
+    for step in range(1, sizes.steps + 3):
+        mine = batches(sizes, step)
+        mx.nd.waitall()
+        begun = time.perf_counter()
+        take(step, mine, lr=LR)
+        mx.nd.waitall()
+        seconds.append(time.perf_counter() - begun)
+    median = float(np.median(seconds[2:]))
+    return {
+        "step_s": median,
+        "sequences_per_s": sizes.rows * sizes.accumulate / median,
+        "bytes": memory(device),
+    }
+
+
+def memory(device: mx.Context) -> int:
+    """Bytes taken on the device; on a CPU the most that this process has held."""
+    if device.device_type != "gpu":
+        return peak_bytes()
+    free, total = mx.context.gpu_memory_info(device.device_id)
+    return int(total - free)
+
+
+def beyond(device: mx.Context) -> dict[str, Any]:
+    """Asks for more memory than there is, which must be an error that says so."""
+    if device.device_type == "cpu":
+        resource.setrlimit(resource.RLIMIT_AS, (HOST_LIMIT, HOST_LIMIT))
+    held = []
+    for _ in range(BLOCKS):
+        held.append(mx.nd.empty((BLOCK,), ctx=device, dtype="float64"))
+        held[-1].wait_to_read()
+    return {}
+
+
+def answer(arguments: Sequence[str]) -> Mapping[str, Any]:
+    """Measures; where the device's memory does not suffice, {"out_of_memory": first line of the message}."""
+    what, *rest = arguments
+    if what == "devices":
+        built = mx.runtime.Features().is_enabled("CUDA")
+        return {"gpus": mx.context.num_gpus(), "cuda": built}
+    device = mx.Context(rest[0], 0)
+    try:
+        if what == "beyond":
+            return beyond(device)
+        numbers = dict(word.split("=") for word in rest[3:])
+        sizes = Sizes(*(int(numbers[name]) for name in Sizes._fields))
+        return {"losses": losses, "speed": speed}[what](device, rest[1], rest[2], sizes)
+    except (mx.MXNetError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        lines = [line.strip() for line in str(error).splitlines() if is_out_of_memory(MemoryError(line))]
+        return {"out_of_memory": lines[-1] if lines else type(error).__name__}
+
+
+if __name__ == "__main__":
+    print(json.dumps(answer(sys.argv[1:])))

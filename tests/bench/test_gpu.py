@@ -1,0 +1,59 @@
+"""bench.gpu: on the CPU it goes through its own parts; without a GPU it says so in one line."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from bench.gpu import Failed, Result, Work, check, find_ranks, read_arrays, report, started
+from tests.processes import ROOT, run_command
+
+WORK = Work("cpu", 2, ["bert_1_32_2"], 2, 16, 8)
+
+
+def test_without_a_gpu_one_line_and_exit_2():
+    result = run_command([sys.executable, "-m", "bench.gpu"], cwd=ROOT, timeout=120)
+    assert result.returncode == 2
+    (line,) = result.stderr.strip().splitlines()
+    assert "no GPU" in line and "make setup CUDA=112" in line and not result.stdout
+
+
+@pytest.fixture(scope="module")
+def trial(tmp_path_factory):
+    """The parts of one process each, on the CPU."""
+    path = tmp_path_factory.mktemp("gpu") / "gpu.json"
+    command = [sys.executable, "-m", "bench.gpu", "--device", "cpu", "--json", str(path)]
+    result = run_command([*command, "--parts", "precision", "memory"], cwd=ROOT, timeout=240)
+    return result, json.loads(path.read_text("utf-8"))
+
+
+def test_the_measuring_code_runs_on_the_cpu(trial):
+    result, figures = trial
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert [row["part"] for row in figures["results"]] == ["precision", "memory"]
+    assert "this CPU: a trial" in result.stdout and result.stdout.strip().endswith("passed: all 2 checks")
+
+
+def test_too_much_memory_is_shown_as_such(trial):
+    assert "allocate" in trial[1]["results"][1]["seen"]
+
+
+def test_a_part_that_breaks_off_has_not_passed():
+    (broken,) = check(Work("nowhere", 1, WORK.models, 2, 16, 2), ["memory"])
+    assert not broken.passed and broken.what == "broke off" and "exit code 1" in broken.seen
+    _, verdict = report(WORK, [broken, Result("speed", "a", "b", True)])
+    assert verdict == "FAILED: 1 of 2 checks"
+
+
+def test_a_command_that_fails_is_quoted_by_its_last_line():
+    with pytest.raises(Failed, match="exit code 3: the reason"):
+        started([sys.executable, "-c", "import sys; print('the reason'); sys.exit(3)"], {})
+
+
+def test_ranks_and_arrays(tmp_path):
+    assert find_ranks("cpu") == 2
+    np.savez(tmp_path / "a.npz", x=np.arange(3))
+    assert read_arrays(tmp_path / "a.npz")["x"].tolist() == [0, 1, 2]
