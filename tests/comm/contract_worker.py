@@ -107,6 +107,16 @@ def check_float16_sum_beyond_its_range(comm):
     np.testing.assert_allclose(array.asnumpy().astype(np.float64), 40000, rtol=2e-3)
 
 
+def check_average_of_a_large_array(comm):
+    """Longer than the pieces that libraries cut arrays into, and no multiple of them."""
+    sources = [np.random.default_rng(rank).standard_normal(3_000_001, "float32") for rank in range(comm.size)]
+    array = mx.nd.array(sources[comm.rank])
+    comm.average([array])
+    expected = np.mean(sources, axis=0, dtype=np.float64)
+    np.testing.assert_allclose(array.asnumpy(), expected, rtol=0, atol=2e-6)
+    return digest([array])
+
+
 def check_average_nothing(comm):
     comm.average([])
     comm.broadcast([])
