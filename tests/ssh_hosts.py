@@ -82,18 +82,27 @@ class SshHosts:
         _run(*_enter(str(self.holders[host])), "ip", "link", "set", INTERFACE, "up")
 
     def hide(self, host: int, folder: str | Path) -> contextlib.AbstractContextManager[None]:
-        """A host on which a folder is empty, as long as the block lasts."""
-        return self.mounted(host, ["-t", "tmpfs", "tmpfs", str(folder)], folder)
+        """A host on which a folder is empty, but for what its ssh server needs, as long as the block
+        lasts."""
+        words = ["-t", "tmpfs", "tmpfs", str(folder)]
+        return self.mounted(host, words, folder, keep=Path(folder) in self.folder.parents)
 
     @contextlib.contextmanager
-    def mounted(self, host: int, words: list[str], place: str | Path) -> Iterator[None]:
-        """Something mounted on one host only: `words` of the command mount, which put it at `place`."""
+    def mounted(self, host: int, words: list[str], place: str | Path, keep: bool = False) -> Iterator[None]:
+        """Something mounted on one host only: `words` of the command mount, which put it at `place`; with
+        `keep` these hosts' own folder, which is below it, stays."""
         enter = ["nsenter", "--target", str(self.servers[host]), "--mount", "--"]
+        own, aside = str(self.folder), "/mnt"
+        if keep:
+            _run(*enter, "mount", "--bind", own, aside)
         _run(*enter, "mount", *words)
+        if keep:
+            _run(*enter, "mkdir", "-p", own)
+            _run(*enter, "mount", "--move", aside, own)
         try:
             yield
         finally:
-            _run(*enter, "umount", str(place))
+            _run(*enter, "umount", "--recursive", str(place))
 
     def processes(self, host: int) -> list[str]:
         """Command lines of what runs on a host, but for its ssh server and what the tests need."""

@@ -137,12 +137,14 @@ def test_replicas_of_a_pipeline_count_as_gpus(capsys):
 def test_launch_of_a_pipeline(capsys, tmp_path):
     (tmp_path / "hosts").write_text("a slots=3\nb slots=1\n")
     launch = f"--tokens_per_gpu 8192 --hostfile {tmp_path / 'hosts'} --pipeline_stages 2 --launch"
-    code, out, err = run(f"{launch} hvd -- --dummy_data_len 128", capsys=capsys)
+    code, out, err = run(f"{launch} hvd -- --dummy_data_len 128 --dtype float32", capsys=capsys)
     assert code == 0 and "--pipeline_stages 2" in out and "mpirun -np 4" in out
     assert "between hosts in replica 1, stage 0 to 1 (rank 2 on a to rank 3 on b)" in err
-    _, _, err = run(f"{launch} hvd -- --dummy_data_len 128 --placement inter_first", capsys=capsys)
+    _, _, err = run(
+        f"{launch} hvd -- --dummy_data_len 128 --dtype float32 --placement inter_first", capsys=capsys
+    )
     assert "--placement inter_first" in err and "rank 0 on a to rank 3 on b" in err
-    code, _, err = run(f"{launch} byteps -- --dummy_data_len 128", capsys=capsys)
+    code, _, err = run(f"{launch} byteps -- --dummy_data_len 128 --dtype float32", capsys=capsys)
     assert code == 2 and "BytePS has neither groups of ranks" in err
     code, _, err = run(f"{launch} hvd -- --pipeline_stages 2", capsys=capsys)
     assert code == 2 and "give it before --" in err

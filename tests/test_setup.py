@@ -523,7 +523,7 @@ def test_the_environment_of_a_build_is_the_one_that_was_named(tmp_path, monkeypa
     monkeypatch.setenv("LIBRARY_PATH", str(venv))
     monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "NCCL")
     monkeypatch.setenv("PIP_INDEX_URL", "index")
-    env = building.variables(wanted.horovod("cpu"), tmp_path / "own", tmp_path)
+    env = building.variables(wanted.horovod("cpu", ROOT, "mxnet", ()), tmp_path / "own", tmp_path)
     assert env["PATH"].split(os.pathsep) == [str(tmp_path / "own" / "bin"), "/usr/bin"]
     assert "LIBRARY_PATH" not in env and "HOROVOD_GPU_OPERATIONS" not in env
     assert env["PIP_INDEX_URL"] == "index" and env["HOROVOD_WITH_MXNET"] == "1"

@@ -92,9 +92,11 @@ def test_a_killed_command_given_again_makes_the_same_store(words, reference, tmp
         if output.exists():
             break
     assert killed
+    # A command that is killed between its last two acts leaves an empty file, which nobody holds.
+    left = {"store.lock"} if output.exists() else set()
     run_command(command).check()
     assert same_directories(output, reference)
-    assert os.listdir(tmp_path) == ["store"]
+    assert {"store"} <= set(os.listdir(tmp_path)) <= {"store"} | left
 
 
 def test_ctrl_c_is_one_line_and_the_command_goes_on(words, reference, tmp_path):

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,9 @@ def start(two_hosts, tmp_path, action, *options):
 def test_who_dies_on_another_host_is_named(two_hosts, tmp_path, who):
     run, rank = start(two_hosts, tmp_path, "sleep")
     with run:
-        servers = run.find_role("server", DMLC_NODE_HOST="10.77.0.2")
+        while who == "server 1" and not (servers := run.find_role("server", DMLC_NODE_HOST="10.77.0.2")):
+            assert run.poll() is None, run.stderr()
+            time.sleep(0.05)
         os.kill(rank if who == "rank 1" else servers[0], signal.SIGKILL)
         result = run.wait()
     assert result.returncode == 137, result.describe()

@@ -22,7 +22,7 @@ if not load_operators():
 
 HERE = Path(__file__).parent
 EVERYTHING = ["attention", "decode_loss", "dense", "dropout", "embed", "feed_forward", "gather", "gelu"]
-EVERYTHING += ["lamb", "bfloat16_moments", "norm", "packed", "self_attention"]
+EVERYTHING += ["lamb", "bfloat16_moments", "norm", "packed", "packed_update", "self_attention"]
 PRODUCTS = ["decode_loss", "dense", "feed_forward", "self_attention"]
 
 
