@@ -35,7 +35,7 @@ from base.errors import InputError
 from base.processes import run_in_session
 from base.tables import Row, Table, terminal
 from bench.contestants import ROOT
-from bench.quick import add_quick, settle, write_figures
+from bench.quick import NOTICE, add_quick, settle, write_figures
 from bench.workers import end_at
 from training.entry import exit_code
 
@@ -320,6 +320,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = check(work, options.parts)
     table, verdict = report(work, results)
     print(terminal(table))
+    if options.quick:
+        print(NOTICE)
     print(verdict)
     if options.json:
         facts = {"machine": machine.describe(ROOT), "gpus": machine.gpus(), "verdict": verdict}

@@ -55,7 +55,7 @@ def test_all_measurements_run_to_their_end():
 
 def test_every_measurement_has_quick():
     """By its name in the Makefile, or by BENCH=name."""
-    named = {"scaling", "startup", "threads", "bfloat16", "padding", "pipelines"}
+    named = {"scaling", "startup", "threads", "bfloat16", "padding", "pipelines", "gpu"}
     assert set(commands()) == {*BY_DEFAULT, *named}
     for name in commands():
         source = (ROOT / "bench" / f"{name}.py").read_text("utf-8")
