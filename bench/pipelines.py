@@ -28,15 +28,13 @@ import tempfile
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
-from tqdm import tqdm
-
 from base import machine
 from base.command_line import OptionParser, at_least, path_name, positive_int
 from base.errors import NO_MEMORY, InputError
 from base.processes import run_in_session
 from base.tables import Row, Table, terminal
 from bench.contestants import ROOT
-from bench.quick import NOTICE, add_quick, settle, write_figures
+from bench.quick import NOTICE, add_quick, settle, with_progress, write_figures
 from bench.rounds import ratios, spread
 from bench.threads import step_seconds
 from bench.workers import end_at
@@ -156,9 +154,9 @@ def measure_speed(
     pipelines = [Launch(each, each, count) for each in stages for count in micro_batches]
     every = list(dict.fromkeys([*pipelines, *map(beside, pipelines)]))
     rounds: list[dict[Launch, float]] = [{} for _ in range(repeats)]
-    todo = [(one, launch) for one in rounds for launch in every]
-    for one, launch in tqdm(todo, disable=not sys.stderr.isatty()):
-        one[launch] = finished(run(launch, work), launch) / launch.micro_batches
+    todo = [(number, launch) for number in range(repeats) for launch in every]
+    for number, launch in with_progress(todo):
+        rounds[number][launch] = finished(run(launch, work), launch) / launch.micro_batches
     found = []
     for launch in pipelines:
         named = [{"pipeline": one[launch], "ranks": one[beside(launch)]} for one in rounds]
@@ -198,13 +196,13 @@ def speed_table(figures: Sequence[Mapping[str, Any]], work: Work) -> Table:
 def measure_memory(work: Work, stages: int, micro_batches: Sequence[int]) -> list[dict[str, Any]]:
     """The greatest resident bytes of each stage, by schedule and micro-batches."""
     found = []
-    for schedule in (ONE_F_ONE_B, GPIPE):
-        for count in micro_batches:
-            launch = Launch(stages, stages, count, schedule)
-            outcome = run(launch, work)
-            finished(outcome, launch)
-            resident = [rank["resident"] for rank in outcome.ranks]
-            found.append({"schedule": schedule, "micro_batches": count, "resident": resident})
+    schedules = (ONE_F_ONE_B, GPIPE)
+    every = [Launch(stages, stages, count, schedule) for schedule in schedules for count in micro_batches]
+    for launch in with_progress(every):
+        outcome = run(launch, work)
+        finished(outcome, launch)
+        resident = [rank["resident"] for rank in outcome.ranks]
+        found.append({"schedule": launch.schedule, "micro_batches": launch.accumulate, "resident": resident})
     return found
 
 

@@ -1,4 +1,4 @@
-"""Parts that all measurements share: --quick, which tries them out, and their default text."""
+"""Parts that all measurements share: --quick, which tries them out, progress, and their default text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import argparse
 import glob
 import json
 import os
-from typing import Any, Mapping
+import sys
+from typing import Any, Iterator, Mapping, Sequence, TypeVar
+
+from tqdm import tqdm
 
 from base.errors import InputError
 from base.files import replacing
@@ -14,6 +17,18 @@ from data.embedded import build as build_embedded
 
 NOTICE = "--quick: small sizes and few repeats; these figures are for trying out only"
 VOCAB_SIZE = 4000
+
+T = TypeVar("T")
+
+
+def with_progress(items: Sequence[T]) -> Iterator[T]:
+    """Yields `items` with a bar on a terminal, and in a log with a line before each, on standard error."""
+    if sys.stderr.isatty():
+        yield from tqdm(items)
+        return
+    for number, item in enumerate(items, 1):
+        print(f"{number}/{len(items)}: {item}", file=sys.stderr, flush=True)
+        yield item
 
 
 def add_quick(parser: argparse.ArgumentParser, means: str) -> None:

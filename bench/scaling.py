@@ -26,13 +26,11 @@ import signal
 import sys
 from typing import Any, Mapping, Sequence
 
-from tqdm import tqdm
-
 from base import machine
 from base.command_line import OptionParser, at_least, path_name, positive_int
 from base.threads import set_threads
 from bench.contestants import ROOT
-from bench.quick import NOTICE, add_quick, settle, write_figures
+from bench.quick import NOTICE, add_quick, settle, with_progress, write_figures
 from bench.scaling_report import (
     Measured,
     as_markdown,
@@ -78,7 +76,7 @@ def measure(points: Sequence[Point], repeats: int, steps: int) -> tuple[dict[Poi
     that a slow minute does not meet only large sizes."""
     found: dict[Point, list[dict[str, Any]]] = {point: [] for point in points}
     order = [p for repeat in range(repeats) for p in (points if repeat % 2 == 0 else points[::-1])]
-    for point in tqdm(order, disable=not sys.stderr.isatty()):
+    for point in with_progress(order):
         found[point].append(visit(point, steps))
     measured = {
         point: Measured(

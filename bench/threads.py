@@ -22,13 +22,11 @@ import tempfile
 from pathlib import Path
 from typing import Mapping, NamedTuple, Sequence
 
-from tqdm import tqdm
-
 from base import machine
 from base.command_line import OptionParser, at_least, path_name, positive_int
 from base.processes import run_in_session
 from bench.contestants import ROOT
-from bench.quick import NOTICE, add_quick, default_text, settle, write_figures
+from bench.quick import NOTICE, add_quick, default_text, settle, with_progress, write_figures
 from bench.rounds import ratios, spread
 from bench.workers import end_at
 from training.entry import exit_code
@@ -181,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         script = script_options(options.model, options.steps, folder if options.with_data else None)
         try:
-            for ranks, _ in tqdm(work, disable=not sys.stderr.isatty()):
+            for ranks, _ in with_progress(work):
                 samples[ranks].append(
                     {name: launch(one, ranks, script) for name, one in chosen[ranks].items()}
                 )
