@@ -11,10 +11,9 @@
 // with the ratio ||weight|| / ||u||; state, "float32" (also where it is left out) or "bfloat16", and with the
 // latter seed, a whole number below 2^64: the roundings depend on it, on t and on the element alone.
 //
-// With packed="0+1+2,5" two more inputs follow, which are changed: copies of
-// tensors 0, 1 and 2 below each other and of tensor 5, as bert_pack makes them
-// for packed_dtype, "float32" or "bfloat16". They are those of the new weights;
-// on AMX's tiles they are made of rows that the update has left in the cache.
+// With packed="0+1+2,5" two more inputs follow, which are changed: copies of tensors 0, 1 and 2 below each
+// other and of tensor 5, as bert_pack makes them for packed_dtype, "float32" or "bfloat16". They are those of
+// the new weights; on AMX's tiles they are made of rows that the update has left in the cache.
 //
 // The results are the same for any number of threads: norms are sums in float64 over chunks, added in order.
 #include <atomic>
@@ -37,8 +36,8 @@ namespace {
 // the shared cache. Waiting for a tensor's last chunk costs time: several small ones are waited for together.
 constexpr int64_t kGroupSize = 1 << 19;
 
-// A chunk that is packed at once has so many rows, fewer where it would be
-// larger than the cache allows; the rows of a step of the product at least.
+// A chunk that is packed at once has so many rows, fewer where it would be larger than the cache allows; the
+// rows of a step of the product at least.
 constexpr int64_t kMostRows = 128, kFewestRows = 32, kPackedChunk = 1 << 17;
 
 // Tensors whose copies lie in one packed array, one below the other.
@@ -55,8 +54,7 @@ struct Settings {
   bool packed_low = false;  // whether in bfloat16
 };
 
-// Where the rows of a tensor go as soon as they are updated: below `first`
-// others of `total`.
+// Where the rows of a tensor go as soon as they are updated: below `first` others of `total`.
 struct Place {
   PackedForms forms;
   int64_t columns = 0, first = 0, total = 0;  // no columns: nowhere
@@ -124,8 +122,7 @@ bool has_bfloat16(const Attributes& given) {
   throw std::runtime_error("state=" + state->second + " is neither float32 nor bfloat16");
 }
 
-// Throws std::runtime_error unless every tensor is there and none is named
-// twice.
+// Throws std::runtime_error unless every tensor is there and none is named twice.
 std::vector<Group> groups(const std::string& list, int count) {
   std::vector<Group> read;
   std::vector<bool> named(count, false);
@@ -286,23 +283,20 @@ void update(const Settings& settings, const std::vector<Chunk>& chunks, Tensor* 
   }
 }
 
-// The form of a group's packed array. Throws std::runtime_error for shapes that
-// cannot be packed together.
+// The form of a group's packed array. Throws std::runtime_error for shapes that cannot be packed together.
 PackedWeights packed_form(const Settings& settings, const Group& group, const Shapes& weights) {
   int64_t rows = 0;
   const Shape first = weights.at(group.front());
   for (const int tensor : group) {
     const Shape& shape = weights.at(tensor);
     require(shape.size() == 2 && first.size() == 2 && shape[0] > 0 && shape[1] > 0 && shape[1] == first[1],
-            "weights that are packed together must have two axes and as many "
-            "columns");
+            "weights that are packed together must have two axes and as many columns");
     rows += shape[0];
   }
   return PackedWeights(settings.packed_low, group.size(), rows, first[1]);
 }
 
-// Gives the tensors of a group their places in `target`, where they can be
-// packed chunk by chunk.
+// Gives the tensors of a group their places in `target`, where they can be packed chunk by chunk.
 bool placed(const PackedWeights& form, const Group& group, const Tensors& weights, void* target,
             Tensor* tensors) {
   if (!form.in_parts()) return false;
@@ -324,6 +318,23 @@ int64_t chunk_size(const Place& place) {
   int64_t rows = kMostRows;
   while (rows > kFewestRows && rows * place.columns > kPackedChunk) rows /= 2;
   return rows * place.columns;
+}
+
+// The chunks of all tensors, which learn of theirs.
+std::vector<Chunk> chunks_of(const Tensors& weights, Tensor* tensors) {
+  std::vector<int64_t> sizes, pieces;
+  for (size_t i = 0; i < weights.size(); i++) {
+    sizes.push_back(weights[i].size());
+    pieces.push_back(chunk_size(tensors[i].place));
+  }
+  const std::vector<Chunk> chunks = split(sizes, pieces);
+  for (size_t i = chunks.size(); i-- > 0;) {
+    Tensor& tensor = tensors[chunks[i].tensor];
+    tensor.first_chunk = i;
+    tensor.num_chunks++;
+    tensor.unfinished++;
+  }
+  return chunks;
 }
 
 MXReturnValue attributes(const Attributes& given, int* inputs, int* outputs) {
@@ -406,18 +417,7 @@ MXReturnValue forward(const Attributes& given, Tensors* in, Tensors* out, const 
     for (size_t i = 0; i < read.packed.size(); i++)
       if (!placed(form(i), read.packed[i], weights, in->at(4 * count + i).data_ptr, tensors.get()))
         later.push_back(i);
-    std::vector<int64_t> sizes, pieces;
-    for (size_t i = 0; i < count; i++) {
-      sizes.push_back(weights[i].size());
-      pieces.push_back(chunk_size(tensors[i].place));
-    }
-    const std::vector<Chunk> chunks = split(sizes, pieces);
-    for (size_t i = chunks.size(); i-- > 0;) {
-      tensors[chunks[i].tensor].first_chunk = i;
-      tensors[chunks[i].tensor].num_chunks++;
-      tensors[chunks[i].tensor].unfinished++;
-    }
-    update(read, chunks, tensors.get());
+    update(read, chunks_of(weights, tensors.get()), tensors.get());
     for (const size_t i : later) {
       Tensors stacked;
       for (const int tensor : read.packed[i]) stacked.push_back(weights[tensor]);
