@@ -34,7 +34,7 @@ from base.errors import InputError
 from hosts import mpirun, print_byteps
 from hosts.hostfile import read_host_lines, read_hostfile
 from hosts.networks import RULE, read_network
-from hosts.planning import PlanOptions, add_plan_options
+from hosts.plan_options import PlanOptions, add_plan_options
 from hosts.pretraining import pretraining_job
 from hosts.shell import Cluster, Job, this_machine
 from lamb_paper import CHECKED, STAGE_LENGTHS, STAGES, PerStage, Plan, in_stage

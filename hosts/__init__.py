@@ -4,7 +4,7 @@ hostfile       Open MPI's host files
 addresses      numeric addresses, and the hosts that are this machine
 networks       EFA, InfiniBand, TCP and rails: their variables, with reasons
 shell          jobs and hosts as data, commands as text
-planning       options from which a plan of the LAMB paper follows
+plan_options   options from which a plan of the LAMB paper follows
 pretraining    a plan of the LAMB paper as a job
 mpirun         the mpirun command of a job
 print_byteps   the commands of a job over BytePS
@@ -25,7 +25,7 @@ roster         hosts in use, spare, left out
 restarts       a run that is started again after a failure
 launch         command: a run on all hosts, and its restarts
 supervise      around each part: none outlives the launcher
-plan_options   plans and checked options, for commands that write a cluster's job
+cluster_job    the script of each rank of a cluster's job, planned and checked
 srun           command: Slurm's srun as the launcher's remote shell
 slurm          command: a batch script for Slurm
 manifests      Kubernetes' objects as data and as YAML

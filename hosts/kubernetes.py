@@ -27,9 +27,9 @@ if __name__ == "__main__" and not __package__:
 from base.command_line import CommandParser, path_name, split_at_dashes, whole
 from base.errors import InputError
 from hosts import kubernetes_byteps, kubernetes_mpi, manifests
+from hosts.cluster_job import BACKENDS, BYTEPS, HVD, add_plan_group, script_and_options
 from hosts.manifests import Deployment, Limits, Resources, Volume
 from hosts.networks import RULE, read_network
-from hosts.plan_options import BACKENDS, BYTEPS, HVD, add_plan_group, script_and_options
 
 
 def _parser() -> argparse.ArgumentParser:
