@@ -55,8 +55,8 @@ def write_figures(path: str, figures: Mapping[str, Any]) -> None:
 
 
 def default_text(folder: str) -> tuple[list[str], str]:
-    """Writes the embedded English text and its vocabulary under `folder`, or under the folder that the variable
-    BENCH_TEXT names, where several measurements share it: the first that needs it writes it, in 4 s.
+    """Writes the embedded English text and its vocabulary under `folder`, or under the folder that the
+    variable BENCH_TEXT names, which several measurements share: the first that needs it writes it, in 4 s.
 
     Returns:
         The training files in order, and the vocabulary.

@@ -38,7 +38,7 @@ EVAL_SHARE = 0.03  # of the text, held out as whole documents
 MIN_SENTENCES = 4  # shorter documents give no sentence pair worth having
 MIN_BYTES = 500_000
 DEFAULT_VOCAB_SIZE = 4096
-# Fields of statements that are lists of statements, in the order of ast.walk (an expression's `body` is none).
+# Fields of statements that are lists of statements, in the order of ast.walk (of expressions none is).
 _BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
 _SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"}
 

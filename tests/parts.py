@@ -5,7 +5,8 @@ ranks       those whose ranks mostly wait, for a time limit or for each other; a
             with the tests that share what one launch has left in the same one (`--dist loadgroup`)
 alone       of the latter those marked `alone`: they measure times, or need the memory; one after the other
 
-Long tests come first: at the end of a part, where some processes have nothing left to do, the others are soon done.
+Long tests come first: at the end of a part, where some processes have nothing left to do, the others are soon
+done.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ WITHOUT_RANKS = [
         "test_reliability.py",
     )
 ]
-# Tests of half a minute among the ranks', of many seconds or with a launch that several share among the others.
+# Half a minute among the ranks'; among the others many seconds, or a launch that several share.
 LONG = [
     TESTS / name
     for name in (

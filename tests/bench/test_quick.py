@@ -147,7 +147,7 @@ def test_bad_options_are_one_line(name, words, message):
 
 
 def test_threads_on_text(tmp_path, monkeypatch):
-    """The files go to the script as their paths, as it reads them. The text is in the folder that was named."""
+    """The files go to the script as their paths, as it reads them. The text is in the folder named."""
     monkeypatch.delenv("BENCH_TEXT", raising=False)
     words = threads.script_options("bert_2_128_2", 6, str(tmp_path))
     paths = words[words.index("--data") + 1].split(",")
