@@ -176,6 +176,12 @@ def check(environment: Environment, cuda: str, progress: Progress) -> None:
     progress.run(
         [*gloo, *script, "gloo", *built_with], "Horovod over Gloo on two processes", env, CHECK_LIMIT
     )
+    if cuda != "cpu":
+        libraries = [python, str(ROOT / "setup/check_libraries.py")]
+        for process in ("ranks", "server"):
+            progress.run(
+                [*libraries, process], f"where {process} load CUDA's libraries from", env, CHECK_LIMIT
+            )
     bps = [python, str(ROOT / "setup/check_byteps.py")]
     progress.run([*bps, "2", "1"], "BytePS with two workers", env, CHECK_LIMIT)
     if cuda == "cpu":  # each local rank wants a GPU of its own elsewhere

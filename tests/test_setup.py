@@ -241,6 +241,30 @@ def test_what_libmxnet_still_lacks_is_named(tmp_path):
         cuda.link_libraries(tmp_path)
 
 
+def test_cuda_libraries_from_elsewhere_are_named(tmp_path):
+    """Real libraries of one name, one in a package and one beside it, loaded by a process of its own."""
+    site, outside = tmp_path / "site-packages", tmp_path / "cuda-13.0"
+    ours = site / "nvidia" / "made" / "lib" / "libmade.so.11"
+    theirs = outside / "libmade.so.13"
+    for place in (ours, theirs):
+        place.parent.mkdir(parents=True)
+        command = ["g++", "-shared", "-fPIC", "-x", "c", "/dev/null", "-o", str(place)]
+        subprocess.run(command, check=True)
+    script = (
+        "import ctypes, sys; from pathlib import Path; from setup.check_libraries import mapped, strays; "
+        "[ctypes.CDLL(name) for name in sys.argv[2:]]; "
+        "print(*strays(mapped(), ['libmade.so.11'], Path(sys.argv[1])))"
+    )
+    for libraries, named in (([ours], ""), ([ours, theirs], str(theirs))):
+        seen = subprocess.run(
+            [sys.executable, "-c", script, str(site), *map(str, libraries)],
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
+        )
+        assert seen.stdout.decode().strip() == named
+
+
 def test_the_stand_in_for_the_driver_has_no_device(tmp_path):
     progress = Progress(1, tmp_path / "setup.log", StringIO())
     driver = ctypes.CDLL(str(cuda.compile_no_driver(ROOT / "native" / "cuda", tmp_path / "driver", progress)))
