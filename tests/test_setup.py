@@ -282,10 +282,26 @@ def test_horovod_is_changed_only_where_it_is_known(tmp_path):
     horovod_build.leave_out_nvcc(ROOT / "native" / "cuda", home, archive)
     changed = (archive / "CMakeLists.txt").read_text()
     assert str(home / "lib" / "libcudart.so") in changed and "CUDAToolkit" not in changed
+    assert "$ORIGIN/../../mxnet" in changed and "${MPI_LIBRARIES}" in changed and "{{" not in changed
     assert not (kernels / "cuda_kernels.cu").exists() and (kernels / "cuda_kernels.cc").exists()
     (archive / "CMakeLists.txt").write_text("another release")
     with pytest.raises(SetupError, match="it is not that of 0.28.1"):
         horovod_build.leave_out_nvcc(ROOT / "native" / "cuda", home, archive)
+
+
+def test_libraries_for_gpus_name_no_folder_that_is_removed(tmp_path):
+    """Horovod's and BytePS's own build scripts write the folders of the build into what they link."""
+    text = f"for lib_dir in mx_lib_dirs:\n    {byteps_build.RUN_PATH}\n    more(lib_dir)\n"
+    (tmp_path / "setup.py").write_text(text)
+    byteps_build.leave_out_build_folders(tmp_path, tmp_path)
+    changed = (tmp_path / "setup.py").read_text()
+    assert "rpath" not in changed and "more(lib_dir)" in changed
+    compile(changed, "setup.py", "exec")
+    with pytest.raises(SetupError, match="it is not that of 0.2.5.post15"):
+        byteps_build.leave_out_build_folders(tmp_path, tmp_path)
+    (cpu, gpu) = (byteps_build.byteps(cuda, ROOT, "mxnet") for cuda in ("cpu", "112"))
+    assert cpu.change is None and gpu.change is byteps_build.leave_out_build_folders
+    assert "$ORIGIN/../../mxnet" in gpu.env["LDSHARED"]
 
 
 def test_a_wheel_cache_that_cannot_be_written(clone):
