@@ -160,7 +160,10 @@ def check(environment: Environment, cuda: str, progress: Progress) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     if cuda != "cpu":
         stand_in = environment.venv / "lib" / "no_driver"
-        env.update(cuda_wheels.environment_without_driver(ROOT / "native" / "cuda", stand_in, progress))
+        without = cuda_wheels.environment_without_driver(ROOT / "native" / "cuda", stand_in, progress)
+        if without:
+            progress.note(cuda_wheels.NO_DRIVER)
+        env.update(without)
     if os.geteuid() == 0:
         env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     python = str(environment.python)

@@ -79,8 +79,8 @@ def byteps(cuda: str, root: Path, mxnet: str, libraries: tuple[str, ...] = ()) -
 
 
 def leave_out_build_folders(scratch: Path, archive: Path) -> None:
-    """Changes BytePS's unpacked ``archive`` so that its libraries look for others where they are installed, and
-    not in the MXNet that they were built with, which is removed.
+    """Changes BytePS's unpacked ``archive`` so that its libraries look for others where they are installed,
+    and not in the MXNet that they were built with, which is removed.
 
     Raises:
         SetupError: the archive is not the one that this was written for.

@@ -44,8 +44,8 @@ def exit_code(main: Callable[[], int], leaves: bool = False) -> int:
     except OSError as error:
         if error.errno is None and str(error).startswith(DRIVER):  # the loader's, which has no number
             _fail(
-                f"{DRIVER}, NVIDIA's driver, is not on this machine, and this MXNet is built for GPUs: install "
-                "the driver, or run make setup CUDA=cpu to train on the CPU",
+                f"{DRIVER}, NVIDIA's driver, is not on this machine, and this MXNet is built for GPUs: "
+                "install the driver, or run make setup CUDA=cpu to train on the CPU",
                 2,
             )
         if error.errno not in DISK:
