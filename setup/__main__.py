@@ -158,11 +158,12 @@ def check(environment: Environment, cuda: str, progress: Progress) -> None:
         SetupError: something does not work or does not end.
     """
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    without: dict[str, str] = {}
     if cuda != "cpu":
         stand_in = environment.venv / "lib" / "no_driver"
         without = cuda_wheels.environment_without_driver(ROOT / "native" / "cuda", stand_in, progress)
-        if without:
-            progress.note(cuda_wheels.NO_DRIVER)
+    if without:
+        progress.note(cuda_wheels.NO_DRIVER)
         env.update(without)
     if os.geteuid() == 0:
         env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
@@ -185,6 +186,9 @@ def check(environment: Environment, cuda: str, progress: Progress) -> None:
             progress.run(
                 [*libraries, process], f"where {process} load CUDA's libraries from", env, CHECK_LIMIT
             )
+    if without:
+        progress.note("BytePS for GPUs is loaded and not run: its ranks need one each")
+        return
     bps = [python, str(ROOT / "setup/check_byteps.py")]
     progress.run([*bps, "2", "1"], "BytePS with two workers", env, CHECK_LIMIT)
     if cuda == "cpu":  # each local rank wants a GPU of its own elsewhere
