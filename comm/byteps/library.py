@@ -37,7 +37,7 @@ def check_gpu(cuda: bool, gpus: int, local_rank: int) -> None:
     if cuda and local_rank >= gpus:
         raise InputError(
             f"BytePS is built for GPUs here, and there is none for local rank {local_rank} "
-            f"(GPUs of this host: {gpus}); start a rank for each GPU, or run make setup CUDA=cpu to train on CPUs"
+            f"(GPUs of this host: {gpus}); start a rank for each GPU, or run make setup CUDA=cpu for CPUs"
         )
 
 
