@@ -26,6 +26,10 @@ ROOT = Path(__file__).resolve().parent.parent
 STAGES = 7
 CHECK_LIMIT = 180.0  # seconds for a few processes to start and add up a vector
 IMPORTS = "import mxnet, gluonnlp, tokenizers, sentencepiece, matplotlib, tensorboardX, tqdm, psutil, pytest"
+NO_DRIVER = (
+    f"no NVIDIA driver ({cuda_wheels.DRIVER}) on this machine: checking on the CPU with a stand-in for it; "
+    "training needs the driver"
+)
 OPERATORS = "from bert.operators import load_operators; assert load_operators(), 'no library'"
 
 
@@ -163,7 +167,7 @@ def check(environment: Environment, cuda: str, progress: Progress) -> None:
         stand_in = environment.venv / "lib" / "no_driver"
         without = cuda_wheels.environment_without_driver(ROOT / "native" / "cuda", stand_in, progress)
     if without:
-        progress.note(cuda_wheels.NO_DRIVER)
+        progress.note(NO_DRIVER)
         env.update(without)
     if os.geteuid() == 0:
         env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")

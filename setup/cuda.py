@@ -17,10 +17,6 @@ from setup.errors import SetupError
 from setup.progress import Progress
 
 DRIVER = "libcuda.so.1"
-NO_DRIVER = (
-    f"no NVIDIA driver ({DRIVER}) on this machine: checking on the CPU with a stand-in for it; "
-    "training needs the driver"
-)
 
 # Libraries that a release of MXNet asks for and no wheel has, each with NVIDIA's own package of it.
 IN_NO_WHEEL: Mapping[str, Mapping[str, str]] = {
