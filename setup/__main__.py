@@ -186,10 +186,7 @@ def check(environment: Environment, cuda: str, progress: Progress) -> None:
     )
     if cuda != "cpu":
         libraries = [python, str(ROOT / "setup/check_libraries.py")]
-        for process in ("ranks", "server"):
-            progress.run(
-                [*libraries, process], f"where {process} load CUDA's libraries from", env, CHECK_LIMIT
-            )
+        progress.run(libraries, "looking where CUDA's libraries are loaded from", env, CHECK_LIMIT)
     if without:
         progress.note("BytePS for GPUs is loaded and not run: its ranks need one each")
         return

@@ -55,7 +55,7 @@ def byteps(cuda: str, root: Path, mxnet: str, libraries: tuple[str, ...] = ()) -
     gpu = root / "native" / "cuda"
     env = COMMON
     if cuda != "cpu":
-        # Its server loads NCCL before any MXNet: from MXNet's folder, where setup/cuda.py has linked it.
+        # MXNet's folder, where setup/cuda.py has linked CUDA's runtime and NCCL.
         linker = "g++ -shared -pthread -Wl,-rpath,$ORIGIN/../../mxnet"
         env = {**COMMON, "BYTEPS_NCCL_LINK": "SHARED", "LDSHARED": linker}
 

@@ -1,4 +1,4 @@
-"""Checks where one process loads CUDA's libraries from: ``check_libraries.py ranks|server``.
+"""Checks where a rank's process loads CUDA's libraries from.
 
 All must be those of NVIDIA's packages in this environment. Another CUDA on the machine, or a folder in
 LD_LIBRARY_PATH, could come first, and of two releases in one process neither is sure to work.
@@ -6,7 +6,6 @@ LD_LIBRARY_PATH, could come first, and of two releases in one process neither is
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import sysconfig
 from pathlib import Path
@@ -14,14 +13,11 @@ from typing import Iterable
 
 
 def main() -> None:
-    """Loads what a rank or a server of BytePS loads; exits non-zero naming what comes from elsewhere."""
+    """Loads MXNet, Horovod and BytePS; exits non-zero naming what comes from elsewhere."""
+    import byteps.mxnet.ops  # noqa: F401
+    import horovod.mxnet  # noqa: F401
+
     site = Path(sysconfig.get_path("platlib")).resolve()
-    if sys.argv[1] == "ranks":
-        import byteps.mxnet.ops  # noqa: F401
-        import horovod.mxnet  # noqa: F401
-    else:  # importing byteps.server would start one
-        for library in sorted((site / "byteps" / "server").glob("*.so")):
-            ctypes.CDLL(str(library))
     ours = {file.name for file in (site / "nvidia").glob("*/lib/lib*.so*")}
     loaded = mapped()
     foreign = strays(loaded, ours, site)
