@@ -102,7 +102,7 @@ class Case:
 
     @property
     def stops_itself(self) -> str:
-        """What has rank 0 stop while it saves, at one of the moments by chance; empty where it need not."""
+        """A patch that stops rank 0 while it saves, at one of the moments by chance; empty for no stop."""
         if self.when != SAVING or self.how == FULL:
             return ""
         moment = random.Random(str(self)).choice(MOMENTS)
