@@ -31,7 +31,7 @@ WAYS = ("requeue", "preempt", "notice", "limit")
 # A job's time limit: a start works 60 to 120 s of it. Slurm looks once a minute, and gives notice 120 to
 # 180 s before its end. (With 3 minutes the notice may come at once.)
 MINUTES = "4"
-LIMIT_S = 150  # a run's seconds of work, so that it reaches the limit once or twice
+LIMIT_S = 120  # a run's seconds of work: more than those of one start
 START_S = 300  # a job has done ten steps by then, also on a busy machine
 SECONDS = 2700.0
 
