@@ -45,6 +45,9 @@ BACKENDS = {"hvd": "horovod", "byteps": "byteps"}  # a name here and in the test
 USUAL = {"models": ["bert_12_768_12", "bert_24_1024_16"], "rows": 32, "length": 128, "steps": 20}
 QUICK = {"models": ["bert_1_32_2"], "rows": 2, "length": 16, "steps": 8}
 ACCUMULATE = (1, 4)
+# Compute capabilities that mxnet-cu112's libmxnet.so has machine code for; code of a minor version serves the
+# later ones of its major version. It has no PTX, from which a driver could make code for others.
+COMPILED = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
 # Losses of float16 (11 bits) and float32 over the steps: what rounding moves, times ten.
 PRECISION_TOLERANCE = 0.02
 BACKENDS_TOLERANCE = 0.002
@@ -124,7 +127,21 @@ def find_ranks(device: str) -> int:
         )
     if not found["gpus"]:
         raise InputError("no GPU: the driver reports none; look at nvidia-smi and CUDA_VISIBLE_DEVICES")
+    lacking = without_code(found["capabilities"])
+    if lacking:
+        raise InputError(
+            f"{lacking}: MXNet 1.9.1 has no code for it (it has some for 5.0 to 8.9); "
+            "choose other GPUs with CUDA_VISIBLE_DEVICES"
+        )
     return int(found["gpus"])
+
+
+def without_code(capabilities: Sequence[Sequence[int]]) -> str:
+    """The first GPU that libmxnet.so has no code for, as words; "" where there is none."""
+    for device, (major, minor) in enumerate(capabilities):
+        if not any(major == code[0] and minor >= code[1] for code in COMPILED):
+            return f"GPU {device} has compute capability {major}.{minor}"
+    return ""
 
 
 def precision(work: Work) -> list[Result]:

@@ -11,6 +11,7 @@ memory. beyond: what asking for more memory than any device has is answered with
 
 from __future__ import annotations
 
+import ctypes
 import json
 import resource
 import sys
@@ -38,6 +39,8 @@ CLIP_NORM, LR = 1.0, 1e-3
 DIFFERENT = 4  # steps with batches of their own; then these again
 BLOCK = 1 << 30  # elements of float64; an array has less than 2^31
 BLOCKS = 64  # 512 GiB: more than any device has
+CUDA_RUNTIME = "libcudart.so.11.0"
+CAPABILITY = (75, 76)  # its attributes of a device: major and minor compute capability
 HOST_LIMIT = 16 << 30  # bytes of addresses, where the device is the CPU
 
 
@@ -126,12 +129,31 @@ def beyond(device: mx.Context) -> dict[str, Any]:
     return {}
 
 
+def capabilities(count: int) -> list[list[int]]:
+    """Compute capability of each of the `count` GPUs, such as [8, 6], as CUDA's runtime says.
+
+    Raises:
+        RuntimeError: it does not say.
+    """
+    runtime = ctypes.CDLL(CUDA_RUNTIME)  # the one that MXNet has loaded
+    value, found = ctypes.c_int(), []
+    for device in range(count):
+        found.append([])
+        for attribute in CAPABILITY:
+            code = runtime.cudaDeviceGetAttribute(ctypes.byref(value), attribute, device)
+            if code:
+                raise RuntimeError(f"cudaDeviceGetAttribute({attribute}, {device}) answers {code}")
+            found[-1].append(value.value)
+    return found
+
+
 def answer(arguments: Sequence[str]) -> Mapping[str, Any]:
     """Measures; where the device's memory does not suffice, {"out_of_memory": first line of the message}."""
     what, *rest = arguments
     if what == "devices":
         built = mx.runtime.Features().is_enabled("CUDA")
-        return {"gpus": mx.context.num_gpus(), "cuda": built}
+        count = mx.context.num_gpus()
+        return {"gpus": count, "cuda": built, "capabilities": capabilities(count) if count else []}
     device = mx.Context(rest[0], 0)
     try:
         if what == "beyond":

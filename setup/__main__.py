@@ -26,6 +26,10 @@ ROOT = Path(__file__).resolve().parent.parent
 STAGES = 7
 CHECK_LIMIT = 180.0  # seconds for a few processes to start and add up a vector
 IMPORTS = "import mxnet, gluonnlp, tokenizers, sentencepiece, matplotlib, tensorboardX, tqdm, psutil, pytest"
+NO_DRIVER = (
+    f"no NVIDIA driver ({cuda_wheels.DRIVER}) on this machine: checking on the CPU with a stand-in for it; "
+    "training needs the driver"
+)
 OPERATORS = "from bert.operators import load_operators; assert load_operators(), 'no library'"
 
 
@@ -158,9 +162,13 @@ def check(environment: Environment, cuda: str, progress: Progress) -> None:
         SetupError: something does not work or does not end.
     """
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    without: dict[str, str] = {}
     if cuda != "cpu":
         stand_in = environment.venv / "lib" / "no_driver"
-        env.update(cuda_wheels.environment_without_driver(ROOT / "native" / "cuda", stand_in, progress))
+        without = cuda_wheels.environment_without_driver(ROOT / "native" / "cuda", stand_in, progress)
+    if without:
+        progress.note(NO_DRIVER)
+        env.update(without)
     if os.geteuid() == 0:
         env.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     python = str(environment.python)
@@ -176,6 +184,12 @@ def check(environment: Environment, cuda: str, progress: Progress) -> None:
     progress.run(
         [*gloo, *script, "gloo", *built_with], "Horovod over Gloo on two processes", env, CHECK_LIMIT
     )
+    if cuda != "cpu":
+        libraries = [python, str(ROOT / "setup/check_libraries.py")]
+        progress.run(libraries, "looking where CUDA's libraries are loaded from", env, CHECK_LIMIT)
+    if without:
+        progress.note("BytePS for GPUs is loaded and not run: its ranks need one each")
+        return
     bps = [python, str(ROOT / "setup/check_byteps.py")]
     progress.run([*bps, "2", "1"], "BytePS with two workers", env, CHECK_LIMIT)
     if cuda == "cpu":  # each local rank wants a GPU of its own elsewhere

@@ -21,6 +21,7 @@ from setup.progress import Progress
 
 VERSION = "0.2.5.post15"
 COMPILE = ["g++", "-std=c++14", "-O2", "-fPIC", "-Wall", "-Wextra", "-fvisibility=hidden"]
+RUN_PATH = "link_flags.append('-Wl,-rpath,%s' % lib_dir)"
 
 # What BytePS's workers link as NCCL, and what takes the place of functions in both of its libraries.
 NCCL = ("cuda.cc", "collectives.cc", "reduce.cc", "shared.cc")
@@ -54,7 +55,7 @@ def byteps(cuda: str, root: Path, mxnet: str, libraries: tuple[str, ...] = ()) -
     gpu = root / "native" / "cuda"
     env = COMMON
     if cuda != "cpu":
-        # Its server loads NCCL before any MXNet: from beside it, where setup/cuda.py has linked it.
+        # MXNet's folder, where setup/cuda.py has linked CUDA's runtime and NCCL.
         linker = "g++ -shared -pthread -Wl,-rpath,$ORIGIN/../../mxnet"
         env = {**COMMON, "BYTEPS_NCCL_LINK": "SHARED", "LDSHARED": linker}
 
@@ -73,7 +74,22 @@ def byteps(cuda: str, root: Path, mxnet: str, libraries: tuple[str, ...] = ()) -
         found = cuda_wheels.arrange_toolkit(scratch / "environment", gpu, home, progress)
         return {**replaced, **found, "BYTEPS_CUDA_HOME": str(home), "BYTEPS_NCCL_HOME": str(home)}
 
-    return Source("byteps", VERSION, "2 to 6 minutes", needs, env, inputs, arrange)
+    change = None if cuda == "cpu" else leave_out_build_folders
+    return Source("byteps", VERSION, "2 to 6 minutes", needs, env, inputs, arrange, change)
+
+
+def leave_out_build_folders(scratch: Path, archive: Path) -> None:
+    """Changes BytePS's unpacked ``archive`` so that its libraries look for others where they are installed,
+    and not in the MXNet that they were built with, which is removed.
+
+    Raises:
+        SetupError: the archive is not the one that this was written for.
+    """
+    file = archive / "setup.py"
+    text = file.read_text()
+    if text.count(RUN_PATH) != 1:
+        raise SetupError(f"BytePS's setup.py has no {RUN_PATH}; it is not that of {VERSION}.")
+    file.write_text(text.replace(RUN_PATH, "pass"))
 
 
 def native_files(folder: Path) -> list[Path]:

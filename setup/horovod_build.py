@@ -31,7 +31,15 @@ LIBRARIES = ("libcudart.so", "libnvrtc.so", "stubs/libcuda.so")
 CHANGES = {
     "check_language(CUDA)": "set(CMAKE_CUDA_COMPILER NOTFOUND)",
     "    find_package(CUDAToolkit)\n": "",
-    "find_package(CUDAToolkit REQUIRED)": "list(APPEND LINKER_LIBS {libraries})",
+    "find_package(CUDAToolkit REQUIRED)": """list(APPEND LINKER_LIBS {libraries})
+    # Where the library looks for others: not in the folders that it is built from, which are removed.
+    set(CMAKE_BUILD_WITH_INSTALL_RPATH TRUE)
+    set(CMAKE_INSTALL_RPATH "$ORIGIN/../../mxnet")
+    foreach(library ${{MPI_LIBRARIES}})
+        get_filename_component(folder "${{library}}" DIRECTORY)
+        list(APPEND CMAKE_INSTALL_RPATH "${{folder}}")
+    endforeach()
+    list(REMOVE_DUPLICATES CMAKE_INSTALL_RPATH)""",
     "${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}": '"{home}/include"',
 }
 KERNELS = """add_library(horovod_cuda_kernels STATIC cuda_kernels.cc)

@@ -41,7 +41,11 @@ SETUP_MAY_USE = "base"  # those of its modules that need the standard library on
 FRAMEWORKS = {"mxnet", "gluonnlp", "horovod", "byteps"}
 WITHOUT_FRAMEWORKS = ("base", "data", "hosts", "lamb_paper", "hparams")
 LIBRARIES_OF_BASE = {"tqdm"}
-SETUP_CHECKS = {"setup.check_horovod", "setup.check_byteps"}  # they run what setup/ has built
+SETUP_CHECKS = {
+    "setup.check_horovod",
+    "setup.check_byteps",
+    "setup.check_libraries",
+}  # they run what it built
 
 # Importing one of these decides how ranks communicate: scripts do, and commands that start ranks themselves.
 IMPLEMENTATIONS = ("comm.horovod", "comm.byteps", "comm.local")

@@ -58,8 +58,10 @@ def clone(tmp_path):
 def copy_parts(folder: Path) -> Path:
     folder.mkdir(parents=True)
     for part in PARTS:
-        copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
-        copy(ROOT / part, folder / part)
+        if (ROOT / part).is_dir():  # without what other tests' processes write there meanwhile
+            shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / part, folder / part)
     return folder
 
 
@@ -241,6 +243,30 @@ def test_what_libmxnet_still_lacks_is_named(tmp_path):
         cuda.link_libraries(tmp_path)
 
 
+def test_cuda_libraries_from_elsewhere_are_named(tmp_path):
+    """Real libraries of one name, one in a package and one beside it, loaded by a process of its own."""
+    site, outside = tmp_path / "site-packages", tmp_path / "cuda-13.0"
+    ours = site / "nvidia" / "made" / "lib" / "libmade.so.11"
+    theirs = outside / "libmade.so.13"
+    for place in (ours, theirs):
+        place.parent.mkdir(parents=True)
+        command = ["g++", "-shared", "-fPIC", "-x", "c", "/dev/null", "-o", str(place)]
+        subprocess.run(command, check=True)
+    script = (
+        "import ctypes, sys; from pathlib import Path; from setup.check_libraries import mapped, strays; "
+        "[ctypes.CDLL(name) for name in sys.argv[2:]]; "
+        "print(*strays(mapped(), ['libmade.so.11'], Path(sys.argv[1])))"
+    )
+    for libraries, named in (([ours], ""), ([ours, theirs], str(theirs))):
+        seen = subprocess.run(
+            [sys.executable, "-c", script, str(site), *map(str, libraries)],
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
+        )
+        assert seen.stdout.decode().strip() == named
+
+
 def test_the_stand_in_for_the_driver_has_no_device(tmp_path):
     progress = Progress(1, tmp_path / "setup.log", StringIO())
     driver = ctypes.CDLL(str(cuda.compile_no_driver(ROOT / "native" / "cuda", tmp_path / "driver", progress)))
@@ -258,10 +284,26 @@ def test_horovod_is_changed_only_where_it_is_known(tmp_path):
     horovod_build.leave_out_nvcc(ROOT / "native" / "cuda", home, archive)
     changed = (archive / "CMakeLists.txt").read_text()
     assert str(home / "lib" / "libcudart.so") in changed and "CUDAToolkit" not in changed
+    assert "$ORIGIN/../../mxnet" in changed and "${MPI_LIBRARIES}" in changed and "{{" not in changed
     assert not (kernels / "cuda_kernels.cu").exists() and (kernels / "cuda_kernels.cc").exists()
     (archive / "CMakeLists.txt").write_text("another release")
     with pytest.raises(SetupError, match="it is not that of 0.28.1"):
         horovod_build.leave_out_nvcc(ROOT / "native" / "cuda", home, archive)
+
+
+def test_libraries_for_gpus_name_no_folder_that_is_removed(tmp_path):
+    """Horovod's and BytePS's own build scripts write the folders of the build into what they link."""
+    text = f"for lib_dir in mx_lib_dirs:\n    {byteps_build.RUN_PATH}\n    more(lib_dir)\n"
+    (tmp_path / "setup.py").write_text(text)
+    byteps_build.leave_out_build_folders(tmp_path, tmp_path)
+    changed = (tmp_path / "setup.py").read_text()
+    assert "rpath" not in changed and "more(lib_dir)" in changed
+    compile(changed, "setup.py", "exec")
+    with pytest.raises(SetupError, match="it is not that of 0.2.5.post15"):
+        byteps_build.leave_out_build_folders(tmp_path, tmp_path)
+    (cpu, gpu) = (byteps_build.byteps(cuda, ROOT, "mxnet") for cuda in ("cpu", "112"))
+    assert cpu.change is None and gpu.change is byteps_build.leave_out_build_folders
+    assert "$ORIGIN/../../mxnet" in gpu.env["LDSHARED"]
 
 
 def test_a_wheel_cache_that_cannot_be_written(clone):

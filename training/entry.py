@@ -16,6 +16,7 @@ from training.stopping import Stopped, leave_at_signals
 
 # Ends of a disk's that are no defect of a program's.
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE)
+DRIVER = "libcuda.so.1"  # NVIDIA's, which MXNet for GPUs cannot be loaded without
 PATIENCE = 2.0  # seconds that other ranks leave to rank 0 to say the same thing first
 
 
@@ -41,6 +42,12 @@ def exit_code(main: Callable[[], int], leaves: bool = False) -> int:
     except KeyboardInterrupt:
         abort(130)
     except OSError as error:
+        if error.errno is None and str(error).startswith(DRIVER):  # the loader's, which has no number
+            _fail(
+                f"{DRIVER}, NVIDIA's driver, is not on this machine, and this MXNet is built for GPUs: "
+                "install the driver, or run make setup CUDA=cpu to train on the CPU",
+                2,
+            )
         if error.errno not in DISK:
             _fail(traceback.format_exc().rstrip(), 1)
         _fail(f"{error.filename or 'a file that is being written'}: {error.strerror}", 1)

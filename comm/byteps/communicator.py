@@ -41,8 +41,8 @@ class BytePSCommunicator:
         compressor: BytePS's own settings for averages, such as {"compressor_type": "onebit"}.
 
     Raises:
-        InputError: BytePS's variables are missing or contradict each other, or BytePS is not installed for
-            MXNet.
+        InputError: BytePS's variables are missing or contradict each other, BytePS is not installed for
+            MXNet, or it is built for GPUs and this rank has none.
     """
 
     name = "byteps"
@@ -64,7 +64,7 @@ class BytePSCommunicator:
         self._mx: Any = importlib.import_module("mxnet")
         self._np: Any = importlib.import_module("numpy")
         self._library = BytePSLibrary()
-        self._library.start()
+        self._library.start(place.local_rank)
         self._channels = Channels(self._library)
         self._plans: dict[tuple[tuple[str, int], ...], list[Bucket]] = {}
         self._buffers: dict[str, NDArray] = {}

@@ -27,6 +27,20 @@ class _Context(ctypes.Structure):
     _fields_ = [("dev_type", ctypes.c_int32), ("dev_id", ctypes.c_int32)]
 
 
+def check_gpu(cuda: bool, gpus: int, local_rank: int) -> None:
+    """BytePS that is built with `cuda` takes the GPU of its local rank, also for arrays in the host's memory,
+    and ends the process with a stack trace where that is missing.
+
+    Raises:
+        InputError: it is.
+    """
+    if cuda and local_rank >= gpus:
+        raise InputError(
+            f"BytePS is built for GPUs here, and there is none for local rank {local_rank} "
+            f"(GPUs of this host: {gpus}); start a rank for each GPU, or run make setup CUDA=cpu for CPUs"
+        )
+
+
 class BytePSLibrary:
     """BytePS as loaded into this process. Raises InputError when it is not installed for MXNet."""
 
@@ -40,8 +54,14 @@ class BytePSLibrary:
         self._library.byteps_mxnet_declare_tensor.restype = None
         self._callbacks: list[Any] = []
 
-    def start(self) -> None:
-        """Joins the run; returns when the scheduler has seen all its workers and servers."""
+    def start(self, local_rank: int) -> None:
+        """Joins the run; returns when the scheduler has seen all its workers and servers.
+
+        Raises:
+            InputError: BytePS is built for GPUs and this rank has none.
+        """
+        gpus = self._mx.context.num_gpus()
+        check_gpu(self._mx.runtime.Features().is_enabled("CUDA"), gpus, local_rank)
         self._library.byteps_init()
 
     def stop(self) -> None:

@@ -1,6 +1,6 @@
-// Horovod's three functions that launch kernels (horovod/common/ops/cuda/cuda_kernels.h), without nvcc: NVRTC compiles
-// horovod_kernels.cu once per GPU of a process, to machine code, which needs no newer driver than CUDA 11's first.
-// setup/horovod_build.py puts this file in the place of cuda_kernels.cu, and the text beside it.
+// Horovod's three functions that launch kernels (horovod/common/ops/cuda/cuda_kernels.h), without nvcc: NVRTC
+// compiles horovod_kernels.cu once per GPU of a process, to machine code, which needs no newer driver than
+// CUDA 11's first. setup/horovod_build.py puts this file in the place of cuda_kernels.cu, the text beside it.
 
 #include <cuda.h>
 #include <nvrtc.h>
@@ -25,7 +25,8 @@ constexpr int kBlocksPerCopy = 8;
 constexpr int kThreads = 512;
 constexpr int64_t kMostBlocks = 65535;
 
-static_assert(sizeof(BatchedD2DParams) == 160 * (2 * sizeof(void*) + sizeof(size_t)), "see Copies in the kernels");
+static_assert(sizeof(BatchedD2DParams) == 160 * (2 * sizeof(void*) + sizeof(size_t)),
+              "see Copies in the kernels");
 
 [[noreturn]] void Fail(const std::string& what, const std::string& why) {
   throw std::runtime_error("Horovod's GPU kernels: " + what + ": " + why);
@@ -89,7 +90,8 @@ void Launch(const std::string& name, int64_t blocks, void** arguments, cudaStrea
   if (blocks == 0) return;
   CUfunction function;
   Check(cuModuleGetFunction(&function, Module(), name.c_str()), name);
-  Check(cuLaunchKernel(function, static_cast<unsigned>(blocks), 1, 1, kThreads, 1, 1, 0, stream, arguments, nullptr),
+  Check(cuLaunchKernel(function, static_cast<unsigned>(blocks), 1, 1, kThreads, 1, 1, 0, stream, arguments,
+                       nullptr),
         name);
 }
 
@@ -129,8 +131,8 @@ void ScaleBufferCudaImpl(const void* fused_input_data, void* buffer_data, const 
   Launch("scale_" + Suffix(dtype), blocks < kMostBlocks ? blocks : kMostBlocks, arguments, stream);
 }
 
-void BatchedScaledD2DMemcpyCudaImpl(BatchedD2DParams& params, int num_copies, double scale_factor, DataType dtype,
-                                    cudaStream_t stream) {
+void BatchedScaledD2DMemcpyCudaImpl(BatchedD2DParams& params, int num_copies, double scale_factor,
+                                    DataType dtype, cudaStream_t stream) {
   void* arguments[] = {&params, &scale_factor};
   Launch("scale_many_" + Suffix(dtype), static_cast<int64_t>(num_copies) * kBlocksPerCopy, arguments, stream);
 }

@@ -1,6 +1,6 @@
-// Kernels of Horovod's fused messages: copying many arrays at once, with or without a factor, and scaling one array.
-// NVRTC compiles this text on the machine that has the GPU (horovod_kernels.cc), so that no nvcc is needed; nothing is
-// included. Arithmetic is in double for integers and float64, in float for float32 and float16.
+// Kernels of Horovod's fused messages: copying many arrays at once, with or without a factor, and scaling one
+// array. NVRTC compiles this text on the machine that has the GPU (horovod_kernels.cc), so that no nvcc is
+// needed; nothing is included. Arithmetic is in double for integers and float64, else in float.
 
 typedef long long int64;
 typedef unsigned long long address;
@@ -83,11 +83,13 @@ __device__ inline void scale_arrays(const Copies& copies, double factor) {
   for (size_t i = first; i < count; i += step) scale_one(from + i, to + i, factor);
 }
 
-#define SCALING(T, name)                                                                                     \
-  extern "C" __global__ void scale_##name(const T* from, T* to, int64 count, double factor) {                \
-    scale_array(from, to, count, factor);                                                                    \
-  }                                                                                                          \
-  extern "C" __global__ void scale_many_##name(Copies copies, double factor) { scale_arrays<T>(copies, factor); }
+#define SCALING(T, name)                                                                      \
+  extern "C" __global__ void scale_##name(const T* from, T* to, int64 count, double factor) { \
+    scale_array(from, to, count, factor);                                                     \
+  }                                                                                           \
+  extern "C" __global__ void scale_many_##name(Copies copies, double factor) {                \
+    scale_arrays<T>(copies, factor);                                                          \
+  }
 
 SCALING(unsigned char, uint8)
 SCALING(signed char, int8)

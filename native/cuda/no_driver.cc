@@ -1,6 +1,7 @@
-// A libcuda.so.1 for machines that have no driver, so that libmxnet.so can be loaded while it is built against and
-// checked: in a container's build, on a machine without a GPU. Every call answers that there is no device. It lies
-// where no loader looks; setup/cuda.py names its folder to the processes that need it, never to training.
+// A libcuda.so.1 for machines that have no driver, so that libmxnet.so can be loaded while it is built
+// against and checked: in a container's build, on a machine without a GPU. Every call answers that there is
+// no device. It lies where no loader looks; setup/cuda.py names its folder to the processes that need it,
+// never to training.
 
 namespace {
 constexpr int kNoDevice = 100;  // CUDA_ERROR_NO_DEVICE

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from bench.gpu import Failed, Result, Work, check, find_ranks, read_arrays, report, started
+from bench.gpu import Failed, Result, Work, check, find_ranks, read_arrays, report, started, without_code
 from tests.processes import ROOT, run_command
 
 WORK = Work("cpu", 2, ["bert_1_32_2"], 2, 16, 8)
@@ -19,6 +19,12 @@ def test_without_a_gpu_one_line_and_exit_2():
     assert result.returncode == 2
     (line,) = result.stderr.strip().splitlines()
     assert "no GPU" in line and "make setup CUDA=112" in line and not result.stdout
+
+
+def test_gpus_that_mxnet_has_no_code_for():
+    assert not without_code([]) and not without_code([(5, 2), (6, 1), (7, 0), (7, 5), (8, 0), (8, 6), (8, 9)])
+    assert without_code([(7, 0), (9, 0)]) == "GPU 1 has compute capability 9.0"
+    assert "3.7" in without_code([(3, 7)]) and "12.0" in without_code([(12, 0)])
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,16 @@ def test_a_disk_that_fails_is_one_line(words, said):
     assert (result.returncode, result.stderr) == (1, said)
 
 
+def test_a_missing_gpu_driver_is_one_line():
+    """The loader's error for a library that needs another one, as libmxnet.so does."""
+    script = SCRIPT.replace("raise OSError", "raise OSError(sys.argv[2])\n    raise OSError")
+    words = ["EBADF", "libcuda.so.1: cannot open shared object file: No such file or directory"]
+    result = run_command([sys.executable, "-c", script, *words])
+    assert result.returncode == 2 and len(result.stderr.splitlines()) == 1
+    assert "NVIDIA's driver, is not on this machine" in result.stderr and "make setup CUDA=cpu" in result.stderr
+    assert result.stderr.startswith("error: libcuda.so.1")
+
+
 def test_other_errors_of_the_system_are_defects():
     result = run_command([sys.executable, "-c", SCRIPT, "EBADF"])
     assert result.returncode == 1 and "Traceback" in result.stderr and "Bad file descriptor" in result.stderr
