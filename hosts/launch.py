@@ -7,8 +7,8 @@
 servers and workers; a line is a BytePS worker with N ranks, a host that is listed twice runs two workers, and
 a single line needs neither scheduler nor servers. Other hosts are reached through ssh, which must ask for no
 password; every host has this folder, its environment, the data and --ckpt_dir at the same paths. Variables
-that are sent to other hosts: DMLC_*, BYTEPS_*, PS_*, MXNET_*, NCCL_*, OMP_NUM_THREADS, PATH, PYTHONPATH,
-LD_LIBRARY_PATH, and those of --env.
+that are sent to other hosts: DMLC_*, BYTEPS_*, HOROVOD_*, PS_*, MXNET_*, NCCL_*, OMP_NUM_THREADS, PATH,
+PYTHONPATH, LD_LIBRARY_PATH, and those of --env.
 
 After a failure all processes end, and the command is started again with --resume, --max_restarts times
 without a new checkpoint. A host that fails or does not answer --host_tries times in a row is left out: a

@@ -26,10 +26,11 @@ Reasons for each part (Open MPI 4, Horovod 0.28.1, MXNet 1.9.1):
     A remote shell may find another Python, or miss NCCL's network plug-in. (mpirun warns if one is not set.)
 NCCL_DEBUG=WARN
     By default NCCL gives no reason when it fails.
-HOROVOD_FUSION_THRESHOLD, HOROVOD_CYCLE_TIME
-    Gradients are collected into exchanges of up to 256 MiB (default 128) and, between hosts, for up to 30 ms
-    (default 1): BERT-large has 400 of them, many too small to be sent alone. The two values are those of a
-    public 256-GPU p3dn run of GluonNLP's BERT; they have not been measured here.
+HOROVOD_CYCLE_TIME
+    Between hosts gradients are collected for up to 30 ms (default 1): BERT-large has 400 of them, many too
+    small to be sent alone. The value is that of a public 256-GPU p3dn run of GluonNLP's BERT; it has not been
+    measured here. Up to how many bytes is for the ranks, which know whether they have GPUs
+    (HOROVOD_FUSION_THRESHOLD in comm/horovod.py).
 MXNET_SAFE_ACCUMULATION=1
     float16 sums, as in softmax, norms and LayerNorm, are accumulated in float32.
 MXNET_GPU_MEM_POOL_TYPE=Round
@@ -160,7 +161,6 @@ def variables(
         "NCCL_DEBUG": "WARN",
         **({"NCCL_SOCKET_IFNAME": sockets} if sockets is not None else {}),
         **chosen,
-        "HOROVOD_FUSION_THRESHOLD": "268435456",
         **({"HOROVOD_CYCLE_TIME": "30"} if several else {}),
         "MXNET_SAFE_ACCUMULATION": "1",
         "MXNET_GPU_MEM_POOL_TYPE": "Round",

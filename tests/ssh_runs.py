@@ -1,5 +1,6 @@
 """Real pretraining runs over real ssh (tests/ssh_hosts.py) that are disturbed and end with the bits of a run
-that was left alone. Run it by hand; it takes some minutes:
+that was left alone (over BytePS on three hosts: with its losses, within 1e-4). Run it by hand; it takes some
+minutes:
 
     .venv/bin/python -m tests.ssh_runs [--backend hvd] [--hosts 3] [--way cut]
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import json
 import os
 import signal
 import sys
@@ -32,7 +34,9 @@ from tests.ssh_hosts import SshHosts, ssh_hosts
 SCRIPTS = {"hvd": "run_pretraining_hvd.py", "byteps": "run_pretraining_byteps.py"}
 WAYS = ("faults", "kill", "cut", "interrupt", "printed")
 STEPS = 60
-SECONDS = 400.0
+SECONDS = 1200.0  # of a run, also on a busy machine
+REACTS_S = 300
+LOSSES = 1e-4  # of the greater: what docs/comparison.md allows where sums have no fixed order
 ENV = {"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
@@ -100,9 +104,7 @@ def attempt(hosts: SshHosts, backend: str, way: str, alone: Path) -> str:
         result = start(hosts, backend, own, "--resume").wait()
     if result.returncode != 0:
         return result.describe()
-    if bits(own) != bits(alone):
-        return "other bits than the run that was left alone"
-    return left_behind(hosts)
+    return difference(hosts, backend, own, alone) or left_behind(hosts)
 
 
 def faults(hosts: SshHosts, backend: str) -> str:
@@ -167,7 +169,7 @@ def options(hosts: SshHosts, folder: Path) -> list[Any]:
     text = hosts.folder
     return [
         *("--raw", "--data", text / "corpus" / "eval.txt", "--vocab", text / "vocab.txt"),
-        *("--cache_dir", text / "tokens", "--model", "bert_1_32_2", "--comm_timeout", "10"),
+        *("--cache_dir", text / "tokens", "--model", "bert_1_32_2", "--comm_timeout", "30"),
         *("--log_interval", "1", "--ckpt_interval", "20", "--ckpt_dir", folder),
     ]
 
@@ -210,7 +212,7 @@ def wait_for_steps(run: Run, folder: Path, number: int) -> None:
 
 
 def until(run: Run, done: Any) -> None:
-    end = time.monotonic() + 120
+    end = time.monotonic() + REACTS_S
     while not done():
         assert run.poll() is None and time.monotonic() < end, run.stderr() + run.stdout()
         time.sleep(0.05)
@@ -237,6 +239,24 @@ def left_behind(hosts: SshHosts) -> str:
     except AssertionError as error:
         return str(error)
     return ""
+
+
+def difference(hosts: SshHosts, backend: str, own: Path, alone: Path) -> str:
+    """Compares a run with the one that was left alone. BytePS's servers add in the order of arrival: over
+    more than two hosts losses are compared, within rounding."""
+    expected, found = losses(alone), losses(own)
+    if [step for step, _ in found] != list(range(1, STEPS + 1)):
+        return f"steps in metrics.jsonl: {[step for step, _ in found]}"
+    if backend == "byteps" and len(hosts.holders) > 2:
+        apart = max(abs(a - b) / b for (_, a), (_, b) in zip(found, expected))
+        return f"losses are {apart:.1e} apart" if apart > LOSSES else ""
+    return "" if bits(own) == bits(alone) else "other bits than the run that was left alone"
+
+
+def losses(folder: Path) -> list[tuple[int, float]]:
+    """Each step's number and masked-LM loss."""
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [(each["step"], each["mlm_loss"]) for each in map(json.loads, lines) if "mlm_loss" in each]
 
 
 def bits(folder: Path) -> str:

@@ -340,7 +340,8 @@ def test_launch_256_gpus(stage, capsys, monkeypatch):
     exported = [value for flag, value in zip(command, command[1:]) if flag == "-x"]
     assert "MXNET_SAFE_ACCUMULATION=1" in exported
     assert any(one.startswith("NCCL_SOCKET_IFNAME=") for one in exported)
-    assert any(one.startswith("HOROVOD_FUSION_THRESHOLD=") for one in exported)
+    assert "HOROVOD_CYCLE_TIME=30" in exported
+    assert not any(one.startswith("HOROVOD_FUSION_THRESHOLD=") for one in exported)  # the ranks' own choice
     script = text[text.index("python run_pretraining_hvd.py") :]
     plan = lamb_paper.plan(256, 8192, 2)
     assert (plan if stage == "both" else plan.stages[int(stage) - 1]).options() in script

@@ -86,6 +86,17 @@ def test_the_launcher_starts_the_same_and_says_why():
     assert result.stderr.count("launch: --network efa: ") == len(read_network("efa", "hvd").settings())
 
 
+def test_the_launcher_leaves_horovods_fusion_to_the_ranks():
+    """On CPUs they turn it off, so that sums of more than two ranks have the same bits again; a user's own
+    value reaches all of them."""
+    words = [sys.executable, ROOT / "hosts/launch.py", "--backend", "hvd", "--dry_run"]
+    command = [*words, "--hostfile", ROOT / "hosts/4x_p3dn", "--", "hparams.py"]
+    plain = run_command(command, env={"HOROVOD_FUSION_THRESHOLD": None}).check().stdout
+    assert "HOROVOD_CYCLE_TIME=30" in plain and "HOROVOD_FUSION_THRESHOLD" not in plain
+    chosen = run_command(command, env={"HOROVOD_FUSION_THRESHOLD": "1048576"}).check().stdout
+    assert " -x HOROVOD_FUSION_THRESHOLD " in chosen
+
+
 @pytest.mark.parametrize(
     ("given", "backend", "interface", "said"),
     [

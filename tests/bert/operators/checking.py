@@ -34,7 +34,7 @@ def run(
 
 
 def kept_scale(rate: float) -> float:
-    """What dropout multiplies the kept elements with: operators drop at the rate in steps of 2^-16."""
+    """The factor of elements that dropout keeps: operators drop at the rate in steps of 2^-16."""
     return 1 / (1 - round(rate * 2**16) / 2**16)
 
 
