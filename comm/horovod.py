@@ -49,13 +49,10 @@ if TYPE_CHECKING:
     from mxnet.nd import NDArray
 
 
-<<<<<<< HEAD
 RULES = Path(__file__).with_name("open_mpi_allreduce.rules")
 _TUNED = "OMPI_MCA_coll_tuned_"  # parameters of Open MPI's choice, as variables
-=======
 # Bytes (Horovod's default: 128 MiB): that of a public 256-GPU p3dn run of GluonNLP's BERT, not measured here.
 FUSED_ON_GPUS = 256 << 20
->>>>>>> launch21
 
 
 class _Collectives:
@@ -95,14 +92,10 @@ class HorovodCommunicator(_Collectives):
     def __init__(self, divisible: bool = False) -> None:
         self._hvd = _import_horovod()
         self._mx: Any = importlib.import_module("mxnet")
-<<<<<<< HEAD
-        if not self._mx.context.num_gpus():
-            os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
+        gpus = self._mx.context.num_gpus()
+        os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(FUSED_ON_GPUS if gpus else 0))
+        if not gpus:
             choose_allreduce(os.environ)
-=======
-        fused = FUSED_ON_GPUS if self._mx.context.num_gpus() else 0
-        os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(fused))
->>>>>>> launch21
         if divisible:
             os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
         try:
