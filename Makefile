@@ -40,8 +40,10 @@ endif
 LAUNCH := $(if $(filter byteps,$(BACKEND)),$(BYTEPS),$(MPIRUN))
 
 # Several processes share the cores: a thread that waits for another process's should not keep a core for long.
-# A part of the set-up that is missing is a failure here (tests/no_vanishing.py).
-PYTEST = GOMP_SPINCOUNT=1000 $(PY) -m pytest -q -p tests.no_vanishing --durations=20 \
+# Hundreds of them import the same modules: they keep what they compile, pytest its assertions too, also where the
+# environment would have every process compile them again. A part of the set-up that is missing is a failure here
+# (tests/no_vanishing.py).
+PYTEST = GOMP_SPINCOUNT=1000 PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -q -p tests.no_vanishing --durations=20 \
 	$(if $(filter 0,$(SLOW)),-m "not slow") $(ARGS) -p tests.parts
 
 # The embedded default: 32 tokens, then four times as many.
@@ -124,7 +126,8 @@ reliability: setup ## attack real runs for MINUTES=240 on a quiet machine: docs/
 		$(if $(FIGURES),--figures $(FIGURES)) $(ARGS)
 
 bench: setup ## measure against peers: step, loader, tokenizers, questions, update, saving (BENCH=step; ARGS=--quick)
-	@for each in $(BENCH); do echo "--- python -m bench.$$each" $(ARGS); $(PY) -m bench.$$each $(ARGS); done
+	@text=$$(mktemp -d); trap 'rm -rf "$$text"' EXIT; export BENCH_TEXT=$${BENCH_TEXT:-$$text}; \
+	for each in $(BENCH); do echo "--- python -m bench.$$each" $(ARGS); $(PY) -m bench.$$each $(ARGS); done
 
 check: setup ## lint, formatting, types
 	$(PY) -m ruff check .

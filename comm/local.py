@@ -35,6 +35,10 @@ class LocalCommunicator:
     def average(self, arrays: Sequence[NDArray]) -> None:
         check_arrays(arrays, AVERAGE_DTYPES)
 
+    def scaled_average(self, arrays: Sequence[NDArray]) -> float:
+        self.average(arrays)
+        return 1.0
+
     def all_agree(self, flags: Sequence[bool]) -> list[bool]:
         return [bool(flag) for flag in flags]
 

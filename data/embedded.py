@@ -38,6 +38,8 @@ EVAL_SHARE = 0.03  # of the text, held out as whole documents
 MIN_SENTENCES = 4  # shorter documents give no sentence pair worth having
 MIN_BYTES = 500_000
 DEFAULT_VOCAB_SIZE = 4096
+# Fields of statements that are lists of statements, in the order of ast.walk (of expressions none is).
+_BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
 _SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"}
 
 
@@ -142,7 +144,8 @@ def _docstrings(path: str) -> Iterator[str]:
     todo: deque[ast.AST] = deque([tree] if tree is not None else [])
     while todo:  # ast.walk's order, without what holds no statement: most of a tree is expressions
         node = todo.popleft()
-        todo.extend(child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr))
+        for name in _BLOCKS:
+            todo.extend(getattr(node, name, ()))
         if isinstance(node, documented):
             docstring = ast.get_docstring(node)
             if docstring:

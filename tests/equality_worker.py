@@ -112,7 +112,8 @@ def train(communicator: Communicator, accumulate: int, path: Path, world: World)
 
 def gradients_of(take_step: TrainStep, network: FusedPretrainingLoss) -> dict[str, np.ndarray]:
     """The step's averages over the ranks, by name."""
-    return {name: array.asnumpy() for name, array in zip(trainable(network.bert), take_step.gradients)}
+    names, factor = trainable(network.bert), np.float32(take_step.factor)
+    return {name: array.asnumpy() / factor for name, array in zip(names, take_step.gradients)}
 
 
 def main(backend: str, directory: Path, world: World = World()) -> None:

@@ -4,6 +4,9 @@ no_ranks    those that start no ranks, or seldom; in several processes
 ranks       those whose ranks mostly wait, for a time limit or for each other; also in several processes,
             with the tests that share what one launch has left in the same one (`--dist loadgroup`)
 alone       of the latter those marked `alone`: they measure times, or need the memory; one after the other
+
+Long tests come first: at the end of a part, where some processes have nothing left to do, the others are soon
+done.
 """
 
 from __future__ import annotations
@@ -26,6 +29,19 @@ WITHOUT_RANKS = [
         "test_reliability.py",
     )
 ]
+# Half a minute among the ranks'; among the others many seconds, or a launch that several share.
+LONG = [
+    TESTS / name
+    for name in (
+        *("bench/test_quick.py", "bench/test_step.py", "bench/test_pipelines.py", "comm/test_watchdog.py"),
+        *("test_comparison.py", "test_finetune.py", "test_messages.py", "test_pretraining.py"),
+        *("test_stages.py", "test_pipelines.py", "test_failure.py", "test_equality.py", "test_sagemaker.py"),
+        *("test_make_finetune.py", "test_saving_in_a_run.py", "hosts/test_lost_hosts.py"),
+        *("training/results/test_members_on_ranks.py", "training/test_step_on_ranks.py"),
+        *("training/test_budget.py", "training/test_following.py", "training/test_held.py"),
+        *("training/test_run_file.py", "training/test_stopping.py"),
+    )
+]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,7 +58,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     part = config.getoption("part")
     if collection_path.suffix != ".py" or part is None:
         return None
-    return True if without_ranks(collection_path) != (part == "no_ranks") else None
+    if without_ranks(collection_path) != (part == "no_ranks"):
+        return True
+    marked = part != "alone" or b"pytest.mark.alone" in collection_path.read_bytes()
+    return None if marked else True
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist's reads the marks
@@ -53,6 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     others = [item for item in items if _part_of(item) != part]
     items[:] = [item for item in items if _part_of(item) == part]
     config.hook.pytest_deselected(items=others)
+    items.sort(key=lambda item: item.path not in LONG)  # else in the order of their files
     for item in items:
         if _shares_a_fixture(item):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))

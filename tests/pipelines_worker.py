@@ -128,8 +128,8 @@ class Stale(PipelineStep):
 class Untied(PipelineStep):
     """Stages that keep their own part of the word embedding's gradient."""
 
-    def _average(self, gradients: Any) -> None:
-        self._ranks.group.average(gradients)
+    def _average(self, gradients: Any) -> float:
+        return self._ranks.group.scaled_average(gradients)
 
 
 KINDS = {STALE: Stale, UNTIED: Untied}
@@ -219,7 +219,10 @@ class Runner:
             seen["norm"].append(result.grad_norm)
             seen["applied"].append(result.applied)
             if step == begun + 1:
-                bits = [hashlib.sha256(each.asnumpy().tobytes()).hexdigest() for each in take.gradients]
+                bits = [
+                    hashlib.sha256((each.asnumpy() / np.float32(take.factor)).tobytes()).hexdigest()
+                    for each in take.gradients
+                ]
                 seen["gradients"] = dict(zip(names, bits))
         return seen
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import sys
 
-from tests.parts import NAMES, WITHOUT_RANKS
+from tests.parts import LONG, NAMES, WITHOUT_RANKS
 from tests.processes import run_command
 
 # Quickly imported, and of all parts.
 FILES = ["tests/comm/test_race.py", "tests/native/test_byteps.py", "tests/test_scripts.py"]
+FILES += ["tests/test_messages.py"]  # long
 SHARING = """
 import pytest
 
@@ -42,11 +43,13 @@ def collected(*words):
 def test_every_test_is_of_one_part():
     parts = [collected("--part", name) for name in NAMES]
     assert all(parts)
-    assert sorted(sum(parts, [])) == sorted(collected())
+    everything = collected()
+    assert sorted(sum(parts, [])) == sorted(everything)
+    assert parts[1][0].startswith(FILES[-1]) and everything[0].startswith(FILES[0])  # long ones first
 
 
 def test_what_is_named_exists():
-    assert [path for path in WITHOUT_RANKS if not path.exists()] == []
+    assert [path for path in (*WITHOUT_RANKS, *LONG) if not path.exists()] == []
 
 
 def test_a_module_s_launch_is_shared_by_one_process(tmp_path):

@@ -58,8 +58,10 @@ def clone(tmp_path):
 def copy_parts(folder: Path) -> Path:
     folder.mkdir(parents=True)
     for part in PARTS:
-        copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
-        copy(ROOT / part, folder / part)
+        if (ROOT / part).is_dir():  # without what other tests' processes write there meanwhile
+            shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / part, folder / part)
     return folder
 
 

@@ -75,13 +75,15 @@ class TrainStep:
         copies: dict = getattr(network, "packed_copies", dict)()
         self._update_packs = bool(copies) and optimizer.pack(copies, network.packed_dtype)
         self._packed = False  # whether the copies are those of the weights
+        self.factor = 1.0  # of the last step's `gradients`: see Communicator.scaled_average
         self._accumulation = make_accumulation(
             parameters, self._device, settings.accumulate, network.adds_in_backward
         )
 
     @property
     def gradients(self) -> list[mx.nd.NDArray]:
-        """Of the last step, averaged over the ranks, with the loss scale, in the order of the parameters."""
+        """Of the last step, in the order of the parameters: averages over the ranks, times the loss scale and
+        `factor`."""
         return self._accumulation.arrays
 
     def __call__(
@@ -99,23 +101,23 @@ class TrainStep:
         """
         sums = self._forward_and_backward(step, batches)
         gradients = self.gradients
-        self._average(gradients)
+        self.factor = self._average(gradients)
         norm = self._norm(gradients)
         flags = [math.isfinite(norm), keep_going, *also()]
         finite, keep_going, *agreed = self._communicator.all_agree(flags)
-        scale = self._scaler.scale
+        scale = self._scaler.scale * self.factor
         if finite:
             rescale = clip_factor(norm, self._settings.clip_norm, scale)
             self._optimizer.step(gradients, lr=lr, rescale=rescale)
         self._scaler.update(finite)
         return StepResult(finite, keep_going, norm / scale, sums, agreed)
 
-    def _average(self, gradients: list[mx.nd.NDArray]) -> None:
-        """Queues the averages over the ranks that have the same parameters."""
-        self._communicator.average(gradients)
+    def _average(self, gradients: list[mx.nd.NDArray]) -> float:
+        """Queues the averages over the ranks that have the same parameters; returns their factor."""
+        return self._communicator.scaled_average(gradients)
 
     def _norm(self, gradients: list[mx.nd.NDArray]) -> float:
-        """The norm of the whole model's gradient, the same on all ranks."""
+        """The norm of the whole model's gradient as it is, with its factors, the same on all ranks."""
         return global_norm(gradients, self._optimizer.native)  # the one wait for the device
 
     def _forward_and_backward(self, step: int, batches: Sequence[Any]) -> mx.nd.NDArray:

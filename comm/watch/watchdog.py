@@ -101,9 +101,16 @@ class WatchedCommunicator(DelegatingCommunicator):
             self._inner.broadcast(arrays, root)
 
     def average(self, arrays: Sequence[NDArray]) -> None:
+        self._queues(arrays)
+        self._inner.average(arrays)
+
+    def scaled_average(self, arrays: Sequence[NDArray]) -> float:
+        self._queues(arrays)
+        return self._inner.scaled_average(arrays)
+
+    def _queues(self, arrays: Sequence[NDArray]) -> None:
         if arrays:
             self._activity.enter("average")  # until a call that waits has returned
-        self._inner.average(arrays)
 
     def all_agree(self, flags: Sequence[bool]) -> list[bool]:
         with self._inside("all_agree"):
@@ -184,9 +191,16 @@ class _WatchedGroup(DelegatingCommunicator):
             self._inner.broadcast(arrays, root)
 
     def average(self, arrays: Sequence[NDArray]) -> None:
+        self._queues(arrays)
+        self._inner.average(arrays)
+
+    def scaled_average(self, arrays: Sequence[NDArray]) -> float:
+        self._queues(arrays)
+        return self._inner.scaled_average(arrays)
+
+    def _queues(self, arrays: Sequence[NDArray]) -> None:
         if arrays and self.size > 1:
             self._activity.enter("average")  # until a call that waits has returned
-        self._inner.average(arrays)
 
     def all_agree(self, flags: Sequence[bool]) -> list[bool]:
         with self._inside("all_agree"):

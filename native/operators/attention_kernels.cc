@@ -58,12 +58,14 @@ void attend(const Attention& shape, const Task& work, const float* qkv, float* c
   const int64_t size = shape.size, keys = work.keys;
   const int64_t block = round_up(kForwardBlock, kTileRows);
   float *query, *key, *value, *scores, *product, *rounded;
+  uint32_t* random;
   lay_out({{&query, product_size(block, size)},
            {&key, packed_size(size, keys)},
            {&value, packed_size(keys, size)},
            {&scores, product_size(block, head.score_stride)},
            {&product, product_size(block, head.size_stride)},
-           {&rounded, kLow ? keys * size : 0}});
+           {&rounded, kLow ? keys * size : 0},
+           {&random, DropoutRow::words(keys)}});
 
   const float* queries = pass.queries;
   Rows factor = right_factor<kLow>(queries + head.units, head.stride, keys, size, rounded);
@@ -77,7 +79,7 @@ void attend(const Attention& shape, const Task& work, const float* qkv, float* c
     float factors[kForwardBlock + kTileRows];
     for (int64_t r = 0; r < rows; r++) {
       float* row = scores + r * head.score_stride;
-      pass.softmax(begin + r, row, head.padded_keys, factors + r);
+      pass.softmax(begin + r, row, head.padded_keys, factors + r, random);
       round_row<kLow>(row, head.padded_keys);
     }
     multiply<false, false>(scores, head.score_stride, rows, value, keys, size, product, head.size_stride);
@@ -123,6 +125,7 @@ void attend_backward(const Attention& shape, const Task& work, const BackwardArr
   const int64_t block = round_up(kBackwardBlock, kTileRows);
   float *query, *query_packed, *key, *key_transposed, *value_transposed, *gradient, *gradient_packed, *scores,
       *score_gradients, *product, *rounded, *own_sums;
+  uint32_t* random;
   lay_out({{&query, product_size(block, size)},
            {&query_packed, packed_size(block, size)},
            {&key, packed_size(keys, size)},
@@ -134,6 +137,7 @@ void attend_backward(const Attention& shape, const Task& work, const BackwardArr
            {&score_gradients, product_size(block, head.score_stride)},
            {&product, product_size(block, head.size_stride)},
            {&rounded, kLow ? keys * size : 0},
+           {&random, DropoutRow::words(keys)},
            {&own_sums, shape.parts == 1 ? sums_size(shape) : 0}});
   float* sums = shape.parts == 1 ? own_sums : arrays.sums;
   float* key_sum = sums;
@@ -157,7 +161,7 @@ void attend_backward(const Attention& shape, const Task& work, const BackwardArr
     for (int64_t r = 0; r < rows; r++) {
       float *row = scores + r * head.score_stride, *row_gradients = score_gradients + r * head.score_stride;
       const float mean = dot(gradient + r * size, pass.context + (begin + r) * head.units, size);
-      pass.softmax(begin + r, row, row_gradients, mean);
+      pass.softmax(begin + r, row, row_gradients, mean, random);
       round_row<kLow>(row, keys);
       round_row<kLow>(row_gradients, keys);
     }

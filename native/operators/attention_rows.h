@@ -11,25 +11,11 @@
 namespace operators {
 namespace ISA {
 
-// A row of dropout factors without their scale: 0 or 1.
-struct RowDropout {
-  uint64_t key;
-  uint32_t first, threshold;
-  // `index` is that of the row's first element.
-  RowDropout(const Dropout& dropout, uint64_t index)
-      : key(dropout.key + (index >> 32 << 32)),
-        first(static_cast<uint32_t>(index)),
-        threshold(dropout.threshold) {}
-  float operator()(int64_t column) const {
-    return dropout_factor(key, first + static_cast<uint32_t>(column), threshold, 1.f);
-  }
-};
-
 // Turns a row of scores into numerators of the softmax, dropped ones 0, and gives the logarithm of the
 // denominator. What is summed up with the numerators must be multiplied with `factor` and with dropout's
 // scale. `padded` scores exist, `keys` count.
 template <bool kDropout>
-inline float softmax_row(float* scores, int64_t keys, int64_t padded, const RowDropout& dropout,
+inline float softmax_row(float* scores, int64_t keys, int64_t padded, const DropoutRow& dropout,
                          float* factor) {
   for (int64_t j = keys; j < padded; j++) scores[j] = -INFINITY;
   float largest = scores[0];
@@ -40,7 +26,7 @@ inline float softmax_row(float* scores, int64_t keys, int64_t padded, const RowD
   for (int64_t j = 0; j < padded; j++) {
     const float numerator = fast_exp(scores[j] - largest);
     sum += numerator;
-    scores[j] = kDropout ? dropout(j) * numerator : numerator;
+    scores[j] = kDropout ? dropout.factor(j, numerator) : numerator;
   }
   *factor = 1.f / sum;
   return largest + std::log(sum);
@@ -50,11 +36,11 @@ inline float softmax_row(float* scores, int64_t keys, int64_t padded, const RowD
 // the scores; `mean` is the sum of probability * gradient over the row.
 template <bool kDropout>
 inline void softmax_row_backward(float* scores, float* gradients, int64_t padded, float log_sum, float mean,
-                                 float scale, const RowDropout& dropout) {
+                                 float scale, const DropoutRow& dropout) {
 #pragma omp simd
   for (int64_t j = 0; j < padded; j++) {
     const float probability = fast_exp(scores[j] - log_sum);
-    const float kept = kDropout ? scale * dropout(j) : 1.f;
+    const float kept = kDropout ? dropout.factor(j, scale) : 1.f;
     scores[j] = kept * probability;
     gradients[j] = probability * (kept * gradients[j] - mean);
   }

@@ -129,9 +129,9 @@ struct Forward {
     return true;
   }
 
-  // softmax_row() of query i.
-  void softmax(int64_t i, float* scores, int64_t padded, float* factor) const {
-    const RowDropout dropout(shape.dropout, work.row(shape, i) * shape.length);
+  // softmax_row() of query i. `random`: memory for dropout's words.
+  void softmax(int64_t i, float* scores, int64_t padded, float* factor, uint32_t* random) const {
+    const DropoutRow dropout(shape.dropout, work.row(shape, i), work.keys, random);
     for (int64_t part = 0; part < 3; part++)
       prefetch<false>(queries + i * head.stride + part * head.units + shape.size, shape.size);
     prefetch<true>(context + i * head.units, shape.size);
@@ -178,9 +178,10 @@ struct Backward {
     return true;
   }
 
-  // softmax_row_backward() of query i; `mean` is the product of its context and the context's gradient.
-  void softmax(int64_t i, float* scores, float* gradients, float mean) const {
-    const RowDropout dropout(shape.dropout, work.row(shape, i) * shape.length);
+  // softmax_row_backward() of query i; `mean` is the product of its context and the context's gradient, `random`
+  // as in Forward.
+  void softmax(int64_t i, float* scores, float* gradients, float mean, uint32_t* random) const {
+    const DropoutRow dropout(shape.dropout, work.row(shape, i), work.keys, random);
     for (int64_t part = 0; part < 3; part++) {
       prefetch<false>(queries + i * head.stride + part * head.units + shape.size, shape.size);
       prefetch<true>(query_gradients + i * head.stride + part * head.units, shape.size);

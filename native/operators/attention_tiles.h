@@ -26,13 +26,14 @@ inline void attend_on_tiles(const Attention& shape, const Task& work, const floa
   const int64_t size = shape.size, keys = work.keys;
   constexpr int64_t kBlock = kTilesForward;
   const int64_t stride = stride_of_keys(keys), size_stride = round_up(size, kTile);
-  uint32_t *query, *key, *key_transposed, *value, *probability;
+  uint32_t *query, *key, *key_transposed, *value, *probability, *random;
   float *scores, *product;
   lay_out({{&query, tiles_size(kBlock, size)},
            {&key, tiles_size(keys, size)},
            {&key_transposed, tiles_size(keys, size)},
            {&value, tiles_size(size, keys)},
            {&probability, tiles_size(kBlock, keys)},
+           {&random, DropoutRow::words(keys)},
            {&scores, kBlock * stride},
            {&product, kBlock * size_stride}});
 
@@ -47,7 +48,7 @@ inline void attend_on_tiles(const Attention& shape, const Task& work, const floa
     multiply_packed<false>(query, rows, key_transposed, keys, steps(size), scores, stride);
     float factors[kBlock];
     for (int64_t r = 0; r < rows; r++)
-      pass.softmax(begin + r, scores + r * stride, round_up(keys, kTile), factors + r);
+      pass.softmax(begin + r, scores + r * stride, round_up(keys, kTile), factors + r, random);
     pack_rows(scores, stride, rows, keys, 1.f, probability);
     multiply_packed<false>(probability, rows, value, size, steps(keys), product, size_stride);
     pass.write(product, size_stride, begin, rows, factors);
@@ -105,7 +106,7 @@ inline void attend_backward_on_tiles(const Attention& shape, const Task& work, c
   const int64_t stride = stride_of_keys(keys), size_stride = round_up(size, kTile),
                 sum_stride = stride_of_keys(shape.length);
   uint32_t *query, *query_transposed, *key, *key_transposed, *value_transposed, *gradient,
-      *gradient_transposed, *probability, *score_gradient, *score_gradient_pairs, *pairs;
+      *gradient_transposed, *probability, *score_gradient, *score_gradient_pairs, *pairs, *random;
   float *scores, *score_gradients, *product, *own_sums;
   const int64_t most =
       tiles_size(keys, size) > tiles_size(size, kBlock) ? tiles_size(keys, size) : tiles_size(size, kBlock);
@@ -120,6 +121,7 @@ inline void attend_backward_on_tiles(const Attention& shape, const Task& work, c
            {&score_gradient, tiles_size(kBlock, keys)},
            {&score_gradient_pairs, tiles_size(keys, kBlock)},
            {&pairs, most},
+           {&random, DropoutRow::words(keys)},
            {&scores, kBlock * stride},
            {&score_gradients, kBlock * stride},
            {&product, kBlock * size_stride},
@@ -147,7 +149,7 @@ inline void attend_backward_on_tiles(const Attention& shape, const Task& work, c
     for (int64_t r = 0; r < rows; r++) {
       const float mean =
           dot_rounded(own_gradients + r * head.units, pass.context + (begin + r) * head.units, size);
-      pass.softmax(begin + r, scores + r * stride, score_gradients + r * stride, mean);
+      pass.softmax(begin + r, scores + r * stride, score_gradients + r * stride, mean, random);
     }
     pack_rows(score_gradients, stride, rows, keys, 1.f, score_gradient);
     multiply_packed<false>(score_gradient, rows, key, size, steps(keys), product, size_stride);

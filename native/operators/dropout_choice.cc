@@ -1,5 +1,6 @@
 #include "dropout_choice.h"
 
+#include <cmath>
 #include <cstring>
 
 namespace operators {
@@ -7,15 +8,19 @@ namespace {
 
 bool drops(double rate, const mxnet::ext::MXTensor& mode) { return rate > 0 && *floats(mode) != 1.f; }
 
+constexpr double kSteps = 65536;
+
+uint32_t threshold(double rate) { return static_cast<uint32_t>(std::lround(rate * kSteps)); }
+
 Dropout dropout(double rate, uint64_t key) {
-  return {key, static_cast<uint32_t>(rate * 4294967296.0), static_cast<float>(1 / (1 - rate))};
+  return {key, threshold(rate), static_cast<float>(kSteps / (kSteps - threshold(rate)))};
 }
 
 }  // namespace
 
 double dropout_rate(const Attributes& attributes) {
   const double rate = number(attributes, "dropout");
-  if (!(rate >= 0 && rate < 1))
+  if (!(rate >= 0 && threshold(rate) < kSteps))
     throw std::runtime_error("dropout=" + std::to_string(rate) + " is outside [0, 1)");
   return rate;
 }

@@ -4,31 +4,33 @@
 #include <omp.h>
 
 #include "column_sums.h"
+#include "dropout.h"
 #include "norm_rows.h"
 
 namespace operators {
 namespace ISA {
 namespace {
 
-// The factors of one token's elements: what dropout multiplies them with.
-inline void dropout_row(const Dropout& dropout, int64_t token, float* factor, int64_t units) {
-  const uint32_t index = static_cast<uint32_t>(token * units);
-#pragma omp simd
-  for (int64_t c = 0; c < units; c++)
-    factor[c] =
-        dropout_factor(dropout.key, index + static_cast<uint32_t>(c), dropout.threshold, dropout.scale);
-}
-
 inline int64_t token_of(const Embedding& in, int64_t row) {
   return in.tokens == nullptr ? row : in.tokens[row];
 }
 
-// z = the sum for one token, which is normalised next; leaves its factors in `factor`, all 1 without dropout.
-inline void sum_row(const Embedding& in, int64_t token, float* factor, float* z) {
+// A thread's memory for the factors that dropout multiplies a row with, and for the words that they come from.
+struct Factors {
+  float* factor;
+  uint32_t* random;
+};
+
+// z = the sum for one token, which is normalised next; leaves its factors, all 1 without dropout.
+inline void sum_row(const Embedding& in, int64_t token, const Factors& factors, float* z) {
   const float* word = in.word + in.ids[token] * in.units;
   const float* segment = in.segment + in.segments[token] * in.units;
   const float* position = in.position + token % in.length * in.units;
-  if (in.dropout.threshold != 0) dropout_row(in.dropout, token, factor, in.units);
+  const DropoutRow dropped(in.dropout, token, in.units, factors.random);
+  float* const factor = factors.factor;
+#pragma omp simd
+  for (int64_t c = 0; c < in.units; c++)
+    factor[c] = in.dropout.threshold == 0 ? 1.f : dropped.factor(c, in.dropout.scale);
 #pragma omp simd
   for (int64_t c = 0; c < in.units; c++) z[c] = (word[c] + segment[c] + position[c]) * factor[c];
 }
@@ -86,11 +88,11 @@ void store_positions(const Embedding& in, const float* gradient, float* position
 
 void embed(const Embedding& in, const float* beta, float* output) {
   const int64_t stride = (in.units + 15) / 16 * 16;
-  Scratch factors(stride * omp_get_max_threads());
+  Scratch buffers(stride * omp_get_max_threads());
+  DropoutMemory memory(in.units);
 #pragma omp parallel
   {
-    float* factor = factors.data() + stride * omp_get_thread_num();
-    fill(factor, 1, in.units);
+    const Factors factors = {buffers.data() + stride * omp_get_thread_num(), memory.mine()};
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < in.rows; row++) {
       const int64_t token = token_of(in, row);
@@ -99,7 +101,7 @@ void embed(const Embedding& in, const float* beta, float* output) {
         fill(y, 0, in.units);
         continue;
       }
-      sum_row(in, token, factor, y);
+      sum_row(in, token, factors, y);
       normalise_row(row_statistics(y, in.units, in.epsilon), y, in.gamma, beta, y, in.units);
     }
   }
@@ -111,6 +113,7 @@ void embed_backward(const Embedding& in, const WordRows& words, const float* out
   const int64_t stride = (units + 15) / 16 * 16;
   Scratch sum_gradients(in.rows * units);
   Scratch buffers(2 * stride * omp_get_max_threads());
+  DropoutMemory memory(units);
   ColumnSums sums(2 + static_cast<int>(in.types), units);
 #pragma omp parallel
   {
@@ -119,14 +122,14 @@ void embed_backward(const Embedding& in, const WordRows& words, const float* out
     float* segment_sums = beta_sum + units;
     float* z = buffers.data() + 2 * stride * omp_get_thread_num();
     float* factor = z + stride;
-    fill(factor, 1, units);
+    uint32_t* const random = memory.mine();
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < in.rows; row++) {
       const int64_t token = token_of(in, row);
       if (token < 0) continue;
       float* gradient = sum_gradients.data() + row * units;
       float* segment_sum = segment_sums + in.segments[token] * units;
-      sum_row(in, token, factor, z);
+      sum_row(in, token, {factor, random}, z);
       normalise_row_backward(row_statistics(z, units, in.epsilon), z, in.gamma, output_gradient + row * units,
                              gradient, gamma_sum, beta_sum, units);
 #pragma omp simd

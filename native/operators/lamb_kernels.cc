@@ -27,12 +27,6 @@ inline float var_of(const FloatMoments& moments, int64_t i) { return moments.var
 inline float mean_of(const Bfloat16Moments& moments, int64_t i) { return from_bfloat16(moments.mean[i]); }
 inline float var_of(const Bfloat16Moments& moments, int64_t i) { return from_bfloat16(moments.var[i]); }
 
-// 32 bits that look random in `index`, for a key that is random itself: half the work of random_bits
-// (dropout.h), whose key may be any number.
-inline uint32_t rounding_bits(uint64_t key, uint32_t index) {
-  return mix(index * 0x9e3779b9u + static_cast<uint32_t>(key)) ^ static_cast<uint32_t>(key >> 32);
-}
-
 // One of the two numbers of bfloat16 around `value`, in the upper half of the bits. `random` is below 2^16:
 // of its 2^16 values as many give the number farther from zero as there are floats from `value` back to the
 // nearer one. What is no number stays none.
@@ -60,9 +54,10 @@ inline void renew(const AdamRule& rule, const float* gradient, const Bfloat16Mom
                   int64_t end, float* mean, float* var) {
   const int64_t size = end - begin;
   alignas(64) uint32_t random[kBlock];
+  const RowSeed seed(moments.key, 0);
 #pragma omp simd
   for (int64_t i = 0; i < size; i++)
-    random[i] = rounding_bits(moments.key, moments.first + static_cast<uint32_t>(begin + i));
+    random[i] = random_bits(seed, moments.first + static_cast<uint32_t>(begin + i));
 #pragma omp simd
   for (int64_t i = 0; i < size; i++) {
     const float g = rule.rescale * gradient[begin + i];

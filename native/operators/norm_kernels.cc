@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include "column_sums.h"
+#include "dropout.h"
 #include "norm_rows.h"
 
 namespace operators {
@@ -39,22 +40,26 @@ void layer_norm_backward(const float* output_gradient, const float* input, const
 void add_norm(const AddNorm& in, const float* beta, float* output) {
   const int64_t columns = in.columns;
   const Dropout dropout = in.dropout;
-#pragma omp parallel for schedule(static)
-  for (int64_t row = 0; row < in.rows; row++) {
-    const float* x = in.input + row * columns;
-    const float* r = in.residual + row * columns;
-    float* y = output + row * columns;
-    const uint32_t index = static_cast<uint32_t>(row * columns);
-    if (dropout.threshold == 0) {
+  DropoutMemory memory(columns);
+#pragma omp parallel
+  {
+    uint32_t* const random = memory.mine();
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < in.rows; row++) {
+      const float* x = in.input + row * columns;
+      const float* r = in.residual + row * columns;
+      float* y = output + row * columns;
+      const DropoutRow dropped(dropout, row, columns, random);
+      if (dropout.threshold == 0) {
 #pragma omp simd
-      for (int64_t c = 0; c < columns; c++) y[c] = r[c] + (x[c] + in.bias[c]);
-    } else {
+        for (int64_t c = 0; c < columns; c++) y[c] = r[c] + (x[c] + in.bias[c]);
+      } else {
 #pragma omp simd
-      for (int64_t c = 0; c < columns; c++)
-        y[c] = r[c] + (x[c] + in.bias[c]) * dropout_factor(dropout.key, index + static_cast<uint32_t>(c),
-                                                           dropout.threshold, dropout.scale);
+        for (int64_t c = 0; c < columns; c++)
+          y[c] = r[c] + (x[c] + in.bias[c]) * dropped.factor(c, dropout.scale);
+      }
+      normalise_row(row_statistics(y, columns, in.epsilon), y, in.gamma, beta, y, columns);
     }
-    normalise_row(row_statistics(y, columns, in.epsilon), y, in.gamma, beta, y, columns);
   }
 }
 
@@ -66,8 +71,10 @@ void add_norm_backward(const AddNorm& in, const float* output_gradient, const Ad
   ColumnSums sums(3, columns);
   const int64_t stride = (columns + 15) / 16 * 16;
   Scratch buffers(2 * stride * omp_get_max_threads());
+  DropoutMemory memory(columns);
 #pragma omp parallel
   {
+    uint32_t* const random = memory.mine();
     float* bias_sum = sums.mine();
     float* gamma_sum = bias_sum + columns;
     float* beta_sum = gamma_sum + columns;
@@ -81,12 +88,10 @@ void add_norm_backward(const AddNorm& in, const float* output_gradient, const Ad
       const float* r = in.residual + row * columns;
       float* dx = gradients.input + row * columns;
       float* dr = gradients.residual + row * columns;
-      const uint32_t index = static_cast<uint32_t>(row * columns);
       if (dropout.threshold != 0) {
+        const DropoutRow dropped(dropout, row, columns, random);
 #pragma omp simd
-        for (int64_t c = 0; c < columns; c++)
-          factor[c] = dropout_factor(dropout.key, index + static_cast<uint32_t>(c), dropout.threshold,
-                                     dropout.scale);
+        for (int64_t c = 0; c < columns; c++) factor[c] = dropped.factor(c, dropout.scale);
       }
 #pragma omp simd
       for (int64_t c = 0; c < columns; c++) z[c] = r[c] + (x[c] + in.bias[c]) * factor[c];

@@ -12,6 +12,7 @@ import pytest
 
 from bench import quick, threads, tokenize_text
 from bench.contestants import find_torch_python
+from tests.embedded import built_once
 from tests.processes import ROOT, run_command
 
 # Of a `make test` that this test runs in.
@@ -31,6 +32,12 @@ SHOWS = {
 }
 
 
+@pytest.fixture
+def text(tmp_path_factory) -> dict[str, str]:
+    """Variables with which a measurement finds its text, which takes seconds to write."""
+    return {"BENCH_TEXT": str(built_once(tmp_path_factory, quick.VOCAB_SIZE))}
+
+
 def commands() -> list[str]:
     """Modules of bench/ with options of their own: those that people run."""
     paths = sorted((ROOT / "bench").glob("*.py"))
@@ -39,10 +46,11 @@ def commands() -> list[str]:
 
 @pytest.mark.skipif(not shutil.which("make"), reason="there is no make")
 @pytest.mark.slow
-def test_all_measurements_run_to_their_end():
-    """As the README has it; only `setup`, which installs, is left out."""
+def test_all_measurements_run_to_their_end(tmp_path):
+    """As the README has it; only `setup`, which installs, is left out. Their text is not left behind."""
     words = ["make", "-o", "setup", f"PY={sys.executable}", "bench", "ARGS=--quick"]
-    result = run_command(words, timeout=280, env=FOREIGN, cwd=ROOT).check()
+    result = run_command(words, timeout=280, env={**FOREIGN, "TMPDIR": str(tmp_path)}, cwd=ROOT).check()
+    assert not list(tmp_path.glob("tmp.*"))  # the text that they share, in a folder of mktemp's
     parts = re.split(r"^--- python -m bench\.(\w+) --quick\n", result.stdout, flags=re.MULTILINE)
     assert parts[1::2] == BY_DEFAULT
     for name, output in zip(parts[1::2], parts[2::2]):
@@ -68,17 +76,17 @@ def test_threads_quick():
     assert "omp_passive" in result.stdout and result.stdout.rstrip().endswith(quick.NOTICE)
 
 
-def test_padding_quick():
+def test_padding_quick(text):
     words = [sys.executable, "-m", "bench.padding", "--quick", "--dtypes", "float32", "--steps", "2"]
-    result = run_command(words, timeout=200, env={"OMP_NUM_THREADS": "1"}, cwd=ROOT).check()
+    result = run_command(words, timeout=200, env={**text, "OMP_NUM_THREADS": "1"}, cwd=ROOT).check()
     (row,) = (line for line in result.stdout.splitlines() if line.startswith("128, training, --use_avg_len"))
     assert float(row.split()[3].rstrip("%")) >= 0 and min(map(float, row.split()[4:9])) > 0
     assert result.stdout.rstrip().endswith(quick.NOTICE)
 
 
-def test_startup_quick():
+def test_startup_quick(text):
     words = [sys.executable, "-m", "bench.startup", "--quick", "--ranks", "1"]
-    result = run_command(words, timeout=120, cwd=ROOT).check()
+    result = run_command(words, timeout=120, env=text, cwd=ROOT).check()
     seconds = {
         name: float(re.search(rf"^{name} +([0-9.]+) \(", result.stdout, re.MULTILINE)[1])
         for name in ("hparams.py", "import mxnet", "first step")
@@ -138,9 +146,11 @@ def test_bad_options_are_one_line(name, words, message):
     assert result.returncode == 2 and message in result.stderr.splitlines()[-1], result.describe()
 
 
-def test_threads_on_text(tmp_path):
-    """The files go to the script as their paths, as it reads them."""
+def test_threads_on_text(tmp_path, monkeypatch):
+    """The files go to the script as their paths, as it reads them. The text is in the folder named."""
+    monkeypatch.delenv("BENCH_TEXT", raising=False)
     words = threads.script_options("bert_2_128_2", 6, str(tmp_path))
     paths = words[words.index("--data") + 1].split(",")
     assert len(paths) == 8 and all(os.path.getsize(path) for path in paths)
+    assert os.path.dirname(paths[0]) == str(tmp_path / "corpus")
     assert os.path.exists(words[words.index("--vocab") + 1])

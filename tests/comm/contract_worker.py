@@ -117,8 +117,31 @@ def check_average_of_a_large_array(comm):
     return digest([array])
 
 
+def check_scaled_average(comm):
+    """Divided by its factor it is the mean, with ranks that are a power of two the bits of `average`."""
+    for dtypes in (["float32"], ["float64"], ["float32", "float64"], ["float16"], ["float32", "float16"]):
+        made = [dtypes[index % len(dtypes)] for index in range(20)]
+        scaled, averaged = (
+            [mx.nd.array(values(comm.rank, i, dtype), dtype=dtype) for i, dtype in enumerate(made)]
+            for _ in range(2)
+        )
+        factor = comm.scaled_average(scaled)
+        comm.average(averaged)
+        assert factor == (1 if "float16" in dtypes or comm.name == "local" else comm.size), (dtypes, factor)
+        for index, (one, other) in enumerate(zip(scaled, averaged)):
+            divided = one / factor
+            assert_mean(comm, divided, index, made[index])
+            if comm.size in (1, 2, 4):
+                np.testing.assert_array_equal(divided.asnumpy(), other.asnumpy())
+    half = mx.nd.full((33,), 40000, dtype="float16")  # whose sum is beyond its range
+    assert comm.scaled_average([half]) == 1
+    np.testing.assert_allclose(half.asnumpy().astype(np.float64), 40000, rtol=2e-3)
+    return digest(scaled)
+
+
 def check_average_nothing(comm):
     comm.average([])
+    assert comm.scaled_average([]) == (1 if comm.name == "local" else comm.size)
     comm.broadcast([])
     assert comm.all_agree([]) == []
 
@@ -417,6 +440,10 @@ def check_groups(comm):
         for index, array in enumerate(arrays):
             members = [values(rank, index, "float32", round).astype("float64") for rank in mine]
             np.testing.assert_allclose(array.asnumpy(), np.mean(members, axis=0), atol=1e-5)
+        means = [array.asnumpy() for array in arrays]
+        assert group.scaled_average(arrays) == (1 if comm.name == "local" else len(mine))
+        for array, expected in zip(arrays, means):  # of equal values
+            np.testing.assert_array_equal(array.asnumpy(), expected * len(mine))
         assert_mean(comm, of_all, 0, "float32", round)
     for root in range(len(mine)):
         sent = mx.nd.full((7,), comm.rank)
@@ -436,12 +463,8 @@ def check_refusals(comm):
         (TypeError, "arrays[1] is a ndarray", np.zeros(3)),
     ]
     for kind, message, bad in refused:
-        try:
-            comm.average([good, bad])
-        except kind as error:
-            assert message in str(error), str(error)
-        else:
-            raise AssertionError(f"not refused: {message}")
+        lacks(kind, message, comm.average, [good, bad])
+        lacks(kind, message, comm.scaled_average, [good, bad])
     for root in (-1, comm.size):
         try:
             comm.broadcast([good], root=root)

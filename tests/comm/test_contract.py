@@ -18,6 +18,7 @@ CHECKS = [
     "average_mixed_dtypes",
     "float16_sum_beyond_its_range",
     "average_of_a_large_array",
+    "scaled_average",
     "average_nothing",
     "average_again_and_again",
     "average_other_arrays_at_once",
@@ -39,7 +40,14 @@ CHECKS = [
     "refusals",
     "close",
 ]
-SOME = ["average_float32", "average_float16", "all_agree", "broadcast", "broadcast_keeps_every_bit"]
+SOME = [
+    "average_float32",
+    "average_float16",
+    "scaled_average",
+    "all_agree",
+    "broadcast",
+    "broadcast_keeps_every_bit",
+]
 # Whether a call waits, which takes long to see, does not depend on Horovod's network.
 OTHERS = [check for check in CHECKS if check != "average_does_not_wait"]
 # What a third rank may change: sums, who sends, who waits for whom. Not the order in which a rank works on

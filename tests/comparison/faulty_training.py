@@ -1,8 +1,8 @@
 """run_pretraining_hvd.py over a faulty communicator, as the ranks' script of backends that must be found out.
 
 FAULT in the environment: `alone` (gradients are not exchanged at all), `sum` (gradients are added up and not
-divided by the number of ranks), `crash` (rank 1 fails in step 3) or `memory` (the process may take no more
-than so many MiB from the time that it has joined: `memory 600`).
+divided by the number of ranks, as the factor is lost), `crash` (rank 1 fails in step 3) or `memory` (the
+process may take no more than so many MiB from the time that it has joined: `memory 600`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> int:
     from comm.horovod import HorovodCommunicator
 
     fault, _, size = os.environ["FAULT"].partition(" ")
-    join, average = HorovodCommunicator.__init__, HorovodCommunicator.average
+    join, scaled_average = HorovodCommunicator.__init__, HorovodCommunicator.scaled_average
     steps = 0
 
     def joined(self, *args, **kwargs):
@@ -38,18 +38,13 @@ def main() -> int:
 
     def averaged(self, arrays):
         nonlocal steps
-        if len(arrays) == 1:  # sums of losses
-            return average(self, arrays)
         steps += 1
         if fault == "crash" and self.rank == 1 and steps == 3:
             raise RuntimeError("this backend breaks down")
-        if fault != "alone":
-            average(self, arrays)
-        if fault == "sum":
-            for array in arrays:
-                array *= self.size
+        factor = 1.0 if fault == "alone" else scaled_average(self, arrays)
+        return 1.0 if fault == "sum" else factor
 
-    HorovodCommunicator.__init__, HorovodCommunicator.average = joined, averaged
+    HorovodCommunicator.__init__, HorovodCommunicator.scaled_average = joined, averaged
     return run_pretraining_hvd.main()
 
 

@@ -20,7 +20,7 @@ import numpy as np  # noqa: E402
 from base.errors import TrainingError  # noqa: E402
 from bert.configuration import named_config
 from bert.model import build_model, initialize, trainable  # noqa: E402
-from comm.base import Communicator  # noqa: E402
+from comm.base import Communicator, DelegatingCommunicator  # noqa: E402
 from comm.horovod import HorovodCommunicator  # noqa: E402
 from comm.local import LocalCommunicator  # noqa: E402
 from data.pretraining.batches import Batch, dummy_batch  # noqa: E402
@@ -90,7 +90,12 @@ def meet_bad_data(run: Run, last: bool) -> None:
 def main(directory: str) -> None:
     communicator = HorovodCommunicator()
     run = Run(communicator)
+    divided = Run(DelegatingCommunicator(communicator))  # whose gradients are divided by the communicator
     np.savez(os.path.join(directory, f"rank-{run.rank}.npz"), **run.values())
+    run.seen["factors"] = [run.take_step.factor, divided.take_step.factor]
+    run.seen["as_if_divided"] = divided.seen["grad_norm"] == run.seen["grad_norm"] and all(
+        np.array_equal(value, divided.values()[name]) for name, value in run.values().items()
+    )
     meet_bad_data(run, last=run.rank == communicator.size - 1)
     # Only rank 0 is asked to stop.
     result = run.take_step(40, [batch(40, number) for number in run.own], lr=0.01, keep_going=run.rank != 0)

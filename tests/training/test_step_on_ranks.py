@@ -33,6 +33,13 @@ def test_two_ranks_take_the_step_of_one_large_batch(runs):
             np.testing.assert_allclose(of_two[name], of_one[name], rtol=2e-4, atol=2e-6, err_msg=name)
 
 
+def test_sums_of_two_ranks_give_the_bits_of_means(runs):
+    _, ranks = runs
+    for seen in ranks:
+        assert seen["factors"] == [2, 1]  # the number of ranks left to the step, and not
+        assert seen["as_if_divided"]
+
+
 def test_ranks_stay_bit_identical(runs):
     directory, _ = runs
     first, second = (np.load(directory / f"rank-{rank}.npz") for rank in (0, 1))

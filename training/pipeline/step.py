@@ -137,21 +137,21 @@ class PipelineStep(TrainStep):
         if gradient is not None:
             self._gradient_rooms.give_back(gradient)
 
-    def _average(self, gradients: list[mx.nd.NDArray]) -> None:
-        ranks = self._ranks
+    def _average(self, gradients: list[mx.nd.NDArray]) -> float:
+        ranks = self._ranks  # all groups have the same size, and so all stages the same factor
         other = ranks.tied
         if self._tied is None or other is None:
-            ranks.group.average(gradients)
-            return
+            return ranks.group.scaled_average(gradients)
         own = gradients[self._tied]
         if self._other_end is None:
             self._other_end = mx.nd.zeros_like(own)
         arriving = ranks.world.receive(self._other_end, other, TIED)
-        ranks.group.average(gradients)
+        factor = ranks.group.scaled_average(gradients)
         leaving = ranks.world.send(own, other, TIED)
         arriving.wait()
         leaving.wait()
         own += self._other_end
+        return factor
 
     def _norm(self, gradients: list[mx.nd.NDArray]) -> float:
         """The norm over all stages; the word embedding counts once. Every stage adds the square of its own

@@ -33,6 +33,11 @@ def run(
     return output.asnumpy(), [inputs[index].grad.asnumpy() for index in differentiable]
 
 
+def kept_scale(rate: float) -> float:
+    """What dropout multiplies the kept elements with: operators drop at the rate in steps of 2^-16."""
+    return 1 / (1 - round(rate * 2**16) / 2**16)
+
+
 def directional_derivative(
     reference: Callable[..., np.ndarray],
     arrays: Sequence[np.ndarray],

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bert.operators import load_operators
-from tests.bert.operators.checking import assert_gradients_match, run
+from tests.bert.operators.checking import assert_gradients_match, kept_scale, run
 
 if not load_operators():
     pytest.skip("the operators are not built", allow_module_level=True)
@@ -199,7 +199,7 @@ def test_dropout_drops_at_its_rate_and_keeps_the_mean():
 
     one = mask(1)
     kept = one > 0.5
-    np.testing.assert_allclose(one[kept], 1 / (1 - rate), rtol=2e-5)
+    np.testing.assert_allclose(one[kept], kept_scale(rate), rtol=2e-5)
     assert (one[~kept] == 0).all()
     count = kept.size
     tolerance = 4.5 * np.sqrt(rate * (1 - rate) / count)
@@ -228,7 +228,7 @@ def test_backward_pass_uses_the_forward_pass_mask():
     assert 0.3 < (factors[0] < 0.5).mean() < 0.5
 
     def function(q: np.ndarray, n: np.ndarray) -> np.ndarray:
-        return reference(q, n, heads, np.round(factors * (1 - rate)) / (1 - rate))
+        return reference(q, n, heads, np.round(factors / kept_scale(rate)) * kept_scale(rate))
 
     assert_gradients_match(function, [qkv, lengths], gradients, [0], output_gradient, rng)
 
@@ -286,7 +286,7 @@ def test_in_bfloat16(shape, rate):
         units = unit_values(batch, length, heads, rng)
         mx.random.seed(11)
         seen = attend(mx.nd.array(units), mx.nd.array(lengths, dtype="int32"), heads, rate)[0].asnumpy()
-        factors = (factors_of(units, lengths, heads, seen) > 0.5) / (1 - rate)
+        factors = (factors_of(units, lengths, heads, seen) > 0.5) * kept_scale(rate)
         mx.random.seed(11)
     context, (gradient,) = run(
         lambda q, n: attend(q, n, heads, rate, dtype="bfloat16"), [qkv, lengths], output_gradient, [0]

@@ -18,24 +18,33 @@ if not load_operators():
 RATES = [0.1, 0.5, 0.9]
 
 
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
 def mix(x: np.ndarray) -> np.ndarray:
-    x = x ^ (x >> np.uint32(16))
-    x = x * np.uint32(0x85EBCA6B)
-    x = x ^ (x >> np.uint32(13))
-    x = x * np.uint32(0xC2B2AE35)
-    return x ^ (x >> np.uint32(16))
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
-def random_bits(key: int, count: int, begin: int = 0) -> np.ndarray:
-    """uint32 (count,) for the indices from `begin` on."""
-    index = (np.arange(begin, begin + count) & 0xFFFFFFFF).astype("uint32")
-    low, high = np.uint32(key & 0xFFFFFFFF), np.uint32(key >> 32)
+def random_bits(key: int, rows: int, columns: int, first_row: int = 0) -> np.ndarray:
+    """uint16 (rows, columns) for the rows from `first_row` on."""
+    row = np.arange(rows, dtype="uint64")[:, None] + np.uint64(first_row)
+    index = np.arange((columns + 1) // 2, dtype="uint32")
     with np.errstate(over="ignore"):
-        return mix(mix(index * np.uint32(0x9E3779B9) + low) ^ high)
+        seed = mix(np.uint64(key) + row * GOLDEN)
+        x = (seed & np.uint64(0xFFFFFFFF)).astype("uint32") + index
+        x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+        x = (x ^ (x >> np.uint32(13)) ^ (seed >> np.uint64(32)).astype("uint32")) * np.uint32(0xC2B2AE35)
+    return (x ^ (x >> np.uint32(16))).view("uint16")[:, :columns]
 
 
-def dropped(key: int, count: int, rate: float) -> np.ndarray:
-    return random_bits(key, count) < np.uint32(rate * 2**32)
+def threshold(rate: float) -> int:
+    return round(rate * 2**16)
+
+
+def dropped(key: int, rows: int, columns: int, rate: float) -> np.ndarray:
+    return random_bits(key, rows, columns) < threshold(rate)
 
 
 def operator_factors(shape: tuple[int, int], rate: float) -> tuple[np.ndarray, int]:
@@ -56,11 +65,17 @@ def assert_like_coins(hits: np.ndarray, trials: int, rate: float, sigmas: float 
     assert np.abs(deviation).max() < sigmas, deviation
 
 
-@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("rate", [*RATES, 2**-16, 1 - 2**-16])
 def test_operators_drop_what_the_hash_says_and_scale_the_rest(rate):
     factors, key = operator_factors((50, 77), rate)
-    expected = np.where(dropped(key, 50 * 77, rate), 0, 1 / (1 - rate)).reshape(50, 77)
-    np.testing.assert_allclose(factors, expected, rtol=1e-5)
+    kept = 1 - threshold(rate) / 2**16  # the rate in steps of 2^-16, and the scale that makes up for it
+    np.testing.assert_allclose(factors, np.where(dropped(key, 50, 77, rate), 0, 1 / kept), rtol=1e-5)
+
+
+def test_a_rate_that_would_drop_all_is_an_error():
+    for rate in (1 - 2**-18, 1, -0.1):
+        with pytest.raises(mx.MXNetError, match="outside"):
+            operator_factors((1, 4), rate)[0]
 
 
 @pytest.mark.parametrize("rate", RATES)
@@ -87,40 +102,58 @@ def keys() -> list[int]:
     return [0, 1, 2, 1 << 32, 2**64 - 1, *(int(key) for key in rng.integers(0, 2**63, 59))]
 
 
-def test_bytes_are_uniform_for_every_key():
-    count = 1 << 14
+@pytest.mark.parametrize("shape", [(1, 1 << 15), (256, 128), (1 << 13, 4)])
+def test_bytes_are_uniform_for_every_key(shape):
     for key in keys():
-        for begin in (0, 2**32 - count // 2):
-            values = random_bits(key, count, begin).view("uint8").reshape(count, 4)
+        for first_row in (0, 2**32 - 5):
+            values = random_bits(key, *shape, first_row).astype("uint16").reshape(-1, 1).view("uint8")
             for byte in values.T:
                 found = np.bincount(byte, minlength=256)
-                chi_square = ((found - count / 256) ** 2).sum() / (count / 256)
+                chi_square = ((found - byte.size / 256) ** 2).sum() / (byte.size / 256)
                 # 255 on the average with a deviation of 22.6.
                 assert 255 - 6 * 22.6 < chi_square < 255 + 7 * 22.6, (key, chi_square)
 
 
 @pytest.mark.parametrize("rate", RATES)
-def test_neighbours_decide_independently(rate):
-    count = 1 << 16
-    for distance in (1, 2, 3, 16, 128, 768, 1024, 3072):
-        pairs = np.zeros(4, int)
-        for key in keys():
-            one = dropped(key, count + distance, rate)
-            pairs += np.bincount(one[:count] + 2 * one[distance:], minlength=4)
-        odds = np.array([(1 - rate) ** 2, rate * (1 - rate), rate * (1 - rate), rate**2])
-        for found, chance in zip(pairs, odds):
-            assert_like_coins(found, pairs.sum(), chance)
+@pytest.mark.parametrize("down, right", [(0, 1), (0, 2), (0, 3), (0, 16), (1, 0), (1, 1), (1, -1), (2, 2), (128, 0)])
+def test_neighbours_decide_independently(rate, down, right):
+    pairs = np.zeros(4, int)
+    for key in keys():
+        decisions = dropped(key, 256 + down, 256, rate)
+        one, other = decisions[:256], decisions[down:]
+        columns = slice(max(0, -right), 256 - max(0, right))
+        shifted = slice(max(0, right), 256 - max(0, -right))
+        pairs += np.bincount((one[:, columns] + 2 * other[:, shifted]).ravel(), minlength=4)
+    rate = threshold(rate) / 2**16
+    odds = np.array([(1 - rate) ** 2, rate * (1 - rate), rate * (1 - rate), rate**2])
+    for found, chance in zip(pairs, odds):
+        assert_like_coins(found, pairs.sum(), chance)
 
 
-def test_a_bit_of_the_key_changes_half_of_the_bits():
-    count = 1 << 12
+def test_a_column_decides_independently_in_consecutive_rows():
+    """Counts of each pattern of four rows one below the other, and of four columns side by side."""
+    key = keys()[-1]
+    bits = (random_bits(key, 1 << 14, 64) >> 15).astype(int)
+    for patterns in (
+        bits[0::4] + 2 * bits[1::4] + 4 * bits[2::4] + 8 * bits[3::4],
+        bits[:, 0::4] + 2 * bits[:, 1::4] + 4 * bits[:, 2::4] + 8 * bits[:, 3::4],
+    ):
+        assert_like_coins(np.bincount(patterns.ravel(), minlength=16), patterns.size, 1 / 16)
+
+
+def test_a_bit_of_the_key_or_the_row_changes_half_of_the_bits():
+    shape = (1, 1 << 13)
     for key in keys()[:8]:
-        bits = random_bits(key, count)
+        bits = random_bits(key, *shape)
         for flipped in range(64):
-            changed = (bits ^ random_bits(key ^ 1 << flipped, count)).view("uint8").reshape(count, 4)
-            each_bit = np.unpackbits(changed, axis=1).sum(axis=0)
-            assert_like_coins(each_bit, count, 0.5)
-            assert_like_coins(each_bit.sum(), count * 32, 0.5)
+            others = [random_bits(key ^ 1 << flipped, *shape)]
+            if flipped < 32:
+                others.append(random_bits(key, *shape, 1 << flipped))
+            for other in others:
+                changed = (bits ^ other).astype("uint16").reshape(-1, 1).view("uint8")
+                each_bit = np.unpackbits(changed, axis=1).sum(axis=0)
+                assert_like_coins(each_bit, shape[1], 0.5)
+                assert_like_coins(each_bit.sum(), shape[1] * 16, 0.5)
 
 
 def test_keys_of_consecutive_calls_differ_and_repeat_with_the_seed():

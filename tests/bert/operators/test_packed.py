@@ -11,7 +11,7 @@ import pytest
 from bert.fused import places_of
 from bert.operators import load_operators
 from tests.bert.operators import test_attention, test_embed
-from tests.bert.operators.checking import assert_gradients_match, run
+from tests.bert.operators.checking import assert_gradients_match, kept_scale, run
 
 if not load_operators():
     pytest.skip("the operators are not built", allow_module_level=True)
@@ -121,7 +121,7 @@ def test_dropout_of_probabilities_is_the_same_backward_and_independent_between_r
         assert abs(dropped.mean() - rate**2) < 4.5 * rate / np.sqrt(len(dropped))
 
     def function(q: np.ndarray) -> np.ndarray:
-        return test_attention.reference(q, lengths, heads, kept / (1 - rate)) * inside
+        return test_attention.reference(q, lengths, heads, kept * kept_scale(rate)) * inside
 
     assert_gradients_match(function, [qkv], [padded_again(found, places, qkv.shape[:2])], [0], gradient, rng)
 
