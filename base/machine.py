@@ -12,10 +12,16 @@ from typing import Any
 
 ISA_FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
 BF16_FLAGS = ("avx512_bf16", "amx_bf16")
+CPUINFO = Path("/proc/cpuinfo")
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def describe(root: Path, cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
+def has_tiles(cpuinfo: Path = CPUINFO) -> bool:
+    """Whether this processor multiplies bfloat16 on AMX's tiles."""
+    return "amx_bf16" in _cpu_fields(cpuinfo).get("flags", "").split()
+
+
+def describe(root: Path, cpuinfo: Path = CPUINFO) -> dict[str, Any]:
     """Facts about this machine and this checkout, for JSON."""
     fields = _cpu_fields(cpuinfo)
     flags = set(fields.get("flags", "").split())

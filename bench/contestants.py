@@ -42,6 +42,7 @@ CONTESTANTS = {
     "ours_mxnet": Contestant("ours, MXNet's operators", "bench.step_ours"),
     "torch": Contestant("Hugging Face on PyTorch", "bench.peer_torch"),
     "torch_masked": Contestant("the same, masked positions", "bench.peer_torch"),
+    "torch_high": Contestant("PyTorch, matmul precision high", "bench.peer_torch"),
     "gluonnlp": Contestant("GluonNLP", "bench.peer_gluonnlp"),
     PRODUCTS: Contestant("our matrix products alone", "bench.step_ours", trains=False),
     "products_torch": Contestant("PyTorch's products alone", "bench.peer_torch", trains=False),

@@ -22,7 +22,7 @@ from bench.work import DROPOUT, VOCABULARY, Work, gflop, products
 
 
 def set_up(work: Work) -> tuple[TakeStep, dict[str, Any]]:
-    if work.dtype != "float32":
+    if work.peers_dtype != "float32":
         raise Unsupported("GluonNLP's BERT trains in float32 on CPUs")
     size, (sequences, length, masked) = work.size, work.batch
     encoder = BERTEncoder(

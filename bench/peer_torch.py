@@ -1,12 +1,13 @@
 """Worker: BERT of Hugging Face's transformers on PyTorch, and PyTorch's matrix products alone.
 
-    python -m bench.peer_torch torch|torch_masked|products_torch MODEL 128|512 float32|bfloat16
+    python -m bench.peer_torch torch|torch_high|torch_masked|products_torch MODEL 128|512 DTYPE
 
 Runs in an environment of its own that has torch and transformers; see bench/serve.py for what it reads and
 writes. BertForPreTraining as it comes scores the vocabulary for all positions ("torch"). The same layers
 applied to the masked positions only, as a user could write it, are "torch_masked". bfloat16 is
-torch.autocast. The update is AdamW, fused; there is no gradient clipping and no attention mask, because all
-sequences are full.
+torch.autocast; bfloat16x3, which is not PyTorch's, is float32 here. "torch_high" is "torch" with PyTorch's
+precision of float32 products set to high, which its CPU code need not heed. The update is AdamW, fused; there
+is no gradient clipping and no attention mask, because all sequences are full.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ def set_up_model(kind: str, work: Work) -> tuple[TakeStep, dict[str, Any]]:
         cross_entropy = torch.nn.functional.cross_entropy
         return cross_entropy(scores, masked_labels) + cross_entropy(next_sentence, is_next)
 
-    compute_loss = all_positions if kind == "torch" else masked_positions
+    compute_loss = masked_positions if kind == "torch_masked" else all_positions
 
     def take_step() -> ReadLoss:
         optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=work.dtype == "bfloat16"):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=work.peers_dtype == "bfloat16"):
             loss = compute_loss()
         loss.backward()
         optimizer.step()
@@ -72,7 +73,8 @@ def set_up_model(kind: str, work: Work) -> tuple[TakeStep, dict[str, Any]]:
     facts = {
         "transformers": transformers.__version__,
         "attention": config._attn_implementation,
-        "gflop": gflop(products(size, work.batch, decoded=work.batch.tokens if kind == "torch" else None)),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "gflop": gflop(products(size, work.batch, None if kind == "torch_masked" else work.batch.tokens)),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
     return take_step, facts
@@ -80,7 +82,7 @@ def set_up_model(kind: str, work: Work) -> tuple[TakeStep, dict[str, Any]]:
 
 def set_up_products(work: Work) -> tuple[TakeStep, dict[str, Any]]:
     """The products of one step and nothing else, each layer with weights of its own."""
-    number = getattr(torch, work.dtype)
+    number = getattr(torch, work.peers_dtype)
 
     def array(*shape: int) -> Any:
         return torch.randn(*shape).to(number)
@@ -112,8 +114,10 @@ def main() -> None:
     work = Work.read(words)
 
     def set_up() -> tuple[TakeStep, dict[str, Any]]:
-        if not hasattr(torch, work.dtype):
-            raise Unsupported(f"PyTorch has no {work.dtype}")
+        if not hasattr(torch, work.peers_dtype):
+            raise Unsupported(f"PyTorch has no {work.peers_dtype}")
+        if kind == "torch_high":
+            torch.set_float32_matmul_precision("high")
         if kind == "products_torch":
             take_step, facts = set_up_products(work)
         else:

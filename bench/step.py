@@ -14,6 +14,9 @@ ends with the positions that are looked at: GFLOP counts the matrix products tha
 compares the time per operation. The share of the step outside products is measured against a contestant that
 does our products by weights and nothing else.
 
+In bfloat16x3 our step computes in float32 but for products by weights, which are three of bfloat16 each; the
+peers compute in float32. --contestants torch_high is PyTorch with its own such setting.
+
 The peers on PyTorch need an environment of their own with torch and transformers; without one they are left
 out. Without --dtypes, bfloat16 is measured where the processor multiplies it (AVX-512 BF16, AMX). On two
 cores at 2.8 GHz all of it takes about 10 minutes for a dtype, --models base alone 5, --quick 1.
@@ -41,7 +44,7 @@ from bench import contestants
 from bench.contestants import CONTESTANTS, OURS, ROOT
 from bench.quick import NOTICE, add_quick, settle, write_figures
 from bench.rounds import plan_sessions, summarize, table
-from bench.work import BATCHES, DTYPES, MODELS, Work, native_dtypes, parameters, size_of
+from bench.work import BATCHES, DTYPES, MODELS, SPLIT, Work, native_dtypes, parameters, size_of
 from bench.workers import Unsupported, Worker, WorkerError, end_at
 from training.entry import exit_code
 
@@ -180,7 +183,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     lengths = [*BATCHES]
     text = "tokens of a sequence (default: both)"
     parser.add_argument("--lengths", nargs="+", type=int, choices=lengths, metavar="TOKENS", help=text)
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, help="default: what the CPU multiplies")
+    parser.add_argument(
+        "--dtypes", nargs="+", choices=[*DTYPES, SPLIT], help="default: what the CPU multiplies"
+    )
     parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, metavar="NAME", help=f"of {names}")
     parser.add_argument(
         "--rounds", type=positive_int, metavar="N", help="steps of each (default 7; of large, half)"

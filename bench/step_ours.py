@@ -1,6 +1,6 @@
 """Worker: this project's training step, and its matrix products alone.
 
-    python -m bench.step_ours ours|ours_mxnet|products MODEL 128|512 float32|bfloat16
+    python -m bench.step_ours ours|ours_mxnet|products MODEL 128|512 float32|bfloat16|bfloat16x3
 
 See bench/serve.py for what it reads and writes. The step is the one of training/run.py: forward, backward,
 norm, agreement, clipping, LAMB. "ours" is on the fused operators of native/operators, "ours_mxnet" on MXNet's

@@ -12,6 +12,7 @@ VOCABULARY = 30522  # BERT's uncased one
 DROPOUT = 0.1
 MODELS = {"base": "bert_12_768_12", "large": "bert_24_1024_16"}
 DTYPES = ("float32", "bfloat16")
+SPLIT = "bfloat16x3"  # ours alone: the peers, which have no such products, then compute in float32
 
 
 class Batch(NamedTuple):
@@ -55,6 +56,11 @@ class Work(NamedTuple):
     @property
     def batch(self) -> Batch:
         return BATCHES[self.length]
+
+    @property
+    def peers_dtype(self) -> str:
+        """The dtype that contestants without our operators compute in."""
+        return "float32" if self.dtype == SPLIT else self.dtype
 
     @property
     def words(self) -> list[str]:

@@ -13,6 +13,7 @@ from base.errors import InputError
 GELU_FORMS = ("erf", "tanh")
 LAYER_NORM_EPSILON = 1e-12  # Devlin et al., arXiv:1810.04805, the released code
 PADDING = KEEP, REMOVE = "keep", "remove"  # what becomes of rows behind the end of short sequences
+BFLOAT16X3 = "bfloat16x3"  # float32 whose products are three of bfloat16 (bert/fused.py)
 # The fused CPU operators; where the file is missing they have not been built.
 OPERATORS_LIBRARY = os.path.join(sys.prefix, "lib", "libbert_operators.so")
 INITIAL_STDEV = 0.02  # of random weights; the same

@@ -8,12 +8,12 @@ import mxnet as mx
 import numpy as np
 from gluonnlp.model.bert import BERTModel
 
-from bert.configuration import LAYER_NORM_EPSILON, BertConfig
+from bert.configuration import BFLOAT16X3, LAYER_NORM_EPSILON, BertConfig
 from bert.model import trainable
 from bert.part import ModelPart, whole
 
 # Rows are rounded up to a multiple: in bfloat16 oneDNN makes a product for each number of rows, and keeps it.
-_ROWS_MULTIPLE = {"float32": 1, "bfloat16": 16}
+_ROWS_MULTIPLE = {"float32": 1, "bfloat16": 16, BFLOAT16X3: 16}
 
 
 class FusedBert(mx.gluon.HybridBlock):
@@ -24,8 +24,9 @@ class FusedBert(mx.gluon.HybridBlock):
 
     Args:
         bert: from bert.model.build_model for `config`, initialized, in float32, on the CPU.
-        dtype: "float32", or "bfloat16" for matrix products of numbers rounded to that type. Everything else,
-            sums within the products included, is float32 in both.
+        dtype: "float32", or "bfloat16" for matrix products of numbers rounded to that type, or "bfloat16x3"
+            for those of numbers split into two of that type, but in float32 in the attention and in the
+            scores of the vocabulary. Everything else, sums within the products included, is float32 in all.
         dropout: its rate.
         head_products: names of the weights that the heads above multiply by `Layers.product`.
         part: of `bert`, what this network has; None for all.
@@ -45,8 +46,8 @@ class FusedBert(mx.gluon.HybridBlock):
         part: ModelPart | None = None,
     ):
         super().__init__(prefix="fused_")
-        if dtype not in ("float32", "bfloat16"):
-            raise ValueError(f"the fused operators compute in float32 or bfloat16, not in {dtype}")
+        if dtype not in _ROWS_MULTIPLE:
+            raise ValueError(f"the fused operators compute in {', '.join(_ROWS_MULTIPLE)}, not in {dtype}")
         self._dtype = dtype
         self._dropout = dropout
         self._config = config

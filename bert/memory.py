@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from bert.configuration import BertConfig
+from bert.configuration import BFLOAT16X3, BertConfig
 from bert.weights.bare_params import expected_shapes
 from bert.weights.names import DECODER
 
@@ -61,10 +61,11 @@ def _count(config: BertConfig, layers: int, vocab_size: int, pretraining: bool) 
 def packed_bytes(config: BertConfig, dtype: str) -> int:
     """Copies of the weights in the layout that the fused operators multiply: in float32 of queries, keys and
     values, which are one product there; in bfloat16 of all, one for each pass (or one in float32 where
-    bfloat16 is emulated)."""
+    bfloat16 is emulated); in bfloat16x3 two times that."""
     units, hidden = config.units, config.hidden
-    if dtype == "bfloat16":
-        return FLOAT32 * config.layers * (4 * units * units + 2 * units * hidden)
+    if dtype in ("bfloat16", BFLOAT16X3):
+        parts = 2 if dtype == BFLOAT16X3 else 1
+        return parts * FLOAT32 * config.layers * (4 * units * units + 2 * units * hidden)
     return FLOAT32 * config.layers * 3 * units * units
 
 

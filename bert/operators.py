@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from pathlib import Path
 from typing import Any, Mapping, Sequence
 
 import mxnet as mx
@@ -12,10 +13,12 @@ from mxnet.ndarray.register import _make_ndarray_function
 from mxnet.symbol.register import _make_symbol_function
 
 from base.errors import InputError
-from bert.configuration import OPERATORS_LIBRARY, REMOVE, BertConfig
+from base.machine import CPUINFO, has_tiles
+from bert.configuration import BFLOAT16X3, OPERATORS_LIBRARY, REMOVE, BertConfig
 
 LIBRARY = OPERATORS_LIBRARY
 PREFIX = "bert_"  # of the operators that blocks call
+_MULTIPLIES = "BERT_OPERATORS_BF16"  # the variable that says how bfloat16 is multiplied, for tests
 
 
 def load_operators(path: str = LIBRARY) -> bool:
@@ -58,23 +61,39 @@ def choose_operators(wanted: str, dtype: str, device: mx.Context, bert: BertConf
     """ "fused" or "mxnet", for --operators `wanted`; the fused operators are loaded then.
 
     Raises:
-        InputError: what is wanted cannot be had, or bfloat16 without the fused operators; or the library of
-            the operators is older than what this BERT needs of it.
+        InputError: what is wanted cannot be had, or bfloat16 without the fused operators, or bfloat16x3
+            where it is no faster than float32; or the library of the operators is older than what this BERT
+            or dtype needs of it.
     """
     on_cpu = device.device_type == "cpu"
     fused = on_cpu and wanted != "mxnet" and load_operators()
     if wanted == "fused" and not fused:
         reason = "they have not been built (make setup builds them)" if on_cpu else "they are for CPUs"
         raise InputError(f"--operators fused: {reason}")
-    if dtype == "bfloat16" and not fused:
+    if dtype in ("bfloat16", BFLOAT16X3) and not fused:
         reason = "make setup builds them; without --operators mxnet" if on_cpu else "on GPUs use float16"
-        raise InputError(f"--dtype bfloat16 needs the fused CPU operators: {reason}")
+        raise InputError(f"--dtype {dtype} needs the fused CPU operators: {reason}")
+    if dtype == BFLOAT16X3:
+        _check_split(os.environ)
     if fused and (bert.gelu != "erf" or bert.token_types != 2) and not knows_forms():
         raise InputError(
             f"{LIBRARY} is older than this code and has not {bert.description}; make setup builds it anew "
             "(--operators mxnet does without it)"
         )
     return "fused" if fused else "mxnet"
+
+
+def _check_split(environ: Mapping[str, str], cpuinfo: Path = CPUINFO) -> None:
+    if _MULTIPLIES not in environ and not has_tiles(cpuinfo):
+        raise InputError(
+            f"--dtype {BFLOAT16X3}: this processor has no AMX, and three products of bfloat16 take longer on "
+            f"it than one of float32: use --dtype float32 ({_MULTIPLIES}=rounded computes it all the same, "
+            "for tests)"
+        )
+    if not knows_split():
+        raise InputError(
+            f"--dtype {BFLOAT16X3}: {LIBRARY} is older than this code and cannot; make setup builds it anew"
+        )
 
 
 def check_padding(padding: str, operators: str) -> None:
@@ -101,6 +120,15 @@ def knows_forms() -> bool:
     one = mx.nd.ones((1, 1))
     erf, tanh = (mx.nd.bert_bias_gelu(one, one[0], form=form).asscalar() for form in ("erf", "tanh"))
     return bool(erf != tanh)
+
+
+def knows_split() -> bool:
+    """Whether the loaded library multiplies bfloat16x3: one built before that rejects it."""
+    try:
+        mx.nd.bert_pack(mx.nd.ones((1, 1)), num_weights=1, dtype=BFLOAT16X3).wait_to_read()
+    except mx.MXNetError:
+        return False
+    return True
 
 
 def knows_packing_updates() -> bool:

@@ -171,6 +171,10 @@ class Run:
         """Return code of the launcher, None while it runs."""
         return self._process.poll()
 
+    def end_within(self, seconds: float) -> None:
+        """Bring the time limit forward to so many seconds from now."""
+        self.timeout = min(self.timeout, time.monotonic() - self._start + seconds)
+
     def wait(self) -> RunResult:
         """Wait for the end, at most until the time limit (counted from the start); kill what is left.
 

@@ -4,6 +4,7 @@ is `make reliability`)."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import sys
@@ -14,6 +15,7 @@ from dataclasses import replace
 import pytest
 
 from tests.processes import run_command, start_command
+from tests.reliability import attacked_stages
 from tests.reliability.catalogue import PROGRAMS
 from tests.reliability.figure import BACKENDS, ONCE, Damage, Figure, Program, Setting, Tally
 from tests.reliability.jobs import LAST, differences, patched
@@ -164,6 +166,37 @@ def test_a_patch_is_run_when_the_threads_are_set(tmp_path):
     (tmp_path / "patched.py").write_text(patched(script, "import mxnet\nsys.damaged = mxnet.__name__"))
     result = run_command([sys.executable, tmp_path / "patched.py", "word"]).check()
     assert result.stdout == "word mxnet\n"
+
+
+SAVES_TWICE = """
+import sys, base.threads
+base.threads.set_threads()
+import numpy as np
+from training.saving import Saver
+saver = Saver(sys.argv[1], 0, None)
+saver._report = lambda: None
+for step in (4, 8):
+    saver.begin(step, {"weight": np.ones(3, np.float32)}, {"t": np.array(step)}, {})
+    saver.finish()
+    print("saved", step, flush=True)
+"""
+
+
+def test_a_run_stops_itself_while_it_saves(tmp_path):
+    """As attacks on pipelines have it: at one moment of the first saving from a step on."""
+    script = tmp_path / "script.py"
+    script.write_text(SAVES_TWICE)
+    patch = attacked_stages.STOPPING_ITSELF.format(step=5, moment=".states.npz")
+    (tmp_path / "patched.py").write_text(patched(script, patch))
+    with start_command([sys.executable, tmp_path / "patched.py", tmp_path / "saved"], timeout=120) as run:
+        while not attacked_stages.is_stopped(run.pid):
+            assert run.poll() is None, run.wait().describe()
+            time.sleep(0.01)
+        left = sorted(path.name.partition(".tmp-")[0] for path in (tmp_path / "saved").glob("*8*.tmp-*"))
+        assert left == ["0000008.json", "0000008.params", "0000008.states.npz"]
+        assert run.stdout() == "saved 4\n"
+        os.kill(run.pid, signal.SIGCONT)
+        assert run.wait().check().stdout == "saved 4\nsaved 8\n"
 
 
 # --- The command.

@@ -26,7 +26,7 @@ from base.command_line import (
     within,
 )
 from base.errors import InputError
-from bert.configuration import GELU_FORMS, KEEP, PADDING, REMOVE
+from bert.configuration import BFLOAT16X3, GELU_FORMS, KEEP, PADDING, REMOVE
 from comm.options import add_communication_options, communication_config
 from data.options import add_data_options, add_vocabulary_options, check_data_options
 from training.config import DEFAULT_MODEL, model_config
@@ -133,9 +133,12 @@ def _parser(description: str) -> argparse.ArgumentParser:
     add_vocabulary_options(add)
     add(
         "--dtype",
-        choices=["float32", "float16", "bfloat16"],
+        choices=["float32", "float16", "bfloat16", BFLOAT16X3],
         help="float16 keeps float32 master weights and scales the loss; for GPUs. bfloat16 rounds the "
-        "factors of matrix products; for CPUs, faster on those that multiply it (AVX-512 BF16, AMX) "
+        "factors of matrix products; for CPUs, faster on those that multiply it (AVX-512 BF16, AMX). "
+        "bfloat16x3 splits float32 factors into two bfloat16 parts and multiplies three times, PyTorch's "
+        "matmul precision high: 16 bits, float32 has 24 and bfloat16 8; for CPUs with AMX, between "
+        "the two in speed: where float32's results are wanted sooner "
         "(default: float16 on GPUs, float32 without)",
     )
     add(

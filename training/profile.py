@@ -22,6 +22,7 @@ from base.errors import InputError
 from base.files import replacing
 from base.tables import terminal
 from base.threads import set_threads
+from bert.configuration import BFLOAT16X3
 from data.options import MAX_POSITIONS
 from training.config import run_config
 from training.entry import exit_code
@@ -146,7 +147,7 @@ def _add_peak(facts: dict[str, Any]) -> None:
 
     dtype = facts["dtype"]
     device = mx.gpu() if mx.context.num_gpus() else mx.cpu()
-    products = ["mxnet"] if dtype != "bfloat16" else []
+    products = [] if dtype in ("bfloat16", BFLOAT16X3) else ["mxnet"]
     if device.device_type == "cpu" and hasattr(mx.nd, "bert_dense"):
         products.append("fused")
     facts["peak_gflops"] = matrix_peak(dtype, products, device, _MEASURED) / 1e9

@@ -10,7 +10,8 @@
 //
 // All arrays are float32. With dtype="float32" so are the products. With dtype="bfloat16" both factors of
 // each of the three products (output, gradients of x and of the weights) are rounded to bfloat16, their sums
-// are float32.
+// are float32. With dtype="bfloat16x3" each of the three is a sum of three products of bfloat16 (Precision in
+// matmul.h).
 #include <cstring>
 #include <utility>
 
@@ -41,7 +42,7 @@ std::pair<int64_t, int64_t> stacked(const Shapes& in, int first, int weights) {
 
 MXReturnValue pack_attributes(const Attributes& attributes, int* inputs, int* outputs) {
   return guarded("bert_pack", [&] {
-    low_precision(attributes);
+    precision(attributes);
     *inputs = count(attributes);
     *outputs = 1;
   });
@@ -50,7 +51,7 @@ MXReturnValue pack_attributes(const Attributes& attributes, int* inputs, int* ou
 MXReturnValue pack_shapes(const Attributes& attributes, Shapes* in, Shapes* out) {
   return guarded("bert_pack", [&] {
     const auto [rows, columns] = stacked(*in, 0, count(attributes));
-    const PackedWeights packed(low_precision(attributes), count(attributes), rows, columns);
+    const PackedWeights packed(precision(attributes), count(attributes), rows, columns);
     out->at(0) = {static_cast<unsigned>(packed.bytes())};
   });
 }
@@ -65,14 +66,14 @@ MXReturnValue pack(const Attributes& attributes, Tensors* in, Tensors* out, cons
   return guarded("bert_pack", [&] {
     int64_t rows = 0;
     for (const auto& weight : *in) rows += weight.shape.at(0);
-    const PackedWeights packed(low_precision(attributes), in->size(), rows, in->at(0).shape.at(1));
+    const PackedWeights packed(precision(attributes), in->size(), rows, in->at(0).shape.at(1));
     packed.pack(*in, out->at(0).data_ptr);
   });
 }
 
 MXReturnValue attributes(const Attributes& attributes, int* inputs, int* outputs) {
   return guarded("bert_dense", [&] {
-    low_precision(attributes);
+    precision(attributes);
     const int bias = integer(attributes, "bias");
     require(bias == 0 || bias == 1, "bias is 0 or 1");
     *inputs = 2 + (1 + bias) * count(attributes);
@@ -88,7 +89,7 @@ MXReturnValue shapes(const Attributes& attributes, Shapes* in, Shapes* out) {
             "x and the weights disagree about the last axis");
     if (integer(attributes, "bias"))
       for (int i = 1; i <= weights; i++) in->at(i + weights) = {in->at(i)[0]};
-    const PackedWeights packed(low_precision(attributes), weights, rows, columns);
+    const PackedWeights packed(precision(attributes), weights, rows, columns);
     in->back() = {static_cast<unsigned>(packed.bytes())};
     out->at(0) = in->at(0);
     out->at(0).back() = rows;
@@ -118,7 +119,7 @@ struct Layer {
   // weight: the first one.
   DenseProducts products(const Attributes& attributes, const mxnet::ext::MXTensor& packed,
                          const mxnet::ext::MXTensor& weight) const {
-    return DenseProducts(low_precision(attributes), weights, rows, inputs, outputs, packed, weight);
+    return DenseProducts(precision(attributes), weights, rows, inputs, outputs, packed, weight);
   }
 };
 

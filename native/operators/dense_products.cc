@@ -50,23 +50,25 @@ void bias_gradients(const float* dy, int64_t rows, MXTensor* first, MXTensor* la
     std::copy_n(sums, bias->size(), floats(*bias));
 }
 
-uint32_t* packed_scratch(Slot slot, int64_t size, int64_t depth) {
-  return static_cast<uint32_t*>(scratch(slot, packed_words(size, depth) * sizeof(uint32_t)));
+uint32_t* packed_scratch(Slot slot, int64_t size, int64_t depth, bool split) {
+  return static_cast<uint32_t*>(scratch(slot, packed_words(size, depth, split) * sizeof(uint32_t)));
 }
 
-PackedWeights::PackedWeights(bool low, int weights, int64_t rows, int64_t columns)
-    : low_(low),
-      tiled_(low && tile_products()),
+PackedWeights::PackedWeights(Precision precision, int weights, int64_t rows, int64_t columns)
+    : low_(precision != Precision::float32),
+      split_(precision == Precision::bfloat16x3),
+      tiled_(low_ && tile_products()),
       rows_(rows),
       columns_(columns),
-      stacked_(row_major(rows, columns, low ? bfloat16_storage() : Element::float32)),
+      copies_(split_ && !tiled_ ? 2 : 1),
+      stacked_(row_major(rows, columns, low_ ? bfloat16_storage() : Element::float32)),
       backward_(stacked_.element == Element::float32 ? stacked_ : blocked(rows, columns, stacked_.element)) {
   if (tiled_) {
-    stacked_bytes_ = packed_words(rows, columns) * sizeof(uint32_t);
-    backward_bytes_ = packed_words(columns, rows) * sizeof(uint32_t);
+    stacked_bytes_ = packed_words(rows, columns, split_) * sizeof(uint32_t);
+    backward_bytes_ = packed_words(columns, rows, split_) * sizeof(uint32_t);
   } else {
-    stacked_bytes_ = low || weights > 1 ? aligned(stacked_.bytes()) : 0;
-    backward_bytes_ = backward_.order == Layout::blocked ? backward_.bytes() : 0;
+    stacked_bytes_ = low_ || weights > 1 ? aligned(stacked_.bytes()) : 0;
+    backward_bytes_ = backward_.order == Layout::blocked ? aligned(backward_.bytes()) : 0;
   }
 }
 
@@ -76,6 +78,7 @@ PackedForms PackedWeights::forms(void* target) const {
   forms.transposed_right = reinterpret_cast<uint32_t*>(bytes);
   forms.right = reinterpret_cast<uint32_t*>(bytes + stacked_bytes_);
   forms.streams = true;
+  forms.split = split_;
   return forms;
 }
 
@@ -105,50 +108,88 @@ void PackedWeights::pack(const Tensors& weights, void* target) const {
   } else {
     char* next = bytes;
     for (const auto& weight : weights) {
-      if (low_)
+      if (split_)
+        split_factor(floats(weight), weight.size(), next, next + stacked_bytes_);
+      else if (low_)
         round_factor(floats(weight), weight.size(), next);
       else
         copy_floats(floats(weight), weight.size(), reinterpret_cast<float*>(next));
       next += weight.size() * bytes_of(stacked_.element);
     }
-    if (backward_bytes_) reorder(stacked_, bytes, backward_, bytes + stacked_bytes_);
+    char* const backward = bytes + copies_ * stacked_bytes_;
+    for (size_t copy = 0; backward_bytes_ && copy < copies_; copy++)
+      reorder(stacked_, bytes + copy * stacked_bytes_, backward_, backward + copy * backward_bytes_);
   }
 }
 
-DenseProducts::DenseProducts(bool low, int weights, int64_t rows, int64_t inputs, int64_t outputs,
+DenseProducts::DenseProducts(Precision precision, int weights, int64_t rows, int64_t inputs, int64_t outputs,
                              const MXTensor& packed, const MXTensor& weight)
-    : packed_(low, weights, outputs, inputs),
+    : packed_(precision, weights, outputs, inputs),
       rows_(rows),
       inputs_(inputs),
       outputs_(outputs),
-      element_(packed_.stacked_.element),
-      forward_weight_(packed_.stacked_bytes_ ? packed.data_ptr : weight.data_ptr),
-      backward_weight_(packed_.backward_bytes_
-                           ? static_cast<const char*>(packed.data_ptr) + packed_.stacked_bytes_
-                           : forward_weight_) {}
+      element_(packed_.stacked_.element) {
+  const bool copied = packed_.stacked_bytes_ > 0;
+  forward_weight_ = {static_cast<const char*>(copied ? packed.data_ptr : weight.data_ptr),
+                     packed_.stacked_bytes_};
+  backward_weight_ = forward_weight_;
+  if (packed_.backward_bytes_)
+    backward_weight_ = {forward_weight_.data + packed_.copies_ * packed_.stacked_bytes_,
+                        packed_.backward_bytes_};
+}
 
 // A float32 matrix as a factor: as it is, or rounded in scratch memory.
-const void* DenseProducts::factor(const float* matrix, int64_t columns, Slot slot) const {
-  if (!packed_.low_) return matrix;
-  void* rounded = scratch(slot, rows_ * columns * bytes_of(element_));
-  round_factor(matrix, rows_ * columns, rounded);
-  return rounded;
+DenseProducts::Factor DenseProducts::factor(const float* matrix, int64_t columns, Slot slot) const {
+  if (!packed_.low_) return {reinterpret_cast<const char*>(matrix), 0};
+  const size_t bytes = rows_ * columns * bytes_of(element_);
+  char* const rounded = static_cast<char*>(scratch(slot, packed_.copies_ * bytes));
+  if (packed_.split_)
+    split_factor(matrix, rows_ * columns, rounded, rounded + bytes);
+  else
+    round_factor(matrix, rows_ * columns, rounded);
+  return {rounded, bytes};
+}
+
+// Calls multiply(part of the left factor, part of the right one, whether it is the first of the products).
+template <typename Multiply>
+void DenseProducts::multiply_parts(const Multiply& multiply) const {
+  multiply(0, 0, true);
+  if (!packed_.split_) return;
+  multiply(0, 1, false);
+  multiply(1, 0, false);
+}
+
+PackedForms DenseProducts::forms() const {
+  PackedForms none;
+  none.split = packed_.split_;
+  return none;
+}
+
+uint32_t* DenseProducts::factor_scratch(Slot slot, int64_t size, int64_t depth) const {
+  return packed_scratch(slot, size, depth, packed_.split_);
 }
 
 void DenseProducts::forward(const float* x, const float* bias, float* y) const {
-  if (tiled()) {
-    PackedForms forms;
-    forms.left = packed_scratch(kLeftSlot, rows_, inputs_);
+  if (packed_.tiled_) {
+    PackedForms forms = this->forms();
+    forms.left = factor_scratch(kLeftSlot, rows_, inputs_);
     KERNEL(pack_factor)(x, rows_, inputs_, forms);
     forward_on_tiles(forms.left, bias, y);
     return;
   }
-  multiply(row_major(rows_, inputs_, element_), factor(x, inputs_, kLeftSlot), packed_.stacked_.transposed(),
-           forward_weight_, row_major(rows_, outputs_), y, bias);
+  const Factor left = factor(x, inputs_, kLeftSlot);
+  multiply_parts([&](int of_x, int of_weight, bool first) {
+    multiply(row_major(rows_, inputs_, element_), left.part(of_x), packed_.stacked_.transposed(),
+             forward_weight_.part(of_weight), row_major(rows_, outputs_), y, first ? bias : nullptr, !first);
+  });
 }
 
 TileProduct DenseProducts::forward_product(const uint32_t* x, const float* bias, float* y) const {
-  return {x, static_cast<const uint32_t*>(forward_weight_), rows_, outputs_, inputs_, y, outputs_, bias};
+  TileProduct product = {
+      x,   reinterpret_cast<const uint32_t*>(forward_weight_.data), rows_, outputs_, inputs_, y, outputs_,
+      bias};
+  product.split = packed_.split_;
+  return product;
 }
 
 void DenseProducts::forward_on_tiles(const uint32_t* x, const float* bias, float* y) const {
@@ -157,26 +198,26 @@ void DenseProducts::forward_on_tiles(const uint32_t* x, const float* bias, float
 
 void DenseProducts::backward(const float* dy, const float* x, bool accumulate, float* dx, MXTensor* first,
                              MXTensor* last) const {
-  if (tiled()) {
-    PackedForms of_dy, of_x;
-    of_dy.left = packed_scratch(kLeftSlot, rows_, outputs_);
-    of_dy.transposed_left = packed_scratch(kBlockedSlot, outputs_, rows_);
-    of_x.right = packed_scratch(kRightSlot, inputs_, rows_);
+  if (packed_.tiled_) {
+    PackedForms of_dy = forms(), of_x = forms();
+    of_dy.left = factor_scratch(kLeftSlot, rows_, outputs_);
+    of_dy.transposed_left = factor_scratch(kBlockedSlot, outputs_, rows_);
+    of_x.right = factor_scratch(kRightSlot, inputs_, rows_);
     KERNEL(pack_factor)(dy, rows_, outputs_, of_dy);
     KERNEL(pack_factor)(x, rows_, inputs_, of_x);
     input_gradient_on_tiles(of_dy.left, accumulate, dx);
     weight_gradients_on_tiles(of_dy.transposed_left, of_x.right, first, last);
     return;
   }
-  const void* dy_data = factor(dy, outputs_, kLeftSlot);
+  const Factor dy_data = factor(dy, outputs_, kLeftSlot);
   multiply_input_gradient(dy_data, accumulate, dx);
   multiply_weight_gradients(dy_data, factor(x, inputs_, kRightSlot), first, last);
 }
 
 void DenseProducts::input_gradient(const float* dy, bool accumulate, float* dx) const {
-  if (tiled()) {
-    PackedForms of_dy;
-    of_dy.left = packed_scratch(kLeftSlot, rows_, outputs_);
+  if (packed_.tiled_) {
+    PackedForms of_dy = forms();
+    of_dy.left = factor_scratch(kLeftSlot, rows_, outputs_);
     KERNEL(pack_factor)(dy, rows_, outputs_, of_dy);
     input_gradient_on_tiles(of_dy.left, accumulate, dx);
     return;
@@ -185,10 +226,10 @@ void DenseProducts::input_gradient(const float* dy, bool accumulate, float* dx) 
 }
 
 void DenseProducts::weight_gradients(const float* dy, const float* x, MXTensor* first, MXTensor* last) const {
-  if (tiled()) {
-    PackedForms of_dy, of_x;
-    of_dy.transposed_left = packed_scratch(kBlockedSlot, outputs_, rows_);
-    of_x.right = packed_scratch(kRightSlot, inputs_, rows_);
+  if (packed_.tiled_) {
+    PackedForms of_dy = forms(), of_x = forms();
+    of_dy.transposed_left = factor_scratch(kBlockedSlot, outputs_, rows_);
+    of_x.right = factor_scratch(kRightSlot, inputs_, rows_);
     KERNEL(pack_factor)(dy, rows_, outputs_, of_dy);
     KERNEL(pack_factor)(x, rows_, inputs_, of_x);
     weight_gradients_on_tiles(of_dy.transposed_left, of_x.right, first, last);
@@ -197,17 +238,20 @@ void DenseProducts::weight_gradients(const float* dy, const float* x, MXTensor* 
   multiply_weight_gradients(factor(dy, outputs_, kLeftSlot), factor(x, inputs_, kRightSlot), first, last);
 }
 
-void DenseProducts::multiply_input_gradient(const void* dy, bool accumulate, float* dx) const {
-  multiply(row_major(rows_, outputs_, element_), dy, packed_.backward_, backward_weight_,
-           row_major(rows_, inputs_), dx, nullptr, accumulate);
+void DenseProducts::multiply_input_gradient(const Factor& dy, bool accumulate, float* dx) const {
+  multiply_parts([&](int of_dy, int of_weight, bool first) {
+    multiply(row_major(rows_, outputs_, element_), dy.part(of_dy), packed_.backward_,
+             backward_weight_.part(of_weight), row_major(rows_, inputs_), dx, nullptr, accumulate || !first);
+  });
 }
 
 TileProduct DenseProducts::input_gradient_product(const uint32_t* dy_left, bool accumulate, float* dx) const {
-  return {dy_left,   static_cast<const uint32_t*>(backward_weight_),
-          rows_,     inputs_,
-          outputs_,  dx,
-          inputs_,   nullptr,
-          accumulate};
+  TileProduct product = {
+      dy_left, reinterpret_cast<const uint32_t*>(backward_weight_.data), rows_, inputs_, outputs_, dx,
+      inputs_};
+  product.accumulate = accumulate;
+  product.split = packed_.split_;
+  return product;
 }
 
 void DenseProducts::input_gradient_on_tiles(const uint32_t* dy_left, bool accumulate, float* dx) const {
@@ -217,8 +261,15 @@ void DenseProducts::input_gradient_on_tiles(const uint32_t* dy_left, bool accumu
 void DenseProducts::weight_gradients_on_tiles(const uint32_t* dy_transposed, const uint32_t* x_right,
                                               MXTensor* first, MXTensor* last) const {
   const auto multiply_rows = [&](int64_t begin, int64_t rows, float* gradient) {
-    KERNEL(multiply_packed_factors)
-    ({dy_transposed + packed_words(begin, rows_), x_right, rows, inputs_, rows_, gradient, inputs_});
+    TileProduct product = {dy_transposed + packed_words(begin, rows_, packed_.split_),
+                           x_right,
+                           rows,
+                           inputs_,
+                           rows_,
+                           gradient,
+                           inputs_};
+    product.split = packed_.split_;
+    KERNEL(multiply_packed_factors)(product);
   };
   constexpr int64_t kTile = 16;
   if (std::any_of(first, last - 1, [](const MXTensor& part) { return part.shape[0] % kTile != 0; })) {
@@ -233,25 +284,29 @@ void DenseProducts::weight_gradients_on_tiles(const uint32_t* dy_transposed, con
     multiply_rows(begin, part->shape[0], floats(*part));
 }
 
-void DenseProducts::multiply_weight_gradients(const void* dy, const void* x, MXTensor* first,
+void DenseProducts::multiply_weight_gradients(const Factor& dy, const Factor& x, MXTensor* first,
                                               MXTensor* last) const {
   const Layout x_plain = row_major(rows_, inputs_, element_);
   if (element_ == Element::float32) {
-    const float* columns = static_cast<const float*>(dy);
-    for (MXTensor* part = first; part != last; columns += part->shape[0], ++part)
-      multiply(row_major_step(rows_, part->shape[0], outputs_).transposed(), columns, x_plain, x,
-               row_major(part->shape[0], inputs_), floats(*part));
+    multiply_parts([&](int of_dy, int of_x, bool begins) {
+      const float* columns = static_cast<const float*>(dy.part(of_dy));
+      for (MXTensor* part = first; part != last; columns += part->shape[0], ++part)
+        multiply(row_major_step(rows_, part->shape[0], outputs_).transposed(), columns, x_plain, x.part(of_x),
+                 row_major(part->shape[0], inputs_), floats(*part), nullptr, !begins);
+    });
     return;
   }
   // One product for all weights: dy_i has gaps between its rows, for which oneDNN's fast code is not made.
   const Layout x_blocked = blocked(rows_, inputs_, element_);
-  void* x_reordered = scratch(kBlockedSlot, x_blocked.bytes());
-  reorder(x_plain, x, x_blocked, x_reordered);
   const bool single = last - first == 1;
   float* together =
       single ? floats(*first) : static_cast<float*>(scratch(kSumSlot, outputs_ * inputs_ * sizeof(float)));
-  multiply(row_major(rows_, outputs_, element_).transposed(), dy, x_blocked, x_reordered,
-           row_major(outputs_, inputs_), together);
+  void* const x_reordered = scratch(kBlockedSlot, x_blocked.bytes());
+  multiply_parts([&](int of_dy, int of_x, bool begins) {
+    reorder(x_plain, x.part(of_x), x_blocked, x_reordered);
+    multiply(row_major(rows_, outputs_, element_).transposed(), dy.part(of_dy), x_blocked, x_reordered,
+             row_major(outputs_, inputs_), together, nullptr, !begins);
+  });
   if (!single) distribute(together, first, last);
 }
 

@@ -23,14 +23,17 @@ void bias_gradients(const float* dy, int64_t rows, mxnet::ext::MXTensor* first, 
 //   On tiles: W^T and W as packed right factors.
 //   Otherwise W row by row, in bfloat16 rounded (a single float32 weight is used itself); where bfloat16 is
 //   stored as such, also the layout that the product backward likes best. In float32 oneDNN's product is as
-//   fast without.
+//   fast without. In bfloat16x3 each form once of the rounded numbers and once of the rests.
 class PackedWeights {
  public:
-  // low: the dtype is bfloat16. weights: how many are stacked.
-  PackedWeights(bool low, int weights, int64_t rows, int64_t columns);
+  // weights: how many are stacked.
+  PackedWeights(Precision precision, int weights, int64_t rows, int64_t columns);
 
   // At least 1: MXNet knows no arrays without elements.
-  size_t bytes() const { return stacked_bytes_ + backward_bytes_ ? stacked_bytes_ + backward_bytes_ : 1; }
+  size_t bytes() const {
+    const size_t all = (stacked_bytes_ + backward_bytes_) * copies_;
+    return all ? all : 1;
+  }
 
   void pack(const Tensors& weights, void* target) const;
 
@@ -40,26 +43,27 @@ class PackedWeights {
 
  private:
   friend class DenseProducts;
-  bool low_, tiled_;
+  bool low_, split_, tiled_;
   int64_t rows_, columns_;
+  size_t copies_;  // of each form: two where numbers and their rests lie apart
   Layout stacked_, backward_;
-  size_t stacked_bytes_, backward_bytes_;
+  size_t stacked_bytes_, backward_bytes_;  // of a copy
 };
 
-// The products of one layer: x (M, K), weights stacked to (N, K), y (M, N). All arrays are float32; with
-// `low` the factors are rounded to bfloat16. Uses this thread's scratch memory: kLeftSlot, kRightSlot,
-// kBlockedSlot, kSumSlot.
+// The products of one layer: x (M, K), weights stacked to (N, K), y (M, N). All arrays are float32. Uses this
+// thread's scratch memory: kLeftSlot, kRightSlot, kBlockedSlot, kSumSlot.
 class DenseProducts {
  public:
   // packed: what PackedWeights::pack has written; weight: the first weight itself.
-  DenseProducts(bool low, int weights, int64_t rows, int64_t inputs, int64_t outputs,
+  DenseProducts(Precision precision, int weights, int64_t rows, int64_t inputs, int64_t outputs,
                 const mxnet::ext::MXTensor& packed, const mxnet::ext::MXTensor& weight);
 
-  bool tiled() const { return packed_.tiled_; }
+  // Whether factors are packed once, for tiles, and numbers are not split.
+  bool packs_once() const { return packed_.tiled_ && !packed_.split_; }
 
   // y = x W^T [+ bias (N)].
   void forward(const float* x, const float* bias, float* y) const;
-  // The same by x as a packed left factor (M, K); on tiles only. The first one is yet to be computed.
+  // The same by x as a packed left factor (M, K); where packs_once(). The first one is yet to be computed.
   TileProduct forward_product(const uint32_t* x, const float* bias, float* y) const;
   void forward_on_tiles(const uint32_t* x, const float* bias, float* y) const;
 
@@ -71,7 +75,7 @@ class DenseProducts {
   void input_gradient(const float* dy, bool accumulate, float* dx) const;
   void weight_gradients(const float* dy, const float* x, mxnet::ext::MXTensor* first,
                         mxnet::ext::MXTensor* last) const;
-  // The same by packed factors; on tiles only.
+  // The same by packed factors; where packs_once().
   TileProduct input_gradient_product(const uint32_t* dy_left, bool accumulate, float* dx) const;
   void input_gradient_on_tiles(const uint32_t* dy_left, bool accumulate, float* dx) const;
   // dy_transposed: dy^T as a left factor (N, M); x_right: x as a right factor (M summed over, K).
@@ -79,18 +83,28 @@ class DenseProducts {
                                  mxnet::ext::MXTensor* first, mxnet::ext::MXTensor* last) const;
 
  private:
-  const void* factor(const float* matrix, int64_t columns, Slot slot) const;
-  void multiply_input_gradient(const void* dy, bool accumulate, float* dx) const;
-  void multiply_weight_gradients(const void* dy, const void* x, mxnet::ext::MXTensor* first,
+  // A factor: the rounded numbers, then, `bytes` further, the rests.
+  struct Factor {
+    const char* data;
+    size_t bytes;
+    const void* part(int index) const { return data + index * bytes; }
+  };
+  PackedForms forms() const;
+  uint32_t* factor_scratch(Slot slot, int64_t size, int64_t depth) const;
+  Factor factor(const float* matrix, int64_t columns, Slot slot) const;
+  template <typename Multiply>
+  void multiply_parts(const Multiply& multiply) const;
+  void multiply_input_gradient(const Factor& dy, bool accumulate, float* dx) const;
+  void multiply_weight_gradients(const Factor& dy, const Factor& x, mxnet::ext::MXTensor* first,
                                  mxnet::ext::MXTensor* last) const;
 
   PackedWeights packed_;
   int64_t rows_, inputs_, outputs_;
   Element element_;  // of the factors
-  const void *forward_weight_, *backward_weight_;
+  Factor forward_weight_, backward_weight_;
 };
 
 // Scratch memory for a packed factor with so many rows (left) or columns (right).
-uint32_t* packed_scratch(Slot slot, int64_t size, int64_t depth);
+uint32_t* packed_scratch(Slot slot, int64_t size, int64_t depth, bool split = false);
 
 }  // namespace operators

@@ -32,7 +32,7 @@ enum Output { kY, kKey, kInner, kOuter, kOutputs };
 
 MXReturnValue attributes(const Attributes& attributes, int* inputs, int* outputs) {
   return guarded("bert_feed_forward", [&] {
-    low_precision(attributes);
+    precision(attributes);
     gelu_by_tanh(attributes);
     dropout_rate(attributes);
     norm_epsilon(attributes);
@@ -50,17 +50,17 @@ MXReturnValue shapes(const Attributes& attributes, Shapes* in, Shapes* out) {
     require(units > 0 && hidden > 0, "nothing may be empty");
     unsigned rows = 1;
     for (size_t axis = 0; axis + 1 < x.size(); axis++) rows *= x[axis];
-    const bool low = low_precision(attributes);
+    const Precision by = precision(attributes);
     in->at(kWeight2) = {units, hidden};
     in->at(kBias1) = {hidden};
     in->at(kBias2) = in->at(kGamma) = in->at(kBeta) = {units};
     in->at(kMode) = {1};
-    in->at(kPacked1) = {static_cast<unsigned>(PackedWeights(low, 1, hidden, units).bytes())};
-    in->at(kPacked2) = {static_cast<unsigned>(PackedWeights(low, 1, units, hidden).bytes())};
+    in->at(kPacked1) = {static_cast<unsigned>(PackedWeights(by, 1, hidden, units).bytes())};
+    in->at(kPacked2) = {static_cast<unsigned>(PackedWeights(by, 1, units, hidden).bytes())};
     out->at(kY) = x;
     out->at(kKey) = {2};
-    out->at(kInner) = {
-        static_cast<unsigned>(low && tile_products() ? kept_size(rows, hidden) / 2 : rows * hidden)};
+    out->at(kInner) = {static_cast<unsigned>(
+        by == Precision::bfloat16 && tile_products() ? kept_size(rows, hidden) / 2 : rows * hidden)};
     out->at(kOuter) = {rows, units};
   });
 }
@@ -84,8 +84,8 @@ struct FeedForward {
         rows(in[kX].size() / in[kX].shape.back()),
         units(in[kX].shape.back()),
         hidden(in[kWeight1].shape[0]),
-        first(low_precision(attributes), 1, rows, units, hidden, in[kPacked1], in[kWeight1]),
-        second(low_precision(attributes), 1, rows, hidden, units, in[kPacked2], in[kWeight2]),
+        first(precision(attributes), 1, rows, units, hidden, in[kPacked1], in[kWeight1]),
+        second(precision(attributes), 1, rows, hidden, units, in[kPacked2], in[kWeight2]),
         tanh(gelu_by_tanh(attributes)) {}
 
   const float* bias_1() const { return floats(in[kBias1]); }
@@ -106,7 +106,7 @@ MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, c
     const Dropout dropout = choose_dropout(attributes, in->at(kMode), resource, &out->at(kKey));
     if (layer.rows == 0) return;
     float *inner = floats(out->at(kInner)), *outer = floats(out->at(kOuter));
-    if (layer.second.tiled()) {
+    if (layer.second.packs_once()) {
       PackedForms x;
       x.left = packed_scratch(kRightSlot, layer.rows, layer.units);
       uint32_t* const gelu = packed_scratch(kLeftSlot, layer.rows, layer.hidden);
@@ -178,7 +178,7 @@ MXReturnValue backward(const Attributes& attributes, Tensors* in, Tensors* out, 
      {d_outer, floats(out->at(kBias2)), floats(out->at(kX)), floats(out->at(kGamma)),
       floats(out->at(kBeta))});
     const float* inner = floats(outputs[kInner]);
-    (layer.second.tiled() ? backward_on_tiles : backward_plainly)(layer, inner, d_outer, out->data());
+    (layer.second.packs_once() ? backward_on_tiles : backward_plainly)(layer, inner, d_outer, out->data());
   });
 }
 

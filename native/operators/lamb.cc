@@ -12,7 +12,7 @@
 // latter seed, a whole number below 2^64: the roundings depend on it, on t and on the element alone.
 //
 // With packed="0+1+2,5" two more inputs follow, which are changed: copies of tensors 0, 1 and 2 below each
-// other and of tensor 5, as bert_pack makes them for packed_dtype, "float32" or "bfloat16". They are those of
+// other and of tensor 5, as bert_pack makes them for its dtype, packed_dtype. They are those of
 // the new weights; on AMX's tiles they are made of rows that the update has left in the cache.
 //
 // The results are the same for any number of threads: norms are sums in float64 over chunks, added in order.
@@ -51,7 +51,7 @@ struct Settings {
   bool low;          // whether the moments are bfloat16
   uint64_t key = 0;  // of this update's roundings
   std::vector<Group> packed;
-  bool packed_low = false;  // whether in bfloat16
+  Precision packed_for = Precision::float32;
 };
 
 // Where the rows of a tensor go as soon as they are updated: below `first` others of `total`.
@@ -163,9 +163,7 @@ Settings settings(const Attributes& given) {
   read.low = has_bfloat16(given);
   if (given.count("packed")) {
     read.packed = groups(text(given, "packed"), integer(given, "num_tensors"));
-    const std::string& dtype = text(given, "packed_dtype");
-    require(dtype == "float32" || dtype == "bfloat16", "packed_dtype is neither float32 nor bfloat16");
-    read.packed_low = dtype == "bfloat16";
+    read.packed_for = precision_named(text(given, "packed_dtype"));
   }
   if (read.low) read.key = key_below(key_below(0, seed(given)), static_cast<uint64_t>(t));
   return read;
@@ -293,7 +291,7 @@ PackedWeights packed_form(const Settings& settings, const Group& group, const Sh
             "weights that are packed together must have two axes and as many columns");
     rows += shape[0];
   }
-  return PackedWeights(settings.packed_low, group.size(), rows, first[1]);
+  return PackedWeights(settings.packed_for, group.size(), rows, first[1]);
 }
 
 // Gives the tensors of a group their places in `target`, where they can be packed chunk by chunk.

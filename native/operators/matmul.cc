@@ -147,12 +147,20 @@ Element choose_storage() {
 
 }  // namespace
 
-bool low_precision(const Attributes& attributes) {
+Precision precision(const Attributes& attributes) {
   const auto found = attributes.find("dtype");
   require(found != attributes.end(), "attribute dtype is missing");
-  require(found->second == "float32" || found->second == "bfloat16", "dtype is float32 or bfloat16");
-  return found->second == "bfloat16";
+  return precision_named(found->second);
 }
+
+Precision precision_named(const std::string& dtype) {
+  if (dtype == "bfloat16") return Precision::bfloat16;
+  if (dtype == "bfloat16x3") return Precision::bfloat16x3;
+  require(dtype == "float32", "dtype is float32, bfloat16 or bfloat16x3");
+  return Precision::float32;
+}
+
+bool low_precision(const Attributes& attributes) { return precision(attributes) == Precision::bfloat16; }
 
 size_t Layout::bytes() const { return describe(*this).get_size(); }
 
@@ -238,6 +246,13 @@ void round_factor(const float* source, int64_t size, void* target) {
     KERNEL(round_to_bfloat16)(source, static_cast<uint16_t*>(target), size);
   else
     KERNEL(round_within_float)(source, static_cast<float*>(target), size);
+}
+
+void split_factor(const float* source, int64_t size, void* rounded, void* rest) {
+  if (bfloat16_storage() == Element::bfloat16)
+    KERNEL(split_to_bfloat16)(source, static_cast<uint16_t*>(rounded), static_cast<uint16_t*>(rest), size);
+  else
+    KERNEL(split_within_float)(source, static_cast<float*>(rounded), static_cast<float*>(rest), size);
 }
 
 void* scratch(Slot slot, size_t bytes) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "operator.h"
 
@@ -12,7 +13,17 @@ enum class Element : int { float32, bfloat16 };
 
 inline size_t bytes_of(Element element) { return element == Element::float32 ? 4 : 2; }
 
-// Whether the attribute dtype is "bfloat16", not "float32". Throws std::runtime_error for anything else.
+// How float32 matrices are multiplied. bfloat16: rounded to it. bfloat16x3: each number a is the sum of two
+// of bfloat16, the rounded a1 and a2, the rounded rest a - a1, and a product is a1 b1 + a1 b2 + a2 b1, three
+// products of bfloat16 for one: of a b at most 3 x 2^-16 is lost (Henry, Tang, Heinecke, arXiv:1904.06376).
+// All are summed in float32.
+enum class Precision : int { float32, bfloat16, bfloat16x3 };
+
+// What the attribute dtype names. Throws std::runtime_error for anything else.
+Precision precision(const Attributes& attributes);
+Precision precision_named(const std::string& dtype);
+
+// Whether that is bfloat16: for operators that multiply float32 itself where dtype is "bfloat16x3".
 bool low_precision(const Attributes& attributes);
 
 // How a matrix lies in memory.
@@ -55,6 +66,9 @@ bool tile_products();
 
 // Rounds float32 to bfloat16 and stores it as bfloat16_storage() says.
 void round_factor(const float* source, int64_t size, void* target);
+
+// The two parts of Precision::bfloat16x3, each stored in that way.
+void split_factor(const float* source, int64_t size, void* rounded, void* rest);
 
 // Memory of this thread, aligned for vectors and huge pages, that keeps its contents until the next call with
 // the same slot.

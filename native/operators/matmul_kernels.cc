@@ -21,6 +21,22 @@ void round_within_float(const float* source, float* target, int64_t size) {
   for (int64_t i = 0; i < size; i++) target[i] = round_in_float(source[i]);
 }
 
+void split_to_bfloat16(const float* source, uint16_t* rounded, uint16_t* rest, int64_t size) {
+#pragma omp parallel for simd
+  for (int64_t i = 0; i < size; i++) {
+    rounded[i] = to_bfloat16(source[i]);
+    rest[i] = to_bfloat16(source[i] - from_bfloat16(rounded[i]));
+  }
+}
+
+void split_within_float(const float* source, float* rounded, float* rest, int64_t size) {
+#pragma omp parallel for simd
+  for (int64_t i = 0; i < size; i++) {
+    rounded[i] = round_in_float(source[i]);
+    rest[i] = round_in_float(source[i] - rounded[i]);
+  }
+}
+
 void column_sums(const float* matrix, int64_t rows, int64_t columns, float* sums) {
   ColumnSums partial(1, columns);
 #pragma omp parallel

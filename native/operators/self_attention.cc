@@ -49,7 +49,7 @@ enum Output { kY, kAttentionKey, kKey, kLogSum, kQkv, kContext, kOuter, kOutputs
 MXReturnValue attributes(const Attributes& attributes, int* inputs, int* outputs) {
   return guarded("bert_self_attention", [&] {
     require(integer(attributes, "heads") > 0, "heads must be positive");
-    low_precision(attributes);
+    precision(attributes);
     dropout_rate(attributes);
     norm_epsilon(attributes);
     *inputs = kInputs;
@@ -63,13 +63,14 @@ MXReturnValue shapes(const Attributes& attributes, Shapes* in, Shapes* out) {
     require(x.size() == 2 || x.size() == 3, "x must have axes (sequence, position, units) or (row, units)");
     const unsigned units = x.back(), heads = integer(attributes, "heads");
     require(units > 0 && units % heads == 0, "units must be a multiple of heads");
-    const bool low = low_precision(attributes), padded = x.size() == 3;
+    const Precision by = precision(attributes);
+    const bool padded = x.size() == 3;
     for (const int i : {+kWeights, kWeights + 1, kWeights + 2, +kProjection}) in->at(i) = {units, units};
     for (int i = 0; i < 3; i++) in->at(kBiases + i) = {units};
     in->at(kProjectionBias) = in->at(kGamma) = in->at(kBeta) = {units};
     in->at(kMode) = {1};
-    in->at(kPacked) = {static_cast<unsigned>(PackedWeights(low, 3, 3 * units, units).bytes())};
-    in->at(kPackedProjection) = {static_cast<unsigned>(PackedWeights(low, 1, units, units).bytes())};
+    in->at(kPacked) = {static_cast<unsigned>(PackedWeights(by, 3, 3 * units, units).bytes())};
+    in->at(kPackedProjection) = {static_cast<unsigned>(PackedWeights(by, 1, units, units).bytes())};
     in->at(kLengths) = padded ? Shape{x[0]} : Shape{x[0], 2};
     out->at(kLogSum) = padded ? Shape{x[0], heads, x[1]} : Shape{heads, x[0]};
     out->at(kAttentionKey) = out->at(kKey) = {2};
@@ -98,8 +99,8 @@ struct SelfAttention {
       : in(in),
         rows(in[kX].size() / in[kX].shape.back()),
         units(in[kX].shape.back()),
-        first(low_precision(attributes), 3, rows, units, 3 * units, in[kPacked], in[kWeights]),
-        projection(low_precision(attributes), 1, rows, units, units, in[kPackedProjection], in[kProjection]),
+        first(precision(attributes), 3, rows, units, 3 * units, in[kPacked], in[kWeights]),
+        projection(precision(attributes), 1, rows, units, units, in[kPackedProjection], in[kProjection]),
         sequences(attended_sequences(in[kX], in[kLengths])),
         shape(attention_shape(attributes, units, sequences)) {}
   SelfAttention(const SelfAttention&) = delete;

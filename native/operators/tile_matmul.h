@@ -57,8 +57,15 @@ inline __m512 some(const float* from, int64_t count) {
   return _mm512_maskz_loadu_ps(count >= 16 ? 0xffff : count <= 0 ? 0 : (1u << count) - 1, from);
 }
 
-// Packs the left factor factor * matrix (rows, columns): zeros beyond its columns and rows. Tile by tile:
-// from tile to tile rows lie so that they would share a few sets of the first-level cache.
+// What rounding to bfloat16 leaves of numbers.
+inline __m512 rests(__m512 numbers) {
+  const __m512i upper = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(numbers));
+  return _mm512_sub_ps(numbers, (__m512)_mm512_slli_epi32(upper, 16));
+}
+
+// Packs the left factor factor * matrix (rows, columns), or its rests: zeros beyond its columns and rows.
+// Tile by tile: from tile to tile rows lie so that they would share a few sets of the first-level cache.
+template <bool kRests = false>
 inline void pack_rows(const float* matrix, int64_t stride, int64_t rows, int64_t columns, float factor,
                       uint32_t* packed) {
   const __m512 scale = _mm512_set1_ps(factor);
@@ -70,8 +77,9 @@ inline void pack_rows(const float* matrix, int64_t stride, int64_t rows, int64_t
         const int64_t left = row + r < rows ? columns - column : 0;
         const __m512 low = whole ? _mm512_loadu_ps(from) : some(from, left);
         const __m512 high = whole ? _mm512_loadu_ps(from + kTile) : some(from + kTile, left - kTile);
+        const __m512 first = _mm512_mul_ps(low, scale), second = _mm512_mul_ps(high, scale);
         _mm512_store_si512(packed + r * kTile,
-                           words_of(_mm512_mul_ps(low, scale), _mm512_mul_ps(high, scale)));
+                           kRests ? words_of(rests(first), rests(second)) : words_of(first, second));
       }
     }
 }
@@ -84,7 +92,8 @@ inline __m512i paired(__m512 a, __m512 b) {
   return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), words_of(a, b));
 }
 
-// Packs the right factor factor * matrix (depth, columns): zeros beyond its columns and rows.
+// Packs the right factor factor * matrix (depth, columns), or its rests: zeros beyond its columns and rows.
+template <bool kRests = false>
 inline void pack_pairs(const float* matrix, int64_t stride, int64_t depth, int64_t columns, float factor,
                        uint32_t* packed) {
   const __m512 scale = _mm512_set1_ps(factor);
@@ -96,8 +105,9 @@ inline void pack_pairs(const float* matrix, int64_t stride, int64_t depth, int64
         const int64_t left = columns - column, rows = depth - row - 2 * pair;
         const __m512 even = whole ? _mm512_loadu_ps(from) : some(from, rows > 0 ? left : 0);
         const __m512 odd = whole ? _mm512_loadu_ps(from + stride) : some(from + stride, rows > 1 ? left : 0);
+        const __m512 first = _mm512_mul_ps(even, scale), second = _mm512_mul_ps(odd, scale);
         _mm512_store_si512(packed + pair * kTile,
-                           paired(_mm512_mul_ps(even, scale), _mm512_mul_ps(odd, scale)));
+                           kRests ? paired(rests(first), rests(second)) : paired(first, second));
       }
     }
 }
@@ -108,10 +118,30 @@ inline void transpose_tiles(const uint32_t* from, int64_t count, uint32_t* to) {
     transpose_block(reinterpret_cast<const float*>(from + t), kTile, reinterpret_cast<float*>(to + t), kTile);
 }
 
+// Adds the product of a tile of each of up to two rows and one of each of up to two columns. Factors that it
+// does not load are those of the call before.
+template <int kRows, int kColumns, bool kLoadLeft, bool kLoadRight>
+inline void multiply_step(const uint32_t* left, int64_t left_next, const uint32_t* right,
+                          int64_t right_next) {
+  if (kLoadLeft) _tile_loadd(4, left, 64);
+  if (kLoadRight) _tile_loadd(6, right, 64);
+  _tile_dpbf16ps(0, 4, 6);
+  if (kColumns == 2) {
+    if (kLoadRight) _tile_loadd(7, right + right_next, 64);
+    _tile_dpbf16ps(1, 4, 7);
+  }
+  if (kRows == 2) {
+    if (kLoadLeft) _tile_loadd(5, left + left_next, 64);
+    _tile_dpbf16ps(2, 5, 6);
+    if (kColumns == 2) _tile_dpbf16ps(3, 5, 7);
+  }
+}
+
 // One block of kRows x kColumns tiles of a product: `deep` steps. `left_next` and `right_next`: words from
 // the first to the second tile of a factor. Calls aside(k) for each step: other work while the tiles
-// multiply.
-template <int kRows, int kColumns, bool kAccumulate, typename Aside>
+// multiply. kSplit: each second tile of the factors has the rests of the one before, so that two steps are
+// three products.
+template <int kRows, int kColumns, bool kAccumulate, bool kSplit, typename Aside>
 inline void multiply_tiles(const uint32_t* left, int64_t left_next, const uint32_t* right, int64_t right_next,
                            int64_t deep, float* product, int64_t stride, const Aside& aside) {
   const int64_t bytes = stride * sizeof(float);
@@ -128,20 +158,19 @@ inline void multiply_tiles(const uint32_t* left, int64_t left_next, const uint32
     if (kRows == 2) _tile_zero(2);
     if (kRows == 2 && kColumns == 2) _tile_zero(3);
   }
-  for (int64_t k = 0; k < deep; k++, left += kTileWords, right += kTileWords) {
-    _tile_loadd(4, left, 64);
-    _tile_loadd(6, right, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    if (kColumns == 2) {
-      _tile_loadd(7, right + right_next, 64);
-      _tile_dpbf16ps(1, 4, 7);
+  if (kSplit) {
+    for (int64_t k = 0; k < deep; k += 2, left += 2 * kTileWords, right += 2 * kTileWords) {
+      multiply_step<kRows, kColumns, true, true>(left, left_next, right + kTileWords, right_next);
+      aside(k);
+      multiply_step<kRows, kColumns, false, true>(left, left_next, right, right_next);
+      multiply_step<kRows, kColumns, true, false>(left + kTileWords, left_next, right, right_next);
+      aside(k + 1);
     }
-    if (kRows == 2) {
-      _tile_loadd(5, left + left_next, 64);
-      _tile_dpbf16ps(2, 5, 6);
-      if (kColumns == 2) _tile_dpbf16ps(3, 5, 7);
+  } else {
+    for (int64_t k = 0; k < deep; k++, left += kTileWords, right += kTileWords) {
+      multiply_step<kRows, kColumns, true, true>(left, left_next, right, right_next);
+      aside(k);
     }
-    aside(k);
   }
   _tile_stored(0, product, bytes);
   if (kColumns == 2) _tile_stored(1, beside, bytes);
@@ -151,14 +180,14 @@ inline void multiply_tiles(const uint32_t* left, int64_t left_next, const uint32
 }
 
 // The same for any number of tiles up to two by two.
-template <bool kAccumulate, typename Aside>
+template <bool kAccumulate, bool kSplit = false, typename Aside>
 inline void multiply_block(bool high, bool wide, const uint32_t* left, int64_t left_next,
                            const uint32_t* right, int64_t right_next, int64_t deep, float* product,
                            int64_t stride, const Aside& aside) {
-  const auto part =
-      high   ? wide ? multiply_tiles<2, 2, kAccumulate, Aside> : multiply_tiles<2, 1, kAccumulate, Aside>
-      : wide ? multiply_tiles<1, 2, kAccumulate, Aside>
-             : multiply_tiles<1, 1, kAccumulate, Aside>;
+  const auto part = high   ? wide ? multiply_tiles<2, 2, kAccumulate, kSplit, Aside>
+                                  : multiply_tiles<2, 1, kAccumulate, kSplit, Aside>
+                    : wide ? multiply_tiles<1, 2, kAccumulate, kSplit, Aside>
+                           : multiply_tiles<1, 1, kAccumulate, kSplit, Aside>;
   part(left, left_next, right, right_next, deep, product, stride, aside);
 }
 

@@ -43,7 +43,7 @@ inline void copy_tile(const uint32_t* tile, bool streams, uint32_t* to) {
 inline void pack_block(const float* from, int64_t stride, const MatrixBlock& block,
                        const PackedForms& forms) {
   alignas(64) uint32_t tile[kTileWords], turned[kTileWords];
-  const int64_t height = block.height(), width = block.width();
+  const int64_t height = block.height(), width = block.width(), parts = forms.split ? 2 : 1;
   const auto put = [&](int64_t index, uint32_t* plain, uint32_t* transposed) {
     if (plain) copy_tile(tile, forms.streams, plain + index * kTileWords);
     if (!transposed) return;
@@ -51,17 +51,21 @@ inline void pack_block(const float* from, int64_t stride, const MatrixBlock& blo
     copy_tile(turned, forms.streams, transposed + index * kTileWords);
   };
   if (forms.left || forms.transposed_right)
-    for (int64_t r = 0; r < height; r += kTile) {
-      pack_rows(from + r * stride, stride, std::min(kTile, height - r), width, 1.f, tile);
-      put((block.row + r) / kTile * steps(block.columns) + block.column / kDeep, forms.left,
-          forms.transposed_right);
-    }
+    for (int64_t r = 0; r < height; r += kTile)
+      for (int64_t part = 0; part < parts; part++) {
+        const auto pack = part ? pack_rows<true> : pack_rows<false>;
+        pack(from + r * stride, stride, std::min(kTile, height - r), width, 1.f, tile);
+        put(((block.row + r) / kTile * steps(block.columns) + block.column / kDeep) * parts + part,
+            forms.left, forms.transposed_right);
+      }
   if (forms.right || forms.transposed_left)
-    for (int64_t c = 0; c < width; c += kTile) {
-      pack_pairs(from + c, stride, height, std::min(kTile, width - c), 1.f, tile);
-      put((block.column + c) / kTile * steps(block.rows) + block.row / kDeep, forms.right,
-          forms.transposed_left);
-    }
+    for (int64_t c = 0; c < width; c += kTile)
+      for (int64_t part = 0; part < parts; part++) {
+        const auto pack = part ? pack_pairs<true> : pack_pairs<false>;
+        pack(from + c, stride, height, std::min(kTile, width - c), 1.f, tile);
+        put(((block.column + c) / kTile * steps(block.rows) + block.row / kDeep) * parts + part, forms.right,
+            forms.transposed_left);
+      }
 }
 
 }  // namespace ISA

@@ -27,6 +27,11 @@ constexpr int64_t kDeepSteps = 24;
 // Blocks side by side in such a strip: their sums lie in a cache until the next steps.
 constexpr int64_t kStrip = 32;
 
+// Tiles of a factor that one sum needs, a step for each.
+inline int64_t tiles_deep(const TileProduct& product) {
+  return steps(product.depth) * (product.split ? 2 : 1);
+}
+
 // Into how many parts a depth of so many steps is cut.
 inline int64_t depth_parts(int64_t deep) {
   return deep > 2 * kDeepSteps ? (deep + kDeepSteps - 1) / kDeepSteps : 1;
@@ -109,8 +114,11 @@ class Behind {
 template <typename Writer>
 void multiply_part(const TileProduct& product, const ProductPart& part, const Places& places, Writer& writer,
                    float* sums) {
-  const int64_t deep = steps(product.depth), next = deep * kTileWords, height = part.height();
-  const int64_t parts = depth_parts(deep), least = deep / parts;  // steps of the shortest part
+  const int64_t deep = tiles_deep(product), next = deep * kTileWords, height = part.height();
+  // A part does not end between numbers and their rests.
+  const int64_t together = product.split ? 2 : 1, parts = depth_parts(deep);
+  const auto cut = [&](int64_t part) { return deep / together * part / parts * together; };
+  const int64_t least = cut(1);  // steps of the shortest part
   const int64_t tile_rows = tiles(product.rows), tile_columns = tiles(product.columns);
   Behind<Writer> behind(writer, least);
   const auto sums_of = [&](int64_t row, int64_t column) {
@@ -136,7 +144,7 @@ void multiply_part(const TileProduct& product, const ProductPart& part, const Pl
     }
   };
   for (int64_t p = 0; p < parts; p++) {
-    const int64_t first_step = deep * p / parts, last_step = deep * (p + 1) / parts;
+    const int64_t first_step = cut(p), last_step = cut(p + 1);
     for (int64_t column = part.first_column; column < part.last_column; column++) {
       const bool wide = kPair * column + 1 < tile_columns;
       const uint32_t* right = product.right + kPair * column * next;
@@ -144,8 +152,11 @@ void multiply_part(const TileProduct& product, const ProductPart& part, const Pl
       beside = p > 0 ? sums_of(part.first_row, column + 1) : nullptr;
       for (int64_t step = first_step; step < last_step; step += kSteps) {
         const int64_t count = std::min(kSteps, last_step - step);
+        using Aside = decltype(aside);
         const auto multiply =
-            step ? multiply_block<true, decltype(aside)> : multiply_block<false, decltype(aside)>;
+            product.split ? step ? multiply_block<true, true, Aside> : multiply_block<false, true, Aside>
+            : step        ? multiply_block<true, false, Aside>
+                          : multiply_block<false, false, Aside>;
         for (int64_t row = part.first_row; row < part.last_row; row++) {
           const bool high = kPair * row + 1 < tile_rows;
           const uint32_t* left = product.left + kPair * row * next;
@@ -171,7 +182,7 @@ void multiply_blocks(const TileProduct& given, const MakeWriter& make) {
   const TileProduct product = given;
   const int64_t block_rows = (product.rows + kBlock - 1) / kBlock;
   const int64_t block_columns = (product.columns + kBlock - 1) / kBlock;
-  const int64_t deep = steps(product.depth), parts = depth_parts(deep);
+  const int64_t deep = tiles_deep(product), parts = depth_parts(deep);
   const int64_t most =
       std::max<int64_t>(1, kLeftBytes / (kPair * kTileWords * 4 * ((deep + parts - 1) / parts)));
   const int64_t threads = omp_get_max_threads();

@@ -16,6 +16,7 @@ struct PackedForms {
   uint32_t* transposed_left = nullptr;  // the same of the transposed matrix
   uint32_t* transposed_right = nullptr;
   bool streams = false;  // past the caches: what is packed is not used soon
+  bool split = false;    // each tile of rounded numbers is followed by one of the rounded rests
 };
 
 // output (rows, columns) = left (rows, depth) right (depth, columns) [+ bias (columns)] [+ output], summed in
@@ -27,11 +28,12 @@ struct TileProduct {
   int64_t stride;  // from row to row of the output
   const float* bias = nullptr;
   bool accumulate = false;
+  bool split = false;  // the factors are; a product is then Precision::bfloat16x3's
 };
 
 // Words of four bytes of a packed factor with so many rows (left) or columns (right).
-inline int64_t packed_words(int64_t size, int64_t depth) {
-  return (size + 15) / 16 * ((depth + 31) / 32) * 256;
+inline int64_t packed_words(int64_t size, int64_t depth, bool split = false) {
+  return (size + 15) / 16 * ((depth + 31) / 32) * (split ? 512 : 256);
 }
 
 }  // namespace operators

@@ -18,6 +18,7 @@ from bert.memory import (
     parameter_count,
 )
 from bert.model import build_model, initialize, trainable
+from tasks.pretraining.task import Pretraining
 from training.estimate import PROCESS
 
 
@@ -73,6 +74,15 @@ def test_the_estimate_is_within_a_tenth_of_what_was_measured(
         fixed += packed_bytes(config, dtype) + (parameters if accumulate > 1 else 0)
     found = fixed + activation_bytes(config, vocab_size, Batch(rows, length, predictions), operators, 4)
     assert found / 2**20 == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bfloat16x3"])
+def test_packed_copies_are_as_large_as_the_operators_make_them(dtype: str) -> None:
+    bert = build_model(named_config("bert_2_64_2"), 50)
+    initialize(bert, mx.cpu(), "float32", seed=0)
+    network = Pretraining().network(bert, named_config("bert_2_64_2"), dtype, 0.1, FUSED)
+    held = sum(copy.size for names, copy in network.packed_copies().items() if "encoder" in names[0])
+    assert packed_bytes(named_config("bert_2_64_2"), dtype) == pytest.approx(held, rel=0.02)
 
 
 def test_attention_without_scores_grows_with_the_length_and_with_them_with_its_square() -> None:

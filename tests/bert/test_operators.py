@@ -40,11 +40,29 @@ def test_the_fused_operators_are_for_cpus(wanted: str, dtype: str, device: mx.Co
         ("fused", "float32", mx.gpu(0), "--operators fused: they are for CPUs"),
         ("auto", "bfloat16", mx.gpu(0), "--dtype bfloat16 .* on GPUs use float16"),
         ("mxnet", "bfloat16", mx.cpu(), "--dtype bfloat16 .* without --operators mxnet"),
+        ("mxnet", "bfloat16x3", mx.cpu(), "--dtype bfloat16x3 .* without --operators mxnet"),
     ],
 )
 def test_what_cannot_be_had_is_an_error(wanted: str, dtype: str, device: mx.Context, message: str) -> None:
     with pytest.raises(InputError, match=message):
         choose_operators(wanted, dtype, device, BERT)
+
+
+def test_bfloat16x3_is_for_processors_with_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three products of bfloat16 are no faster than one of float32 without; tests compute them though."""
+    monkeypatch.delenv("BERT_OPERATORS_BF16", raising=False)
+    for there in (True, False):
+        monkeypatch.setattr(bert.operators, "has_tiles", lambda cpuinfo, there=there: there)
+        if there:
+            assert choose_operators("auto", "bfloat16x3", mx.cpu(), BERT) == "fused"
+            continue
+        with pytest.raises(InputError, match="--dtype bfloat16x3: this processor has no AMX"):
+            choose_operators("auto", "bfloat16x3", mx.cpu(), BERT)
+        monkeypatch.setenv("BERT_OPERATORS_BF16", "rounded")
+        assert choose_operators("auto", "bfloat16x3", mx.cpu(), BERT) == "fused"
+        monkeypatch.setattr(bert.operators, "knows_split", lambda: False)
+        with pytest.raises(InputError, match="--dtype bfloat16x3: .* is older than this code"):
+            choose_operators("auto", "bfloat16x3", mx.cpu(), BERT)
 
 
 def test_the_operators_stand_beside_mxnets_own() -> None:

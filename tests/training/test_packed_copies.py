@@ -38,7 +38,8 @@ def same(found: list[np.ndarray], expected: list[np.ndarray]) -> bool:
 
 @pytest.mark.parametrize("kind", ["lamb", "adamw"])
 @pytest.mark.parametrize(
-    "dtype, state", [("bfloat16", "float32"), ("bfloat16", "bfloat16"), ("float32", "float32")]
+    "dtype, state",
+    [("bfloat16", "float32"), ("bfloat16", "bfloat16"), ("float32", "float32"), ("bfloat16x3", "float32")],
 )
 def test_they_follow_the_updates(dtype, state, kind):
     network = network_of(dtype)

@@ -27,7 +27,7 @@ from base.command_line import (
 )
 from base.errors import InputError
 from base.launchers import BACKENDS
-from bert.configuration import DROPOUT, INITIAL_STDEV, KEEP, PADDING
+from bert.configuration import BFLOAT16X3, DROPOUT, INITIAL_STDEV, KEEP, PADDING
 from comm.options import add_communication_options, communication_config
 from data.options import DataConfig
 from training.config import (
@@ -132,8 +132,9 @@ def _add_model(add: Callable[..., Any]) -> None:
     add("--uncased", action="store_true", help="expect weights that ignore case; they say so by themselves")
     add(
         "--dtype",
-        choices=["float32", "float16", "bfloat16"],
-        help="float16 is for GPUs, bfloat16 for CPUs that multiply it (default: float16 on "
+        choices=["float32", "float16", "bfloat16", BFLOAT16X3],
+        help="float16 is for GPUs, bfloat16 for CPUs that multiply it, bfloat16x3, nearly float32, for "
+        "CPUs with AMX (default: float16 on "
         "GPUs, else float32)",
     )
     add("--operators", choices=["auto", "fused", "mxnet"], default="auto", help="as in pretraining")

@@ -131,7 +131,7 @@ class Optimizer:
 
         Args:
             copies: by the names of the weights below each other in one.
-            dtype: "float32" or "bfloat16", as for bert_pack.
+            dtype: "float32", "bfloat16" or "bfloat16x3", as for bert_pack.
 
         Returns:
             whether it does so: False without the fused operators, with older ones, or where a copy has some

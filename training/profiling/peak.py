@@ -17,7 +17,7 @@ def matrix_peak(dtype: str, products: Sequence[str], device: mx.Context, seconds
     No random state is touched: a run that measures takes the same steps as one that does not.
 
     Args:
-        dtype: "float32", "float16", or "bfloat16", which is multiplied by the fused operators alone.
+        dtype: "float32", "float16", or "bfloat16" or "bfloat16x3", which the fused operators alone multiply.
         products: of "mxnet" and "fused": the operators that take part; at least one.
         seconds: about how long to measure; each takes part twice at least, after one call to warm up.
     """

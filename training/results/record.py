@@ -65,7 +65,7 @@ class Result:
         model: such as bert_12_768_12.
         backend: "horovod", "byteps", or "local" for one process without a launcher.
         world_size: processes that train; hosts: machines that they run on.
-        device: "cpu" or "gpu"; dtype: "float32", "float16" or "bfloat16".
+        device: "cpu" or "gpu"; dtype: "float32", "float16", "bfloat16" or "bfloat16x3".
         data: the benchmark's name in tables, such as "SQuAD 1.1" or "MRPC".
         machine: rank 0's, as base.machine.describe has it, and `gpu`, where it has some.
         versions, options: by name.

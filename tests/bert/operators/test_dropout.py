@@ -115,7 +115,9 @@ def test_bytes_are_uniform_for_every_key(shape):
 
 
 @pytest.mark.parametrize("rate", RATES)
-@pytest.mark.parametrize("down, right", [(0, 1), (0, 2), (0, 3), (0, 16), (1, 0), (1, 1), (1, -1), (2, 2), (128, 0)])
+@pytest.mark.parametrize(
+    "down, right", [(0, 1), (0, 2), (0, 3), (0, 16), (1, 0), (1, 1), (1, -1), (2, 2), (128, 0)]
+)
 def test_neighbours_decide_independently(rate, down, right):
     pairs = np.zeros(4, int)
     for key in keys():

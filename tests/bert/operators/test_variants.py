@@ -22,8 +22,8 @@ if not load_operators():
 
 HERE = Path(__file__).parent
 EVERYTHING = ["attention", "decode_loss", "dense", "dropout", "embed", "feed_forward", "gather", "gelu"]
-EVERYTHING += ["lamb", "bfloat16_moments", "norm", "packed", "packed_update", "self_attention"]
-PRODUCTS = ["decode_loss", "dense", "feed_forward", "self_attention"]
+EVERYTHING += ["lamb", "bfloat16_moments", "norm", "packed", "packed_update", "self_attention", "split"]
+PRODUCTS = ["decode_loss", "dense", "feed_forward", "self_attention", "split"]
 
 
 class Variant(NamedTuple):
@@ -39,7 +39,7 @@ VARIANTS = {
     "avx2": Variant({"BERT_OPERATORS_ISA": "avx2", "OMP_NUM_THREADS": "3"}, "avx2", EVERYTHING),
     "avx512": Variant({"BERT_OPERATORS_ISA": "avx512", "OMP_NUM_THREADS": "3"}, "avx512bw", EVERYTHING),
     "avx512_bf16": Variant(
-        {"BERT_OPERATORS_ISA": "avx512_bf16"}, "avx512_bf16", ["attention", "self_attention"]
+        {"BERT_OPERATORS_ISA": "avx512_bf16"}, "avx512_bf16", ["attention", "self_attention", "split"]
     ),
     "native": Variant({"BERT_OPERATORS_BF16": "native"}, "avx512bw", PRODUCTS),
     "rounded, one thread": Variant(
