@@ -136,7 +136,8 @@ def capabilities(count: int) -> list[list[int]]:
         RuntimeError: it does not say.
     """
     runtime = ctypes.CDLL(CUDA_RUNTIME)  # the one that MXNet has loaded
-    value, found = ctypes.c_int(), []
+    value = ctypes.c_int()
+    found: list[list[int]] = []
     for device in range(count):
         found.append([])
         for attribute in CAPABILITY:
