@@ -31,7 +31,7 @@ WORKDIR /opt/bert
 COPY --chown=bert:bert Makefile requirements.txt requirements-build.txt requirements-cuda.txt constraints.txt ./
 COPY --chown=bert:bert setup setup
 COPY --chown=bert:bert native native
-COPY --chown=bert:bert base/__init__.py base/errors.py base/processes.py base/
+COPY --chown=bert:bert base/__init__.py base/errors.py base/machine.py base/processes.py base/
 COPY --chown=bert:bert bert/__init__.py bert/configuration.py bert/operators.py bert/
 ARG CUDA=cpu
 ARG USER_ID=1000

@@ -49,10 +49,10 @@ def make_communicators(backend, configs):
 
         joined = 0
 
-        def start(self):
+        def start(self, local_rank):
             self._prefix = f"case {Shared.joined}."
             if not Shared.joined:
-                super().start()
+                super().start(local_rank)
             Shared.joined += 1
 
         def declare(self, name, compressor):

@@ -74,7 +74,7 @@ def test_a_change_of_code_leaves_the_set_ups_layer():
             "requirements-cuda.txt",
             "constraints.txt",
         ),
-        *("base/__init__.py", "base/errors.py", "base/processes.py"),
+        *("base/__init__.py", "base/errors.py", "base/machine.py", "base/processes.py"),
         *("bert/__init__.py", "bert/configuration.py", "bert/operators.py"),
     }
     for path in copied:

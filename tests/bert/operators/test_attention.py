@@ -357,7 +357,7 @@ def test_in_a_hybridized_block():
         ({"dropout": 1.0}, (1, 4, 48), "outside [0, 1)"),
         ({"dropout": None}, (1, 4, 48), "dropout is missing"),
         ({"dtype": None}, (1, 4, 48), "dtype is missing"),
-        ({"dtype": "float16"}, (1, 4, 48), "dtype is float32 or bfloat16"),
+        ({"dtype": "float16"}, (1, 4, 48), "dtype is float32, bfloat16 or bfloat16x3"),
         ({}, (1, 1, 4, 48), "axes"),
     ],
 )
