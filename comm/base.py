@@ -99,7 +99,7 @@ class Communicator(Protocol):
         in all groups of one size for arrays of one dtype.
 
         For large arrays that the next reader multiplies anyway: dividing them here is a pass over the memory.
-        It is 1 with float16, which is divided before the sum, and where a wrapper has an `average` of its own,
+        It is 1 with float16, which is divided before the sum, and in a wrapper with an `average` of its own,
         such as one that compresses.
         """
 
