@@ -203,8 +203,9 @@ def test_ctrl_c_is_quiet_and_keeps_what_was_done(tmp_path, reference):
         while not journal.exists() and run.poll() is None:
             time.sleep(0.01)
         for pid in run.pids():  # as a terminal does: the whole foreground group; workers are not in it
-            if os.getpgid(pid) == os.getpgid(run.pid):
-                os.kill(pid, signal.SIGINT)
+            with contextlib.suppress(ProcessLookupError):  # some live for a moment only
+                if os.getpgid(pid) == os.getpgid(run.pid):
+                    os.kill(pid, signal.SIGINT)
         result = run.wait()
     assert result.returncode == 130 and result.stderr == "interrupted\n"
     assert 0 < json.loads(journal.read_text("utf-8"))["next"] < UNITS
