@@ -81,20 +81,15 @@ def watched(
         return WatchedCommunicator(communicator, timeout, environ)
 
 
-class WatchedCommunicator(DelegatingCommunicator):
-    """Notes for the heartbeat which call is under way; `communicator` does the work."""
+class _WatchedCollectives(DelegatingCommunicator):
+    """Collectives that are noted: in `activity` the one that only queues, by `inside` those that wait."""
 
-    def __init__(self, communicator: Communicator, timeout: float, environ: Mapping[str, str]):
-        super().__init__(communicator)
-        self._activity = Activity()
-        self._verdict = threading.Event()
-        self._environ = environ
-        self._open = True
-        watch = Watch(timeout, min(LONGEST_INTERVAL, timeout / 5), self._activity.sign, self._end)
-        self._heartbeat = _connect(communicator, watch, environ)
-        self._scheduler: SchedulerWatch | None = None
-        if isinstance(self._heartbeat, Hub) and scheduler_address(environ):
-            self._scheduler = SchedulerWatch(environ, timeout, timeout / 5, self._heartbeat.report)
+    def __init__(
+        self, inner: Communicator, activity: Activity, inside: Callable[[str], ContextManager[None]]
+    ):
+        super().__init__(inner)
+        self._activity = activity
+        self._inside = inside
 
     def broadcast(self, arrays: Sequence[NDArray], root: int = 0) -> None:
         with self._inside("broadcast"):
@@ -120,9 +115,27 @@ class WatchedCommunicator(DelegatingCommunicator):
         with self._inside("barrier"):
             self._inner.barrier()
 
+
+class WatchedCommunicator(_WatchedCollectives):
+    """Notes for the heartbeat which call is under way; `communicator` does the work."""
+
+    def __init__(self, communicator: Communicator, timeout: float, environ: Mapping[str, str]):
+        super().__init__(communicator, Activity(), self._waiting)
+        self._verdict = threading.Event()
+        self._environ = environ
+        self._open = True
+        watch = Watch(timeout, min(LONGEST_INTERVAL, timeout / 5), self._activity.sign, self._end)
+        self._heartbeat = _connect(communicator, watch, environ)
+        self._scheduler: SchedulerWatch | None = None
+        if isinstance(self._heartbeat, Hub) and scheduler_address(environ):
+            self._scheduler = SchedulerWatch(environ, timeout, timeout / 5, self._heartbeat.report)
+
     def groups(self, groups: Sequence[Sequence[int]]) -> Communicator:
         with self._inside("groups"):
-            return _WatchedGroup(self._inner.groups(groups), self._activity, self._inside)
+            group = self._inner.groups(groups)
+        if group.size == 1:  # nobody to wait for
+            return group
+        return _WatchedCollectives(group, self._activity, self._inside)
 
     def send(self, array: NDArray, to: int, tag: int) -> Pending:
         message = self._inner.send(array, to, tag)
@@ -147,7 +160,7 @@ class WatchedCommunicator(DelegatingCommunicator):
             self._scheduler.close()
 
     @contextmanager
-    def _inside(self, exchange: str) -> Iterator[None]:
+    def _waiting(self, exchange: str) -> Iterator[None]:
         self._activity.enter(exchange)
         try:
             yield
@@ -174,41 +187,6 @@ class WatchedCommunicator(DelegatingCommunicator):
             text += f" ({_OPTION})"
         seen = "" if kind == TOLD else describe_run(self._environ, ask_others=kind == STUCK)
         _end_process(text, self.rank, seen)
-
-
-class _WatchedGroup(DelegatingCommunicator):
-    """A group of ranks whose calls are noted as the run's own."""
-
-    def __init__(
-        self, group: Communicator, activity: Activity, inside: Callable[[str], ContextManager[None]]
-    ):
-        super().__init__(group)
-        self._activity = activity
-        self._inside = inside
-
-    def broadcast(self, arrays: Sequence[NDArray], root: int = 0) -> None:
-        with self._inside("broadcast"):
-            self._inner.broadcast(arrays, root)
-
-    def average(self, arrays: Sequence[NDArray]) -> None:
-        self._queues(arrays)
-        self._inner.average(arrays)
-
-    def scaled_average(self, arrays: Sequence[NDArray]) -> float:
-        self._queues(arrays)
-        return self._inner.scaled_average(arrays)
-
-    def _queues(self, arrays: Sequence[NDArray]) -> None:
-        if arrays and self.size > 1:
-            self._activity.enter("average")  # until a call that waits has returned
-
-    def all_agree(self, flags: Sequence[bool]) -> list[bool]:
-        with self._inside("all_agree"):
-            return self._inner.all_agree(flags)
-
-    def barrier(self) -> None:
-        with self._inside("barrier"):
-            self._inner.barrier()
 
 
 class _WatchedMessage:
