@@ -4,8 +4,6 @@
 // is there at once and the softmax needs no running maximum.
 #include "attention_kernels.h"
 
-#include <omp.h>
-
 #include <cmath>
 #include <cstring>
 
@@ -175,62 +173,79 @@ void attend_backward(const Attention& shape, const Task& work, const BackwardArr
   if (shape.parts == 1) add_parts(shape, work, sums, arrays.qkv_gradient);
 }
 
-// Neighbouring heads for one thread, because of prefetch().
-int64_t chunk_size(int64_t tasks) {
-  const int64_t chunks = 8 * omp_get_max_threads();
-  return tasks < 2 * chunks ? 1 : tasks / chunks;
-}
+#ifdef __AMX_BF16__
 
-// Functions with one kind of products.
-struct Kind {
-  decltype(&attend<false>) forward;
-  decltype(&attend_backward<false>) backward;
-  decltype(&add_parts) add;
-  decltype(&sums_size) size;
+// The columns of a task's head in arrays of float32. Those of inputs are only packed.
+struct OnTiles {
+  const Attention& shape;
+  const Task& work;
+  const Head head;
+
+  OnTiles(const Attention& shape, const Task& work) : shape(shape), work(work), head(shape, work) {}
+
+  FloatColumns columns(const float* matrix, int64_t offset, int64_t stride) const {
+    return {const_cast<float*>(matrix) + offset, stride, shape.size};
+  }
+  FloatColumns context(const float* matrix) const { return columns(matrix, head.context, head.units); }
+  HeadColumns<FloatColumns> qkv(const float* matrix) const {
+    const auto part = [&](int64_t which) {
+      return columns(matrix, head.query + which * head.units, head.stride);
+    };
+    return {part(0), part(1), part(2)};
+  }
 };
 
-Kind kind(const Attention& shape) {
-  if (!shape.low) return {attend<false>, attend_backward<false>, add_parts, sums_size};
-#ifdef __AMX_BF16__
-  return {attend_on_tiles, attend_backward_on_tiles, add_parts_of_tiles, sums_size_of_tiles};
-#else
-  return {attend<true>, attend_backward<true>, add_parts, sums_size};
-#endif
+void attend_low(const Attention& shape, const Task& work, const float* qkv, float* context, float* log_sum) {
+  const OnTiles on(shape, work);
+  attend_on_tiles(shape, work, on.qkv(qkv), on.context(context), log_sum);
 }
+
+void attend_backward_low(const Attention& shape, const Task& work, const BackwardArrays& arrays) {
+  const OnTiles on(shape, work);
+  attend_backward_on_tiles<FloatColumns>(shape, work,
+                                         {on.qkv(arrays.qkv), on.context(arrays.context),
+                                          on.context(arrays.context_gradient), on.qkv(arrays.qkv_gradient)},
+                                         arrays.log_sum, arrays.sums);
+}
+
+void add_parts_low(const Attention& shape, const Task& work, const float* sums, float* qkv_gradient) {
+  add_parts_of_tiles(shape, work, sums, OnTiles(shape, work).qkv(qkv_gradient));
+}
+
+int64_t sums_size_low(const Attention& shape) { return sums_size_of_tiles(shape); }
+
+#else
+
+constexpr auto attend_low = attend<true>;
+constexpr auto attend_backward_low = attend_backward<true>;
+constexpr auto add_parts_low = add_parts;
+constexpr auto sums_size_low = sums_size;
+
+#endif
 
 }  // namespace
 
 int64_t attention_partial_size(const Attention& shape) {
-  return shape.parts == 1 ? 0 : shape.batch * shape.heads * shape.parts * kind(shape).size(shape);
+  if (shape.parts == 1) return 0;
+  return shape.batch * shape.heads * shape.parts * (shape.low ? sums_size_low : sums_size)(shape);
 }
 
 void attention(const Attention& shape, const float* qkv, float* context, float* log_sum) {
-  const int64_t tasks = shape.batch * shape.heads * shape.parts, chunk = chunk_size(tasks);
-  const auto attend = kind(shape).forward;
-  // Which thread takes which task does not change the result.
-#pragma omp parallel for schedule(dynamic, chunk)
-  for (int64_t t = 0; t < tasks; t++) {
-    const Task work = task(shape, t);
-    if (work.begin < work.end) attend(shape, work, qkv, context, log_sum);
-  }
+  const auto attend_one = shape.low ? attend_low : attend<false>;
+  for_tasks(shape, [&](const Task& work, int64_t) { attend_one(shape, work, qkv, context, log_sum); });
 }
 
 void attention_backward(const Attention& shape, const float* context_gradient, const float* qkv,
                         const float* context, const float* log_sum, float* partial, float* qkv_gradient) {
-  const Kind of = kind(shape);
-  const int64_t heads = shape.batch * shape.heads, tasks = heads * shape.parts, size = of.size(shape),
-                chunk = chunk_size(tasks);
-#pragma omp parallel for schedule(dynamic, chunk)
-  for (int64_t t = 0; t < tasks; t++) {
-    const Task work = task(shape, t);
-    float* sums = shape.parts == 1 ? nullptr : partial + t * size;
-    if (work.begin < work.end)
-      of.backward(shape, work, {context_gradient, qkv, context, log_sum, sums, qkv_gradient});
-  }
-  if (shape.parts == 1) return;
-#pragma omp parallel for schedule(dynamic)
-  for (int64_t h = 0; h < heads; h++)
-    of.add(shape, task(shape, h * shape.parts), partial + h * shape.parts * size, qkv_gradient);
+  const auto attend_one = shape.low ? attend_backward_low : attend_backward<false>;
+  const auto add = shape.low ? add_parts_low : add_parts;
+  const int64_t size = shape.parts == 1 ? 0 : (shape.low ? sums_size_low : sums_size)(shape);
+  for_tasks(shape, [&](const Task& work, int64_t t) {
+    attend_one(shape, work, {context_gradient, qkv, context, log_sum, partial + t * size, qkv_gradient});
+  });
+  for_heads_in_parts(shape, [&](const Task& work, int64_t t) {
+    add(shape, work, partial + t * size, qkv_gradient);
+  });
 }
 
 }  // namespace ISA

@@ -1,6 +1,8 @@
 // The work of self-attention, one part of one head at a time: sizes, memory, rows that are copied.
 #pragma once
 
+#include <omp.h>
+
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -44,6 +46,32 @@ inline Task task(const Attention& shape, int64_t index) {
           minimum(rows, rows * part / parts),
           minimum(rows, rows * (part + 1) / parts),
           sequence.tokens};
+}
+
+// Neighbouring heads for one thread, because of what it loads ahead for the next one.
+inline int64_t chunk_size(int64_t tasks) {
+  const int64_t chunks = 8 * omp_get_max_threads();
+  return tasks < 2 * chunks ? 1 : tasks / chunks;
+}
+
+// Calls body(work, index) for each task that has queries, in parallel. Which thread takes which task does not
+// change the result.
+template <typename Body>
+void for_tasks(const Attention& shape, const Body& body) {
+  const int64_t tasks = shape.batch * shape.heads * shape.parts, chunk = chunk_size(tasks);
+#pragma omp parallel for schedule(dynamic, chunk)
+  for (int64_t t = 0; t < tasks; t++) {
+    const Task work = task(shape, t);
+    if (work.begin < work.end) body(work, t);
+  }
+}
+
+// Calls body(work, index) in parallel for the first task of each head that is cut into parts.
+template <typename Body>
+void for_heads_in_parts(const Attention& shape, const Body& body) {
+  if (shape.parts == 1) return;
+#pragma omp parallel for schedule(dynamic)
+  for (int64_t h = 0; h < shape.batch * shape.heads; h++) body(task(shape, h * shape.parts), h * shape.parts);
 }
 
 // A pointer and how many elements of four bytes are to lie there.

@@ -5,53 +5,134 @@
 #include <cmath>
 #include <cstdint>
 
-#include "attention_rows.h"
 #include "attention_tasks.h"
-#include "bfloat16.h"
+#include "attention_tile_rows.h"
 #include "tile_matmul.h"
 
 namespace operators {
 namespace ISA {
 
-constexpr int64_t kTilesForward = 32, kTilesBackward = 64;  // queries taken at a time
+// Queries taken at a time, and keys backward: what is computed of these is in the first-level cache. Multiples
+// of kDeep.
+constexpr int64_t kTilesForward = 32, kTilesBackward = 64, kKeysBackward = 64;
 
-// From row to row of the products with one head's keys in the columns, an odd number of vectors.
+// From row to row of the products with one head's keys in the columns, an odd number of vectors: rows 2048
+// bytes apart would share a few sets of the first-level cache.
 inline int64_t stride_of_keys(int64_t keys) { return round_up(keys, 2 * kTile) + kTile; }
 
-inline void attend_on_tiles(const Attention& shape, const Task& work, const float* qkv, float* context,
-                            float* log_sum) {
-  const Forward pass(shape, work, qkv, context, log_sum);
-  if (pass.without_keys()) return;
-  const Head& head = pass.head;
-  const int64_t size = shape.size, keys = work.keys;
+// A head's columns of a float32 matrix, from the first row of a sequence on.
+class FloatColumns {
+ public:
+  FloatColumns(float* first, int64_t stride, int64_t size) : first_(first), stride_(stride), size_(size) {}
+
+  // Packs rows as a left factor, and starts loading the next head's beside them.
+  void pack(int64_t row, int64_t rows, uint32_t* packed) const {
+    const float* from = first_ + row * stride_;
+    for (int64_t r = 0; r < rows; r++) prefetch<false>(from + r * stride_ + size_, size_);
+    pack_rows(from, stride_, rows, size_, 1.f, packed);
+  }
+
+  // Writes factor * values.
+  void put(int64_t row, const float* values, float factor) const {
+    copy_rows(values, 0, 1, size_, factor, first_ + row * stride_, 0);
+  }
+
+ private:
+  float* const first_;
+  const int64_t stride_, size_;
+};
+
+// A head's columns of a matrix that is packed as a left factor; heads have a multiple of kDeep columns.
+class PackedColumns {
+ public:
+  // matrix: of so many columns; first_row: the sequence's.
+  PackedColumns(uint32_t* matrix, int64_t columns, int64_t first_row, int64_t first_column, int64_t size)
+      : first_(matrix + first_column / kDeep * kTileWords),
+        next_(steps(columns) * kTileWords),
+        row_(first_row),
+        deep_(steps(size)) {}
+
+  void pack(int64_t row, int64_t rows, uint32_t* packed) const {
+    const int64_t ahead = deep_ * kTileWords;
+    for (int64_t r = 0; r < round_up(rows, kTile); r++) {
+      const uint32_t* from = line(row + r);
+      uint32_t* to = packed + (r / kTile * deep_ * kTile + r % kTile) * kTile;
+      for (int64_t step = 0; step < deep_; step++, from += kTileWords, to += kTileWords) {
+        if (r < rows) __builtin_prefetch(from + ahead, 0, 2);
+        _mm512_store_si512(to, r < rows ? _mm512_load_si512(from) : _mm512_setzero_si512());
+      }
+    }
+  }
+
+  void put(int64_t row, const float* values, float factor) const {
+    const __m512 scale = _mm512_set1_ps(factor);
+    uint32_t* to = line(row);
+    for (int64_t step = 0; step < deep_; step++, to += kTileWords, values += kDeep)
+      _mm512_store_si512(to, words_of(_mm512_mul_ps(_mm512_loadu_ps(values), scale),
+                                      _mm512_mul_ps(_mm512_loadu_ps(values + kTile), scale)));
+  }
+
+ private:
+  uint32_t* line(int64_t row) const {
+    const int64_t at = row_ + row;
+    return first_ + at / kTile * next_ + at % kTile * kTile;
+  }
+
+  uint32_t* const first_;
+  const int64_t next_, row_, deep_;
+};
+
+template <typename Columns>
+struct HeadColumns {
+  Columns query, key, value;
+};
+
+// Writes the part's context, and log_sum, of the whole batch.
+template <typename Columns>
+void attend_on_tiles(const Attention& shape, const Task& work, const HeadColumns<Columns>& head,
+                     const Columns& context, float* log_sum) {
+  const int64_t size = shape.size, keys = work.keys, deep = steps(size);
+  const float root = 1.f / std::sqrt(static_cast<float>(size));
   constexpr int64_t kBlock = kTilesForward;
-  const int64_t stride = stride_of_keys(keys), size_stride = round_up(size, kTile);
-  uint32_t *query, *key, *key_transposed, *value, *probability, *random;
+  const int64_t stride = stride_of_keys(keys), size_stride = round_up(size, kDeep);
+  float* const own_log_sum = log_sum + work.row(shape, 0);
+  uint32_t *query, *rows_of_keys, *key_transposed, *value, *probability;
   float *scores, *product;
   lay_out({{&query, tiles_size(kBlock, size)},
-           {&key, tiles_size(keys, size)},
+           {&rows_of_keys, tiles_size(keys, size)},
            {&key_transposed, tiles_size(keys, size)},
            {&value, tiles_size(size, keys)},
            {&probability, tiles_size(kBlock, keys)},
-           {&random, DropoutRow::words(keys)},
            {&scores, kBlock * stride},
            {&product, kBlock * size_stride}});
+  if (keys == 0) {
+    std::memset(product, 0, size_stride * sizeof *product);
+    for (int64_t i = work.begin; i < work.end; i++) {
+      context.put(i, product, 1.f);
+      own_log_sum[i] = 0.f;
+    }
+    return;
+  }
 
   const TileShapes shapes;
-  const float* queries = pass.queries;
-  pack_rows(queries + head.units, head.stride, keys, size, 1.f, key);
-  transpose_tiles(key, tiles(keys) * steps(size), key_transposed);
-  pack_pairs(queries + 2 * head.units, head.stride, keys, size, 1.f, value);
+  head.key.pack(0, keys, rows_of_keys);
+  transpose_tiles(rows_of_keys, tiles(keys) * deep, key_transposed);
+  head.value.pack(0, keys, rows_of_keys);
+  pack_pairs_of_rows(rows_of_keys, keys, size, value);
+  const auto pack_row = shape.dropout.threshold == 0 ? pack_softmax_row<false> : pack_softmax_row<true>;
   for (int64_t begin = work.begin; begin < work.end; begin += kBlock) {
     const int64_t rows = minimum(kBlock, work.end - begin);
-    pack_rows(queries + begin * head.stride, head.stride, rows, size, head.root, query);
-    multiply_packed<false>(query, rows, key_transposed, keys, steps(size), scores, stride);
+    head.query.pack(begin, rows, query);
+    multiply_packed<false>({query, rows, deep}, {key_transposed, keys, deep}, deep, scores, stride);
     float factors[kBlock];
     for (int64_t r = 0; r < rows; r++)
-      pass.softmax(begin + r, scores + r * stride, round_up(keys, kTile), factors + r, random);
-    pack_rows(scores, stride, rows, keys, 1.f, probability);
-    multiply_packed<false>(probability, rows, value, size, steps(keys), product, size_stride);
-    pass.write(product, size_stride, begin, rows, factors);
+      own_log_sum[begin + r] =
+          pack_row(scores + r * stride, keys, root, TileDropout(shape.dropout, work.row(shape, begin + r)),
+                   probability + (r / kTile * steps(keys) * kTile + r % kTile) * kTile, factors + r);
+    multiply_packed<false>({probability, rows, steps(keys)}, {value, size, steps(keys)}, steps(keys), product,
+                           size_stride);
+    for (int64_t r = 0; r < rows; r++)
+      context.put(begin + r, product + r * size_stride, shape.dropout.scale * factors[r]);
   }
 }
 
@@ -60,16 +141,20 @@ inline int64_t sums_size_of_tiles(const Attention& shape) {
   return 2 * round_up(shape.size, kTile) * stride_of_keys(shape.length);
 }
 
+// Floats of a row of one head's gradients.
+inline int64_t row_size(const Attention& shape) { return round_up(shape.size, kDeep); }
+
 // Writes the gradients of one head's keys and values: the sum over its parts, each sums_size_of_tiles()
-// floats.
-inline void add_parts_of_tiles(const Attention& shape, const Task& work, const float* sums,
-                               float* qkv_gradient) {
-  const Head head(shape, work);
-  const int64_t all = sums_size_of_tiles(shape), stride = stride_of_keys(shape.length);
-  alignas(64) float sum[kTileWords], rows[kTileWords];
+// floats, of which those of the keys are yet to be divided by the root of the size. rows: memory for kTile.
+template <typename Columns>
+void add_parts_of_tiles(const Attention& shape, const Task& work, const float* sums,
+                        const HeadColumns<Columns>& gradients, float* rows) {
+  const int64_t all = sums_size_of_tiles(shape), stride = stride_of_keys(shape.length), width = row_size(shape);
+  alignas(64) float sum[kTileWords];
   for (int64_t which = 0; which < 2; which++) {
-    float* gradient = qkv_gradient + head.query + (1 + which) * head.units;
-    for (int64_t j = 0; j < work.keys; j += kTile)
+    const Columns& gradient = which ? gradients.value : gradients.key;
+    const float factor = which ? 1.f : 1.f / std::sqrt(static_cast<float>(shape.size));
+    for (int64_t j = 0; j < work.keys; j += kTile) {
       for (int64_t c = 0; c < shape.size; c += kTile) {
         const float* first = sums + which * (all / 2) + c * stride + j;
         copy_rows(first, stride, kTile, kTile, 1.f, sum, kTile);
@@ -77,39 +162,54 @@ inline void add_parts_of_tiles(const Attention& shape, const Task& work, const f
           for (int64_t r = 0; r < kTile; r++)
 #pragma omp simd
             for (int64_t k = 0; k < kTile; k++) sum[r * kTile + k] += first[part * all + r * stride + k];
-        transpose_block(sum, kTile, rows, kTile);
-        copy_rows(rows, kTile, minimum(kTile, work.keys - j), minimum(kTile, shape.size - c), 1.f,
-                  gradient + j * head.stride + c, head.stride);
+        transpose_block(sum, kTile, rows + c, width);
       }
-    zero_rows(gradient + work.keys * head.stride, head.stride, work.sequence.rows - work.keys, shape.size);
+      for (int64_t r = 0; r < minimum(kTile, work.keys - j); r++)
+        gradient.put(j + r, rows + r * width, factor);
+    }
+    std::memset(rows, 0, width * sizeof *rows);
+    for (int64_t j = work.keys; j < work.sequence.rows; j++) gradient.put(j, rows, 1.f);
   }
 }
 
-// The dot product of a, rounded to bfloat16, and b.
-inline float dot_rounded(const float* a, const float* b, int64_t size) {
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t c = 0; c < size; c++) sum += round_in_float(a[c]) * b[c];
-  return sum;
+template <typename Columns>
+void add_parts_of_tiles(const Attention& shape, const Task& work, const float* sums,
+                        const HeadColumns<Columns>& gradients) {
+  float* rows;
+  lay_out({{&rows, kTile * row_size(shape)}});
+  add_parts_of_tiles(shape, work, sums, gradients, rows);
 }
 
-// As attend_backward(), with sums_size_of_tiles() floats of sums.
-inline void attend_backward_on_tiles(const Attention& shape, const Task& work, const BackwardArrays& arrays) {
-  const Backward pass(shape, work, arrays);
-  if (pass.without_keys()) {
-    if (shape.parts == 1) add_parts_of_tiles(shape, work, nullptr, arrays.qkv_gradient);
-    return;
-  }
-  const Head& head = pass.head;
-  const int64_t size = shape.size, keys = work.keys;
-  constexpr int64_t kBlock = kTilesBackward;
-  const int64_t stride = stride_of_keys(keys), size_stride = round_up(size, kTile),
-                sum_stride = stride_of_keys(shape.length);
-  uint32_t *query, *query_transposed, *key, *key_transposed, *value_transposed, *gradient,
-      *gradient_transposed, *probability, *score_gradient, *score_gradient_pairs, *pairs, *random;
-  float *scores, *score_gradients, *product, *own_sums;
-  const int64_t most =
-      tiles_size(keys, size) > tiles_size(size, kBlock) ? tiles_size(keys, size) : tiles_size(size, kBlock);
+// Adds the products of two matrices' elements row by row: bfloat16, rows of a left factor.
+inline float dot_rows(const uint32_t* a, const uint32_t* b, int64_t deep) {
+  __m512 sum = _mm512_setzero_ps();
+  for (int64_t word = 0; word < deep * kTileWords; word += kTileWords)
+    sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_load_si512(a + word), (__m512bh)_mm512_load_si512(b + word));
+  return _mm512_reduce_add_ps(sum);
+}
+
+// What a backward pass reads and writes of one head.
+template <typename Columns>
+struct BackwardColumns {
+  HeadColumns<Columns> head;
+  Columns context, context_gradient;
+  HeadColumns<Columns> gradients;
+};
+
+// Writes the gradient of the part's queries, and what its queries add to the gradients of keys and values
+// into `part_sums`, sums_size_of_tiles() floats; where there is one part, those gradients themselves.
+template <typename Columns>
+void attend_backward_on_tiles(const Attention& shape, const Task& work, const BackwardColumns<Columns>& arrays,
+                              const float* log_sum, float* part_sums) {
+  const int64_t size = shape.size, keys = work.keys, deep = steps(size), width = row_size(shape);
+  const float root = 1.f / std::sqrt(static_cast<float>(size));
+  constexpr int64_t kBlock = kTilesBackward, kKeys = kKeysBackward;
+  const int64_t sum_stride = stride_of_keys(shape.length);
+  log_sum += work.row(shape, 0);
+  uint32_t *query, *query_transposed, *key, *key_transposed, *value_transposed, *gradient, *gradient_transposed,
+      *context, *probability, *score_gradient, *score_gradient_pairs, *packed;
+  float *scores, *score_gradients, *product, *rows_of_sums, *own_sums;
+  const int64_t most = tiles_size(round_up(keys, kBlock), round_up(size, kDeep));
   lay_out({{&query, tiles_size(kBlock, size)},
            {&query_transposed, tiles_size(size, kBlock)},
            {&key, tiles_size(size, keys)},
@@ -117,54 +217,84 @@ inline void attend_backward_on_tiles(const Attention& shape, const Task& work, c
            {&value_transposed, tiles_size(keys, size)},
            {&gradient, tiles_size(kBlock, size)},
            {&gradient_transposed, tiles_size(size, kBlock)},
-           {&probability, tiles_size(keys, kBlock)},
-           {&score_gradient, tiles_size(kBlock, keys)},
-           {&score_gradient_pairs, tiles_size(keys, kBlock)},
-           {&pairs, most},
-           {&random, DropoutRow::words(keys)},
-           {&scores, kBlock * stride},
-           {&score_gradients, kBlock * stride},
-           {&product, kBlock * size_stride},
+           {&context, tiles_size(kBlock, size)},
+           {&probability, tiles_size(kKeys, kBlock)},
+           {&score_gradient, tiles_size(kBlock, kKeys)},
+           {&score_gradient_pairs, tiles_size(kKeys, kBlock)},
+           {&packed, most},
+           {&scores, kBlock * kKeys},
+           {&score_gradients, kBlock * kKeys},
+           {&product, kBlock * width},
+           {&rows_of_sums, kTile * width},
            {&own_sums, shape.parts == 1 ? sums_size_of_tiles(shape) : 0}});
-  float* sums = shape.parts == 1 ? own_sums : arrays.sums;
-  float* key_sum = sums;
-  float* value_sum = sums + sums_size_of_tiles(shape) / 2;
+  if (keys == 0) {
+    std::memset(product, 0, width * sizeof *product);
+    for (int64_t i = work.begin; i < work.end; i++) arrays.gradients.query.put(i, product, 1.f);
+    if (shape.parts == 1) add_parts_of_tiles(shape, work, nullptr, arrays.gradients, rows_of_sums);
+    return;
+  }
+  float* const key_sum = shape.parts == 1 ? own_sums : part_sums;
+  float* const value_sum = key_sum + sums_size_of_tiles(shape) / 2;
 
   const TileShapes shapes;
-  const float* queries = pass.queries;
-  const int64_t of_keys = tiles(keys) * steps(size);
-  pack_rows(queries + head.units, head.stride, keys, size, 1.f, pairs);
-  transpose_tiles(pairs, of_keys, key_transposed);
-  pack_rows(queries + 2 * head.units, head.stride, keys, size, 1.f, pairs);
-  transpose_tiles(pairs, of_keys, value_transposed);
-  pack_pairs(queries + head.units, head.stride, keys, size, 1.f, key);
+  const int64_t deep_keys = steps(keys);
+  arrays.head.value.pack(0, keys, packed);
+  transpose_tiles(packed, tiles(keys) * deep, value_transposed);
+  arrays.head.key.pack(0, keys, packed);
+  transpose_tiles(packed, tiles(keys) * deep, key_transposed);
+  pack_pairs_of_rows(packed, keys, size, key);
+  const auto pack_rows_backward =
+      shape.dropout.threshold == 0 ? pack_softmax_rows_backward<false> : pack_softmax_rows_backward<true>;
   for (int64_t begin = work.begin; begin < work.end; begin += kBlock) {
-    const int64_t rows = minimum(kBlock, work.end - begin), deep = steps(rows);
-    const float* own_queries = queries + begin * head.stride;
-    const float* own_gradients = pass.context_gradient + begin * head.units;
-    pack_rows(own_queries, head.stride, rows, size, head.root, query);
-    pack_rows(own_gradients, head.units, rows, size, 1.f, gradient);
-    multiply_packed<false>(query, rows, key_transposed, keys, steps(size), scores, stride);
-    multiply_packed<false>(gradient, rows, value_transposed, keys, steps(size), score_gradients, stride);
+    const int64_t rows = minimum(kBlock, work.end - begin), deep_rows = steps(rows);
+    arrays.head.query.pack(begin, rows, query);
+    arrays.context_gradient.pack(begin, rows, gradient);
+    arrays.context.pack(begin, rows, context);
+    pack_pairs_of_rows(query, rows, size, packed);
+    transpose_tiles(packed, tiles(size) * deep_rows, query_transposed);
+    pack_pairs_of_rows(gradient, rows, size, packed);
+    transpose_tiles(packed, tiles(size) * deep_rows, gradient_transposed);
+    RowFacts facts[kBlock];  // the last pair may have one row; the other has zeros
     for (int64_t r = 0; r < rows; r++) {
-      const float mean =
-          dot_rounded(own_gradients + r * head.units, pass.context + (begin + r) * head.units, size);
-      pass.softmax(begin + r, scores + r * stride, score_gradients + r * stride, mean, random);
+      const int64_t line = (r / kTile * deep * kTile + r % kTile) * kTile;
+      facts[r] = {log_sum[begin + r], dot_rows(gradient + line, context + line, deep)};
     }
-    pack_rows(score_gradients, stride, rows, keys, 1.f, score_gradient);
-    multiply_packed<false>(score_gradient, rows, key, size, steps(keys), product, size_stride);
-    pass.write(product, size_stride, begin, rows);
-    pack_pairs(own_queries, head.stride, rows, size, head.root, pairs);
-    transpose_tiles(pairs, tiles(size) * deep, query_transposed);
-    pack_pairs(own_gradients, head.units, rows, size, 1.f, pairs);
-    transpose_tiles(pairs, tiles(size) * deep, gradient_transposed);
-    pack_pairs(scores, stride, rows, keys, 1.f, probability);
-    pack_pairs(score_gradients, stride, rows, keys, 1.f, score_gradient_pairs);
-    const auto add = begin == work.begin ? multiply_packed<false> : multiply_packed<true>;
-    add(gradient_transposed, size, probability, keys, deep, value_sum, sum_stride);
-    add(query_transposed, size, score_gradient_pairs, keys, deep, key_sum, sum_stride);
+    if (rows % 2) facts[rows] = {INFINITY, 0.f};
+    for (int64_t first = 0; first < keys; first += kKeys) {
+      const int64_t some = minimum(kKeys, keys - first), deep_some = steps(some);
+      const int64_t of_keys = tiles(first) * deep * kTileWords;
+      multiply_packed<false>({query, rows, deep}, {key_transposed + of_keys, some, deep}, deep, scores, kKeys);
+      multiply_packed<false>({gradient, rows, deep}, {value_transposed + of_keys, some, deep}, deep,
+                             score_gradients, kKeys);
+      for (int64_t r = 0; r < rows; r += 2) {
+        const TileDropout dropout[2] = {{shape.dropout, static_cast<uint64_t>(work.row(shape, begin + r))},
+                                        {shape.dropout, static_cast<uint64_t>(work.row(shape, begin + r + 1))}};
+        const int64_t pair = (r / kDeep * kTile + r % kDeep / 2) * kTile;
+        uint32_t* const line = score_gradient + (r / kTile * deep_some * kTile + r % kTile) * kTile;
+        pack_rows_backward(scores + r * kKeys, score_gradients + r * kKeys, kKeys, first, some, root,
+                           shape.dropout.scale, facts + r, dropout,
+                           {probability + pair, score_gradient_pairs + pair, {line, line + kTile},
+                            deep_rows * kTileWords});
+      }
+      for (int64_t r = round_up(rows, 2); r < round_up(rows, kDeep); r += 2)
+        for (int64_t tile = 0; tile < 2 * deep_some; tile++) {
+          const int64_t pair = (tile * deep_rows + r / kDeep) * kTileWords + r % kDeep / 2 * kTile;
+          _mm512_store_si512(probability + pair, _mm512_setzero_si512());
+          _mm512_store_si512(score_gradient_pairs + pair, _mm512_setzero_si512());
+        }
+      const Factor of_gradient = {score_gradient, rows, deep_some};
+      const Factor of_key = {key + steps(first) * kTileWords, size, deep_keys};
+      (first == 0 ? multiply_packed<false> : multiply_packed<true>)(of_gradient, of_key, deep_some, product,
+                                                                    width);
+      const auto add = begin == work.begin ? multiply_packed<false> : multiply_packed<true>;
+      add({gradient_transposed, size, deep_rows}, {probability, some, deep_rows}, deep_rows, value_sum + first,
+          sum_stride);
+      add({query_transposed, size, deep_rows}, {score_gradient_pairs, some, deep_rows}, deep_rows,
+          key_sum + first, sum_stride);
+    }
+    for (int64_t r = 0; r < rows; r++) arrays.gradients.query.put(begin + r, product + r * width, root);
   }
-  if (shape.parts == 1) add_parts_of_tiles(shape, work, sums, arrays.qkv_gradient);
+  if (shape.parts == 1) add_parts_of_tiles(shape, work, key_sum, arrays.gradients, rows_of_sums);
 }
 
 }  // namespace ISA

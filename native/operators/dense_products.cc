@@ -196,6 +196,10 @@ void DenseProducts::forward_on_tiles(const uint32_t* x, const float* bias, float
   KERNEL(multiply_packed_factors)(forward_product(x, bias, y));
 }
 
+void DenseProducts::forward_into_factor(const uint32_t* x, const float* bias, uint32_t* y) const {
+  KERNEL(multiply_into_factor)(forward_product(x, bias, nullptr), y);
+}
+
 void DenseProducts::backward(const float* dy, const float* x, bool accumulate, float* dx, MXTensor* first,
                              MXTensor* last) const {
   if (packed_.tiled_) {
@@ -256,6 +260,10 @@ TileProduct DenseProducts::input_gradient_product(const uint32_t* dy_left, bool 
 
 void DenseProducts::input_gradient_on_tiles(const uint32_t* dy_left, bool accumulate, float* dx) const {
   KERNEL(multiply_packed_factors)(input_gradient_product(dy_left, accumulate, dx));
+}
+
+void DenseProducts::input_gradient_into_factor(const uint32_t* dy_left, uint32_t* dx) const {
+  KERNEL(multiply_into_factor)(input_gradient_product(dy_left, false, nullptr), dx);
 }
 
 void DenseProducts::weight_gradients_on_tiles(const uint32_t* dy_transposed, const uint32_t* x_right,

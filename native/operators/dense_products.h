@@ -66,6 +66,8 @@ class DenseProducts {
   // The same by x as a packed left factor (M, K); where packs_once(). The first one is yet to be computed.
   TileProduct forward_product(const uint32_t* x, const float* bias, float* y) const;
   void forward_on_tiles(const uint32_t* x, const float* bias, float* y) const;
+  // The same, rounded, as a left factor (M, N).
+  void forward_into_factor(const uint32_t* x, const float* bias, uint32_t* y) const;
 
   // dx = dy W [+ dx], and the weights' gradients dy^T x, one below the other, into (first, ..., last): (N_i,
   // K).
@@ -78,6 +80,7 @@ class DenseProducts {
   // The same by packed factors; where packs_once().
   TileProduct input_gradient_product(const uint32_t* dy_left, bool accumulate, float* dx) const;
   void input_gradient_on_tiles(const uint32_t* dy_left, bool accumulate, float* dx) const;
+  void input_gradient_into_factor(const uint32_t* dy_left, uint32_t* dx) const;
   // dy_transposed: dy^T as a left factor (N, M); x_right: x as a right factor (M summed over, K).
   void weight_gradients_on_tiles(const uint32_t* dy_transposed, const uint32_t* x_right,
                                  mxnet::ext::MXTensor* first, mxnet::ext::MXTensor* last) const;

@@ -7,19 +7,23 @@
 //   -> y (B, L, U) = LayerNorm(x + dropout(context projection^T + bias)), where context is bert_attention of
 //      x [query; key; value]^T + biases; for the backward pass only: the keys of what is dropped from the
 //      probabilities and from the sum (2 each), bert_attention's logarithms, qkv (B, L, 3U), context (B, L,
-//      U) and outer (B, L, U), the last product.
+//      U) and outer (B, L, U), the last product. On tiles qkv and context are bfloat16, packed as left
+//      factors, where heads are whole steps of these; an element holds two then.
 //
 // x (T, U) has sequences end to end, and places (T, 2) take the place of lengths (attention.cc).
 //
 // The same as bert_dense, bert_attention, bert_dense and bert_add_norm one after the other (see there for
 // heads, dtype, dropout, eps, mode and what bert_pack makes of the weights: packed is of the first three),
 // but the two gradients of x are one sum, and gradients of what lies between use the same memory in all
-// layers.
+// layers. On tiles what lies between the products is never float32: the numbers that the products would
+// round are written, read and kept as bfloat16, and the biases' gradients are sums of rounded numbers.
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include "attention_kernels.h"
 #include "attention_shape.h"
+#include "attention_tiles_kernels.h"
 #include "dense_products.h"
 #include "dropout_choice.h"
 #include "norm_kernels.h"
@@ -76,6 +80,11 @@ MXReturnValue shapes(const Attributes& attributes, Shapes* in, Shapes* out) {
     out->at(kAttentionKey) = out->at(kKey) = {2};
     out->at(kY) = out->at(kQkv) = out->at(kContext) = out->at(kOuter) = x;
     out->at(kQkv).back() *= 3;
+    if (by == Precision::bfloat16 && tile_products() && packs_heads(units / heads)) {
+      const unsigned rows = padded ? x[0] * x[1] : x[0];
+      out->at(kQkv) = {static_cast<unsigned>(packed_words(rows, 3 * units))};
+      out->at(kContext) = {static_cast<unsigned>(packed_words(rows, units))};
+    }
   });
 }
 
@@ -110,10 +119,41 @@ struct SelfAttention {
             units, norm_epsilon(attributes),    dropout};
   }
 
+  // Whether what lies between the products is bfloat16 and packed.
+  bool packs() const { return first.packs_once() && packs_heads(shape.size); }
+
   float* scratch_rows(Slot slot, int64_t columns) const {
     return static_cast<float*>(scratch(slot, rows * columns * sizeof(float)));
   }
+
+  // The rows of no sequence, which products must not see: NaN times 0 is none.
+  void zero_factor_behind(int64_t columns, uint32_t* left) const {
+    const int64_t first = sequences.empty() ? 0 : sequences.back().first + sequences.back().rows;
+    KERNEL(zero_factor_rows)(left, first, rows, columns);
+  }
 };
+
+// `qkv` and `context` are kept for the backward pass.
+void attend_on_tiles(const SelfAttention& layer, float* qkv, float* context, float* log_sum, float* outer) {
+  PackedForms x;
+  x.left = packed_scratch(kLeftSlot, layer.rows, layer.units);
+  KERNEL(pack_factor)(floats(layer.in[kX]), layer.rows, layer.units, x);
+  const MXTensor* biases = layer.in + kBiases;
+  uint32_t *const packed_qkv = reinterpret_cast<uint32_t*>(qkv),
+                  *const packed_context = reinterpret_cast<uint32_t*>(context);
+  layer.first.forward_into_factor(x.left, stacked_biases(biases, biases + 3), packed_qkv);
+  KERNEL(packed_attention)(layer.shape, packed_qkv, packed_context, log_sum);
+  layer.zero_factor_behind(layer.units, packed_context);
+  layer.projection.forward_on_tiles(packed_context, nullptr, outer);
+}
+
+void attend_plainly(const SelfAttention& layer, float* qkv, float* context, float* log_sum, float* outer) {
+  const MXTensor* biases = layer.in + kBiases;
+  layer.first.forward(floats(layer.in[kX]), stacked_biases(biases, biases + 3), qkv);
+  KERNEL(attention)(layer.shape, qkv, context, log_sum);
+  zero_rows_behind(layer.sequences, layer.rows * layer.units, layer.units, context);
+  layer.projection.forward(context, nullptr, outer);
+}
 
 MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource& resource) {
   return guarded("bert_self_attention", [&] {
@@ -122,16 +162,65 @@ MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, c
     layer.shape.dropout = choose_dropout(attributes, mode, resource, &out->at(kAttentionKey));
     const Dropout dropout = choose_dropout(attributes, mode, resource, &out->at(kKey));
     if (layer.rows == 0) return;
-    float *qkv = floats(out->at(kQkv)), *context = floats(out->at(kContext)),
-          *outer = floats(out->at(kOuter));
-    const MXTensor* biases = in->data() + kBiases;
-    layer.first.forward(floats(in->at(kX)), stacked_biases(biases, biases + 3), qkv);
-    KERNEL(attention)(layer.shape, qkv, context, floats(out->at(kLogSum)));
-    zero_rows_behind(layer.sequences, out->at(kContext).size(), layer.units, context);
-    layer.projection.forward(context, nullptr, outer);
+    float* outer = floats(out->at(kOuter));
+    (layer.packs() ? attend_on_tiles : attend_plainly)(
+        layer, floats(out->at(kQkv)), floats(out->at(kContext)), floats(out->at(kLogSum)), outer);
     KERNEL(add_norm)
     (layer.add_norm(attributes, outer, dropout), floats(in->at(kBeta)), floats(out->at(kY)));
   });
+}
+
+// The attention's memory for the parts of heads.
+float* parts_memory(const Attention& shape, const OpResource& resource) {
+  const int64_t partial = KERNEL(attention_partial_size)(shape);
+  return partial == 0 ? nullptr : static_cast<float*>(resource.alloc_cpu(partial * sizeof(float)));
+}
+
+// The gradients of weights and biases from that of `outer` (M, U); the one of x is added to what is in
+// out[kX]. outputs: the operator's.
+void backward_on_tiles(const SelfAttention& layer, const MXTensor* outputs, const float* d_outer,
+                       float* partial, MXTensor* out) {
+  const int64_t rows = layer.rows, units = layer.units, columns = 3 * units;
+  const auto packed = [&](Output which) { return reinterpret_cast<const uint32_t*>(floats(outputs[which])); };
+  PackedForms of_outer, of_context, of_qkv, of_x;
+  of_outer.left = packed_scratch(kLeftSlot, rows, units);
+  of_outer.transposed_left = packed_scratch(kBlockedSlot, units, rows);
+  KERNEL(pack_factor)(d_outer, rows, units, of_outer);
+  uint32_t* const d_context = packed_scratch(kGeluSlot, rows, units);
+  layer.projection.input_gradient_into_factor(of_outer.left, d_context);
+  of_context.right = packed_scratch(kRightSlot, units, rows);
+  KERNEL(repack_factor)(packed(kContext), rows, units, of_context, nullptr);
+  layer.projection.weight_gradients_on_tiles(of_outer.transposed_left, of_context.right, out + kProjection,
+                                             out + kProjection + 1);
+
+  uint32_t* const d_qkv = packed_scratch(kGradientSlot, rows, columns);
+  KERNEL(packed_attention_backward)
+  (layer.shape, {d_context, packed(kQkv), packed(kContext), floats(outputs[kLogSum])}, partial, d_qkv);
+  layer.zero_factor_behind(columns, d_qkv);
+
+  layer.first.input_gradient_on_tiles(d_qkv, true, floats(out[kX]));
+  of_qkv.transposed_left = packed_scratch(kBlockedSlot, columns, rows);
+  float* const sums = static_cast<float*>(scratch(kBiasSlot, columns * sizeof(float)));
+  KERNEL(repack_factor)(d_qkv, rows, columns, of_qkv, sums);
+  for (int64_t i = 0; i < 3; i++) std::copy_n(sums + i * units, units, floats(out[kBiases + i]));
+  of_x.right = packed_scratch(kRightSlot, units, rows);
+  KERNEL(pack_factor)(floats(layer.in[kX]), rows, units, of_x);
+  layer.first.weight_gradients_on_tiles(of_qkv.transposed_left, of_x.right, out + kWeights,
+                                        out + kWeights + 3);
+}
+
+void backward_plainly(const SelfAttention& layer, const MXTensor* outputs, const float* d_outer,
+                      float* partial, MXTensor* out) {
+  const float *qkv = floats(outputs[kQkv]), *context = floats(outputs[kContext]);
+  float *const dx = floats(out[kX]), *const d_context = layer.scratch_rows(kGeluSlot, layer.units);
+  layer.projection.backward(d_outer, context, false, d_context, out + kProjection, out + kProjection + 1);
+  const int64_t columns = 3 * layer.units;
+  float* const d_qkv = layer.scratch_rows(kGradientSlot, columns);
+  KERNEL(attention_backward)
+  (layer.shape, d_context, qkv, context, floats(outputs[kLogSum]), partial, d_qkv);
+  zero_rows_behind(layer.sequences, layer.rows * columns, columns, d_qkv);
+  layer.first.backward(d_qkv, floats(layer.in[kX]), true, dx, out + kWeights, out + kWeights + 3);
+  bias_gradients(d_qkv, layer.rows, out + kBiases, out + kBiases + 3);
 }
 
 // inputs: gradients of the outputs, the inputs, the outputs; outputs: gradients of the inputs. Those of the
@@ -153,23 +242,9 @@ MXReturnValue backward(const Attributes& attributes, Tensors* in, Tensors* out, 
      floats(in->at(kY)),
      {d_outer, floats(out->at(kProjectionBias)), dx, floats(out->at(kGamma)), floats(out->at(kBeta))});
 
-    const float *qkv = floats(outputs[kQkv]), *context = floats(outputs[kContext]);
-    float* d_context = layer.scratch_rows(kGeluSlot, layer.units);
-    layer.projection.backward(d_outer, context, false, d_context, out->data() + kProjection,
-                              out->data() + kProjection + 1);
-
     layer.shape.dropout = chosen_dropout(attributes, inputs[kMode], outputs[kAttentionKey]);
-    const int64_t partial = KERNEL(attention_partial_size)(layer.shape);
-    float* memory = partial == 0 ? nullptr : static_cast<float*>(resource.alloc_cpu(partial * sizeof(float)));
-    const int64_t columns = 3 * layer.units;
-    float* d_qkv = layer.scratch_rows(kGradientSlot, columns);
-    KERNEL(attention_backward)
-    (layer.shape, d_context, qkv, context, floats(outputs[kLogSum]), memory, d_qkv);
-    zero_rows_behind(layer.sequences, layer.rows * columns, columns, d_qkv);
-
-    MXTensor *d_weights = out->data() + kWeights, *d_biases = out->data() + kBiases;
-    layer.first.backward(d_qkv, floats(inputs[kX]), true, dx, d_weights, d_weights + 3);
-    bias_gradients(d_qkv, layer.rows, d_biases, d_biases + 3);
+    float* const partial = parts_memory(layer.shape, resource);
+    (layer.packs() ? backward_on_tiles : backward_plainly)(layer, outputs, d_outer, partial, out->data());
   });
 }
 

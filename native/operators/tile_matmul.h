@@ -112,6 +112,41 @@ inline void pack_pairs(const float* matrix, int64_t stride, int64_t depth, int64
     }
 }
 
+// Packs a block of tiles of a left factor, `high` (1 or 2) below each other, `next` words apart, and 16 columns
+// of each or 32 (`wide` 1 or 2), as so many tiles of a right factor, one after the other. With one, zeros take
+// the place of the lower one.
+inline void pack_pairs_of_tiles(const uint32_t* left, int64_t next, int64_t high, int64_t wide,
+                                uint32_t* packed) {
+  alignas(64) static constexpr uint16_t kFirst[32] = {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,
+                                                      37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
+                                                      11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+  const __m512i first = _mm512_load_si512(kFirst), last = _mm512_add_epi16(first, _mm512_set1_epi16(16));
+  for (int64_t row = 0; row < kDeep; row += 2, packed += kTile) {
+    const uint32_t* from = left + row / kTile * next + row % kTile * kTile;
+    const bool there = row < high * kTile;
+    const __m512i even = there ? _mm512_load_si512(from) : _mm512_setzero_si512();
+    const __m512i odd = there ? _mm512_load_si512(from + kTile) : _mm512_setzero_si512();
+    _mm512_store_si512(packed, _mm512_permutex2var_epi16(even, first, odd));
+    if (wide == 2) _mm512_store_si512(packed + kTileWords, _mm512_permutex2var_epi16(even, last, odd));
+  }
+}
+
+// Packs a matrix (rows, columns) that is packed as a left factor as a right one.
+inline void pack_pairs_of_rows(const uint32_t* left, int64_t rows, int64_t columns, uint32_t* packed) {
+  const int64_t across = steps(columns), down = tiles(rows);
+  alignas(64) uint32_t pairs[2 * kTileWords];
+  for (int64_t step = 0; step < across; step++) {
+    const int64_t wide = tiles(columns) - 2 * step > 1 ? 2 : 1;
+    for (int64_t row = 0; row < down; row += 2) {
+      pack_pairs_of_tiles(left + (row * across + step) * kTileWords, across * kTileWords,
+                          down - row > 1 ? 2 : 1, wide, pairs);
+      for (int64_t tile = 0; tile < wide; tile++)
+        std::memcpy(packed + ((2 * step + tile) * steps(rows) + row / 2) * kTileWords,
+                    pairs + tile * kTileWords, kTileWords * sizeof(uint32_t));
+    }
+  }
+}
+
 // Transposes the words of each of `count` tiles: the other packing of the transposed matrix.
 inline void transpose_tiles(const uint32_t* from, int64_t count, uint32_t* to) {
   for (int64_t t = 0; t < count * kTileWords; t += kTileWords)
@@ -191,17 +226,23 @@ inline void multiply_block(bool high, bool wide, const uint32_t* left, int64_t l
   part(left, left_next, right, right_next, deep, product, stride, aside);
 }
 
-// product (rows, columns) = left * right, or += if kAccumulate; written up to whole tiles. Both factors have
-// `deep` steps.
+// A packed factor, or some steps of one: where it begins, its rows (left) or columns (right), and how many
+// steps each of its sums has in memory.
+struct Factor {
+  const uint32_t* tiles;
+  int64_t size, deep;
+};
+
+// product (rows, columns) = left * right, or += if kAccumulate; written up to whole tiles. `deep` steps are
+// summed up.
 template <bool kAccumulate>
-void multiply_packed(const uint32_t* left, int64_t rows, const uint32_t* right, int64_t columns, int64_t deep,
-                     float* product, int64_t stride) {
-  const int64_t next = deep * kTileWords;
-  for (int64_t c = 0; c < tiles(columns); c += 2)
-    for (int64_t r = 0; r < tiles(rows); r += 2)
-      multiply_block<kAccumulate>(r + 1 < tiles(rows), c + 1 < tiles(columns), left + r * next, next,
-                                  right + c * next, next, deep, product + r * kTile * stride + c * kTile,
-                                  stride, [](int64_t) {});
+void multiply_packed(const Factor& left, const Factor& right, int64_t deep, float* product, int64_t stride) {
+  const int64_t below = left.deep * kTileWords, beside = right.deep * kTileWords;
+  for (int64_t c = 0; c < tiles(right.size); c += 2)
+    for (int64_t r = 0; r < tiles(left.size); r += 2)
+      multiply_block<kAccumulate>(r + 1 < tiles(left.size), c + 1 < tiles(right.size),
+                                  left.tiles + r * below, below, right.tiles + c * beside, beside, deep,
+                                  product + r * kTile * stride + c * kTile, stride, [](int64_t) {});
 }
 
 }  // namespace ISA

@@ -45,4 +45,13 @@ DECLARE_KERNELS(
     // begin and end at a multiple of 32.
     void pack_part(const float* matrix, int64_t rows, int64_t columns, int64_t first, int64_t total,
                    const PackedForms& forms);
-    void multiply_packed_factors(const TileProduct& product);)
+    void multiply_packed_factors(const TileProduct& product);
+    // The same without an output, rounded to bfloat16 and packed as a left factor (rows, columns), whose last
+    // tiles are filled up with zeros.
+    void multiply_into_factor(const TileProduct& product, uint32_t* left);
+    // Packs a matrix (rows, columns) that is packed as a left factor in other forms, `right` and
+    // `transposed_left`. column_sums (columns), unless null: the sums over its rows.
+    void repack_factor(const uint32_t* left, int64_t rows, int64_t columns, const PackedForms& forms,
+                       float* column_sums);
+    // Sets the rows [first, rows) of such a matrix to 0, and those that fill up its last tiles.
+    void zero_factor_rows(uint32_t* left, int64_t first, int64_t rows, int64_t columns);)
