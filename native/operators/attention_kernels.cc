@@ -183,15 +183,15 @@ struct OnTiles {
 
   OnTiles(const Attention& shape, const Task& work) : shape(shape), work(work), head(shape, work) {}
 
-  FloatColumns columns(const float* matrix, int64_t offset, int64_t stride) const {
-    return {const_cast<float*>(matrix) + offset, stride, shape.size};
+  FloatColumns context(const float* matrix) const {
+    return {const_cast<float*>(matrix) + head.context, head.units, shape.size};
   }
-  FloatColumns context(const float* matrix) const { return columns(matrix, head.context, head.units); }
   HeadColumns<FloatColumns> qkv(const float* matrix) const {
-    const auto part = [&](int64_t which) {
-      return columns(matrix, head.query + which * head.units, head.stride);
+    float* const query = const_cast<float*>(matrix) + head.query;
+    const auto part = [&](int64_t which, float factor) {
+      return FloatColumns(query + which * head.units, head.stride, shape.size, factor);
     };
-    return {part(0), part(1), part(2)};
+    return {part(0, head.root), part(1, 1.f), part(2, 1.f)};
   }
 };
 
@@ -243,9 +243,8 @@ void attention_backward(const Attention& shape, const float* context_gradient, c
   for_tasks(shape, [&](const Task& work, int64_t t) {
     attend_one(shape, work, {context_gradient, qkv, context, log_sum, partial + t * size, qkv_gradient});
   });
-  for_heads_in_parts(shape, [&](const Task& work, int64_t t) {
-    add(shape, work, partial + t * size, qkv_gradient);
-  });
+  for_heads_in_parts(
+      shape, [&](const Task& work, int64_t t) { add(shape, work, partial + t * size, qkv_gradient); });
 }
 
 }  // namespace ISA

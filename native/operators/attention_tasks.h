@@ -206,8 +206,8 @@ struct Backward {
     return true;
   }
 
-  // softmax_row_backward() of query i; `mean` is the product of its context and the context's gradient, `random`
-  // as in Forward.
+  // softmax_row_backward() of query i; `mean` is the product of its context and the context's gradient,
+  // `random` as in Forward.
   void softmax(int64_t i, float* scores, float* gradients, float mean, uint32_t* random) const {
     const DropoutRow dropout(shape.dropout, work.row(shape, i), work.keys, random);
     for (int64_t part = 0; part < 3; part++) {

@@ -1,5 +1,5 @@
-// What self-attention on AMX's tiles does with rows of scores: softmax, dropout and rounding, in one pass from
-// the products' float32 sums to the packed factors of the next products (tile_matmul.h).
+// What self-attention on AMX's tiles does with rows of scores: softmax, dropout and rounding, in one pass
+// from the products' float32 sums to the packed factors of the next products (tile_matmul.h).
 #pragma once
 
 #include <cmath>
@@ -26,7 +26,8 @@ inline __m512 exponentials(__m512 x, __mmask16 valid) {
   p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.f));
   p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.f));
   const __m512 power = (__m512)_mm512_slli_epi32((__m512i)shifted, 23);
-  return _mm512_maskz_mul_ps(_mm512_mask_cmp_ps_mask(valid, x, _mm512_set1_ps(-87.3f), _CMP_NLT_UQ), p, power);
+  return _mm512_maskz_mul_ps(_mm512_mask_cmp_ps_mask(valid, x, _mm512_set1_ps(-87.3f), _CMP_NLT_UQ), p,
+                             power);
 }
 
 // Dropout's decisions for one row (dropout.h has the same, for any processor).
@@ -38,7 +39,8 @@ class TileDropout {
   // Which of the 32 columns from `column` on, a multiple of 32, are kept: a bit for each.
   __mmask32 kept(int64_t column) const {
     const __m512i counting = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    __m512i x = _mm512_add_epi32(_mm512_set1_epi32(seed_.first + static_cast<uint32_t>(column / 2)), counting);
+    __m512i x =
+        _mm512_add_epi32(_mm512_set1_epi32(seed_.first + static_cast<uint32_t>(column / 2)), counting);
     x = _mm512_xor_si512(x, _mm512_srli_epi32(x, 16));
     x = _mm512_mullo_epi32(x, _mm512_set1_epi32(static_cast<int>(0x85ebca6bu)));
     x = _mm512_ternarylogic_epi32(x, _mm512_srli_epi32(x, 13), _mm512_set1_epi32(seed_.second), 0x96);
@@ -58,10 +60,10 @@ inline __mmask32 first_columns(int64_t count) { return count >= 32 ? ~0u : (1u <
 // Packs the numerators of a row's softmax, dropped ones 0, into a left factor, and gives the logarithm of the
 // denominator. What is summed up with the numerators must be multiplied with `factor` and with dropout's
 // scale.
-//   scores: before they are multiplied with `root`; packed: the row in its first tile.
+//   packed: the row in its first tile.
 template <bool kDropout>
-inline float pack_softmax_row(const float* scores, int64_t keys, float root, const TileDropout& dropout,
-                              uint32_t* packed, float* factor) {
+inline float pack_softmax_row(const float* scores, int64_t keys, const TileDropout& dropout, uint32_t* packed,
+                              float* factor) {
   const __m512 lowest = _mm512_set1_ps(-INFINITY);
   __m512 high[2] = {lowest, lowest};
   for (int64_t column = 0; column < keys; column += kDeep) {
@@ -70,15 +72,14 @@ inline float pack_softmax_row(const float* scores, int64_t keys, float root, con
       high[half] = _mm512_mask_max_ps(high[half], static_cast<__mmask16>(valid >> half * kTile), high[half],
                                       _mm512_loadu_ps(scores + column + half * kTile));
   }
-  const float largest = root * _mm512_reduce_max_ps(_mm512_max_ps(high[0], high[1]));
-  const __m512 scale = _mm512_set1_ps(root), shift = _mm512_set1_ps(largest);
+  const float largest = _mm512_reduce_max_ps(_mm512_max_ps(high[0], high[1]));
+  const __m512 shift = _mm512_set1_ps(largest);
   __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
   for (int64_t column = 0; column < keys; column += kDeep, packed += kTileWords) {
     const __mmask32 valid = first_columns(keys - column), kept = kDropout ? dropout.kept(column) : ~0u;
     __m512 numerators[2];
     for (int half = 0; half < 2; half++) {
-      const __m512 x =
-          _mm512_fmsub_ps(_mm512_loadu_ps(scores + column + half * kTile), scale, shift);
+      const __m512 x = _mm512_sub_ps(_mm512_loadu_ps(scores + column + half * kTile), shift);
       numerators[half] = exponentials(x, static_cast<__mmask16>(valid >> half * kTile));
       sum[half] = _mm512_add_ps(sum[half], numerators[half]);
       if (kDropout)
@@ -105,14 +106,14 @@ struct PackedRows {
   int64_t next;
 };
 
-// Turns two neighbouring rows of scores, before they are multiplied with `root`, and of the gradients of what
-// dropout leaves of the probabilities into probabilities and gradients of the multiplied scores.
+// Turns two neighbouring rows of scores, and of the gradients of what dropout leaves of the probabilities,
+// into probabilities and gradients of the scores.
 //   scores, gradients: of `keys` columns from `first` on, `stride` from row to row.
 template <bool kDropout>
-inline void pack_softmax_rows_backward(const float* scores, const float* gradients, int64_t stride, int64_t first,
-                                       int64_t keys, float root, float kept_scale, const RowFacts* facts,
+inline void pack_softmax_rows_backward(const float* scores, const float* gradients, int64_t stride,
+                                       int64_t first, int64_t keys, float kept_scale, const RowFacts* facts,
                                        const TileDropout* dropout, const PackedRows& packed) {
-  const __m512 scale = _mm512_set1_ps(root), keep = _mm512_set1_ps(kept_scale);
+  const __m512 keep = _mm512_set1_ps(kept_scale);
   for (int64_t column = 0, step = 0; column < keys; column += kDeep, step++) {
     const __mmask32 valid = first_columns(keys - column);
     __m512 probability[2][2], gradient[2][2];  // by row and half
@@ -121,10 +122,11 @@ inline void pack_softmax_rows_backward(const float* scores, const float* gradien
       const __mmask32 kept = kDropout ? dropout[row].kept(first + column) : ~0u;
       for (int half = 0; half < 2; half++) {
         const int64_t from = row * stride + column + half * kTile;
-        const __m512 x = _mm512_fmsub_ps(_mm512_loadu_ps(scores + from), scale, log_sum);
+        const __m512 x = _mm512_sub_ps(_mm512_loadu_ps(scores + from), log_sum);
         const __m512 p = exponentials(x, static_cast<__mmask16>(valid >> half * kTile));
         const __mmask16 own = static_cast<__mmask16>(kept >> half * kTile);
-        const __m512 dp = _mm512_maskz_loadu_ps(static_cast<__mmask16>(valid >> half * kTile), gradients + from);
+        const __m512 dp =
+            _mm512_maskz_loadu_ps(static_cast<__mmask16>(valid >> half * kTile), gradients + from);
         probability[row][half] = kDropout ? _mm512_maskz_mul_ps(own, p, keep) : p;
         const __m512 difference =
             kDropout ? _mm512_mask3_fmadd_ps(dp, keep, mean, own) : _mm512_add_ps(dp, mean);

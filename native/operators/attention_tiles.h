@@ -12,8 +12,8 @@
 namespace operators {
 namespace ISA {
 
-// Queries taken at a time, and keys backward: what is computed of these is in the first-level cache. Multiples
-// of kDeep.
+// Queries taken at a time, and keys backward: what is computed of these is in the first-level cache.
+// Multiples of kDeep.
 constexpr int64_t kTilesForward = 32, kTilesBackward = 64, kKeysBackward = 64;
 
 // From row to row of the products with one head's keys in the columns, an odd number of vectors: rows 2048
@@ -23,23 +23,45 @@ inline int64_t stride_of_keys(int64_t keys) { return round_up(keys, 2 * kTile) +
 // A head's columns of a float32 matrix, from the first row of a sequence on.
 class FloatColumns {
  public:
-  FloatColumns(float* first, int64_t stride, int64_t size) : first_(first), stride_(stride), size_(size) {}
+  // factor: what numbers are multiplied with before they are rounded.
+  FloatColumns(float* first, int64_t stride, int64_t size, float factor = 1.f)
+      : first_(first), stride_(stride), size_(size), factor_(factor) {}
 
   // Packs rows as a left factor, and starts loading the next head's beside them.
   void pack(int64_t row, int64_t rows, uint32_t* packed) const {
     const float* from = first_ + row * stride_;
     for (int64_t r = 0; r < rows; r++) prefetch<false>(from + r * stride_ + size_, size_);
-    pack_rows(from, stride_, rows, size_, 1.f, packed);
+    pack_rows(from, stride_, rows, size_, factor_, packed);
+  }
+
+  // The product of a row and one of a packed left factor.
+  float dot(int64_t row, const uint32_t* packed) const {
+    const float* own = first_ + row * stride_;
+    __m512 sum = _mm512_setzero_ps();
+    for (int64_t column = 0; column < size_; column += kDeep, packed += kTileWords)
+      for (int64_t half = 0; half < 2; half++) {
+        const __m256i numbers = _mm256_load_si256(reinterpret_cast<const __m256i*>(packed) + half);
+        const __m512 other = (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(numbers), 16);
+        const int64_t first = column + half * kTile;
+        sum = _mm512_fmadd_ps(some(own + first, size_ - first), other, sum);
+      }
+    return _mm512_reduce_add_ps(sum);
   }
 
   // Writes factor * values.
   void put(int64_t row, const float* values, float factor) const {
-    copy_rows(values, 0, 1, size_, factor, first_ + row * stride_, 0);
+    float* const to = first_ + row * stride_;
+    const __m512 scale = _mm512_set1_ps(factor);
+    for (int64_t column = 0; column < size_; column += kTile) {
+      const __mmask16 own = size_ - column >= kTile ? 0xffff : (1u << (size_ - column)) - 1;
+      _mm512_mask_storeu_ps(to + column, own, _mm512_mul_ps(_mm512_loadu_ps(values + column), scale));
+    }
   }
 
  private:
   float* const first_;
   const int64_t stride_, size_;
+  const float factor_;
 };
 
 // A head's columns of a matrix that is packed as a left factor; heads have a multiple of kDeep columns.
@@ -64,6 +86,14 @@ class PackedColumns {
     }
   }
 
+  float dot(int64_t row, const uint32_t* packed) const {
+    const uint32_t* own = line(row);
+    __m512 sum = _mm512_setzero_ps();
+    for (int64_t step = 0; step < deep_; step++, own += kTileWords, packed += kTileWords)
+      sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_load_si512(own), (__m512bh)_mm512_load_si512(packed));
+    return _mm512_reduce_add_ps(sum);
+  }
+
   void put(int64_t row, const float* values, float factor) const {
     const __m512 scale = _mm512_set1_ps(factor);
     uint32_t* to = line(row);
@@ -82,6 +112,7 @@ class PackedColumns {
   const int64_t next_, row_, deep_;
 };
 
+// Queries, once packed, are divided by the root of their size.
 template <typename Columns>
 struct HeadColumns {
   Columns query, key, value;
@@ -92,7 +123,6 @@ template <typename Columns>
 void attend_on_tiles(const Attention& shape, const Task& work, const HeadColumns<Columns>& head,
                      const Columns& context, float* log_sum) {
   const int64_t size = shape.size, keys = work.keys, deep = steps(size);
-  const float root = 1.f / std::sqrt(static_cast<float>(size));
   constexpr int64_t kBlock = kTilesForward;
   const int64_t stride = stride_of_keys(keys), size_stride = round_up(size, kDeep);
   float* const own_log_sum = log_sum + work.row(shape, 0);
@@ -127,7 +157,7 @@ void attend_on_tiles(const Attention& shape, const Task& work, const HeadColumns
     float factors[kBlock];
     for (int64_t r = 0; r < rows; r++)
       own_log_sum[begin + r] =
-          pack_row(scores + r * stride, keys, root, TileDropout(shape.dropout, work.row(shape, begin + r)),
+          pack_row(scores + r * stride, keys, TileDropout(shape.dropout, work.row(shape, begin + r)),
                    probability + (r / kTile * steps(keys) * kTile + r % kTile) * kTile, factors + r);
     multiply_packed<false>({probability, rows, steps(keys)}, {value, size, steps(keys)}, steps(keys), product,
                            size_stride);
@@ -145,15 +175,15 @@ inline int64_t sums_size_of_tiles(const Attention& shape) {
 inline int64_t row_size(const Attention& shape) { return round_up(shape.size, kDeep); }
 
 // Writes the gradients of one head's keys and values: the sum over its parts, each sums_size_of_tiles()
-// floats, of which those of the keys are yet to be divided by the root of the size. rows: memory for kTile.
+// floats. rows: memory for kTile.
 template <typename Columns>
 void add_parts_of_tiles(const Attention& shape, const Task& work, const float* sums,
                         const HeadColumns<Columns>& gradients, float* rows) {
-  const int64_t all = sums_size_of_tiles(shape), stride = stride_of_keys(shape.length), width = row_size(shape);
+  const int64_t all = sums_size_of_tiles(shape), stride = stride_of_keys(shape.length),
+                width = row_size(shape);
   alignas(64) float sum[kTileWords];
   for (int64_t which = 0; which < 2; which++) {
     const Columns& gradient = which ? gradients.value : gradients.key;
-    const float factor = which ? 1.f : 1.f / std::sqrt(static_cast<float>(shape.size));
     for (int64_t j = 0; j < work.keys; j += kTile) {
       for (int64_t c = 0; c < shape.size; c += kTile) {
         const float* first = sums + which * (all / 2) + c * stride + j;
@@ -164,8 +194,7 @@ void add_parts_of_tiles(const Attention& shape, const Task& work, const float* s
             for (int64_t k = 0; k < kTile; k++) sum[r * kTile + k] += first[part * all + r * stride + k];
         transpose_block(sum, kTile, rows + c, width);
       }
-      for (int64_t r = 0; r < minimum(kTile, work.keys - j); r++)
-        gradient.put(j + r, rows + r * width, factor);
+      for (int64_t r = 0; r < minimum(kTile, work.keys - j); r++) gradient.put(j + r, rows + r * width, 1.f);
     }
     std::memset(rows, 0, width * sizeof *rows);
     for (int64_t j = work.keys; j < work.sequence.rows; j++) gradient.put(j, rows, 1.f);
@@ -180,14 +209,6 @@ void add_parts_of_tiles(const Attention& shape, const Task& work, const float* s
   add_parts_of_tiles(shape, work, sums, gradients, rows);
 }
 
-// Adds the products of two matrices' elements row by row: bfloat16, rows of a left factor.
-inline float dot_rows(const uint32_t* a, const uint32_t* b, int64_t deep) {
-  __m512 sum = _mm512_setzero_ps();
-  for (int64_t word = 0; word < deep * kTileWords; word += kTileWords)
-    sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_load_si512(a + word), (__m512bh)_mm512_load_si512(b + word));
-  return _mm512_reduce_add_ps(sum);
-}
-
 // What a backward pass reads and writes of one head.
 template <typename Columns>
 struct BackwardColumns {
@@ -199,15 +220,16 @@ struct BackwardColumns {
 // Writes the gradient of the part's queries, and what its queries add to the gradients of keys and values
 // into `part_sums`, sums_size_of_tiles() floats; where there is one part, those gradients themselves.
 template <typename Columns>
-void attend_backward_on_tiles(const Attention& shape, const Task& work, const BackwardColumns<Columns>& arrays,
-                              const float* log_sum, float* part_sums) {
+void attend_backward_on_tiles(const Attention& shape, const Task& work,
+                              const BackwardColumns<Columns>& arrays, const float* log_sum,
+                              float* part_sums) {
   const int64_t size = shape.size, keys = work.keys, deep = steps(size), width = row_size(shape);
   const float root = 1.f / std::sqrt(static_cast<float>(size));
   constexpr int64_t kBlock = kTilesBackward, kKeys = kKeysBackward;
   const int64_t sum_stride = stride_of_keys(shape.length);
   log_sum += work.row(shape, 0);
-  uint32_t *query, *query_transposed, *key, *key_transposed, *value_transposed, *gradient, *gradient_transposed,
-      *context, *probability, *score_gradient, *score_gradient_pairs, *packed;
+  uint32_t *query, *query_transposed, *key, *key_transposed, *value_transposed, *gradient,
+      *gradient_transposed, *probability, *score_gradient, *score_gradient_pairs, *packed;
   float *scores, *score_gradients, *product, *rows_of_sums, *own_sums;
   const int64_t most = tiles_size(round_up(keys, kBlock), round_up(size, kDeep));
   lay_out({{&query, tiles_size(kBlock, size)},
@@ -217,7 +239,6 @@ void attend_backward_on_tiles(const Attention& shape, const Task& work, const Ba
            {&value_transposed, tiles_size(keys, size)},
            {&gradient, tiles_size(kBlock, size)},
            {&gradient_transposed, tiles_size(size, kBlock)},
-           {&context, tiles_size(kBlock, size)},
            {&probability, tiles_size(kKeys, kBlock)},
            {&score_gradient, tiles_size(kBlock, kKeys)},
            {&score_gradient_pairs, tiles_size(kKeys, kBlock)},
@@ -249,7 +270,6 @@ void attend_backward_on_tiles(const Attention& shape, const Task& work, const Ba
     const int64_t rows = minimum(kBlock, work.end - begin), deep_rows = steps(rows);
     arrays.head.query.pack(begin, rows, query);
     arrays.context_gradient.pack(begin, rows, gradient);
-    arrays.context.pack(begin, rows, context);
     pack_pairs_of_rows(query, rows, size, packed);
     transpose_tiles(packed, tiles(size) * deep_rows, query_transposed);
     pack_pairs_of_rows(gradient, rows, size, packed);
@@ -257,24 +277,26 @@ void attend_backward_on_tiles(const Attention& shape, const Task& work, const Ba
     RowFacts facts[kBlock];  // the last pair may have one row; the other has zeros
     for (int64_t r = 0; r < rows; r++) {
       const int64_t line = (r / kTile * deep * kTile + r % kTile) * kTile;
-      facts[r] = {log_sum[begin + r], dot_rows(gradient + line, context + line, deep)};
+      facts[r] = {log_sum[begin + r], arrays.context.dot(begin + r, gradient + line)};
     }
     if (rows % 2) facts[rows] = {INFINITY, 0.f};
     for (int64_t first = 0; first < keys; first += kKeys) {
       const int64_t some = minimum(kKeys, keys - first), deep_some = steps(some);
       const int64_t of_keys = tiles(first) * deep * kTileWords;
-      multiply_packed<false>({query, rows, deep}, {key_transposed + of_keys, some, deep}, deep, scores, kKeys);
+      multiply_packed<false>({query, rows, deep}, {key_transposed + of_keys, some, deep}, deep, scores,
+                             kKeys);
       multiply_packed<false>({gradient, rows, deep}, {value_transposed + of_keys, some, deep}, deep,
                              score_gradients, kKeys);
       for (int64_t r = 0; r < rows; r += 2) {
-        const TileDropout dropout[2] = {{shape.dropout, static_cast<uint64_t>(work.row(shape, begin + r))},
-                                        {shape.dropout, static_cast<uint64_t>(work.row(shape, begin + r + 1))}};
+        const TileDropout dropout[2] = {
+            {shape.dropout, static_cast<uint64_t>(work.row(shape, begin + r))},
+            {shape.dropout, static_cast<uint64_t>(work.row(shape, begin + r + 1))}};
         const int64_t pair = (r / kDeep * kTile + r % kDeep / 2) * kTile;
         uint32_t* const line = score_gradient + (r / kTile * deep_some * kTile + r % kTile) * kTile;
-        pack_rows_backward(scores + r * kKeys, score_gradients + r * kKeys, kKeys, first, some, root,
-                           shape.dropout.scale, facts + r, dropout,
-                           {probability + pair, score_gradient_pairs + pair, {line, line + kTile},
-                            deep_rows * kTileWords});
+        pack_rows_backward(
+            scores + r * kKeys, score_gradients + r * kKeys, kKeys, first, some, shape.dropout.scale,
+            facts + r, dropout,
+            {probability + pair, score_gradient_pairs + pair, {line, line + kTile}, deep_rows * kTileWords});
       }
       for (int64_t r = round_up(rows, 2); r < round_up(rows, kDeep); r += 2)
         for (int64_t tile = 0; tile < 2 * deep_some; tile++) {
@@ -287,8 +309,8 @@ void attend_backward_on_tiles(const Attention& shape, const Task& work, const Ba
       (first == 0 ? multiply_packed<false> : multiply_packed<true>)(of_gradient, of_key, deep_some, product,
                                                                     width);
       const auto add = begin == work.begin ? multiply_packed<false> : multiply_packed<true>;
-      add({gradient_transposed, size, deep_rows}, {probability, some, deep_rows}, deep_rows, value_sum + first,
-          sum_stride);
+      add({gradient_transposed, size, deep_rows}, {probability, some, deep_rows}, deep_rows,
+          value_sum + first, sum_stride);
       add({query_transposed, size, deep_rows}, {score_gradient_pairs, some, deep_rows}, deep_rows,
           key_sum + first, sum_stride);
     }

@@ -18,7 +18,8 @@ struct OnTiles {
   const Task& work;
 
   PackedColumns columns(const uint32_t* matrix, int64_t units, int64_t first) const {
-    return {const_cast<uint32_t*>(matrix), units, work.sequence.first, first + work.head * shape.size, shape.size};
+    return {const_cast<uint32_t*>(matrix), units, work.sequence.first, first + work.head * shape.size,
+            shape.size};
   }
   PackedColumns context(const uint32_t* matrix) const { return columns(matrix, shape.heads * shape.size, 0); }
   HeadColumns<PackedColumns> qkv(const uint32_t* matrix) const {

@@ -196,8 +196,9 @@ void DenseProducts::forward_on_tiles(const uint32_t* x, const float* bias, float
   KERNEL(multiply_packed_factors)(forward_product(x, bias, y));
 }
 
-void DenseProducts::forward_into_factor(const uint32_t* x, const float* bias, uint32_t* y) const {
-  KERNEL(multiply_into_factor)(forward_product(x, bias, nullptr), y);
+void DenseProducts::forward_into_factor(const uint32_t* x, const float* bias, const ScaledColumns& scaled,
+                                        uint32_t* y) const {
+  KERNEL(multiply_into_factor)(forward_product(x, bias, nullptr), scaled, y);
 }
 
 void DenseProducts::backward(const float* dy, const float* x, bool accumulate, float* dx, MXTensor* first,
@@ -263,7 +264,7 @@ void DenseProducts::input_gradient_on_tiles(const uint32_t* dy_left, bool accumu
 }
 
 void DenseProducts::input_gradient_into_factor(const uint32_t* dy_left, uint32_t* dx) const {
-  KERNEL(multiply_into_factor)(input_gradient_product(dy_left, false, nullptr), dx);
+  KERNEL(multiply_into_factor)(input_gradient_product(dy_left, false, nullptr), {}, dx);
 }
 
 void DenseProducts::weight_gradients_on_tiles(const uint32_t* dy_transposed, const uint32_t* x_right,

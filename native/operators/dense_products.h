@@ -66,8 +66,9 @@ class DenseProducts {
   // The same by x as a packed left factor (M, K); where packs_once(). The first one is yet to be computed.
   TileProduct forward_product(const uint32_t* x, const float* bias, float* y) const;
   void forward_on_tiles(const uint32_t* x, const float* bias, float* y) const;
-  // The same, rounded, as a left factor (M, N).
-  void forward_into_factor(const uint32_t* x, const float* bias, uint32_t* y) const;
+  // The same, rounded, as a left factor (M, N), the first columns scaled.
+  void forward_into_factor(const uint32_t* x, const float* bias, const ScaledColumns& scaled,
+                           uint32_t* y) const;
 
   // dx = dy W [+ dx], and the weights' gradients dy^T x, one below the other, into (first, ..., last): (N_i,
   // K).

@@ -18,6 +18,7 @@
 // layers. On tiles what lies between the products is never float32: the numbers that the products would
 // round are written, read and kept as bfloat16, and the biases' gradients are sums of rounded numbers.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -139,9 +140,10 @@ void attend_on_tiles(const SelfAttention& layer, float* qkv, float* context, flo
   x.left = packed_scratch(kLeftSlot, layer.rows, layer.units);
   KERNEL(pack_factor)(floats(layer.in[kX]), layer.rows, layer.units, x);
   const MXTensor* biases = layer.in + kBiases;
-  uint32_t *const packed_qkv = reinterpret_cast<uint32_t*>(qkv),
-                  *const packed_context = reinterpret_cast<uint32_t*>(context);
-  layer.first.forward_into_factor(x.left, stacked_biases(biases, biases + 3), packed_qkv);
+  uint32_t *const packed_qkv = reinterpret_cast<uint32_t*>(qkv), *const packed_context =
+                                                                     reinterpret_cast<uint32_t*>(context);
+  const ScaledColumns queries = {layer.units, 1.f / std::sqrt(static_cast<float>(layer.shape.size))};
+  layer.first.forward_into_factor(x.left, stacked_biases(biases, biases + 3), queries, packed_qkv);
   KERNEL(packed_attention)(layer.shape, packed_qkv, packed_context, log_sum);
   layer.zero_factor_behind(layer.units, packed_context);
   layer.projection.forward_on_tiles(packed_context, nullptr, outer);

@@ -112,9 +112,9 @@ inline void pack_pairs(const float* matrix, int64_t stride, int64_t depth, int64
     }
 }
 
-// Packs a block of tiles of a left factor, `high` (1 or 2) below each other, `next` words apart, and 16 columns
-// of each or 32 (`wide` 1 or 2), as so many tiles of a right factor, one after the other. With one, zeros take
-// the place of the lower one.
+// Packs a block of tiles of a left factor, `high` (1 or 2) below each other, `next` words apart, and 16
+// columns of each or 32 (`wide` 1 or 2), as so many tiles of a right factor, one after the other. With one,
+// zeros take the place of the lower one.
 inline void pack_pairs_of_tiles(const uint32_t* left, int64_t next, int64_t high, int64_t wide,
                                 uint32_t* packed) {
   alignas(64) static constexpr uint16_t kFirst[32] = {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,
@@ -240,8 +240,8 @@ void multiply_packed(const Factor& left, const Factor& right, int64_t deep, floa
   const int64_t below = left.deep * kTileWords, beside = right.deep * kTileWords;
   for (int64_t c = 0; c < tiles(right.size); c += 2)
     for (int64_t r = 0; r < tiles(left.size); r += 2)
-      multiply_block<kAccumulate>(r + 1 < tiles(left.size), c + 1 < tiles(right.size),
-                                  left.tiles + r * below, below, right.tiles + c * beside, beside, deep,
+      multiply_block<kAccumulate>(r + 1 < tiles(left.size), c + 1 < tiles(right.size), left.tiles + r * below,
+                                  below, right.tiles + c * beside, beside, deep,
                                   product + r * kTile * stride + c * kTile, stride, [](int64_t) {});
 }
 

@@ -72,7 +72,8 @@ class FactorWriter {
  public:
   static constexpr int64_t kRows = 2, kPieces = kBlock / kRows;
 
-  FactorWriter(const TileProduct& product, uint32_t* left) : product_(product), left_(left) {}
+  FactorWriter(const TileProduct& product, const ScaledColumns& scaled, uint32_t* left)
+      : product_(product), scaled_(scaled), left_(left) {}
 
   void begin(const float* sums, int64_t row, int64_t column) {
     sums_ = sums;
@@ -82,6 +83,7 @@ class FactorWriter {
     for (int64_t half = 0; half < kPair; half++)
       bias_[half] = product_.bias ? some(product_.bias + column + half * kTile, columns - half * kTile)
                                   : _mm512_setzero_ps();
+    factor_ = _mm512_set1_ps(column < scaled_.count ? scaled_.factor : 1.f);
   }
 
   void piece(int64_t index) {
@@ -90,8 +92,7 @@ class FactorWriter {
       const float* sums = sums_ + row * kBlock;
       uint32_t* const to = to_ + row / kTile * next + row % kTile * kTile;
       if (row < rows_)
-        _mm512_store_si512(to, words_of(_mm512_add_ps(_mm512_load_ps(sums), bias_[0]),
-                                        _mm512_add_ps(_mm512_load_ps(sums + kTile), bias_[1])));
+        _mm512_store_si512(to, words_of(number(sums, 0), number(sums, 1)));
       else if (row < (rows_ + kTile - 1) / kTile * kTile)
         _mm512_store_si512(to, _mm512_setzero_si512());
     }
@@ -100,12 +101,17 @@ class FactorWriter {
   void end() {}
 
  private:
+  __m512 number(const float* sums, int64_t half) const {
+    return _mm512_mul_ps(factor_, _mm512_add_ps(_mm512_load_ps(sums + half * kTile), bias_[half]));
+  }
+
   const TileProduct& product_;
+  const ScaledColumns scaled_;
   uint32_t* const left_;
   const float* sums_ = nullptr;
   uint32_t* to_ = nullptr;
   int64_t rows_ = 0;
-  __m512 bias_[kPair];
+  __m512 bias_[kPair], factor_;
 };
 
 // Adds the rows of `count` tiles below each other to sums of their columns.
@@ -158,8 +164,8 @@ void multiply_packed_factors(const TileProduct& product) {
   multiply_blocks(product, [&] { return Writer(product); });
 }
 
-void multiply_into_factor(const TileProduct& product, uint32_t* left) {
-  multiply_blocks(product, [&] { return FactorWriter(product, left); });
+void multiply_into_factor(const TileProduct& product, const ScaledColumns& scaled, uint32_t* left) {
+  multiply_blocks(product, [&] { return FactorWriter(product, scaled, left); });
 }
 
 void repack_factor(const uint32_t* left, int64_t rows, int64_t columns, const PackedForms& forms,
@@ -199,7 +205,7 @@ void zero_factor_rows(uint32_t* left, int64_t first, int64_t rows, int64_t colum
 void pack_factor(const float*, int64_t, int64_t, const PackedForms&) { std::abort(); }
 void pack_part(const float*, int64_t, int64_t, int64_t, int64_t, const PackedForms&) { std::abort(); }
 void multiply_packed_factors(const TileProduct&) { std::abort(); }
-void multiply_into_factor(const TileProduct&, uint32_t*) { std::abort(); }
+void multiply_into_factor(const TileProduct&, const ScaledColumns&, uint32_t*) { std::abort(); }
 void repack_factor(const uint32_t*, int64_t, int64_t, const PackedForms&, float*) { std::abort(); }
 void zero_factor_rows(uint32_t*, int64_t, int64_t, int64_t) { std::abort(); }
 

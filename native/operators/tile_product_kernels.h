@@ -31,6 +31,12 @@ struct TileProduct {
   bool split = false;  // the factors are; a product is then Precision::bfloat16x3's
 };
 
+// Columns [0, count), a multiple of 32, and what they are multiplied with.
+struct ScaledColumns {
+  int64_t count = 0;
+  float factor = 1;
+};
+
 // Words of four bytes of a packed factor with so many rows (left) or columns (right).
 inline int64_t packed_words(int64_t size, int64_t depth, bool split = false) {
   return (size + 15) / 16 * ((depth + 31) / 32) * (split ? 512 : 256);
@@ -47,8 +53,8 @@ DECLARE_KERNELS(
                    const PackedForms& forms);
     void multiply_packed_factors(const TileProduct& product);
     // The same without an output, rounded to bfloat16 and packed as a left factor (rows, columns), whose last
-    // tiles are filled up with zeros.
-    void multiply_into_factor(const TileProduct& product, uint32_t* left);
+    // tiles are filled up with zeros. The first columns are scaled before they are rounded.
+    void multiply_into_factor(const TileProduct& product, const ScaledColumns& scaled, uint32_t* left);
     // Packs a matrix (rows, columns) that is packed as a left factor in other forms, `right` and
     // `transposed_left`. column_sums (columns), unless null: the sums over its rows.
     void repack_factor(const uint32_t* left, int64_t rows, int64_t columns, const PackedForms& forms,
