@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
+#include "chunks.h"
+#include "lamb_kernels.h"
 #include "matmul_kernels.h"
 
 namespace operators {
@@ -48,6 +51,23 @@ void bias_gradients(const float* dy, int64_t rows, MXTensor* first, MXTensor* la
   KERNEL(column_sums)(dy, rows, columns, sums);
   for (MXTensor* bias = first; bias != last; sums += bias->size(), ++bias)
     std::copy_n(sums, bias->size(), floats(*bias));
+}
+
+bool counts_squares(const Attributes& attributes) {
+  return attributes.count("squares") != 0 && integer(attributes, "squares") != 0;
+}
+
+double sum_of_squares(const MXTensor* first, const MXTensor* last) {
+  std::vector<int64_t> sizes;
+  for (const MXTensor* tensor = first; tensor != last; ++tensor) sizes.push_back(tensor->size());
+  const std::vector<Chunk> chunks = split(sizes);
+  std::vector<double> squares(chunks.size());
+#pragma omp parallel for schedule(dynamic)
+  for (size_t i = 0; i < chunks.size(); i++)
+    squares[i] = KERNEL(sum_of_squares)(floats(first[chunks[i].tensor]) + chunks[i].begin, chunks[i].size);
+  double sum = 0;
+  for (const double square : squares) sum += square;
+  return sum;
 }
 
 uint32_t* packed_scratch(Slot slot, int64_t size, int64_t depth, bool split) {
@@ -268,7 +288,8 @@ void DenseProducts::input_gradient_into_factor(const uint32_t* dy_left, uint32_t
 }
 
 void DenseProducts::weight_gradients_on_tiles(const uint32_t* dy_transposed, const uint32_t* x_right,
-                                              MXTensor* first, MXTensor* last) const {
+                                              MXTensor* first, MXTensor* last, double* squares) const {
+  std::vector<float> of_blocks;
   const auto multiply_rows = [&](int64_t begin, int64_t rows, float* gradient) {
     TileProduct product = {dy_transposed + packed_words(begin, rows_, packed_.split_),
                            x_right,
@@ -278,7 +299,10 @@ void DenseProducts::weight_gradients_on_tiles(const uint32_t* dy_transposed, con
                            gradient,
                            inputs_};
     product.split = packed_.split_;
+    of_blocks.resize(squares ? blocks_of(rows, inputs_) : 0);
+    product.squares = squares ? of_blocks.data() : nullptr;
     KERNEL(multiply_packed_factors)(product);
+    for (const float square : of_blocks) *squares += square;
   };
   constexpr int64_t kTile = 16;
   if (std::any_of(first, last - 1, [](const MXTensor& part) { return part.shape[0] % kTile != 0; })) {

@@ -18,6 +18,15 @@ const float* stacked_biases(const mxnet::ext::MXTensor* first, const mxnet::ext:
 // Their gradients: the sums over the rows of dy (M, N).
 void bias_gradients(const float* dy, int64_t rows, mxnet::ext::MXTensor* first, mxnet::ext::MXTensor* last);
 
+// The attribute `squares`, 0 where it is left out: whether the backward pass counts the squares of the
+// elements of the weights' gradients. Their sum, for the global norm, is then what the operator gives as the
+// gradient of its input `mode`: one that other operators share has the sum over all of them. On tiles it is
+// taken from the products' sums before they are written.
+bool counts_squares(const Attributes& attributes);
+
+// The sum of the squares of all elements, the same for any number of threads.
+double sum_of_squares(const mxnet::ext::MXTensor* first, const mxnet::ext::MXTensor* last);
+
 // The form in which stacked weights W (N, K) are multiplied: as the product forward wants them, then as the
 // one backward does.
 //   On tiles: W^T and W as packed right factors.
@@ -83,8 +92,10 @@ class DenseProducts {
   void input_gradient_on_tiles(const uint32_t* dy_left, bool accumulate, float* dx) const;
   void input_gradient_into_factor(const uint32_t* dy_left, uint32_t* dx) const;
   // dy_transposed: dy^T as a left factor (N, M); x_right: x as a right factor (M summed over, K).
+  // Adds the sum of their squares to `squares`, unless it is null.
   void weight_gradients_on_tiles(const uint32_t* dy_transposed, const uint32_t* x_right,
-                                 mxnet::ext::MXTensor* first, mxnet::ext::MXTensor* last) const;
+                                 mxnet::ext::MXTensor* first, mxnet::ext::MXTensor* last,
+                                 double* squares = nullptr) const;
 
  private:
   // A factor: the rounded numbers, then, `bytes` further, the rests.

@@ -36,6 +36,7 @@ MXReturnValue attributes(const Attributes& attributes, int* inputs, int* outputs
     gelu_by_tanh(attributes);
     dropout_rate(attributes);
     norm_epsilon(attributes);
+    counts_squares(attributes);
     *inputs = kInputs;
     *outputs = kOutputs;
   });
@@ -128,8 +129,10 @@ MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, c
 }
 
 // The gradients of both products' factors and of bias_1, from the gradient of `outer` (M, U); the one of x is
-// added to what is in out[kX].
-void backward_on_tiles(const FeedForward& layer, const float* inner, const float* d_outer, MXTensor* out) {
+// added to what is in out[kX]. The sum of the squares of the weights' is added to `squares`, unless it is
+// null.
+void backward_on_tiles(const FeedForward& layer, const float* inner, const float* d_outer, MXTensor* out,
+                       double* squares) {
   PackedForms of_outer, of_x;
   of_outer.left = packed_scratch(kLeftSlot, layer.rows, layer.units);
   of_outer.transposed_left = packed_scratch(kBlockedSlot, layer.units, layer.rows);
@@ -141,15 +144,16 @@ void backward_on_tiles(const FeedForward& layer, const float* inner, const float
   (layer.second.input_gradient_product(of_outer.left, false, nullptr), layer.tanh,
    reinterpret_cast<const uint16_t*>(inner), forms, floats(out[kBias1]));
   layer.second.weight_gradients_on_tiles(of_outer.transposed_left, forms.output_right, out + kWeight2,
-                                         out + kWeight2 + 1);
+                                         out + kWeight2 + 1, squares);
   layer.first.input_gradient_on_tiles(forms.left, true, floats(out[kX]));
   of_x.right = packed_scratch(kRightSlot, layer.units, layer.rows);
   KERNEL(pack_factor)(floats(layer.in[kX]), layer.rows, layer.units, of_x);
-  layer.first.weight_gradients_on_tiles(forms.transposed_left, of_x.right, out + kWeight1,
-                                        out + kWeight1 + 1);
+  layer.first.weight_gradients_on_tiles(forms.transposed_left, of_x.right, out + kWeight1, out + kWeight1 + 1,
+                                        squares);
 }
 
-void backward_plainly(const FeedForward& layer, const float* inner, const float* d_outer, MXTensor* out) {
+void backward_plainly(const FeedForward& layer, const float* inner, const float* d_outer, MXTensor* out,
+                      double* squares) {
   float* gradient = layer.scratch_hidden(kGradientSlot);  // of gelu's output, then of its input
   float* gelu = layer.scratch_hidden(kGeluSlot);
   layer.second.input_gradient(d_outer, false, gradient);
@@ -158,10 +162,13 @@ void backward_plainly(const FeedForward& layer, const float* inner, const float*
   layer.second.weight_gradients(d_outer, gelu, out + kWeight2, out + kWeight2 + 1);
   layer.first.backward(gradient, floats(layer.in[kX]), true, floats(out[kX]), out + kWeight1,
                        out + kWeight1 + 1);
+  for (const int weight : {kWeight1, kWeight2})
+    if (squares) *squares += sum_of_squares(out + weight, out + weight + 1);
 }
 
 // inputs: gradients of the outputs, the inputs, the outputs; outputs: gradients of the inputs. Those of the
-// packed weights stay as they are: the weights' own are the whole gradient.
+// packed weights stay as they are: the weights' own are the whole gradient. That of mode is 0, or what
+// counts_squares() says.
 MXReturnValue backward(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource&) {
   return guarded("bert_feed_forward's gradient", [&] {
     const MXTensor *inputs = in->data() + kOutputs, *outputs = inputs + kInputs;
@@ -178,7 +185,10 @@ MXReturnValue backward(const Attributes& attributes, Tensors* in, Tensors* out, 
      {d_outer, floats(out->at(kBias2)), floats(out->at(kX)), floats(out->at(kGamma)),
       floats(out->at(kBeta))});
     const float* inner = floats(outputs[kInner]);
-    (layer.second.packs_once() ? backward_on_tiles : backward_plainly)(layer, inner, d_outer, out->data());
+    double squares = 0;
+    (layer.second.packs_once() ? backward_on_tiles : backward_plainly)(
+        layer, inner, d_outer, out->data(), counts_squares(attributes) ? &squares : nullptr);
+    *floats(out->at(kMode)) = squares;
   });
 }
 

@@ -4,8 +4,7 @@
 // number of threads.
 #include <cmath>
 
-#include "chunks.h"
-#include "lamb_kernels.h"
+#include "dense_products.h"
 #include "operator.h"
 
 namespace operators {
@@ -32,16 +31,7 @@ MXReturnValue types(const Attributes&, Types* in, Types* out) {
 }
 
 MXReturnValue forward(const Attributes&, Tensors* in, Tensors* out, const OpResource&) {
-  std::vector<int64_t> sizes;
-  for (const auto& tensor : *in) sizes.push_back(tensor.size());
-  const std::vector<Chunk> chunks = split(sizes);
-  std::vector<double> squares(chunks.size());
-#pragma omp parallel for schedule(dynamic)
-  for (size_t i = 0; i < chunks.size(); i++)
-    squares[i] = KERNEL(sum_of_squares)(floats(in->at(chunks[i].tensor)) + chunks[i].begin, chunks[i].size);
-  double sum = 0;
-  for (const double square : squares) sum += square;
-  floats(out->at(0))[0] = static_cast<float>(std::sqrt(sum));
+  floats(out->at(0))[0] = static_cast<float>(std::sqrt(sum_of_squares(in->data(), in->data() + in->size())));
   return MX_SUCCESS;
 }
 

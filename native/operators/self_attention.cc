@@ -57,6 +57,7 @@ MXReturnValue attributes(const Attributes& attributes, int* inputs, int* outputs
     precision(attributes);
     dropout_rate(attributes);
     norm_epsilon(attributes);
+    counts_squares(attributes);
     *inputs = kInputs;
     *outputs = kOutputs;
   });
@@ -179,9 +180,10 @@ float* parts_memory(const Attention& shape, const OpResource& resource) {
 }
 
 // The gradients of weights and biases from that of `outer` (M, U); the one of x is added to what is in
-// out[kX]. outputs: the operator's.
+// out[kX]. outputs: the operator's. The sum of the squares of the weights' is added to `squares`, unless it
+// is null.
 void backward_on_tiles(const SelfAttention& layer, const MXTensor* outputs, const float* d_outer,
-                       float* partial, MXTensor* out) {
+                       float* partial, MXTensor* out, double* squares) {
   const int64_t rows = layer.rows, units = layer.units, columns = 3 * units;
   const auto packed = [&](Output which) { return reinterpret_cast<const uint32_t*>(floats(outputs[which])); };
   PackedForms of_outer, of_context, of_qkv, of_x;
@@ -193,7 +195,7 @@ void backward_on_tiles(const SelfAttention& layer, const MXTensor* outputs, cons
   of_context.right = packed_scratch(kRightSlot, units, rows);
   KERNEL(repack_factor)(packed(kContext), rows, units, of_context, nullptr);
   layer.projection.weight_gradients_on_tiles(of_outer.transposed_left, of_context.right, out + kProjection,
-                                             out + kProjection + 1);
+                                             out + kProjection + 1, squares);
 
   uint32_t* const d_qkv = packed_scratch(kGradientSlot, rows, columns);
   KERNEL(packed_attention_backward)
@@ -208,11 +210,11 @@ void backward_on_tiles(const SelfAttention& layer, const MXTensor* outputs, cons
   of_x.right = packed_scratch(kRightSlot, units, rows);
   KERNEL(pack_factor)(floats(layer.in[kX]), rows, units, of_x);
   layer.first.weight_gradients_on_tiles(of_qkv.transposed_left, of_x.right, out + kWeights,
-                                        out + kWeights + 3);
+                                        out + kWeights + 3, squares);
 }
 
 void backward_plainly(const SelfAttention& layer, const MXTensor* outputs, const float* d_outer,
-                      float* partial, MXTensor* out) {
+                      float* partial, MXTensor* out, double* squares) {
   const float *qkv = floats(outputs[kQkv]), *context = floats(outputs[kContext]);
   float *const dx = floats(out[kX]), *const d_context = layer.scratch_rows(kGeluSlot, layer.units);
   layer.projection.backward(d_outer, context, false, d_context, out + kProjection, out + kProjection + 1);
@@ -223,10 +225,14 @@ void backward_plainly(const SelfAttention& layer, const MXTensor* outputs, const
   zero_rows_behind(layer.sequences, layer.rows * columns, columns, d_qkv);
   layer.first.backward(d_qkv, floats(layer.in[kX]), true, dx, out + kWeights, out + kWeights + 3);
   bias_gradients(d_qkv, layer.rows, out + kBiases, out + kBiases + 3);
+  if (!squares) return;
+  *squares += sum_of_squares(out + kProjection, out + kProjection + 1);
+  *squares += sum_of_squares(out + kWeights, out + kWeights + 3);
 }
 
 // inputs: gradients of the outputs, the inputs, the outputs; outputs: gradients of the inputs. Those of the
-// packed weights stay as they are: the weights' own are the whole gradient.
+// packed weights stay as they are: the weights' own are the whole gradient. That of mode is 0, or what
+// counts_squares() says.
 MXReturnValue backward(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource& resource) {
   return guarded("bert_self_attention's gradient", [&] {
     const MXTensor *inputs = in->data() + kOutputs, *outputs = inputs + kInputs;
@@ -246,7 +252,10 @@ MXReturnValue backward(const Attributes& attributes, Tensors* in, Tensors* out, 
 
     layer.shape.dropout = chosen_dropout(attributes, inputs[kMode], outputs[kAttentionKey]);
     float* const partial = parts_memory(layer.shape, resource);
-    (layer.packs() ? backward_on_tiles : backward_plainly)(layer, outputs, d_outer, partial, out->data());
+    double squares = 0;
+    (layer.packs() ? backward_on_tiles : backward_plainly)(layer, outputs, d_outer, partial, out->data(),
+                                                           counts_squares(attributes) ? &squares : nullptr);
+    *floats(out->at(kMode)) = squares;
   });
 }
 

@@ -22,7 +22,8 @@ class Writer {
       : product_(product),
         // Whole vectors at aligned addresses go past the caches: nothing reads them soon.
         streams_(!product.accumulate && product.stride % kTile == 0 &&
-                 reinterpret_cast<uintptr_t>(product.output) % 64 == 0) {}
+                 reinterpret_cast<uintptr_t>(product.output) % 64 == 0),
+        block_rows_((product.rows + kBlock - 1) / kBlock) {}
 
   void begin(const float* sums, int64_t row, int64_t column) {
     sums_ = sums;
@@ -30,6 +31,8 @@ class Writer {
     rows_ = std::min(kBlock, product_.rows - row);
     columns_ = std::min(kBlock, product_.columns - column);
     bias_ = product_.bias ? product_.bias + column : nullptr;
+    square_ = product_.squares ? product_.squares + column / kBlock * block_rows_ + row / kBlock : nullptr;
+    squares_ = _mm512_setzero_ps();
   }
 
   void piece(int64_t index) {
@@ -42,18 +45,20 @@ class Writer {
           __builtin_prefetch(output + kBlock * product_.stride + c, 0, 3);
       for (int64_t c = 0; c < columns_; c += kTile) put(sums + c, c, output + c);
     }
+    if (square_ && index + 1 == kPieces) *square_ = _mm512_reduce_add_ps(squares_);
   }
 
   void end() {}
 
  private:
   // Up to 16 sums from column c of the block on.
-  void put(const float* sums, int64_t c, float* output) const {
+  void put(const float* sums, int64_t c, float* output) {
     const bool whole = columns_ - c >= kTile;
     const __mmask16 mask = whole ? 0xffff : (1u << (columns_ - c)) - 1;
     __m512 sum = _mm512_load_ps(sums);
     if (bias_) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, bias_ + c));
     if (product_.accumulate) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, output));
+    squares_ = _mm512_mask3_fmadd_ps(sum, sum, squares_, mask);
     if (whole && streams_)
       _mm512_stream_ps(output, sum);
     else
@@ -62,8 +67,10 @@ class Writer {
 
   const TileProduct& product_;
   const bool streams_;
+  const int64_t block_rows_;
   const float *sums_ = nullptr, *bias_ = nullptr;
-  float* output_ = nullptr;
+  float *output_ = nullptr, *square_ = nullptr;
+  __m512 squares_;
   int64_t rows_ = 0, columns_ = 0;
 };
 

@@ -29,7 +29,13 @@ struct TileProduct {
   const float* bias = nullptr;
   bool accumulate = false;
   bool split = false;  // the factors are; a product is then Precision::bfloat16x3's
+  // The sum of the squares of each block of 32 rows and columns of the output, columns of blocks one after
+  // the other; null where it is not wanted. Not with `accumulate`.
+  float* squares = nullptr;
 };
+
+// How many blocks a product has.
+inline int64_t blocks_of(int64_t rows, int64_t columns) { return (rows + 31) / 32 * ((columns + 31) / 32); }
 
 // Columns [0, count), a multiple of 32, and what they are multiplied with.
 struct ScaledColumns {
