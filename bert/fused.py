@@ -12,6 +12,7 @@ from bert.configuration import BFLOAT16X3, LAYER_NORM_EPSILON, BertConfig
 from bert.model import trainable
 from bert.part import ModelPart, whole
 
+_SQUARES = "squares"  # among the weights: 0, whose gradient is the sum of squares that layers have counted
 # Rows are rounded up to a multiple: in bfloat16 oneDNN makes a product for each number of rows, and keeps it.
 _ROWS_MULTIPLE = {"float32": 1, "bfloat16": 16, BFLOAT16X3: 16}
 
@@ -100,6 +101,21 @@ class FusedBert(mx.gluon.HybridBlock):
         """That of the packed copies."""
         return self._dtype
 
+    def count_squares(self) -> None:
+        """Makes backward passes from now on count the squares of the gradients of the layers' weights as they
+        write them, which saves the global norm from reading these again."""
+        if _SQUARES not in self._reg_params:
+            squares = mx.gluon.Parameter(f"{self.prefix}{_SQUARES}", shape=(1,), init="zeros")
+            squares.initialize(ctx=mx.cpu())
+            self.params.update({squares.name: squares})
+            self._reg_params[_SQUARES] = squares  # an attribute would be another parameter
+            self._clear_cached_op()
+
+    def counted_squares(self) -> tuple[frozenset[str], mx.nd.NDArray]:
+        """Weights by name, and the sum of the squares of their gradients, (1,) float32, of the last backward
+        pass; `count_squares` has been called before it. Infinite where only the root is within float32."""
+        return frozenset(self._counted), self._reg_params[_SQUARES].grad()
+
     def remove_padding(self) -> None:
         """Leaves padding out of all layers from now on; to be called before the first batch. Losses stay the
         same but for rounding, and for dropout, whose masks are others."""
@@ -120,7 +136,9 @@ class FusedBert(mx.gluon.HybridBlock):
 
     def layers(self, F: Any, weights: Mapping[str, Any]) -> Layers:
         """The operations of this network in a `hybrid_forward`, which MXNet calls with `F` and `weights`."""
-        return Layers(F, weights, self._config, self._dtype, self._dropout, self.packs_sequences)
+        layers = Layers(F, weights, self._config, self._dtype, self._dropout, self.packs_sequences)
+        self._counted = layers.counted
+        return layers
 
     def encode(
         self, layers: Layers, input_ids: Any, segment_ids: Any, valid_lengths: Any, positions: Any = None
@@ -184,6 +202,11 @@ class Layers:
         # MXNet does not tell extension operators whether it trains or predicts, this does: dropout of a one
         # leaves 1 in prediction and 0 or 2 in training.
         self._mode = F.Dropout(F.ones((1,)), p=0.5)
+        # The layers give the sum of their squares as the gradient of the mode, which otherwise has none.
+        self._squares = {"squares": int(_SQUARES in weights)}
+        self.counted: list[str] = []  # weights whose gradients' squares are counted
+        if _SQUARES in weights:
+            self._mode = F.BlockGrad(self._mode) + weights[_SQUARES]
         self._unread: list[Any] = []  # outputs that the last operator keeps for its backward pass alone
 
     def embed(self, input_ids: Any, segment_ids: Any, valid_lengths: Any) -> Any:
@@ -216,8 +239,9 @@ class Layers:
         y, *self._unread = self.F.bert_self_attention(
             x, valid_lengths, *weights[:3], *biases[:3], weights[3], biases[3],
             *self._norm(f"{cell}layer_norm"), self._next_mode(), *packed,
-            heads=self._heads, dtype=self.dtype, **self._dropout, **self._eps,
+            heads=self._heads, dtype=self.dtype, **self._dropout, **self._eps, **self._squares,
         )  # fmt: skip
+        self.counted += [f"{name}.weight" for name in names]
         return y
 
     def _attention_at(self, cell: str, x: Any, valid_lengths: Any, positions: Any) -> Any:
@@ -257,15 +281,20 @@ class Layers:
         packed = [self.weights[f"packed {each}.weight"] for each in (first, second)]
         y, *self._unread = self.F.bert_feed_forward(
             x, *weights, *self._norm(f"{name}layer_norm"), self._next_mode(), *packed,
-            dtype=self.dtype, form=self._gelu, **self._dropout, **self._eps,
+            dtype=self.dtype, form=self._gelu, **self._dropout, **self._eps, **self._squares,
         )  # fmt: skip
+        self.counted += [f"{first}.weight", f"{second}.weight"]
         return y
 
     def _next_mode(self) -> Any:
         """The mode for the operator that reads what the last one has returned: with it, MXNet fills no zeros
-        for the gradients of what the last one keeps for its backward pass (native/operators/unread.cc)."""
+        for the gradients of what the last one keeps for its backward pass (native/operators/unread.cc).
+
+        Each is made of the last one: with static memory MXNet loses the sum of many gradients of one."""
         unread, self._unread = self._unread, []
-        return self.F.bert_unread(self._mode, *unread, outputs=len(unread)) if unread else self._mode
+        if unread:
+            self._mode = self.F.bert_unread(self._mode, *unread, outputs=len(unread))
+        return self._mode
 
     def _dense(self, x: Any, names: tuple[str, ...], biases: list[Any]) -> Any:
         """x W^T + b for several W and b side by side."""

@@ -131,6 +131,21 @@ def knows_split() -> bool:
     return True
 
 
+def knows_squares() -> bool:
+    """Whether the loaded library's layers count squares: one built before that ignores the attribute."""
+    x, one = mx.nd.array([[1, 2]]), mx.nd.ones((1,))
+    mode = mx.nd.ones((1,))
+    mode.attach_grad()
+    packed = mx.nd.bert_pack(x, num_weights=1, dtype="float32")
+    with mx.autograd.record():
+        y, *_ = mx.nd.bert_feed_forward(
+            x, x, one, x.T, x[0], x[0], x[0], mode, packed, packed,
+            dtype="float32", form="erf", dropout=0, eps=1, squares=1,
+        )  # fmt: skip
+    y.backward(x)
+    return bool(mode.grad.asscalar() != 0)
+
+
 def knows_packing_updates() -> bool:
     """Whether the loaded library's update writes packed copies: one built before that rejects them."""
     one, copy = mx.nd.ones((1, 1)), mx.nd.zeros((1,), dtype="uint8")

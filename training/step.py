@@ -11,6 +11,7 @@ import mxnet as mx
 import numpy as np
 
 from bert.model import trained
+from bert.operators import knows_squares
 from comm.base import Communicator
 from tasks.base import Task
 from training.optimizer.accumulation import make_accumulation
@@ -70,8 +71,14 @@ class TrainStep:
         self._scaler = scaler
         self._communicator = communicator
         self._settings = settings
-        parameters = list(trained(network).values())
+        self._names, parameters = zip(*trained(network).items())
         (self._device,) = parameters[0].list_ctx()
+        # The gradients of one micro-batch of one process are those of the step.
+        alone = communicator.size == 1 and settings.accumulate == 1
+        self._counts = alone and optimizer.native and hasattr(network, "count_squares") and knows_squares()
+        self._counts_right = False  # whether a step has shown it
+        if self._counts:
+            network.count_squares()
         copies: dict = getattr(network, "packed_copies", dict)()
         self._update_packs = bool(copies) and optimizer.pack(copies, network.packed_dtype)
         self._packed = False  # whether the copies are those of the weights
@@ -118,7 +125,21 @@ class TrainStep:
 
     def _norm(self, gradients: list[mx.nd.NDArray]) -> float:
         """The norm of the whole model's gradient as it is, with its factors, the same on all ranks."""
-        return global_norm(gradients, self._optimizer.native)  # the one wait for the device
+        counted = self._counted_norm(gradients) if self._counts else math.inf
+        # A sum of squares leaves float32 long before its root does.
+        if self._counts_right and math.isfinite(counted):
+            return counted
+        norm = global_norm(gradients, self._optimizer.native)
+        if math.isfinite(counted):
+            if not math.isclose(counted, norm, rel_tol=1e-3):
+                raise RuntimeError(f"the backward pass has counted a norm of {counted:g}, which is {norm:g}")
+            self._counts_right = True
+        return norm
+
+    def _counted_norm(self, gradients: list[mx.nd.NDArray]) -> float:
+        counted, squares = self._network.counted_squares()
+        rest = [each for name, each in zip(self._names, gradients) if name not in counted]
+        return math.hypot(math.sqrt(squares.asscalar()), global_norm(rest, native=True))
 
     def _forward_and_backward(self, step: int, batches: Sequence[Any]) -> mx.nd.NDArray:
         factors = self._factors(batches, self._communicator)

@@ -10,6 +10,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+from bert.model import trained
+from bert.operators import load_operators
 from comm.local import LocalCommunicator
 from tests.training.tiny import (
     gradients,
@@ -25,6 +27,9 @@ from training.optimizer.scaler import DynamicScaler, StaticScaler
 from training.step import dropout_seed
 
 SPREAD = 0.1
+# Matrices of a transformer layer.
+KINDS = [f"attention_cell.proj_{part}" for part in ("query", "key", "value")]
+KINDS += ["proj", "ffn.ffn_1", "ffn.ffn_2"]
 
 
 def uneven_batches(count: int) -> list:
@@ -189,6 +194,55 @@ def test_the_passes_are_queued_while_the_counts_travel():
     begun = time.monotonic()
     assert step(1, [batch], lr=1e-30).grad_norm == expected
     assert time.monotonic() - begun < 5, "the step has waited for the counts before it queued its passes"
+
+
+class TestCountedNorm:
+    """Layers on the fused operators count the squares of their weights' gradients as they write them."""
+
+    @pytest.fixture
+    def batch(self):
+        return random_batch(np.random.default_rng(5), 4, 12, 4, least_masked=1)
+
+    def stepped(self, batch, dtype="bfloat16", **options):
+        if not load_operators():
+            pytest.skip("the operators are not built")
+        network = tiny_network(spread=SPREAD, model="bert_3_64_2", operators="fused", dtype=dtype)
+        step, _ = make_step(network, accumulate=len(batch) if isinstance(batch, list) else 1, **options)
+        return step(1, batch if isinstance(batch, list) else [batch], lr=1e-30), step, network
+
+    @staticmethod
+    def norm(arrays) -> float:
+        return math.sqrt(sum(float((each.asnumpy().astype(np.float64) ** 2).sum()) for each in arrays))
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_the_norm_is_that_of_all_gradients(self, batch, dtype):
+        result, step, network = self.stepped(batch, dtype)
+        names, squares = network.counted_squares()
+        of_layers = [
+            f"encoder.transformer_cells.{layer}.{kind}.weight" for layer in range(3) for kind in KINDS
+        ]
+        assert names == set(of_layers) - {name for name in of_layers if ".2." in name and "ffn" not in name}
+        counted = [each for name, each in zip(trained(network), step.gradients) if name in names]
+        assert math.sqrt(squares.asscalar()) == pytest.approx(self.norm(counted), rel=1e-6)
+        assert result.grad_norm == pytest.approx(self.norm(step.gradients), rel=1e-6)
+
+    def test_a_norm_whose_square_is_beyond_float32(self, batch):
+        result, step, network = self.stepped(batch, scaler=StaticScaler(1e30))
+        assert math.isinf(network.counted_squares()[1].asscalar())
+        assert result.applied and result.grad_norm == pytest.approx(
+            self.norm(step.gradients) / 1e30, rel=1e-5
+        )
+
+    @pytest.mark.parametrize("value", [math.inf, math.nan])
+    def test_a_gradient_that_is_not_finite(self, batch, value):
+        poisoned = batch.masked_weights.copy()
+        poisoned[1, 0] = value
+        result, *_ = self.stepped(batch._replace(masked_weights=poisoned))
+        assert not result.applied and not math.isfinite(result.grad_norm)
+
+    def test_sums_of_micro_batches_are_not_counted(self, batch):
+        result, step, _ = self.stepped([batch, batch._replace(masked_ids=batch.masked_ids[::-1].copy())])
+        assert result.grad_norm == pytest.approx(self.norm(step.gradients), rel=1e-6)
 
 
 class TestSkipping:

@@ -223,7 +223,7 @@ def test_the_same_as_four_operators(shape, dtype, mode, dropout):
 
 
 def tolerance_of(arrays: list[np.ndarray], dtype: str, heads: int) -> float:
-    """Where the one rounds what lies between the products and the other does not, 2^-8 of a number."""
+    """Of gradients: 2^-8 of a number where one of them rounds what lies between the products."""
     return 8e-3 if dtype == "bfloat16" and is_packed(arrays, heads) else 2e-5
 
 
