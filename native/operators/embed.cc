@@ -118,6 +118,8 @@ MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, c
 MXReturnValue backward(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource&) {
   return guarded("bert_embed's backward", [&] {
     const mxnet::ext::MXTensor* inputs = in->data() + 2;
+    // MXNet runs a backward pass also where the forward pass has failed.
+    check_indices(inputs[kSegments], inputs[kSegment].shape[0], "segment");
     const Dropout dropout = chosen_dropout(attributes, inputs[kMode], in->at(2 + inputs_of(attributes) + 1));
     const TokenRows rows = rows_of(attributes, inputs);
     const Embedding embed = embedding(attributes, inputs, rows, dropout);

@@ -32,6 +32,8 @@ WordRows::WordRows(const mxnet::ext::MXTensor& ids, const TokenRows& rows, int64
     const int64_t token = rows.tokens.empty() ? row : rows.tokens[row];
     if (token < 0) continue;
     const int32_t word = indices(ids)[token];
+    // MXNet runs a backward pass also where the forward pass, which checks all ids, has failed.
+    if (word < 0 || word >= vocabulary) throw std::runtime_error("a token is outside the table");
     next[row] = first[word];
     first[word] = static_cast<int32_t>(row);
   }

@@ -26,6 +26,7 @@ struct TokenRows {
 struct WordRows {
   std::vector<int32_t> first, next;
 
+  // Throws std::runtime_error for ids outside the vocabulary.
   WordRows(const mxnet::ext::MXTensor& ids, const TokenRows& rows, int64_t vocabulary);
 };
 

@@ -11,7 +11,7 @@ import pytest
 
 from bert.fused import places_of
 from bert.operators import load_operators
-from tests.bert.operators.checking import assert_gradients_match, run, same_in_variants
+from tests.bert.operators.checking import assert_gradients_match, fails, run, same_in_variants
 from tests.bert.operators.test_decode_loss import cross_entropy
 
 if not load_operators():
@@ -259,10 +259,10 @@ def test_numbers_that_are_none_reach_the_gradient():
 @same_in_variants
 def test_what_does_not_fit_is_an_error():
     inputs = random_inputs((2, 5, 7, 11, 4, 1))
-    for value in (-1, 11):
+    for value in (-1, 11):  # MXNet may run the backward pass all the same
         wrong = {**inputs, "ids": inputs["ids"].copy()}
         wrong["ids"][1, 2] = value
-        with pytest.raises(mx.MXNetError, match=rf"token {value} at \[1, 2\]"):
+        with fails("token"):
             one_gradient(wrong, "float32")
 
     given = arrays_of(inputs)
@@ -278,7 +278,7 @@ def test_what_does_not_fit_is_an_error():
     with mx.autograd.record():
         decoder = mx.nd.bert_words(word, given["ids"], given["labels"], dtype="float32")[1]
         twice = decode(decoder) + decode(decoder)
-    with pytest.raises(mx.MXNetError, match="for one bert_decode_loss alone"):
+    with fails("for one bert_decode_loss alone"):
         twice.backward()
         word.grad.wait_to_read()
     with pytest.raises(mx.MXNetError):  # of another number of rows
