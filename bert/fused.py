@@ -178,6 +178,20 @@ class _Packed(mx.gluon.Parameter):
         return super().data(ctx).detach()
 
 
+class SameValues(mx.gluon.Parameter):
+    """The values of another parameter, in the same memory, where no gradient is taken of them.
+
+    Each forward pass has a handle of its own, as that of `_Packed`.
+    """
+
+    def __init__(self, name: str, original: mx.gluon.Parameter):
+        super().__init__(name, grad_req="null", shape=original.shape, dtype=original.dtype)
+        self._original = original
+
+    def data(self, ctx: mx.Context | None = None) -> mx.nd.NDArray:
+        return self._original.data(ctx).detach()
+
+
 class Layers:
     """The network's operations by the structural names of their parameters.
 
@@ -209,14 +223,26 @@ class Layers:
             self._mode = F.BlockGrad(self._mode) + weights[_SQUARES]
         self._unread: list[Any] = []  # outputs that the last operator keeps for its backward pass alone
 
-    def embed(self, input_ids: Any, segment_ids: Any, valid_lengths: Any) -> Any:
-        """(B, L) tokens and segments -> (B, L, units): three embeddings, LayerNorm, dropout."""
+    def words(self, input_ids: Any, valid_lengths: Any, predicted_ids: Any) -> tuple[Any, Any]:
+        """The word table where it is the decoder's weight too (native/operators/words.cc): the words' rows,
+        for `embed`, and an array for the decoder of as many rows as `predicted_ids` has elements."""
+        places = [valid_lengths] if self._packs else []
+        rows, decoder = self.F.bert_words(
+            self.weights["word_embed.0.weight"], input_ids, predicted_ids, *places,
+            packed=len(places), dtype=self.dtype,
+        )  # fmt: skip
+        return rows, decoder
+
+    def embed(self, input_ids: Any, segment_ids: Any, valid_lengths: Any, rows: Any = None) -> Any:
+        """(B, L) tokens and segments -> (B, L, units): three embeddings, LayerNorm, dropout.
+
+        `rows`: of the words, from `words`; None looks them up."""
         places = [valid_lengths] if self._packs else []
         return self.F.bert_embed(
-            input_ids, segment_ids, self.weights["word_embed.0.weight"],
+            input_ids, segment_ids, self.weights["word_embed.0.weight"] if rows is None else rows,
             self.weights["token_type_embed.0.weight"], self.weights["encoder.position_weight"],
             *self._norm("encoder.layer_norm"), self._mode, *places, packed=len(places),
-            **self._dropout, **self._eps,
+            looked_up=int(rows is not None), **self._dropout, **self._eps,
         )[0]  # fmt: skip
 
     def layer(self, index: int, x: Any, valid_lengths: Any, positions: Any = None) -> Any:

@@ -122,6 +122,12 @@ def knows_forms() -> bool:
     return bool(erf != tanh)
 
 
+def knows_words() -> bool:
+    """Whether the loaded library has bert_words, and with it `deferred` of bert_decode_loss, `looked_up` of
+    bert_embed and a bert_unread that passes the gradient of its first input on."""
+    return hasattr(mx.nd, "bert_words")
+
+
 def knows_split() -> bool:
     """Whether the loaded library multiplies bfloat16x3: one built before that rejects it."""
     try:

@@ -9,6 +9,10 @@
 // gradients of hidden and word_weight) are rounded to bfloat16. Rows whose weight is 0 are left out of all
 // work. Gradients are those of the losses.
 //
+// With the attribute deferred=1 there is one more input, the output `decoder` of bert_words (words.cc), for R
+// rows. The gradient of word_weight, which no one may ask for, is then not written: its two factors are, to
+// the gradient of that input, and the backward pass of bert_words multiplies them.
+//
 // Scores stand word by word (V, width), one column for each row that counts: so oneDNN is fastest, and the
 // weights' gradient needs no transposed copy. What is kept is E = exp(score - highest score) - [word is
 // label] * sum, where sum is that of the exponentials: the gradient of a loss by its scores is E / sum. The
@@ -26,47 +30,57 @@
 #include "dense_products.h"
 #include "matmul.h"
 #include "operator.h"
+#include "word_factors.h"
 
 namespace operators {
 namespace {
 
-constexpr int64_t kColumns = 16;  // one vector; also keeps the number of different shapes small
-constexpr int64_t kWordsPerThread = 1024;
+enum Input { kHidden, kWordWeight, kBias, kLabels, kWeights, kDecoder };
+constexpr int kOutputs = 4;
 
-int64_t round_up(int64_t count) { return (count + kColumns - 1) / kColumns * kColumns; }
+bool is_deferred(const Attributes& attributes) {
+  return attributes.count("deferred") != 0 && integer(attributes, "deferred") != 0;
+}
+
+int inputs_of(const Attributes& attributes) { return is_deferred(attributes) ? kDecoder + 1 : kDecoder; }
 
 MXReturnValue attributes(const Attributes& attributes, int* inputs, int* outputs) {
   return guarded("bert_decode_loss", [&] {
     low_precision(attributes);
-    *inputs = 5;
-    *outputs = 4;
+    *inputs = inputs_of(attributes);
+    *outputs = kOutputs;
   });
 }
 
-MXReturnValue shapes(const Attributes&, Shapes* in, Shapes* out) {
+MXReturnValue shapes(const Attributes& attributes, Shapes* in, Shapes* out) {
   return guarded("bert_decode_loss", [&] {
-    const Shape &hidden = in->at(0), &word_weight = in->at(1);
+    const Shape hidden = in->at(kHidden), word_weight = in->at(kWordWeight);
     require(hidden.size() == 2 && word_weight.size() == 2 && hidden[1] == word_weight[1],
             "hidden has the shape (rows, units), word_weight (words, units)");
     require(hidden[0] > 0 && hidden[1] > 0 && word_weight[0] > 0, "nothing may be empty");
-    in->at(2) = {word_weight[0]};
-    in->at(3) = in->at(4) = {hidden[0]};
+    in->at(kBias) = {word_weight[0]};
+    in->at(kLabels) = in->at(kWeights) = {hidden[0]};
+    const int64_t width = decoder_width(hidden[0]);
     out->at(0) = out->at(1) = out->at(3) = {hidden[0]};
-    out->at(2) = {word_weight[0], static_cast<unsigned>(round_up(hidden[0]))};
+    out->at(2) = {word_weight[0], static_cast<unsigned>(width)};
+    if (is_deferred(attributes)) {
+      const WordFactors factors(low_precision(attributes), word_weight[0], width, hidden[1]);
+      in->at(kDecoder) = {static_cast<unsigned>(factors.array_size())};
+    }
   });
 }
 
-MXReturnValue types(const Attributes&, Types* in, Types* out) {
-  in->assign(5, mxnet::ext::kFloat32);
-  in->at(3) = mxnet::ext::kInt32;
-  out->assign(4, mxnet::ext::kFloat32);
+MXReturnValue types(const Attributes& attributes, Types* in, Types* out) {
+  in->assign(inputs_of(attributes), mxnet::ext::kFloat32);
+  in->at(kLabels) = mxnet::ext::kInt32;
+  out->assign(kOutputs, mxnet::ext::kFloat32);
   return MX_SUCCESS;
 }
 
 // The rows that count, their number up to a whole vector, and how the work is cut.
 struct Work {
   std::vector<int64_t> rows;
-  int64_t count, width, units, words, chunk;
+  int64_t count, width, units, words;
   bool low, tiled;
   Element element;
 
@@ -79,8 +93,7 @@ struct Work {
     for (int64_t row = 0; row < weights.size(); row++)
       if (floats(weights)[row] != 0) rows.push_back(row);
     count = rows.size();
-    width = round_up(count);
-    chunk = kWordsPerThread * omp_get_max_threads();
+    width = decoder_width(count);
     element = low ? bfloat16_storage() : Element::float32;
   }
 
@@ -102,10 +115,19 @@ struct Work {
     return rounded;
   }
 
-  // Calls body(first, words) for each chunk.
+  // The same to memory of the caller's.
+  void copy_factor(const float* matrix, int64_t size, void* target) const {
+    if (low)
+      round_factor(matrix, size, target);
+    else
+      copy_floats(matrix, size, static_cast<float*>(target));
+  }
+
+  WordFactors word_factors() const { return WordFactors(low, words, width, units); }
+
   template <typename Body>
   void for_chunks(Body body) const {
-    for (int64_t first = 0; first < words; first += chunk) body(first, std::min(chunk, words - first));
+    for_chunks_of_words(words, body);
   }
 };
 
@@ -139,16 +161,29 @@ void score(const Work& work, const float* weight, const float* hidden, float* sc
   });
 }
 
-// The products backward, chunk by chunk: d_rows (width, units) = gradient^T word_weight and d_weight (words,
-// units) = gradient hidden, where `gradient` stands word by word as the scores do.
+// The gradient of the word weights: computed, or its factors (word_factors.h) kept for bert_words.
+struct WordGradient {
+  float* product;  // (words, units); null: the factors are kept
+  float* factors;  // an array of WordFactors::array_size()
+};
+
+// The products backward, chunk by chunk: d_rows (width, units) = gradient^T word_weight, and that of the word
+// weights, gradient hidden, where `gradient` stands word by word as the scores do.
 void multiply_gradients(const Work& work, const float* gradient, const float* weight, const float* hidden,
-                        float* d_rows, float* d_weight) {
+                        float* d_rows, const WordGradient& to) {
+  const WordFactors factors = work.word_factors();
+  const bool keeps = to.product == nullptr;
+  if (keeps) factors.begin(to.factors);
+  const void* hidden_factor = nullptr;
   if (work.tiled) {
     PackedForms of_hidden, of_gradient, of_weight;
-    of_hidden.right = packed_scratch(kRightSlot, work.units, work.width);
+    of_hidden.right = keeps ? reinterpret_cast<uint32_t*>(factors.hidden_in(to.factors))
+                            : packed_scratch(kRightSlot, work.units, work.width);
+    hidden_factor = of_hidden.right;
     KERNEL(pack_factor)(hidden, work.width, work.units, of_hidden);
     work.for_chunks([&](int64_t first, int64_t words) {
-      of_gradient.left = packed_scratch(kLeftSlot, words, work.width);
+      of_gradient.left = keeps ? reinterpret_cast<uint32_t*>(factors.gradient_in(to.factors, first))
+                               : packed_scratch(kLeftSlot, words, work.width);
       of_gradient.transposed_left = packed_scratch(kBlockedSlot, work.width, words);
       of_weight.right = packed_scratch(kGradientSlot, work.units, words);
       KERNEL(pack_factor)(gradient + first * work.width, words, work.width, of_gradient);
@@ -156,30 +191,40 @@ void multiply_gradients(const Work& work, const float* gradient, const float* we
       KERNEL(multiply_packed_factors)
       ({of_gradient.transposed_left, of_weight.right, work.width, work.units, words, d_rows, work.units,
         nullptr, first > 0});
-      KERNEL(multiply_packed_factors)
-      ({of_gradient.left, of_hidden.right, words, work.units, work.width, d_weight + first * work.units,
-        work.units});
+      if (!keeps) factors.multiply(hidden_factor, of_gradient.left, words, to.product + first * work.units);
     });
     return;
   }
-  const Layout hidden_layout = row_major(work.width, work.units, work.element);
-  const void* hidden_data = work.factor(hidden, work.width * work.units, kRightSlot);
+  const int64_t hidden_size = work.width * work.units;
+  if (keeps)
+    work.copy_factor(hidden, hidden_size, factors.hidden_in(to.factors));
+  else
+    hidden_factor = work.factor(hidden, hidden_size, kRightSlot);
   work.for_chunks([&](int64_t first, int64_t words) {
-    const void* chunk = work.factor(gradient + first * work.width, words * work.width, kLeftSlot);
+    const int64_t size = words * work.width;
+    const float* const from = gradient + first * work.width;
+    const void* chunk;
+    if (keeps) {
+      char* const kept = factors.gradient_in(to.factors, first);
+      work.copy_factor(from, size, kept);
+      chunk = kept;
+    } else {
+      chunk = work.factor(from, size, kLeftSlot);
+    }
     const void* weight_data = work.factor(weight + first * work.units, words * work.units, kBlockedSlot);
-    const Layout chunk_layout = row_major(words, work.width, work.element);
-    multiply(chunk_layout.transposed(), chunk, row_major(words, work.units, work.element), weight_data,
-             row_major(work.width, work.units), d_rows, nullptr, first > 0);
-    multiply(chunk_layout, chunk, hidden_layout, hidden_data, row_major(words, work.units),
-             d_weight + first * work.units);
+    multiply(row_major(words, work.width, work.element).transposed(), chunk,
+             row_major(words, work.units, work.element), weight_data, row_major(work.width, work.units),
+             d_rows, nullptr, first > 0);
+    if (!keeps) factors.multiply(hidden_factor, chunk, words, to.product + first * work.units);
   });
 }
 
 MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource&) {
   return guarded("bert_decode_loss", [&] {
-    const Work work(attributes, in->at(1), in->at(4));
-    const float *weight = floats(in->at(1)), *bias = floats(in->at(2)), *weights = floats(in->at(4));
-    const int32_t* labels = static_cast<const int32_t*>(in->at(3).data_ptr);
+    const Work work(attributes, in->at(kWordWeight), in->at(kWeights));
+    const float *weight = floats(in->at(kWordWeight)), *bias = floats(in->at(kBias));
+    const float* weights = floats(in->at(kWeights));
+    const int32_t* labels = static_cast<const int32_t*>(in->at(kLabels).data_ptr);
     float *losses = floats(out->at(0)), *hits = floats(out->at(1)), *scores = floats(out->at(2));
     std::fill(losses, losses + out->at(0).size(), 0.f);
     std::fill(hits, hits + out->at(1).size(), 0.f);
@@ -189,10 +234,12 @@ MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, c
 
     std::vector<float> best(work.width, -std::numeric_limits<float>::infinity());
     std::vector<int32_t> best_word(work.width, 0);
-    score(work, weight, work.gather(floats(in->at(0)), nullptr), scores, [&](int64_t first, int64_t words) {
-      KERNEL(update_best)
-      (scores + first * work.width, bias + first, words, work.width, first, best.data(), best_word.data());
-    });
+    score(work, weight, work.gather(floats(in->at(kHidden)), nullptr), scores,
+          [&](int64_t first, int64_t words) {
+            KERNEL(update_best)
+            (scores + first * work.width, bias + first, words, work.width, first, best.data(),
+             best_word.data());
+          });
     std::vector<double> label_score(work.count), sums(work.width);
     for (int64_t i = 0; i < work.count; i++) {
       const int32_t label = labels[work.rows[i]];
@@ -212,22 +259,33 @@ MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, c
 // inputs: gradients of the four outputs, the inputs, the outputs; outputs: gradients of the inputs.
 MXReturnValue backward(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource&) {
   return guarded("bert_decode_loss", [&] {
-    const Work work(attributes, in->at(5), in->at(8));
-    const float *loss_gradient = floats(in->at(0)), *weight = floats(in->at(5)), *weights = floats(in->at(8));
-    const float *scores = floats(in->at(11)), *sums = floats(in->at(12));
-    float *d_hidden = floats(out->at(0)), *d_weight = floats(out->at(1)), *d_bias = floats(out->at(2));
-    for (const int i : {0, 3, 4}) std::memset(out->at(i).data_ptr, 0, out->at(i).size() * sizeof(float));
+    const bool deferred = is_deferred(attributes);
+    const mxnet::ext::MXTensor *inputs = in->data() + kOutputs, *outputs = inputs + inputs_of(attributes);
+    const Work work(attributes, inputs[kWordWeight], inputs[kWeights]);
+    const float *loss_gradient = floats(in->at(0)), *weights = floats(inputs[kWeights]);
+    const float *scores = floats(outputs[2]), *sums = floats(outputs[3]);
+    const auto clear = [&](int input) {
+      std::memset(out->at(input).data_ptr, 0, out->at(input).size() * sizeof(float));
+    };
+    for (const int input : {kHidden, kLabels, kWeights}) clear(input);
+    const WordGradient word_gradient = {deferred ? nullptr : floats(out->at(kWordWeight)),
+                                        deferred ? floats(out->at(kDecoder)) : nullptr};
     if (work.count == 0) {
-      for (const int i : {1, 2}) std::memset(out->at(i).data_ptr, 0, out->at(i).size() * sizeof(float));
+      if (deferred)
+        work.word_factors().begin(word_gradient.factors);
+      else
+        clear(kWordWeight);
+      clear(kBias);
       return;
     }
     std::vector<float> factors(work.width, 0.f);
     for (int64_t i = 0; i < work.count; i++)
       factors[i] = loss_gradient[work.rows[i]] * weights[work.rows[i]] / sums[i];
-    const float* hidden = work.gather(floats(in->at(4)), factors.data());
+    const float* hidden = work.gather(floats(inputs[kHidden]), factors.data());
     float* d_rows = static_cast<float*>(scratch(kSumSlot, work.width * work.units * sizeof(float)));
-    multiply_gradients(work, scores, weight, hidden, d_rows, d_weight);
-    KERNEL(row_products)(scores, factors.data(), work.words, work.width, d_bias);
+    multiply_gradients(work, scores, floats(inputs[kWordWeight]), hidden, d_rows, word_gradient);
+    KERNEL(row_products)(scores, factors.data(), work.words, work.width, floats(out->at(kBias)));
+    float* const d_hidden = floats(out->at(kHidden));
     for (int64_t i = 0; i < work.count; i++)
       for (int64_t u = 0; u < work.units; u++)
         d_hidden[work.rows[i] * work.units + u] = d_rows[i * work.units + u] * factors[i];

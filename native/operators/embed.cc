@@ -8,6 +8,9 @@
 // (T, U): the rows of those tokens, and of 0 where a row belongs to no sequence. Dropout is the same as
 // without.
 //
+// With the attribute looked_up=1, `word` is not the table but what bert_words (words.cc) has looked up in it,
+// in the shape of the output, and so is its gradient.
+//
 // All but ids and places are float32.
 #include <cstring>
 #include <vector>
@@ -16,6 +19,7 @@
 #include "embed_kernels.h"
 #include "indices.h"
 #include "operator.h"
+#include "token_rows.h"
 
 namespace operators {
 namespace {
@@ -23,6 +27,10 @@ namespace {
 enum Input { kIds, kSegments, kWord, kSegment, kPosition, kGamma, kBeta, kMode, kPlaces };
 
 int inputs_of(const Attributes& attributes) { return is_packed(attributes) ? kPlaces + 1 : kPlaces; }
+
+bool is_looked_up(const Attributes& attributes) {
+  return attributes.count("looked_up") != 0 && integer(attributes, "looked_up") != 0;
+}
 
 MXReturnValue attributes(const Attributes& attributes, int* inputs, int* outputs) {
   return guarded("bert_embed", [&] {
@@ -46,65 +54,48 @@ MXReturnValue shapes(const Attributes& attributes, Shapes* in, Shapes* out) {
     const Shape ids = in->at(kIds), word = in->at(kWord);
     const Shape segment = in->at(kSegment), position = in->at(kPosition);
     require(ids.size() == 2, "input_ids must have two axes");
-    require(word.size() == 2, "word must have two axes");
-    require(position.size() == 2 && position[1] == word[1], "position must have as many columns as word");
+    require(position.size() == 2, "position must have two axes");
+    const unsigned units = position[1];
     if (position[0] < ids[1])
       throw std::runtime_error("sequences of " + std::to_string(ids[1]) + " tokens and only " +
                                std::to_string(position[0]) + " positions");
     in->at(kSegments) = ids;
-    require(segment.size() == 2 && segment[1] == word[1], "segment must have as many columns as word");
-    in->at(kGamma) = in->at(kBeta) = {word[1]};
+    require(segment.size() == 2 && segment[1] == units, "segment must have as many columns as position");
+    in->at(kGamma) = in->at(kBeta) = {units};
     in->at(kMode) = {1};
     if (is_packed(attributes)) {
       check_places(in->at(kPlaces));
-      out->at(0) = {in->at(kPlaces)[0], word[1]};
+      out->at(0) = {in->at(kPlaces)[0], units};
     } else {
-      out->at(0) = {ids[0], ids[1], word[1]};
+      out->at(0) = {ids[0], ids[1], units};
     }
+    if (is_looked_up(attributes))
+      require(word == out->at(0), "word, looked up, must have the shape of the output");
+    else
+      require(word.size() == 2 && word[1] == units, "word must have as many columns as position");
     out->at(1) = {2};
   });
 }
 
-// Which rows there are, and for which tokens.
-struct Rows {
-  std::vector<Sequence> sequences;
-  std::vector<int32_t> tokens;  // empty where row i is token i
+TokenRows rows_of(const Attributes& attributes, const mxnet::ext::MXTensor* in) {
+  return TokenRows(in[kIds], is_packed(attributes) ? in + kPlaces : nullptr);
+}
 
-  // `in` from the operator's first input on. Throws std::runtime_error for places outside the ids.
-  Rows(const Attributes& attributes, const mxnet::ext::MXTensor* in) {
-    const int64_t batch = in[kIds].shape[0], length = in[kIds].shape[1];
-    if (!is_packed(attributes)) {
-      sequences = padded_sequences(batch, length);
-      return;
-    }
-    sequences = packed_sequences(in[kPlaces]);
-    tokens.assign(in[kPlaces].shape[0], -1);
-    for (size_t b = 0; b < sequences.size(); b++) {
-      const Sequence& sequence = sequences[b];
-      if (static_cast<int64_t>(b) >= batch || sequence.rows > length)
-        throw std::runtime_error("places name token " + std::to_string(sequence.rows - 1) + " of sequence " +
-                                 std::to_string(b) + ", input_ids have " + std::to_string(batch) +
-                                 " sequences of " + std::to_string(length));
-      for (int64_t p = 0; p < sequence.rows; p++) tokens[sequence.first + p] = b * length + p;
-    }
-  }
-};
-
-Embedding embedding(const Attributes& attributes, const mxnet::ext::MXTensor* in, const Rows& rows,
+// `in` from the operator's first input on.
+Embedding embedding(const Attributes& attributes, const mxnet::ext::MXTensor* in, const TokenRows& rows,
                     const Dropout& dropout) {
-  const int64_t tokens = in[kIds].size();
-  return {rows.tokens.empty() ? nullptr : rows.tokens.data(),
+  return {rows.tokens_or_null(),
           rows.sequences.data(),
-          indices(in[kIds]),
+          is_looked_up(attributes) ? nullptr : indices(in[kIds]),
           indices(in[kSegments]),
           floats(in[kWord]),
           floats(in[kSegment]),
           floats(in[kPosition]),
           floats(in[kGamma]),
-          rows.tokens.empty() ? tokens : static_cast<int64_t>(rows.tokens.size()),
+          rows.count,
           static_cast<int64_t>(rows.sequences.size()),
           in[kIds].shape[1],
-          in[kWord].shape[1],
+          in[kPosition].shape[1],
           in[kWord].shape[0],
           in[kSegment].shape[0],
           in[kPosition].shape[0],
@@ -114,10 +105,10 @@ Embedding embedding(const Attributes& attributes, const mxnet::ext::MXTensor* in
 
 MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource& resource) {
   return guarded("bert_embed", [&] {
-    check_indices(in->at(kIds), in->at(kWord).shape[0], "token");
+    if (!is_looked_up(attributes)) check_indices(in->at(kIds), in->at(kWord).shape[0], "token");
     check_indices(in->at(kSegments), in->at(kSegment).shape[0], "segment");
     const Dropout dropout = choose_dropout(attributes, in->at(kMode), resource, &out->at(1));
-    const Rows rows(attributes, in->data());
+    const TokenRows rows = rows_of(attributes, in->data());
     KERNEL(embed)(embedding(attributes, in->data(), rows, dropout), floats(in->at(kBeta)),
                   floats(out->at(0)));
   });
@@ -127,20 +118,21 @@ MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, c
 MXReturnValue backward(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource&) {
   return guarded("bert_embed's backward", [&] {
     const mxnet::ext::MXTensor* inputs = in->data() + 2;
+    // MXNet runs a backward pass also where the forward pass has failed.
+    check_indices(inputs[kSegments], inputs[kSegment].shape[0], "segment");
     const Dropout dropout = chosen_dropout(attributes, inputs[kMode], in->at(2 + inputs_of(attributes) + 1));
-    const Rows rows(attributes, inputs);
+    const TokenRows rows = rows_of(attributes, inputs);
     const Embedding embed = embedding(attributes, inputs, rows, dropout);
-    std::vector<int32_t> first(embed.vocabulary, -1), next(embed.rows);
-    for (int64_t row = embed.rows - 1; row >= 0; row--) {
-      const int64_t token = embed.tokens == nullptr ? row : embed.tokens[row];
-      if (token < 0) continue;
-      next[row] = first[embed.ids[token]];
-      first[embed.ids[token]] = static_cast<int32_t>(row);
-    }
     const EmbeddingGradients gradients = {floats(out->at(kWord)), floats(out->at(kSegment)),
                                           floats(out->at(kPosition)), floats(out->at(kGamma)),
                                           floats(out->at(kBeta))};
-    KERNEL(embed_backward)(embed, {first.data(), next.data()}, floats(in->at(0)), gradients);
+    if (is_looked_up(attributes)) {
+      KERNEL(embed_backward)(embed, {nullptr, nullptr}, floats(in->at(0)), gradients);
+    } else {
+      const WordRows words(inputs[kIds], rows, embed.vocabulary);
+      KERNEL(embed_backward)
+      (embed, {words.first.data(), words.next.data()}, floats(in->at(0)), gradients);
+    }
     std::vector<int> without = {kIds, kSegments, kMode};
     if (is_packed(attributes)) without.push_back(kPlaces);
     for (int input : without)  // 0 has the same bits as int32 and as float32.

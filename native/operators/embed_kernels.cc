@@ -15,15 +15,17 @@ inline int64_t token_of(const Embedding& in, int64_t row) {
   return in.tokens == nullptr ? row : in.tokens[row];
 }
 
-// A thread's memory for the factors that dropout multiplies a row with, and for the words that they come from.
+// A thread's memory for the factors that dropout multiplies a row with, and for the words that they come
+// from.
 struct Factors {
   float* factor;
   uint32_t* random;
 };
 
-// z = the sum for one token, which is normalised next; leaves its factors, all 1 without dropout.
-inline void sum_row(const Embedding& in, int64_t token, const Factors& factors, float* z) {
-  const float* word = in.word + in.ids[token] * in.units;
+// z = the sum for one row, of this token, which is normalised next; leaves its factors, all 1 without
+// dropout.
+inline void sum_row(const Embedding& in, int64_t row, int64_t token, const Factors& factors, float* z) {
+  const float* word = in.word + (in.ids == nullptr ? row : in.ids[token]) * in.units;
   const float* segment = in.segment + in.segments[token] * in.units;
   const float* position = in.position + token % in.length * in.units;
   const DropoutRow dropped(in.dropout, token, in.units, factors.random);
@@ -56,7 +58,7 @@ inline void stream_zeros(float* to, int64_t count) {
 
 // Each word belongs to one thread, which adds up its rows in their order: the result does not depend on how
 // many threads there are.
-void store_words(const Embedding& in, const WordRows& words, const float* gradient, float* word) {
+void store_words(const Embedding& in, const RowsOfWords& words, const float* gradient, float* word) {
 #pragma omp parallel
   {
 #pragma omp for schedule(dynamic, 128)
@@ -101,17 +103,19 @@ void embed(const Embedding& in, const float* beta, float* output) {
         fill(y, 0, in.units);
         continue;
       }
-      sum_row(in, token, factors, y);
+      sum_row(in, row, token, factors, y);
       normalise_row(row_statistics(y, in.units, in.epsilon), y, in.gamma, beta, y, in.units);
     }
   }
 }
 
-void embed_backward(const Embedding& in, const WordRows& words, const float* output_gradient,
+void embed_backward(const Embedding& in, const RowsOfWords& words, const float* output_gradient,
                     const EmbeddingGradients& gradients) {
   const int64_t units = in.units;
   const int64_t stride = (units + 15) / 16 * 16;
-  Scratch sum_gradients(in.rows * units);
+  const bool looked_up = in.ids == nullptr;
+  Scratch own(looked_up ? 0 : in.rows * units);
+  float* const sum_gradients = looked_up ? gradients.word : own.data();
   Scratch buffers(2 * stride * omp_get_max_threads());
   DropoutMemory memory(units);
   ColumnSums sums(2 + static_cast<int>(in.types), units);
@@ -126,10 +130,13 @@ void embed_backward(const Embedding& in, const WordRows& words, const float* out
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < in.rows; row++) {
       const int64_t token = token_of(in, row);
-      if (token < 0) continue;
-      float* gradient = sum_gradients.data() + row * units;
+      float* gradient = sum_gradients + row * units;
+      if (token < 0) {
+        fill(gradient, 0, units);
+        continue;
+      }
       float* segment_sum = segment_sums + in.segments[token] * units;
-      sum_row(in, token, {factor, random}, z);
+      sum_row(in, row, token, {factor, random}, z);
       normalise_row_backward(row_statistics(z, units, in.epsilon), z, in.gamma, output_gradient + row * units,
                              gradient, gamma_sum, beta_sum, units);
 #pragma omp simd
@@ -142,8 +149,8 @@ void embed_backward(const Embedding& in, const WordRows& words, const float* out
     sums.store(1, gradients.beta);
     for (int type = 0; type < in.types; type++) sums.store(2 + type, gradients.segment + type * units);
   }
-  store_positions(in, sum_gradients.data(), gradients.position);
-  store_words(in, words, sum_gradients.data(), gradients.word);
+  store_positions(in, sum_gradients, gradients.position);
+  if (!looked_up) store_words(in, words, sum_gradients, gradients.word);
 }
 
 }  // namespace ISA

@@ -15,7 +15,7 @@ struct Embedding {
   // i.
   const int32_t* tokens;
   const Sequence* sequences;  // (batch)
-  const int32_t* ids;         // (batch, length), below vocabulary
+  const int32_t* ids;         // (batch, length), below vocabulary; null: word is (rows, units), looked up
   const int32_t* segments;    // (batch, length), below types
   const float* word;          // (vocabulary, units)
   const float* segment;       // (types, units)
@@ -31,9 +31,8 @@ struct EmbeddingGradients {
   float *word, *segment, *position, *gamma, *beta;
 };
 
-// The rows of each word: first[word] is the first one or -1, next[row] the one after it or -1, in ascending
-// order.
-struct WordRows {
+// The data of WordRows (token_rows.h); null where words are looked up.
+struct RowsOfWords {
   const int32_t* first;
   const int32_t* next;
 };
@@ -44,5 +43,5 @@ DECLARE_KERNELS(
     // output = LayerNorm(the sum), (rows, units); 0 in rows of no sequence.
     void embed(const Embedding& inputs, const float* beta, float* output);
 
-    void embed_backward(const Embedding& inputs, const WordRows& words, const float* output_gradient,
+    void embed_backward(const Embedding& inputs, const RowsOfWords& words, const float* output_gradient,
                         const EmbeddingGradients& gradients);)

@@ -1,10 +1,10 @@
-// bert_unread(mode (1), output_1, ..., output_n; outputs=n) -> mode
+// bert_unread(x (1), output_1, ..., output_n; outputs=n) -> x
 //
 // Takes outputs that operators keep for their own backward passes. MXNet fills zeros for the gradient of an
 // output that nothing is made of, as many as it has elements, which costs as much as writing the output.
 // This operator leaves the gradients of output_1, ..., output_n as they are, not initialised: their operators
-// do not read them. To be in the backward pass, what it returns takes the place of `mode` in the operator
-// that comes next. All are float32.
+// do not read them. To be in the backward pass, what it returns takes the place of x in the operator that
+// comes next: of the mode of a layer, or of the sum of losses. All are float32.
 #include "operator.h"
 
 namespace operators {

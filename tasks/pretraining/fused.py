@@ -7,8 +7,12 @@ from typing import Any
 from gluonnlp.model.bert import BERTModel
 
 from bert.configuration import BertConfig
-from bert.fused import FusedBert, Layers
+from bert.fused import FusedBert, Layers, SameValues
+from bert.operators import knows_words
 from bert.part import ModelPart
+from bert.weights.names import EMBEDDING
+
+_DECODER = "decoder's word embedding"
 
 
 class FusedPretrainingLoss(FusedBert):
@@ -16,6 +20,10 @@ class FusedPretrainingLoss(FusedBert):
 
     It differs in rounding, in the random numbers behind dropout, and in the work that it leaves out: above
     its attention the top layer computes only the tokens that the losses need, the first and the masked ones.
+
+    Where it has all of BERT, the word embedding, which is the decoder's weight, has one gradient from one
+    operator. Parts, and operators of a library built before that, leave it to MXNet to add two, to the same
+    bits.
     """
 
     def __init__(
@@ -28,6 +36,13 @@ class FusedPretrainingLoss(FusedBert):
     ):
         products = ["decoder.0.weight"] if part is None or part.last else []
         super().__init__(bert, config, dtype, dropout, products, part)
+        # Built at the same time as bert_words, bert_unread passes the gradient of its first input on.
+        self._passes_gradients = knows_words()
+        self.one_word_gradient = part is None and self._passes_gradients
+        if self.one_word_gradient:
+            decoder = SameValues(f"{self.prefix}decoder_weight", self._reg_params[EMBEDDING])
+            self.params.update({decoder.name: decoder})
+            self._reg_params[_DECODER] = decoder
 
     def hybrid_forward(
         self,
@@ -44,16 +59,26 @@ class FusedPretrainingLoss(FusedBert):
         **weights: Any,
     ) -> tuple[Any, Any]:
         layers = self.layers(F, weights)
-        x = self.encode(layers, input_ids, segment_ids, valid_lengths, masked_positions)
+        rows = decoder = None
+        if self.one_word_gradient:
+            rows, decoder = layers.words(input_ids, valid_lengths, masked_ids)
+        x = layers.embed(input_ids, segment_ids, valid_lengths, rows)
+        x = self.through(layers, x, valid_lengths, masked_positions)
         labels = (masked_ids, masked_weights, next_sentence_labels)
-        return self.losses(layers, x, labels, (mlm_factor, nsp_factor))
+        return self.losses(layers, x, labels, (mlm_factor, nsp_factor), decoder)
 
     def losses(
-        self, layers: Layers, x: Any, labels: tuple[Any, Any, Any], factors: tuple[Any, Any]
+        self,
+        layers: Layers,
+        x: Any,
+        labels: tuple[Any, Any, Any],
+        factors: tuple[Any, Any],
+        decoder: Any = None,
     ) -> tuple[Any, Any]:
         """The outputs, from the first and the masked tokens above all layers, (B, 1 + P, units).
 
-        `labels`: masked_ids, masked_weights, next_sentence_labels; `factors`: mlm_factor, nsp_factor."""
+        `labels`: masked_ids, masked_weights, next_sentence_labels; `factors`: mlm_factor, nsp_factor;
+        `decoder`: from Layers.words, None where the decoder's weight has a gradient of its own."""
         F = layers.F
         masked_ids, masked_weights, next_sentence_labels = labels
         mlm_factor, nsp_factor = factors
@@ -62,23 +87,27 @@ class FusedPretrainingLoss(FusedBert):
         nsp_hits = F.broadcast_equal(
             F.argmax(classified, axis=-1), F.cast(next_sentence_labels, dtype="float32")
         )
-        mlm_losses, mlm_hits = self._decode(
-            layers, F.slice_axis(x, axis=1, begin=1, end=None), masked_ids, masked_weights
-        )
-        mlm_sum, nsp_sum = F.sum(mlm_losses), F.sum(nsp_losses)
+        masked = F.slice_axis(x, axis=1, begin=1, end=None)
+        mlm_sum, mlm_hits = self._decode(layers, masked, masked_ids, masked_weights, decoder)
+        nsp_sum = F.sum(nsp_losses)
         loss = mlm_sum * mlm_factor + nsp_sum * nsp_factor
-        sums = F.concat(mlm_sum, nsp_sum, F.sum(mlm_hits), F.sum(nsp_hits), dim=0)
+        sums = F.concat(mlm_sum, nsp_sum, mlm_hits, F.sum(nsp_hits), dim=0)
         return loss, F.BlockGrad(sums)
 
-    def _decode(self, layers: Layers, masked: Any, ids: Any, factors: Any) -> tuple[Any, Any]:
-        """(B, P, U) -> losses and hits (B * P,)."""
+    def _decode(self, layers: Layers, masked: Any, ids: Any, factors: Any, decoder: Any) -> tuple[Any, Any]:
+        """(B, P, U) -> sums of losses and hits (1,)."""
         F, weights = layers.F, layers.weights
         hidden = F.reshape(transform(layers, masked), shape=(-3, 0))
-        outputs = F.bert_decode_loss(
-            hidden, weights["word_embed.0.weight"], weights["decoder.3.bias"],
-            F.reshape(ids, shape=(-1,)), F.reshape(factors, shape=(-1,)), dtype=layers.dtype,
+        of_decoder = [] if decoder is None else [decoder]
+        losses, hits, *unread = F.bert_decode_loss(
+            hidden, weights[EMBEDDING if decoder is None else _DECODER], weights["decoder.3.bias"],
+            F.reshape(ids, shape=(-1,)), F.reshape(factors, shape=(-1,)), *of_decoder,
+            deferred=len(of_decoder), dtype=layers.dtype,
         )  # fmt: skip
-        return outputs[0], outputs[1]
+        loss = F.sum(losses)
+        if self._passes_gradients:
+            loss = F.bert_unread(loss, *unread, outputs=len(unread))
+        return loss, F.sum(hits)
 
 
 def classify(layers: Layers, first: Any, units: int) -> Any:

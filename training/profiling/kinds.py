@@ -26,8 +26,9 @@ _BY_NAME = {
     NORMALISATION: "bert_layer_norm bert_add_norm layernorm contrib_div_sqrt_dim",
     ACTIVATION: "bert_gelu bert_bias_gelu leakyrelu",
     EMBEDDING: "bert_embed embedding broadcast_add",
-    HEADS: "bert_gather bert_unpack bert_decode_loss gather_nd log_softmax pick argmax broadcast_equal"
-    " activation tanh sum mul_scalar negative slice_axis",
+    # Most of bert_words is a product of the decoder's backward pass.
+    HEADS: "bert_gather bert_unpack bert_decode_loss bert_words gather_nd log_softmax pick argmax"
+    " broadcast_equal activation tanh sum mul_scalar negative slice_axis",
     OPTIMIZER: "bert_lamb bert_global_norm bert_pack lamb_update_phase1 lamb_update_phase2"
     " mp_lamb_update_phase1 mp_lamb_update_phase2 multi_sum_sq multi_lans_update multi_lamb_update all_finite"
     " multi_all_finite dot sqrt norm clip",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import Callable, Sequence
+from typing import Callable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -31,6 +32,18 @@ def run(
     if output_gradient is not None:
         output.backward(mx.nd.array(output_gradient, dtype=output.dtype))
     return output.asnumpy(), [inputs[index].grad.asnumpy() for index in differentiable]
+
+
+@contextlib.contextmanager
+def fails(message: str) -> Iterator[None]:
+    """An error of MXNet's with this message, after which nothing runs any more that could fail in another
+    test: MXNet may run the backward pass of what has failed."""
+    try:
+        with pytest.raises(mx.MXNetError, match=message):
+            yield
+    finally:
+        with contextlib.suppress(mx.MXNetError):
+            mx.nd.waitall()
 
 
 def kept_scale(rate: float) -> float:
