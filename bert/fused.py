@@ -217,9 +217,10 @@ class Layers:
         # leaves 1 in prediction and 0 or 2 in training.
         self._mode = F.Dropout(F.ones((1,)), p=0.5)
         # The layers give the sum of their squares as the gradient of the mode, which otherwise has none.
-        self._squares = {"squares": int(_SQUARES in weights)}
+        self.counts = _SQUARES in weights
+        self._squares = {"squares": int(self.counts)}
         self.counted: list[str] = []  # weights whose gradients' squares are counted
-        if _SQUARES in weights:
+        if self.counts:
             self._mode = F.BlockGrad(self._mode) + weights[_SQUARES]
         self._unread: list[Any] = []  # outputs that the last operator keeps for its backward pass alone
 
@@ -314,13 +315,15 @@ class Layers:
 
     def _next_mode(self) -> Any:
         """The mode for the operator that reads what the last one has returned: with it, MXNet fills no zeros
-        for the gradients of what the last one keeps for its backward pass (native/operators/unread.cc).
-
-        Each is made of the last one: with static memory MXNet loses the sum of many gradients of one."""
+        for the gradients of what the last one keeps for its backward pass (native/operators/unread.cc)."""
         unread, self._unread = self._unread, []
-        if unread:
-            self._mode = self.F.bert_unread(self._mode, *unread, outputs=len(unread))
-        return self._mode
+        if not unread:
+            return self._mode
+        if not self.counts:
+            return self.F.bert_unread(self._mode, *unread, outputs=len(unread))
+        # Two of each last one: with static memory MXNet loses the sum of more gradients of one array.
+        mode, self._mode = self.F.bert_unread(self._mode, *unread, outputs=len(unread), copies=2)
+        return mode
 
     def _dense(self, x: Any, names: tuple[str, ...], biases: list[Any]) -> Any:
         """x W^T + b for several W and b side by side."""

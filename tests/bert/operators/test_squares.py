@@ -59,11 +59,12 @@ def test_the_mode_of_both_has_the_sum_as_its_gradient(size, dtype):
     dy = mx.nd.random.normal(shape=of_attention[0].shape)
     with mx.autograd.record():
         y, *kept = attention(of_attention, mode, dtype, squares=1)
-        between = mx.nd.bert_unread(mode, *kept, outputs=len(kept))
-        y = feed_forward([y, *of_feed_forward[1:]], between, dtype, squares=1)[0]
+        between, last = mx.nd.bert_unread(mode, *kept, outputs=len(kept), copies=2)
+        y = feed_forward([y, *of_feed_forward[1:]], between, dtype, squares=1)[0] + 3 * last
     y.backward(dy)
     expected = squares([*of_attention[2:5], of_attention[8], *of_feed_forward[1:4:2]])
     assert expected > 0
+    expected += 3 * float(dy.asnumpy().sum(dtype=float))
     assert mode.grad.asscalar() == pytest.approx(expected, rel=1e-6)
 
 
