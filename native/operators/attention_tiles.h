@@ -20,6 +20,12 @@ constexpr int64_t kTilesForward = 32, kTilesBackward = 64, kKeysBackward = 64;
 // bytes apart would share a few sets of the first-level cache.
 inline int64_t stride_of_keys(int64_t keys) { return round_up(keys, 2 * kTile) + kTile; }
 
+// Has what a task has written past the caches seen by all threads. A task's lines would each be read before
+// they are written otherwise, and the next head's are far from them.
+struct Fence {
+  ~Fence() { _mm_sfence(); }
+};
+
 // A head's columns of a float32 matrix, from the first row of a sequence on.
 class FloatColumns {
  public:
@@ -48,13 +54,17 @@ class FloatColumns {
     return _mm512_reduce_add_ps(sum);
   }
 
-  // Writes factor * values.
+  // Writes factor * values past the caches.
   void put(int64_t row, const float* values, float factor) const {
     float* const to = first_ + row * stride_;
     const __m512 scale = _mm512_set1_ps(factor);
     for (int64_t column = 0; column < size_; column += kTile) {
-      const __mmask16 own = size_ - column >= kTile ? 0xffff : (1u << (size_ - column)) - 1;
-      _mm512_mask_storeu_ps(to + column, own, _mm512_mul_ps(_mm512_loadu_ps(values + column), scale));
+      const __m512 numbers = _mm512_mul_ps(_mm512_loadu_ps(values + column), scale);
+      if (size_ - column >= kTile && reinterpret_cast<uintptr_t>(to + column) % 64 == 0)
+        _mm512_stream_ps(to + column, numbers);
+      else
+        _mm512_mask_storeu_ps(to + column, size_ - column >= kTile ? 0xffff : (1u << (size_ - column)) - 1,
+                              numbers);
     }
   }
 
@@ -98,8 +108,9 @@ class PackedColumns {
     const __m512 scale = _mm512_set1_ps(factor);
     uint32_t* to = line(row);
     for (int64_t step = 0; step < deep_; step++, to += kTileWords, values += kDeep)
-      _mm512_store_si512(to, words_of(_mm512_mul_ps(_mm512_loadu_ps(values), scale),
-                                      _mm512_mul_ps(_mm512_loadu_ps(values + kTile), scale)));
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(to),
+                          words_of(_mm512_mul_ps(_mm512_loadu_ps(values), scale),
+                                   _mm512_mul_ps(_mm512_loadu_ps(values + kTile), scale)));
   }
 
  private:
@@ -122,6 +133,7 @@ struct HeadColumns {
 template <typename Columns>
 void attend_on_tiles(const Attention& shape, const Task& work, const HeadColumns<Columns>& head,
                      const Columns& context, float* log_sum) {
+  const Fence fence;
   const int64_t size = shape.size, keys = work.keys, deep = steps(size);
   constexpr int64_t kBlock = kTilesForward;
   const int64_t stride = stride_of_keys(keys), size_stride = round_up(size, kDeep);
@@ -179,6 +191,7 @@ inline int64_t row_size(const Attention& shape) { return round_up(shape.size, kD
 template <typename Columns>
 void add_parts_of_tiles(const Attention& shape, const Task& work, const float* sums,
                         const HeadColumns<Columns>& gradients, float* rows) {
+  const Fence fence;
   const int64_t all = sums_size_of_tiles(shape), stride = stride_of_keys(shape.length),
                 width = row_size(shape);
   alignas(64) float sum[kTileWords];
@@ -223,6 +236,7 @@ template <typename Columns>
 void attend_backward_on_tiles(const Attention& shape, const Task& work,
                               const BackwardColumns<Columns>& arrays, const float* log_sum,
                               float* part_sums) {
+  const Fence fence;
   const int64_t size = shape.size, keys = work.keys, deep = steps(size), width = row_size(shape);
   const float root = 1.f / std::sqrt(static_cast<float>(size));
   constexpr int64_t kBlock = kTilesBackward, kKeys = kKeysBackward;

@@ -4,8 +4,9 @@
 // output that nothing is made of, as many as it has elements, which costs as much as writing the output.
 // This operator leaves the gradients of output_1, ..., output_n as they are, not initialised: their operators
 // do not read them. To be in the backward pass, what it returns takes the place of x in the operator that
-// comes next: of the mode of a layer, or of the sum of losses. All are float32. The gradient of x is the sum of
-// those of its copies: MXNet would add up those of one copy that two operators use by an operator of its own.
+// comes next: of the mode of a layer, or of the sum of losses. All are float32. The gradient of x is the sum
+// of those of its copies: MXNet would add up those of one copy that two operators use by an operator of its
+// own.
 #include "operator.h"
 
 namespace operators {

@@ -23,8 +23,8 @@ if not load_operators():
 HERE = Path(__file__).parent
 EVERYTHING = ["attention", "decode_loss", "dense", "dropout", "embed", "feed_forward", "gather", "gelu"]
 EVERYTHING += ["lamb", "bfloat16_moments", "norm", "packed", "packed_update", "self_attention", "split"]
-EVERYTHING += ["words"]
-PRODUCTS = ["decode_loss", "dense", "feed_forward", "self_attention", "split", "words"]
+EVERYTHING += ["squares", "words"]
+PRODUCTS = ["decode_loss", "dense", "feed_forward", "self_attention", "split", "squares", "words"]
 
 
 class Variant(NamedTuple):
