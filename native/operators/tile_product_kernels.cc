@@ -187,6 +187,8 @@ void repack_factor(const uint32_t* left, int64_t rows, int64_t columns, const Pa
     for (int64_t row = 0; row < down; row += 2) {
       const uint32_t* from = left + row * next + step * kTileWords;
       const int64_t high = std::min<int64_t>(2, down - row);
+      for (int64_t word = 0; word < kTileWords; word += kTile)
+        for (int64_t tile = 2; tile < 4; tile++) __builtin_prefetch(from + tile * next + word, 0, 2);
       pack_pairs_of_tiles(from, next, high, wide, pairs);
       for (int64_t tile = 0; tile < wide; tile++) {
         const int64_t place = ((2 * step + tile) * steps(rows) + row / 2) * kTileWords;
