@@ -116,8 +116,8 @@ compare: setup ## compare Horovod with BytePS, about 30 minutes on 2 cores (ARGS
 test: setup ## run the tests (SLOW=0 leaves out BERT-large, ARGS="-k hparams" goes to pytest)
 	@# In three parts, see tests/parts.py. More processes than cores, because many tests wait: for a signal, a limit, a
 	@# launcher. pytest ends with 5 where nothing was chosen.
-	@no_ranks=0; $(PYTEST) --part no_ranks -n 3 || no_ranks=$$?; \
-	ranks=0; $(PYTEST) --part ranks -n 5 --dist loadgroup || ranks=$$?; \
+	@no_ranks=0; $(PYTEST) --part no_ranks -n 4 || no_ranks=$$?; \
+	ranks=0; $(PYTEST) --part ranks -n 6 --dist loadgroup || ranks=$$?; \
 	alone=0; $(PYTEST) --part alone || alone=$$?; \
 	case $$no_ranks,$$ranks,$$alone in 5,5,5|*[!05,]*) exit 1;; esac
 
