@@ -99,6 +99,13 @@ struct RowFacts {
   float log_sum, mean;
 };
 
+// Two neighbouring rows of scores, `keys` columns from `first` on, and of the gradients of what dropout
+// leaves of the probabilities; `stride` from row to row.
+struct ScoreRows {
+  const float *scores, *gradients;
+  int64_t stride, first, keys;
+};
+
 // Where two rows of probabilities after dropout and of the scores' gradients go: as pairs of rows of right
 // factors, the next 16 columns `next` words further, and the gradients of each row in a left factor.
 struct PackedRows {
@@ -106,27 +113,26 @@ struct PackedRows {
   int64_t next;
 };
 
-// Turns two neighbouring rows of scores, and of the gradients of what dropout leaves of the probabilities,
-// into probabilities and gradients of the scores.
-//   scores, gradients: of `keys` columns from `first` on, `stride` from row to row.
+// Turns rows of scores into probabilities and gradients of the scores.
+//   facts, dropout: one for each row; kept_scale: what dropout multiplies with.
 template <bool kDropout>
-inline void pack_softmax_rows_backward(const float* scores, const float* gradients, int64_t stride,
-                                       int64_t first, int64_t keys, float kept_scale, const RowFacts* facts,
-                                       const TileDropout* dropout, const PackedRows& packed) {
+inline void pack_softmax_rows_backward(const ScoreRows& rows, const RowFacts* facts,
+                                       const TileDropout* dropout, float kept_scale,
+                                       const PackedRows& packed) {
   const __m512 keep = _mm512_set1_ps(kept_scale);
-  for (int64_t column = 0, step = 0; column < keys; column += kDeep, step++) {
-    const __mmask32 valid = first_columns(keys - column);
+  for (int64_t column = 0, step = 0; column < rows.keys; column += kDeep, step++) {
+    const __mmask32 valid = first_columns(rows.keys - column);
     __m512 probability[2][2], gradient[2][2];  // by row and half
     for (int row = 0; row < 2; row++) {
       const __m512 log_sum = _mm512_set1_ps(facts[row].log_sum), mean = _mm512_set1_ps(-facts[row].mean);
-      const __mmask32 kept = kDropout ? dropout[row].kept(first + column) : ~0u;
+      const __mmask32 kept = kDropout ? dropout[row].kept(rows.first + column) : ~0u;
       for (int half = 0; half < 2; half++) {
-        const int64_t from = row * stride + column + half * kTile;
-        const __m512 x = _mm512_sub_ps(_mm512_loadu_ps(scores + from), log_sum);
+        const int64_t from = row * rows.stride + column + half * kTile;
+        const __m512 x = _mm512_sub_ps(_mm512_loadu_ps(rows.scores + from), log_sum);
         const __m512 p = exponentials(x, static_cast<__mmask16>(valid >> half * kTile));
         const __mmask16 own = static_cast<__mmask16>(kept >> half * kTile);
         const __m512 dp =
-            _mm512_maskz_loadu_ps(static_cast<__mmask16>(valid >> half * kTile), gradients + from);
+            _mm512_maskz_loadu_ps(static_cast<__mmask16>(valid >> half * kTile), rows.gradients + from);
         probability[row][half] = kDropout ? _mm512_maskz_mul_ps(own, p, keep) : p;
         const __m512 difference =
             kDropout ? _mm512_mask3_fmadd_ps(dp, keep, mean, own) : _mm512_add_ps(dp, mean);

@@ -230,6 +230,38 @@ struct BackwardColumns {
   HeadColumns<Columns> gradients;
 };
 
+// Scores of some neighbouring queries and keys, kKeysBackward from row to row.
+struct ScoreBlock {
+  const Dropout& dropout;
+  int64_t row, rows;    // the first query's among all probabilities, and how many queries
+  int64_t first, keys;  // the first key, and how many
+  const RowFacts* facts;
+};
+
+// Packs a block's probabilities and the gradients of its scores: as right factors, of which the queries are
+// summed over, and the gradients as a left factor, too.
+inline void pack_scores_backward(const ScoreBlock& block, const float* scores, const float* gradients,
+                                 uint32_t* probability, uint32_t* gradient, uint32_t* gradient_pairs) {
+  constexpr int64_t stride = kKeysBackward;
+  const auto pack_rows =
+      block.dropout.threshold == 0 ? pack_softmax_rows_backward<false> : pack_softmax_rows_backward<true>;
+  const int64_t down = steps(block.rows), across = steps(block.keys);
+  const auto pair_of = [](int64_t row) { return (row / kDeep * kTile + row % kDeep / 2) * kTile; };
+  for (int64_t r = 0; r < block.rows; r += 2) {
+    const uint64_t row = block.row + r;
+    const TileDropout dropout[2] = {{block.dropout, row}, {block.dropout, row + 1}};
+    uint32_t* const line = gradient + (r / kTile * across * kTile + r % kTile) * kTile;
+    pack_rows(
+        {scores + r * stride, gradients + r * stride, stride, block.first, block.keys}, block.facts + r,
+        dropout, block.dropout.scale,
+        {probability + pair_of(r), gradient_pairs + pair_of(r), {line, line + kTile}, down * kTileWords});
+  }
+  for (int64_t r = round_up(block.rows, 2); r < down * kDeep; r += 2)
+    for (int64_t tile = 0; tile < 2 * across; tile++)
+      for (uint32_t* const pairs : {probability, gradient_pairs})
+        _mm512_store_si512(pairs + tile * down * kTileWords + pair_of(r), _mm512_setzero_si512());
+}
+
 // Writes the gradient of the part's queries, and what its queries add to the gradients of keys and values
 // into `part_sums`, sums_size_of_tiles() floats; where there is one part, those gradients themselves.
 template <typename Columns>
@@ -278,8 +310,6 @@ void attend_backward_on_tiles(const Attention& shape, const Task& work,
   arrays.head.key.pack(0, keys, packed);
   transpose_tiles(packed, tiles(keys) * deep, key_transposed);
   pack_pairs_of_rows(packed, keys, size, key);
-  const auto pack_rows_backward =
-      shape.dropout.threshold == 0 ? pack_softmax_rows_backward<false> : pack_softmax_rows_backward<true>;
   for (int64_t begin = work.begin; begin < work.end; begin += kBlock) {
     const int64_t rows = minimum(kBlock, work.end - begin), deep_rows = steps(rows);
     arrays.head.query.pack(begin, rows, query);
@@ -295,37 +325,22 @@ void attend_backward_on_tiles(const Attention& shape, const Task& work,
     }
     if (rows % 2) facts[rows] = {INFINITY, 0.f};
     for (int64_t first = 0; first < keys; first += kKeys) {
-      const int64_t some = minimum(kKeys, keys - first), deep_some = steps(some);
+      const int64_t taken = minimum(kKeys, keys - first), deep_taken = steps(taken);
       const int64_t of_keys = tiles(first) * deep * kTileWords;
-      multiply_packed<false>({query, rows, deep}, {key_transposed + of_keys, some, deep}, deep, scores,
+      multiply_packed<false>({query, rows, deep}, {key_transposed + of_keys, taken, deep}, deep, scores,
                              kKeys);
-      multiply_packed<false>({gradient, rows, deep}, {value_transposed + of_keys, some, deep}, deep,
+      multiply_packed<false>({gradient, rows, deep}, {value_transposed + of_keys, taken, deep}, deep,
                              score_gradients, kKeys);
-      for (int64_t r = 0; r < rows; r += 2) {
-        const TileDropout dropout[2] = {
-            {shape.dropout, static_cast<uint64_t>(work.row(shape, begin + r))},
-            {shape.dropout, static_cast<uint64_t>(work.row(shape, begin + r + 1))}};
-        const int64_t pair = (r / kDeep * kTile + r % kDeep / 2) * kTile;
-        uint32_t* const line = score_gradient + (r / kTile * deep_some * kTile + r % kTile) * kTile;
-        pack_rows_backward(
-            scores + r * kKeys, score_gradients + r * kKeys, kKeys, first, some, shape.dropout.scale,
-            facts + r, dropout,
-            {probability + pair, score_gradient_pairs + pair, {line, line + kTile}, deep_rows * kTileWords});
-      }
-      for (int64_t r = round_up(rows, 2); r < round_up(rows, kDeep); r += 2)
-        for (int64_t tile = 0; tile < 2 * deep_some; tile++) {
-          const int64_t pair = (tile * deep_rows + r / kDeep) * kTileWords + r % kDeep / 2 * kTile;
-          _mm512_store_si512(probability + pair, _mm512_setzero_si512());
-          _mm512_store_si512(score_gradient_pairs + pair, _mm512_setzero_si512());
-        }
-      const Factor of_gradient = {score_gradient, rows, deep_some};
+      pack_scores_backward({shape.dropout, work.row(shape, begin), rows, first, taken, facts}, scores,
+                           score_gradients, probability, score_gradient, score_gradient_pairs);
+      const Factor of_gradient = {score_gradient, rows, deep_taken};
       const Factor of_key = {key + steps(first) * kTileWords, size, deep_keys};
-      (first == 0 ? multiply_packed<false> : multiply_packed<true>)(of_gradient, of_key, deep_some, product,
+      (first == 0 ? multiply_packed<false> : multiply_packed<true>)(of_gradient, of_key, deep_taken, product,
                                                                     width);
       const auto add = begin == work.begin ? multiply_packed<false> : multiply_packed<true>;
-      add({gradient_transposed, size, deep_rows}, {probability, some, deep_rows}, deep_rows,
+      add({gradient_transposed, size, deep_rows}, {probability, taken, deep_rows}, deep_rows,
           value_sum + first, sum_stride);
-      add({query_transposed, size, deep_rows}, {score_gradient_pairs, some, deep_rows}, deep_rows,
+      add({query_transposed, size, deep_rows}, {score_gradient_pairs, taken, deep_rows}, deep_rows,
           key_sum + first, sum_stride);
     }
     for (int64_t r = 0; r < rows; r++) arrays.gradients.query.put(begin + r, product + r * width, root);
