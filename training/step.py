@@ -126,15 +126,14 @@ class TrainStep:
     def _norm(self, gradients: list[mx.nd.NDArray]) -> float:
         """The norm of the whole model's gradient as it is, with its factors, the same on all ranks."""
         counted = self._counted_norm(gradients) if self._counts else math.inf
-        # A sum of squares leaves float32 long before its root does.
-        if self._counts_right and math.isfinite(counted):
-            return counted
-        norm = global_norm(gradients, self._optimizer.native)
-        if math.isfinite(counted):
+        if not math.isfinite(counted):  # a sum of squares leaves float32 long before its root does
+            return global_norm(gradients, self._optimizer.native)
+        if not self._counts_right:
+            norm = global_norm(gradients, self._optimizer.native)
             if not math.isclose(counted, norm, rel_tol=1e-3):
                 raise RuntimeError(f"the backward pass has counted a norm of {counted:g}, which is {norm:g}")
             self._counts_right = True
-        return norm
+        return counted  # in the first step, too: a resumed run has the same bits
 
     def _counted_norm(self, gradients: list[mx.nd.NDArray]) -> float:
         counted, squares = self._network.counted_squares()
