@@ -1,7 +1,7 @@
 # An image of this project with everything set up: docs/launching.md, Containers.
 #
 #   docker build -t bert .                                              # CPUs
-#   docker build -t bert --build-arg CUDA=112 .                         # GPUs; has never been built: docs/gpus.md
+#   docker build -t bert --build-arg CUDA=112 .                         # GPUs; has never run on one: docs/gpus.md
 #
 # Needs BuildKit (docker's default) or buildah 1.24, for the cache of wheels between builds. Layers, from what
 # seldom changes to what often does: Debian packages; the environment, from what `make setup` reads; the code. A
