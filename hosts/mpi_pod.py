@@ -207,13 +207,13 @@ def ranks_below(root: int, proc: Path = Path("/proc")) -> list[int]:
 def _serve(args: argparse.Namespace) -> int:
     """Runs sshd until it ends or SIGTERM comes; then has the ranks save. Returns its code, 143 after
     SIGTERM."""
-    if not os.access(SSHD, os.X_OK):
-        raise InputError(f"there is no {SSHD} in this image; install openssh-server")
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     signal.signal(signal.SIGINT, lambda number, _: asked.append(number))
     folder = private_keys(args.keys)
     try:
+        if not os.access(SSHD, os.X_OK):
+            raise InputError(f"there is no {SSHD} in this image; install openssh-server")
         if os.geteuid() == 0:
             os.makedirs(PRIVILEGE_SEPARATION, mode=0o755, exist_ok=True)
         configuration = folder / "sshd_config"

@@ -10,7 +10,7 @@
 #include "attention_rows.h"
 #include "attention_tasks.h"
 #include "bfloat16.h"
-#ifdef __AMX_BF16__
+#ifdef __AVX512F__
 #include "attention_tiles.h"
 #endif
 
@@ -173,7 +173,7 @@ void attend_backward(const Attention& shape, const Task& work, const BackwardArr
   if (shape.parts == 1) add_parts(shape, work, sums, arrays.qkv_gradient);
 }
 
-#ifdef __AMX_BF16__
+#ifdef __AVX512F__
 
 // The columns of a task's head in arrays of float32. Those of inputs are only packed.
 struct OnTiles {
@@ -195,12 +195,12 @@ struct OnTiles {
   }
 };
 
-void attend_low(const Attention& shape, const Task& work, const float* qkv, float* context, float* log_sum) {
+void attend_in_tiles(const Attention& shape, const Task& work, const float* qkv, float* context, float* log_sum) {
   const OnTiles on(shape, work);
   attend_on_tiles(shape, work, on.qkv(qkv), on.context(context), log_sum);
 }
 
-void attend_backward_low(const Attention& shape, const Task& work, const BackwardArrays& arrays) {
+void attend_backward_in_tiles(const Attention& shape, const Task& work, const BackwardArrays& arrays) {
   const OnTiles on(shape, work);
   attend_backward_on_tiles<FloatColumns>(shape, work,
                                          {on.qkv(arrays.qkv), on.context(arrays.context),
@@ -208,43 +208,49 @@ void attend_backward_low(const Attention& shape, const Task& work, const Backwar
                                          arrays.log_sum, arrays.sums);
 }
 
-void add_parts_low(const Attention& shape, const Task& work, const float* sums, float* qkv_gradient) {
+void add_parts_in_tiles(const Attention& shape, const Task& work, const float* sums, float* qkv_gradient) {
   add_parts_of_tiles(shape, work, sums, OnTiles(shape, work).qkv(qkv_gradient));
 }
 
-int64_t sums_size_low(const Attention& shape) { return sums_size_of_tiles(shape); }
-
-#else
-
-constexpr auto attend_low = attend<true>;
-constexpr auto attend_backward_low = attend_backward<true>;
-constexpr auto add_parts_low = add_parts;
-constexpr auto sums_size_low = sums_size;
-
 #endif
+
+// One of the ways to compute it.
+struct Way {
+  void (*attend)(const Attention& shape, const Task& work, const float* qkv, float* context, float* log_sum);
+  void (*attend_backward)(const Attention& shape, const Task& work, const BackwardArrays& arrays);
+  void (*add_parts)(const Attention& shape, const Task& work, const float* sums, float* qkv_gradient);
+  int64_t (*sums_size)(const Attention& shape);
+};
+
+Way way(const Attention& shape) {
+#ifdef __AVX512F__
+  if (shape.tiled) return {attend_in_tiles, attend_backward_in_tiles, add_parts_in_tiles, sums_size_of_tiles};
+#endif
+  if (shape.low) return {attend<true>, attend_backward<true>, add_parts, sums_size};
+  return {attend<false>, attend_backward<false>, add_parts, sums_size};
+}
 
 }  // namespace
 
 int64_t attention_partial_size(const Attention& shape) {
   if (shape.parts == 1) return 0;
-  return shape.batch * shape.heads * shape.parts * (shape.low ? sums_size_low : sums_size)(shape);
+  return shape.batch * shape.heads * shape.parts * way(shape).sums_size(shape);
 }
 
 void attention(const Attention& shape, const float* qkv, float* context, float* log_sum) {
-  const auto attend_one = shape.low ? attend_low : attend<false>;
-  for_tasks(shape, [&](const Task& work, int64_t) { attend_one(shape, work, qkv, context, log_sum); });
+  const Way by = way(shape);
+  for_tasks(shape, [&](const Task& work, int64_t) { by.attend(shape, work, qkv, context, log_sum); });
 }
 
 void attention_backward(const Attention& shape, const float* context_gradient, const float* qkv,
                         const float* context, const float* log_sum, float* partial, float* qkv_gradient) {
-  const auto attend_one = shape.low ? attend_backward_low : attend_backward<false>;
-  const auto add = shape.low ? add_parts_low : add_parts;
-  const int64_t size = shape.parts == 1 ? 0 : (shape.low ? sums_size_low : sums_size)(shape);
+  const Way by = way(shape);
+  const int64_t size = shape.parts == 1 ? 0 : by.sums_size(shape);
   for_tasks(shape, [&](const Task& work, int64_t t) {
-    attend_one(shape, work, {context_gradient, qkv, context, log_sum, partial + t * size, qkv_gradient});
+    by.attend_backward(shape, work, {context_gradient, qkv, context, log_sum, partial + t * size, qkv_gradient});
   });
   for_heads_in_parts(
-      shape, [&](const Task& work, int64_t t) { add(shape, work, partial + t * size, qkv_gradient); });
+      shape, [&](const Task& work, int64_t t) { by.add_parts(shape, work, partial + t * size, qkv_gradient); });
 }
 
 }  // namespace ISA

@@ -22,6 +22,7 @@ struct Attention {
   Dropout dropout;
   // Whether the factors of all products are rounded to bfloat16; sums, softmax and dropout are float32's.
   bool low;
+  bool tiled;  // whether those products are of tiles (tile_products() in matmul.h)
   // Each head's queries are cut into this many parts, so that all threads have work; into fewer where the
   // sequence is too short.
   int64_t parts;

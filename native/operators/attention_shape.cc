@@ -28,6 +28,7 @@ Attention attention_shape(const Attributes& attributes, int64_t units,
   shape.size = units / shape.heads;
   shape.sequences = sequences.data();
   shape.low = low_precision(attributes);
+  shape.tiled = shape.low && tile_products();
   // With four tasks a thread, the last to finish is not late by much; smaller parts repeat more of the
   // packing.
   const int64_t heads = shape.batch * shape.heads, wanted = 4 * omp_get_max_threads();

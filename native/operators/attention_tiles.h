@@ -100,7 +100,7 @@ class PackedColumns {
     const uint32_t* own = line(row);
     __m512 sum = _mm512_setzero_ps();
     for (int64_t step = 0; step < deep_; step++, own += kTileWords, packed += kTileWords)
-      sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_load_si512(own), (__m512bh)_mm512_load_si512(packed));
+      sum = add_products(sum, _mm512_load_si512(own), _mm512_load_si512(packed));
     return _mm512_reduce_add_ps(sum);
   }
 

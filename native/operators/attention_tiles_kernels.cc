@@ -2,14 +2,14 @@
 
 #include <cstdlib>
 
-#ifdef __AMX_BF16__
+#ifdef __AVX512F__
 #include "attention_tiles.h"
 #endif
 
 namespace operators {
 namespace ISA {
 
-#ifdef __AMX_BF16__
+#ifdef __AVX512F__
 namespace {
 
 // The columns of a task's head in packed factors. Those of inputs are only read.

@@ -2,7 +2,7 @@
 
 #include <cstdlib>
 
-#ifdef __AMX_BF16__
+#ifdef __AVX512F__
 #include "bfloat16.h"
 #include "column_sums.h"
 #include "gelu_math.h"
@@ -12,7 +12,7 @@
 namespace operators {
 namespace ISA {
 
-#ifdef __AMX_BF16__
+#ifdef __AVX512F__
 namespace {
 
 constexpr int64_t kBlockSize = kBlock * kBlock, kRows = 2;

@@ -136,9 +136,7 @@ class Region {
 Element choose_storage() {
   const char* wanted = std::getenv("BERT_OPERATORS_BF16");
   if (wanted == nullptr) {
-    const int needed = static_cast<int>(dnnl::cpu_isa::avx512_core_bf16);
-    const bool native = (static_cast<int>(dnnl::get_effective_cpu_isa()) & needed) == needed;
-    return native ? Element::bfloat16 : Element::float32;
+    return KERNEL(multiplies_bfloat16)() ? Element::bfloat16 : Element::float32;
   }
   if (std::string(wanted) == "native") return Element::bfloat16;
   if (std::string(wanted) == "rounded") return Element::float32;
@@ -239,7 +237,7 @@ Element bfloat16_storage() {
   return chosen;
 }
 
-bool tile_products() { return isa() == Isa::amx && bfloat16_storage() == Element::bfloat16; }
+bool tile_products() { return isa() >= Isa::avx512 && bfloat16_storage() == Element::bfloat16; }
 
 void round_factor(const float* source, int64_t size, void* target) {
   if (bfloat16_storage() == Element::bfloat16)

@@ -9,6 +9,14 @@
 namespace operators {
 namespace ISA {
 
+bool multiplies_bfloat16() {
+#ifdef __AVX512BF16__
+  return true;
+#else
+  return false;
+#endif
+}
+
 void round_to_bfloat16(const float* source, uint16_t* target, int64_t size) {
   constexpr int64_t kBlock = 4096;
 #pragma omp parallel for

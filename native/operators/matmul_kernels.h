@@ -5,6 +5,9 @@
 #include "isa.h"
 
 DECLARE_KERNELS(
+    // Whether this build has instructions for sums of products of bfloat16 (AVX-512 BF16, AMX).
+    bool multiplies_bfloat16();
+
     // Rounds to the nearest bfloat16, ties to even; what is no number stays none.
     void round_to_bfloat16(const float* source, uint16_t* target, int64_t size);
     void round_within_float(const float* source, float* target, int64_t size);

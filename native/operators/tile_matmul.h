@@ -1,4 +1,4 @@
-// Products of bfloat16 matrices on AMX's tiles, summed in float32, on one thread. What small_matmul.h is for
+// Products of bfloat16 matrices in tiles, summed in float32, on one thread. What small_matmul.h is for
 // float32: both factors are packed once and used several times.
 //
 // A tile is 16 rows of 16 words, a word two bfloat16. A left factor is packed by rows: word (r, c) of a tile
@@ -13,55 +13,13 @@
 #include <cstring>
 
 #include "small_matmul.h"
+#include "tile_block.h"
 
 namespace operators {
 namespace ISA {
 
-constexpr int64_t kTile = 16, kDeep = 32, kTileWords = kTile * kTile;  // kDeep: elements summed up by a step
-
-inline int64_t tiles(int64_t size) { return (size + kTile - 1) / kTile; }
-inline int64_t steps(int64_t depth) { return (depth + kDeep - 1) / kDeep; }
-
 // Words of a packed factor with `size` rows (left) or columns (right).
 inline int64_t tiles_size(int64_t size, int64_t depth) { return tiles(size) * steps(depth) * kTileWords; }
-
-// GCC does not know which memory the instructions for tiles read and write: without this it moves other reads
-// and writes of that memory across them.
-inline void tiles_touch_memory() { asm volatile("" ::: "memory"); }
-
-// Makes all eight tiles whole ones for as long as it lives.
-class TileShapes {
- public:
-  TileShapes() {
-    struct alignas(64) {
-      uint8_t palette = 1, start = 0, reserved[14] = {};
-      uint16_t bytes[16] = {};
-      uint8_t rows[16] = {};
-    } shapes;
-    for (int t = 0; t < 8; t++) {
-      shapes.bytes[t] = 64;
-      shapes.rows[t] = 16;
-    }
-    tiles_touch_memory();
-    _tile_loadconfig(&shapes);
-  }
-  ~TileShapes() { _tile_release(); }
-  TileShapes(const TileShapes&) = delete;
-  TileShapes& operator=(const TileShapes&) = delete;
-};
-
-inline __m512i words_of(__m512 low, __m512 high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
-
-// The first `count` of 16 elements, the others 0.
-inline __m512 some(const float* from, int64_t count) {
-  return _mm512_maskz_loadu_ps(count >= 16 ? 0xffff : count <= 0 ? 0 : (1u << count) - 1, from);
-}
-
-// What rounding to bfloat16 leaves of numbers.
-inline __m512 rests(__m512 numbers) {
-  const __m512i upper = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(numbers));
-  return _mm512_sub_ps(numbers, (__m512)_mm512_slli_epi32(upper, 16));
-}
 
 // Packs the left factor factor * matrix (rows, columns), or its rests: zeros beyond its columns and rows.
 // Tile by tile: from tile to tile rows lie so that they would share a few sets of the first-level cache.
@@ -151,67 +109,6 @@ inline void pack_pairs_of_rows(const uint32_t* left, int64_t rows, int64_t colum
 inline void transpose_tiles(const uint32_t* from, int64_t count, uint32_t* to) {
   for (int64_t t = 0; t < count * kTileWords; t += kTileWords)
     transpose_block(reinterpret_cast<const float*>(from + t), kTile, reinterpret_cast<float*>(to + t), kTile);
-}
-
-// Adds the product of a tile of each of up to two rows and one of each of up to two columns. Factors that it
-// does not load are those of the call before.
-template <int kRows, int kColumns, bool kLoadLeft, bool kLoadRight>
-inline void multiply_step(const uint32_t* left, int64_t left_next, const uint32_t* right,
-                          int64_t right_next) {
-  if (kLoadLeft) _tile_loadd(4, left, 64);
-  if (kLoadRight) _tile_loadd(6, right, 64);
-  _tile_dpbf16ps(0, 4, 6);
-  if (kColumns == 2) {
-    if (kLoadRight) _tile_loadd(7, right + right_next, 64);
-    _tile_dpbf16ps(1, 4, 7);
-  }
-  if (kRows == 2) {
-    if (kLoadLeft) _tile_loadd(5, left + left_next, 64);
-    _tile_dpbf16ps(2, 5, 6);
-    if (kColumns == 2) _tile_dpbf16ps(3, 5, 7);
-  }
-}
-
-// One block of kRows x kColumns tiles of a product: `deep` steps. `left_next` and `right_next`: words from
-// the first to the second tile of a factor. Calls aside(k) for each step: other work while the tiles
-// multiply. kSplit: each second tile of the factors has the rests of the one before, so that two steps are
-// three products.
-template <int kRows, int kColumns, bool kAccumulate, bool kSplit, typename Aside>
-inline void multiply_tiles(const uint32_t* left, int64_t left_next, const uint32_t* right, int64_t right_next,
-                           int64_t deep, float* product, int64_t stride, const Aside& aside) {
-  const int64_t bytes = stride * sizeof(float);
-  float *below = product + kTile * stride, *beside = product + kTile;
-  tiles_touch_memory();
-  if (kAccumulate) {
-    _tile_loadd(0, product, bytes);
-    if (kColumns == 2) _tile_loadd(1, beside, bytes);
-    if (kRows == 2) _tile_loadd(2, below, bytes);
-    if (kRows == 2 && kColumns == 2) _tile_loadd(3, below + kTile, bytes);
-  } else {
-    _tile_zero(0);
-    if (kColumns == 2) _tile_zero(1);
-    if (kRows == 2) _tile_zero(2);
-    if (kRows == 2 && kColumns == 2) _tile_zero(3);
-  }
-  if (kSplit) {
-    for (int64_t k = 0; k < deep; k += 2, left += 2 * kTileWords, right += 2 * kTileWords) {
-      multiply_step<kRows, kColumns, true, true>(left, left_next, right + kTileWords, right_next);
-      aside(k);
-      multiply_step<kRows, kColumns, false, true>(left, left_next, right, right_next);
-      multiply_step<kRows, kColumns, true, false>(left + kTileWords, left_next, right, right_next);
-      aside(k + 1);
-    }
-  } else {
-    for (int64_t k = 0; k < deep; k++, left += kTileWords, right += kTileWords) {
-      multiply_step<kRows, kColumns, true, true>(left, left_next, right, right_next);
-      aside(k);
-    }
-  }
-  _tile_stored(0, product, bytes);
-  if (kColumns == 2) _tile_stored(1, beside, bytes);
-  if (kRows == 2) _tile_stored(2, below, bytes);
-  if (kRows == 2 && kColumns == 2) _tile_stored(3, below + kTile, bytes);
-  tiles_touch_memory();
 }
 
 // The same for any number of tiles up to two by two.

@@ -2,14 +2,14 @@
 
 #include <cstdlib>
 
-#ifdef __AMX_BF16__
+#ifdef __AVX512F__
 #include "tile_product.h"
 #endif
 
 namespace operators {
 namespace ISA {
 
-#ifdef __AMX_BF16__
+#ifdef __AVX512F__
 namespace {
 
 // A block of sums that is being written to the output while the tiles multiply: the stores, which wait for

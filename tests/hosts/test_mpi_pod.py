@@ -95,7 +95,7 @@ def until(done, seconds: float = 30.0) -> None:
 @pytest.fixture
 def pods(tmp_path):
     if not os.access(SSHD, os.X_OK):
-        pytest.skip("no sshd")
+        pytest.skip("no ssh hosts: no ssh server: apt-get install openssh-server")
     try:
         with namespaces.two_hosts(tmp_path, spare=True) as hosts:
             yield Pods(hosts, tmp_path)

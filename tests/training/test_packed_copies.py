@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import bert.operators
 from bert.model import trainable
 from bert.operators import load_operators
 from tests.training.tiny import make_step, random_batch, tiny_network
@@ -41,7 +42,8 @@ def same(found: list[np.ndarray], expected: list[np.ndarray]) -> bool:
     "dtype, state",
     [("bfloat16", "float32"), ("bfloat16", "bfloat16"), ("float32", "float32"), ("bfloat16x3", "float32")],
 )
-def test_they_follow_the_updates(dtype, state, kind):
+def test_they_follow_the_updates(dtype, state, kind, monkeypatch):
+    monkeypatch.setattr(bert.operators, "has_tiles", lambda cpuinfo: True)  # bfloat16x3 is slow without
     network = network_of(dtype)
     step, _ = make_step(network, kind=kind, moments=MomentType(state, 1))
     before = fresh(network)
