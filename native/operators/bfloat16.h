@@ -14,16 +14,16 @@ namespace ISA {
 
 // The bits of the float after rounding to nearest, ties to even, in the upper half. What is no number stays
 // none.
-inline uint32_t rounded_bits(float value) {
+[[gnu::always_inline]] inline uint32_t rounded_bits(float value) {
   const uint32_t bits = as_bits(value);
   const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
   // Rounding could carry a NaN into infinity or zero.
   return value == value ? rounded : bits | 0x400000u;
 }
 
-inline float round_in_float(float value) { return as_float(rounded_bits(value) & 0xffff0000u); }
-inline uint16_t to_bfloat16(float value) { return rounded_bits(value) >> 16; }
-inline float from_bfloat16(uint16_t value) { return as_float(static_cast<uint32_t>(value) << 16); }
+[[gnu::always_inline]] inline float round_in_float(float value) { return as_float(rounded_bits(value) & 0xffff0000u); }
+[[gnu::always_inline]] inline uint16_t to_bfloat16(float value) { return rounded_bits(value) >> 16; }
+[[gnu::always_inline]] inline float from_bfloat16(uint16_t value) { return as_float(static_cast<uint32_t>(value) << 16); }
 
 inline void to_bfloat16(const float* source, uint16_t* target, int64_t size) {
   int64_t done = 0;

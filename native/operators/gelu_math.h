@@ -11,7 +11,7 @@ constexpr float kInverseSqrtTwoPi = 0.39894228f;
 
 // Phi(h) within 7.5e-8 (Abramowitz and Stegun, 26.2.17), given e^(-h^2 / 2). The smaller one of Phi(h) and
 // Phi(-h) is not computed as a difference, so it fades to 0 without noise.
-inline float normal_cdf(float h, float gauss) {
+[[gnu::always_inline]] inline float normal_cdf(float h, float gauss) {
   const float t = 1.f / (1.f + 0.2316419f * std::fabs(h));
   float p = 0.530702714f;
   p = p * t - 0.726576013f;
@@ -28,7 +28,7 @@ struct Logistic {
   float value, slope;
 };
 
-inline Logistic logistic(float twice_u) {
+[[gnu::always_inline]] inline Logistic logistic(float twice_u) {
   const float rest = fast_exp(-std::fabs(twice_u));
   const float greater = 1.f / (1.f + rest);
   const float smaller = rest * greater;
@@ -36,7 +36,7 @@ inline Logistic logistic(float twice_u) {
 }
 
 // h where the cube matters: beyond 20 the logistic function is 0 or 1 and its slope 0.
-inline float near_zero(float h) {
+[[gnu::always_inline]] inline float near_zero(float h) {
   const float low = h < -20.f ? -20.f : h;
   return low > 20.f ? 20.f : low;
 }
@@ -49,9 +49,9 @@ struct Gelu {
 };
 
 struct Erf {
-  static inline float value(float h) { return h * normal_cdf(h, fast_exp(-0.5f * h * h)); }
+  [[gnu::always_inline]] static inline float value(float h) { return h * normal_cdf(h, fast_exp(-0.5f * h * h)); }
 
-  static inline Gelu both(float h) {
+  [[gnu::always_inline]] static inline Gelu both(float h) {
     const float gauss = fast_exp(-0.5f * h * h);
     const float cdf = normal_cdf(h, gauss);
     return {h * cdf, cdf + h * kInverseSqrtTwoPi * gauss};
@@ -59,12 +59,12 @@ struct Erf {
 };
 
 struct Tanh {
-  static inline float value(float h) {
+  [[gnu::always_inline]] static inline float value(float h) {
     const float n = near_zero(h);
     return h * logistic(kTwiceSqrtTwoOverPi * (n + kCubic * n * n * n)).value;
   }
 
-  static inline Gelu both(float h) {
+  [[gnu::always_inline]] static inline Gelu both(float h) {
     const float n = near_zero(h);
     const float square = kCubic * n * n;
     const Logistic s = logistic(kTwiceSqrtTwoOverPi * (n + square * n));

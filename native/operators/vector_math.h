@@ -1,4 +1,5 @@
-// Elementary functions that compilers turn into vector code: no branches, no calls, no tables.
+// Elementary functions that compilers turn into vector code: no branches, no calls, no tables. A loop with a call
+// in it stays scalar: these are inlined whatever a compiler thinks of their size.
 #pragma once
 
 #include <cmath>
@@ -8,20 +9,20 @@
 namespace operators {
 namespace ISA {
 
-inline float as_float(int32_t bits) {
+[[gnu::always_inline]] inline float as_float(int32_t bits) {
   float value;
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
 
-inline int32_t as_bits(float value) {
+[[gnu::always_inline]] inline int32_t as_bits(float value) {
   int32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
   return bits;
 }
 
 // e^x within 2 units in the last place; 0 below -87.3, where float32 ends, and finite up to 88 and beyond.
-inline float fast_exp(float x) {
+[[gnu::always_inline]] inline float fast_exp(float x) {
   const float limited = x > 88.f ? 88.f : x;
   // x = n ln 2 + r with an integer n. Adding 1.5 * 2^23 rounds to an integer and leaves it in the lowest
   // bits; with 127 more it is the exponent field of 2^n.
