@@ -49,7 +49,8 @@ def build(sources: Path, venv: Path, downloads: Path, progress: Progress) -> Pat
     mxnet = next((venv / "lib").glob("python3.*/site-packages")) / "mxnet"
     onednn, headers_of = _unpack_headers(downloads, venv / "operators-headers")
     includes = [f"-I{sources}", f"-isystem{mxnet / 'include'}", f"-isystem{onednn}"]
-    # GCC before 10 does not know bfloat16, before 11 not AMX: then a build is the same as the one before.
+    # GCC before 10 does not know bfloat16, before 11 not AMX: then a build is the same as the one before, and
+    # bfloat16 is rounded in float32 or multiplied by vectors.
     flags_of: dict[str, list[str]] = {}
     for isa, flags in ISAS.items():
         flags_of[isa] = flags if _understood(flags) else list(flags_of.values())[-1]

@@ -195,7 +195,8 @@ struct OnTiles {
   }
 };
 
-void attend_in_tiles(const Attention& shape, const Task& work, const float* qkv, float* context, float* log_sum) {
+void attend_in_tiles(const Attention& shape, const Task& work, const float* qkv, float* context,
+                     float* log_sum) {
   const OnTiles on(shape, work);
   attend_on_tiles(shape, work, on.qkv(qkv), on.context(context), log_sum);
 }
@@ -247,10 +248,12 @@ void attention_backward(const Attention& shape, const float* context_gradient, c
   const Way by = way(shape);
   const int64_t size = shape.parts == 1 ? 0 : by.sums_size(shape);
   for_tasks(shape, [&](const Task& work, int64_t t) {
-    by.attend_backward(shape, work, {context_gradient, qkv, context, log_sum, partial + t * size, qkv_gradient});
+    by.attend_backward(shape, work,
+                       {context_gradient, qkv, context, log_sum, partial + t * size, qkv_gradient});
   });
-  for_heads_in_parts(
-      shape, [&](const Task& work, int64_t t) { by.add_parts(shape, work, partial + t * size, qkv_gradient); });
+  for_heads_in_parts(shape, [&](const Task& work, int64_t t) {
+    by.add_parts(shape, work, partial + t * size, qkv_gradient);
+  });
 }
 
 }  // namespace ISA

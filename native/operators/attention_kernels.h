@@ -17,8 +17,8 @@ struct Attention {
   int64_t batch, length, heads, size;  // length: rows of the longest sequence
   // (batch): each row has a query; keys are those of tokens.
   const Sequence* sequences;
-  // Of the probabilities. In sequence b, whose first row is f and which has n rows, those of head h and query i
-  // are the row f * heads + h * n + i, and the keys its columns.
+  // Of the probabilities. In sequence b, whose first row is f and which has n rows, those of head h and query
+  // i are the row f * heads + h * n + i, and the keys its columns.
   Dropout dropout;
   // Whether the factors of all products are rounded to bfloat16; sums, softmax and dropout are float32's.
   bool low;

@@ -1,4 +1,4 @@
-// What self-attention on AMX's tiles does with rows of scores: softmax, dropout and rounding, in one pass
+// What self-attention on tiles does with rows of scores: softmax, dropout and rounding, in one pass
 // from the products' float32 sums to the packed factors of the next products (tile_matmul.h).
 #pragma once
 

@@ -1,4 +1,4 @@
-// Self-attention with products on AMX's tiles. The sums for keys' and values' gradients are transposed: then
+// Self-attention with products on tiles. The sums for keys' and values' gradients are transposed: then
 // probabilities and the gradients of scores, which are many, are right factors and are not transposed.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Self-attention between products on AMX's tiles: queries, keys, values, context and their gradients are
+// Self-attention between products on tiles: queries, keys, values, context and their gradients are
 // bfloat16, packed as left factors (tile_matmul.h) of the products before and behind it. Queries are divided
 // by the root of a head's size before they are rounded.
 #pragma once

@@ -29,6 +29,7 @@
 #include "decode_loss_kernels.h"
 #include "dense_products.h"
 #include "matmul.h"
+#include "matmul_kernels.h"
 #include "operator.h"
 #include "word_factors.h"
 
@@ -82,7 +83,6 @@ struct Work {
   std::vector<int64_t> rows;
   int64_t count, width, units, words;
   bool low, tiled;
-  Element element;
 
   Work(const Attributes& attributes, const mxnet::ext::MXTensor& word_weight,
        const mxnet::ext::MXTensor& weights)
@@ -94,7 +94,6 @@ struct Work {
       if (floats(weights)[row] != 0) rows.push_back(row);
     count = rows.size();
     width = decoder_width(count);
-    element = low ? bfloat16_storage() : Element::float32;
   }
 
   // (width, units): the rows that count, each times its own factor, then rows of zeros.
@@ -108,19 +107,19 @@ struct Work {
   }
 
   // A float32 matrix of this size as a factor: as it is, or rounded in scratch memory.
-  const void* factor(const float* matrix, int64_t size, Slot slot) const {
+  const float* factor(const float* matrix, int64_t size, Slot slot) const {
     if (!low) return matrix;
-    void* rounded = scratch(slot, size * bytes_of(element));
-    round_factor(matrix, size, rounded);
+    float* const rounded = static_cast<float*>(scratch(slot, size * sizeof(float)));
+    KERNEL(round_within_float)(matrix, rounded, size);
     return rounded;
   }
 
   // The same to memory of the caller's.
-  void copy_factor(const float* matrix, int64_t size, void* target) const {
+  void copy_factor(const float* matrix, int64_t size, float* target) const {
     if (low)
-      round_factor(matrix, size, target);
+      KERNEL(round_within_float)(matrix, target, size);
     else
-      copy_floats(matrix, size, static_cast<float*>(target));
+      copy_floats(matrix, size, target);
   }
 
   WordFactors word_factors() const { return WordFactors(low, words, width, units); }
@@ -149,12 +148,12 @@ void score(const Work& work, const float* weight, const float* hidden, float* sc
     });
     return;
   }
-  const Layout hidden_layout = blocked(work.units, work.width, work.element);
-  void* blocks = scratch(kBlockedSlot, hidden_layout.bytes());
-  reorder(row_major(work.width, work.units, work.element).transposed(),
+  const Layout hidden_layout = blocked(work.units, work.width);
+  float* const blocks = static_cast<float*>(scratch(kBlockedSlot, hidden_layout.bytes()));
+  reorder(row_major(work.width, work.units).transposed(),
           work.factor(hidden, work.width * work.units, kRightSlot), hidden_layout, blocks);
   work.for_chunks([&](int64_t first, int64_t words) {
-    multiply(row_major(words, work.units, work.element),
+    multiply(row_major(words, work.units),
              work.factor(weight + first * work.units, words * work.units, kLeftSlot), hidden_layout, blocks,
              row_major(words, work.width), scores + first * work.width);
     body(first, words);
@@ -203,18 +202,17 @@ void multiply_gradients(const Work& work, const float* gradient, const float* we
   work.for_chunks([&](int64_t first, int64_t words) {
     const int64_t size = words * work.width;
     const float* const from = gradient + first * work.width;
-    const void* chunk;
+    const float* chunk;
     if (keeps) {
-      char* const kept = factors.gradient_in(to.factors, first);
+      float* const kept = factors.gradient_in(to.factors, first);
       work.copy_factor(from, size, kept);
       chunk = kept;
     } else {
       chunk = work.factor(from, size, kLeftSlot);
     }
-    const void* weight_data = work.factor(weight + first * work.units, words * work.units, kBlockedSlot);
-    multiply(row_major(words, work.width, work.element).transposed(), chunk,
-             row_major(words, work.units, work.element), weight_data, row_major(work.width, work.units),
-             d_rows, nullptr, first > 0);
+    const float* weight_data = work.factor(weight + first * work.units, words * work.units, kBlockedSlot);
+    multiply(row_major(words, work.width).transposed(), chunk, row_major(words, work.units), weight_data,
+             row_major(work.width, work.units), d_rows, nullptr, first > 0);
     if (!keeps) factors.multiply(hidden_factor, chunk, words, to.product + first * work.units);
   });
 }

@@ -13,11 +13,6 @@ namespace {
 
 using mxnet::ext::MXTensor;
 
-size_t aligned(size_t bytes) {
-  constexpr size_t kAlignment = 64;
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-
 // Copies the parts of a matrix with `columns` columns, which lie one after the other, into the arrays.
 void distribute(const float* together, MXTensor* first, MXTensor* last) {
   for (MXTensor* part = first; part != last; together += part->size(), ++part)
@@ -80,15 +75,13 @@ PackedWeights::PackedWeights(Precision precision, int weights, int64_t rows, int
       tiled_(low_ && tile_products()),
       rows_(rows),
       columns_(columns),
-      copies_(split_ && !tiled_ ? 2 : 1),
-      stacked_(row_major(rows, columns, low_ ? bfloat16_storage() : Element::float32)),
-      backward_(stacked_.element == Element::float32 ? stacked_ : blocked(rows, columns, stacked_.element)) {
+      forward_bytes_(0),
+      backward_bytes_(0) {
   if (tiled_) {
-    stacked_bytes_ = packed_words(rows, columns, split_) * sizeof(uint32_t);
+    forward_bytes_ = packed_words(rows, columns, split_) * sizeof(uint32_t);
     backward_bytes_ = packed_words(columns, rows, split_) * sizeof(uint32_t);
-  } else {
-    stacked_bytes_ = low_ || weights > 1 ? aligned(stacked_.bytes()) : 0;
-    backward_bytes_ = backward_.order == Layout::blocked ? aligned(backward_.bytes()) : 0;
+  } else if (low_ || weights > 1) {
+    forward_bytes_ = (split_ ? 2 : 1) * rows * columns * sizeof(float);
   }
 }
 
@@ -96,7 +89,7 @@ PackedForms PackedWeights::forms(void* target) const {
   char* const bytes = static_cast<char*>(target);
   PackedForms forms;
   forms.transposed_right = reinterpret_cast<uint32_t*>(bytes);
-  forms.right = reinterpret_cast<uint32_t*>(bytes + stacked_bytes_);
+  forms.right = reinterpret_cast<uint32_t*>(bytes + forward_bytes_);
   forms.streams = true;
   forms.split = split_;
   return forms;
@@ -104,7 +97,7 @@ PackedForms PackedWeights::forms(void* target) const {
 
 void PackedWeights::pack(const Tensors& weights, void* target) const {
   char* const bytes = static_cast<char*>(target);
-  if (!stacked_bytes_) {
+  if (!forward_bytes_) {
     *bytes = 0;
   } else if (tiled_) {
     const PackedForms forms = this->forms(target);
@@ -126,19 +119,16 @@ void PackedWeights::pack(const Tensors& weights, void* target) const {
     }
     KERNEL(pack_factor)(together, rows_, columns_, forms);
   } else {
-    char* next = bytes;
+    float* next = static_cast<float*>(target);
     for (const auto& weight : weights) {
       if (split_)
-        split_factor(floats(weight), weight.size(), next, next + stacked_bytes_);
+        KERNEL(split_within_float)(floats(weight), next, next + rows_ * columns_, weight.size());
       else if (low_)
-        round_factor(floats(weight), weight.size(), next);
+        KERNEL(round_within_float)(floats(weight), next, weight.size());
       else
-        copy_floats(floats(weight), weight.size(), reinterpret_cast<float*>(next));
-      next += weight.size() * bytes_of(stacked_.element);
+        copy_floats(floats(weight), weight.size(), next);
+      next += weight.size();
     }
-    char* const backward = bytes + copies_ * stacked_bytes_;
-    for (size_t copy = 0; backward_bytes_ && copy < copies_; copy++)
-      reorder(stacked_, bytes + copy * stacked_bytes_, backward_, backward + copy * backward_bytes_);
   }
 }
 
@@ -148,26 +138,20 @@ DenseProducts::DenseProducts(Precision precision, int weights, int64_t rows, int
       rows_(rows),
       inputs_(inputs),
       outputs_(outputs),
-      element_(packed_.stacked_.element) {
-  const bool copied = packed_.stacked_bytes_ > 0;
-  forward_weight_ = {static_cast<const char*>(copied ? packed.data_ptr : weight.data_ptr),
-                     packed_.stacked_bytes_};
-  backward_weight_ = forward_weight_;
-  if (packed_.backward_bytes_)
-    backward_weight_ = {forward_weight_.data + packed_.copies_ * packed_.stacked_bytes_,
-                        packed_.backward_bytes_};
-}
+      packed_data_(static_cast<const char*>(packed.data_ptr)),
+      weight_{packed_.forward_bytes_ ? reinterpret_cast<const float*>(packed_data_) : floats(weight),
+              outputs * inputs} {}
 
 // A float32 matrix as a factor: as it is, or rounded in scratch memory.
 DenseProducts::Factor DenseProducts::factor(const float* matrix, int64_t columns, Slot slot) const {
-  if (!packed_.low_) return {reinterpret_cast<const char*>(matrix), 0};
-  const size_t bytes = rows_ * columns * bytes_of(element_);
-  char* const rounded = static_cast<char*>(scratch(slot, packed_.copies_ * bytes));
+  const int64_t size = rows_ * columns;
+  if (!packed_.low_) return {matrix, 0};
+  float* const rounded = static_cast<float*>(scratch(slot, (packed_.split_ ? 2 : 1) * size * sizeof(float)));
   if (packed_.split_)
-    split_factor(matrix, rows_ * columns, rounded, rounded + bytes);
+    KERNEL(split_within_float)(matrix, rounded, rounded + size, size);
   else
-    round_factor(matrix, rows_ * columns, rounded);
-  return {rounded, bytes};
+    KERNEL(round_within_float)(matrix, rounded, size);
+  return {rounded, size};
 }
 
 // Calls multiply(part of the left factor, part of the right one, whether it is the first of the products).
@@ -199,15 +183,14 @@ void DenseProducts::forward(const float* x, const float* bias, float* y) const {
   }
   const Factor left = factor(x, inputs_, kLeftSlot);
   multiply_parts([&](int of_x, int of_weight, bool first) {
-    multiply(row_major(rows_, inputs_, element_), left.part(of_x), packed_.stacked_.transposed(),
-             forward_weight_.part(of_weight), row_major(rows_, outputs_), y, first ? bias : nullptr, !first);
+    multiply(row_major(rows_, inputs_), left.part(of_x), row_major(outputs_, inputs_).transposed(),
+             weight_.part(of_weight), row_major(rows_, outputs_), y, first ? bias : nullptr, !first);
   });
 }
 
 TileProduct DenseProducts::forward_product(const uint32_t* x, const float* bias, float* y) const {
   TileProduct product = {
-      x,   reinterpret_cast<const uint32_t*>(forward_weight_.data), rows_, outputs_, inputs_, y, outputs_,
-      bias};
+      x, reinterpret_cast<const uint32_t*>(packed_data_), rows_, outputs_, inputs_, y, outputs_, bias};
   product.split = packed_.split_;
   return product;
 }
@@ -265,15 +248,16 @@ void DenseProducts::weight_gradients(const float* dy, const float* x, MXTensor* 
 
 void DenseProducts::multiply_input_gradient(const Factor& dy, bool accumulate, float* dx) const {
   multiply_parts([&](int of_dy, int of_weight, bool first) {
-    multiply(row_major(rows_, outputs_, element_), dy.part(of_dy), packed_.backward_,
-             backward_weight_.part(of_weight), row_major(rows_, inputs_), dx, nullptr, accumulate || !first);
+    multiply(row_major(rows_, outputs_), dy.part(of_dy), row_major(outputs_, inputs_),
+             weight_.part(of_weight), row_major(rows_, inputs_), dx, nullptr, accumulate || !first);
   });
 }
 
 TileProduct DenseProducts::input_gradient_product(const uint32_t* dy_left, bool accumulate, float* dx) const {
-  TileProduct product = {
-      dy_left, reinterpret_cast<const uint32_t*>(backward_weight_.data), rows_, inputs_, outputs_, dx,
-      inputs_};
+  TileProduct product = {dy_left,  reinterpret_cast<const uint32_t*>(packed_data_ + packed_.forward_bytes_),
+                         rows_,    inputs_,
+                         outputs_, dx,
+                         inputs_};
   product.accumulate = accumulate;
   product.split = packed_.split_;
   return product;
@@ -319,28 +303,13 @@ void DenseProducts::weight_gradients_on_tiles(const uint32_t* dy_transposed, con
 
 void DenseProducts::multiply_weight_gradients(const Factor& dy, const Factor& x, MXTensor* first,
                                               MXTensor* last) const {
-  const Layout x_plain = row_major(rows_, inputs_, element_);
-  if (element_ == Element::float32) {
-    multiply_parts([&](int of_dy, int of_x, bool begins) {
-      const float* columns = static_cast<const float*>(dy.part(of_dy));
-      for (MXTensor* part = first; part != last; columns += part->shape[0], ++part)
-        multiply(row_major_step(rows_, part->shape[0], outputs_).transposed(), columns, x_plain, x.part(of_x),
-                 row_major(part->shape[0], inputs_), floats(*part), nullptr, !begins);
-    });
-    return;
-  }
-  // One product for all weights: dy_i has gaps between its rows, for which oneDNN's fast code is not made.
-  const Layout x_blocked = blocked(rows_, inputs_, element_);
-  const bool single = last - first == 1;
-  float* together =
-      single ? floats(*first) : static_cast<float*>(scratch(kSumSlot, outputs_ * inputs_ * sizeof(float)));
-  void* const x_reordered = scratch(kBlockedSlot, x_blocked.bytes());
   multiply_parts([&](int of_dy, int of_x, bool begins) {
-    reorder(x_plain, x.part(of_x), x_blocked, x_reordered);
-    multiply(row_major(rows_, outputs_, element_).transposed(), dy.part(of_dy), x_blocked, x_reordered,
-             row_major(outputs_, inputs_), together, nullptr, !begins);
+    const float* columns = dy.part(of_dy);
+    for (MXTensor* part = first; part != last; columns += part->shape[0], ++part)
+      multiply(row_major_step(rows_, part->shape[0], outputs_).transposed(), columns,
+               row_major(rows_, inputs_), x.part(of_x), row_major(part->shape[0], inputs_), floats(*part),
+               nullptr, !begins);
   });
-  if (!single) distribute(together, first, last);
 }
 
 }  // namespace operators

@@ -2,6 +2,7 @@
 // input and of the weights.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "matmul.h"
@@ -30,19 +31,15 @@ double sum_of_squares(const mxnet::ext::MXTensor* first, const mxnet::ext::MXTen
 // The form in which stacked weights W (N, K) are multiplied: as the product forward wants them, then as the
 // one backward does.
 //   On tiles: W^T and W as packed right factors.
-//   Otherwise W row by row, in bfloat16 rounded (a single float32 weight is used itself); where bfloat16 is
-//   stored as such, also the layout that the product backward likes best. In float32 oneDNN's product is as
-//   fast without. In bfloat16x3 each form once of the rounded numbers and once of the rests.
+//   Otherwise W row by row in float32, rounded in bfloat16; in bfloat16x3 the rounded numbers, then the
+//   rests. A single weight in float32 is used itself.
 class PackedWeights {
  public:
   // weights: how many are stacked.
   PackedWeights(Precision precision, int weights, int64_t rows, int64_t columns);
 
   // At least 1: MXNet knows no arrays without elements.
-  size_t bytes() const {
-    const size_t all = (stacked_bytes_ + backward_bytes_) * copies_;
-    return all ? all : 1;
-  }
+  size_t bytes() const { return std::max<size_t>(1, forward_bytes_ + backward_bytes_); }
 
   void pack(const Tensors& weights, void* target) const;
 
@@ -54,9 +51,7 @@ class PackedWeights {
   friend class DenseProducts;
   bool low_, split_, tiled_;
   int64_t rows_, columns_;
-  size_t copies_;  // of each form: two where numbers and their rests lie apart
-  Layout stacked_, backward_;
-  size_t stacked_bytes_, backward_bytes_;  // of a copy
+  size_t forward_bytes_, backward_bytes_;  // the latter 0 where the product backward takes the same form
 };
 
 // The products of one layer: x (M, K), weights stacked to (N, K), y (M, N). All arrays are float32. Uses this
@@ -98,11 +93,11 @@ class DenseProducts {
                                  double* squares = nullptr) const;
 
  private:
-  // A factor: the rounded numbers, then, `bytes` further, the rests.
+  // A float32 factor: its numbers, then, `rests` further, what rounding has left of them.
   struct Factor {
-    const char* data;
-    size_t bytes;
-    const void* part(int index) const { return data + index * bytes; }
+    const float* data;
+    int64_t rests;
+    const float* part(int index) const { return data + index * rests; }
   };
   PackedForms forms() const;
   uint32_t* factor_scratch(Slot slot, int64_t size, int64_t depth) const;
@@ -115,8 +110,8 @@ class DenseProducts {
 
   PackedWeights packed_;
   int64_t rows_, inputs_, outputs_;
-  Element element_;  // of the factors
-  Factor forward_weight_, backward_weight_;
+  const char* packed_data_;
+  Factor weight_;  // where products are not on tiles
 };
 
 // Scratch memory for a packed factor with so many rows (left) or columns (right).

@@ -41,8 +41,8 @@ inline uint32_t random_bits(const RowSeed& seed, uint32_t index) {
   return x ^ (x >> 16);
 }
 
-// One row's decisions, if anything is dropped: 16 random bits a column, the lower half of a word for an even one and the upper half
-// for the odd one beside it. All are drawn at once, two with one hash.
+// One row's decisions, if anything is dropped: 16 random bits a column, the lower half of a word for an even one
+// and the upper half for the odd one beside it. All are drawn at once, two with one hash.
 class DropoutRow {
  public:
   // Words of memory for a row. More columns than there are may be asked for, up to the next multiple of 32.

@@ -49,7 +49,9 @@ struct Gelu {
 };
 
 struct Erf {
-  [[gnu::always_inline]] static inline float value(float h) { return h * normal_cdf(h, fast_exp(-0.5f * h * h)); }
+  [[gnu::always_inline]] static inline float value(float h) {
+    return h * normal_cdf(h, fast_exp(-0.5f * h * h));
+  }
 
   [[gnu::always_inline]] static inline Gelu both(float h) {
     const float gauss = fast_exp(-0.5f * h * h);

@@ -1,4 +1,4 @@
-// Products on AMX's tiles with GELU behind them: of what they give, only what goes into GELU is kept, and
+// Products on tiles with GELU behind them: of what they give, only what goes into GELU is kept, and
 // that as bfloat16.
 #pragma once
 

@@ -13,7 +13,7 @@
 //
 // With packed="0+1+2,5" two more inputs follow, which are changed: copies of tensors 0, 1 and 2 below each
 // other and of tensor 5, as bert_pack makes them for its dtype, packed_dtype. They are those of
-// the new weights; on AMX's tiles they are made of rows that the update has left in the cache.
+// the new weights; on tiles they are made of rows that the update has left in the cache.
 //
 // The results are the same for any number of threads: norms are sums in float64 over chunks, added in order.
 #include <atomic>

@@ -31,12 +31,10 @@ dnnl::stream& stream() {
   return own;
 }
 
-memory::data_type type(Element element) {
-  return element == Element::float32 ? memory::data_type::f32 : memory::data_type::bf16;
-}
+constexpr auto kType = memory::data_type::f32;
 
 auto key(const Layout& layout) {
-  return std::make_tuple(layout.element, layout.order, layout.rows, layout.columns, layout.step);
+  return std::make_tuple(layout.order, layout.rows, layout.columns, layout.step);
 }
 
 // A map whose values are made once and never change; safe for several threads.
@@ -59,16 +57,16 @@ class Cache {
 memory::desc plain(const Layout& layout) {
   const memory::dims steps =
       layout.order == Layout::row_major ? memory::dims{layout.step, 1} : memory::dims{1, layout.step};
-  return memory::desc({layout.rows, layout.columns}, type(layout.element), steps);
+  return memory::desc({layout.rows, layout.columns}, kType, steps);
 }
 
 // The layout must not depend on the other factor, because packed weights meet batches of any size: this is
 // the choice for a typical one.
 memory::desc preferred(const Layout& layout) {
   constexpr int64_t kTypicalRows = 1024;
-  const memory::desc left({kTypicalRows, layout.rows}, type(layout.element), memory::format_tag::ab);
-  const memory::desc any({layout.rows, layout.columns}, type(layout.element), memory::format_tag::any);
-  const memory::desc output({kTypicalRows, layout.columns}, memory::data_type::f32, memory::format_tag::ab);
+  const memory::desc left({kTypicalRows, layout.rows}, kType, memory::format_tag::ab);
+  const memory::desc any({layout.rows, layout.columns}, kType, memory::format_tag::any);
+  const memory::desc output({kTypicalRows, layout.columns}, kType, memory::format_tag::ab);
   return dnnl::matmul::primitive_desc(engine(), left, any, output).weights_desc();
 }
 
@@ -133,14 +131,14 @@ class Region {
   size_t size_ = 0;
 };
 
-Element choose_storage() {
+bool choose_tiles() {
   const char* wanted = std::getenv("BERT_OPERATORS_BF16");
-  if (wanted == nullptr) {
-    return KERNEL(multiplies_bfloat16)() ? Element::bfloat16 : Element::float32;
-  }
-  if (std::string(wanted) == "native") return Element::bfloat16;
-  if (std::string(wanted) == "rounded") return Element::float32;
-  throw std::runtime_error("BERT_OPERATORS_BF16=" + std::string(wanted) + " should be native or rounded");
+  if (wanted == nullptr) return KERNEL(multiplies_bfloat16)();
+  if (std::string(wanted) == "rounded") return false;
+  if (std::string(wanted) != "native")
+    throw std::runtime_error("BERT_OPERATORS_BF16=" + std::string(wanted) + " should be native or rounded");
+  require(isa() >= Isa::avx512, "BERT_OPERATORS_BF16=native needs AVX-512");
+  return true;
 }
 
 }  // namespace
@@ -163,37 +161,32 @@ bool low_precision(const Attributes& attributes) { return precision(attributes) 
 size_t Layout::bytes() const { return describe(*this).get_size(); }
 
 Layout Layout::transposed() const {
-  return {element, order == row_major ? column_major : row_major, columns, rows, step};
+  return {order == row_major ? column_major : row_major, columns, rows, step};
 }
 
-Layout row_major(int64_t rows, int64_t columns, Element element) {
-  return {element, Layout::row_major, rows, columns, columns};
+Layout row_major(int64_t rows, int64_t columns) { return {Layout::row_major, rows, columns, columns}; }
+
+Layout row_major_step(int64_t rows, int64_t columns, int64_t step) {
+  return {Layout::row_major, rows, columns, step};
 }
 
-Layout row_major_step(int64_t rows, int64_t columns, int64_t step, Element element) {
-  return {element, Layout::row_major, rows, columns, step};
-}
+Layout blocked(int64_t rows, int64_t columns) { return {Layout::blocked, rows, columns, 0}; }
 
-Layout blocked(int64_t rows, int64_t columns, Element element) {
-  return {element, Layout::blocked, rows, columns, 0};
-}
-
-void multiply(const Layout& left, const void* left_data, const Layout& right, const void* right_data,
+void multiply(const Layout& left, const float* left_data, const Layout& right, const float* right_data,
               const Layout& output, float* output_data, const float* bias, bool accumulate) {
-  if (left.element == Element::float32 && right.order != Layout::blocked && bias == nullptr) {
+  if (right.order != Layout::blocked && bias == nullptr) {
     // Copies the factors into layouts of its own as it goes: as fast as the primitives with blocked factors.
     const auto transposed = [](const Layout& factor) {
       return factor.order == Layout::row_major ? 'N' : 'T';
     };
-    const auto status =
-        dnnl::sgemm(transposed(left), transposed(right), output.rows, output.columns, left.columns, 1.f,
-                    static_cast<const float*>(left_data), left.step, static_cast<const float*>(right_data),
-                    right.step, accumulate ? 1.f : 0.f, output_data, output.step);
+    const auto status = dnnl::sgemm(transposed(left), transposed(right), output.rows, output.columns,
+                                    left.columns, 1.f, left_data, left.step, right_data, right.step,
+                                    accumulate ? 1.f : 0.f, output_data, output.step);
     if (status != dnnl::status::success) throw std::runtime_error("oneDNN cannot multiply these matrices");
     return;
   }
   const memory::desc left_desc = describe(left), right_desc = describe(right), output_desc = describe(output);
-  const memory::desc bias_desc({1, output.columns}, memory::data_type::f32, memory::format_tag::ab);
+  const memory::desc bias_desc({1, output.columns}, kType, memory::format_tag::ab);
   const auto name =
       std::make_tuple(key(left), key(right), output.step, bias != nullptr, accumulate, omp_get_max_threads());
   static Cache<std::remove_const_t<decltype(name)>, Ready<dnnl::matmul>> cache;
@@ -218,7 +211,7 @@ void multiply(const Layout& left, const void* left_data, const Layout& right, co
   stream().wait();
 }
 
-void reorder(const Layout& from, const void* source, const Layout& to, void* target) {
+void reorder(const Layout& from, const float* source, const Layout& to, float* target) {
   const memory::desc from_desc = describe(from), to_desc = describe(to);
   const auto name = std::make_tuple(key(from), key(to), omp_get_max_threads());
   static Cache<std::remove_const_t<decltype(name)>, Ready<dnnl::reorder>> cache;
@@ -232,25 +225,9 @@ void reorder(const Layout& from, const void* source, const Layout& to, void* tar
   stream().wait();
 }
 
-Element bfloat16_storage() {
-  static const Element chosen = choose_storage();
+bool tile_products() {
+  static const bool chosen = choose_tiles();
   return chosen;
-}
-
-bool tile_products() { return isa() >= Isa::avx512 && bfloat16_storage() == Element::bfloat16; }
-
-void round_factor(const float* source, int64_t size, void* target) {
-  if (bfloat16_storage() == Element::bfloat16)
-    KERNEL(round_to_bfloat16)(source, static_cast<uint16_t*>(target), size);
-  else
-    KERNEL(round_within_float)(source, static_cast<float*>(target), size);
-}
-
-void split_factor(const float* source, int64_t size, void* rounded, void* rest) {
-  if (bfloat16_storage() == Element::bfloat16)
-    KERNEL(split_to_bfloat16)(source, static_cast<uint16_t*>(rounded), static_cast<uint16_t*>(rest), size);
-  else
-    KERNEL(split_within_float)(source, static_cast<float*>(rounded), static_cast<float*>(rest), size);
 }
 
 void* scratch(Slot slot, size_t bytes) {

@@ -17,24 +17,9 @@ bool multiplies_bfloat16() {
 #endif
 }
 
-void round_to_bfloat16(const float* source, uint16_t* target, int64_t size) {
-  constexpr int64_t kBlock = 4096;
-#pragma omp parallel for
-  for (int64_t start = 0; start < size; start += kBlock)
-    to_bfloat16(source + start, target + start, std::min(kBlock, size - start));
-}
-
 void round_within_float(const float* source, float* target, int64_t size) {
 #pragma omp parallel for simd
   for (int64_t i = 0; i < size; i++) target[i] = round_in_float(source[i]);
-}
-
-void split_to_bfloat16(const float* source, uint16_t* rounded, uint16_t* rest, int64_t size) {
-#pragma omp parallel for simd
-  for (int64_t i = 0; i < size; i++) {
-    rounded[i] = to_bfloat16(source[i]);
-    rest[i] = to_bfloat16(source[i] - from_bfloat16(rounded[i]));
-  }
 }
 
 void split_within_float(const float* source, float* rounded, float* rest, int64_t size) {

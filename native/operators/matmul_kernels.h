@@ -9,10 +9,8 @@ DECLARE_KERNELS(
     bool multiplies_bfloat16();
 
     // Rounds to the nearest bfloat16, ties to even; what is no number stays none.
-    void round_to_bfloat16(const float* source, uint16_t* target, int64_t size);
     void round_within_float(const float* source, float* target, int64_t size);
     // The same, and what is left of each number rounded in the same way.
-    void split_to_bfloat16(const float* source, uint16_t* rounded, uint16_t* rest, int64_t size);
     void split_within_float(const float* source, float* rounded, float* rest, int64_t size);
 
     // sums[c] = the sum over rows of matrix[row * columns + c], in an order that depends only on the number

@@ -53,10 +53,10 @@ inline void multiply_step(const uint32_t* left, int64_t left_next, const uint32_
   }
 }
 
-// product (kRows x kColumns tiles, `stride` from row to row) = left right, or += if kAccumulate: `deep` steps.
-// `left_next` and `right_next`: words from the first to the second tile of a factor. Calls aside(k) once for
-// each step: other work while the tiles multiply. kSplit: each second tile of the factors has the rests of the
-// one before, so that two steps are three products.
+// product (kRows x kColumns tiles, `stride` from row to row) = left right, or += if kAccumulate: `deep`
+// steps. `left_next` and `right_next`: words from the first to the second tile of a factor. Calls aside(k)
+// once for each step: other work while the tiles multiply. kSplit: each second tile of the factors has the
+// rests of the one before, so that two steps are three products.
 template <int kRows, int kColumns, bool kAccumulate, bool kSplit, typename Aside>
 inline void multiply_tiles(const uint32_t* left, int64_t left_next, const uint32_t* right, int64_t right_next,
                            int64_t deep, float* product, int64_t stride, const Aside& aside) {
@@ -109,8 +109,7 @@ inline void multiply_step(const uint32_t* left, const uint32_t* right, int64_t r
   for (int64_t pair = 0; pair < kTile; pair++) {
     __m512i factors[kColumns];
 #pragma GCC unroll 2
-    for (int c = 0; c < kColumns; c++)
-      factors[c] = _mm512_load_si512(right + c * right_next + pair * kTile);
+    for (int c = 0; c < kColumns; c++) factors[c] = _mm512_load_si512(right + c * right_next + pair * kTile);
 #pragma GCC unroll 16
     for (int r = 0; r < kTile / kColumns; r++) {
       const __m512i both = _mm512_set1_epi32(left[r * kTile + pair]);

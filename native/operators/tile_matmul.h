@@ -118,7 +118,7 @@ inline void multiply_block(bool high, bool wide, const uint32_t* left, int64_t l
                            int64_t stride, const Aside& aside) {
   const auto part = high   ? wide ? multiply_tiles<2, 2, kAccumulate, kSplit, Aside>
                                   : multiply_tiles<2, 1, kAccumulate, kSplit, Aside>
-                    : wide ? multiply_tiles<1, 2, kAccumulate, kSplit, Aside>
+                      : wide ? multiply_tiles<1, 2, kAccumulate, kSplit, Aside>
                            : multiply_tiles<1, 1, kAccumulate, kSplit, Aside>;
   part(left, left_next, right, right_next, deep, product, stride, aside);
 }

@@ -1,4 +1,4 @@
-// Packing a block of a float32 matrix into the forms that products on AMX's tiles take (tile_matmul.h).
+// Packing a block of a float32 matrix into the forms that products on tiles take (tile_matmul.h).
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,4 @@
-// The loops of a large product on AMX's tiles, and what is done with each block of sums while the tiles go
-// on.
+// The loops of a large product on tiles, and what is done with each block of sums while these go on.
 #pragma once
 
 #include <omp.h>
@@ -155,7 +154,7 @@ void multiply_part(const TileProduct& product, const ProductPart& part, const Pl
         using Aside = decltype(aside);
         const auto multiply =
             product.split ? step ? multiply_block<true, true, Aside> : multiply_block<false, true, Aside>
-            : step        ? multiply_block<true, false, Aside>
+            : step ? multiply_block<true, false, Aside>
                           : multiply_block<false, false, Aside>;
         for (int64_t row = part.first_row; row < part.last_row; row++) {
           const bool high = kPair * row + 1 < tile_rows;

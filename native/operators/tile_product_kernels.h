@@ -1,5 +1,5 @@
-// Large products of bfloat16 matrices on AMX's tiles: float32 matrices rounded into packed factors, and the
-// products of those. Only the build for AMX has them; see tile_products() in matmul.h.
+// Large products of bfloat16 matrices on tiles: float32 matrices rounded into packed factors, and the
+// products of those. Builds without AVX-512 have none; see tile_products() in matmul.h.
 #pragma once
 
 #include <cstdint>

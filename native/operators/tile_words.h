@@ -1,5 +1,5 @@
-// Words of two bfloat16, 16 to a vector: rounding to them, and sums of their products. Where the processor has
-// no instructions for that (AVX-512 BF16), others give the same results, for tests of what uses them.
+// Words of two bfloat16, 16 to a vector: rounding to them, and sums of their products. Where the processor
+// has no instructions for that (AVX-512 BF16), others give the same results, for tests of what uses them.
 //
 // A tile is 16 rows of 16 such words.
 #pragma once
@@ -30,7 +30,8 @@ inline __m512 add_products(__m512 sums, __m512i left, __m512i right) {
 
 // The numbers rounded to nearest, ties to even, as the upper halves of words; NaN stays one.
 inline __m512i rounded_words(__m512 numbers) {
-  const __m512i bits = (__m512i)numbers, odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i bits = (__m512i)numbers,
+                odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i nearest = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
   return _mm512_mask_or_epi32(nearest, _mm512_cmp_ps_mask(numbers, numbers, _CMP_UNORD_Q), bits,
                               _mm512_set1_epi32(0x400000));

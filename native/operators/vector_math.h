@@ -1,5 +1,5 @@
-// Elementary functions that compilers turn into vector code: no branches, no calls, no tables. A loop with a call
-// in it stays scalar: these are inlined whatever a compiler thinks of their size.
+// Elementary functions that compilers turn into vector code: no branches, no calls, no tables. A loop with a
+// call in it stays scalar: these are inlined whatever a compiler thinks of their size.
 #pragma once
 
 #include <cmath>

@@ -42,16 +42,15 @@ class WordFactors {
   // Writes the heading of such an array.
   void begin(float* array) const;
   // Where the factors are in it, that of the gradient from the word `first` on.
-  char* hidden_in(float* array) const;
-  char* gradient_in(float* array, int64_t first) const;
+  float* hidden_in(float* array) const;
+  float* gradient_in(float* array, int64_t first) const;
 
   // The width in the heading of such an array: 0 where all of it is zeros, which is the gradient that MXNet
   // gives an output that nothing is made of. Throws std::runtime_error where it is no such array.
   static int64_t width_in(const float* array);
 
  private:
-  bool low_, tiled_;
-  Element element_;
+  bool tiled_;
   int64_t words_, width_, units_;
 };
 

@@ -34,3 +34,15 @@ def test_an_instruction_set_beyond_the_processor_or_unknown_is_refused() -> None
     )
     assert result.returncode != 0
     assert "BERT_OPERATORS_ISA=sse9" in result.stderr
+
+
+def test_tiles_are_emulated_with_avx512_only() -> None:
+    code = "import mxnet as mx; from bert.operators import load_operators; load_operators();"
+    code += "print(mx.nd.bert_pack(mx.nd.ones((2, 2)), num_weights=1, dtype='bfloat16'))"
+    variables = {"BERT_OPERATORS_ISA": "avx2", "BERT_OPERATORS_BF16": "native", "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **variables}, capture_output=True, text=True,
+        timeout=120,
+    )  # fmt: skip
+    assert result.returncode != 0
+    assert "BERT_OPERATORS_BF16=native needs AVX-512" in result.stderr

@@ -24,7 +24,8 @@ HERE = Path(__file__).parent
 EVERYTHING = ["attention", "decode_loss", "dense", "dropout", "embed", "feed_forward", "gather", "gelu"]
 EVERYTHING += ["lamb", "bfloat16_moments", "norm", "packed", "packed_update", "self_attention", "split"]
 EVERYTHING += ["squares", "words"]
-PRODUCTS = ["decode_loss", "dense", "feed_forward", "self_attention", "split", "squares", "words"]
+PRODUCTS = ["attention", "decode_loss", "dense", "feed_forward", "packed", "packed_update", "self_attention"]
+PRODUCTS += ["split", "squares", "words"]
 
 
 class Variant(NamedTuple):
@@ -39,13 +40,11 @@ VARIANTS = {
     "baseline": Variant({"BERT_OPERATORS_ISA": "baseline", "OMP_NUM_THREADS": "3"}, "", EVERYTHING),
     "avx2": Variant({"BERT_OPERATORS_ISA": "avx2", "OMP_NUM_THREADS": "3"}, "avx2", EVERYTHING),
     "avx512": Variant({"BERT_OPERATORS_ISA": "avx512", "OMP_NUM_THREADS": "3"}, "avx512bw", EVERYTHING),
-    "avx512_bf16": Variant(
-        {"BERT_OPERATORS_ISA": "avx512_bf16"}, "avx512_bf16", ["attention", "self_attention", "split"]
+    "avx512, tiles emulated": Variant(
+        {"BERT_OPERATORS_ISA": "avx512", "BERT_OPERATORS_BF16": "native"}, "avx512bw", PRODUCTS
     ),
-    "native": Variant({"BERT_OPERATORS_BF16": "native"}, "avx512bw", PRODUCTS),
-    "rounded, one thread": Variant(
-        {"BERT_OPERATORS_BF16": "rounded", "OMP_NUM_THREADS": "1"}, "", [*PRODUCTS, "attention"]
-    ),
+    "avx512_bf16": Variant({"BERT_OPERATORS_ISA": "avx512_bf16"}, "avx512_bf16", PRODUCTS),
+    "rounded, one thread": Variant({"BERT_OPERATORS_BF16": "rounded", "OMP_NUM_THREADS": "1"}, "", PRODUCTS),
 }
 
 
