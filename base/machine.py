@@ -16,22 +16,27 @@ CPUINFO = Path("/proc/cpuinfo")
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def has_tiles(cpuinfo: Path = CPUINFO) -> bool:
+def has_amx(cpuinfo: Path = CPUINFO) -> bool:
     """Whether this processor multiplies bfloat16 on AMX's tiles."""
-    return "amx_bf16" in _cpu_fields(cpuinfo).get("flags", "").split()
+    return "amx_bf16" in _flags(cpuinfo)
+
+
+def multiplies_bfloat16(cpuinfo: Path = CPUINFO) -> bool:
+    """Whether this processor has instructions for products of bfloat16."""
+    return not _flags(cpuinfo).isdisjoint(BF16_FLAGS)
 
 
 def describe(root: Path, cpuinfo: Path = CPUINFO) -> dict[str, Any]:
     """Facts about this machine and this checkout, for JSON."""
     fields = _cpu_fields(cpuinfo)
-    flags = set(fields.get("flags", "").split())
+    flags = _flags(cpuinfo)
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": _commit(root),
         "cpu": fields.get("model name", platform.processor() or platform.machine()),
         "cores": len(os.sched_getaffinity(0)),
         "isa": [flag for flag in ISA_FLAGS if flag in flags],
-        "native_bf16": any(flag in flags for flag in BF16_FLAGS),
+        "native_bf16": multiplies_bfloat16(cpuinfo),
         "cache": fields.get("cache size", ""),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": f"{platform.system()} {platform.release()}",
@@ -101,6 +106,10 @@ def _cpu_fields(cpuinfo: Path) -> dict[str, str]:
         return {}
     pairs = (row.partition(":") for row in first.splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _flags(cpuinfo: Path) -> set[str]:
+    return set(_cpu_fields(cpuinfo).get("flags", "").split())
 
 
 def _commit(root: Path) -> str:

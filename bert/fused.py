@@ -13,8 +13,9 @@ from bert.model import trainable
 from bert.part import ModelPart, whole
 
 _SQUARES = "squares"  # among the weights: 0, whose gradient is the sum of squares that layers have counted
-# Rows are rounded up to a multiple: in bfloat16 oneDNN makes a product for each number of rows, and keeps it.
-_ROWS_MULTIPLE = {"float32": 1, "bfloat16": 16, BFLOAT16X3: 16}
+_DTYPES = ("float32", "bfloat16", BFLOAT16X3)
+# Rows are rounded up to a multiple: in float32 oneDNN makes a product for each number of rows, and keeps it.
+_ROWS_MULTIPLE = 16
 
 
 class FusedBert(mx.gluon.HybridBlock):
@@ -47,8 +48,8 @@ class FusedBert(mx.gluon.HybridBlock):
         part: ModelPart | None = None,
     ):
         super().__init__(prefix="fused_")
-        if dtype not in _ROWS_MULTIPLE:
-            raise ValueError(f"the fused operators compute in {', '.join(_ROWS_MULTIPLE)}, not in {dtype}")
+        if dtype not in _DTYPES:
+            raise ValueError(f"the fused operators compute in {', '.join(_DTYPES)}, not in {dtype}")
         self._dtype = dtype
         self._dropout = dropout
         self._config = config
@@ -129,8 +130,7 @@ class FusedBert(mx.gluon.HybridBlock):
             ValueError: a sequence without tokens, or longer than `input_ids`, where padding is left out.
         """
         if self.packs_sequences:
-            multiple = _ROWS_MULTIPLE[self._dtype]
-            places = places_of(valid_lengths.asnumpy(), input_ids.shape[1], multiple)
+            places = places_of(valid_lengths.asnumpy(), input_ids.shape[1], _ROWS_MULTIPLE)
             valid_lengths = mx.nd.array(places, ctx=input_ids.ctx, dtype="int32")
         return super().forward(input_ids, segment_ids, valid_lengths, *others)
 

@@ -18,6 +18,9 @@ FLOAT32 = 4  # bytes
 MOMENT_BYTES = {"float32": 4, "bfloat16": 2}  # of a number of mean or variance, by --optimizer_state
 IN_FLIGHT = 1.2
 FUSED, MXNET = "fused", "mxnet"
+TILES = (
+    "tiles"  # the fused operators in bfloat16 where the processor multiplies it: they keep numbers as such
+)
 _HEADS = ("pooler.", "classifier.", "decoder.")
 
 
@@ -69,10 +72,18 @@ def packed_bytes(config: BertConfig, dtype: str) -> int:
     return FLOAT32 * config.layers * 3 * units * units
 
 
-def gradient_bytes_in_flight(config: BertConfig, vocab_size: int, ends: Ends = WHOLE) -> int:
-    """The word embedding is used twice, and both uses have a gradient of its size before they are added;
-    where only one is here, the other one's arrives."""
-    return 2 * FLOAT32 * vocab_size * config.units if any(ends) else 0
+def gradient_bytes_in_flight(
+    config: BertConfig, vocab_size: int, batch: Batch, operators: str, ends: Ends = WHOLE
+) -> int:
+    """The word embedding is used twice. The fused operators hand one use's gradient on as two factors, one
+    number of which is for a word and a masked token; elsewhere both are arrays of the embedding's size before
+    they are added. Where only one use is here, the other one's arrives."""
+    if not any(ends):
+        return 0
+    if operators == MXNET or not all(ends):
+        return 2 * FLOAT32 * vocab_size * config.units
+    item = FLOAT32 // 2 if operators == TILES else FLOAT32
+    return item * vocab_size * _up_to(batch.rows * batch.predictions, 16)
 
 
 def activation_bytes(
@@ -82,23 +93,25 @@ def activation_bytes(
 
     Args:
         config: with as many layers as there are here.
-        operators: FUSED or MXNET.
+        operators: FUSED, TILES or MXNET.
         item: bytes of a number: 4; 2 in float16.
         ends: of the network that are here. The part's input is the embeddings' sum, or what has arrived.
 
     Of a token and layer the fused operators keep 8 units + 1 hidden numbers: queries, keys and values (3),
-    attended values, two products and two sums of the residual branch; what goes into the activation. Their
-    attention keeps no scores. MXNet's keep 10 units + 2.5 hidden (copies for heads, masks of dropout) and of
-    each head 3.25 squares of the length: scores, probabilities, these after dropout, and its mask.
+    attended values, two products and two sums of the residual branch; what goes into the activation. On tiles
+    the first four and the last are half as large. Their attention keeps no scores. MXNet's keep 10 units +
+    2.5 hidden (copies for heads, masks of dropout) and of each head 3.25 squares of the length: scores,
+    probabilities, these after dropout, and its mask.
     """
     tokens, masked = batch.rows * batch.length, batch.rows * batch.predictions
     units, hidden = config.units, config.hidden
     backward = tokens * (2 * units + 3 * hidden)  # gradients of one layer
-    if operators == FUSED:
-        layers: float = config.layers * tokens * (8 * units + hidden)
+    if operators in (FUSED, TILES):
+        of_token = 4 * units + (4 * units + hidden) * (0.5 if operators == TILES else 1)
+        layers: float = config.layers * tokens * of_token
         if ends.last:
             top_tokens = min(tokens, batch.rows + masked) if batch.predictions else tokens
-            layers += top_tokens * (5 * units + hidden) - tokens * (4 * units + hidden)
+            layers += top_tokens * (5 * units + hidden) + tokens * (4 * units - of_token)
         scores: float = vocab_size * _up_to(masked, 16)
     else:
         squares = 3.25 * batch.rows * config.heads * batch.length**2

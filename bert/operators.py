@@ -13,7 +13,7 @@ from mxnet.ndarray.register import _make_ndarray_function
 from mxnet.symbol.register import _make_symbol_function
 
 from base.errors import InputError
-from base.machine import CPUINFO, has_tiles
+from base.machine import CPUINFO, has_amx
 from bert.configuration import BFLOAT16X3, OPERATORS_LIBRARY, REMOVE, BertConfig
 
 LIBRARY = OPERATORS_LIBRARY
@@ -84,7 +84,7 @@ def choose_operators(wanted: str, dtype: str, device: mx.Context, bert: BertConf
 
 
 def _check_split(environ: Mapping[str, str], cpuinfo: Path = CPUINFO) -> None:
-    if _MULTIPLIES not in environ and not has_tiles(cpuinfo):
+    if _MULTIPLIES not in environ and not has_amx(cpuinfo):
         raise InputError(
             f"--dtype {BFLOAT16X3}: this processor has no AMX, and three products of bfloat16 take longer on "
             f"it than one of float32: use --dtype float32 ({_MULTIPLIES}=rounded computes it all the same, "

@@ -23,6 +23,7 @@ from bert.memory import (
     FUSED,
     MOMENT_BYTES,
     MXNET,
+    TILES,
     WHOLE,
     Batch,
     activation_bytes,
@@ -36,7 +37,7 @@ from training.pipeline.split import Costs, Split
 from training.run_inputs import Part
 from training.saving import copied_bytes
 
-PROCESS = 262 << 20  # bytes of a process that has imported everything and trains nothing (measured)
+PROCESS = 272 << 20  # bytes of a process that has imported everything and trains nothing (measured)
 FUSION = 64 << 20  # bytes of Horovod's buffer, at most
 FAR = 1.5  # times what is there: a run that needs more does not start
 _MIB = 1 << 20
@@ -158,7 +159,7 @@ def estimate(part: Part, backend: str, environ: Mapping[str, str] = os.environ) 
     whole = parameter_count(config.model.bert, inputs.vocab_size, shape.pretraining)
     copied = copied_bytes(whole, shape.dtype, config.optimization.optimizer_state) if inputs.trains else 0
     available = None if shape.on_gpu else available_memory()
-    what = f"{model}, {tokens} in {shape.dtype}, {shape.operators} operators"
+    what = f"{model}, {tokens} in {shape.dtype}, {MXNET if shape.operators == MXNET else FUSED} operators"
     return Estimate(parts[largest], copied, here, available, what, on_host, table)
 
 
@@ -202,7 +203,9 @@ def _shape(part: Part) -> _Shape:
         predictions = min(length, batch.max_predictions_per_seq or default_max_predictions(length))
     size = batch.batch_size if inputs.trains else batch.batch_size_eval
     rows = max(1, size // length) if batch.use_avg_len and inputs.trains else size
-    return _Shape(Batch(rows, length, predictions), dtype, FUSED if fused else MXNET, on_gpu, pretraining)
+    tiles = dtype == "bfloat16" and machine.multiplies_bfloat16()
+    operators = MXNET if not fused else TILES if tiles else FUSED
+    return _Shape(Batch(rows, length, predictions), dtype, operators, on_gpu, pretraining)
 
 
 def _split(part: Part, shape: _Shape) -> tuple[Split, Costs]:
@@ -221,7 +224,7 @@ def _count(part: Part, shape: _Shape, stage: int) -> int:
 def _parts(part: Part, shape: _Shape, backend: str, stage: int) -> dict[str, int]:
     """Bytes of a process of a stage of the pipeline, or of one with the whole model, by their use."""
     config, inputs = part
-    stages, item, fused = config.pipeline.stages, shape.item, shape.operators == FUSED
+    stages, item, fused = config.pipeline.stages, shape.item, shape.operators != MXNET
     bert, ends, batch = config.model.bert, WHOLE, shape.batch
     if stages > 1:
         bert = replace(bert, layers=_split(part, shape)[0].counts[stage])
@@ -235,7 +238,9 @@ def _parts(part: Part, shape: _Shape, backend: str, stage: int) -> dict[str, int
     layers = bert if inputs.trains else replace(bert, layers=1)
     if inputs.trains:
         sums = count * item if fused and config.batch.accumulate > 1 else 0
-        in_flight = gradient_bytes_in_flight(bert, inputs.vocab_size, ends) if shape.pretraining else 0
+        in_flight = 0
+        if shape.pretraining:
+            in_flight = gradient_bytes_in_flight(bert, inputs.vocab_size, batch, shape.operators, ends)
         parts["gradients"] = count * item + sums + in_flight * item // FLOAT32
         masters = FLOAT32 * count if item < FLOAT32 else 0
         parts["optimizer states"] = MOMENT_BYTES[moments] * 2 * count + masters

@@ -52,7 +52,7 @@ def test_bfloat16x3_is_for_processors_with_tiles(monkeypatch: pytest.MonkeyPatch
     """Three products of bfloat16 are no faster than one of float32 without; tests compute them though."""
     monkeypatch.delenv("BERT_OPERATORS_BF16", raising=False)
     for there in (True, False):
-        monkeypatch.setattr(bert.operators, "has_tiles", lambda cpuinfo, there=there: there)
+        monkeypatch.setattr(bert.operators, "has_amx", lambda cpuinfo, there=there: there)
         if there:
             assert choose_operators("auto", "bfloat16x3", mx.cpu(), BERT) == "fused"
             continue

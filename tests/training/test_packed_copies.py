@@ -43,7 +43,7 @@ def same(found: list[np.ndarray], expected: list[np.ndarray]) -> bool:
     [("bfloat16", "float32"), ("bfloat16", "bfloat16"), ("float32", "float32"), ("bfloat16x3", "float32")],
 )
 def test_they_follow_the_updates(dtype, state, kind, monkeypatch):
-    monkeypatch.setattr(bert.operators, "has_tiles", lambda cpuinfo: True)  # bfloat16x3 is slow without
+    monkeypatch.setattr(bert.operators, "has_amx", lambda cpuinfo: True)  # bfloat16x3 is slow without
     network = network_of(dtype)
     step, _ = make_step(network, kind=kind, moments=MomentType(state, 1))
     before = fresh(network)

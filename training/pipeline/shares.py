@@ -9,7 +9,7 @@ from base.quantities import digits, percent
 from base.tables import Row, Table
 from bert.configuration import BertConfig
 from bert.flops import forward_flops, size_of
-from bert.memory import FUSED, Batch, Ends, parameter_count
+from bert.memory import MXNET, Batch, Ends, parameter_count
 from training.pipeline.options import ONE_F_ONE_B, PipelineConfig
 from training.pipeline.split import Costs, Split, choose_split
 
@@ -35,10 +35,10 @@ def run_split(
 
     Args:
         batch: a micro-batch; the split depends on its length and its masked tokens, not on its rows.
-        operators: FUSED or MXNET; the fused ones compute no more than the masked tokens and the first one
-            above the attention of the top layer.
+        operators: FUSED, TILES or MXNET; the fused ones compute no more than the masked tokens and the
+            first one above the attention of the top layer.
     """
-    top_rows = batch.predictions + 1 if operators == FUSED and batch.predictions else None
+    top_rows = batch.predictions + 1 if operators != MXNET and batch.predictions else None
     costs = counted_costs(bert, vocab_size, batch, top_rows)
     return choose_split(pipeline.split, costs, pipeline.stages, bert.layers), costs
 
