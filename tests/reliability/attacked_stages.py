@@ -61,7 +61,7 @@ training.loop.Loop._save = lambda self, planned, at_end: (
 
 # Formatted with the first step whose checkpoint counts, and the moment.
 STOPPING_ITSELF = """
-import os, re, signal
+import os, re, signal, threading
 import training.pipeline.saving, training.saving
 at, wanted = {step}, {moment!r}
 begin, receive, sync = (
@@ -72,7 +72,8 @@ def stop(moment):
     nonlocal wanted
     if moment == wanted and saved >= at:
         wanted = None
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # To this thread: one to the process is another thread's to take, and this one goes on until then.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 def begin_step(self, step, *given, **more):
     nonlocal saved
     saved = step
