@@ -42,6 +42,8 @@ _MOST_MANIFEST = 16 << 20  # bytes; options are kilobytes
 LIBRARIES = ("numpy", "mxnet", "gluonnlp", "horovod", "byteps")
 # What `base.files.replacing` calls these files before they are complete.
 _TEMPORARY = re.compile(r"\d{7,}(\.params|\.states\.npz|\.json|\.aside)\.tmp-[-0-9a-f]+")
+# The same of a run's other files, with the process: this one may be writing them beside a checkpoint.
+_TEMPORARY_BESIDE = re.compile(r"(loss\.png|metrics\.jsonl)\.tmp-(\d+)-[0-9a-f]+")
 
 
 @dataclass(frozen=True)
@@ -255,9 +257,10 @@ def library_versions() -> dict[str, str]:
 
 
 def remove_leftovers(ckpt_dir: str) -> None:
-    """Delete temporary files that a killed run left behind; only names that this module gives."""
+    """Delete temporary files that a killed run left behind; only names that runs give."""
     for name in os.listdir(ckpt_dir):
-        if _TEMPORARY.fullmatch(name):
+        beside = _TEMPORARY_BESIDE.fullmatch(name)
+        if _TEMPORARY.fullmatch(name) or (beside and int(beside[2]) != os.getpid()):
             os.remove(os.path.join(ckpt_dir, name))
 
 
