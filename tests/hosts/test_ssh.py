@@ -57,20 +57,26 @@ def test_a_run_over_three_hosts(hosts):
     assert said == [f"[rank {rank}] {name} {rank} {ROOT}" for rank, name in enumerate(names)]
 
 
-def test_the_printed_command(hosts):
-    """The text of `hparams.py --launch hvd`, with another program for the ranks."""
+def test_the_printed_command(hosts, tmp_path):
+    """The text of `hparams.py --launch hvd`, with another program for the ranks.
+
+    Each rank writes a file: mpirun itself may join the words of two ranks to one line.
+    """
     plan = [sys.executable, "hparams.py", "--launch", "hvd", "--hostfile", hosts.hostfile]
     plan += ["--tokens_per_gpu", "8192", "--sockets", "1", "--interface", INTERFACE]
     printed = run_command(plan).check().stdout
+    name = f"os.path.join('{tmp_path}', os.environ['OMPI_COMM_WORLD_RANK'])"
+    program = f"import os; print(os.uname().nodename, os.getcwd(), file=open({name}, 'w'))"
     command = re.sub(
-        r"python run_pretraining_hvd\.py .*", f'{sys.executable} -c "{PLACE}"', printed, flags=re.S
+        r"python run_pretraining_hvd\.py .*", f'{sys.executable} -c "{program}"', printed, flags=re.S
     )
     assert command != printed
     # Two CPUs of the machine that plays all hosts are not bound to three ranks.
     command = command.replace("-bind-to socket", "-bind-to none --oversubscribe")
     env = {"PATH": hosts.path, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    result = run_command([*hosts.prefix, "bash", "-c", command], env=env).check()
-    assert sorted(result.stdout.split()[::3]) == ["alpha", "beta", "gamma"]
+    run_command([*hosts.prefix, "bash", "-c", command], env=env).check()
+    said = {each.name: each.read_text(encoding="ascii") for each in tmp_path.iterdir()}
+    assert said == {str(rank): f"{name} {ROOT}\n" for rank, name in enumerate(("alpha", "beta", "gamma"))}
 
 
 def test_restarts_and_ctrl_c(hosts, tmp_path):
