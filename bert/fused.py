@@ -8,6 +8,7 @@ import mxnet as mx
 import numpy as np
 from gluonnlp.model.bert import BERTModel
 
+from bert.arrays import on_device
 from bert.configuration import BFLOAT16X3, LAYER_NORM_EPSILON, BertConfig
 from bert.model import trainable
 from bert.part import ModelPart, whole
@@ -131,7 +132,7 @@ class FusedBert(mx.gluon.HybridBlock):
         """
         if self.packs_sequences:
             places = places_of(valid_lengths.asnumpy(), input_ids.shape[1], _ROWS_MULTIPLE)
-            valid_lengths = mx.nd.array(places, ctx=input_ids.ctx, dtype="int32")
+            valid_lengths = on_device(places.astype(np.int32, copy=False), input_ids.ctx)
         return super().forward(input_ids, segment_ids, valid_lengths, *others)
 
     def layers(self, F: Any, weights: Mapping[str, Any]) -> Layers:

@@ -10,12 +10,13 @@ from typing import Any, Callable, Sequence
 import mxnet as mx
 import numpy as np
 
+from bert.arrays import on_device
 from bert.model import trained
 from bert.operators import knows_squares
 from comm.base import Communicator
 from tasks.base import Task
 from training.optimizer.accumulation import make_accumulation
-from training.optimizer.optimizer import Optimizer, clip_factor, global_norm
+from training.optimizer.optimizer import Optimizer, clip_factor, global_norm, queued_norm
 from training.optimizer.scaler import LossScaler
 
 
@@ -138,7 +139,8 @@ class TrainStep:
     def _counted_norm(self, gradients: list[mx.nd.NDArray]) -> float:
         counted, squares = self._network.counted_squares()
         rest = [each for name, each in zip(self._names, gradients) if name not in counted]
-        return math.hypot(math.sqrt(squares.asscalar()), global_norm(rest, native=True))
+        others = queued_norm(rest, native=True)  # before the wait for the device
+        return math.hypot(math.sqrt(squares.asscalar()), others.asscalar())
 
     def _forward_and_backward(self, step: int, batches: Sequence[Any]) -> mx.nd.NDArray:
         factors = self._factors(batches, self._communicator)
@@ -170,7 +172,7 @@ class TrainStep:
         mean of their gradients is the gradient of the whole step, however its micro-batches are shared.
 
         The numbers travel while the forward pass works: only the losses wait for them."""
-        counts = mx.nd.array(self._task.count(batches), ctx=mx.cpu(), dtype="float64")
+        counts = on_device(np.array(self._task.count(batches), np.float64), mx.cpu())
         sharing.average([counts])
         factors = (self._scaler.scale / (counts + (counts == 0))).astype("float32")
         factors = factors.as_in_context(self._device)

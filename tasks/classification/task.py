@@ -9,6 +9,7 @@ import mxnet as mx
 import numpy as np
 from gluonnlp.model.bert import BERTModel
 
+from bert.arrays import on_device
 from bert.configuration import BertConfig
 from bert.flops import Size, forward_flops
 from bert.model import POOLER
@@ -53,7 +54,7 @@ class Classification:
         labels = np.where(known, batch.labels, 0).astype(batch.labels.dtype)
         texts = (batch.input_ids, batch.segment_ids, batch.valid_lengths)
         arrays = (*texts, labels, known.astype(np.float32))
-        return [mx.nd.array(array, ctx=device, dtype=array.dtype) for array in arrays]
+        return [on_device(array, device) for array in arrays]
 
     def count(self, batches: Sequence[Batch]) -> tuple[float]:
         """Examples with a label."""

@@ -8,6 +8,7 @@ from typing import Mapping, NamedTuple, Sequence
 import mxnet as mx
 from gluonnlp.model.bert import BERTModel
 
+from bert.arrays import on_device
 from bert.configuration import BertConfig
 from bert.flops import Size, forward_flops
 from bert.model import HEADS
@@ -52,7 +53,7 @@ class Pretraining:
 
     def inputs(self, batch: Batch, device: mx.Context) -> list[mx.nd.NDArray]:
         """The batch's arrays, in the order of PretrainingLoss' first seven inputs."""
-        return [mx.nd.array(array, ctx=device, dtype=array.dtype) for array in batch]
+        return [on_device(array, device) for array in batch]
 
     def count(self, batches: Sequence[Batch]) -> tuple[float, float]:
         """Masked positions and sequences."""

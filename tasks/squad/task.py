@@ -9,6 +9,7 @@ import mxnet as mx
 import numpy as np
 from gluonnlp.model.bert import BERTModel
 
+from bert.arrays import on_device
 from bert.configuration import BertConfig
 from bert.flops import Size, forward_flops
 from data.questions.windows import QuestionBatch
@@ -46,7 +47,7 @@ class QuestionAnswering:
         known = (batch.starts >= 0).astype(np.float32)
         places = (np.maximum(batch.starts, 0), np.maximum(batch.ends, 0))
         arrays = (batch.input_ids, batch.segment_ids, batch.valid_lengths, *places, known)
-        return [mx.nd.array(array, ctx=device, dtype=array.dtype) for array in arrays]
+        return [on_device(array, device) for array in arrays]
 
     def count(self, batches: Sequence[QuestionBatch]) -> tuple[float]:
         """Windows whose answer is known."""

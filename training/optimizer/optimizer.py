@@ -253,8 +253,13 @@ def global_norm(gradients: Sequence[mx.nd.NDArray], native: bool = False) -> flo
     Sums are at least float32 whatever the gradients' dtype. A NaN or an infinity in any gradient gives a
     non-finite norm. `native`: as for `Optimizer`.
     """
+    return float(queued_norm(gradients, native).asscalar())
+
+
+def queued_norm(gradients: Sequence[mx.nd.NDArray], native: bool = False) -> mx.nd.NDArray:
+    """The same, shape (1,), without the wait."""
     path = native_update if native and native_update.applies_to(gradients) else mxnet_update
-    return float(path.norm(gradients).asscalar())
+    return path.norm(gradients)
 
 
 def clip_factor(norm: float, clip_norm: float, scale: float = 1.0) -> float:
