@@ -175,8 +175,7 @@ def check(environment: Environment, cuda: str, progress: Progress) -> None:
     script = [python, str(ROOT / "setup/check_horovod.py")]
     built_with = [] if cuda == "cpu" else ["nccl"]
     gloo = [python, str(environment.venv / "bin/horovodrun"), "--gloo", "-np", "2"]
-    # The transports of launched runs (hosts/mpirun.py): with the others a rank of a CUDA build in a container
-    # crashed once in twenty times, in the exchange of messages.
+    # The transports of launched runs (hosts/mpirun.py).
     mpi = ["mpirun", "-np", "2", "--oversubscribe", "-mca", "pml", "ob1", "-mca", "btl", "^openib,ofi,uct"]
     progress.run([python, "-m", "pip", "check"], "pip check", env, CHECK_LIMIT)
     progress.run([python, "-c", IMPORTS], "imports", env, CHECK_LIMIT)
