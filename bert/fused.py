@@ -132,7 +132,7 @@ class FusedBert(mx.gluon.HybridBlock):
         """
         if self.packs_sequences:
             places = places_of(valid_lengths.asnumpy(), input_ids.shape[1], _ROWS_MULTIPLE)
-            valid_lengths = on_device(places.astype(np.int32, copy=False), input_ids.ctx)
+            valid_lengths = on_device(places, input_ids.ctx)
         return super().forward(input_ids, segment_ids, valid_lengths, *others)
 
     def layers(self, F: Any, weights: Mapping[str, Any]) -> Layers:

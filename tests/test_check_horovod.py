@@ -30,5 +30,5 @@ check_horovod.main()
 
 
 def test_no_rank_leaves_while_the_other_exchanges_messages():
-    """Horovod ends MPI on all ranks with the first that leaves: one in ten trials crashed so."""
+    """Horovod ends MPI on all ranks with the first that leaves, under the hands of one that still uses it."""
     run_ranks(SLOW, 2, env={"PYTHONPATH": str(ROOT)}).check()
