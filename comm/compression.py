@@ -57,7 +57,7 @@ def byteps_settings(
         return {} if config.bucket_bytes is None else {"bucket_bytes": config.bucket_bytes}
     complete_environment(environ)
     place = read_place(environ)
-    if place.size > 1 and not place.distributed:
+    if not place.distributed:
         raise InputError(
             f"--compression {config.compression} is for what travels between workers and servers, and this "
             "run has one worker and no server; use none or fp16"

@@ -289,9 +289,12 @@ def test_variables_that_compressors_cannot_work_with(changes):
     assert byteps_settings(config("fp16"), two_workers(**changes)) == {}
 
 
-def test_one_worker_has_nothing_to_compress():
+@pytest.mark.parametrize("local_ranks", [0, 1, 2])
+def test_one_worker_has_nothing_to_compress(local_ranks):
     environ = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "1", "DMLC_WORKER_ID": "0"}
-    environ.update(BYTEPS_LOCAL_RANK="0", BYTEPS_LOCAL_SIZE="2")
+    environ.update(BYTEPS_LOCAL_RANK="0", BYTEPS_LOCAL_SIZE=str(local_ranks))
+    if not local_ranks:  # no launcher: a run of its own
+        environ.clear()
     with pytest.raises(InputError, match="--compression topk .* one worker and no server"):
         byteps_settings(config("topk"), environ)
 
