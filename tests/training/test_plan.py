@@ -75,6 +75,21 @@ def test_given_values_are_kept_with_a_warning_that_names_the_papers():
     assert "from the LAMB paper" not in found.summary
 
 
+@pytest.mark.parametrize(
+    "given, lines",
+    [
+        ("--num_steps 900 --lr 0.014 --warmup_ratio 0.1", 0),
+        ("--num_steps 900 --lr 0.014", 1),
+        ("--lr 0.014", 1),
+    ],
+)
+@pytest.mark.parametrize("batch", ["--batch_size 32", "--batch_size 1000 --use_avg_len"])
+def test_a_small_run_has_one_line_at_most(given, lines, batch):
+    """Steps of 64 sequences, and of 15.6 on average: the paper has no values to compare with."""
+    warnings = plan(f"{batch} {given}", 2).warnings
+    assert len(warnings) == lines and all("times the paper's" not in each for each in warnings)
+
+
 def test_a_batch_that_was_meant_in_tokens_gets_a_hint():
     rest = "--num_steps 450000 --lr 0.000884 --warmup_ratio 0.00625"
     (hint,) = [each for each in plan(f"--batch_size 4096 {rest}", 32).warnings if "use_avg_len" in each]
