@@ -30,6 +30,7 @@ from results import parse_options as parse_tables
 from tests.bert.weights.building import SMALL, WORDS, arrays, write
 from tests.hosts.manifests import objects, problems
 from tests.processes import ROOT, RunResult, run_command, run_ranks
+from training import gluonnlp_options
 from training.checkpoint import save
 from training.finetuning.options import NOT_HERE
 from training.options import parse_options
@@ -79,7 +80,8 @@ FOREIGN_OPTIONS = {
         "--NAME",
         "--FLAG",
     ),
-    *(f"--{name}" for name in NOT_HERE),  # GluonNLP's, rejected with a reason that no --help has
+    # GluonNLP's, rejected with a reason that no --help has, or taken as others.
+    *(f"--{name}" for name in [*NOT_HERE, *gluonnlp_options.NOT_HERE, *gluonnlp_options.TAKEN]),
 }
 
 

@@ -4,6 +4,7 @@ options_file        options in YAML files
 options             the command line of the training scripts
 report_options      its options about output, which fine-tuning has too
 start_options       its options that say where a run starts, and its stages
+gluonnlp_options    those of GluonNLP's that it takes as its own, or rejects
 pairs               options that have a value for each stage
 config              frozen settings made once from the options
 stages              two stages in one directory: where a run goes on

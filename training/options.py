@@ -2,7 +2,8 @@
 YAML where --options_file is given.
 
 The options of GluonNLP v0.8.3's `run_pretraining_hvd.py` keep their names and meanings, so an existing
-command line runs unchanged. Where a default had to change, the help text says so.
+command line runs unchanged; for later ones see training.gluonnlp_options. Where a default had to change, the
+help text says so.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from comm.options import add_communication_options, communication_config
 from data.options import add_data_options, add_vocabulary_options, check_data_options
 from training.config import DEFAULT_MODEL, model_config
 from training.deadline import DeadlineConfig, add_deadline_options, check_deadline
+from training.gluonnlp_options import add_gluonnlp_options, take_gluonnlp_options
 from training.optimizer.schedule import COOLDOWN_RATIO, DECAY_POWERS
 from training.options_file import OPTION, expand, given_file
 from training.pairs import StageOptions, accumulation, allow_pairs, options_of_stages
@@ -59,6 +61,7 @@ def parse_options(argv: Sequence[str] | None, description: str) -> argparse.Name
     parser = _parser(description)
     options = parser.parse_args(expand_options(words, parser))
     options.options_file = given_file(words)
+    take_gluonnlp_options(options)
     stage_options(options)
     return options
 
@@ -298,6 +301,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     add_deadline_options(add)
     add("--start_step", type=count, default=0, help="continue from the checkpoint of this step")
     add_report_options(add, log_interval=250)
+    add_gluonnlp_options(parser.add_argument)
     allow_pairs(parser)
     return parser
 

@@ -14,6 +14,7 @@ from bert.configuration import BertConfig, parse_model
 from data.options import MAX_POSITIONS
 from tests.processes import ROOT
 from training.config import run_config
+from training.gluonnlp_options import NOT_HERE, TAKEN
 from training.options import PUBLISHED_VOCABULARIES, parse_options
 
 # name: (an argument as text or None for a flag, what it becomes, GluonNLP v0.8.3's default or NEW).
@@ -179,6 +180,51 @@ def test_a_gluonnlp_command_line_runs_unchanged():
     assert options.data == "folder1/*.txt,folder2/*.txt" and options.use_avg_len and options.raw
     assert (options.lr, options.batch_size, options.accumulate) == (1e-4, 65536, 4)
     assert options.optimizer == "lamb" and options.clip_norm == 1.0 and not options.resume
+
+
+@pytest.mark.parametrize(
+    "given, ours",
+    [
+        ("--num_dataset_workers 4", "--num_data_workers 4"),
+        ("--num_dataset_workers=4 --num_batch_workers 2", "--num_data_workers 6"),
+        ("--synthetic_data", "--dummy_data_len 512"),
+        ("--synthetic_data --max_seq_length 128", "--dummy_data_len 128 --max_seq_length 128"),
+        ("--phase2 --phase1_num_steps 9 --start_step 9", "--stages 2 --keep_optimizer_state"),
+        (
+            "--phase2 --phase1_num_steps 9 --start_step 12",
+            "--stages 2 --keep_optimizer_state --start_step 12",
+        ),
+        ("--phase2 --phase1_num_steps 9 --init_from x", "--stages 2 --init_from x"),
+    ],
+)
+def test_later_options_of_gluonnlps_are_taken_as_ours(given, ours):
+    """Those of 0.9's and 0.10's run_pretraining.py."""
+    assert parse(*given.split()) == parse(*ours.split())
+
+
+@pytest.mark.parametrize(
+    "given, named",
+    [
+        *((f"--{name} 4", [f"--{name} is not followed here: ", reason]) for name, reason in NOT_HERE.items()),
+        (
+            "--total_batch_size 256 --accumulate 1 --raw --comm_backend horovod",
+            ["--batch_size", "run_pretraining_hvd.py"],
+        ),
+        ("--no_compute_acc --gpus=0,1", ["--no_compute_acc", "--gpus", "CUDA_VISIBLE_DEVICES"]),
+        ("--phase2", ["--phase1_num_steps", "--stages 2"]),
+        ("--phase1_num_steps 9", ["--phase2", "--stages 2"]),
+        ("--phase2 --phase1_num_steps 9 --start_step 8", ["--start_step 8", "--phase1_num_steps 9"]),
+        ("--phase2 --phase1_num_steps 9 --stages 1", ["--phase2", "--stages 1"]),
+    ],
+)
+def test_later_options_of_gluonnlps_that_cannot_be_taken(given, named):
+    message = refused(*given.split())
+    assert all(each in message for each in named), message
+
+
+def test_gluonnlps_options_are_in_the_guide():
+    guide = (ROOT / "docs" / "migration.md").read_text("utf-8")
+    assert all(f"`--{name}" in guide for name in [*NOT_HERE, *TAKEN])
 
 
 @pytest.mark.parametrize(

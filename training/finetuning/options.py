@@ -40,6 +40,7 @@ from training.config import (
 )
 from training.deadline import DeadlineConfig, add_deadline_options, check_deadline
 from training.finetuning.beginning import BeginningConfig, Found
+from training.gluonnlp_options import add_not_here, reject_not_here
 from training.options_file import OPTION, expand, given_file
 from training.pairs import accumulation
 from training.pretrained_options import add_pretrained_options, pretrained_config
@@ -97,8 +98,7 @@ def make_parser(description: str, defaults: Defaults) -> OptionParser:
     )
     add_communication_options(group.add_argument)
     _add_output(parser.add_argument_group("checkpoints and output").add_argument)
-    for name in NOT_HERE:
-        parser.add_argument(f"--{name}", nargs="?", const="given", help=argparse.SUPPRESS)
+    add_not_here(parser.add_argument, NOT_HERE)
     return parser
 
 
@@ -228,10 +228,7 @@ def parse(parser: OptionParser, argv: Sequence[str] | None) -> argparse.Namespac
     words = list(sys.argv[1:] if argv is None else argv)
     options = parser.parse_args(expand(words, vars(parser.parse_args([])), parser.parse_args))
     options.options_file = given_file(words)
-    for name, instead in NOT_HERE.items():
-        if getattr(options, name) is not None:
-            raise InputError(f"--{name} is not followed here: {instead}")
-        delattr(options, name)
+    reject_not_here(options, NOT_HERE)
     if options.only_predict and not options.model_parameters:
         raise InputError("--only_predict needs --model_parameters, the fine-tuned model to evaluate")
     if options.only_predict and options.resume:
