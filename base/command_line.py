@@ -47,6 +47,18 @@ class OptionParser(argparse.ArgumentParser):
         super().__init__(*args, **keywords)
         self.register("type", None, not_empty)
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        given, rest = self.parse_known_args(args, namespace)
+        files = [word for word in rest if os.path.exists(word)]
+        if files:
+            self.error(
+                f"no option takes {shown(files[0])}, a file: most likely a shell has expanded a pattern; "
+                "quote it, twice under bpslaunch, which passes its command to a second shell: \"'*.txt'\""
+            )
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return given
+
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{one_line(message)} (--help lists the options)")
 

@@ -152,12 +152,30 @@ def test_two_workers_as_somebody_types_them(environment, tmp_path):
     assert said[0] and said[1] and said[0][0] == said[1][0]
 
 
-def test_a_missing_variable_is_one_line(tmp_path):
-    variables = {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2", "DMLC_WORKER_ID": "0", "DMLC_NUM_SERVER": "1"}
-    variables.update(DMLC_PS_ROOT_URI="127.0.0.1", DMLC_PS_ROOT_PORT="http")
+def errors_of(variables, *words, cwd):
+    """Lines of a worker that is started with these variables and trains with these words too."""
+    worker = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": "0", **variables}
     script = ["python", str(ROOT / "run_pretraining_byteps.py"), *TRAINING]
-    with bpslaunch(variables, *script, cwd=tmp_path) as run:
+    with bpslaunch(worker, *script, *words, cwd=cwd) as run:
         result = run.wait()
     assert result.returncode != 0
-    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert errors == ["error: DMLC_PS_ROOT_PORT=http: it must be a whole number, 1 or more"]
+    return [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+
+
+def test_a_missing_variable_is_one_line(tmp_path):
+    variables = {"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1"}
+    variables.update(DMLC_PS_ROOT_URI="127.0.0.1", DMLC_PS_ROOT_PORT="http")
+    expected = ["error: DMLC_PS_ROOT_PORT=http: it must be a whole number, 1 or more"]
+    assert errors_of(variables, cwd=tmp_path) == expected
+
+
+def test_a_pattern_that_its_shell_expands(tmp_path):
+    """Though it is quoted; what the message says to do then leads past it."""
+    for name in "abc":
+        (tmp_path / f"{name}.txt").touch()
+    (error,) = errors_of({"DMLC_NUM_WORKER": "1"}, "--data", "*.txt", cwd=tmp_path)
+    assert re.match(
+        "error: no option takes '[abc].txt', a file: most likely a shell has expanded a pattern", error
+    )
+    (error,) = errors_of({"DMLC_NUM_WORKER": "1"}, "--data", re.findall(r'"(.*)"', error)[0], cwd=tmp_path)
+    assert "no option takes" not in error
