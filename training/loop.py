@@ -25,7 +25,7 @@ from training.run_inputs import Part
 from training.start import Start
 from training.step import StepResult, StepSettings, TrainStep, dropout_seed
 from training.stopping import StopRequest
-from training.utilisation import find_peak
+from training.utilisation import Peak
 
 if TYPE_CHECKING:
     from training.run import Run
@@ -63,10 +63,9 @@ class Loop:
         self.stop = stop
         self.totals = Totals(run.task, run.model.device)
         self.size = size_of(config.model.bert, run.inputs.vocab_size)
-        model = run.model
-        self.peak = find_peak(
-            config.report.peak_tflops, model.dtype, model.operators, model.device, communicator
-        )
+        self.peak = Peak(config.report.peak_tflops, run.model, communicator)
+        # Rank 0's clock decides when it is measured again. It would be seen in a trace.
+        self.measures = communicator.rank == 0 and not config.report.profile
         run.reporter.note(f"mfu is the share of {self.peak.sentence}")
         self.clock = run.clock
         hours = config.optimization.budget_hours
@@ -100,12 +99,12 @@ class Loop:
             lr = run.plan.schedule(self.budget.ticks if self.budget else self.step - run.start.begun)
             result = self._take(lr)
             keep_going = result.keep_going
-            _, _, *of_budget, self.in_time = result.agreed
+            _, _, keeps_peak, *of_budget, self.in_time = result.agreed
             if self.budget:
                 self.budget.take(of_budget)
             at_end = self._complete() or not keep_going or not self.in_time
             if self.step % run.config.report.log_interval == 0 or at_end:
-                self._log(lr, result)
+                self._log(lr, result, not keeps_peak)
             planned = self.step % run.ckpt_interval == 0 or at_end
             if planned or self.late:
                 with self.clock:  # not training time
@@ -171,8 +170,9 @@ class Loop:
         return result
 
     def _flags(self) -> list[bool]:
-        """Flags to agree on: whether saving goes well, and what is saved is finite; the budget's bits;
-        whether there is time for another step. What is being saved is copied: the update may change it."""
+        """Flags to agree on: whether saving goes well, and what is saved is finite; whether the peak may stay
+        as measured; the budget's bits; whether there is time for another step. What is being saved is copied:
+        the update may change it."""
         saver = self.run.saver
         sound = saver.sound()
         if saver.seconds != self.save_s:
@@ -181,12 +181,16 @@ class Loop:
         self.deadline.took(STEP, time.monotonic() - self.step_begun)
         budget = self.budget.flags() if self.budget else []
         allowed = self.deadline.allows(saves=self.step % self.run.ckpt_interval == 0)
-        return [sound, saver.finite, *budget, allowed]
+        return [sound, saver.finite, not (self.measures and self.peak.due), *budget, allowed]
 
-    def _log(self, lr: float, result: StepResult) -> None:
+    def _log(self, lr: float, result: StepResult, peak_due: bool) -> None:
         run = self.run
         gathered = self.totals.over_ranks(run.communicator)
         seconds = self.clock.lap()
+        if peak_due:
+            with self.clock:  # not training time
+                if self.peak.measure():
+                    run.reporter.note(f"mfu is the share of {self.peak.sentence}")
         counts = gathered.counts
         run.reporter.training(
             {
@@ -201,7 +205,7 @@ class Loop:
                 "padded_tokens_per_s": counts["padded_tokens"] / seconds,
                 "sequences_per_s": counts["sequences"] / seconds,
                 "step_s": seconds / self.steps_in_interval,
-                "mfu": counts["flops"] / seconds / self.peak.flops,
+                "mfu": self.peak.share(counts["flops"] / seconds),
                 "training_s": round(self.clock.total, 3),
                 **({"budget_left_s": round(self.budget.left, 3)} if self.budget else {}),
                 "data_wait": counts["waited_s"] / run.communicator.size / seconds,

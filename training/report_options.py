@@ -26,7 +26,7 @@ def add_report_options(add: Callable[..., Any], log_interval: int) -> None:
         type=positive,
         metavar="TFLOPS",
         help="10^12 operations a second that a process's device reaches at most, which mfu is the share of; "
-        "312 for an A100 in float16 (default: measured at the start in matrix products, 0.2 s)",
+        "312 for an A100 in float16 (default: measured in matrix products, at the start and now and then)",
     )
     add("--verbose", action="store_true", help="print all options, and a line for every step")
     add(

@@ -6,38 +6,72 @@ on batches as they are, padding included; what an implementation computes again 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import time
+from typing import TYPE_CHECKING
 
 import mxnet as mx
 
 from comm.base import Communicator
 from training.profiling.peak import ROWS, matrix_peak
 
-MEASURED = 0.2  # seconds
+if TYPE_CHECKING:
+    from training.model import Model
+
+MEASURED = 0.2  # seconds, at the start
+COST, COST_IN_DOUBT = 0.01, 0.1  # of the time, at most, for measuring again; where mfu would be above 100%
 
 
-class Peak(NamedTuple):
-    """Operations a second that all processes of a run can do at most. `sentence`: its origin, for people."""
+class Peak:
+    """Operations a second that all processes of a run can do at most.
 
-    flops: float
-    sentence: str
+    `given`, by --peak_tflops, for a process, or measured by all processes at the same time, since those of a
+    host share its cores and its memory. Other programs make what is measured too low: of several measurements
+    the highest counts. Every rank makes it.
+    """
 
+    def __init__(self, given: float | None, model: Model, communicator: Communicator):
+        self._given, self._model, self._communicator = given, model, communicator
+        self._in_doubt = False
+        size = communicator.size
+        if given is not None:
+            self.flops = given * 1e12 * size
+            self._origin = f"{size} x --peak_tflops {given:g}"
+            return
+        processes = f"{size} process{'es' if size > 1 else ''}"
+        self.flops = 0.0
+        self._origin = f"products of {ROWS} x {ROWS} {model.dtype} matrices on {processes}"
+        self.measure(MEASURED)
 
-def find_peak(
-    given: float | None, dtype: str, operators: str, device: mx.Context, communicator: Communicator
-) -> Peak:
-    """The peak as --peak_tflops states it for a process, or as all processes measure it at the same time,
-    since those of a host share its cores and its memory; every rank calls it."""
-    size = communicator.size
-    processes = f"{size} process{'es' if size > 1 else ''}"
-    if given is not None:
-        flops = given * 1e12 * size
-        return Peak(flops, f"{flops / 1e12:.3g} TFLOP/s, {size} x --peak_tflops {given:g}")
-    communicator.barrier()  # so that all begin together
-    mine = matrix_peak(dtype, [operators], device, MEASURED)
-    exchanged = mx.nd.array([mine], ctx=mx.cpu(), dtype="float64")
-    communicator.average([exchanged])
-    flops = float(exchanged.asscalar()) * size
-    communicator.barrier()  # for comm.watch.watchdog: what follows is no longer part of the exchange
-    products = f"{ROWS} x {ROWS} {dtype} matrices"
-    return Peak(flops, f"{flops / 1e12:.3g} TFLOP/s, products of {products} on {processes}")
+    @property
+    def sentence(self) -> str:
+        """The peak and its origin, for people."""
+        return f"{self.flops / 1e12:.3g} TFLOP/s, {self._origin}"
+
+    @property
+    def due(self) -> bool:
+        """Whether measuring again would take its share of this rank's time at most."""
+        if self._given is not None:
+            return False
+        cost = COST_IN_DOUBT if self._in_doubt else COST
+        return time.monotonic() - self._measured >= self._took / cost
+
+    def measure(self, seconds: float = 0.0) -> bool:
+        """Measures for `seconds`, in two products at least; every rank calls it. Returns whether the peak is
+        higher now."""
+        communicator, model = self._communicator, self._model
+        communicator.barrier()  # so that all begin together
+        begun = time.monotonic()
+        mine = matrix_peak(model.dtype, [model.operators], model.device, seconds)
+        self._measured = time.monotonic()
+        self._took = self._measured - begun
+        exchanged = mx.nd.array([mine], ctx=mx.cpu(), dtype="float64")
+        communicator.average([exchanged])
+        found = float(exchanged.asscalar()) * communicator.size
+        communicator.barrier()  # for comm.watch.watchdog: what follows is no longer part of the exchange
+        self.flops, before = max(self.flops, found), self.flops
+        return found > before
+
+    def share(self, flops: float) -> float:
+        """The share of the peak that `flops` a second are: at most 1, for what is exceeded is no peak."""
+        self._in_doubt = flops > self.flops
+        return min(1.0, flops / self.flops)
