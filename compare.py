@@ -1,4 +1,4 @@
-#!/usr/bin/env python
+#!/usr/bin/env python3
 """Compare Horovod with BytePS, side by side, through the real training scripts.
 
     python compare.py                              on embedded English text, about 30 minutes on two cores

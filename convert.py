@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Convert a pretrained BERT between GluonNLP, Hugging Face and TensorFlow.
 
 python convert.py ckpt_dir converted                      our newest checkpoint, for Hugging Face

@@ -1,4 +1,4 @@
-#!/usr/bin/env python
+#!/usr/bin/env python3
 """Fine-tune a pretrained BERT on a task of GLUE, on XNLI, or on your own texts with labels or numbers.
 
     python finetune_classifier.py --init_from ckpt --task_name MRPC --data_dir glue --output_dir mrpc

@@ -1,4 +1,4 @@
-#!/usr/bin/env python
+#!/usr/bin/env python3
 """Fine-tune a pretrained BERT on SQuAD 1.1 or 2.0, evaluate it and write its predictions.
 
     python finetune_squad.py --init_from ckpt --train_file train-v1.1.json --dev_file dev-v1.1.json \\

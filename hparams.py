@@ -1,4 +1,4 @@
-#!/usr/bin/env python
+#!/usr/bin/env python3
 """Steps, learning rate and warmup of BERT's two pretraining stages, for any number of GPUs.
 
     python hparams.py --num_gpus 256 --tokens_per_gpu 8192 --accumulate 2            # the plan, as a table

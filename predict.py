@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Fill in [MASK] with what a pretrained BERT has learned, and judge whether one sentence follows another.
 
 python predict.py runs/own "The capital of France is [MASK] ."

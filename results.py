@@ -1,4 +1,4 @@
-#!/usr/bin/env python
+#!/usr/bin/env python3
 """Tables of finished runs: machines, exchange and precision, scaling, phases, scores over seeds.
 
     python results.py runs/own runs/squad               # each table that these runs have rows for

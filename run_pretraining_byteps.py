@@ -1,4 +1,4 @@
-#!/usr/bin/env python
+#!/usr/bin/env python3
 """Pretrain BERT with MXNet and GluonNLP; gradients travel through BytePS.
 
     python hosts/launch.py --backend byteps --hostfile hosts/2x_local -- python run_pretraining_byteps.py \\

@@ -1,4 +1,4 @@
-#!/usr/bin/env python
+#!/usr/bin/env python3
 """Pretrain BERT with MXNet and GluonNLP; gradients travel through Horovod.
 
     mpirun -np 2 python run_pretraining_hvd.py --raw --data 'corpus/*.txt' --vocab vocab.txt \\

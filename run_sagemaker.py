@@ -1,4 +1,4 @@
-#!/usr/bin/env python
+#!/usr/bin/env python3
 """The entry point of a training job on Amazon SageMaker, which the training toolkit's mpirun starts as each
 rank.
 

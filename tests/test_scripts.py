@@ -1,9 +1,11 @@
-"""run_pretraining_hvd.py and run_pretraining_byteps.py differ in the backend and in nothing else."""
+"""The scripts at the top: executable, and run_pretraining_hvd.py and run_pretraining_byteps.py differ in the
+backend and in nothing else."""
 
 from __future__ import annotations
 
 import difflib
 import io
+import os
 import tokenize
 
 from tests.processes import ROOT
@@ -32,3 +34,11 @@ def test_the_scripts_differ_only_in_the_backend():
         (("HorovodCommunicator",), ("BytePSCommunicator",)),
         (("horovod_settings",), ("byteps_settings",)),
     }
+
+
+def test_every_script_at_the_top_is_executable():
+    scripts = [path for path in ROOT.glob("*.py") if 'if __name__ == "__main__":' in path.read_text("utf-8")]
+    assert len(scripts) == 10
+    for path in scripts:
+        assert path.read_text("utf-8").startswith("#!/usr/bin/env python3\n"), path.name
+        assert os.access(path, os.X_OK), path.name

@@ -18,7 +18,7 @@ _OVERHEAD_BYTES = 4096  # of Python objects, so that tiny results do not pile up
 class EpochCache(Generic[Key, Result]):
     """The results of `make(key)`, each made by one thread while the others that want it wait.
 
-    The two keys requested last are kept, and more as long as all of them together hold less than 64 MiB by
+    The two keys requested last are kept, and more as long as all of them together hold at most 256 KiB by
     `size_of`. An older one is given up before a new one is made, so that memory never holds a third. A result
     requested again after that is made again: `make` must be a pure function.
     """
