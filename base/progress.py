@@ -143,7 +143,10 @@ class Printed:
     def end(self) -> None:
         """Closes the bar."""
         if self._bar is not None:
+            # Not left by tqdm, which writes it over the bar of a run above it, whose end would stay to be seen.
+            self._bar.leave, last = False, str(self._bar)
             self._bar.close()
+            self._bar.write(last, file=self._stream)
             self._bar = None
 
 
