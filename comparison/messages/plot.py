@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 from base.files import replacing
 from comparison.messages.plan import UNITS, Message, bus_bandwidth
-from comparison.reporting.canvas import colour, new_figure, plain
+from comparison.reporting.canvas import colour, new_figure, plain, whiskers
+from comparison.verdicts import spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,6 +40,8 @@ def draw(
             lambda message, seconds, count: bus_bandwidth(message.nbytes, seconds, count) / 1e9,
         ),
     )
+    latencies = [each.latency_s for own in figures.values() for each in own.values()]
+    bands = " (bands: least to greatest launch)" if any(s.least < s.most for s in latencies) else ""
     several = {}
     all_axes = figure.subplots(1, len(panels))
     for axes, (title, unit, value) in zip(all_axes, panels):
@@ -57,17 +60,15 @@ def draw(
                     points.append((message.nbytes, *three))
                     continue
                 several[message.name] = f"{_arrays(message)} at once"
-                axes.errorbar(
-                    [message.nbytes], three[:1], [[three[0] - min(three)], [max(three) - three[0]]],
-                    markersize=9, markerfacecolor="none", linestyle="", capsize=3, **style,
-                )  # fmt: skip
+                axes.plot([message.nbytes], three[:1], markersize=9, markerfacecolor="none", **style)
+                whiskers(axes, [message.nbytes], [spread(three)], color=style["color"])
             if points:
                 sizes, median, one_end, other_end = zip(*points)
                 dash = _DASHES[workers.index(cell.workers) % len(_DASHES)]
                 label = titles[cell.backend] + ("" if ranks else f", {cell.workers} ranks")
                 axes.plot(sizes, median, label=label, markersize=5, linestyle=dash, **style)
                 axes.fill_between(sizes, one_end, other_end, color=style["color"], alpha=0.18, linewidth=0)
-        axes.set(title=title, ylabel=unit, xlabel="bytes averaged (bands: least to greatest launch)")
+        axes.set(title=title, ylabel=unit, xlabel=f"bytes averaged{bands}")
         _scales(axes, [message.nbytes for message in messages])
     handles, labels = all_axes[0].get_legend_handles_labels()
     if several:

@@ -9,6 +9,7 @@ import math
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from comparison.reporting.wording import title_of
+from comparison.verdicts import Spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,6 +72,16 @@ def name_backends(
     figure.legend(
         handles=handles, loc="outside lower center", ncols=min(5, len(handles)), frameon=False, handlelength=3
     )
+
+
+def whiskers(axes: Axes, places: Sequence[float], values: Sequence[Spread], **style: Any) -> None:
+    """From the least to the greatest value; where they are the same, as with one launch, there is none."""
+    for place, each in zip(places, values):
+        if each.least != each.most:
+            axes.errorbar(
+                place, each.median, [[each.median - each.least], [each.most - each.median]],
+                fmt="none", **{"capsize": 3, "elinewidth": 1.2, **style},
+            )  # fmt: skip
 
 
 def colour(index: int) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
 
 from comparison.reporting.report import write_report
 from comparison.runs.record import Record
-from comparison.settings import Setting
+from comparison.settings import Setting, all_settings
 from tests.comparison.synthetic import (
     FACTS,
     default_settings,
@@ -312,3 +315,31 @@ def test_a_group_of_one_backend_is_called_unchecked(tmp_path):
     records = [record(setting, repeat) for repeat in range(5)]
     _, markdown, _ = written(tmp_path, records, [setting], 5)
     assert "No second backend to compare with: byteps-2x-float32-512." in markdown
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_whiskers_and_axes_of_few_launches(tmp_path, monkeypatch, repeats):
+    """One launch has no spread to draw, and a short run no half steps on its axis."""
+    drawn = {}
+    monkeypatch.setattr(Figure, "savefig", lambda self, handle, **_: drawn.update({handle.name: self}))
+    settings = all_settings(("hvd_mpi", "byteps"), (1, 2), ("float32",), (512,))
+    records = [
+        record(setting, repeat, 0.07 + 0.01 * repeat) for setting in settings for repeat in range(repeats)
+    ]
+    short = [
+        replace(each, warm_up=(), intervals=tuple(i._replace(step=i.step // 2) for i in each.intervals[:3]))
+        for each in records
+    ]
+    written(tmp_path, short, settings, repeats)
+    named = {Path(name).name.split(".png")[0].strip("."): figure for name, figure in drawn.items()}
+    for name in ("throughput", "scaling"):
+        bars = [
+            each
+            for axes in named[name].axes
+            for each in axes.containers
+            if isinstance(each, ErrorbarContainer)
+        ]
+        assert len(bars) == (4 if repeats > 1 else 0)
+    assert ("one launch" in named["throughput"]._suptitle.get_text()) == (repeats == 1)
+    for axes in named["losses"].axes:
+        assert all(float(tick).is_integer() for tick in axes.get_xticks())
