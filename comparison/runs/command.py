@@ -32,8 +32,8 @@ from comparison.reporting.results import FAILED, NOT_RUN
 from comparison.runs.launches import (
     Trained,
     Training,
-    data_identity,
     finished,
+    identity,
     keep_outcome,
     make_directory,
     plan_training,
@@ -112,8 +112,8 @@ def _compare_in(store: Store, options: RunsOptions) -> int:
         "--dtypes": options.dtypes,
         "--batch_sizes": options.batch_sizes,
     }
-    own = {"--seed": campaign.seed, "--profiles": options.profiles, "script options": training.words}
-    facts = {**own, **training.facts, "data": data_identity(training)}
+    own = {"--seed": campaign.seed, "--profiles": options.profiles}
+    facts = {**own, **training.facts, **identity(training, store.directory)}
     store.agree_on(what_counts(facts, axes, campaign.cluster), campaign.repeats)
     comparison = Comparison(options, training, works_of(options), store)
     made = finished(store, comparison.works)
@@ -203,12 +203,12 @@ def _result(record: Record) -> str:
 
 
 def _prepare(comparison: Comparison, progress: Printed) -> None:
-    """Tokenizes or converts the data, unless a comparison before this one has. Raises InputError when that
-    fails."""
+    """Tokenizes or converts the data, unless a call before this one has, in the same place: what the cache
+    knows of files does not hold for a copy. Raises InputError when that fails."""
     directory = comparison.store.directory / "preparation"
     done = directory / "done"
     command = comparison.training.preparation(comparison.options.settings[0], directory)
-    if command is None or done.exists():
+    if command is None or (done.exists() and done.read_text("utf-8") == str(directory)):
         return
     progress.note("preparing the data")
     directory.mkdir(exist_ok=True)
@@ -218,7 +218,7 @@ def _prepare(comparison: Comparison, progress: Printed) -> None:
     if ended.returncode:
         reason, _ = reason_of_exit(ended, log.read_text(encoding="utf-8", errors="replace"))
         raise InputError(f"the data cannot be prepared: {reason}; see {log}")
-    done.touch()
+    done.write_text(str(directory), "utf-8")
 
 
 def _launch(comparison: Comparison, work: Work) -> Record:
