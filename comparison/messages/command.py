@@ -38,6 +38,7 @@ from comparison.messages.figures import Cell
 from comparison.messages.launches import RANK, Ranks, send
 from comparison.messages.plan import DEFAULT_SIZES, ITEM_BYTES, Message, parse_messages, that_fit
 from comparison.messages.report import Measured, write_messages
+from comparison.reporting.wording import beside
 from comparison.settings import Setting, order_of_repeat
 
 FOLDER, LEFT_OUT = "messages", "left_out.json"  # under --output
@@ -244,17 +245,18 @@ def _send_missing(sweep: Sweep, made: dict[Turn, dict[str, Any]]) -> None:
         for number, turn in enumerate(todo, 1):
             title, wanted = sweep.title(turn), _to_send(sweep, turn, made)
             progress.start(title)
-            text, failed = "left out: no message is left that fits into memory and has not failed", False
+            text, notable = "left out: no message is left that fits into memory and has not failed", False
             if wanted:
                 launch = made[turn] = _launch(sweep, turn, wanted)
                 troubles = [*launch["wrong"].items(), *launch["failures"].items()]
-                failed = bool(troubles)
                 text = "; ".join(f"{message}: {text}" for message, text in troubles)
                 text = text or f"done in {launch['seconds']:.0f} s"
+                more = beside(max((each["others"] for each in launch["attempts"]), default=0.0))
+                text, notable = text + more, bool(troubles or more)
             seconds = {other: each["seconds"] for other, each in made.items()}
             still = [other for other in todo[number:] if _to_send(sweep, other, made)]
             left = left_in_words(seconds_left(still, seconds, [lambda other: other.cell]))
-            progress.finish(title, text, left, failed)
+            progress.finish(title, text, left, notable)
     finally:
         progress.end()
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
-from base.files import replacing
 from comparison.messages.plan import UNITS, Message, bus_bandwidth
-from comparison.reporting.canvas import colour, new_figure, plain, whiskers
+from comparison.reporting.canvas import colour, new_figure, plain, save, whiskers
 from comparison.verdicts import spread
 
 if TYPE_CHECKING:
@@ -17,16 +17,18 @@ _MARKERS, _DASHES = "os^Dv*X", ("-", "--", ":", "-.")
 
 
 def draw(
-    path: str,
+    path: Path,
     cells: Sequence[Any],
     messages: Sequence[Message],
     figures: Mapping[Any, Mapping[str, Any]],
     titles: Mapping[str, str],
+    mark: str,
 ) -> None:
     """Write a PNG: the median over the launches as a line, least to greatest as a band; messages of several
     arrays as single marks at their total size.
 
-    `cells`, `figures`: of `comparison.messages.figures`. OSError when the file cannot be written.
+    `cells`, `figures`: of `comparison.messages.figures`. `mark`: as for
+    `canvas.save`. OSError when the file cannot be written.
     """
     figure = new_figure((12, 5.6))
     backends = list(dict.fromkeys(cell.backend for cell in cells))
@@ -75,8 +77,7 @@ def draw(
         handles += axes.plot([], [], "o", color="grey", markersize=9, markerfacecolor="none")
         labels.append("large hollow: " + ", ".join(several.values()))
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-    with replacing(path) as handle:
-        figure.savefig(handle, format="png", metadata={"Software": None})
+    save(figure, path, mark)
 
 
 def _arrays(message: Message) -> str:

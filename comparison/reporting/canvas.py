@@ -6,8 +6,10 @@ The colours are those of Okabe and Ito, which colour-blind people tell apart.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
+from base.files import replacing
 from comparison.reporting.wording import title_of
 from comparison.verdicts import Spread
 
@@ -74,8 +76,17 @@ def name_backends(
     )
 
 
+def save(figure: Figure, path: Path, mark: str = "") -> None:
+    """Writes a PNG, whole or not at all. `mark`: added to the title, in red. Raises OSError."""
+    if mark:
+        title = [each.get_text() for each in figure.texts]
+        figure.suptitle("\n".join([*title, mark]), color=ALARM, fontsize=11)
+    with replacing(str(path)) as handle:
+        figure.savefig(handle, format="png", metadata={"Software": None})
+
+
 def whiskers(axes: Axes, places: Sequence[float], values: Sequence[Spread], **style: Any) -> None:
-    """From the least to the greatest value; where they are the same, as with one launch, there is none."""
+    """Lines from the least to the greatest value; none where they are the same, as with one launch."""
     for place, each in zip(places, values):
         if each.least != each.most:
             axes.errorbar(

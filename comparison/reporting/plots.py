@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
-from base.files import replacing
 from comparison.reporting import agreement
 from comparison.reporting.breakdown_plot import breakdown_figure
 from comparison.reporting.canvas import (
@@ -16,6 +15,7 @@ from comparison.reporting.canvas import (
     line_style,
     name_backends,
     plain,
+    save,
     thousands,
     whiskers,
 )
@@ -42,8 +42,7 @@ def draw_all(directory: Path, results: Results, facts: Mapping[str, Any]) -> lis
     }
     for name, figure in drawn.items():
         if figure is not None:
-            with replacing(str(directory / name)) as handle:
-                figure.savefig(handle, format="png", metadata={"Software": None})
+            save(figure, directory / name, facts.get("busy", ""))
     return [name for name, figure in drawn.items() if figure is not None]
 
 

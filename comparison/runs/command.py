@@ -29,6 +29,7 @@ from comparison.launching.launch import launch
 from comparison.reporting import agreement
 from comparison.reporting.report import Report, write_report
 from comparison.reporting.results import FAILED, NOT_RUN
+from comparison.reporting.wording import beside
 from comparison.runs.launches import (
     Trained,
     Training,
@@ -166,7 +167,8 @@ def _launch_all(comparison: Comparison, made: dict[Work, Record]) -> None:
             todo = [each for each in works[index + 1 :] if each not in made]
             still = [each for each in todo if not _hopeless(made, each.setting)]
             left = left_in_words(time_left(still, made))
-            progress.finish(str(work), _result(record), left, failed=bool(record.failure))
+            more = beside(record.others)
+            progress.finish(str(work), _result(record) + more, left, bool(record.failure or more))
             if record.failure and _hopeless(made, work.setting):
                 _leave_out(progress, work.setting, sum(each.setting == work.setting for each in todo))
     finally:

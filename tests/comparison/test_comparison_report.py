@@ -318,19 +318,22 @@ def test_a_group_of_one_backend_is_called_unchecked(tmp_path):
 
 
 @pytest.mark.parametrize("repeats", [1, 2])
-def test_whiskers_and_axes_of_few_launches(tmp_path, monkeypatch, repeats):
-    """One launch has no spread to draw, and a short run no half steps on its axis."""
+def test_whiskers_axes_and_marks_of_few_launches(tmp_path, monkeypatch, repeats):
+    """One launch has no spread to draw, and a short run no half steps on its axis. Where other programs took
+    much of the machine during some launches, every figure says so."""
     drawn = {}
     monkeypatch.setattr(Figure, "savefig", lambda self, handle, **_: drawn.update({handle.name: self}))
     settings = all_settings(("hvd_mpi", "byteps"), (1, 2), ("float32",), (512,))
     records = [
-        record(setting, repeat, 0.07 + 0.01 * repeat) for setting in settings for repeat in range(repeats)
+        record(setting, repeat, 0.07 + 0.01 * repeat, others=0.78 * repeat)
+        for setting in settings
+        for repeat in range(repeats)
     ]
     short = [
         replace(each, warm_up=(), intervals=tuple(i._replace(step=i.step // 2) for i in each.intervals[:3]))
         for each in records
     ]
-    written(tmp_path, short, settings, repeats)
+    report, markdown, content = written(tmp_path, short, settings, repeats)
     named = {Path(name).name.split(".png")[0].strip("."): figure for name, figure in drawn.items()}
     for name in ("throughput", "scaling"):
         bars = [
@@ -343,3 +346,11 @@ def test_whiskers_and_axes_of_few_launches(tmp_path, monkeypatch, repeats):
     assert ("one launch" in named["throughput"]._suptitle.get_text()) == (repeats == 1)
     for axes in named["losses"].axes:
         assert all(float(tick).is_integer() for tick in axes.get_xticks())
+    mark = "4 of 8 launches on a busy machine" if repeats > 1 else ""
+    titles = [line for line in markdown.splitlines() if line.startswith("### ")]
+    assert content["facts"]["busy"] == mark and all(
+        line.endswith(f" ({mark})") == bool(mark) for line in titles
+    )
+    assert all(figure._suptitle.get_text().endswith(f"\n{mark}") == bool(mark) for figure in drawn.values())
+    assert content["summary"][0].startswith("MEASURED ON A BUSY MACHINE. ") == bool(mark)
+    assert ("other programs took 0.0%" in content["summary"][-1]) == (not mark)

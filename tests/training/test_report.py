@@ -294,7 +294,7 @@ class TestTerminal:
         assert shown.err == "warning: careful\n"
 
     def test_a_bar_of_the_data_ends_above_that_of_the_run(self, monkeypatch):
-        """What a terminal shows in the end: nothing is left of the longer line that was there before."""
+        """Nothing is left on the terminal of the longer line that was there before."""
         stream = io.StringIO()
         monkeypatch.setattr(stream, "isatty", lambda: True)
         run, data = tqdm(total=5, ncols=90, file=stream), Printed(stream)
