@@ -116,14 +116,14 @@ class Printed:
         if self._bar is not None:
             self._bar.set_description_str(name)
 
-    def finish(self, name: str, result: str, left: str, notable: bool = False) -> None:
-        """The unit `name` has ended. left: the time that the others will take, in words. On a terminal only
-        what is `notable`, such as a failure, has a line of its own."""
+    def finish(self, name: str, result: str, left: str, failed: bool = False) -> None:
+        """The unit `name` has ended. left: the time that the others will take, in words. On a terminal only a
+        failure has a line of its own."""
         self._done += 1
         if self._bar is not None:
             self._bar.update()
             self._bar.set_postfix_str(left)
-        if self._bar is None or notable:
+        if self._bar is None or failed:
             self.note(f"{self._unit} {self._done}/{self._total} {name}: {result}, {left}")
 
     def skip(self, number: int) -> None:

@@ -151,7 +151,7 @@ def test_interrupted_and_continued(tmp_path, monkeypatch, capsys):
     assert not written["complete"] and len(written["launches"]) == 3
     assert "Partial: 3 of 6 launches" in (tmp_path / "messages.md").read_text()
     said = capsys.readouterr()
-    assert "done in 1 s; other programs took 78% of the machine, about 3 s left" in said.out
+    assert "done in 1 s, about 3 s left; other programs took 78% of the machine" in said.out
     assert "launch 3/6" in said.out and "about 3 s left" in said.out and "continues" in said.err
     monkeypatch.setattr(module, "send", sender(calls))
     assert compare_messages(options) == 0

@@ -245,18 +245,19 @@ def _send_missing(sweep: Sweep, made: dict[Turn, dict[str, Any]]) -> None:
         for number, turn in enumerate(todo, 1):
             title, wanted = sweep.title(turn), _to_send(sweep, turn, made)
             progress.start(title)
-            text, notable = "left out: no message is left that fits into memory and has not failed", False
+            text = "left out: no message is left that fits into memory and has not failed"
+            more, failed = "", False
             if wanted:
                 launch = made[turn] = _launch(sweep, turn, wanted)
                 troubles = [*launch["wrong"].items(), *launch["failures"].items()]
                 text = "; ".join(f"{message}: {text}" for message, text in troubles)
                 text = text or f"done in {launch['seconds']:.0f} s"
-                more = beside(max((each["others"] for each in launch["attempts"]), default=0.0))
-                text, notable = text + more, bool(troubles or more)
+                more = beside(max(each["others"] for each in launch["attempts"]))
+                failed = bool(troubles)
             seconds = {other: each["seconds"] for other, each in made.items()}
             still = [other for other in todo[number:] if _to_send(sweep, other, made)]
             left = left_in_words(seconds_left(still, seconds, [lambda other: other.cell]))
-            progress.finish(title, text, left, notable)
+            progress.finish(title, text, left + more, failed)
     finally:
         progress.end()
 

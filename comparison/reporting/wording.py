@@ -42,7 +42,7 @@ def with_others(sentences: Sequence[str], shares: Sequence[float]) -> list[str]:
 
 
 def beside(share: float | None) -> str:
-    """Words on the load by others during a launch, to be added to its result; "" where it was little."""
+    """Words on the load by others during a launch, for the progress; "" where it was little."""
     return f"; other programs took {percent(share)} of the machine" if share and share > BUSY else ""
 
 

@@ -167,8 +167,8 @@ def _launch_all(comparison: Comparison, made: dict[Work, Record]) -> None:
             todo = [each for each in works[index + 1 :] if each not in made]
             still = [each for each in todo if not _hopeless(made, each.setting)]
             left = left_in_words(time_left(still, made))
-            more = beside(record.others)
-            progress.finish(str(work), _result(record) + more, left, bool(record.failure or more))
+            left += beside(record.others)
+            progress.finish(str(work), _result(record), left, failed=bool(record.failure))
             if record.failure and _hopeless(made, work.setting):
                 _leave_out(progress, work.setting, sum(each.setting == work.setting for each in todo))
     finally:
