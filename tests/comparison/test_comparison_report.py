@@ -70,7 +70,6 @@ def test_the_first_sentences_say_who_is_faster_where(whole):
     assert "No difference shown: Horovod, MPI and Horovod, Gloo." in markdown
     assert content["summary"][0] == first
     assert report.terminal.rstrip().endswith(content["summary"][-1])
-    assert report.good
 
 
 def test_the_speed_table_has_the_medians(whole):
@@ -186,7 +185,6 @@ def damaged():
 def test_what_went_wrong_has_a_reason_and_no_number_anywhere(tmp_path):
     settings, records = damaged()
     report, markdown, content = written(tmp_path, records)
-    assert not report.good
     rows = table(markdown, "Speed")[1:]
     expected = {
         0: "failed: rank 1: RuntimeError: a \\| b (in 1 of 7 launches)",
@@ -279,7 +277,6 @@ def test_everything_failed(tmp_path):
     report, markdown, _ = written(tmp_path, records)
     assert "Failed: Horovod, MPI (everywhere), Horovod, Gloo (everywhere), BytePS (everywhere)." in markdown
     assert {path.name for path in tmp_path.iterdir()} == {"report.md", "report.json"}
-    assert not report.good
 
 
 def test_a_later_report_replaces_an_earlier_one(tmp_path):
