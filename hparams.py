@@ -181,8 +181,8 @@ def _parser() -> argparse.ArgumentParser:
     add_plan_options(group, target, parser.add_argument_group("the recipe"))
 
     group = parser.add_argument_group("what to print instead of the table")
+    group.add_argument("--json", action="store_true", help="the plan, or the result of --check, as JSON")
     one_of = group.add_mutually_exclusive_group()
-    one_of.add_argument("--json", action="store_true", help="the plan as JSON")
     text = "the command that starts the run; options after a bare -- are the training script's own"
     one_of.add_argument("--launch", choices=sorted(LAUNCHERS), help=text)
     text = "compare a run's options with the paper's; exit code 1 if any differs"
@@ -259,14 +259,17 @@ def _check(options: Options) -> int:
     if options.stage is not None or any(isinstance(getattr(options, name), tuple) for name in PAIRS):
         stages = STAGES[options.stage or "both"]
     judged = [_judge(options, stage) for stage in stages]
-    for lines, _ in judged:
-        print(*lines, sep="\n")
-    return 1 if any(different for _, different in judged) else 0
+    agrees = not any(each["disagreements"] for each in judged)
+    if options.json:
+        print(json.dumps({"agrees": agrees, "stages": judged}, indent=2))
+    else:
+        print(*(sentence for each in judged for sentence in each["sentences"]), sep="\n")
+    return 0 if agrees else 1
 
 
-def _judge(options: Options, number: int | None) -> tuple[list[str], bool]:
-    """Sentences about one stage of a run (None: by its length stage 1 or 2), and whether any of its values is
-    not the paper's."""
+def _judge(options: Options, number: int | None) -> dict[str, Any]:
+    """One stage of a run (None: by its length stage 1 or 2) against the paper, as --json has it: the
+    `disagreements`, and all there is to say as `sentences`."""
     run: dict[str, Any] = {}
     for name in PAIRS:
         value = getattr(options, name)
@@ -298,7 +301,14 @@ def _judge(options: Options, number: int | None) -> tuple[list[str], bool]:
     if not different:
         given = ", ".join(f"--{name}" for name in CHECKED if run[name] is not None)
         lines.append(f"{given}: as in the paper" + ("'s mixed 64K/32K run" if mixed else ""))
-    return lines, bool(different)
+    return {
+        "stage": stage.stage,
+        "max_seq_length": length,
+        "sequences_per_step": stage.sequences_per_step,
+        "mixed_batch": mixed,
+        "disagreements": [asdict(one) for one in different],
+        "sentences": lines,
+    }
 
 
 def _meanings_of_batch_size(options: Options) -> str:
@@ -356,6 +366,8 @@ def _check_options(options: Options) -> None:
     for name in ("target_batch_size", "mixed_batch", "max_seq_length_1", "max_seq_length_2"):
         if options.check and name in given:
             raise InputError(f"--{name} plans a run and --check judges one: give one of them only")
+    if options.launch and options.json:
+        raise InputError("--json: goes with the plan and with --check, not with --launch")
     if options.launch and options.hostfile is None:
         raise InputError("--launch needs --hostfile, for example --hostfile hosts/1x_p3dn")
     if options.passed_on and not options.launch:

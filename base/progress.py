@@ -143,7 +143,10 @@ class Printed:
     def end(self) -> None:
         """Closes the bar."""
         if self._bar is not None:
+            # tqdm would leave it over a bar of a run, whose line may be longer: its end would stay there.
+            self._bar.leave, last = False, str(self._bar)
             self._bar.close()
+            self._bar.write(last, file=self._stream)
             self._bar = None
 
 

@@ -58,12 +58,6 @@ class Pair(NamedTuple):
             return None
         return self.first if self.ratio > 1 else self.second
 
-    @property
-    def slower(self) -> str | None:
-        if self.verdict != DIFFERENT:
-            return None
-        return self.second if self.ratio > 1 else self.first
-
 
 def rule(confidence: float) -> str:
     """The rule for verdicts, for readers of a report."""

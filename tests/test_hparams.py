@@ -159,6 +159,13 @@ def test_check_flags_the_first_experiment(capsys):
     assert code == 1
     for text in ("25600", "14063", "1.82 times", "0.708 times", "0.5 times", "0.005"):
         assert text in out
+    code, as_json, _ = run(f"{run_of} {stated} --json", capsys=capsys)
+    (stage,) = json.loads(as_json)["stages"]
+    assert code == 1 and not json.loads(as_json)["agrees"] and stage["sentences"] == out.splitlines()
+    found = [(each["option"], each["given"], each["paper"]) for each in stage["disagreements"]]
+    assert found == [("num_steps", 25600, 14063), ("lr", 0.00354, 0.005), ("warmup_ratio", 0.1, 0.2)]
+    code, as_json, _ = run(f"{run_of} --lr 0.005 --json", capsys=capsys)
+    assert code == 0 and json.loads(as_json)["agrees"]
 
 
 @given(clusters, st.sampled_from([(1,), (2,), (1, 2)]), st.integers(1, 256))
@@ -284,6 +291,7 @@ CLUSTER = "--num_gpus 8 --tokens_per_gpu 8192"
         (f"{CLUSTER} --launch hvd --hostfile hosts/none", "hosts/none"),
         (f"{CLUSTER} --launch hvd --hostfile hosts/4x_p3dn", "--num_gpus"),
         (f"{CLUSTER} --launch hvd --hostfile hosts/1x_p3dn --sockets 3", "--sockets"),
+        (f"{CLUSTER} --launch hvd --hostfile hosts/1x_p3dn --json", "--json"),
         (f"{CLUSTER} --launch hvd --hostfile hosts/1x_p3dn --sockets 0", "--sockets"),
         (f"{CLUSTER} --launch hvd --hostfile hosts/1x_p3dn -- --lr 1", "--lr"),
         (f"{CLUSTER} --launch hvd --hostfile hosts/1x_p3dn -- --max_seq_lenght 64", "--max_seq_lenght"),

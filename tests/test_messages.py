@@ -134,7 +134,7 @@ def sender(calls, interrupt_at=-1, failing=None):
         kept = [message for message in messages if message.name not in failures]
         return {
             "results": results_of(kept), "failures": failures, "wrong": {}, "notes": [],
-            "attempts": [], "seconds": 1.0,
+            "attempts": [{"others": 0.78, "peak_bytes": {}}], "seconds": 1.0,
         }  # fmt: skip
 
     return send
@@ -151,6 +151,7 @@ def test_interrupted_and_continued(tmp_path, monkeypatch, capsys):
     assert not written["complete"] and len(written["launches"]) == 3
     assert "Partial: 3 of 6 launches" in (tmp_path / "messages.md").read_text()
     said = capsys.readouterr()
+    assert "done in 1 s, about 3 s left; other programs took 78% of the machine" in said.out
     assert "launch 3/6" in said.out and "about 3 s left" in said.out and "continues" in said.err
     monkeypatch.setattr(module, "send", sender(calls))
     assert compare_messages(options) == 0
@@ -167,7 +168,7 @@ def test_interrupted_and_continued(tmp_path, monkeypatch, capsys):
         compare_messages(options_of(tmp_path, *words, 4, "--sizes", "4KB", "64KB", "1MB", "--seed", 1))
 
 
-def test_what_failed_once_is_not_sent_again(tmp_path, monkeypatch):
+def test_what_failed_once_is_not_sent_again(tmp_path, monkeypatch, capsys):
     calls = []
     monkeypatch.setattr(module, "send", sender(calls, failing="64KB"))
     words = ["--sizes", "4KB", "64KB", "--backends", "hvd_mpi", "--repeats", 2]
@@ -179,6 +180,11 @@ def test_what_failed_once_is_not_sent_again(tmp_path, monkeypatch):
     assert compare_messages(options_of(tmp_path, *words, "--retry_failed")) == 0
     assert [names for _, _, names in calls[2:]] == [["4KB", "64KB"]] * 2
     assert "failed: " not in (tmp_path / "messages.md").read_text()
+    # A launch that has nothing to send is not made.
+    monkeypatch.setattr(module, "send", sender(calls, failing="4KB"))
+    capsys.readouterr()
+    assert compare_messages(options_of(tmp_path / "none", "--sizes", "4KB", *words[3:])) == 1
+    assert len(calls) == 5 and "repeat 2: left out: no message is left" in capsys.readouterr().out
 
 
 def test_several_numbers_of_ranks(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Mapping, Sequence
 
+from base.machine import Others
 from comparison.launching.memory import MARKER, PeakMemory, marked
 
 SUPERVISE = Path(__file__).resolve().parents[2] / "hosts" / "supervise.py"
@@ -36,6 +38,8 @@ class Launched:
         peak_bytes: greatest resident memory of one process by role, those of `role_of` in
             `comparison.launching.memory`.
         oom_kills: processes that the kernel has killed for want of memory meanwhile, on the whole machine.
+        cpu_s: CPU time of its processes on this host, and of this one meanwhile.
+        others: share of this machine's CPU time that all other processes took meanwhile.
     """
 
     returncode: int
@@ -44,6 +48,8 @@ class Launched:
     peak_bytes: Mapping[str, int]
     begun: float = 0.0
     oom_kills: int = 0
+    cpu_s: float = 0.0
+    others: float = 0.0
 
 
 def launch(
@@ -71,7 +77,7 @@ def launch(
     marker = uuid.uuid4().hex
     # Its few lines in the log begin with this.
     words = [sys.executable, "-I", "-S", str(SUPERVISE), "--token", "supervised:", "--grace", str(GRACE)]
-    killed_before = oom_kills()
+    killed_before, cpu_before, others = oom_kills(), _cpu_seconds(), Others()
     begun, start = time.time(), time.monotonic()
     with open(log, "wb") as output:
         process = subprocess.Popen(
@@ -92,6 +98,7 @@ def launch(
                 timed_out = True
     finally:
         _end(process, marker)
+    cpu_s = _cpu_seconds() - cpu_before
     return Launched(
         returncode=TIMED_OUT if timed_out else process.returncode,
         seconds=time.monotonic() - start,
@@ -99,6 +106,8 @@ def launch(
         peak_bytes=memory.peak_bytes,
         begun=begun,
         oom_kills=oom_kills() - killed_before,
+        cpu_s=round(cpu_s, 3),
+        others=round(others.shares(cpu_s)["others"], 4),
     )
 
 
@@ -110,6 +119,12 @@ def oom_kills() -> int:
             if name == "oom_kill":
                 return int(value)
     return 0
+
+
+def _cpu_seconds() -> float:
+    """CPU time of this process, and of all that have ended and were waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def _end(process: subprocess.Popen[bytes], marker: str) -> None:

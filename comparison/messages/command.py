@@ -16,7 +16,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from base import machine
 from base.command_line import seconds
@@ -38,6 +38,7 @@ from comparison.messages.figures import Cell
 from comparison.messages.launches import RANK, Ranks, send
 from comparison.messages.plan import DEFAULT_SIZES, ITEM_BYTES, Message, parse_messages, that_fit
 from comparison.messages.report import Measured, write_messages
+from comparison.reporting.wording import beside
 from comparison.settings import Setting, order_of_repeat
 
 FOLDER, LEFT_OUT = "messages", "left_out.json"  # under --output
@@ -236,34 +237,43 @@ def _finished(sweep: Sweep) -> dict[Turn, dict[str, Any]]:
 
 
 def _send_missing(sweep: Sweep, made: dict[Turn, dict[str, Any]]) -> None:
-    """Makes the launches that `made` does not have, and adds them. A message at which a backend has failed or
-    was wrong is not sent over it again."""
+    """Makes the launches that `made` does not have, and adds them."""
     turns = _turns(sweep)
     todo = [turn for turn in turns if turn not in made]
     progress = begin_progress(len(turns), len(made))
     try:
         for number, turn in enumerate(todo, 1):
-            title = sweep.title(turn)
+            title, wanted = sweep.title(turn), _to_send(sweep, turn, made)
             progress.start(title)
-            launch = made[turn] = _launch(sweep, turn, made)
+            text = "left out: no message is left that fits into memory and has not failed"
+            more, failed = "", False
+            if wanted:
+                launch = made[turn] = _launch(sweep, turn, wanted)
+                troubles = [*launch["wrong"].items(), *launch["failures"].items()]
+                text = "; ".join(f"{message}: {text}" for message, text in troubles)
+                text = text or f"done in {launch['seconds']:.0f} s"
+                more = beside(max(each["others"] for each in launch["attempts"]))
+                failed = bool(troubles)
             seconds = {other: each["seconds"] for other, each in made.items()}
-            left = left_in_words(seconds_left(todo[number:], seconds, [lambda other: other.cell]))
-            troubles = [*launch["wrong"].items(), *launch["failures"].items()]
-            trouble = "; ".join(f"{message}: {text}" for message, text in troubles)
-            progress.finish(
-                title, trouble or f"done in {launch['seconds']:.0f} s", left, failed=bool(trouble)
-            )
+            still = [other for other in todo[number:] if _to_send(sweep, other, made)]
+            left = left_in_words(seconds_left(still, seconds, [lambda other: other.cell]))
+            progress.finish(title, text, left + more, failed)
     finally:
         progress.end()
 
 
-def _launch(sweep: Sweep, turn: Turn, made: Mapping[Turn, Mapping[str, Any]]) -> dict[str, Any]:
+def _to_send(sweep: Sweep, turn: Turn, made: Mapping[Turn, Mapping[str, Any]]) -> list[Message]:
+    """The messages that fit into memory and at which the backend has not failed, or was wrong, in `made`."""
+    avoided = set(sweep.left_out[turn.cell])
+    for other, launch in made.items():
+        if other.cell == turn.cell:
+            avoided.update(launch["wrong"], launch["failures"])
+    return [message for message in sweep.options.messages if message.name not in avoided]
+
+
+def _launch(sweep: Sweep, turn: Turn, wanted: Sequence[Message]) -> dict[str, Any]:
     """One launch, kept in the store."""
     cell, options, campaign = turn.cell, sweep.options, sweep.options.campaign
-    avoided = set(sweep.left_out[cell])
-    for other, launch in made.items():
-        if other.cell == cell:
-            avoided.update(launch["wrong"], launch["failures"])
     ranks = Ranks(
         backend=campaign.backends[cell.backend],
         script=options.scripts.get(cell.backend, RANK),
@@ -274,7 +284,6 @@ def _launch(sweep: Sweep, turn: Turn, made: Mapping[Turn, Mapping[str, Any]]) ->
         limit_s=campaign.time_limit,
         seed=1000 * campaign.seed + turn.repeat,
     )
-    wanted = [message for message in options.messages if message.name not in avoided]
     sent = send(ranks, wanted, sweep.store.directory / turn.name)
     launch = {**cell._asdict(), "repeat": turn.repeat, **sent}
     sweep.store.save(f"{turn.name}.json", launch)

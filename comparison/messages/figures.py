@@ -6,7 +6,7 @@ import itertools
 import statistics
 from typing import Any, Mapping, NamedTuple, Sequence
 
-from comparison.messages.plan import Message, algorithm_bandwidth, bus_bandwidth
+from comparison.messages.plan import Message, bus_bandwidth
 from comparison.verdicts import Pair, Spread, compare, spread
 
 REFERENCE = "hvd_mpi"  # whom the others are compared with, where it takes part
@@ -151,7 +151,7 @@ def _figures(
         latency_s=latency,
         samples=own,
         first_s=spread(first),
-        algorithm=algorithm_bandwidth(message.nbytes, latency.median),
+        algorithm=message.nbytes / latency.median,
         bus=bus_bandwidth(message.nbytes, latency.median, cell.workers),
         ratio=spread([own[each] / others[each] for each in common]) if common and reference != cell else None,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 import statistics
 import sys
@@ -15,7 +14,6 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 from base.files import replacing
 from base.json_files import read_json_lines
-from base.machine import Others
 from comparison.launching.backends import (
     BYTEPS,
     BYTEPS_LOCAL,
@@ -99,9 +97,7 @@ def send(ranks: Ranks, messages: Sequence[Message], directory: Path) -> dict[str
         with replacing(str(here / PLAN)) as file:
             file.write(json.dumps(plan).encode())
         environ = environment(ranks.backend, cluster=ranks.cluster)
-        others, cpu_before = Others(), _cpu_of_children()
         ended = launch(command, environ, here / LOG, ranks.limit_s, ranks.script)
-        cpu = _cpu_of_children() - cpu_before
         accounts = [read_rank(here / f"rank-{rank}.jsonl") for rank in range(ranks.workers)]
         attempts.append(
             {
@@ -109,8 +105,8 @@ def send(ranks: Ranks, messages: Sequence[Message], directory: Path) -> dict[str
                 "returncode": ended.returncode,
                 "seconds": round(ended.seconds, 3),
                 "peak_bytes": dict(ended.peak_bytes),
-                "cpu_s": round(cpu, 3),
-                "others": round(others.shares(cpu)["others"], 4),
+                "cpu_s": ended.cpu_s,
+                "others": ended.others,
                 "start_up_s": _start_up(accounts, todo[0], ended.begun),
                 "agreement_s": _agreement(accounts),
             }
@@ -132,12 +128,6 @@ def send(ranks: Ranks, messages: Sequence[Message], directory: Path) -> dict[str
         todo = left[1:]
     outcome["seconds"] = round(time.monotonic() - start, 3)
     return outcome
-
-
-def _cpu_of_children() -> float:
-    """Seconds of CPU time of all processes that have ended and were waited for."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def _start_up(accounts: Sequence[Account | None], first: Message, begun: float) -> float | None:

@@ -127,11 +127,6 @@ def worker_plan(
     }
 
 
-def algorithm_bandwidth(nbytes: int, seconds: float) -> float:
-    """Bytes a second: the message's size by the time of its average."""
-    return nbytes / seconds
-
-
 def bus_bandwidth(nbytes: int, seconds: float, ranks: int) -> float:
     """Bytes a second that every rank must send at least, and receive, in a ring all-reduce: 2 (n - 1) / n of
     the message in the same time (nccl-tests, doc/PERFORMANCE.md)."""

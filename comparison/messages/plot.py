@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
-from base.files import replacing
 from comparison.messages.plan import UNITS, Message, bus_bandwidth
-from comparison.reporting.canvas import colour, new_figure, plain
+from comparison.reporting.canvas import colour, new_figure, plain, save, whiskers
+from comparison.verdicts import spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,16 +17,18 @@ _MARKERS, _DASHES = "os^Dv*X", ("-", "--", ":", "-.")
 
 
 def draw(
-    path: str,
+    path: Path,
     cells: Sequence[Any],
     messages: Sequence[Message],
     figures: Mapping[Any, Mapping[str, Any]],
     titles: Mapping[str, str],
+    mark: str,
 ) -> None:
     """Write a PNG: the median over the launches as a line, least to greatest as a band; messages of several
     arrays as single marks at their total size.
 
-    `cells`, `figures`: of `comparison.messages.figures`. OSError when the file cannot be written.
+    `cells`, `figures`: of `comparison.messages.figures`. `mark`: as for
+    `canvas.save`. OSError when the file cannot be written.
     """
     figure = new_figure((12, 5.6))
     backends = list(dict.fromkeys(cell.backend for cell in cells))
@@ -39,6 +42,8 @@ def draw(
             lambda message, seconds, count: bus_bandwidth(message.nbytes, seconds, count) / 1e9,
         ),
     )
+    latencies = [each.latency_s for own in figures.values() for each in own.values()]
+    bands = " (bands: least to greatest launch)" if any(s.least < s.most for s in latencies) else ""
     several = {}
     all_axes = figure.subplots(1, len(panels))
     for axes, (title, unit, value) in zip(all_axes, panels):
@@ -57,25 +62,22 @@ def draw(
                     points.append((message.nbytes, *three))
                     continue
                 several[message.name] = f"{_arrays(message)} at once"
-                axes.errorbar(
-                    [message.nbytes], three[:1], [[three[0] - min(three)], [max(three) - three[0]]],
-                    markersize=9, markerfacecolor="none", linestyle="", capsize=3, **style,
-                )  # fmt: skip
+                axes.plot([message.nbytes], three[:1], markersize=9, markerfacecolor="none", **style)
+                whiskers(axes, [message.nbytes], [spread(three)], color=style["color"])
             if points:
                 sizes, median, one_end, other_end = zip(*points)
                 dash = _DASHES[workers.index(cell.workers) % len(_DASHES)]
                 label = titles[cell.backend] + ("" if ranks else f", {cell.workers} ranks")
                 axes.plot(sizes, median, label=label, markersize=5, linestyle=dash, **style)
                 axes.fill_between(sizes, one_end, other_end, color=style["color"], alpha=0.18, linewidth=0)
-        axes.set(title=title, ylabel=unit, xlabel="bytes averaged (bands: least to greatest launch)")
+        axes.set(title=title, ylabel=unit, xlabel=f"bytes averaged{bands}")
         _scales(axes, [message.nbytes for message in messages])
     handles, labels = all_axes[0].get_legend_handles_labels()
     if several:
         handles += axes.plot([], [], "o", color="grey", markersize=9, markerfacecolor="none")
         labels.append("large hollow: " + ", ".join(several.values()))
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-    with replacing(path) as handle:
-        figure.savefig(handle, format="png", metadata={"Software": None})
+    save(figure, path, mark)
 
 
 def _arrays(message: Message) -> str:

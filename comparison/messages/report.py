@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import statistics
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from base import machine
 from base.files import replacing
-from base.quantities import digits, percent
+from base.quantities import digits
 from base.tables import EMPTY, Row, Table, markdown, terminal
 from comparison.messages.figures import Cell, Figures, Outcome, Place, Start, evaluate, place_of, reference_of
 from comparison.messages.plan import Message
-from comparison.reporting.wording import memory, verdict
+from comparison.reporting.wording import busy_mark, marked, memory, verdict, with_others
 from comparison.verdicts import DIFFERENT, FEWEST_REPEATS, NOT_SHOWN, Pair, Spread
 
 MARKDOWN, JSON, PICTURE = "messages.md", "messages.json", "messages.png"
@@ -141,6 +140,8 @@ def write_messages(directory: Path, facts: Mapping[str, Any], measured: Measured
     """
     from comparison.messages.plot import draw
 
+    shares = [max(taken) for each in measured.launches if (taken := _others(each))]
+    facts = {**facts, "busy": busy_mark(shares)}
     titles, confidence = facts["titles"], facts["confidence"]
     cells, messages = measured.cells, measured.messages
     outcome = evaluate(cells, messages, measured.launches, measured.left_out, confidence)
@@ -150,11 +151,12 @@ def write_messages(directory: Path, facts: Mapping[str, Any], measured: Measured
     ]
     if outcome.starts:
         tables.append(start_table(outcome.starts, titles))
-    sentences = _sentences(facts, measured, outcome)
+    tables = [marked(table, facts["busy"]) for table in tables]
+    sentences = with_others(_sentences(facts, measured, outcome), shares)
     _write(directory / JSON, json.dumps(_to_json(facts, measured, outcome), indent=1))
     drawn = any(outcome.figures.values())
     if drawn:
-        draw(str(directory / PICTURE), cells, messages, outcome.figures, titles)
+        draw(directory / PICTURE, cells, messages, outcome.figures, titles, facts["busy"])
     parts = ["# Communication alone", "", *(f"{sentence}\n" for sentence in sentences)]
     parts += [markdown(table) for table in tables]
     if drawn:
@@ -195,7 +197,7 @@ def _sentences(facts: Mapping[str, Any], measured: Measured, outcome: Outcome) -
                 sentences.append(f"{workers} ranks: {finding(pairs, backend, reference, titles)}")
     if facts["repeats"] < FEWEST_REPEATS:
         sentences.append(f"With fewer than {FEWEST_REPEATS} repeats there are no verdicts.")
-    sentences += _memory_and_others(titles, launches)
+    sentences += _memory(titles, launches)
     sentences += [
         f"{titles[cell.backend]}, {cell.workers} ranks, {note}"
         for cell in cells
@@ -232,7 +234,7 @@ def finding(pairs: Sequence[Pair], backend: str, reference: str, titles: Mapping
     return f"{titles[backend]} against {titles[reference]}: {'; '.join(parts)}."
 
 
-def _memory_and_others(titles: Mapping[str, str], launches: Sequence[Mapping[str, Any]]) -> list[str]:
+def _memory(titles: Mapping[str, str], launches: Sequence[Mapping[str, Any]]) -> list[str]:
     sentences = []
     peaks: dict[str, dict[str, int]] = {}
     for launch in launches:
@@ -246,13 +248,11 @@ def _memory_and_others(titles: Mapping[str, str], launches: Sequence[Mapping[str
     )
     if by_backend:
         sentences.append(f"Peak memory of one process. {by_backend}.")
-    shares = [each["others"] for launch in launches for each in launch["attempts"] if "others" in each]
-    if shares:
-        sentences.append(
-            f"While ranks ran, other programs took {percent(statistics.median(shares))} of this machine's CPU"
-            f" time (median of the launches; at most {percent(max(shares))})."
-        )
     return sentences
+
+
+def _others(launch: Mapping[str, Any]) -> list[float]:
+    return [each["others"] for each in launch["attempts"] if "others" in each]
 
 
 def _to_json(facts: Mapping[str, Any], measured: Measured, outcome: Outcome) -> dict[str, Any]:

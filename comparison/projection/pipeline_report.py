@@ -22,7 +22,7 @@ from comparison.projection.published_pipelines import (
     pipeline_tables,
     validate_pipelines,
 )
-from comparison.reporting.canvas import COLOURS, new_figure, plain
+from comparison.reporting.canvas import COLOURS, new_figure, plain, save
 from comparison.reporting.wording import size
 from training.pipeline.shares import bubble
 
@@ -72,9 +72,7 @@ def write_pipelines(directory: Path, plan: Plan, pipelines: Sequence[Pipeline]) 
     _write(directory / MARKDOWN, ("\n\n".join(part.strip("\n") for part in text) + "\n").encode())
     content = _content(plan, found, points)
     _write(directory / JSON, (json.dumps(content, indent=1) + "\n").encode())
-    figure = validation_figure(points)
-    with replacing(str(directory / PLOT)) as handle:
-        figure.savefig(handle, format="png", metadata={"Software": None})
+    save(validation_figure(points), directory / PLOT)
     names = ", ".join(str(directory / name) for name in (MARKDOWN, JSON, PLOT))
     shown = [facts, *map(terminal, [*tables, *validation]), f"written: {names}"]
     return "\n\n".join(shown)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Sequence
 
-from base.files import replacing
 from comparison.projection.model import Plan, Projection
 from comparison.projection.published import DAYS, EFFICIENCY, STEP, THROUGHPUT, Case
 from comparison.projection.validation import ErrorRange, Point, error_range
-from comparison.reporting.canvas import COLOURS, new_figure, plain
+from comparison.reporting.canvas import COLOURS, new_figure, plain, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,8 +28,7 @@ def draw_all(
         (PROJECTION, projection_figure(plan, projections, points)),
         (VALIDATION, _validation(points)),
     ):
-        with replacing(str(directory / name)) as handle:
-            figure.savefig(handle, format="png", metadata={"Software": None})
+        save(figure, directory / name)
     return [PROJECTION, VALIDATION]
 
 

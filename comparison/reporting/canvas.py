@@ -6,9 +6,12 @@ The colours are those of Okabe and Ito, which colour-blind people tell apart.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
+from base.files import replacing
 from comparison.reporting.wording import title_of
+from comparison.verdicts import Spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,6 +74,25 @@ def name_backends(
     figure.legend(
         handles=handles, loc="outside lower center", ncols=min(5, len(handles)), frameon=False, handlelength=3
     )
+
+
+def save(figure: Figure, path: Path, mark: str = "") -> None:
+    """Writes a PNG, whole or not at all. `mark`: added to the title, in red. Raises OSError."""
+    if mark:
+        title = [each.get_text() for each in figure.texts]
+        figure.suptitle("\n".join([*title, mark]), color=ALARM, fontsize=11)
+    with replacing(str(path)) as handle:
+        figure.savefig(handle, format="png", metadata={"Software": None})
+
+
+def whiskers(axes: Axes, places: Sequence[float], values: Sequence[Spread], **style: Any) -> None:
+    """Lines from the least to the greatest value; none where they are the same, as with one launch."""
+    for place, each in zip(places, values):
+        if each.least != each.most:
+            axes.errorbar(
+                place, each.median, [[each.median - each.least], [each.most - each.median]],
+                fmt="none", **{"capsize": 3, "elinewidth": 1.2, **style},
+            )  # fmt: skip
 
 
 def colour(index: int) -> str:

@@ -9,7 +9,7 @@ from base.tables import Table, markdown
 from comparison.reporting import agreement, plots, sections
 from comparison.reporting.limits import compared
 from comparison.reporting.results import FAILED, NOT_RUN, OUT_OF_MEMORY, Result, Results
-from comparison.reporting.wording import batch_unit, group_words, title_of
+from comparison.reporting.wording import batch_unit, group_words, marked, title_of
 from comparison.settings import Group
 from comparison.verdicts import DIFFERENT, NOT_SHOWN, TOO_FEW, Pair, rule
 
@@ -131,14 +131,17 @@ def document(
 ) -> str:
     """The whole text. `first`: its first sentences; `drawn`: the plots, which lie beside it."""
     planned = [each.setting for each in results.results]
+    usual = [
+        sections.throughput(results, facts, planned),
+        sections.training_time(results, facts),
+        sections.expansion(results, facts),
+    ]
     machine = facts.get("machine") or {}
     parts = ["# Horovod against BytePS", *first, "## Results", *(markdown(each) for each in tables)]
     parts += ["## Plots", *(f"![{_PLOTS[name]}]({name})" for name in drawn)] if drawn else []
     parts += [
         "## The same as others print it",
-        markdown(sections.throughput(results, facts, planned)),
-        markdown(sections.training_time(results, facts)),
-        markdown(sections.expansion(results, facts)),
+        *(markdown(marked(each, facts["busy"])) for each in usual),
         "## How verdicts are reached",
         compared(planned, facts),
         _greatest_words(results, facts),

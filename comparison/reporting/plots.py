@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
-from base.files import replacing
 from comparison.reporting import agreement
 from comparison.reporting.breakdown_plot import breakdown_figure
 from comparison.reporting.canvas import (
@@ -16,7 +15,9 @@ from comparison.reporting.canvas import (
     line_style,
     name_backends,
     plain,
+    save,
     thousands,
+    whiskers,
 )
 from comparison.reporting.figures import Figures
 from comparison.reporting.results import Results
@@ -41,8 +42,7 @@ def draw_all(directory: Path, results: Results, facts: Mapping[str, Any]) -> lis
     }
     for name, figure in drawn.items():
         if figure is not None:
-            with replacing(str(directory / name)) as handle:
-                figure.savefig(handle, format="png", metadata={"Software": None})
+            save(figure, directory / name, facts.get("busy", ""))
     return [name for name, figure in drawn.items() if figure is not None]
 
 
@@ -67,17 +67,16 @@ def _throughput(results: Results, facts: Mapping[str, Any]) -> Figure | None:
                     continue
                 rate = result.figures.tokens_per_s
                 axes.bar(at, rate.median, width * 0.92, color=colour(index))
-                axes.errorbar(
-                    at, rate.median, [[rate.median - rate.least], [rate.most - rate.median]],
-                    color="black", capsize=2.5, linewidth=1,
-                )  # fmt: skip
+                whiskers(axes, [at], [rate], color="black")
         axes.set(title=_panel_title(dtype, batch_size, facts), xlabel="workers", ylabel="tokens/s")
         axes.set_xticks(range(len(workers)), [str(count) for count in workers])
         axes.set_xlim(-0.5, len(workers) - 0.5)
         thousands(axes)
         plain(axes)
     name_backends(figure, backends, facts)
-    figure.suptitle("Throughput: medians; whiskers from the slowest to the fastest launch", fontsize=11)
+    several = any(each.launches > 1 for each in results.results)
+    spread = ": medians; whiskers from the slowest to the fastest launch" if several else " of one launch"
+    figure.suptitle(f"Throughput{spread}", fontsize=11)
     return figure
 
 
@@ -97,11 +96,8 @@ def _scaling(results: Results, facts: Mapping[str, Any]) -> Figure | None:
             rates = [each.tokens_per_s for each in known.values()]
             if 1 in known:
                 ones.append(known[1].tokens_per_s.median)
-            if rates:
-                spread = [[r.median - r.least for r in rates], [r.most - r.median for r in rates]]
-                upper.errorbar(
-                    counts, [r.median for r in rates], spread, capsize=3, elinewidth=1.2, marker="o", **line
-                )
+            upper.plot(counts, [rate.median for rate in rates], marker="o", **line)
+            whiskers(upper, counts, rates, color=line["color"])
             scaled = {count: each.scaling for count, each in known.items() if each.scaling}
             if scaled:
                 lower.plot(list(scaled), [each.efficiency for each in scaled.values()], marker="o", **line)
@@ -150,6 +146,7 @@ def _losses(results: Results, facts: Mapping[str, Any]) -> Figure | None:
         pair[0].set(title=group_words(group, facts), ylabel="masked-LM loss, nats")
         pair[1].set(ylabel="next-sentence loss, nats", xlabel="step")
         for axes in pair:
+            axes.xaxis.get_major_locator().set_params(integer=True)
             plain(axes)
         wrong = [
             f"{title_of(each.setting.backend, facts)}: {each.differs}"

@@ -14,7 +14,8 @@ from comparison.reporting import plots, sections
 from comparison.reporting.document import document, summary
 from comparison.reporting.figures import Figures
 from comparison.reporting.limits import compared
-from comparison.reporting.results import OK, Result, Results, gather
+from comparison.reporting.results import Result, Results, gather
+from comparison.reporting.wording import busy_mark, marked, with_others
 from comparison.runs.record import TIMED, Record
 from comparison.settings import Setting
 from comparison.verdicts import FEWEST_REPEATS, Pair, rule
@@ -24,13 +25,11 @@ SCHEMA = 2  # of report.json; it grows where the meaning of a field changes
 
 
 class Report(NamedTuple):
-    """`terminal`: the tables and, at their end, the summary. `paths`: the files written. `good`: every
-    setting that was planned has figures."""
+    """`terminal`: the tables and, at their end, the summary. `paths`: the files written."""
 
     terminal: str
     paths: Sequence[Path]
     results: Results
-    good: bool
 
 
 def write_report(
@@ -56,12 +55,13 @@ def write_report(
     Raises:
         OSError: a file cannot be written.
     """
+    shares = [each.others for each in records if each.others is not None and not each.failure]
+    facts = {**facts, "busy": busy_mark(shares)}
     results = gather(facts, records, planned)
-    good = all(each.kind == OK for each in results.results)
     drawn = plots.draw_all(directory, results, facts)
     state = _state(records, planned, repeats, complete)
     tables = _tables(results, facts, repeats)
-    first = [*state, *summary(results, facts)]
+    first = with_others([*state, *summary(results, facts)], shares)
     text = document(first, tables, drawn, results, facts, repeats)
     with replacing(str(directory / REPORT_MD)) as handle:
         handle.write(text.encode("utf-8"))
@@ -70,7 +70,7 @@ def write_report(
         handle.write((json.dumps(values, indent=1, allow_nan=False) + "\n").encode("utf-8"))
     shown = "\n\n".join([*(terminal(each) for each in tables), "\n".join(first)])
     paths = [directory / name for name in (REPORT_MD, REPORT_JSON, *drawn)]
-    return Report(shown + "\n", paths, results, good)
+    return Report(shown + "\n", paths, results)
 
 
 def _state(records: Sequence[Record], planned: Sequence[Setting], repeats: int, complete: bool) -> list[str]:
@@ -97,7 +97,7 @@ def _tables(results: Results, facts: Mapping[str, Any], repeats: int) -> list[Ta
         sections.scaling(results, facts),
         sections.to_finish(results, facts),
     ]
-    return [each for each in tables if each is not None]
+    return [marked(each, facts["busy"]) for each in tables if each is not None]
 
 
 def _content(

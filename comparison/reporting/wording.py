@@ -2,13 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+import statistics
+from dataclasses import replace
+from typing import Any, Mapping, Sequence
 
 from base.quantities import digits, percent
-from base.tables import EMPTY
+from base.tables import EMPTY, Table
 from comparison.launching.backends import BACKENDS
 from comparison.settings import Group
 from comparison.verdicts import DIFFERENT, Pair, Spread
+
+BUSY = 0.1  # of this machine's CPU time: where other programs take more, figures are marked
+
+
+def busy_mark(shares: Sequence[float]) -> str:
+    """The mark of all figures; "" where other programs left the machine to every launch. `shares`: of its CPU
+    time, taken by others during each launch."""
+    busy = sum(share > BUSY for share in shares)
+    return f"{busy} of {len(shares)} launches on a busy machine" if busy else ""
+
+
+def with_others(sentences: Sequence[str], shares: Sequence[float]) -> list[str]:
+    """A report's sentences and one about the load by other programs: last, or first where it was much."""
+    if not shares:
+        return [*sentences]
+    mark = busy_mark(shares)
+    taken = (
+        f"While ranks ran, other programs took {percent(statistics.median(shares))} of this machine's CPU"
+        f" time (median of the launches; at most {percent(max(shares))})."
+    )
+    if not mark:
+        return [*sentences, taken]
+    loud = (
+        f"MEASURED ON A BUSY MACHINE. {taken} In {mark.partition(' on ')[0]} it was more than"
+        f" {percent(BUSY)}: differences may be due to it. Repeat the comparison with another --output when"
+        " the machine is quiet."
+    )
+    return [loud, *sentences]
+
+
+def beside(share: float | None) -> str:
+    """Words on the load by others during a launch, for the progress; "" where it was little."""
+    return f"; other programs took {percent(share)} of the machine" if share and share > BUSY else ""
+
+
+def marked(table: Table, mark: str) -> Table:
+    """The table with the mark in its title."""
+    return replace(table, title=f"{table.title} ({mark})") if mark else table
 
 
 def title_of(backend: str, facts: Mapping[str, Any]) -> str:

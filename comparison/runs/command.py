@@ -29,11 +29,12 @@ from comparison.launching.launch import launch
 from comparison.reporting import agreement
 from comparison.reporting.report import Report, write_report
 from comparison.reporting.results import FAILED, NOT_RUN
+from comparison.reporting.wording import beside
 from comparison.runs.launches import (
     Trained,
     Training,
-    data_identity,
     finished,
+    identity,
     keep_outcome,
     make_directory,
     plan_training,
@@ -112,8 +113,8 @@ def _compare_in(store: Store, options: RunsOptions) -> int:
         "--dtypes": options.dtypes,
         "--batch_sizes": options.batch_sizes,
     }
-    own = {"--seed": campaign.seed, "--profiles": options.profiles, "script options": training.words}
-    facts = {**own, **training.facts, "data": data_identity(training)}
+    own = {"--seed": campaign.seed, "--profiles": options.profiles}
+    facts = {**own, **training.facts, **identity(training, store.directory)}
     store.agree_on(what_counts(facts, axes, campaign.cluster), campaign.repeats)
     comparison = Comparison(options, training, works_of(options), store)
     made = finished(store, comparison.works)
@@ -166,6 +167,7 @@ def _launch_all(comparison: Comparison, made: dict[Work, Record]) -> None:
             todo = [each for each in works[index + 1 :] if each not in made]
             still = [each for each in todo if not _hopeless(made, each.setting)]
             left = left_in_words(time_left(still, made))
+            left += beside(record.others)
             progress.finish(str(work), _result(record), left, failed=bool(record.failure))
             if record.failure and _hopeless(made, work.setting):
                 _leave_out(progress, work.setting, sum(each.setting == work.setting for each in todo))
@@ -203,12 +205,12 @@ def _result(record: Record) -> str:
 
 
 def _prepare(comparison: Comparison, progress: Printed) -> None:
-    """Tokenizes or converts the data, unless a comparison before this one has. Raises InputError when that
-    fails."""
+    """Tokenizes or converts the data, unless a call before this one has, in the same place: what the cache
+    knows of files does not hold for a copy. Raises InputError when that fails."""
     directory = comparison.store.directory / "preparation"
     done = directory / "done"
     command = comparison.training.preparation(comparison.options.settings[0], directory)
-    if command is None or done.exists():
+    if command is None or (done.exists() and done.read_text("utf-8") == str(directory)):
         return
     progress.note("preparing the data")
     directory.mkdir(exist_ok=True)
@@ -218,7 +220,7 @@ def _prepare(comparison: Comparison, progress: Printed) -> None:
     if ended.returncode:
         reason, _ = reason_of_exit(ended, log.read_text(encoding="utf-8", errors="replace"))
         raise InputError(f"the data cannot be prepared: {reason}; see {log}")
-    done.touch()
+    done.write_text(str(directory), "utf-8")
 
 
 def _launch(comparison: Comparison, work: Work) -> Record:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Sequence
 
 from base.errors import InputError
+from base.files import sha256_of
 from comparison.campaign import LAUNCHES, Store
 from comparison.launching.backends import BACKENDS, Backend, Cluster, launch_words
 from comparison.runs.record import METRICS, PROFILED, TIMED, TRACE, Record, Steps, Work
@@ -199,16 +200,22 @@ def _check_script_args(words: Sequence[str]) -> None:
             raise InputError(f"{name} after --: compare.py decides it for each launch; leave it out")
 
 
-def data_identity(training: Training) -> list[list[Any]]:
-    """The files that are read, with size and time of their last change: a second call must see the same."""
-    identity = []
+def identity(training: Training, folder: Path) -> dict[str, Any]:
+    """The scripts' options, and the files that are read with their sizes and the times of their last changes:
+    a second call must see the same. What lies below `folder`, the comparison's, is named from there and has
+    its checksum in place of the time, so that a folder that was moved or copied can be continued."""
+    prefix, files = f"{folder}{os.sep}", []
+
+    def within(name: str) -> str:
+        return name[len(prefix) :] if name.startswith(prefix) else name
+
     for path in training.files:
-        files = sorted(path.rglob("*")) if path.is_dir() else [path]
-        for file in files:
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if file.is_file():
-                stat = file.stat()
-                identity.append([str(file.resolve()), stat.st_size, stat.st_mtime_ns])
-    return identity
+                name, stat = str(file.resolve()), file.stat()
+                state = sha256_of(name) if name.startswith(prefix) else stat.st_mtime_ns
+                files.append([within(name), stat.st_size, state])
+    return {"script options": list(map(within, training.words)), "data": files}
 
 
 def path_of(work: Work) -> str:

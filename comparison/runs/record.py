@@ -78,6 +78,7 @@ class Record:
         peak_bytes: greatest resident memory of one process of each role on this host: "worker", "server",
             "scheduler".
         exchanged_bytes: bytes that a rank hands to its library in a step; None without a profile.
+        others: share of this machine's CPU time that other programs took meanwhile; None: it was not kept.
         breakdown: `training.profiling.breakdown.break_down` of rank 0, for a profiled launch.
         command: as given to the system.
         begun: UTC, ISO 8601.
@@ -95,6 +96,7 @@ class Record:
     seconds: float = 0.0
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
     exchanged_bytes: int | None = None
+    others: float | None = None
     breakdown: Mapping[str, Any] | None = None
     command: tuple[str, ...] = ()
     begun: str = ""
@@ -131,6 +133,7 @@ def read_run(
         repeat=work.repeat,
         seconds=launched.seconds,
         peak_bytes=dict(launched.peak_bytes),
+        others=launched.others,
         command=tuple(command),
         begun=begun,
     )

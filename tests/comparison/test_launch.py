@@ -55,6 +55,17 @@ def test_return_code_output_and_a_daemon_that_is_left(tmp_path):
     assert not alive(int((tmp_path / "pid").read_text()))
 
 
+def test_what_other_programs_compute_meanwhile_is_not_taken_for_its_own(tmp_path):
+    spin = "import time\nwhile time.process_time() < float({}): pass"
+    with subprocess.Popen([sys.executable, "-c", spin.format(600)]) as beside:
+        ended = start(tmp_path, "import sys\n" + spin.format("sys.argv[1]"), 0.5)
+        fields = Path(f"/proc/{beside.pid}/stat").read_text().rpartition(")")[2].split()
+        beside.kill()
+    theirs = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    assert 0.5 <= ended.cpu_s <= ended.seconds * os.cpu_count() * (1 - ended.others) + 0.1
+    assert ended.others * ended.seconds * os.cpu_count() > 0.8 * theirs - 0.1 > 0
+
+
 def test_the_time_limit_ends_everything(tmp_path):
     ended = start(tmp_path, DAEMON, tmp_path / "pid", 600, limit_s=1.5)
     assert ended.timed_out and ended.returncode == 124

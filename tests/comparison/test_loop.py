@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -64,6 +65,21 @@ def test_backends_take_turns_in_an_order_of_their_own_for_each_repeat(tmp_path):
     assert other.returncode == 2 and other.stderr.count("\n") == 1
     assert "--seed 4 instead of 3" in other.stderr and "--output" in other.stderr
     assert len(report_of(output)["launches"]) == 10
+
+
+def test_a_folder_that_was_copied_is_continued(tmp_path):
+    """With all that lies in it: the text, its tokens, the launches that were made."""
+    here, there = tmp_path / "here", tmp_path / "else" / "there"
+    axes = ["--workers", "1", "--dtypes", "float32", "--batch_sizes", "64", "--backends", "one"]
+    words = [sys.executable, str(SCRIPT), *axes, *STEPS, "--no_profile", "--output"]
+    run_command([*words, str(here), "--repeats", "1"], timeout=120).check()
+    tokens = sorted(path.name for path in (here / "tokens").glob("tokens-*"))
+    shutil.copytree(here, there, copy_function=shutil.copyfile)  # with other times
+    shutil.rmtree(here)
+    again = run_command([*words, str(there), "--repeats", "2"], timeout=120).check()
+    assert launched(again) == ["one-1x-float32-64 repeat 2"] and not here.exists()
+    assert len(report_of(there)["launches"]) == 2
+    assert tokens == sorted(path.name for path in (there / "tokens").glob("tokens-*")) and tokens
 
 
 def test_profiles_stand_between_the_repeats(tmp_path):

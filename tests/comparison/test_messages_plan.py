@@ -7,7 +7,6 @@ import pytest
 from comparison.launching.backends import BACKENDS
 from comparison.messages.plan import (
     DEFAULT_SIZES,
-    algorithm_bandwidth,
     bus_bandwidth,
     bytes_needed,
     parse_message,
@@ -72,7 +71,6 @@ def test_lists_that_cannot_be_sent(texts, dtype, said):
 def test_bandwidth_by_hand():
     """10^9 bytes in half a second: 2 GB/s. In a ring of 4 a rank sends 2 * 3/4 of that, of 2 just as much, of
     64 nearly twice."""
-    assert algorithm_bandwidth(10**9, 0.5) == 2e9
     assert bus_bandwidth(10**9, 0.5, 2) == 2e9
     assert bus_bandwidth(10**9, 0.5, 4) == 3e9
     assert bus_bandwidth(10**9, 0.5, 64) == pytest.approx(3.9375e9)

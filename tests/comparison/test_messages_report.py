@@ -144,6 +144,7 @@ def test_failed_and_left_out_have_reasons_and_no_figures(tmp_path):
 def test_files_hold_everything(tmp_path):
     cells = cells_of("hvd_mpi", "byteps")
     launches = launches_of({"hvd_mpi": 1.0, "byteps": 1.3})
+    launches[5]["attempts"] = [{**launches[5]["attempts"][0], "others": share} for share in (0.03, 0.78)]
     write_messages(tmp_path, FACTS, Measured(cells, MESSAGES, launches, {}, True))
     written = json.loads((tmp_path / "messages.json").read_text())
     assert written["complete"] and written["machine"]["cpu"] == "Chip 9" and len(written["launches"]) == 12
@@ -153,6 +154,9 @@ def test_files_hold_everything(tmp_path):
     assert row["latency_s"]["median"] == pytest.approx(expected)
     assert row["algorithm_bytes_per_s"] == pytest.approx(2**20 / expected)
     text = (tmp_path / "messages.md").read_text()
+    mark = "1 of 1 launches on a busy machine"
+    assert written["busy"] == mark and text.splitlines()[2].startswith("MEASURED ON A BUSY MACHINE. While ")
+    assert f"2 ranks ({mark})" in text and "at most 78%" in text
     assert "slower at 64KB, 1MB, 10x64KB." in text and "Holm" in text and "| 10x64KB | BytePS |" in text
     assert "Partial" not in text and "python compare.py --comm_only" in text
     assert (tmp_path / "messages.png").read_bytes().startswith(b"\x89PNG")

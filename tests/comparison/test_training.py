@@ -10,7 +10,7 @@ import pytest
 from base.errors import InputError
 from comparison.launching.backends import BACKENDS
 from comparison.options import parse_options
-from comparison.runs.launches import Training, data_identity, plan_training
+from comparison.runs.launches import Training, identity, plan_training
 from comparison.runs.record import PROFILED, TIMED, Work
 from training.options import parse_options as parse_script_options
 from training.profiling.profiler import LAST
@@ -67,7 +67,7 @@ def test_the_embedded_text(tmp_path):
     found = script_options(training, Work(settings[0], TIMED, 0), tmp_path)
     assert found.use_avg_len and found.raw and found.max_seq_length == 32 and found.lr == 0.014
     assert found.dropout == 0.1  # the scripts' own
-    assert training.facts["vocab_size"] == 4096 and len(data_identity(training)) > 1
+    assert training.facts["vocab_size"] == 4096 and len(identity(training, tmp_path)["data"]) > 1
     assert [setting.batch_size for setting in settings] == [512] * 3 + [1024] * 3
     preparation = training.preparation(settings[0], tmp_path)
     assert preparation is not None and "--lr" in preparation
@@ -90,17 +90,17 @@ def test_a_model_from_a_file(tmp_path):
 def test_random_tokens_need_no_data(tmp_path):
     words = ["--output", str(tmp_path), "--batch_sizes", "4", "--", "--dummy_data_len", "16"]
     training, settings = plan(words)
-    assert data_identity(training) == [] and training.preparation(settings[0], tmp_path) is None
+    assert identity(training, tmp_path)["data"] == [] and training.preparation(settings[0], tmp_path) is None
     assert training.facts["max_seq_length"] == 16 and not list(tmp_path.iterdir())
 
 
 def test_data_is_known_by_its_files(tmp_path):
-    before = data_identity(plan(own_data(tmp_path))[0])
+    before = identity(plan(own_data(tmp_path))[0], tmp_path / "out")["data"]
     assert [[path, size] for path, size, _ in before] == [
         [str(tmp_path / name), (tmp_path / name).stat().st_size] for name in ("a.text", "vocab.txt")
     ]
     (tmp_path / "b.text").write_text("more text\nin another file\n\nof two\ndocuments\n")
-    assert len(data_identity(plan(own_data(tmp_path))[0])) == len(before) + 1
+    assert len(identity(plan(own_data(tmp_path))[0], tmp_path / "out")["data"]) == len(before) + 1
 
 
 @pytest.mark.parametrize(

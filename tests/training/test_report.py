@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
+import re
 import resource
 import struct
 import subprocess
@@ -14,8 +16,10 @@ from typing import Any, Iterator
 
 import numpy as np
 import pytest
+from tqdm import tqdm
 
 from base.errors import TrainingError
+from base.progress import Printed
 from tasks.base import Floors
 from tests.processes import ROOT
 from tests.training.tiny import TASK
@@ -288,6 +292,26 @@ class TestTerminal:
         assert "12,346 tokens/s" in first and "0.25 s/step" in first
         assert second.startswith("evaluation at step 10: mlm_loss 6.500") and "1,234 sequences" in second
         assert shown.err == "warning: careful\n"
+
+    def test_a_bar_of_the_data_ends_above_that_of_the_run(self, monkeypatch):
+        """Nothing is left on the terminal of the longer line that was there before."""
+        stream = io.StringIO()
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+        run, data = tqdm(total=5, ncols=90, file=stream), Printed(stream)
+        data.begin("computing checksums", 1000)
+        data.update(1000, {})
+        data.end()
+        run.close()
+        lines, row, column = [""] * 9, 0, 0
+        for text in re.findall(r"\x1b\[A|[\r\n]|[^\x1b\r\n]+", stream.getvalue()):
+            if text in ("\x1b[A", "\n"):
+                row += 1 if text == "\n" else -1
+            column = 0 if text == "\r" else column
+            if text[0] not in "\x1b\r\n":
+                lines[row] = lines[row].ljust(column)[:column] + text + lines[row][column + len(text) :]
+                column += len(text)
+        assert lines[0].startswith("computing checksums: 100%") and lines[0].count("]") == 1
+        assert "0/5" in lines[1]
 
     @pytest.mark.parametrize("progress", ["bar", "lines", "none"])
     def test_an_explicit_choice_wins(self, tmp_path, capsys, monkeypatch, progress):
