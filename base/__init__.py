@@ -3,6 +3,7 @@
 errors        exceptions that end a program: one line and an exit code
 command_line  a parser with one-line errors, numbers in their ranges
 json_files    JSON from files that somebody else may have written
+yaml_files    YAML as nodes, from such files
 files         files that appear whole or not at all, checksums
 sealed        frames that show who has sent them
 locks         exclusive locks between processes

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Mapping, Sequence
 
-# A process's rank: Open MPI, horovodrun, MPICH and Intel MPI. BytePS announces it in two variables.
-RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK")
+# A process's rank: Open MPI, horovodrun, MPICH and Intel MPI, srun --mpi=pmix. BytePS announces it in two
+# variables. SLURM_PROCID is none of them: a job script's shell and processes without MPI have it too.
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK", "PMIX_RANK")
 # Number of processes.
 SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE")
 # Ranks on this host: hosts/launch.py (several workers may share a host), Open MPI, MPICH and Intel
@@ -19,12 +20,12 @@ LOCAL_SIZE_VARIABLES = (
     "MV2_COMM_WORLD_LOCAL_SIZE",
     "HOROVOD_LOCAL_SIZE",
     "BYTEPS_LOCAL_SIZE",
-    "SLURM_NTASKS_PER_NODE",
     "SLURM_STEP_TASKS_PER_NODE",
 )
 # Hosts of a run in the order of its ranks, name:ranks with commas, as hosts/launch.py announces them.
 RUN_HOSTS = "RUN_HOSTS"
 
+_STEP_SIZE = "SLURM_STEP_NUM_TASKS"  # srun's; SLURM_NTASKS is often the whole job's
 _MOST_DIGITS = 18
 _RANKS = re.compile(r"[0-9]{1,6}")  # of a host, as hosts/hostfile.py reads them
 
@@ -32,11 +33,14 @@ LOCAL, HVD, BYTEPS = BACKENDS = ("local", "hvd", "byteps")
 
 
 def launched_backend(environ: Mapping[str, str]) -> str:
-    """The backend whose launcher has set its variables: BytePS's DMLC_ROLE, or those of mpirun and
-    horovodrun; "local" without a launcher."""
+    """The backend whose launcher has set its variables: BytePS's DMLC_ROLE, or those of mpirun, horovodrun
+    and srun --mpi=pmix; "local" without a launcher."""
     if environ.get("DMLC_ROLE") == "worker":
         return BYTEPS
-    return HVD if any(name in environ for name in (*RANK_VARIABLES, *SIZE_VARIABLES)) else LOCAL
+    named = [name for name in (*RANK_VARIABLES, *SIZE_VARIABLES) if name in environ]
+    # Where PMIx is a cluster's default, a step of one task is salloc's shell, and what is started in it.
+    alone = named == ["PMIX_RANK"] and announced_sizes(environ) == {_STEP_SIZE: 1}
+    return HVD if named and not alone else LOCAL
 
 
 def launched_rank(environ: Mapping[str, str]) -> int:
@@ -47,6 +51,14 @@ def launched_rank(environ: Mapping[str, str]) -> int:
             + number_in(environ, "BYTEPS_LOCAL_RANK")
         )  # fmt: skip
     return next((number_in(environ, name) for name in RANK_VARIABLES if name in environ), 0)
+
+
+def announced_sizes(environ: Mapping[str, str]) -> dict[str, int]:
+    """Numbers of the run's processes by the launcher's variables; empty where none announces one."""
+    names = [name for name in SIZE_VARIABLES if name in environ]
+    if not names and "PMIX_RANK" in environ:  # mpirun's ranks have it too, within a step of one task a host
+        names = [_STEP_SIZE]
+    return {name: int(environ[name]) for name in names if is_number(environ.get(name, ""))}
 
 
 def local_size(environ: Mapping[str, str]) -> int:

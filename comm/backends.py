@@ -21,7 +21,7 @@ def choose_backend(given: str | None, environ: Mapping[str, str]) -> str:
     if given is None:
         return launched
     if launched not in (LOCAL, given) or (given == BYTEPS and launched == LOCAL):
-        how = {LOCAL: "without a launcher", HVD: "by mpirun or horovodrun", BYTEPS: "for BytePS"}[launched]
+        how = {LOCAL: "without a launcher", HVD: "for Horovod", BYTEPS: "for BytePS"}[launched]
         raise InputError(f"--backend {given}: this process was started {how}; leave the option out")
     return given
 

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, MutableMapping, Sequence
 
 from base.errors import InputError
-from base.launchers import SIZE_VARIABLES, is_number
+from base.launchers import announced_sizes
 from comm.base import (
     AVERAGE_DTYPES,
     BROADCAST_DTYPES,
@@ -309,9 +309,8 @@ def _import_horovod() -> Any:
 
 
 def _check_size(size: int) -> None:
-    for variable in SIZE_VARIABLES:
-        announced = os.environ.get(variable, "")
-        if is_number(announced) and int(announced) != size:
+    for variable, announced in announced_sizes(os.environ).items():
+        if announced != size:
             raise InputError(
                 f"the launcher started {announced} processes ({variable}) but Horovod joined {size}: it was "
                 "built without this launcher's library, or uses another; see `horovodrun --check-build`"

@@ -10,7 +10,7 @@ BytePS.
 
 With --tokens_per_gpu the run is the plan of hparams.py for workers x slots GPUs; without it, a script and all
 of its options follow the --. The reasons for each field are in hosts/kubernetes_mpi.py and
-hosts/kubernetes_byteps.py. Needs the standard library only; talks to no cluster.
+hosts/kubernetes_byteps.py. Needs the standard library, and for --patch PyYAML; talks to no cluster.
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ from base.errors import InputError
 from hosts import kubernetes_byteps, kubernetes_mpi, manifests
 from hosts.cluster_job import BACKENDS, BYTEPS, HVD, add_plan_group, script_and_options
 from hosts.manifests import Deployment, Limits, Resources, Volume
-from hosts.networks import RULE, read_network
+from hosts.networks import RULE, TCP, read_network
+from hosts.patches import patched
+
+MEMLOCK = (
+    "adapters need memory that stays in place: the nodes' container runtime has to let pods lock any amount "
+    "(LimitMEMLOCK=infinity in containerd's service); IPC_LOCK is of no use to a user who is not root"
+)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -110,6 +116,8 @@ def _resource_options(parser: argparse.ArgumentParser) -> None:
         "servers"
     )
     add("--server_memory", default="8Gi", metavar="SIZE", help=text)
+    text = "YAML with fields that are merged into the jobs and pods: tolerations, queues (docs/launching.md)"
+    add("--patch", type=path_name, metavar="FILE", help=text)
 
 
 def _limit_options(parser: argparse.ArgumentParser) -> None:
@@ -151,12 +159,18 @@ def _manifest(args: argparse.Namespace, own: Sequence[str]) -> str:
     comments = lines
     if deployment.network is not None:
         comments += [f"--network {args.network}: {each}" for each in deployment.network.comment()]
+        if deployment.network.kind != TCP:
+            comments.append(f"--network {args.network}: {MEMLOCK}")
     if args.backend == HVD:
-        return manifests.yaml_text(kubernetes_mpi.objects(deployment, command), comments)
-    if args.workers > 1 and args.secret is None:
-        comments.append("It has the run's secret: keep it where only you can read it, or name one: --secret")
-    server = (args.server_cpus, args.server_memory)
-    return manifests.yaml_text(kubernetes_byteps.objects(deployment, command, server), comments)
+        objects = kubernetes_mpi.objects(deployment, command)
+    else:
+        server = (args.server_cpus, args.server_memory)
+        objects = kubernetes_byteps.objects(deployment, command, server)
+        if args.workers > 1 and args.secret is None:
+            comments.append(
+                "It has the run's secret: keep it where only you can read it, or name one: --secret"
+            )
+    return manifests.yaml_text(patched(objects, args.patch) if args.patch else objects, comments)
 
 
 def _deployment(args: argparse.Namespace) -> Deployment:

@@ -24,6 +24,11 @@ backoffLimit
     A failure of the run is one of each of a Job's pods: retries times pods. It is one number for a Job.
 podReplacementPolicy: Failed
     A lost pod's successor comes when the pod has ended, not beside it.
+topologySpreadConstraints
+    Servers are on as many nodes as there are, as `compare.py --project` takes them to be: two on a node would
+    share its network, and a step waits for the slowest. Nodes whose taints they do not tolerate do not count.
+NVIDIA_VISIBLE_DEVICES=void
+    Pods that ask for no GPU see none (hosts/manifests.py).
 terminationGracePeriodSeconds
     SIGTERM to any pod makes all ranks save and end. SIGKILL comes after --grace and 30 s more.
 """
@@ -109,6 +114,16 @@ def _job(
     environment = [ADDRESS]
     template = pod(deployment, role, command, requests, env=environment)
     template["spec"].update({"restartPolicy": "Never", "subdomain": deployment.name})
+    if role == SERVER:
+        template["spec"]["topologySpreadConstraints"] = [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "DoNotSchedule",
+                "nodeTaintsPolicy": "Honor",
+                "labelSelector": {"matchLabels": template["metadata"]["labels"]},
+            }
+        ]
     if deployment.workers > 1:
         name = deployment.secret or deployment.name
         # The group reads it: the pod's, by fsGroup.

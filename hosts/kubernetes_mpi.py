@@ -11,10 +11,13 @@ sshAuthMountPath
 launcherCreationPolicy: WaitForWorkersReady
     The launcher's pod is made when every worker's ssh server answers (readinessProbe). A worker that is
     replaced later may lag behind: hosts/mpi_pod.py waits again, for --patience seconds at most.
-launcher: OnFailure; workers: Never
+restartPolicy: OnFailure
     The launcher's container starts again after every exit code but 0: code 75 means saved, run me again, 143
     saved because of a signal, 1 a failure; --resume goes on from the last checkpoint. backoffLimit ends that.
-    Workers that fail are replaced by the operator.
+    A worker's container starts again in its pod when it fails, such as for want of memory. The operator
+    (0.8.2, read) makes a pod only where there is none of its name: the last was drained or preempted, or its
+    node removed. A pod that has failed stays, and one that the kubelet has evicted fails the MPIJob
+    (kubeflow/mpi-operator 647); requests that are limits make that rare.
 --notes, an emptyDir
     An MPIJob knows no exit codes: the operator gives the launcher's Job no podFailurePolicy, and treats
     ExitCode as Never. Bad input (2) would start the run again on all hosts, --retries times. The launcher
@@ -69,7 +72,7 @@ def objects(deployment: Deployment, command: Sequence[str]) -> list[dict[str, An
         },
         "Worker": {
             "replicas": deployment.workers,
-            "restartPolicy": "Never",
+            "restartPolicy": "OnFailure",
             "template": pod(deployment, "worker", [*program, "worker", *common], requests, **ports, **ready),
         },
     }

@@ -25,6 +25,7 @@ _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
 _RESOURCE = re.compile(r"[a-z0-9.-]+/[A-Za-z0-9._-]+")
+_NVIDIA = "nvidia.com/"
 _LONGEST_NAME = 40  # with what is appended, a pod's host name stays below 63 characters
 # Text that YAML reads as nothing else.
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
@@ -158,9 +159,6 @@ def pod(
         requests: resources, which are limits too.
         more: further fields of the container.
     """
-    capabilities: dict[str, Any] = {"drop": ["ALL"]}
-    if deployment.network is not None and deployment.network.kind != TCP:
-        capabilities["add"] = ["IPC_LOCK"]  # adapters write to memory that must not be moved
     mounts: list[dict[str, Any]] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]
     volumes: list[dict[str, Any]] = [
         {
@@ -178,12 +176,15 @@ def pod(
         "workingDir": deployment.directory,
         # Kubernetes replaces $(NAME) in it, and two dollar signs by one.
         "command": [word.replace("$", "$$") for word in command],
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": capabilities},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "terminationMessagePolicy": "FallbackToLogsOnError",  # `kubectl describe pod` has the last lines
         "resources": {"requests": dict(requests), "limits": dict(requests)},
         "volumeMounts": mounts,
         **more,
     }
+    if deployment.resources.gpu not in requests and not any(name.startswith(_NVIDIA) for name in requests):
+        # The image's is "all": NVIDIA's runtime would show every GPU of the node.
+        container["env"] = [*more.get("env", []), {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
     user = deployment.user
     spec: dict[str, Any] = {
         "automountServiceAccountToken": False,  # nothing in it talks to the API server

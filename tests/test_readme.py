@@ -69,7 +69,8 @@ SMALLER = {
 IN_CONTAINERS = ("/opt/ml/", "/opt/bert", "/root/.ssh")
 FOREIGN_OPTIONS = {
     *("--delete", "--signal", "--requeue", "--open-mode", "--shm-size"),
-    *("--mpi", "--nodes", "--ntasks-per-node", "--batch"),
+    *("--mpi", "--nodes", "--ntasks-per-node", "--batch", "--kill-on-bad-exit", "--gang-scheduling"),
+    *("--nv", "--no-container-remap-root"),
     *(
         "--bind-to",
         "--map-by",
@@ -232,10 +233,19 @@ def test_the_batch_script():
         assert line in written
 
 
-def test_the_manifest():
+def test_the_manifest(tmp_path):
     (command,) = [command for command in ALL if command.words[1:2] == ["hosts/kubernetes.py"]]
     documents = objects(*command.words[2:])
     assert [problems(each) for each in documents] == [[], []] and documents[1]["kind"] == "MPIJob"
+    patches = [
+        block for block in blocks_of(ROOT / "docs/launching.md", "## Kubernetes") if block.language == "yaml"
+    ]
+    assert len(patches) == 2
+    words = [{"hvd": "byteps"}.get(word, word) for word in command.words[2:]]
+    for patch in patches:
+        (tmp_path / "patch.yaml").write_text(patch.text, "utf-8")
+        patched = objects("--patch", tmp_path / "patch.yaml", *words)
+        assert [problems(each) for each in patched] == [[]] * 6
 
 
 def test_the_call_to_sagemaker():

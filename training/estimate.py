@@ -14,7 +14,7 @@ from typing import Mapping, NamedTuple, Sequence
 
 from base import machine
 from base.errors import InputError
-from base.launchers import BYTEPS, LOCAL, SIZE_VARIABLES, launched_rank, local_size, number_in
+from base.launchers import BYTEPS, LOCAL, announced_sizes, launched_rank, local_size, number_in
 from base.memory import Available, available_memory
 from base.tables import Table, terminal
 from bert.configuration import OPERATORS_LIBRARY
@@ -252,9 +252,8 @@ def _parts(part: Part, shape: _Shape, backend: str, stage: int) -> dict[str, int
 
 
 def _world_size(environ: Mapping[str, str], here: int) -> int:
-    sizes = [number_in(environ, name, 1) for name in SIZE_VARIABLES]
     workers = number_in(environ, "DMLC_NUM_WORKER", 1) * number_in(environ, "BYTEPS_LOCAL_SIZE", 1)
-    return max(here, workers, *sizes)
+    return max(here, workers, *announced_sizes(environ).values())
 
 
 def _gib(size: int) -> str:

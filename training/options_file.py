@@ -16,7 +16,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 from base.command_line import OptionParser
 from base.errors import InputError
 from base.files import replacing
-from base.json_files import read_regular
+from base.yaml_files import compose
 
 OPTION = "--options_file"
 RUN_FILE = "run.yaml"
@@ -91,10 +91,12 @@ def read_options(path: str, defaults: Mapping[str, Any]) -> list[Entry]:
         InputError: no YAML mapping from options to single values or lists of these, an unknown or repeated
             key, or a flag that is neither true nor false.
     """
-    root = _compose(path)
+    root = compose(path, f"{OPTION} {path}", _LARGEST)
+    if root is None:
+        raise InputError(f"{OPTION} {path}: holds no options; write one a line, such as lr: 1e-3")
     entries: list[Entry] = []
     seen: dict[str, int] = {}
-    for key_node, value_node in root:
+    for key_node, value_node in root.value:
         line = key_node.start_mark.line + 1
         where = f"{OPTION} {path}, line {line}"
         key = str(key_node.value) if key_node.id == "scalar" else f"a {key_node.id}"
@@ -121,28 +123,6 @@ def write_options(path: str, options: Mapping[str, Any], comments: Sequence[str]
             file.write(("\n".join(lines) + "\n").encode())
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}") from error
-
-
-def _compose(path: str) -> list[tuple[Any, Any]]:
-    """Pairs of nodes of the mapping that a file is; tags are looked at later and never obeyed."""
-    try:
-        import yaml
-    except ImportError as error:
-        raise InputError(f"{OPTION} {path}: needs PyYAML; run `make setup`") from error
-    content = read_regular(path, _LARGEST, f"{OPTION} {path}")
-    try:
-        root = yaml.compose(content, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        at = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be parsed"
-        hint = "quote a value that begins with * & ! % @ or a bracket"
-        raise InputError(f"{OPTION} {path}{at}: no YAML: {problem}; {hint}") from None
-    except RecursionError:
-        raise InputError(f"{OPTION} {path}: no list of options: it is nested too deeply") from None
-    if root is None or root.id != "mapping":
-        raise InputError(f"{OPTION} {path}: holds no options; write one a line, such as lr: 1e-3")
-    return list(root.value)
 
 
 def _value(key: str, node: Any, flag: bool, where: str) -> str | bool | None:

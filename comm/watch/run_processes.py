@@ -17,6 +17,7 @@ from base.launchers import RANK_VARIABLES, hosts_of_run, launched_rank, number_i
 _RUN_VARIABLES: Mapping[str, tuple[str, ...]] = {
     "OMPI_COMM_WORLD_RANK": ("OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"),
     "HOROVOD_RANK": ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
+    "PMIX_RANK": ("PMIX_NAMESPACE",),
 }
 _LOCAL_SIZES = ("BYTEPS_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "HOROVOD_LOCAL_SIZE")
 _SSH_PORT = 22  # where the launcher reaches a host; a host that is there accepts or rejects the connection

@@ -64,7 +64,7 @@ def test_wrong_explicit_number(value):
             },
             4,
         ),
-        ({"SLURM_NTASKS_PER_NODE": "6"}, 6),
+        ({"SLURM_NTASKS_PER_NODE": "6"}, 1),  # of the job; its script's shell is one process
         ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),3"}, 4),
         ({"HOROVOD_LOCAL_SIZE": "nonsense"}, 1),
     ],

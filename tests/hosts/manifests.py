@@ -67,12 +67,19 @@ def labels(value: Any) -> bool:
 
 
 METADATA = Fields(
-    {"name": lambda name: bool(NAME.fullmatch(name)), "namespace": STRING, "labels": labels}, ("name",)
+    {
+        "name": lambda name: bool(NAME.fullmatch(name)),
+        "namespace": STRING,
+        "labels": labels,
+        "annotations": labels,
+    },
+    ("name",),
 )
 CONTAINER = Fields(
     {
         "name": lambda name: bool(NAME.fullmatch(name)),
         "image": STRING,
+        "imagePullPolicy": one_of("Always", "Never", "IfNotPresent"),
         "workingDir": STRING,
         "command": [STRING],
         "env": [
@@ -105,6 +112,7 @@ VOLUME = Fields(
     },
     ("name",),
 )
+SELECTOR = Fields({"matchLabels": labels})
 POD = {
     "automountServiceAccountToken": BOOLEAN,
     "enableServiceLinks": BOOLEAN,
@@ -123,9 +131,32 @@ POD = {
     "volumes": [VOLUME],
     "nodeSelector": labels,
     "subdomain": STRING,
+    "schedulerName": STRING,
+    "priorityClassName": STRING,
+    "imagePullSecrets": [Fields({"name": STRING})],
+    "tolerations": [
+        Fields(
+            {
+                "key": STRING,
+                "operator": one_of("Exists", "Equal"),
+                "effect": one_of("NoSchedule", "PreferNoSchedule", "NoExecute"),
+            }
+        )
+    ],
+    "topologySpreadConstraints": [
+        Fields(
+            {
+                "maxSkew": NUMBER,
+                "topologyKey": STRING,
+                "whenUnsatisfiable": one_of("DoNotSchedule", "ScheduleAnyway"),
+                "nodeTaintsPolicy": one_of("Honor", "Ignore"),
+                "labelSelector": SELECTOR,
+            },
+            ("maxSkew", "topologyKey", "whenUnsatisfiable"),
+        )
+    ],
 }
-TEMPLATE_METADATA = Fields({"labels": labels})
-SELECTOR = Fields({"matchLabels": labels})
+TEMPLATE_METADATA = Fields({"labels": labels, "annotations": labels})
 RULE = Fields(
     {
         "action": one_of("FailJob", "Ignore", "Count"),
@@ -177,7 +208,12 @@ MPI_JOB = Fields(
         "mpiImplementation": one_of("OpenMPI", "Intel", "MPICH"),
         "launcherCreationPolicy": one_of("AtStartup", "WaitForWorkersReady"),
         "runPolicy": Fields(
-            {"cleanPodPolicy": one_of("None", "Running", "All"), "backoffLimit": NUMBER}, ("cleanPodPolicy",)
+            {
+                "cleanPodPolicy": one_of("None", "Running", "All"),
+                "backoffLimit": NUMBER,
+                "schedulingPolicy": Fields({"queue": STRING}),
+            },
+            ("cleanPodPolicy",),
         ),
         "mpiReplicaSpecs": Fields({"Launcher": REPLICAS, "Worker": REPLICAS}, ("Launcher",)),
     },

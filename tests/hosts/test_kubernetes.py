@@ -86,7 +86,7 @@ def test_both_backends_train_the_plan_of_hparams(mpi, byteps):
 def test_an_mpijob_waits_restarts_and_cleans_up(mpi):
     spec = mpi[1]["spec"]
     launcher, worker = spec["mpiReplicaSpecs"]["Launcher"], spec["mpiReplicaSpecs"]["Worker"]
-    assert (launcher["restartPolicy"], worker["restartPolicy"]) == ("OnFailure", "Never")
+    assert (launcher["restartPolicy"], worker["restartPolicy"]) == ("OnFailure", "OnFailure")
     assert spec["launcherCreationPolicy"] == "WaitForWorkersReady" and spec["slotsPerWorker"] == 8
     assert spec["runPolicy"]["cleanPodPolicy"] == "Running"
     (container,) = worker["template"]["spec"]["containers"]
@@ -98,7 +98,6 @@ def test_an_mpijob_waits_restarts_and_cleans_up(mpi):
         assert words[words.index("--keys") + 1] == spec["sshAuthMountPath"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
     assert container["resources"]["limits"] == container["resources"]["requests"]
-    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
     assert "nvidia.com/gpu" not in str(launcher)
 
 
@@ -135,6 +134,141 @@ def test_pods_of_byteps_find_and_number_themselves(byteps):
         assert spec["terminationGracePeriodSeconds"] > grace
 
 
+def test_servers_are_spread_over_nodes(byteps):
+    constraints = [spec.get("topologySpreadConstraints") for each in byteps[3:] for spec in pod_specs(each)]
+    (only,) = constraints.pop(1)
+    assert constraints == [None, None] and (only["maxSkew"], only["whenUnsatisfiable"]) == (
+        1,
+        "DoNotSchedule",
+    )
+    labels = byteps[4]["spec"]["template"]["metadata"]["labels"]
+    assert only["labelSelector"]["matchLabels"] == labels and only["topologyKey"] == "kubernetes.io/hostname"
+
+
+def test_adapters_need_locked_memory_of_the_node():
+    words = ["--network", "infiniband", "--resource", "rdma/hca=1"]
+    text = write("--backend", "hvd", *COMMON, *words, *OWN).check().stdout
+    assert "# --network infiniband: adapters need memory" in text and "LimitMEMLOCK=infinity" in text
+
+
+PATCH = """
+jobs:
+  metadata: {labels: {kueue.x-k8s.io/queue-name: gpus}, annotations: {asked: "1"}}
+  spec: {backoffLimit: 3}
+pods:
+  metadata: {annotations: {scheduling.k8s.io/group-name: bert}}
+  spec:
+    schedulerName: volcano
+    priorityClassName: training
+    imagePullSecrets: [{name: registry}]
+    nodeSelector: null
+    volumes: [{name: shared-memory, emptyDir: {sizeLimit: 9Gi}}, {name: scratch, emptyDir: {}}]
+    containers: [{imagePullPolicy: Always, env: [{name: MODE, value: "1"}]}]
+worker:
+  spec:
+    tolerations: [{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]
+    containers: [{name: worker, env: [{name: MODE, value: "2"}],
+                  volumeMounts: [{name: scratch, mountPath: /scratch}, {name: volume-0, mountPath: /runs}]}]
+server:
+  spec:
+    topologySpreadConstraints: [{topologyKey: kubernetes.io/hostname, whenUnsatisfiable: ScheduleAnyway}]
+"""
+
+
+def test_a_patch_reaches_the_jobs_and_pods_that_it_names(tmp_path):
+    (tmp_path / "patch.yaml").write_text(PATCH)
+    words = ["--backend", "byteps", *COMMON, "--secret", "ours", "--node", "pool=gpu"]
+    expected = objects(*words, *OWN)
+    for job in expected[2:]:
+        job["metadata"]["annotations"] = {"asked": "1"}
+        job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gpus"
+        job["spec"]["backoffLimit"] = 3
+        template = job["spec"]["template"]
+        template["metadata"]["annotations"] = {"scheduling.k8s.io/group-name": "bert"}
+        spec = template["spec"]
+        spec.update(
+            schedulerName="volcano", priorityClassName="training", imagePullSecrets=[{"name": "registry"}]
+        )
+        del spec["nodeSelector"]
+        spec["volumes"][0]["emptyDir"]["sizeLimit"] = "9Gi"
+        spec["volumes"].append({"name": "scratch", "emptyDir": {}})
+        (container,) = spec["containers"]
+        container["imagePullPolicy"] = "Always"
+        role = container["name"]
+        container["env"].append({"name": "MODE", "value": "2" if role == "worker" else "1"})
+        if role == "worker":
+            spec["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+            (runs,) = (each for each in container["volumeMounts"] if each["mountPath"] == "/runs")
+            runs["name"] = "volume-0"
+            container["volumeMounts"].append({"name": "scratch", "mountPath": "/scratch"})
+        if role == "server":
+            spec["topologySpreadConstraints"][0]["whenUnsatisfiable"] = "ScheduleAnyway"
+    patched = objects(*words, "--patch", tmp_path / "patch.yaml", *OWN)
+    assert patched == expected and [problems(each) for each in patched] == [[]] * 5
+
+
+def test_a_patch_of_an_mpijob(mpi, tmp_path):
+    (tmp_path / "patch.yaml").write_text(
+        "jobs: {spec: {runPolicy: {schedulingPolicy: {queue: gpus}}}}\n"
+        "launcher: {spec: {tolerations: [{key: a}]}}"
+    )
+    network = ["--network", "efa", "--resource", "vpc.amazonaws.com/efa=4"]
+    patched = objects("--backend", "hvd", *COMMON, *network, "--patch", tmp_path / "patch.yaml", *OWN)
+    expected = copy.deepcopy(mpi)
+    expected[1]["spec"]["runPolicy"]["schedulingPolicy"] = {"queue": "gpus"}
+    launcher, _ = pod_specs(expected[1])
+    launcher["tolerations"] = [{"key": "a"}]
+    assert patched == expected and problems(patched[1]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "holds no fields; write jobs, pods or a role: launcher, worker"),
+        ("server: {spec: {}}", "server: no part of this run; write jobs, pods or a role: launcher, worker"),
+        ("pods: [1]", "pods: write metadata or spec"),
+        ("pods: {tolerations: []}", "pods.tolerations: write metadata or spec"),
+        ("jobs: {metadata: {name: other}}", "jobs.metadata.name: write labels or annotations"),
+        (
+            "jobs: {metadata: {annotations: {a: 1}}}",
+            "jobs.metadata.annotations.a: Kubernetes takes text here",
+        ),
+        (
+            "pods: {metadata: {labels: {app.kubernetes.io/instance: x}}}",
+            "pods.metadata.labels.app.kubernetes.io/instance: by it the run's pods find each other",
+        ),
+        ("jobs: {spec: {mpiReplicaSpecs: {}}}", "jobs.spec.mpiReplicaSpecs: write it under pods"),
+        (
+            "pods: {spec: {securityContext: 1}}",
+            "pods.spec.securityContext: there is a mapping, this is a single",
+        ),
+        (
+            "pods: {spec: {containers: [{name: x}]}}",
+            "pods.spec.containers[0].name: each pod has one container",
+        ),
+        ("pods: {spec: {containers: {}}}", "pods.spec.containers: write a list"),
+        (
+            "worker: {spec: {tolerations: [{value: 1}]}}",
+            "worker.spec.tolerations[0].value: Kubernetes takes text",
+        ),
+        ("pods: {spec: {a: 2026-01-01}}", "pods.spec.a: 2026-01-01 is neither text nor a number"),
+        ("pods: {spec: {a: 1, a: 2}}", "pods.spec.a: given twice"),
+        ("pods: {spec: {on: 1}}", "pods.spec.on: the name of a field is text"),
+        ("pods: &a {spec: {b: *a}}", "nested too deeply"),
+        ("pods: [", "line 1: no YAML"),
+        (None, "No such file"),
+    ],
+)
+def test_a_patch_that_does_not_fit_is_one_line(text, said, tmp_path):
+    path = tmp_path / "patch.yaml"
+    if text is not None:
+        path.write_text(text)
+    result = write("--backend", "hvd", *COMMON, "--patch", path, *OWN)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"kubernetes: --patch {path}"), result.stderr
+    assert said in result.stderr and result.stderr.count("\n") == 1, result.stderr
+
+
 def test_the_secret_is_new_in_each_manifest_or_one_that_exists(byteps):
     def written(*words):
         return objects("--backend", "byteps", *COMMON, *words, *OWN)
@@ -165,6 +299,13 @@ def test_a_launcher_keeps_notes_as_long_as_its_pod(mpi):
 def test_every_pod_is_restricted_and_has_shared_memory(mpi, byteps):
     for spec in (spec for each in (*mpi, *byteps) for spec in pod_specs(each)):
         assert spec["securityContext"]["runAsNonRoot"] and spec["securityContext"]["runAsUser"] == 1000
+        (container,) = spec["containers"]
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        # The image's NVIDIA_VISIBLE_DEVICES is "all"; a device plugin sets it where GPUs are asked for.
+        shown = [
+            each["value"] for each in container.get("env", []) if each["name"] == "NVIDIA_VISIBLE_DEVICES"
+        ]
+        assert shown == ([] if "nvidia.com/gpu" in container["resources"]["limits"] else ["void"])
         (memory,) = (each for each in spec["volumes"] if "medium" in each.get("emptyDir", {}))
         assert memory["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
         mounts = {each["name"]: each["mountPath"] for each in spec["containers"][0]["volumeMounts"]}

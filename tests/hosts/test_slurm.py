@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -18,10 +18,23 @@ from tests.namespaces import Unavailable
 from tests.processes import ROOT, run_command, start_command, wait_for_file
 from tests.slurm_cluster import slurm_cluster
 
-HERE = Path(__file__).parent
 SLURM = ROOT / "hosts" / "slurm.py"
 PLAN = ["--nodes", "4", "--tasks_per_node", "8", "--tokens_per_gpu", "8192", "--accumulate", "2"]
 OWN = ["--raw", "--data", "/corpus/*.txt", "--vocab", "/vocab.txt"]
+STEP = "SLURM_STEP_NUM_TASKS"
+LOOK = f"""
+import json, os, sys
+sys.path.insert(0, {str(ROOT)!r})
+from base.launchers import announced_sizes, launched_rank, local_size
+from comm.backends import choose_backend
+seen = [choose_backend(None, os.environ)]
+seen += [each(os.environ) for each in (launched_rank, announced_sizes, local_size)]
+if "horovod" in sys.argv:
+    import horovod.mxnet as hvd
+    hvd.init()
+    seen += [hvd.rank(), hvd.size()]
+sys.stdout.write(json.dumps(seen) + chr(10))
+"""
 
 
 def script(*words, check=True):
@@ -158,48 +171,61 @@ def test_codes_of_the_run(job):
 # ------------------------------------------------------------------------------ a real cluster
 
 
-def test_a_job_of_two_nodes(tmp_path):
-    """Both backends' scripts on a real slurmctld and two slurmd: a rank on each node, to the end."""
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
     try:
-        with slurm_cluster(tmp_path) as cluster:
-            jobs = {}
-            for backend in ("hvd", "byteps"):
-                folder = tmp_path / backend
-                run = ["tests/hosts/restarted.py", "--ckpt_dir", folder, "[]"]
-                words = [
-                    "--nodes",
-                    "2",
-                    "--tasks_per_node",
-                    "1",
-                    "--cpus_per_task",
-                    "1",
-                    "--python",
-                    sys.executable,
-                ]
-                words += ["--interface", "wire0", "--sbatch", f"output={folder}.out"]
-                text = script("--backend", backend, *words, "--", *run)
-                # Servers wait for ranks to join them; this script exchanges nothing.
-                text = text.replace("--grace", "--server_timeout 1 --grace")
-                (tmp_path / f"{backend}.sbatch").write_text(text)
-                jobs[backend] = cluster.submit(f"--chdir={ROOT}", tmp_path / f"{backend}.sbatch")
-            for backend, job in jobs.items():
-                output = tmp_path / f"{backend}.out"
-                try:
-                    facts = cluster.wait_for(job, "COMPLETED")
-                except AssertionError as error:
-                    raise AssertionError(
-                        f"{error}\n{output.read_text() if output.exists() else ''}"
-                    ) from None
-                assert facts["NodeList"] == "alpha,beta" and facts["Requeue"] == "1"
-                assert "[rank 0] start 0 of 2 ranks after step 0" in output.read_text()
-                lines = (tmp_path / backend / "metrics.jsonl").read_text().splitlines()
-                assert [json.loads(line)["step"] for line in lines] == list(range(1, 10))
-            end = time.monotonic() + 10
-            while cluster.processes(0) or cluster.processes(1):
-                assert time.monotonic() < end, (cluster.processes(0), cluster.processes(1))
-                time.sleep(0.1)
+        with slurm_cluster(tmp_path_factory.mktemp("cluster")) as made:
+            yield made
     except Unavailable as reason:
         pytest.skip(f"no Slurm cluster: {reason}")
+
+
+def test_a_job_of_two_nodes(cluster, tmp_path):
+    """Both backends' scripts on a real slurmctld and two slurmd: a rank on each node, to the end."""
+    jobs = {}
+    for backend in ("hvd", "byteps"):
+        folder = tmp_path / backend
+        run = ["tests/hosts/restarted.py", "--ckpt_dir", folder, "[]"]
+        words = ["--nodes", "2", "--tasks_per_node", "1", "--cpus_per_task", "1", "--python", sys.executable]
+        words += ["--interface", "wire0", "--sbatch", f"output={folder}.out"]
+        text = script("--backend", backend, *words, "--", *run)
+        # Servers wait for ranks to join them; this script exchanges nothing.
+        text = text.replace("--grace", "--server_timeout 1 --grace")
+        (tmp_path / f"{backend}.sbatch").write_text(text)
+        jobs[backend] = cluster.submit(f"--chdir={ROOT}", tmp_path / f"{backend}.sbatch")
+    for backend, job in jobs.items():
+        output = tmp_path / f"{backend}.out"
+        try:
+            facts = cluster.wait_for(job, "COMPLETED")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{output.read_text() if output.exists() else ''}") from None
+        assert facts["NodeList"] == "alpha,beta" and facts["Requeue"] == "1"
+        assert "[rank 0] start 0 of 2 ranks after step 0" in output.read_text()
+        lines = (tmp_path / backend / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines] == list(range(1, 10))
+    end = time.monotonic() + 10
+    while cluster.processes(0) or cluster.processes(1):
+        assert time.monotonic() < end, (cluster.processes(0), cluster.processes(1))
+        time.sleep(0.1)
+
+
+def test_what_srun_announces_before_horovod_is_loaded(cluster, tmp_path):
+    """Tasks of srun --mpi=pmix are ranks. Others have Slurm's variables too and are not: the job's own shell,
+    tasks without MPI, and a step of one task, such as salloc's shell."""
+    look = [sys.executable, "-c", LOOK]
+    (tmp_path / "job").write_text(f"#!/bin/sh\nexec {shlex.join(look)}\n")
+    output = tmp_path / "output"
+    cluster.run(
+        "sbatch", "--wait", "--nodes=2", "--ntasks-per-node=2", f"--output={output}", tmp_path / "job"
+    )
+    alone = ["local", 0, {}, 1]
+    assert json.loads(output.read_text()) == alone
+    assert json.loads(cluster.run("srun", "--mpi=pmix", "--ntasks=1", *look)) == [*alone[:2], {STEP: 1}, 1]
+    both = ["srun", "--nodes=2", "--ntasks=2"]
+    lines = cluster.run(*both, "--mpi=none", *look).splitlines()
+    assert list(map(json.loads, lines)) == [alone] * 2
+    lines = cluster.run(*both, "--mpi=pmix", *look, "horovod").splitlines()
+    assert sorted(map(json.loads, lines)) == [["hvd", rank, {STEP: 2}, 1, rank, 2] for rank in (0, 1)]
 
 
 def test_the_shell_of_a_step(tmp_path):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Mapping, NamedTuple, Sequence
 
 from base.errors import InputError
-from base.launchers import SIZE_VARIABLES, number_in
+from base.launchers import announced_sizes
 
 INTRA_FIRST, INTER_FIRST = PLACEMENTS = ("intra_first", "inter_first")
 SHOWN = 3  # links in a warning
@@ -65,8 +65,7 @@ def check_size(size: int, stages: int) -> None:
 
 def announced_size(environ: Mapping[str, str]) -> int | None:
     """The number of ranks according to the launcher; None without one."""
-    sizes = [number_in(environ, name) for name in SIZE_VARIABLES if name in environ]
-    return max(sizes, default=0) or None
+    return max(announced_sizes(environ).values(), default=0) or None
 
 
 def order(slots_per_host: Sequence[int], placement: str) -> list[int]:

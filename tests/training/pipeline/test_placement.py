@@ -132,4 +132,7 @@ def test_warnings_name_the_slow_links() -> None:
 def test_the_launcher_announces_the_size() -> None:
     assert announced_size({}) is None
     assert announced_size({"OMPI_COMM_WORLD_SIZE": "4"}) == 4
+    assert announced_size({"PMIX_RANK": "1", "SLURM_STEP_NUM_TASKS": "6", "SLURM_NTASKS": "9"}) == 6
+    assert announced_size({"SLURM_STEP_NUM_TASKS": "1", "PMIX_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}) == 4
+    assert announced_size({"SLURM_STEP_NUM_TASKS": "6", "SLURM_PROCID": "1"}) is None
     assert announced_size({"HOROVOD_SIZE": "2", "OMPI_COMM_WORLD_SIZE": "x"}) == 2

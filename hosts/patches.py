@@ -1,0 +1,169 @@
+"""Fields of one's own in what hosts/kubernetes.py writes: the file of --patch.
+
+    jobs:                                  # the MPIJob, or each Job of BytePS
+      metadata: {labels: {kueue.x-k8s.io/queue-name: gpus}}
+    pods:                                  # each of their pods
+      spec: {priorityClassName: training, imagePullSecrets: [{name: registry}]}
+    worker:                                # then its pods alone; so launcher, or scheduler and server
+      spec:
+        tolerations: [{key: nvidia.com/gpu, operator: Exists}]
+        containers: [{env: [{name: NCCL_DEBUG, value: WARN}]}]
+
+Mappings are merged, null takes a field away. Of a list of mappings, one with the key of one that is there is
+merged with it (_KEYS, as kubectl has them), others are added. All else replaces. A container needs no name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+from base.errors import InputError
+from base.yaml_files import compose, scalar
+from hosts.manifests import INSTANCE, ROLE, Object
+
+JOBS, PODS = "jobs", "pods"
+_LARGEST = 1 << 20  # bytes
+_KEYS = ("mountPath", "topologyKey", "containerPort", "name")
+_METADATA = ("labels", "annotations")
+_TEXTS = (*_METADATA, "nodeSelector")  # of these, and of each `value`, Kubernetes takes text only
+_BELOW = f"write it under {PODS}, or under the role of a pod"
+_ELSEWHERE = {  # fields of a job's specification
+    "template": _BELOW,
+    "mpiReplicaSpecs": _BELOW,
+    "completions": "--workers and --servers say it",
+    "parallelism": "--workers and --servers say it",
+    "slotsPerWorker": "--slots says it",
+}
+
+
+def patched(objects: Sequence[Object], path: str) -> list[Object]:
+    """The objects with the fields of a file.
+
+    Raises:
+        InputError: the file cannot be read, or has what the run's objects do not take; the field is named.
+    """
+    flag = f"--patch {path}: "
+    node = compose(path, flag[:-2], _LARGEST)
+    try:
+        parts = {} if node is None else _value(node, flag)
+    except RecursionError:  # an alias within what it stands for
+        raise InputError(f"{flag}nested too deeply") from None
+    jobs = [each for each in objects if each["kind"] in ("Job", "MPIJob")]
+    roles = [_role(each["template"]) for job in jobs for each in _holders(job)]
+    unknown = [f"{part}: no part of this run" for part in parts if part not in (JOBS, PODS, *roles)]
+    if unknown or not parts:
+        said = unknown[0] if unknown else "holds no fields"
+        raise InputError(f"{flag}{said}; write {JOBS}, {PODS} or a role: {', '.join(roles)}")
+    for part, given in parts.items():
+        _check(given, flag + part, part, roles)
+    made = []
+    for each in objects:
+        if each in jobs:
+            each = _merged(each, parts.get(JOBS, {}), flag + JOBS)
+            for holder in _holders(each):
+                role = _role(holder["template"])
+                for part in (PODS, role):
+                    given = _with_names(parts.get(part, {}), role)
+                    holder["template"] = _merged(holder["template"], given, flag + part)
+        made.append(each)
+    return made
+
+
+def _holders(job: Object) -> list[dict[str, Any]]:
+    """A job's mappings that have a pod's template."""
+    return list(job["spec"].get("mpiReplicaSpecs", {}).values()) or [job["spec"]]
+
+
+def _role(template: Object) -> str:
+    return str(template["metadata"]["labels"][ROLE])
+
+
+def _with_names(given: Object, role: str) -> Object:
+    """A part in which the pod's container has its name, which is its role."""
+    containers = given.get("spec", {}).get("containers")
+    if not containers:
+        return given
+    return {**given, "spec": {**given["spec"], "containers": [{"name": role, **each} for each in containers]}}
+
+
+def _value(node: Any, where: str, name: str = "") -> Any:
+    """The value of a node of the file; `where` leads to it, `name` is its field."""
+    if node.id == "sequence":
+        return [_value(each, f"{where}[{number}]") for number, each in enumerate(node.value)]
+    if node.id == "scalar":
+        try:
+            return scalar(node)
+        except ValueError:
+            raise InputError(f"{where}: {node.value} is neither text nor a number; quote it") from None
+    made: dict[str, Any] = {}
+    for key, below in node.value:
+        field = (
+            where + ("" if where.endswith(" ") else ".") + str(key.value if key.id == "scalar" else key.id)
+        )
+        if not key.tag.endswith(":str"):
+            raise InputError(f"{field}: the name of a field is text; quote it")
+        if key.value in made:
+            raise InputError(f"{field}: given twice; keep one of them")
+        made[key.value] = value = _value(below, field, key.value)
+        if (name in _TEXTS or key.value == "value") and not isinstance(value, (str, type(None))):
+            raise InputError(f"{field}: Kubernetes takes text here; quote it")
+    return made
+
+
+def _check(given: Any, where: str, part: str, roles: Sequence[str]) -> None:
+    """Raises InputError for fields of a part by which the run would no longer be the command line's."""
+    for field, each in given.items() if isinstance(given, dict) else [("", None)]:
+        if field not in ("metadata", "spec") or not isinstance(each, dict):
+            raise InputError(
+                f"{where}{'.' if field else ''}{field}: write metadata or spec, and fields below it"
+            )
+    for field, each in given.get("metadata", {}).items():
+        if field not in _METADATA or not isinstance(each, dict):
+            raise InputError(
+                f"{where}.metadata.{field}: write labels or annotations, and their names below it"
+            )
+        for label in {INSTANCE, ROLE} & each.keys():
+            raise InputError(f"{where}.metadata.{field}.{label}: by it the run's pods find each other")
+    for field in given.get("spec", {}):
+        if part == JOBS and field in _ELSEWHERE:
+            raise InputError(f"{where}.spec.{field}: {_ELSEWHERE[field]}")
+    containers = given.get("spec", {}).get("containers", [])
+    if not isinstance(containers, list) or not all(isinstance(each, dict) for each in containers):
+        raise InputError(f"{where}.spec.containers: write a list with fields of the pod's container")
+    for number, each in enumerate(containers):
+        if "name" in each and each["name"] != part and [each["name"]] != roles:
+            raise InputError(
+                f"{where}.spec.containers[{number}].name: each pod has one container; leave it out"
+            )
+
+
+def _merged(there: Any, given: Any, where: str) -> Any:
+    """A value that is there, changed by one that is given."""
+    if there is not None and given is not None and _kind(there) != _kind(given):
+        raise InputError(f"{where}: there is {_kind(there)}, this is {_kind(given)}")
+    if isinstance(given, dict):
+        made = dict(there or {})
+        for name, each in given.items():
+            made[name] = _merged(made.get(name), each, f"{where}.{name}")
+        return {name: each for name, each in made.items() if given.get(name, each) is not None}
+    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+        return given
+    items = list(there or [])
+    for number, each in enumerate(given):
+        key = next((key for key in _KEYS if key in each), "")
+        same = [
+            place
+            for place, item in enumerate(items)
+            if key and isinstance(item, dict) and item.get(key) == each[key]
+        ]
+        if same:
+            items[same[0]] = _merged(items[same[0]], each, f"{where}[{number}]")
+        else:
+            items.append(_merged({}, each, f"{where}[{number}]"))
+    return items
+
+
+def _kind(value: Any) -> str:
+    return (
+        "a mapping" if isinstance(value, dict) else "a list" if isinstance(value, list) else "a single value"
+    )
