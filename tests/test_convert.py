@@ -124,7 +124,7 @@ def test_logits_of_both_heads_in_both_directions(place, to, config):
 @pytest.mark.parametrize(
     "to, config, warned",
     [
-        ("gluonnlp", UNTIED, "layer-norm epsilon 0.001 and ReLU and a decoder of its own, and GluonNLP's"),
+        ("gluonnlp", UNTIED, "layer-norm epsilon 0.001, ReLU, a decoder of its own, and GluonNLP's"),
         ("tensorflow", RELU, "the network has layer-norm epsilon 0.001, and Google's code has not"),
         ("huggingface", UNTIED, None),
     ],

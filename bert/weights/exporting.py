@@ -87,7 +87,7 @@ def warnings_of(weights: Weights, to: str) -> list[str]:
     other = {f"layer-norm epsilon {config.epsilon:g}": config.epsilon != LAYER_NORM_EPSILON}
     if to == "gluonnlp":
         other.update({"ReLU": config.activation == RELU, "a decoder of its own": DECODER in weights.tensors})
-    words = " and ".join(each for each, has in other.items() if has)
+    words = ", ".join(each for each, has in other.items() if has)
     if to != "huggingface" and words:
         reader = "GluonNLP's named models have" if to == "gluonnlp" else "Google's code has"
         found.append(
