@@ -22,6 +22,7 @@ from base.command_line import OptionParser, path_name
 from base.errors import InputError
 from base.files import is_temporary, replacing_folder
 from base.progress import Printed
+from bert.configuration import BertConfig
 from bert.weights.exporting import FILES, FORMATS, converted, export, warnings_of
 from bert.weights.names import MASKED_LM, NEXT_SENTENCE, part_of
 from bert.weights.tensors import Weights
@@ -167,7 +168,7 @@ def _show(summary: dict[str, Any]) -> None:
     if summary["tokens"] is not None and summary["tokens"] < summary["vocab_size"]:
         words += f" and {summary['vocab_size'] - summary['tokens']} rows of padding"
     print(
-        f"{summary['output']}: {summary['model']}, GELU by {summary['config']['gelu']}, {words}, from "
+        f"{summary['output']}: {summary['model']}, {BertConfig(**summary['config']).network}, {words}, from "
         f"{summary['from']} to {summary['to']}; {summary['parameters'] / 1e6:,.1f} M parameters in "
         f"{summary['tensors']} tensors of {', '.join(summary['dtypes'])}, {summary['bytes']:,} bytes, "
         f"{summary['seconds']:.1f} s"

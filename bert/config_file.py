@@ -12,7 +12,7 @@ from typing import Any, Mapping, NamedTuple
 
 from base.errors import InputError
 from base.json_files import read_json_object
-from bert.configuration import GELU_FORMS, LAYER_NORM_EPSILON, BertConfig
+from bert.configuration import GELU_FORMS, LAYER_NORM_EPSILON, LEAST_EPSILON, RELU, BertConfig, is_epsilon
 
 MOST_BYTES = 1 << 20
 _LARGEST = 1 << 24  # of a size: what is above is a mistake, not a model
@@ -34,19 +34,18 @@ _FORMS = {
     "gelu_pytorch_tanh": "tanh",
     "gelu_fast": "tanh",
     "gelu_accurate": "tanh",
+    RELU: RELU,
 }
 _GELU_FORM = "gelu_form"  # which of the two, in files that convert.py writes
+_EPSILON, _TIED = ("layer_norm_eps", "layer_norm_epsilon"), "tie_word_embeddings"
 # Keys whose other values ask for what the code does not have.
 _FIXED: dict[str, tuple[Any, ...]] = {
     "model_type": ("bert",),
-    "layer_norm_eps": (LAYER_NORM_EPSILON,),
-    "layer_norm_epsilon": (LAYER_NORM_EPSILON,),
     "position_embedding_type": ("absolute",),
     "is_decoder": (False,),
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
     "cross_attention_hidden_size": (None,),
-    "tie_word_embeddings": (True,),
     "pruned_heads": ({}, None),
 }
 # Keys that say nothing about the network in pretraining: where it comes from, how to run or fine-tune it.
@@ -59,7 +58,7 @@ _WITHOUT_EFFECT = {
     *("pooler_type", "directionality"),
 }
 _OWN = (
-    *("vocab_size", "hidden_act", _GELU_FORM, "embedding_size"),
+    *("vocab_size", "hidden_act", _GELU_FORM, "embedding_size", *_EPSILON, _TIED),
     *("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"),
 )
 
@@ -94,11 +93,12 @@ class ConfigFile(NamedTuple):
         """
         named = _FORMS.get(self.hidden_act, form)
         if named != form:
+            words = "no GELU" if named == RELU else f"the {named} form"
             raise InputError(
-                f"--gelu {form}: hidden_act of {source} is {self.hidden_act}, which is the {named} form; "
+                f"--gelu {form}: hidden_act of {source} is {self.hidden_act}, which is {words}; "
                 "leave --gelu out or change the file"
             )
-        return replace(self.config, gelu=form)
+        return replace(self.config, activation=form)
 
 
 def read_config_file(path: str, flag: str) -> ConfigFile:
@@ -113,18 +113,19 @@ def read_config_file(path: str, flag: str) -> ConfigFile:
     """
     source = f"{flag} {path}"
     content = _read(path, source)
+    _check_fixed(content, _FIXED, source)  # first: sizes have other names in the files of other models
     sizes: dict[str, Any] = {field: _size(content, key, source) for key, field in _SIZES.items()}
-    config = BertConfig(**sizes)
+    config = BertConfig(**sizes, epsilon=_epsilon(content, source), tied=_tied(content, source))
     if config.units % config.heads:
         raise InputError(
             f"{source}: num_attention_heads {config.heads} do not divide hidden_size {config.units}"
         )
-    _check_fixed(content, config, source)
+    _check_fixed(content, {"embedding_size": (config.units,)}, source)
     hidden_act, gelu_open = _activation(content, source)
     if _GELU_FORM in content:
-        config, gelu_open = replace(config, gelu=_gelu_form(content, hidden_act, source)), False
+        config, gelu_open = replace(config, activation=_gelu_form(content, hidden_act, source)), False
     elif not gelu_open:
-        config = replace(config, gelu=_FORMS.get(hidden_act, "erf"))
+        config = replace(config, activation=_FORMS.get(hidden_act, "erf"))
     known = {*_SIZES, *_FIXED, *_WITHOUT_EFFECT, *_OWN}
     return ConfigFile(
         config=config,
@@ -172,8 +173,28 @@ def _stdev(content: Mapping[str, Any], source: str) -> float | None:
     return float(value)
 
 
-def _check_fixed(content: Mapping[str, Any], config: BertConfig, source: str) -> None:
-    fixed = {**_FIXED, "embedding_size": (config.units,)}
+def _epsilon(content: Mapping[str, Any], source: str) -> float:
+    """The epsilon of LayerNorm under either of its names."""
+    found = {key: content[key] for key in _EPSILON if content.get(key) is not None}
+    for key, value in found.items():
+        if not is_epsilon(value):
+            raise InputError(
+                f"{source}: {key} is {_shown(value)}, not a number from {LEAST_EPSILON:g} to below 1"
+            )
+    values = {*found.values()} or {LAYER_NORM_EPSILON}
+    if len(values) > 1:
+        raise InputError(f"{source}: {' and '.join(found)} differ; leave one of them out")
+    return float(values.pop())
+
+
+def _tied(content: Mapping[str, Any], source: str) -> bool:
+    value = content.get(_TIED, True)
+    if not isinstance(value, bool):
+        raise InputError(f"{source}: {_TIED} is {_shown(value)}, not true or false")
+    return value
+
+
+def _check_fixed(content: Mapping[str, Any], fixed: Mapping[str, tuple[Any, ...]], source: str) -> None:
     for key, accepted in fixed.items():
         if key in content and not any(_same(content[key], value) for value in accepted):
             raise InputError(

@@ -10,8 +10,11 @@ from typing import Any, Mapping
 
 from base.errors import InputError
 
+SIZES = ("layers", "units", "heads", "hidden", "positions", "token_types")  # of BertConfig
 GELU_FORMS = ("erf", "tanh")
+RELU = "relu"
 LAYER_NORM_EPSILON = 1e-12  # Devlin et al., arXiv:1810.04805, the released code
+LEAST_EPSILON = 1e-37  # of LayerNorm: a float32 with all of its bits
 PADDING = KEEP, REMOVE = "keep", "remove"  # what becomes of rows behind the end of short sequences
 BFLOAT16X3 = "bfloat16x3"  # float32 whose products are three of bfloat16 (bert/fused.py)
 # The fused CPU operators; where the file is missing they have not been built.
@@ -25,14 +28,16 @@ _NAME = re.compile(r"bert_([1-9]\d*)_([1-9]\d*)_([1-9]\d*)")
 
 @dataclass(frozen=True)
 class BertConfig:
-    """The sizes of a BERT and the form of its activation, without its vocabulary.
+    """The sizes of a BERT and what its layers compute, without its vocabulary.
 
     Attributes:
         hidden: units of the feed-forward layers.
         positions: rows of the position embedding, the longest sequence.
         token_types: rows of the segment embedding.
-        gelu: "erf", x Phi(x) itself (GluonNLP, Hugging Face's "gelu"), or "tanh", Google's approximation of
-            it (Hendrycks and Gimpel, arXiv:1606.08415, section 2).
+        activation: "erf", GELU as x Phi(x) itself (GluonNLP, Hugging Face's "gelu"), "tanh", Google's
+            approximation of it (Hendrycks and Gimpel, arXiv:1606.08415, section 2), or "relu".
+        epsilon: of every LayerNorm, added to the variance.
+        tied: whether the word embedding is the decoder's weight.
     """
 
     layers: int
@@ -41,11 +46,13 @@ class BertConfig:
     hidden: int
     positions: int = 512
     token_types: int = 2
-    gelu: str = "erf"
+    activation: str = "erf"
+    epsilon: float = LAYER_NORM_EPSILON
+    tied: bool = True
 
     @property
     def name(self) -> str:
-        """The name as --model has it, which says nothing of the last four."""
+        """The name as --model has it, which says nothing of the others."""
         return f"bert_{self.layers}_{self.units}_{self.heads}"
 
     @property
@@ -58,11 +65,19 @@ class BertConfig:
                 (f"feed-forward layers of {self.hidden} units", self.hidden != usual.hidden),
                 (f"{self.positions} positions", self.positions != usual.positions),
                 (f"{self.token_types} token types", self.token_types != usual.token_types),
-                (f"GELU by {self.gelu}", self.gelu != usual.gelu),
             )
             if differs
         ]
+        if self.network != usual.network:
+            parts.append(self.network)
         return f"{self.name} ({', '.join(parts)})" if parts else self.name
+
+    @property
+    def network(self) -> str:
+        """The activation, and what else differs from a usual BERT but sizes."""
+        words = "ReLU" if self.activation == RELU else f"GELU by {self.activation}"
+        words += "" if self.epsilon == LAYER_NORM_EPSILON else f", layer-norm epsilon {self.epsilon:g}"
+        return words if self.tied else f"{words}, a decoder of its own"
 
     def facts(self) -> dict[str, Any]:
         """This configuration as entries of a manifest, a trace or a report: its name, and all of it."""
@@ -71,7 +86,7 @@ class BertConfig:
 
 def recorded_config(facts: Mapping[str, Any], source: str) -> BertConfig:
     """The configuration whose `BertConfig.facts` are among these. Before there were others than named ones
-    only the name was recorded.
+    only the name was recorded, and before there was ReLU the activation was called `gelu`.
 
     Args:
         source: of the facts, for the beginning of the message.
@@ -81,15 +96,26 @@ def recorded_config(facts: Mapping[str, Any], source: str) -> BertConfig:
     """
     recorded = facts.get("bert")
     try:
-        config = named_config(facts["model"]) if recorded is None else BertConfig(**recorded)
-        sizes = [value for name, value in asdict(config).items() if name != "gelu"]
+        if recorded is None:
+            config = named_config(facts["model"])
+        else:
+            renamed = {"activation" if name == "gelu" else name: value for name, value in recorded.items()}
+            config = BertConfig(**renamed)
+        sizes = [getattr(config, name) for name in SIZES]
         if not all(type(size) is int and 0 < size <= _LARGEST for size in sizes):
             raise ValueError("sizes that no BERT has")
-        if config.units % config.heads or config.gelu not in GELU_FORMS:
-            raise ValueError("heads or a form of GELU that no BERT has")
-    except (KeyError, TypeError, ValueError, InputError) as error:
+        if config.units % config.heads or config.activation not in (*GELU_FORMS, RELU):
+            raise ValueError("heads or an activation that no BERT has")
+        if not is_epsilon(config.epsilon) or type(config.tied) is not bool:
+            raise ValueError("an epsilon or a decoder that no BERT has")
+    except (AttributeError, KeyError, TypeError, ValueError, InputError) as error:
         raise InputError(f"{source} has no model in the form of this version") from error
     return config
+
+
+def is_epsilon(value: Any) -> bool:
+    """Whether a value can be the epsilon of a LayerNorm."""
+    return isinstance(value, (int, float)) and type(value) is not bool and LEAST_EPSILON <= value < 1
 
 
 def named_config(name: str) -> BertConfig:

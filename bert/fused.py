@@ -9,7 +9,7 @@ import numpy as np
 from gluonnlp.model.bert import BERTModel
 
 from bert.arrays import on_device
-from bert.configuration import BFLOAT16X3, LAYER_NORM_EPSILON, BertConfig
+from bert.configuration import BFLOAT16X3, BertConfig
 from bert.model import trainable
 from bert.part import ModelPart, whole
 
@@ -211,9 +211,9 @@ class Layers:
         self.weights = weights
         self.dtype = dtype
         self._dropout = {"dropout": dropout}
-        self._eps = {"eps": LAYER_NORM_EPSILON}
+        self._eps = {"eps": config.epsilon}
         self._heads = config.heads
-        self._gelu = config.gelu
+        self._form = config.activation
         # MXNet does not tell extension operators whether it trains or predicts, this does: dropout of a one
         # leaves 1 in prediction and 0 or 2 in training.
         self._mode = F.Dropout(F.ones((1,)), p=0.5)
@@ -289,9 +289,9 @@ class Layers:
         """x W^T; the bias is added by whatever comes next."""
         return self._dense(x, (name,), [])
 
-    def gelu(self, x: Any, name: str) -> Any:
-        """gelu(x W^T + b), in the configuration's form."""
-        return self.F.bert_bias_gelu(self.product(x, name), self.weights[f"{name}.bias"], form=self._gelu)
+    def activated(self, x: Any, name: str) -> Any:
+        """The configuration's activation of x W^T + b."""
+        return self.F.bert_bias_gelu(self.product(x, name), self.weights[f"{name}.bias"], form=self._form)
 
     def layer_norm(self, x: Any, name: str) -> Any:
         """LayerNorm over the last axis."""
@@ -309,7 +309,7 @@ class Layers:
         packed = [self.weights[f"packed {each}.weight"] for each in (first, second)]
         y, *self._unread = self.F.bert_feed_forward(
             x, *weights, *self._norm(f"{name}layer_norm"), self._next_mode(), *packed,
-            dtype=self.dtype, form=self._gelu, **self._dropout, **self._eps, **self._squares,
+            dtype=self.dtype, form=self._form, **self._dropout, **self._eps, **self._squares,
         )  # fmt: skip
         self.counted += [f"{first}.weight", f"{second}.weight"]
         return y

@@ -8,11 +8,11 @@ allocator and MXNet's plan take on top, measured on CPUs (docs/training.md has t
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 from bert.configuration import BFLOAT16X3, BertConfig
-from bert.weights.bare_params import expected_shapes
-from bert.weights.names import DECODER
+from bert.weights.bare_params import distinct_shapes
 
 FLOAT32 = 4  # bytes
 MOMENT_BYTES = {"float32": 4, "bfloat16": 2}  # of a number of mean or variance, by --optimizer_state
@@ -46,18 +46,15 @@ WHOLE = Ends()
 
 
 def parameter_count(config: BertConfig, vocab_size: int, pretraining: bool = True) -> int:
-    """Numbers that are trained, each once; the decoder's weight is the word embedding. `pretraining`: with
+    """Numbers that are trained, each once. `pretraining`: with
     its heads; without, the head of a fine-tuning task is too small to count."""
     one, two = (_count(config, layers, vocab_size, pretraining) for layers in (1, 2))
     return one + (config.layers - 1) * (two - one)  # however many layers are asked for
 
 
 def _count(config: BertConfig, layers: int, vocab_size: int, pretraining: bool) -> int:
-    shapes = expected_shapes(
-        BertConfig(layers, config.units, config.heads, config.hidden, config.positions, config.token_types),
-        vocab_size,
-    )
-    kept = (name for name in shapes if name != DECODER and (pretraining or not name.startswith(_HEADS)))
+    shapes = distinct_shapes(replace(config, layers=layers), vocab_size)
+    kept = (name for name in shapes if pretraining or not name.startswith(_HEADS))
     return sum(math.prod(shapes[name]) for name in kept)
 
 
@@ -75,10 +72,10 @@ def packed_bytes(config: BertConfig, dtype: str) -> int:
 def gradient_bytes_in_flight(
     config: BertConfig, vocab_size: int, batch: Batch, operators: str, ends: Ends = WHOLE
 ) -> int:
-    """The word embedding is used twice. The fused operators hand one use's gradient on as two factors, one
+    """A tied word embedding is used twice. The fused operators hand one use's gradient on as two factors, one
     number of which is for a word and a masked token; elsewhere both are arrays of the embedding's size before
     they are added. Where only one use is here, the other one's arrives."""
-    if not any(ends):
+    if not any(ends) or not config.tied:
         return 0
     if operators == MXNET or not all(ends):
         return 2 * FLOAT32 * vocab_size * config.units

@@ -8,7 +8,7 @@ from typing import Any, Collection, Mapping
 import mxnet as mx
 from gluonnlp.model.bert import BERTEncoder, BERTModel
 
-from bert.configuration import DROPOUT, INITIAL_STDEV, LAYER_NORM_EPSILON, BertConfig
+from bert.configuration import DROPOUT, INITIAL_STDEV, RELU, BertConfig
 
 POOLER, CLASSIFIER, DECODER = HEADS = ("pooler", "classifier", "decoder")
 
@@ -21,7 +21,7 @@ def build_model(
     Parameter names and shapes are GluonNLP's, so its fine-tuning scripts load the saved `.params`.
 
     Args:
-        vocab_size: rows of the word embedding, which the decoder shares.
+        vocab_size: rows of the word embedding, which a tied decoder shares.
         heads: of HEADS, those to build; the classifier needs the pooler.
     """
     encoder = BERTEncoder(
@@ -31,8 +31,8 @@ def build_model(
         max_length=config.positions,
         num_heads=config.heads,
         dropout=dropout,
-        layer_norm_eps=LAYER_NORM_EPSILON,
-        activation="gelu" if config.gelu == "erf" else TanhGELU(),
+        layer_norm_eps=config.epsilon,
+        activation={"erf": "gelu", RELU: RELU}.get(config.activation) or TanhGELU(),
     )
     model = BERTModel(
         encoder=encoder,
@@ -44,8 +44,13 @@ def build_model(
         use_classifier=CLASSIFIER in heads,
         use_decoder=DECODER in heads,
     )
-    if config.gelu == "tanh" and DECODER in heads:
-        model.decoder._children["1"] = TanhGELU()  # GluonNLP has no argument for this one
+    if DECODER in heads:  # GluonNLP has no arguments for these
+        layers = model.decoder._children
+        if config.activation != "erf":
+            layers["1"] = mx.gluon.nn.Activation(RELU) if config.activation == RELU else TanhGELU()
+        if not config.tied:
+            with model.decoder.name_scope():
+                layers["3"] = mx.gluon.nn.Dense(vocab_size, flatten=False, in_units=config.units)
     return model
 
 
@@ -84,7 +89,7 @@ def initialize_head(head: mx.gluon.Block, bert: BERTModel, dtype: str) -> None:
 
 
 def trainable(model: BERTModel) -> dict[str, mx.gluon.Parameter]:
-    """Parameters by GluonNLP's structural name, each once (the decoder's weight is the word embedding)."""
+    """Parameters by GluonNLP's structural name, each once (a tied decoder's weight is the word embedding)."""
     return each_once(model._collect_params_with_prefix())
 
 

@@ -14,7 +14,7 @@ from mxnet.symbol.register import _make_symbol_function
 
 from base.errors import InputError
 from base.machine import CPUINFO, has_amx
-from bert.configuration import BFLOAT16X3, OPERATORS_LIBRARY, REMOVE, BertConfig
+from bert.configuration import BFLOAT16X3, OPERATORS_LIBRARY, RELU, REMOVE, BertConfig
 
 LIBRARY = OPERATORS_LIBRARY
 PREFIX = "bert_"  # of the operators that blocks call
@@ -75,7 +75,8 @@ def choose_operators(wanted: str, dtype: str, device: mx.Context, bert: BertConf
         raise InputError(f"--dtype {dtype} needs the fused CPU operators: {reason}")
     if dtype == BFLOAT16X3:
         _check_split(os.environ)
-    if fused and (bert.gelu != "erf" or bert.token_types != 2) and not knows_forms():
+    form = RELU if bert.activation == RELU else "tanh"
+    if fused and (bert.activation != "erf" or bert.token_types != 2) and not knows_form(form):
         raise InputError(
             f"{LIBRARY} is older than this code and has not {bert.description}; make setup builds it anew "
             "(--operators mxnet does without it)"
@@ -114,12 +115,15 @@ def check_padding(padding: str, operators: str) -> None:
         )
 
 
-def knows_forms() -> bool:
-    """Whether the loaded library has both forms of GELU and any number of token types: one built before that
-    ignores the attribute."""
+def knows_form(form: str = "tanh") -> bool:
+    """Whether the loaded library has this form of the activation, besides erf, and any number of token types:
+    one built before the forms ignores the attribute, one before ReLU rejects it."""
     one = mx.nd.ones((1, 1))
-    erf, tanh = (mx.nd.bert_bias_gelu(one, one[0], form=form).asscalar() for form in ("erf", "tanh"))
-    return bool(erf != tanh)
+    try:
+        erf, other = (mx.nd.bert_bias_gelu(one, one[0], form=each).asscalar() for each in ("erf", form))
+    except mx.MXNetError:
+        return False
+    return bool(erf != other)
 
 
 def knows_words() -> bool:

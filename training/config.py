@@ -194,7 +194,7 @@ def model_config(options: argparse.Namespace) -> ModelConfig:
     )
     if options.config_file is not None:
         return _of_file(config, options.gelu, dropout_given=options.dropout is not None)
-    return replace(config, bert=replace(config.bert, gelu=options.gelu)) if options.gelu else config
+    return replace(config, bert=replace(config.bert, activation=options.gelu)) if options.gelu else config
 
 
 def _of_file(config: ModelConfig, gelu: str | None, dropout_given: bool) -> ModelConfig:

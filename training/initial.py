@@ -11,14 +11,16 @@ import numpy as np
 
 from base.errors import InputError
 from bert.configuration import BertConfig
-from bert.weights.bare_params import DECODER, EMBEDDING, expected_shapes
+from bert.weights.bare_params import distinct_shapes
+from bert.weights.names import DECODER, DECODER_BIAS, EMBEDDING
 from bert.weights.tensors import Tensor, Weights
 from data.tokenizing.vocab import Vocabulary
 from training.checkpoint import PARAMS, Checkpoint, load_step
 from training.pretrained import find_weights
 from training.start_options import RESETS, StartConfig
 
-POSITIONS, DECODER_BIAS = "encoder.position_weight", "decoder.3.bias"
+POSITIONS = "encoder.position_weight"
+_NETWORK = "a network of"
 FLAG = "--init_from"
 _PARTIAL = "or add --init_partial, which takes what fits and begins the rest with random numbers"
 
@@ -29,8 +31,8 @@ class Initial:
 
     Attributes:
         source: their path, for messages.
-        tensors: by structural name, without the decoder's weight. The position embedding may have more rows
-            than the run's, or with --init_partial fewer: the first ones are taken.
+        tensors: by structural name, without a tied decoder's weight. The position embedding may have more
+            rows than the run's, or with --init_partial fewer: the first ones are taken.
         messages: sentences for people: what was assumed, and what begins random.
         checkpoint: the one that they belong to, where it is one of ours.
     """
@@ -121,7 +123,7 @@ def _differences(weights: Weights, wanted: Wanted) -> list[tuple[str, object, ob
         (name, getattr(theirs, name), getattr(ours, name))
         for name in ("layers", "units", "heads", "hidden", "token_types")
     ]
-    pairs.append(("GELU by", theirs.gelu, ours.gelu))
+    pairs.append((_NETWORK, theirs.network, ours.network))
     pairs.append(("vocabulary size", weights.vocab_size, wanted.vocab_size))
     if theirs.positions < ours.positions:
         pairs.append(("positions", theirs.positions, ours.positions))
@@ -140,8 +142,7 @@ def _first_other_token(weights: Weights, wanted: Wanted) -> str | None:
 
 def _fitting(weights: Weights, wanted: Wanted) -> tuple[dict[str, Tensor], list[str]]:
     """Tensors that fit, and sentences on those that do not."""
-    needed = expected_shapes(wanted.bert, wanted.vocab_size)
-    del needed[DECODER]
+    needed = distinct_shapes(wanted.bert, wanted.vocab_size)
     tensors: dict[str, Tensor] = {}
     random: list[str] = []
     messages: list[str] = []
@@ -150,7 +151,7 @@ def _fitting(weights: Weights, wanted: Wanted) -> tuple[dict[str, Tensor], list[
         tensor = weights.tensors.get(name)
         if tensor is None:
             random.append(f"{name} (not there)")
-        elif name in (EMBEDDING, DECODER_BIAS) and other_tokens:
+        elif name in (EMBEDDING, DECODER, DECODER_BIAS) and other_tokens:
             random.append(f"{name} ({other_tokens})")
         elif name == POSITIONS and tensor.shape[1:] == shape[1:]:
             tensors[name] = tensor
@@ -166,7 +167,7 @@ def _fitting(weights: Weights, wanted: Wanted) -> tuple[dict[str, Tensor], list[
     if unused:
         messages.append(f"{weights.source}: this run's model has no place for {', '.join(unused)}")
     for name, theirs, ours in _differences(weights, wanted):
-        if name in ("heads", "GELU by"):  # no shape depends on them
+        if name in ("heads", _NETWORK):  # no shape depends on them
             messages.append(
                 f"{weights.source} has {name} {theirs}, this run {ours}: it computes something else"
             )

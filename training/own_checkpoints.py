@@ -130,6 +130,7 @@ def _check_parameters(config: RunConfig, path: str, vocab_size: int) -> None:
             "vocabulary"
         )
     source = f"--start_step {config.checkpoint.start_step}: {path}"
-    check_index(source, arrays, expected_shapes(config.model.bert, vocab_size))
+    tied = config.model.bert.tied
+    check_index(source, arrays, expected_shapes(config.model.bert, vocab_size), tied)
     if launched_rank(os.environ) == 0:  # the others get the numbers from it
-        check_values(source, path, arrays)
+        check_values(source, path, arrays, tied)

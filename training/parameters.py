@@ -12,6 +12,7 @@ import numpy as np
 
 from base.errors import InputError
 from bert.weights.bare_params import check_index
+from bert.weights.names import DECODER, EMBEDDING
 from bert.weights.params_file import read_array, read_index
 from comm.base import Communicator
 from training.initial import Initial
@@ -36,7 +37,8 @@ def restore_parameters(
     elif start.checkpoint is not None:
         path = start.checkpoint.params_path
         arrays = read_index(path)
-        check_index(path, arrays, {name: parameter.shape for name, parameter in named.items()})
+        tied = named.get(DECODER) is named.get(EMBEDDING)
+        check_index(path, arrays, {name: parameter.shape for name, parameter in named.items()}, tied)
         for name, info in arrays.items():
             array = as_dtype(read_array(path, info), named[name].dtype)
             named[name].set_data(mx.nd.array(array, ctx=device, dtype=array.dtype))

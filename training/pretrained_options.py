@@ -13,7 +13,7 @@ from typing import Any, Callable
 from base.command_line import path_name
 from base.errors import InputError
 from bert.config_file import ConfigFile, read_config_file
-from bert.configuration import GELU_FORMS, BertConfig, named_config
+from bert.configuration import GELU_FORMS, RELU, SIZES, BertConfig, named_config
 from bert.weights.beside import read_vocabulary
 from bert.weights.exporting import looks_cased
 from bert.weights.tensors import Weights
@@ -83,17 +83,26 @@ def find_described(given: str, flag: str, config: PretrainedConfig) -> Weights:
     weights = find_weights(given, flag, shape)
     if shape is not None:
         option = f"--config_file {config.config_path}" if config.config_file else f"--model {shape.name}"
-        names = ("layers", "units", "heads", "hidden", "positions", "token_types")
-        for name in names if config.config_file else names[:3]:
+        for name in SIZES if config.config_file else SIZES[:3]:
             found, said = getattr(weights.config, name), getattr(shape, name)
             if found != said:
                 raise InputError(
                     f"{option} says {said} {name}, but {flag} {weights.source} has {found}; leave the option "
                     "out or name the model of these weights"
                 )
+        network = replace(weights.config, activation=shape.activation)
+        if config.config_file and network != shape:
+            raise InputError(
+                f"{option} says {shape.description}, but {flag} {weights.source} has {network.description}; "
+                "leave the option out or name the configuration of these weights"
+            )
     named = config.config_file is not None and not config.config_file.gelu_open
-    gelu = config.gelu or (shape.gelu if shape is not None and named else weights.config.gelu)
-    weights = replace(weights, config=replace(weights.config, gelu=gelu))
+    activation = shape.activation if shape is not None and named else weights.config.activation
+    if config.gelu and activation == RELU:
+        raise InputError(
+            f"--gelu {config.gelu}: {flag} {weights.source} has ReLU and no GELU; leave the option out"
+        )
+    weights = replace(weights, config=replace(weights.config, activation=config.gelu or activation))
     if config.vocab:
         tokens = read_vocabulary(config.vocab, "--vocab")
         if len(tokens) > weights.vocab_size:

@@ -9,9 +9,9 @@ from typing import Iterable, Mapping, Sequence
 import numpy as np
 
 from base.errors import InputError
-from bert.configuration import BertConfig
-from bert.weights.bare_params import expected_shapes
-from bert.weights.names import DECODER, EMBEDDING, part_of
+from bert.configuration import LAYER_NORM_EPSILON, SIZES, BertConfig
+from bert.weights.bare_params import distinct_shapes
+from bert.weights.names import DECODER, DECODER_BIAS, EMBEDDING, part_of
 from bert.weights.spellings import FOREIGN, IGNORED, Spelling, Weight
 from bert.weights.stored import shown
 from bert.weights.tensors import Tensor, Weights, transposed
@@ -31,7 +31,7 @@ class Beside:
     cased: bool | None = None
     source: str = ""  # the file of `config`, for messages
     notes: Sequence[str] = ()
-    gelu: str = "erf"  # where there is no `config`
+    activation: str = "erf"  # where there is no `config`
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,13 @@ class Named:
     heads: int | None = None
 
 
-def by_structural_name(source: str, tensors: Mapping[str, Tensor], spelling: Spelling) -> Named:
+def by_structural_name(
+    source: str, tensors: Mapping[str, Tensor], spelling: Spelling, tied: bool = True
+) -> Named:
     """The tensors that are weights of a BERT, in GluonNLP's layout. `source` begins messages.
+
+    Where the decoder is not tied, cls.predictions.bias is not tied to the decoder's either, and transformers
+    compute with the decoder's alone.
 
     Raises:
         InputError: a part of the network that BERT has not, or two tensors for one weight.
@@ -65,7 +70,11 @@ def by_structural_name(source: str, tensors: Mapping[str, Tensor], spelling: Spe
             if meaning.folded and len(tensor.shape) == 2:  # a bias: (heads, units of a head)
                 heads = tensor.shape[0]
             tensor = laid_out(tensor, meaning)
-            if meaning.name in found:
+            if meaning.name in found and meaning.name == DECODER_BIAS and not tied:
+                unused, name = sorted((called.pop(DECODER_BIAS), name), key=lambda each: "decoder" in each)
+                ignored.append(unused)
+                tensor = tensors[name]
+            elif meaning.name in found:
                 tensor = _same(source, (called[meaning.name], found[meaning.name]), (name, tensor))
             found[meaning.name] = tensor
             called.setdefault(meaning.name, name)
@@ -94,7 +103,12 @@ def _folded(weight: Weight, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (shape[0] * shape[1],) if len(shape) == 2 and weight.name.endswith(".bias") else shape
 
 
-def _same(source: str, first: tuple[str, Tensor], second: tuple[str, Tensor]) -> Tensor:
+def _same(
+    source: str,
+    first: tuple[str, Tensor],
+    second: tuple[str, Tensor],
+    remedy: str = "leave the one not wanted out of the file",
+) -> Tensor:
     """One tensor that a file has under two names, compared when it is read."""
     if first[1].shape != second[1].shape or first[1].dtype != second[1].dtype:
         raise InputError(
@@ -109,8 +123,7 @@ def _same(source: str, first: tuple[str, Tensor], second: tuple[str, Tensor]) ->
         if differing:
             raise InputError(
                 f"{source}: {shown(second[0])} differs from {shown(first[0])} in {differing} of "
-                f"{array.size} numbers, but they are one array in a BERT; leave the one not wanted out of "
-                "the file"
+                f"{array.size} numbers, but they are one array in a BERT; {remedy}"
             )
         return array
 
@@ -123,23 +136,31 @@ def assemble(source: str, kind: str, named: Named, beside: Beside, given: BertCo
     Args:
         source: flag and path, for the beginning of messages.
         kind: `Weights.format`.
-        given: gives the attention heads where no file does.
+        given: gives the attention heads, the epsilon and whether the decoder is tied where no file does. One
+            that is not tied is looked for only: a file without it has a tied one.
 
     Raises:
         InputError: no BERT, an incomplete one, shapes that do not fit together, integers, or another
             configuration or vocabulary beside it.
     """
     tensors = dict(named.tensors)
-    decoder = tensors.pop(DECODER, None)
+    said = beside.config or given
+    tied = said is None or said.tied or (beside.config is None and DECODER not in tensors)
+    decoder = tensors.pop(DECODER, None) if tied else None
     if EMBEDDING in tensors and decoder is not None:
         both = (named.called[EMBEDDING], tensors[EMBEDDING]), (named.called[DECODER], decoder)
-        tensors[EMBEDDING] = _same(source, *both)
+        remedy = 'leave one of them out, or say "tie_word_embeddings": false in the configuration beside it'
+        tensors[EMBEDDING] = _same(source, *both, remedy)
     elif decoder is not None:
         tensors[EMBEDDING] = decoder
-    config, notes = _sizes(source, named, tensors, beside.config or given)
-    config = replace(config, gelu=beside.config.gelu if beside.config else beside.gelu)
-    expected = expected_shapes(config, tensors[EMBEDDING].shape[0])
-    del expected[DECODER]
+    config, notes = _sizes(source, named, tensors, said)
+    config = replace(
+        config,
+        activation=beside.config.activation if beside.config else beside.activation,
+        epsilon=said.epsilon if said else LAYER_NORM_EPSILON,
+        tied=tied,
+    )
+    expected = distinct_shapes(config, tensors[EMBEDDING].shape[0])
     missing = _check_complete(source, tensors, expected)
     for name, shape in expected.items():
         if name in tensors:
@@ -234,7 +255,7 @@ def _check(source: str, name: str, tensor: Tensor, shape: tuple[int, ...] | None
 
 
 def _check_beside(source: str, config: BertConfig, rows: int, beside: Beside) -> None:
-    for name in ("layers", "units", "heads", "hidden", "positions", "token_types"):
+    for name in SIZES:
         found, said = getattr(config, name), getattr(beside.config, name, None)
         if said is not None and said != found:
             raise InputError(

@@ -44,21 +44,32 @@ def expected_shapes(config: BertConfig, vocab_size: int) -> dict[str, Shape]:
     return {**found, **dense("decoder.3", vocab_size, units)}
 
 
-def check_index(source: str, arrays: Mapping[str, ArrayInfo], expected: Mapping[str, Shape]) -> None:
+def distinct_shapes(config: BertConfig, vocab_size: int) -> dict[str, Shape]:
+    """Those of `expected_shapes` whose arrays differ: a tied decoder's weight is the word embedding."""
+    found = expected_shapes(config, vocab_size)
+    if config.tied:
+        del found[DECODER]
+    return found
+
+
+def check_index(
+    source: str, arrays: Mapping[str, ArrayInfo], expected: Mapping[str, Shape], tied: bool = True
+) -> None:
     """Compares the names, shapes and dtypes of a file with those of the model.
 
-    Of the word embedding and the decoder's weight, which are one array, one is enough.
+    Of the word embedding and the decoder's weight, where they are one array, one is enough.
 
     Args:
         source: the flag and the file, for the beginning of the message.
         arrays: what `bert.weights.params_file.read_index` gives.
         expected: shapes by structural name.
+        tied: whether the decoder is.
 
     Raises:
         InputError: a parameter is missing, is not the model's, or has another shape or an integer dtype.
     """
     missing = [name for name in expected if name not in arrays]
-    if len({EMBEDDING, DECODER} & set(missing)) == 1:
+    if tied and len({EMBEDDING, DECODER} & set(missing)) == 1:
         missing = [name for name in missing if name not in (EMBEDDING, DECODER)]
     if missing:
         parts = dict.fromkeys(part for part in map(part_of, missing) if part)
@@ -87,14 +98,14 @@ def check_index(source: str, arrays: Mapping[str, ArrayInfo], expected: Mapping[
             )
 
 
-def check_values(source: str, path: str, arrays: Mapping[str, ArrayInfo]) -> None:
+def check_values(source: str, path: str, arrays: Mapping[str, ArrayInfo], tied: bool = True) -> None:
     """Reads all numbers of a file, at most two arrays at a time.
 
     Raises:
-        InputError: one is not finite as float32, the decoder's weight is not the word embedding, or the file
-            cannot be read.
+        InputError: one is not finite as float32, the decoder is `tied` and its weight is not the word
+            embedding, or the file cannot be read.
     """
-    tied: dict[str, np.ndarray] = {}
+    one_array: dict[str, np.ndarray] = {}
     for name, info in arrays.items():
         with np.errstate(over="ignore"):  # of float64
             array = read_array(path, info).astype(np.float32, copy=False)
@@ -104,13 +115,13 @@ def check_values(source: str, path: str, arrays: Mapping[str, ArrayInfo]) -> Non
                 f"{source}: {wrong} of the {array.size} numbers of {name} are not finite in float32; "
                 "name a file that was saved before training diverged"
             )
-        if name in (EMBEDDING, DECODER):
-            tied[name] = array
-    if len(tied) == 2:
-        differing = int(np.count_nonzero(tied[EMBEDDING] != tied[DECODER]))
+        if tied and name in (EMBEDDING, DECODER):
+            one_array[name] = array
+    if len(one_array) == 2:
+        differing = int(np.count_nonzero(one_array[EMBEDDING] != one_array[DECODER]))
         if differing:
             raise InputError(
-                f"{source}: {DECODER} differs from {EMBEDDING} in {differing} of {tied[DECODER].size} "
+                f"{source}: {DECODER} differs from {EMBEDDING} in {differing} of {one_array[DECODER].size} "
                 "numbers, but they are one array in this model; leave the one not wanted out of the file"
             )
 

@@ -96,7 +96,7 @@ def _config(folder: str, flag: str, gelu: str) -> tuple[BertConfig | None, int |
     if not path:
         return None, None, "", ()
     file = read_config_file(path, flag)
-    config = replace(file.config, gelu=gelu) if file.gelu_open else file.config
+    config = replace(file.config, activation=gelu) if file.gelu_open else file.config
     notes = (f"{path}: unknown keys {', '.join(file.unknown_keys)}",) if file.unknown_keys else ()
     return config, file.vocab_size, path, notes
 

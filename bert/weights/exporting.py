@@ -16,10 +16,10 @@ import numpy as np
 
 from base.errors import InputError
 from base.files import replacing
-from bert.configuration import LAYER_NORM_EPSILON
+from bert.configuration import LAYER_NORM_EPSILON, RELU
 from bert.weights.beside import gluonnlp_vocabulary
 from bert.weights.bundle import write_bundle
-from bert.weights.names import DECODER, EMBEDDING, MASKED_LM, NEXT_SENTENCE, names_of, part_of
+from bert.weights.names import DECODER, DECODER_BIAS, EMBEDDING, MASKED_LM, NEXT_SENTENCE, names_of, part_of
 from bert.weights.params_file import write_params
 from bert.weights.safetensors_file import write_safetensors
 from bert.weights.tensors import Tensor, Weights, transposed
@@ -39,19 +39,24 @@ def export(weights: Weights, folder: str, to: str) -> None:
     """Writes the files of a format into a folder that exists, one tensor in memory at a time.
 
     Raises:
-        InputError: from reading the weights.
+        InputError: from reading the weights, or the format has no name for one of them.
         OSError: from writing.
     """
     tensors = weights.tensors
+    if to == "tensorflow" and DECODER in tensors:
+        raise InputError(
+            f"--to tensorflow: the decoder of {weights.source} has a weight of its own, which no checkpoint "
+            "of Google's has; leave the heads out with --encoder_only, or name another format"
+        )
     if to == "gluonnlp":
         with replacing(os.path.join(folder, _PARAMS)) as file:
             write_params(file, _with_decoder(tensors))
     elif to == "huggingface":
         prefix = "bert." if _architecture(weights) == "BertModel" else ""  # BertModel's own names lack it
-        write_safetensors(
-            os.path.join(folder, _SAFETENSORS),
-            {names_of(name).huggingface[len(prefix) :]: tensor for name, tensor in tensors.items()},
-        )
+        named = {names_of(name).huggingface[len(prefix) :]: tensor for name, tensor in tensors.items()}
+        if DECODER in tensors:  # transformers then tie neither this weight nor the bias
+            named["cls.predictions.decoder.bias"] = tensors[DECODER_BIAS]
+        write_safetensors(os.path.join(folder, _SAFETENSORS), named)
     else:
         variables = {}
         for name, tensor in tensors.items():
@@ -73,10 +78,21 @@ def warnings_of(weights: Weights, to: str) -> list[str]:
     found = []
     if weights.vocabulary is None:
         found.append("no vocabulary lies beside the weights, so none is written; give --vocab")
-    if to == "tensorflow" and weights.config.gelu == "erf":
+    config = weights.config
+    if to == "tensorflow" and config.activation == "erf":
         found.append(
             "the network has GELU by erf, but Google's code computes tanh from any bert_config.json: its "
             'outputs differ by about 1e-3; "gelu_form" in bert_config.json is read by this project alone'
+        )
+    other = {f"layer-norm epsilon {config.epsilon:g}": config.epsilon != LAYER_NORM_EPSILON}
+    if to == "gluonnlp":
+        other.update({"ReLU": config.activation == RELU, "a decoder of its own": DECODER in weights.tensors})
+    words = ", ".join(each for each, has in other.items() if has)
+    if to != "huggingface" and words:
+        reader = "GluonNLP's named models have" if to == "gluonnlp" else "Google's code has"
+        found.append(
+            f"the network has {words}, and {reader} not: bert_config.json says so, where this project alone "
+            "looks for it"
         )
     dtypes = {tensor.dtype for tensor in weights.tensors.values()}
     if to == "tensorflow" and dtypes != {np.dtype(np.float32)}:
@@ -92,7 +108,7 @@ def configuration(weights: Weights, to: str) -> dict[str, Any]:
     config = weights.config
     common = {
         "attention_probs_dropout_prob": 0.1,
-        "hidden_act": "gelu",
+        "hidden_act": RELU if config.activation == RELU else "gelu",
         "hidden_dropout_prob": 0.1,
         "hidden_size": config.units,
         "initializer_range": 0.02,
@@ -103,14 +119,18 @@ def configuration(weights: Weights, to: str) -> dict[str, Any]:
         "type_vocab_size": config.token_types,
         "vocab_size": weights.vocab_size,
     }
+    if config.epsilon != LAYER_NORM_EPSILON:
+        common["layer_norm_eps"] = config.epsilon
+    if not config.tied:
+        common["tie_word_embeddings"] = False
     if to != "huggingface":  # "gelu" leaves open which, in Google's spelling
-        return {**common, "gelu_form": config.gelu}
+        return common if config.activation == RELU else {**common, "gelu_form": config.activation}
     words = weights.vocabulary
     return {
         "architectures": [_architecture(weights)],
-        **common,
-        "hidden_act": "gelu" if config.gelu == "erf" else "gelu_new",
         "layer_norm_eps": LAYER_NORM_EPSILON,
+        **common,
+        **({"hidden_act": "gelu_new"} if config.activation == "tanh" else {}),
         "model_type": "bert",
         "pad_token_id": list(words).index("[PAD]") if words is not None else 0,
         "torch_dtype": str(weights.tensors[EMBEDDING].dtype),
@@ -159,10 +179,10 @@ def _architecture(weights: Weights) -> str:
 
 
 def _with_decoder(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """With the decoder's weight, where save_parameters has it."""
+    """With a tied decoder's weight, where save_parameters has it."""
     found = {}
     for name, tensor in tensors.items():
-        if name == "decoder.3.bias":
+        if name == DECODER_BIAS and DECODER not in found:
             found[DECODER] = tensors[EMBEDDING]
         found[name] = tensor
     return found

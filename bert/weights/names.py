@@ -1,8 +1,8 @@
 """Names of a BERT's weights: GluonNLP's, Google's (TensorFlow) and Hugging Face's, in one table.
 
 A dense weight is (outputs, inputs) in GluonNLP and Hugging Face, and a `kernel` of (inputs, outputs) in
-TensorFlow: kernels alone are transposed. The word embedding is the decoder's weight too, which only GluonNLP
-and Hugging Face name.
+TensorFlow: kernels alone are transposed. The word embedding is a tied decoder's weight too, which only
+GluonNLP and Hugging Face name.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from __future__ import annotations
 import re
 from typing import Iterator, NamedTuple
 
-EMBEDDING, DECODER = "word_embed.0.weight", "decoder.3.weight"  # one array under two names
+EMBEDDING, DECODER = "word_embed.0.weight", "decoder.3.weight"  # one array under two names, if tied
+DECODER_BIAS = "decoder.3.bias"
 POOLER, NEXT_SENTENCE, MASKED_LM = "pooler", "next-sentence head", "masked-LM head"
 _PARTS = {"pooler.": POOLER, "classifier.": NEXT_SENTENCE, "decoder.": MASKED_LM}
 _LAYER = "{layer}"
 
 
 class Names(NamedTuple):
-    """The names of one weight; `kernel`: TensorFlow has it transposed. "{layer}" stands for a number."""
+    """The names of one weight; `kernel`: TensorFlow has it transposed. "{layer}" stands for a number, ""
+    for no name."""
 
     gluonnlp: str
     tensorflow: str
@@ -58,7 +60,8 @@ TABLE: tuple[Names, ...] = (
     *_dense("pooler", "bert/pooler/dense"),
     *_dense("decoder.0", "cls/predictions/transform/dense"),
     *_norm("decoder.2", "cls/predictions/transform/LayerNorm"),
-    Names("decoder.3.bias", "cls/predictions/output_bias", "cls.predictions.bias"),
+    Names(DECODER, "", "cls.predictions.decoder.weight"),
+    Names(DECODER_BIAS, "cls/predictions/output_bias", "cls.predictions.bias"),
     Names("classifier.weight", "cls/seq_relationship/output_weights", "cls.seq_relationship.weight"),
     Names("classifier.bias", "cls/seq_relationship/output_bias", "cls.seq_relationship.bias"),
 )

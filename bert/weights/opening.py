@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Callable, Mapping, NamedTuple
 
 from base.errors import InputError
-from bert.configuration import BertConfig
+from bert.configuration import RELU, BertConfig
 from bert.weights import bundle, params_file, pickled, safetensors_file
 from bert.weights.assembly import assemble, by_structural_name
 from bert.weights.beside import look_beside
@@ -75,8 +75,9 @@ def open_weights(path: str, flag: str, config: BertConfig | None = None) -> Weig
         path: a .params file, safetensors, a TensorFlow checkpoint (PREFIX or one of its files), a file of
             torch.save, or a folder that holds one of them.
         flag: the option that names the path, for messages.
-        config: gives the attention heads and the form of GELU where no file says them; sizes are those of
-            the weights, and a TensorFlow checkpoint without a configuration has tanh.
+        config: gives the attention heads, activation, epsilon and whether the decoder is tied where no file
+            says them; sizes are those of the weights, and GELU of a TensorFlow checkpoint without a
+            configuration is tanh.
 
     Raises:
         InputError: nothing there, an unknown format, a damaged file, no whole encoder of a BERT, or a
@@ -88,14 +89,16 @@ def open_weights(path: str, flag: str, config: BertConfig | None = None) -> Weig
     except InputError as error:
         raise InputError(f"{flag}: {error}") from error
     source = f"{flag} {path}"
-    named = by_structural_name(source, tensors, _spelling(reader.kind, tensors))
     kind = reader.kind
     if kind == PYTORCH and os.path.basename(path) == "pytorch_model.bin":
         kind = HUGGINGFACE
     beside = look_beside(os.path.dirname(path) or ".", flag, GELU[kind])
     if beside.config is None:
-        gelu = config.gelu if config is not None and kind != TENSORFLOW else GELU[kind]
-        beside = replace(beside, gelu=gelu)
+        says = config is not None and (kind != TENSORFLOW or config.activation == RELU)
+        beside = replace(beside, activation=config.activation if config and says else GELU[kind])
+    said = beside.config or config
+    tied = said is None or said.tied
+    named = by_structural_name(source, tensors, _spelling(reader.kind, tensors), tied)
     return assemble(source, kind, named, beside, config)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Callable, Iterable, NamedTuple, Union
 
-from bert.weights.names import DECODER, EMBEDDING, TABLE
+from bert.weights.names import DECODER_BIAS, EMBEDDING, TABLE
 
 IGNORED, FOREIGN = "ignored", "foreign"
 
@@ -38,8 +38,6 @@ def gluonnlp(name: str) -> Meaning:
         name = name[len("bert.") :]
     if "." not in name:
         name = next((rest for rest in _from_global(name)), name)
-    if name == DECODER:
-        return Weight(DECODER)
     found = _by_template(_GLUONNLP, re.compile(r"(encoder\.transformer_cells\.)(\d+)(\..*)"), name)
     if found:
         return Weight(found.name)
@@ -113,8 +111,7 @@ def huggingface(name: str) -> Meaning:
 _WRAPPERS = re.compile(r"\A(?:(?:module|model|state_dict|model_state_dict)\.)+")
 _HUGGING_FACE = {
     **{row.huggingface: Weight(row.gluonnlp) for row in TABLE},
-    "cls.predictions.decoder.weight": Weight(DECODER),
-    "cls.predictions.decoder.bias": Weight("decoder.3.bias"),  # the second name of cls.predictions.bias
+    "cls.predictions.decoder.bias": Weight(DECODER_BIAS),  # the second name of cls.predictions.bias
 }
 
 
@@ -130,7 +127,7 @@ def tensorflow(name: str) -> Meaning:
     return FOREIGN if name.startswith("bert/") else IGNORED
 
 
-_TENSORFLOW = {row.tensorflow: Weight(row.gluonnlp, row.kernel) for row in TABLE}
+_TENSORFLOW = {row.tensorflow: Weight(row.gluonnlp, row.kernel) for row in TABLE if row.tensorflow}
 
 
 def is_object_path(name: str) -> bool:

@@ -45,9 +45,9 @@ class Weights:
         source: path, for messages.
         format: "gluonnlp", "huggingface", "tensorflow" or "pytorch".
         tensors: by structural name, in the order of `bert.weights.bare_params.expected_shapes`, in GluonNLP's
-            layout (dense weights are (outputs, inputs)). The decoder's weight, which is the word embedding,
-            is left out.
-        config: sizes and GELU.
+            layout (dense weights are (outputs, inputs)). A tied decoder's weight, the word embedding, is left
+            out.
+        config: sizes, and what the layers compute.
         vocabulary: its tokens in the order of the embedding's rows (there may be fewer: padding); None where
             there is none beside the weights.
         cased: whether upper case is kept; None where nothing says so.

@@ -33,7 +33,7 @@ enum Output { kY, kKey, kInner, kOuter, kOutputs };
 MXReturnValue attributes(const Attributes& attributes, int* inputs, int* outputs) {
   return guarded("bert_feed_forward", [&] {
     precision(attributes);
-    gelu_by_tanh(attributes);
+    gelu_form(attributes);
     dropout_rate(attributes);
     norm_epsilon(attributes);
     counts_squares(attributes);
@@ -78,7 +78,7 @@ struct FeedForward {
   const MXTensor* in;
   int64_t rows, units, hidden;
   DenseProducts first, second;
-  bool tanh;
+  Form form;
 
   FeedForward(const Attributes& attributes, const MXTensor* in)
       : in(in),
@@ -87,7 +87,7 @@ struct FeedForward {
         hidden(in[kWeight1].shape[0]),
         first(precision(attributes), 1, rows, units, hidden, in[kPacked1], in[kWeight1]),
         second(precision(attributes), 1, rows, hidden, units, in[kPacked2], in[kWeight2]),
-        tanh(gelu_by_tanh(attributes)) {}
+        form(gelu_form(attributes)) {}
 
   const float* bias_1() const { return floats(in[kBias1]); }
 
@@ -113,14 +113,13 @@ MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, c
       uint32_t* const gelu = packed_scratch(kLeftSlot, layer.rows, layer.hidden);
       KERNEL(pack_factor)(floats(in->at(kX)), layer.rows, layer.units, x);
       KERNEL(multiply_gelu)
-      (layer.first.forward_product(x.left, nullptr, nullptr), {layer.bias_1(), layer.tanh},
+      (layer.first.forward_product(x.left, nullptr, nullptr), {layer.bias_1(), layer.form},
        reinterpret_cast<uint16_t*>(inner), gelu);
       layer.second.forward_on_tiles(gelu, nullptr, outer);
     } else {
       float* gelu = layer.scratch_hidden(kGeluSlot);
-      const auto kernel = layer.tanh ? KERNEL(bias_gelu_tanh) : KERNEL(bias_gelu);
       layer.first.forward(floats(in->at(kX)), nullptr, inner);
-      kernel(inner, layer.bias_1(), gelu, layer.rows, layer.hidden);
+      KERNEL(bias_gelu)(layer.form, inner, layer.bias_1(), gelu, layer.rows, layer.hidden);
       layer.second.forward(gelu, nullptr, outer);
     }
     KERNEL(add_norm)
@@ -141,7 +140,7 @@ void backward_on_tiles(const FeedForward& layer, const float* inner, const float
                                    packed_scratch(kGeluSlot, layer.hidden, layer.rows),
                                    packed_scratch(kRightSlot, layer.hidden, layer.rows)};
   KERNEL(multiply_gelu_backward)
-  (layer.second.input_gradient_product(of_outer.left, false, nullptr), layer.tanh,
+  (layer.second.input_gradient_product(of_outer.left, false, nullptr), layer.form,
    reinterpret_cast<const uint16_t*>(inner), forms, floats(out[kBias1]));
   layer.second.weight_gradients_on_tiles(of_outer.transposed_left, forms.output_right, out + kWeight2,
                                          out + kWeight2 + 1, squares);
@@ -158,7 +157,7 @@ void backward_plainly(const FeedForward& layer, const float* inner, const float*
   float* gelu = layer.scratch_hidden(kGeluSlot);
   layer.second.input_gradient(d_outer, false, gradient);
   KERNEL(bias_gelu_backward_again)
-  (layer.tanh, gradient, inner, layer.bias_1(), gelu, floats(out[kBias1]), layer.rows, layer.hidden);
+  (layer.form, gradient, inner, layer.bias_1(), gelu, floats(out[kBias1]), layer.rows, layer.hidden);
   layer.second.weight_gradients(d_outer, gelu, out + kWeight2, out + kWeight2 + 1);
   layer.first.backward(gradient, floats(layer.in[kX]), true, floats(out[kX]), out + kWeight1,
                        out + kWeight1 + 1);

@@ -1,22 +1,23 @@
 // bert_bias_gelu(input (..., C), bias (C); form) -> gelu(input + bias), float32. form is "erf" (also where it
-// is left out) or "tanh".
+// is left out), "tanh", or "relu" for max(input + bias, 0).
 #include "gelu_kernels.h"
 #include "operator.h"
 
 namespace operators {
 
-bool gelu_by_tanh(const Attributes& attributes) {
+Form gelu_form(const Attributes& attributes) {
   const auto form = attributes.find("form");
-  if (form == attributes.end() || form->second == "erf") return false;
-  if (form->second == "tanh") return true;
-  throw std::runtime_error("form=" + form->second + " is neither erf nor tanh");
+  if (form == attributes.end() || form->second == "erf") return Form::erf;
+  if (form->second == "tanh") return Form::tanh;
+  if (form->second == "relu") return Form::relu;
+  throw std::runtime_error("form=" + form->second + " is none of erf, tanh and relu");
 }
 
 namespace {
 
 MXReturnValue attributes(const Attributes& attributes, int* inputs, int* outputs) {
   return guarded("bert_bias_gelu", [&] {
-    gelu_by_tanh(attributes);
+    gelu_form(attributes);
     *inputs = 2;
     *outputs = 1;
   });
@@ -39,8 +40,9 @@ MXReturnValue types(const Attributes&, Types* in, Types* out) {
 MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource&) {
   return guarded("bert_bias_gelu", [&] {
     const int64_t columns = in->at(1).size();
-    const auto kernel = gelu_by_tanh(attributes) ? KERNEL(bias_gelu_tanh) : KERNEL(bias_gelu);
-    kernel(floats(in->at(0)), floats(in->at(1)), floats(out->at(0)), in->at(0).size() / columns, columns);
+    KERNEL(bias_gelu)
+    (gelu_form(attributes), floats(in->at(0)), floats(in->at(1)), floats(out->at(0)),
+     in->at(0).size() / columns, columns);
   });
 }
 
@@ -48,10 +50,9 @@ MXReturnValue forward(const Attributes& attributes, Tensors* in, Tensors* out, c
 MXReturnValue backward(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource&) {
   return guarded("bert_bias_gelu's backward", [&] {
     const int64_t columns = in->at(2).size();
-    const auto kernel =
-        gelu_by_tanh(attributes) ? KERNEL(bias_gelu_tanh_backward) : KERNEL(bias_gelu_backward);
-    kernel(floats(in->at(0)), floats(in->at(1)), floats(in->at(2)), floats(out->at(0)), floats(out->at(1)),
-           in->at(1).size() / columns, columns);
+    KERNEL(bias_gelu_backward)
+    (gelu_form(attributes), floats(in->at(0)), floats(in->at(1)), floats(in->at(2)), floats(out->at(0)),
+     floats(out->at(1)), in->at(1).size() / columns, columns);
   });
 }
 

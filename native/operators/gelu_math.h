@@ -1,5 +1,6 @@
 // gelu(x) = x * Phi(x) with Phi the normal distribution (Hendrycks and Gimpel, arXiv:1606.08415), and its
-// approximation by tanh, x * (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 (section 2).
+// approximation by tanh, x * (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 (section 2); and ReLU in its
+// place.
 #pragma once
 
 #include "vector_math.h"
@@ -72,6 +73,12 @@ struct Tanh {
     const Logistic s = logistic(kTwiceSqrtTwoOverPi * (n + square * n));
     return {h * s.value, s.value + h * (s.slope * kTwiceSqrtTwoOverPi * (1.f + 3.f * square))};
   }
+};
+
+struct Relu {
+  [[gnu::always_inline]] static inline float value(float h) { return h < 0.f ? 0.f : h; }  // keeps a NaN
+
+  [[gnu::always_inline]] static inline Gelu both(float h) { return {value(h), h > 0.f ? 1.f : 0.f}; }
 };
 
 }  // namespace ISA

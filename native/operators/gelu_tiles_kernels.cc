@@ -66,7 +66,7 @@ class Block {
   bool whole_ = false;
 };
 
-template <typename Form>
+template <typename Activation>
 class Forward : public Block<uint16_t*> {
  public:
   static constexpr int64_t kPieces = kBlock / kRows;
@@ -95,7 +95,7 @@ class Forward : public Block<uint16_t*> {
 #pragma omp simd
       for (int64_t c = 0; c < kBlock; c++) {
         h[start + c] = sums[start + c] + bias_[c];
-        gelu.values[start + c] = Form::value(h[start + c]);
+        gelu.values[start + c] = Activation::value(h[start + c]);
       }
     // Past the caches: the backward pass is far away.
     for (int64_t c = 0; c < kRows * kBlock; c += kBlock)
@@ -109,7 +109,7 @@ class Forward : public Block<uint16_t*> {
   alignas(64) float bias_[kBlock];
 };
 
-template <typename Form>
+template <typename Activation>
 class Backward : public Block<const uint16_t*> {
  public:
   static constexpr int64_t kRowPieces = kBlock / kRows, kPieces = kRowPieces + kPair;
@@ -141,7 +141,7 @@ class Backward : public Block<const uint16_t*> {
     for (int64_t c = 0; c < kRows * kBlock; c += kBlock) __builtin_prefetch(h + kBlockSize + c, 0, 2);
 #pragma omp simd
     for (int64_t c = 0; c < kRows * kBlock; c++) {
-      const Gelu gelu = Form::both(from_bfloat16(h[c]));
+      const Gelu gelu = Activation::both(from_bfloat16(h[c]));
       value.values[c] = gelu.value;
       slope.values[c] = dy[c] * gelu.slope;
     }
@@ -172,33 +172,37 @@ class Backward : public Block<const uint16_t*> {
   alignas(64) uint32_t pairs_[kPair * kTileWords];
 };
 
-template <typename Form>
+template <typename Activation>
 void forward(const TileProduct& product, const float* bias, uint16_t* kept, uint32_t* left) {
-  multiply_blocks(product, [&] { return Forward<Form>(product, bias, kept, left); });
+  multiply_blocks(product, [&] { return Forward<Activation>(product, bias, kept, left); });
 }
 
-template <typename Form>
+template <typename Activation>
 void backward(const TileProduct& product, const uint16_t* kept, const GeluGradientForms& forms,
               float* bias_gradient) {
   ColumnSums sums(1, product.columns);
-  multiply_blocks(product, [&] { return Backward<Form>(product, kept, forms, &sums, bias_gradient); });
+  multiply_blocks(product, [&] { return Backward<Activation>(product, kept, forms, &sums, bias_gradient); });
 }
 
 }  // namespace
 
 void multiply_gelu(const TileProduct& product, const BiasGelu& gelu, uint16_t* kept, uint32_t* left) {
-  (gelu.tanh ? forward<Tanh> : forward<Erf>)(product, gelu.bias, kept, left);
+  const auto run = gelu.form == Form::relu   ? forward<Relu>
+                   : gelu.form == Form::tanh ? forward<Tanh>
+                                             : forward<Erf>;
+  run(product, gelu.bias, kept, left);
 }
 
-void multiply_gelu_backward(const TileProduct& product, bool tanh, const uint16_t* kept,
+void multiply_gelu_backward(const TileProduct& product, Form form, const uint16_t* kept,
                             const GeluGradientForms& forms, float* bias_gradient) {
-  (tanh ? backward<Tanh> : backward<Erf>)(product, kept, forms, bias_gradient);
+  const auto run = form == Form::relu ? backward<Relu> : form == Form::tanh ? backward<Tanh> : backward<Erf>;
+  run(product, kept, forms, bias_gradient);
 }
 
 #else
 
 void multiply_gelu(const TileProduct&, const BiasGelu&, uint16_t*, uint32_t*) { std::abort(); }
-void multiply_gelu_backward(const TileProduct&, bool, const uint16_t*, const GeluGradientForms&, float*) {
+void multiply_gelu_backward(const TileProduct&, Form, const uint16_t*, const GeluGradientForms&, float*) {
   std::abort();
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "gelu_kernels.h"
 #include "isa.h"
 #include "tile_product_kernels.h"
 
@@ -12,7 +13,7 @@ namespace operators {
 // What is added to a product (columns), and the form of GELU that follows.
 struct BiasGelu {
   const float* bias;
-  bool tanh;
+  Form form;
 };
 
 // Where the gradient of GELU's input goes, as a left factor and transposed as one, and GELU's output as a
@@ -36,5 +37,5 @@ DECLARE_KERNELS(
 
     // The product is the gradient of that: packs the gradient of GELU's input and once more its output, both
     // at what was kept, and sums up the former over the rows.
-    void multiply_gelu_backward(const TileProduct& product, bool tanh, const uint16_t* kept,
+    void multiply_gelu_backward(const TileProduct& product, Form form, const uint16_t* kept,
                                 const GeluGradientForms& forms, float* bias_gradient);)

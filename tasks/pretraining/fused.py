@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Mapping
 
 from gluonnlp.model.bert import BERTModel
 
@@ -10,9 +10,9 @@ from bert.configuration import BertConfig
 from bert.fused import FusedBert, Layers, SameValues
 from bert.operators import knows_words
 from bert.part import ModelPart
-from bert.weights.names import EMBEDDING
+from bert.weights.names import DECODER, EMBEDDING
 
-_DECODER = "decoder's word embedding"
+_SAME = "decoder's word embedding"
 
 
 class FusedPretrainingLoss(FusedBert):
@@ -21,7 +21,7 @@ class FusedPretrainingLoss(FusedBert):
     It differs in rounding, in the random numbers behind dropout, and in the work that it leaves out: above
     its attention the top layer computes only the tokens that the losses need, the first and the masked ones.
 
-    Where it has all of BERT, the word embedding, which is the decoder's weight, has one gradient from one
+    Where it has all of BERT, the word embedding, if it is the decoder's weight, has one gradient from one
     operator. Parts, and operators of a library built before that, leave it to MXNet to add two, to the same
     bits.
     """
@@ -38,11 +38,11 @@ class FusedPretrainingLoss(FusedBert):
         super().__init__(bert, config, dtype, dropout, products, part)
         # Built at the same time as bert_words, bert_unread passes the gradient of its first input on.
         self._passes_gradients = knows_words()
-        self.one_word_gradient = part is None and self._passes_gradients
+        self.one_word_gradient = part is None and config.tied and self._passes_gradients
         if self.one_word_gradient:
             decoder = SameValues(f"{self.prefix}decoder_weight", self._reg_params[EMBEDDING])
             self.params.update({decoder.name: decoder})
-            self._reg_params[_DECODER] = decoder
+            self._reg_params[_SAME] = decoder
 
     def hybrid_forward(
         self,
@@ -99,8 +99,9 @@ class FusedPretrainingLoss(FusedBert):
         F, weights = layers.F, layers.weights
         hidden = F.reshape(transform(layers, masked), shape=(-3, 0))
         of_decoder = [] if decoder is None else [decoder]
+        weight = decoder_weight(weights) if decoder is None else weights[_SAME]
         losses, hits, *unread = F.bert_decode_loss(
-            hidden, weights[EMBEDDING if decoder is None else _DECODER], weights["decoder.3.bias"],
+            hidden, weight, weights["decoder.3.bias"],
             F.reshape(ids, shape=(-1,)), F.reshape(factors, shape=(-1,)), *of_decoder,
             deferred=len(of_decoder), dtype=layers.dtype,
         )  # fmt: skip
@@ -119,6 +120,11 @@ def classify(layers: Layers, first: Any, units: int) -> Any:
     )
 
 
+def decoder_weight(weights: Mapping[str, Any]) -> Any:
+    """Of the masked-LM head: the word embedding, or a weight of its own."""
+    return weights[DECODER if DECODER in weights else EMBEDDING]
+
+
 def transform(layers: Layers, masked: Any) -> Any:
-    """The masked-LM head before its product with the word embedding, (B, P, U) -> the same."""
-    return layers.layer_norm(layers.gelu(masked, "decoder.0"), "decoder.2")
+    """The masked-LM head before its product with `decoder_weight`, (B, P, U) -> the same."""
+    return layers.layer_norm(layers.activated(masked, "decoder.0"), "decoder.2")

@@ -15,7 +15,7 @@ from bert.fused import FusedBert
 from bert.model import build_model, initialize
 from bert.operators import check_padding, choose_operators
 from bert.weights.tensors import Weights
-from tasks.pretraining.fused import classify, transform
+from tasks.pretraining.fused import classify, decoder_weight, transform
 
 
 class Encoded(NamedTuple):
@@ -59,7 +59,7 @@ class FusedScores(FusedBert):
         x = self.encode(layers, input_ids, segment_ids, valid_lengths, positions)
         hidden = transform(layers, F.slice_axis(x, axis=1, begin=1, end=None))
         decoded = F.FullyConnected(
-            hidden, weights["word_embed.0.weight"], weights["decoder.3.bias"],
+            hidden, decoder_weight(weights), weights["decoder.3.bias"],
             num_hidden=self._vocab_size, flatten=False,
         )  # fmt: skip
         return decoded, classify(layers, F.slice_axis(x, axis=1, begin=0, end=1), self._config.units)

@@ -4,7 +4,7 @@ The network is that of Devlin et al., arXiv:1810.04805 (section 3 and appendix A
 et al., arXiv:1706.03762 (section 3): post-norm blocks of self-attention and a feed-forward network with GELU
 (Hendrycks and Gimpel, arXiv:1606.08415), a tanh pooler over the first token, a next-sentence classifier on
 it, and a masked-LM head that is a dense layer, GELU, a LayerNorm, and the word embedding's transpose with a
-bias.
+bias. ReLU may take the place of GELU, and another matrix that of the word embedding.
 
 It reads the arrays of a published file by the file's own names: `Google` those of a TensorFlow checkpoint,
 whose kernels are (inputs, outputs), `HuggingFace` those of a state dictionary, whose weights are
@@ -22,8 +22,10 @@ Arrays = Mapping[str, np.ndarray]
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
-def gelu(x: np.ndarray, form: str) -> np.ndarray:
-    """x Phi(x), or its approximation (section 2)."""
+def activated(x: np.ndarray, form: str) -> np.ndarray:
+    """x Phi(x), its approximation (section 2), or ReLU."""
+    if form == "relu":
+        return np.maximum(x, 0)
     if form == "erf":
         return x * 0.5 * (1.0 + _erf(x / math.sqrt(2.0)))
     return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
@@ -37,8 +39,9 @@ def softmax(x: np.ndarray) -> np.ndarray:
 class Google:
     """Arrays of a TensorFlow checkpoint."""
 
-    def __init__(self, arrays: Arrays):
+    def __init__(self, arrays: Arrays, epsilon: float = 1e-12):
         self.arrays = arrays
+        self.epsilon = epsilon
 
     def get(self, name: str) -> np.ndarray:
         return self.arrays[name].astype(np.float64)
@@ -48,7 +51,7 @@ class Google:
 
     def norm(self, x: np.ndarray, name: str) -> np.ndarray:
         centred = x - x.mean(axis=-1, keepdims=True)
-        scaled = centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-12)
+        scaled = centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + self.epsilon)
         gamma, beta = self.norm_parameters(name)
         return scaled * gamma + beta
 
@@ -57,6 +60,9 @@ class Google:
 
     def embedding(self, name: str) -> np.ndarray:
         return self.get(f"bert/embeddings/{name}_embeddings")
+
+    def decoder(self) -> np.ndarray:
+        return self.embedding("word")
 
     def masked_lm_bias(self) -> np.ndarray:
         return self.get("cls/predictions/output_bias")
@@ -80,6 +86,10 @@ class HuggingFace(Google):
 
     def embedding(self, name: str) -> np.ndarray:
         return self.get(f"bert.embeddings.{name}_embeddings.weight")
+
+    def decoder(self) -> np.ndarray:
+        own = "cls.predictions.decoder.weight"
+        return self.get(own) if own in self.arrays else self.embedding("word")
 
     def masked_lm_bias(self) -> np.ndarray:
         return self.get("cls.predictions.bias")
@@ -111,7 +121,7 @@ def sequence(
         mixed = mixed.transpose(0, 2, 1, 3).reshape(sentences, length, -1)
         attended = of.dense(mixed, f"{block}/attention/output/dense")
         x = of.norm(x + attended, f"{block}/attention/output/LayerNorm")
-        inner = gelu(of.dense(x, f"{block}/intermediate/dense"), form)
+        inner = activated(of.dense(x, f"{block}/intermediate/dense"), form)
         x = of.norm(x + of.dense(inner, f"{block}/output/dense"), f"{block}/output/LayerNorm")
         layer += 1
     return x
@@ -121,6 +131,6 @@ def logits(of: Google, form: str, x: np.ndarray, places: np.ndarray) -> tuple[np
     """Of the next-sentence head, (sentences, 2), and of the masked-LM head at `places` of each sentence."""
     pooled = np.tanh(of.dense(x[:, 0], "bert/pooler/dense"))
     at = np.take_along_axis(x, places[:, :, None], axis=1)
-    transformed = gelu(of.dense(at, "cls/predictions/transform/dense"), form)
+    transformed = activated(of.dense(at, "cls/predictions/transform/dense"), form)
     transformed = of.norm(transformed, "cls/predictions/transform/LayerNorm")
-    return of.next_sentence(pooled), transformed @ of.embedding("word").T + of.masked_lm_bias()
+    return of.next_sentence(pooled), transformed @ of.decoder().T + of.masked_lm_bias()

@@ -3,6 +3,7 @@ the parameter, before MXNet is imported and before anything is written."""
 
 from __future__ import annotations
 
+import json
 import random
 import struct
 import sys
@@ -111,9 +112,21 @@ def test_a_decoder_of_its_own(place):
     arrays[DECODER][3, 4] += 1
     message = rejected(place, arrays)
     assert f"{DECODER} differs from {EMBEDDING} in 1 of 320 numbers" in message and "leave" in message
+    sizes = {
+        "num_hidden_layers": LAYERS,
+        "hidden_size": UNITS,
+        "num_attention_heads": 2,
+        "vocab_size": TOKENS,
+    }
+    sizes.update(intermediate_size=4 * UNITS, max_position_embeddings=512, type_vocab_size=2)
+    Path("untied.json").write_text(json.dumps({**sizes, "tie_word_embeddings": False}))
+    untied = ["--config_file", "untied.json", *OPTIONS[2:]]
+    check_inputs(run_config(parse_options(untied, "description")))
     del arrays[DECODER]  # the advice
     write(place, arrays)
     check_inputs(run_config(parse_options(OPTIONS, "description")))
+    with pytest.raises(InputError, match=f"5: ckpt/0000005.params lacks {DECODER} of this run's"):
+        check_inputs(run_config(parse_options(untied, "description")))
 
 
 @pytest.mark.parametrize(

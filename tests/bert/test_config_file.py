@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,33 +106,46 @@ def test_unknown_keys_are_listed_in_their_order(read):
 @pytest.mark.parametrize("style", [GOOGLE, HUGGING_FACE], ids=["google", "hugging face"])
 def test_a_named_form_of_gelu(read, style, hidden_act, form):
     found = read({**style, "hidden_act": hidden_act})
-    assert found.config.gelu == form and not found.gelu_open
-    assert found.with_gelu(form, "x.json").gelu == form
+    assert found.config.activation == form and not found.gelu_open
+    assert found.with_gelu(form, "x.json").activation == form
     other = "erf" if form == "tanh" else "tanh"
     with pytest.raises(InputError, match=f"--gelu {other}: hidden_act of x.json is {hidden_act}"):
         found.with_gelu(other, "x.json")
 
 
+@pytest.mark.parametrize("key", ["layer_norm_eps", "layer_norm_epsilon"])
+def test_another_network(read, rejected, key):
+    other = {**without("layer_norm_eps"), key: 1e-5, "hidden_act": "relu", "tie_word_embeddings": False}
+    found = read(other)
+    expected = replace(named_config("bert_12_768_12"), activation="relu", epsilon=1e-5, tied=False)
+    assert found.config == expected and not found.gelu_open and found.unknown_keys == ()
+    with pytest.raises(InputError, match="--gelu erf: hidden_act of x.json is relu, which is no GELU"):
+        found.with_gelu("erf", "x.json")
+    assert "differ; leave one" in rejected({"layer_norm_eps": 1e-5, **GOOGLE, "layer_norm_epsilon": 1e-6})
+
+
 @pytest.mark.parametrize("style", [GOOGLE, HUGGING_FACE], ids=["google", "hugging face"])
 def test_gelu_alone_takes_either_form(read, style):
     found = read(style)
-    assert found.config.gelu == "erf"
-    assert [found.with_gelu(form, "x.json").gelu for form in ("erf", "tanh")] == ["erf", "tanh"]
+    assert found.config.activation == "erf"
+    assert [found.with_gelu(form, "x.json").activation for form in ("erf", "tanh")] == ["erf", "tanh"]
 
 
 @pytest.mark.parametrize(
     "key, value, said",
     [
-        ("hidden_act", "relu", '"relu"'),
+        ("hidden_act", "silu", '"silu"'),
         ("hidden_act", ["gelu"], '["gelu"]'),
         ("model_type", "roberta", '"roberta"'),
-        ("layer_norm_eps", 1e-5, "1e-05"),
+        *(("layer_norm_eps", value, "not a number") for value in (0, -1e-12, 1, 1e-60, "1e-5", True, [1e-5])),
+        *(("layer_norm_epsilon", value, "not a number") for value in (float("nan"), float("inf"), 10**400)),
+        ("tie_word_embeddings", "false", "not true or false"),
+        ("tie_word_embeddings", 0, "not true or false"),
         ("embedding_size", 128, "768"),
         ("position_embedding_type", "relative_key", '"absolute"'),
         ("is_decoder", True, "true"),
         ("is_decoder", 0, "0"),
         ("add_cross_attention", True, "true"),
-        ("tie_word_embeddings", False, "false"),
         ("pruned_heads", {"0": [1]}, '{"0": [1]}'),
     ],
 )
@@ -181,9 +195,13 @@ def test_heads_that_do_not_divide(rejected):
         (b"[" * 100_000, "not JSON"),
         (b"[1]", "not a JSON object"),
         (b"{}", "num_hidden_layers is missing"),
+        (
+            b'{"model_type": "distilbert", "n_layers": 6}',
+            'model_type is "distilbert", and this code has "bert"',
+        ),
         (b" " * (1 << 20) + b"{}", "more than 1 MiB"),
     ],
-    ids=["empty", "cut", "binary", "deep", "list", "nothing", "large"],
+    ids=["empty", "cut", "binary", "deep", "list", "nothing", "another model", "large"],
 )
 def test_another_kind_of_file(rejected, raw, said):
     assert said in rejected(None, raw)
@@ -195,24 +213,37 @@ def test_files_that_are_not_there(tmp_path):
             read_config_file(str(path), "INPUT")
 
 
+SIZES = {"layers": 2, "units": 64, "heads": 2, "hidden": 100}
+DAMAGES = [("epsilon", float("nan")), ("epsilon", "1"), ("tied", 1), ("activation", "silu"), ("heads", 2.0)]
+
+
 class TestDescription:
     def test_only_what_differs_is_said(self):
         assert named_config("bert_2_64_2").description == "bert_2_64_2"
-        other = BertConfig(2, 64, 2, hidden=100, positions=1024, token_types=3, gelu="tanh")
+        other = BertConfig(2, 64, 2, hidden=100, positions=1024, token_types=3, activation="tanh")
         assert other.description == (
             "bert_2_64_2 (feed-forward layers of 100 units, 1024 positions, 3 token types, GELU by tanh)"
         )
 
     def test_facts_keep_all(self):
-        config = BertConfig(2, 64, 2, hidden=100, positions=1024, token_types=3, gelu="tanh")
+        config = BertConfig(2, 64, 2, hidden=100, positions=1024, token_types=3, activation="tanh")
         facts = json.loads(json.dumps(config.facts()))
         assert facts["model"] == "bert_2_64_2" and recorded_config(facts, "a") == config
+        facts["bert"]["gelu"] = facts["bert"].pop("activation")  # as it was called
+        assert recorded_config(facts, "a") == config
+        other = replace(config, activation="relu", epsilon=1e-5, tied=False)
+        assert recorded_config(json.loads(json.dumps(other.facts())), "a") == other
+        assert "3 token types, ReLU, layer-norm epsilon 1e-05, a decoder of its own)" in other.description
 
     def test_a_name_alone_was_recorded_before(self):
         assert recorded_config({"model": "bert_2_64_2"}, "a") == named_config("bert_2_64_2")
 
     @pytest.mark.parametrize(
-        "facts", [{}, {"model": "x"}, {"model": 3}, {"bert": {"rings": 1}}, {"bert": []}]
+        "facts",
+        [
+            *({}, {"model": "x"}, {"model": 3}, {"bert": {"rings": 1}}, {"bert": []}),
+            *({"bert": {**SIZES, name: value}} for name, value in DAMAGES),
+        ],
     )
     def test_neither(self, facts):
         with pytest.raises(InputError, match="^a has no model in the form"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import mxnet as mx
 import pytest
@@ -25,7 +26,8 @@ from training.estimate import PROCESS
 
 
 def test_parameters_are_those_of_the_model() -> None:
-    for config in (BertConfig(3, 32, 4, 72, 40, 3), named_config("bert_1_32_2")):
+    odd = BertConfig(3, 32, 4, 72, 40, 3)
+    for config in (odd, replace(odd, tied=False), named_config("bert_1_32_2")):
         for heads in (("pooler", "classifier", "decoder"), ()):
             model = build_model(config, 50, heads=heads)
             if heads:

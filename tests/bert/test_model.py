@@ -84,7 +84,7 @@ def test_a_model_that_gluonnlp_builds_loads_our_params_and_computes_the_same(tin
 
 
 def test_a_model_of_no_name_has_the_shapes_of_its_configuration():
-    config = BertConfig(1, 16, 2, hidden=24, positions=30, token_types=3, gelu="tanh")
+    config = BertConfig(1, 16, 2, hidden=24, positions=30, token_types=3, activation="tanh")
     model = build_model(config, 40)
     initialize(model, mx.cpu(), "float32", seed=0)
     assert shapes(model) == expected_shapes(config, 40)

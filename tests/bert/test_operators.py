@@ -87,11 +87,11 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "needs", [replace(BERT, gelu="tanh"), replace(BERT, token_types=3)], ids=["gelu", "token types"]
+    "needs", [replace(BERT, activation=each) for each in ("tanh", "relu")] + [replace(BERT, token_types=3)]
 )
 def test_a_library_that_is_older_than_the_code(monkeypatch: pytest.MonkeyPatch, needs: BertConfig) -> None:
     """It would ignore the form of GELU."""
-    monkeypatch.setattr(bert.operators, "knows_forms", lambda: False)
+    monkeypatch.setattr(bert.operators, "knows_form", lambda form: False)
     assert choose_operators("auto", "float32", mx.cpu(), BERT) == "fused"
     assert choose_operators("mxnet", "float32", mx.cpu(), needs) == "mxnet"
     for wanted in ("auto", "fused"):

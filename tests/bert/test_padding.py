@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import mxnet as mx
@@ -149,8 +150,9 @@ def test_dropout_follows_the_seed_and_acts_in_training_only() -> None:
 
 
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 2e-5), ("bfloat16", 3e-2)])
-def test_logits_are_those_of_the_float64_reference(dtype: str, tolerance: float) -> None:
-    config = named_config(MODEL)
+@pytest.mark.parametrize("changes", [{}, {"activation": "relu", "epsilon": 1e-3, "tied": False}], ids=str)
+def test_logits_are_those_of_the_float64_reference(dtype: str, tolerance: float, changes: Any) -> None:
+    config = replace(named_config(MODEL), **changes)
     bert = build_model(config, VOCAB_SIZE, dropout=0.0)
     initialize(bert, mx.cpu(), "float32", seed=0)
     rng = np.random.default_rng(0)
@@ -162,13 +164,13 @@ def test_logits_are_those_of_the_float64_reference(dtype: str, tolerance: float)
     network.pack_weights()
     network.remove_padding()
     network.hybridize(static_alloc=True, static_shape=True)
-    of = reference.HuggingFace(named)
+    of = reference.HuggingFace(named, config.epsilon)
     for lengths, longest in BATCHES.values():
         batch = batch_of(lengths, longest)
         arrays = (batch.input_ids, batch.segment_ids, batch.valid_lengths, batch.masked_positions)
         decoded, next_sentence = network(*(mx.nd.array(each, dtype="int32") for each in arrays))
-        x = reference.sequence(of, config.heads, "erf", *arrays[:3])
-        expected_next, expected = reference.logits(of, "erf", x, batch.masked_positions)
+        x = reference.sequence(of, config.heads, config.activation, *arrays[:3])
+        expected_next, expected = reference.logits(of, config.activation, x, batch.masked_positions)
         np.testing.assert_allclose(
             decoded.asnumpy(), expected, rtol=0, atol=tolerance * np.abs(expected).max()
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import mxnet as mx
@@ -22,13 +23,12 @@ from tests.training.tiny import (
     weights,
 )
 
-EPSILON = 1e-12
 erf = np.vectorize(math.erf)
 
 
-def layer_norm(x: np.ndarray, p: dict, name: str) -> np.ndarray:
+def layer_norm(x: np.ndarray, p: dict, name: str, epsilon: float) -> np.ndarray:
     centred = x - x.mean(-1, keepdims=True)
-    normal = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + EPSILON)
+    normal = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
     return normal * p[f"{name}.gamma"] + p[f"{name}.beta"]
 
 
@@ -36,7 +36,9 @@ def dense(x: np.ndarray, p: dict, name: str) -> np.ndarray:
     return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
 
 
-def gelu(x: np.ndarray, form: str) -> np.ndarray:
+def activated(x: np.ndarray, form: str) -> np.ndarray:
+    if form == "relu":
+        return np.maximum(x, 0)
     if form == "tanh":
         return x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
     return x * (1 + erf(x / math.sqrt(2))) / 2
@@ -65,13 +67,14 @@ def encoded(config: BertConfig, p: dict, batch: Any) -> np.ndarray:
     """The top layer's outputs (B, L, units), in float64; `batch` has tokens, segments and lengths."""
     length = batch.input_ids.shape[1]
     x = p["word_embed.0.weight"][batch.input_ids] + p["token_type_embed.0.weight"][batch.segment_ids]
-    x = layer_norm(x + p["encoder.position_weight"][:length], p, "encoder.layer_norm")
+    x = layer_norm(x + p["encoder.position_weight"][:length], p, "encoder.layer_norm", config.epsilon)
     for layer in range(config.layers):
         cell = f"encoder.transformer_cells.{layer}"
         attended = dense(attention(x, batch.valid_lengths, config.heads, p, cell), p, f"{cell}.proj")
-        x = layer_norm(x + attended, p, f"{cell}.layer_norm")
-        hidden = dense(gelu(dense(x, p, f"{cell}.ffn.ffn_1"), config.gelu), p, f"{cell}.ffn.ffn_2")
-        x = layer_norm(x + hidden, p, f"{cell}.ffn.layer_norm")
+        x = layer_norm(x + attended, p, f"{cell}.layer_norm", config.epsilon)
+        hidden = activated(dense(x, p, f"{cell}.ffn.ffn_1"), config.activation)
+        hidden = dense(hidden, p, f"{cell}.ffn.ffn_2")
+        x = layer_norm(x + hidden, p, f"{cell}.ffn.layer_norm", config.epsilon)
     return x
 
 
@@ -83,8 +86,10 @@ def reference(
     x = encoded(config, p, batch)
     next_sentence = dense(np.tanh(dense(x[:, 0], p, "pooler")), p, "classifier")
     masked = x[np.arange(rows)[:, None], batch.masked_positions]
-    masked = layer_norm(gelu(dense(masked, p, "decoder.0"), config.gelu), p, "decoder.2")
-    decoded = masked @ p["word_embed.0.weight"].T + p["decoder.3.bias"]
+    masked = activated(dense(masked, p, "decoder.0"), config.activation)
+    masked = layer_norm(masked, p, "decoder.2", config.epsilon)
+    decoder = p["word_embed.0.weight" if config.tied else "decoder.3.weight"]
+    decoded = masked @ decoder.T + p["decoder.3.bias"]
 
     log_p = np.take_along_axis(log_softmax(decoded), batch.masked_ids[..., None], -1)[..., 0]
     mlm = -(log_p * batch.masked_weights).sum()
@@ -105,11 +110,12 @@ def run(network, batch: Batch, mlm_factor: float, nsp_factor: float) -> tuple[fl
 
 
 NAMED = named_config("bert_2_32_4")
-OTHER = BertConfig(layers=1, units=24, heads=3, hidden=40, positions=20, token_types=3, gelu="tanh")
+OTHER = BertConfig(layers=1, units=24, heads=3, hidden=40, positions=20, token_types=3, activation="tanh")
+ANOTHER = replace(OTHER, layers=2, activation="relu", epsilon=1e-3, tied=False)
 
 
 def _id(setting: tuple[BertConfig, str]) -> str:
-    return f"{setting[0].name}, {setting[1]}"
+    return f"{setting[0].name}, {setting[0].network}, {setting[1]}"
 
 
 @pytest.fixture(
@@ -118,6 +124,7 @@ def _id(setting: tuple[BertConfig, str]) -> str:
         (NAMED, "mxnet"),
         (OTHER, "mxnet"),
         *((OTHER, each) for each in ("fused", "fused without padding")),
+        *((ANOTHER, each) for each in ("mxnet", "fused", "fused without padding")),
     ],
     ids=_id,
 )

@@ -144,11 +144,11 @@ class TestConfigFile:
         assert parse("--config_file", "c.json", "--dropout", "0").dropout == 0
 
     def test_gelu(self, model):
-        assert model().bert.gelu == "erf" and model("--gelu", "tanh").bert.gelu == "tanh"
-        assert model(hidden_act="gelu_new").bert.gelu == "tanh"
+        assert model().bert.activation == "erf" and model("--gelu", "tanh").bert.activation == "tanh"
+        assert model(hidden_act="gelu_new").bert.activation == "tanh"
         with pytest.raises(InputError, match="^--gelu erf: hidden_act of c.json is gelu_new"):
             model("--gelu", "erf", hidden_act="gelu_new")
-        assert run_config(parse("--model", "bert_2_16_2", "--gelu", "tanh")).model.bert.gelu == "tanh"
+        assert run_config(parse("--model", "bert_2_16_2", "--gelu", "tanh")).model.bert.activation == "tanh"
 
     def test_what_it_cannot_be_for(self, model):
         with pytest.raises(InputError, match="type_vocab_size is 1"):

@@ -16,7 +16,7 @@ from training.checkpoint import save
 from training.pretrained import find_weights
 from training.saved_vocabulary import write_vocabulary
 
-CONFIG = replace(SMALL, gelu="tanh")
+CONFIG = replace(SMALL, activation="tanh")
 VOCABULARY = vocabulary_from_tokens(WORDS)
 FACTS = {"model": CONFIG.name, "bert": asdict(CONFIG), "options": {"cased": True}}
 FACTS.update(vocab_sha256=VOCABULARY.sha256, vocabulary={"file": "vocab.txt", "kind": "wordpiece"})

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from bert.configuration import recorded_config
+from bert.weights.names import DECODER
 from comm.local import LocalCommunicator
 from data.tokenizing.vocab import load_vocab
 from tasks.pretraining.task import Pretraining
 from training.config import run_config
 from training.inputs import check_inputs
 from training.options import parse_options
+from training.pretrained import find_weights
 from training.run import train
 
 BASE = {
@@ -58,19 +61,34 @@ def test_a_file_with_a_names_sizes_is_that_model_bit_for_bit(run, corpus, tmp_pa
     )
 
 
+ANOTHER = {"hidden_act": "relu", "layer_norm_eps": 1e-3, "tie_word_embeddings": False}
+
+
+@pytest.mark.parametrize(
+    "network, shown_as, recorded",
+    [
+        ({"hidden_act": "gelu_new"}, "GELU by tanh)", ("tanh", 1e-12, True)),
+        (ANOTHER, "ReLU, layer-norm epsilon 0.001, a decoder of its own)", ("relu", 1e-3, False)),
+    ],
+)
 @pytest.mark.parametrize("operators", ["fused", "mxnet"])
-def test_a_model_of_no_name_continues_bit_for_bit(run, corpus, tmp_path, operators):
-    """Narrow feed-forward layers, few positions, padded rows, GELU by tanh, other random weights."""
+def test_a_model_of_no_name_continues_bit_for_bit(
+    run, corpus, tmp_path, operators, network, shown_as, recorded
+):
+    """Narrow feed-forward layers, few positions, padded rows, another network, other random weights."""
     rows = len(load_vocab(corpus.vocab)) + 3
     changes = {"intermediate_size": 40, "max_position_embeddings": 33, "type_vocab_size": 3}
-    path = config_file(tmp_path, vocab_size=rows, hidden_act="gelu_new", initializer_range=0.05, **changes)
+    path = config_file(tmp_path, vocab_size=rows, initializer_range=0.05, **network, **changes)
     own = ["--config_file", path, "--operators", operators, "--warmup_ratio", "0"]
     whole, shown = run("whole", *own, "--num_steps", "4", "--end_lr", "0.01")
-    assert "bert_1_32_2 (feed-forward layers of 40 units, 33 positions, 3 token types, GELU by tanh)" in shown
+    assert "bert_1_32_2 (feed-forward layers of 40 units, 33 positions, 3 token types, " + shown_as in shown
     part, _ = run("part", *own, "--num_steps", "2", "--end_lr", "0.01")
     run("part", *own, "--num_steps", "4", "--end_lr", "0.01", "--resume")
     for name in ("0000004.params", "0000004.states.npz"):
         assert (whole / name).read_bytes() == (part / name).read_bytes()
     manifest = json.loads((part / "0000004.json").read_text())
     assert manifest["model"] == "bert_1_32_2" and manifest["vocab_size"] == rows
-    assert manifest["bert"]["gelu"] == "tanh" and manifest["bert"]["hidden"] == 40
+    assert tuple(manifest["bert"][name] for name in ("activation", "epsilon", "tied")) == recorded
+    assert manifest["bert"]["hidden"] == 40
+    weights = find_weights(str(part), "INPUT")
+    assert weights.config == recorded_config(manifest, "it") and (DECODER in weights.tensors) != recorded[2]

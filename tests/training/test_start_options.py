@@ -228,6 +228,21 @@ class TestParameters:
         assert f"--init_from {trained}/0000001.params {sides}" in str(caught.value)
         assert "--init_partial" in str(caught.value) and "\n" not in str(caught.value)
 
+    def test_another_network_of_the_same_sizes(self, trained, corpus, tmp_path):
+        config = {
+            **{"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 64},
+            **{"max_position_embeddings": 512, "type_vocab_size": 2, "hidden_act": "relu"},
+            **{"layer_norm_eps": 1e-3, "tie_word_embeddings": False},
+        }
+        (tmp_path / "c.json").write_text(json.dumps(config))
+        changes = {"model": None, "config_file": tmp_path / "c.json"}
+        network = "ReLU, layer-norm epsilon 0.001, a decoder of its own"
+        with pytest.raises(InputError, match=f"a network of GELU by erf, this run a network of {network}"):
+            self.check(trained, corpus, tmp_path / "run", **changes)
+        inputs = self.check(trained, corpus, tmp_path / "run", init_partial=True, **changes)
+        assert "decoder.3.weight (not there)" in inputs.initial.messages[0]
+        assert inputs.initial.messages[1].endswith(f"this run {network}: it computes something else")
+
     def test_another_vocabulary_of_one_size(self, trained, corpus, tmp_path):
         tokens = Path(corpus.vocab).read_text().splitlines()
         tokens[700], tokens[701] = tokens[701], tokens[700]

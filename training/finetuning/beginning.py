@@ -9,7 +9,7 @@ from typing import Mapping
 from base.errors import InputError
 from base.launchers import launched_rank
 from bert.configuration import BertConfig
-from bert.weights.bare_params import DECODER, expected_shapes
+from bert.weights.bare_params import expected_shapes
 from bert.weights.names import POOLER, part_of
 from bert.weights.params_file import read_array, read_index
 from bert.weights.tensors import Tensor, Weights
@@ -116,7 +116,6 @@ def take_initial(found: Found, parameters: TaskParameters) -> Initial | None:
     if weights is None or launched_rank(os.environ) != 0:
         return None
     wanted = expected_shapes(found.bert, found.vocab_size)
-    del wanted[DECODER]
     needed = [name for name in wanted if part_of(name) is None or _is_pooler(name, parameters)]
     tensors = {name: weights.tensors[name] for name in needed if name in weights.tensors}
     messages = list(weights.notes)

@@ -138,7 +138,8 @@ def _arrays(
     if start.checkpoint is not None and start.initial is None:
         path = start.checkpoint.params_path
         infos = read_index(path)
-        check_index(path, infos, {name: parameter.shape for name, parameter in named.items()})
+        tied = named[DECODER] is named[EMBEDDING]
+        check_index(path, infos, {name: parameter.shape for name, parameter in named.items()}, tied)
         for name, parameter in each_once(named).items():
             stored = name if name in infos or name != EMBEDDING else DECODER
             array = as_dtype(read_array(path, infos[stored]), parameter.dtype)

@@ -81,7 +81,10 @@ class Ranks:
 
     @property
     def tied(self) -> int | None:
-        """The rank at the other end of the pipeline, which has the word embedding too; None between them."""
+        """The rank at the other end of the pipeline, which has the word embedding too; None between them, and
+        where the decoder's weight is another."""
+        if not self.part.config.tied:
+            return None
         if self.place.first:
             return self._own[-1]
         return self._own[0] if self.place.last else None

@@ -44,14 +44,14 @@ def run_split(
 
 
 def stage_parameters(config: BertConfig, vocab_size: int, split: Split, stage: int) -> int:
-    """Numbers that a stage holds: its layers, the embeddings on the first one, the heads on the last. The
-    word embedding, the decoder's weight, counts on both; with one stage once."""
+    """Numbers that a stage holds: its layers, the embeddings on the first one, the heads on the last. A
+    word embedding that is the decoder's weight counts on both; with one stage once."""
     one, two = (parameter_count(replace(config, layers=layers), vocab_size) for layers in (1, 2))
     units, word = config.units, vocab_size * config.units
     embeddings = word + (config.token_types + config.positions + 2) * units  # and their norm
     heads = one - (two - one) - embeddings
     first, last = ends_of(stage, split.stages)
-    ends = (embeddings if first else 0) + (heads + word * (not first) if last else 0)
+    ends = (embeddings if first else 0) + (heads + word * (config.tied and not first) if last else 0)
     return split.counts[stage] * (two - one) + ends
 
 

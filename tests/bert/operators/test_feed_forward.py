@@ -27,6 +27,8 @@ FLOATS = range(7)  # the inputs before mode
 def gelu(x: np.ndarray, form: str) -> np.ndarray:
     if form == "erf":
         return x * (1 + np.vectorize(math.erf)(x / np.sqrt(2))) / 2
+    if form == "relu":
+        return np.maximum(x, 0)
     return x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2
 
 
@@ -109,10 +111,12 @@ def test_bfloat16_rounds_the_factors_and_nothing_else(leading, units, hidden):
 
 def gelu_slope(h: np.ndarray, form: str) -> np.ndarray:
     step = 1e-5
+    if form == "relu":
+        return (h > 0).astype(h.dtype)
     return (gelu(h + step, form) - gelu(h - step, form)) / (2 * step)
 
 
-@pytest.mark.parametrize("form", ["erf", "tanh"])
+@pytest.mark.parametrize("form", ["erf", "tanh", "relu"])
 @pytest.mark.parametrize("leading, units, hidden", [*SHAPES, DEEP])
 def test_bfloat16_gradients_with_the_same_roundings(leading, units, hidden, form):
     rng = np.random.default_rng(5)
@@ -150,17 +154,20 @@ def test_bfloat16_gradients_with_the_same_roundings(leading, units, hidden, form
         assert np.median(difference) <= 2e-5 * size, index
 
 
-@pytest.mark.parametrize("mode, dropout", [(TRAIN, 0.0), (TRAIN, 0.3), (PREDICT, 0.3)])
+@pytest.mark.parametrize(
+    "mode, dropout, form",
+    [(TRAIN, 0.0, "erf"), (TRAIN, 0.3, "erf"), (PREDICT, 0.3, "erf"), (TRAIN, 0.3, "relu")],
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("leading, units, hidden", [*SHAPES, DEEP])
-def test_the_same_as_four_operators(leading, units, hidden, dtype, mode, dropout):
+def test_the_same_as_four_operators(leading, units, hidden, dtype, mode, dropout, form):
     rng = np.random.default_rng(3)
     arrays = random_inputs(leading, units, hidden, rng)
     dy = rng.standard_normal(arrays[0].shape).astype("float32")
     results = []
     for operator in (fused, one_by_one):
         mx.random.seed(7)
-        options = {"dtype": dtype, "dropout": dropout, "mode": mode}
+        options = {"dtype": dtype, "dropout": dropout, "mode": mode, "form": form}
         results.append(run(partial(operator, **options), arrays, dy, FLOATS))
     (output, gradients), (expected, expected_gradients) = results
     tolerance = 8e-3 if dtype == "bfloat16" and inner_is_rounded(arrays) else 2e-5

@@ -12,7 +12,7 @@ import pytest
 from gluonnlp.model.block import GELU
 
 from bert.model import TanhGELU
-from bert.operators import knows_forms, load_operators
+from bert.operators import knows_form, load_operators
 from tests.bert.operators.checking import assert_gradients_match, run
 
 if not load_operators():
@@ -31,20 +31,24 @@ def argument(h: np.ndarray) -> np.ndarray:
 
 def reference(x: np.ndarray, bias: np.ndarray, form: str = "erf") -> np.ndarray:
     h = x + bias
+    if form == "relu":
+        return np.maximum(h, 0)
     return h * (normal_cdf(h) if form == "erf" else (1 + np.tanh(argument(h))) / 2)
 
 
 def slope(h: np.ndarray, form: str) -> np.ndarray:
+    if form == "relu":
+        return (h > 0).astype(h.dtype)
     if form == "erf":
         return normal_cdf(h) + h * np.exp(-h * h / 2) / math.sqrt(2 * math.pi)
     inner = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * h * h)
     return (1 + np.tanh(argument(h))) / 2 + h * inner / np.cosh(argument(h)) ** 2 / 2
 
 
-@pytest.fixture(params=["erf", "tanh"])
+@pytest.fixture(params=["erf", "tanh", "relu"])
 def form(request):
-    """Checks first that the library is of this code: an older one ignores the attribute."""
-    assert knows_forms(), "make setup builds the operators of this code"
+    """Checks first that the library is of this code: an older one ignores the attribute, or rejects it."""
+    assert knows_form("tanh") and knows_form("relu"), "make setup builds the operators of this code"
     return request.param
 
 
@@ -81,10 +85,11 @@ def test_extremes(form):
     x = np.array([1e30, -1e30, 3e38, -3e38, 40, -40, 0, np.nan], "float32").reshape(-1, 1)
     output, (gradient,) = run(of(form), [x, np.zeros(1, "float32")], np.ones_like(x), (0,))
     np.testing.assert_array_equal(output[:, 0], [x[0, 0], 0, x[2, 0], 0, 40, 0, 0, np.nan])
-    np.testing.assert_allclose(gradient[:, 0], [1, 0, 1, 0, 1, 0, 0.5, np.nan], atol=1e-7)
+    last = [0, 0] if form == "relu" else [0.5, np.nan]
+    np.testing.assert_allclose(gradient[:, 0], [1, 0, 1, 0, 1, 0, *last], atol=1e-7)
 
 
-def test_infinities_are_the_same_in_both_forms():
+def test_infinities_are_the_same_in_both_forms_of_gelu():
     """A run that diverges has to be noticed in either."""
     x = np.array([np.inf, -np.inf], "float32").reshape(-1, 1)
     arrays = [x, np.zeros(1, "float32")]
@@ -94,7 +99,7 @@ def test_infinities_are_the_same_in_both_forms():
         assert np.isnan(gradient).all()
 
 
-def test_the_forms_differ_by_the_error_of_the_approximation(form):
+def test_the_forms_of_gelu_differ_by_the_error_of_the_approximation():
     x = mx.nd.array(np.linspace(-6, 6, 1001)).reshape((-1, 1))
     outputs = [of(each)(x, mx.nd.zeros(1)).asnumpy() for each in ("erf", "tanh")]
     assert 4e-4 < np.abs(outputs[0] - outputs[1]).max() < 6e-4
@@ -102,8 +107,7 @@ def test_the_forms_differ_by_the_error_of_the_approximation(form):
 
 
 def test_another_form_is_an_error():
-    assert knows_forms(), "make setup builds the operators of this code"
-    with pytest.raises(mx.MXNetError, match="form=sigmoid is neither erf nor tanh"):
+    with pytest.raises(mx.MXNetError, match="form=sigmoid is none of erf, tanh and relu"):
         mx.nd.bert_bias_gelu(mx.nd.ones((1, 1)), mx.nd.ones(1), form="sigmoid").wait_to_read()
 
 
@@ -120,7 +124,9 @@ class Block(mx.gluon.HybridBlock):
         super().__init__()
         self._fused = fused
         self._form = form
-        self.activation = TanhGELU() if form == "tanh" else GELU()
+        self.activation = {"tanh": TanhGELU, "erf": GELU, "relu": lambda: mx.gluon.nn.Activation("relu")}[
+            form
+        ]()
         self.bias = self.params.get("bias", shape=(24,), init=mx.init.Normal(1))
 
     def hybrid_forward(self, F, x, bias):

@@ -8,8 +8,7 @@ from typing import Any, Mapping
 import numpy as np
 
 from bert.configuration import BertConfig
-from bert.weights.bare_params import expected_shapes
-from bert.weights.names import DECODER
+from bert.weights.bare_params import distinct_shapes
 from bert.weights.params_file import write_params
 
 SMALL = BertConfig(layers=2, units=64, heads=2, hidden=96, positions=40, token_types=3)
@@ -20,10 +19,9 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmno"]
 def arrays(
     config: BertConfig = SMALL, vocab_size: int = TOKENS, stdev: float = 0.02, dtype: Any = np.float32
 ) -> dict[str, np.ndarray]:
-    """Random weights by structural name, without the decoder's, which is the word embedding."""
+    """Random weights by structural name, without a tied decoder's, which is the word embedding."""
     generator = np.random.default_rng(0)
-    shapes = expected_shapes(config, vocab_size)
-    del shapes[DECODER]
+    shapes = distinct_shapes(config, vocab_size)
     found = {name: generator.normal(0, stdev, shape).astype(dtype) for name, shape in shapes.items()}
     for name in found:
         if name.endswith("gamma"):  # about 1, or LayerNorms would shrink all signals

@@ -15,7 +15,7 @@ from bert.weights.names import DECODER, EMBEDDING
 from bert.weights.opening import open_weights
 from tests.bert.weights.building import SMALL, TOKENS, arrays, write
 
-GIVEN = replace(SMALL, gelu="tanh")
+GIVEN = replace(SMALL, activation="tanh")
 
 
 def opened(path, named, config=GIVEN):

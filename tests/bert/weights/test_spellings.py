@@ -155,7 +155,7 @@ def test_tensorflow_variables_with_the_slots_of_optimizers(tmp_path):
         f"{name}/{slot}": array for name, array in named.items() for slot in ("adam_m", "adam_v", "LAMB_1")
     }
     others = {"global_step": np.int64(3), "beta1_power": np.float32(0.9), "loss_scale": np.float32(1)}
-    weights = check(open_bundle(tmp_path, {**named, **slots, **others}), gelu="tanh")
+    weights = check(open_bundle(tmp_path, {**named, **slots, **others}), activation="tanh")
     assert set(weights.ignored) == {*slots, *others}
     assert weights.format == "tensorflow" and weights.source == str(tmp_path / "model.ckpt-7")
 
@@ -248,7 +248,7 @@ def test_paths_of_objects(tmp_path, numbered):
     others = {slot: np.ones(3, np.float32), f"save_counter{VALUE}": np.int64(1)}
     if numbered:  # a pooler that is not trained, because the next-sentence head has its own
         others[f"encoder/layer_with_weights-6/kernel{VALUE}"] = np.ones((64, 64), np.float32)
-    weights = check(open_bundle(tmp_path, {**named, **others}, config=None), gelu="tanh")
+    weights = check(open_bundle(tmp_path, {**named, **others}, config=None), activation="tanh")
     assert set(weights.ignored) == set(others) and not weights.notes  # not even heads have to be assumed
 
 
@@ -319,7 +319,7 @@ def test_gelu_by_format_and_configuration(tmp_path, form, changes, gelu):
         save_file(hugging_face(), str(tmp_path / "model.safetensors"))
     else:
         write(tmp_path / "x.params", arrays())
-    check(open_weights(str(tmp_path), "INPUT"), gelu=gelu)
+    check(open_weights(str(tmp_path), "INPUT"), activation=gelu)
 
 
 @pytest.mark.parametrize(
@@ -328,8 +328,10 @@ def test_gelu_by_format_and_configuration(tmp_path, form, changes, gelu):
         ({"num_hidden_layers": 3}, "has layers 2 by the shapes of its weights, but .*config.json says 3"),
         ({"intermediate_size": 256}, "has hidden 96 .*says 256"),
         ({"vocab_size": 30}, "has embeddings of 20 tokens, but .*config.json says 30"),
-        ({"hidden_act": "relu"}, "config.json: hidden_act is"),
-        ({"layer_norm_eps": 1e-5}, "config.json: layer_norm_eps is 1e-05"),
+        ({"hidden_act": "silu"}, "config.json: hidden_act is"),
+        ({"layer_norm_eps": -1e-5}, "config.json: layer_norm_eps is -1e-05"),
+        ({"tie_word_embeddings": False}, "lacks decoder.3.weight .* but has more of the masked-LM head"),
+        ({"model_type": "distilbert"}, 'config.json: model_type is "distilbert"'),
     ],
 )
 def test_another_configuration_beside_it(tmp_path, changes, words):
@@ -374,7 +376,7 @@ def test_folders_and_prefixes(tmp_path):
         open_weights(str(folder), "INPUT", SMALL)
     (folder / "checkpoint").write_text('model_checkpoint_path: "/elsewhere/model.ckpt-20"\n')
     for path in (folder, folder / "model.ckpt-20", folder / "model.ckpt-20.index"):
-        assert check(open_weights(str(path), "INPUT", SMALL), gelu="tanh").source == str(
+        assert check(open_weights(str(path), "INPUT", SMALL), activation="tanh").source == str(
             folder / "model.ckpt-20"
         )
     data = folder / "model.ckpt-3.data-00000-of-00001"

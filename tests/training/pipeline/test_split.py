@@ -12,8 +12,8 @@ from bert.configuration import BertConfig, named_config
 from bert.flops import forward_flops, size_of
 from bert.memory import Batch, parameter_count
 from bert.part import ModelPart
-from bert.weights.bare_params import expected_shapes
-from bert.weights.names import DECODER
+from bert.weights.bare_params import distinct_shapes
+from bert.weights.names import EMBEDDING
 from training.pipeline.shares import counted_costs, stage_parameters
 from training.pipeline.split import (
     Costs,
@@ -87,19 +87,17 @@ def test_costs_are_those_of_a_step() -> None:
     assert costs.top < costs.layer / 2, "the fused operators skip most of the top layer"
 
 
-def test_the_stages_hold_every_parameter_once_and_the_word_embedding_twice() -> None:
-    config = BertConfig(5, 32, 4, 72, 40, 3)
-    shapes = expected_shapes(config, 50)
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_stages_hold_every_parameter_once_and_a_tied_word_embedding_twice(tied: bool) -> None:
+    config = BertConfig(5, 32, 4, 72, 40, 3, tied=tied)
+    shapes = distinct_shapes(config, 50)
     for counts in ((5,), (2, 3), (1, 1, 3), (1, 1, 1, 1, 1)):
         split = make_split(counts)
         numbers = [stage_parameters(config, 50, split, stage) for stage in range(split.stages)]
         parts = [ModelPart(config, begin, end) for begin, end in split.ranges]
-        held = [
-            sum(math.prod(shape) for name, shape in shapes.items() if part.holds(name) and name != DECODER)
-            for part in parts
-        ]
+        held = [sum(math.prod(shape) for name, shape in shapes.items() if part.holds(name)) for part in parts]
         assert numbers == held
-        word = math.prod(shapes[DECODER]) if split.stages > 1 else 0
+        word = math.prod(shapes[EMBEDDING]) if tied and split.stages > 1 else 0
         assert sum(numbers) == parameter_count(config, 50) + word
 
 
