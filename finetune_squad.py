@@ -38,6 +38,7 @@ from data.questions.squad_files import (
 from data.questions.windows import WindowSettings, make_windows
 from tasks.base import Task
 from tasks.squad.examples import Asked, EvaluationWindows, Scoring, TrainingWindows
+from training.checkpoint import PARAMS
 from training.entry import exit_code
 from training.finetuning.beginning import Found, TaskParameters, find_beginning, take_initial
 from training.finetuning.inputs import FinetuningInputs
@@ -50,7 +51,8 @@ from training.finetuning.options import (
 )
 from training.finetuning.several import Prepared, fine_tune
 from training.initial import Wanted
-from training.own_checkpoints import check_checkpoints, continues
+from training.own_checkpoints import check_checkpoints, continues, newest_manifest
+from training.pretrained import NUMBERED
 from training.run_inputs import About, Part
 
 DEFAULTS = Defaults(epochs=3, batch_size=32, batch_size_eval=24, max_seq_length=384)
@@ -140,6 +142,8 @@ def prepare(argv: Sequence[str] | None) -> tuple[Part, str, CommunicationConfig]
     """
     options = options_of(argv)
     backend = choose_backend(options.backend, os.environ)
+    found = find_beginning(beginning_config(options))
+    messages = _take_seed(options, found) if options.tune_threshold else []
     squad = SquadConfig(
         not options.only_predict,
         options.train_file if options.tune_threshold or not options.only_predict else None,
@@ -152,7 +156,6 @@ def prepare(argv: Sequence[str] | None) -> tuple[Part, str, CommunicationConfig]
         options.tune_threshold,
         options.seed or 0,
     )
-    found = find_beginning(beginning_config(options))
     config = finetuning_config(options, found)
     if found.bert.positions < squad.windows.max_seq_length:
         raise InputError(
@@ -160,8 +163,10 @@ def prepare(argv: Sequence[str] | None) -> tuple[Part, str, CommunicationConfig]
         )
     vocabulary = found.tokenizer.vocabulary
     check_checkpoints(config, Wanted(found.bert, found.vocab_size, vocabulary), trains=True)
+    inputs = read_inputs(squad, found, config.checkpoint.ckpt_dir)
     inputs = replace(
-        read_inputs(squad, found, config.checkpoint.ckpt_dir),
+        inputs,
+        messages=(*messages, *inputs.messages),
         epochs=options.epochs,
         about=About(
             data="SQuAD 2.0" if options.version_2 else "SQuAD 1.1",
@@ -174,6 +179,42 @@ def prepare(argv: Sequence[str] | None) -> tuple[Part, str, CommunicationConfig]
         parameters = TaskParameters(False, _head(found))
         inputs = replace(inputs, initial=take_initial(found, parameters))
     return Part(config, inputs), backend, communication_config(options)
+
+
+def _take_seed(options: argparse.Namespace, found: Found) -> list[str]:
+    """Sets --seed to that of the run that goes on, or whose model is evaluated: by it --tune_threshold's
+    articles were held out. Returns a warning where some of them were trained on.
+
+    Raises:
+        InputError: another seed is given, or nothing says which one it was.
+    """
+    place, step = options.ckpt_dir, 0
+    if options.only_predict:
+        place, name = os.path.split(found.weights.source)  # type: ignore[union-attr]
+        step = int(name[: -len(PARAMS)]) if NUMBERED.fullmatch(name) else -1
+    elif not options.resume:
+        return []
+    manifest = newest_manifest(place or ".", step)
+    if manifest is None or "seed" not in manifest:
+        if options.only_predict and options.seed is None:
+            raise InputError(
+                "--tune_threshold: nothing beside --model_parameters says by which seed articles were held "
+                "out of its training; give it with --seed"
+            )
+        return []
+    if options.seed not in (None, manifest["seed"]):
+        raise InputError(
+            f"--seed {options.seed}: the articles of --tune_threshold were held out by seed "
+            f"{manifest['seed']}, others were trained on; leave --seed out"
+        )
+    options.seed = manifest["seed"]
+    share = manifest.get("options", {}).get("tune_threshold") or 0
+    if options.tune_threshold <= share:
+        return []
+    return [
+        f"--tune_threshold {options.tune_threshold:g}: the checkpoint's run held out {share:g} of the "
+        "articles, so that others of the same --train_file were trained on"
+    ]
 
 
 def read_inputs(squad: SquadConfig, found: Found, folder: str) -> FinetuningInputs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -284,9 +285,49 @@ def test_a_head_of_another_task(data, answered, tmp_path):
         finetune_classifier.prepare(words)
 
 
-def test_a_run_is_not_written_over(data, answered):
-    with pytest.raises(InputError, match=r"holds checkpoints up to step"):
-        finetune_squad.prepare(squad(data, answered))
+@pytest.mark.parametrize("more, remedy", [({}, "--resume"), ({"only_predict": True}, "another directory")])
+def test_a_run_is_not_written_over(more, remedy, data, answered):
+    if more:
+        more = {**more, "model": None, "vocab": None, "model_parameters": answered}
+    with pytest.raises(InputError, match=rf"holds checkpoints up to step \d+; [^-]*{remedy}"):
+        finetune_squad.prepare(squad(data, answered, **more))
+
+
+OF_RANK = f"""import os, sys
+sys.path.insert(0, {str(ROOT)!r})
+import finetune_squad
+sys.exit(finetune_squad.main([*sys.argv[1:-1], sys.argv[-1] + os.environ["OMPI_COMM_WORLD_RANK"]]))
+"""
+
+
+def test_the_articles_held_out_are_those_of_the_runs_seed(data, tmp_path):
+    """Also where only rank 0 sees the checkpoint that says it. Seed 0 holds out the other article."""
+    folder, script = tmp_path / "run0", tmp_path / "of_rank.py"
+    changes = {"seed": None, "tune_threshold": 0.5, "num_steps": 1, "dropout": 0}
+
+    def held_out(**more: Any) -> set[int]:
+        part, *_ = finetune_squad.prepare(squad(data, tmp_path / "new", **{**changes, **more}))
+        assert not any("held out" in each for each in part.inputs.messages)
+        return set(part.inputs.evaluation.tuning.questions.article_of)
+
+    with launched(SQUAD, squad(data, folder, **{**changes, "seed": 3})) as run:
+        run.wait().check()
+    own = held_out(seed=3)
+    assert own != held_out() and own == held_out(resume=True, output_dir=folder)
+    with pytest.raises(InputError, match="--seed 4: .* held out by seed 3"):
+        held_out(resume=True, output_dir=folder, seed=4)
+    alone = {"only_predict": True, "model": None, "vocab": data / "vocab.txt"}
+    assert held_out(**alone, model_parameters=folder) == own
+    shutil.copy(folder / "0000001.params", tmp_path / "bare.params")
+    alone.update(model_parameters=tmp_path / "bare.params", model="bert_2_32_2")
+    assert held_out(**alone, seed=3) == own
+    with pytest.raises(InputError, match="give it with --seed"):
+        held_out(**alone)
+    script.write_text(OF_RANK)
+    changes.update(num_steps=2, resume=True, output_dir=None)
+    words = [*squad(data, tmp_path, **changes), "--output_dir", str(tmp_path / "run")]
+    with launched(script, words, 2, "mpirun") as run:
+        assert "continuing after step 1" in run.wait().check().stdout
 
 
 def test_bad_input_ends_before_mxnet_is_imported(data, tmp_path):
