@@ -23,6 +23,7 @@ from typing import Sequence
 
 from base.command_line import finite, path_name, positive_int, rate
 from base.errors import InputError
+from bert.configuration import REMOVE
 from comm.backends import choose_backend, open_communicator
 from comm.options import CommunicationConfig, communication_config
 from data.questions.answers import AnswerSettings
@@ -65,12 +66,15 @@ DATA_OPTIONS = (
     "max_query_length",
     "batch_size",
     "accumulate",
+    "loss_over",
 )
+TOKENS, PADDED = "tokens", "padded"  # of --loss_over
 
 
 @dataclass(frozen=True)
 class SquadConfig:
-    """Files, windows and answers. `tune_threshold`: share of the training file held out for it, by `seed`."""
+    """Files, windows and answers. `tune_threshold`: share of the training file held out for it, by `seed`;
+    `over_padding`: all windows are padded to the full length for the loss."""
 
     trains: bool
     train_file: str | None
@@ -82,6 +86,7 @@ class SquadConfig:
     first_answer: bool
     tune_threshold: float | None
     seed: int
+    over_padding: bool
 
 
 def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -114,6 +119,13 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
         help="in place of it: the best one on this share of the training file's articles, which are not "
         "trained on; 0.1 will do",
     )
+    add(
+        "--loss_over",
+        choices=(TOKENS, PADDED),
+        default=TOKENS,
+        help="positions among which the loss seeks start and end: the window's tokens, or all of "
+        "--max_seq_length, padding too, as in Google's run_squad.py; that takes longer (default: tokens)",
+    )
     add("--first_answer", action="store_true", help="train on the first where a question has several answers")
     options = parse(parser, argv)
     if options.dev_file and options.predict_file:
@@ -122,6 +134,8 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
         raise InputError("--tune_threshold needs --version_2 and --train_file, whose articles it divides")
     if options.tune_threshold == 0 or (options.tune_threshold and options.null_score_diff_threshold):
         raise InputError("--tune_threshold: give a share above 0, and no --null_score_diff_threshold")
+    if options.loss_over == PADDED and options.padding == REMOVE:
+        raise InputError("--loss_over padded needs the rows that --padding remove leaves out: give one")
     if not (options.train_file or options.dev_file or options.predict_file):
         raise InputError("nothing to do: give --train_file, and --dev_file to evaluate on")
     if options.only_predict and not (options.dev_file or options.predict_file):
@@ -155,6 +169,7 @@ def prepare(argv: Sequence[str] | None) -> tuple[Part, str, CommunicationConfig]
         options.first_answer,
         options.tune_threshold,
         options.seed or 0,
+        options.loss_over == PADDED,
     )
     config = finetuning_config(options, found)
     if found.bert.positions < squad.windows.max_seq_length:
@@ -241,7 +256,7 @@ def read_inputs(squad: SquadConfig, found: Found, folder: str) -> FinetuningInpu
             tuning = Asked(held_out, make_windows(held_out, found.tokenizer, squad.windows))
         if squad.trains:
             windows = make_windows(train, found.tokenizer, squad.windows, training=True)
-            training = TrainingWindows(windows)
+            training = TrainingWindows(windows, squad.over_padding * squad.windows.max_seq_length)
             lost = [train.ids[number] for number in windows.without_tokens]
             messages += _left_out(train.name, "of whose answers the tokenizer leaves nothing", lost)
     if asked is not None:
@@ -284,13 +299,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _prepared(argv: Sequence[str]) -> Prepared:
     part, backend, communication = prepare(argv)
-    return Prepared(part, _task, backend, communication)
 
+    def task() -> Task:
+        from tasks.squad.task import QuestionAnswering
 
-def _task() -> Task:
-    from tasks.squad.task import QuestionAnswering
+        return QuestionAnswering(part.config.options["loss_over"] == PADDED)
 
-    return QuestionAnswering()
+    return Prepared(part, task, backend, communication)
 
 
 if __name__ == "__main__":
