@@ -74,10 +74,6 @@ class SpanLoss(mx.gluon.HybridBlock):
         self._dtype = dtype
         self.bert = bert
         self.head = head
-        self._top: list[Any] = []  # of the layer that was called last, where padding counts
-        if head.over_padding:
-            top = bert.encoder.transformer_cells[-1]
-            top.register_forward_hook(lambda cell, inputs, outputs: self._top.append(outputs[0]))
 
     def pack_weights(self) -> None:
         """Nothing to do: MXNet's operators take the weights as they are."""
@@ -86,9 +82,13 @@ class SpanLoss(mx.gluon.HybridBlock):
         self, F: Any, input_ids: Any, segment_ids: Any, valid_lengths: Any, *labels: Any
     ) -> tuple[Any, Any, Any]:
         # Attention masks are made from lengths of the model's own dtype; 512 is exact in float16.
-        tokens = self.bert(input_ids, segment_ids, F.cast(valid_lengths, dtype=self._dtype))
-        if self._top:  # (L, B, units); GluonNLP's encoder ends with zeros in place of padding
-            tokens = F.transpose(self._top.pop(), axes=(1, 0, 2))
+        lengths = F.cast(valid_lengths, dtype=self._dtype)
+        above: list[Any] = []
+        last = self.bert.encoder.transformer_cells[-1]
+        with last.register_forward_hook(lambda cell, inputs, outputs: above.append(outputs[0])):
+            tokens = self.bert(input_ids, segment_ids, lengths)
+        if self.head.over_padding:  # GluonNLP's encoder ends with zeros in its place
+            tokens = F.transpose(above[0], axes=(1, 0, 2))
         return self.head(tokens, valid_lengths, *labels)
 
 
