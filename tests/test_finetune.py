@@ -163,30 +163,47 @@ class TestClassifier:
             run.wait().check()
         return folder
 
-    def test_it_learns_and_is_scored(self, labelled):
+    def test_it_learns_and_is_scored(self, data, labelled):
         result = read_result(str(labelled))
         assert (
             result.task == "classification" and result.main_score == "score" and result.status == "finished"
         )
         assert result.scores["score"] == result.scores["accuracy"] > 0.8
         assert result.scores["label_acc"] == pytest.approx(result.scores["accuracy"])
+        predicted, labels = (
+            [line.split("\t")[-1] for line in path.read_text().splitlines()[1:]]
+            for path in (labelled / "dev_predictions.tsv", data / "dev.tsv")
+        )
+        assert result.scores["accuracy"] == np.mean([one == other for one, other in zip(predicted, labels)])
         assert {"pooler.weight", "label_classifier.weight"} <= set(parameters(labelled))
 
     def test_only_inference_is_the_last_evaluation(self, data, labelled, tmp_path):
+        """The examples to predict besides are not scored."""
+        some = tmp_path / "some.tsv"
+        lines = (data / "dev.tsv").read_text().splitlines()[:11]
+        some.write_text("".join(f"{line.split(chr(9))[0]}\n" for line in lines))
         words = classifier(
-            data, tmp_path, model=None, vocab=None, model_parameters=labelled, only_inference=True
-        )
+            data, tmp_path, model=None, vocab=None, model_parameters=labelled, only_inference=True,
+            test_file=some,
+        )  # fmt: skip
         with launched(CLASSIFIER, words) as run:
-            run.wait().check()
+            result = run.wait().check()
+        assert "(46 sequences, 36 with a label, " in result.stdout, "the others are predicted alone"
+        own, others = (
+            (tmp_path / f"{name}.tsv").read_text().splitlines() for name in ("dev_predictions", "test")
+        )
+        assert own[:11] == others and len(own) == 37
         assert read_result(str(tmp_path)).scores == read_result(str(labelled)).scores
 
     def test_regression(self, data, tmp_path):
         with launched(
             CLASSIFIER,
-            classifier(data, tmp_path, regression=True, num_steps=3, padding="remove",
+            classifier(data, tmp_path, regression=True, num_steps=1, padding="remove", log_interval=50,
+                       max_seq_length=None, max_len=8,
                        test_file=data / "train.tsv", train_file=data / "dev.tsv", dev_file=None),
         ) as run:  # fmt: skip
-            run.wait().check()
+            (warning,) = run.wait().check().stderr.splitlines()
+        assert warning.endswith(" are cut to 8 tokens (--max_seq_length, --max_len)")
         assert {"pearson", "spearman", "mse", "score"} <= set(read_result(str(tmp_path)).scores)
         lines = (tmp_path / "test.tsv").read_text().splitlines()
         assert lines[0] == "index\tprediction" and len(lines) == 1 + 96
