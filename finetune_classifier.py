@@ -221,8 +221,8 @@ def features(
         training = TrainingTexts(made)
         if made.truncated:
             messages.append(
-                f"{texts.train.path}: {made.truncated} of {len(made)} examples are cut to {config.max_length} "
-                "tokens (--max_seq_length, --max_len)"
+                f"{texts.train.path}: {made.truncated} of {len(made)} examples are cut to "
+                f"{config.max_length} tokens (--max_seq_length, --max_len)"
             )
     if texts.evaluated:
         first = next(iter(texts.evaluated))

@@ -111,8 +111,8 @@ class OutputCollector:
         return [self._outputs, self._filled]
 
     def scores(self, arrays: Sequence[np.ndarray]) -> dict[str, float | None]:
-        """Writes the predictions; each set's metrics, `score`, the one number of the first set, and the number
-        of examples with a label."""
+        """Writes the predictions; each set's metrics, `score`, the one number of the first set, and the
+        number of examples with a label."""
         outputs, filled = arrays
         if not (filled == 1).all():
             raise TrainingError(f"{int((filled != 1).sum())} examples were not evaluated exactly once")
