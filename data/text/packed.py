@@ -43,7 +43,7 @@ def unpacked(handle: IO[bytes], path: str) -> Iterator[IO[bytes]]:
     try:
         with opens(handle) as text:
             yield text
-    except (EOFError, OSError, *damages) as error:
+    except damages as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of the disk
         raise InputError(
@@ -52,13 +52,13 @@ def unpacked(handle: IO[bytes], path: str) -> Iterator[IO[bytes]]:
 
 
 def _reader(program: str, path: str) -> tuple[Callable[[Any], Any], tuple[type[Exception], ...]]:
-    """The class that reads what a program has packed, and what it raises for damage besides OSError."""
+    """The class that reads what a program has packed, and what it raises for damage."""
     if program == "gzip":
-        return lambda handle: gzip.GzipFile(fileobj=handle), (zlib.error,)
+        return lambda handle: gzip.GzipFile(fileobj=handle), (EOFError, OSError, zlib.error)
     if program == "bzip2":
-        return bz2.BZ2File, ()
+        return bz2.BZ2File, (EOFError, OSError)
     if program == "xz":
-        return lzma.LZMAFile, (lzma.LZMAError,)
+        return lzma.LZMAFile, (EOFError, lzma.LZMAError)
     try:
         try:
             from compression import zstd  # Python 3.14
@@ -69,4 +69,4 @@ def _reader(program: str, path: str) -> tuple[Callable[[Any], Any], tuple[type[E
             f"{path} is packed by zstd, which this Python does not read: pip install backports.zstd, or "
             "unpack it with unzstd"
         ) from error
-    return zstd.ZstdFile, (zstd.ZstdError,)
+    return zstd.ZstdFile, (EOFError, zstd.ZstdError)
