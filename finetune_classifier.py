@@ -212,7 +212,7 @@ def read_own_files(config: TextsConfig) -> Texts:
 def features(
     texts: Texts, config: TextsConfig, found: Found, folder: str
 ) -> tuple[TrainingTexts | None, EvaluationTexts | None, tuple[str, ...]]:
-    """Tokenizes the examples; and messages about lines left out and texts cut. Submissions are written
+    """Tokenizes the examples; and messages about lines left out and texts cut. Predictions are written
     into `folder`."""
     cores, training, evaluation = os.cpu_count() or 1, None, None
     messages = [each for examples in (texts.train, *texts.evaluated.values()) for each in examples.skipped]
@@ -222,7 +222,7 @@ def features(
         if made.truncated:
             messages.append(
                 f"{texts.train.path}: {made.truncated} of {len(made)} examples are cut to "
-                f"--max_seq_length {config.max_length}"
+                f"{config.max_length} tokens (--max_seq_length, --max_len)"
             )
     if texts.evaluated:
         first = next(iter(texts.evaluated))
@@ -232,7 +232,7 @@ def features(
                 len(examples),
                 examples.ids,
                 examples.labels,
-                name if name in texts.tests else "",
+                name if name in texts.tests else _file_of_dev(name),
             )
             for name, examples in texts.evaluated.items()
         )
@@ -241,6 +241,11 @@ def features(
         )
         evaluation = EvaluationTexts(made, sets, texts.labelling, folder)
     return training, evaluation, tuple(messages)
+
+
+def _file_of_dev(name: str) -> str:
+    """The name of a development set's predictions: "dev", or "m" or "mm" of MNLI, makes dev_m_predictions."""
+    return "dev_predictions" if name == "dev" else f"dev_{name}_predictions"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

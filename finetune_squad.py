@@ -23,6 +23,7 @@ from typing import Sequence
 
 from base.command_line import finite, path_name, positive_int, rate
 from base.errors import InputError
+from bert.configuration import REMOVE
 from comm.backends import choose_backend, open_communicator
 from comm.options import CommunicationConfig, communication_config
 from data.questions.answers import AnswerSettings
@@ -38,6 +39,7 @@ from data.questions.squad_files import (
 from data.questions.windows import WindowSettings, make_windows
 from tasks.base import Task
 from tasks.squad.examples import Asked, EvaluationWindows, Scoring, TrainingWindows
+from training.checkpoint import PARAMS
 from training.entry import exit_code
 from training.finetuning.beginning import Found, TaskParameters, find_beginning, take_initial
 from training.finetuning.inputs import FinetuningInputs
@@ -50,7 +52,8 @@ from training.finetuning.options import (
 )
 from training.finetuning.several import Prepared, fine_tune
 from training.initial import Wanted
-from training.own_checkpoints import check_checkpoints, continues
+from training.own_checkpoints import check_checkpoints, continues, newest_manifest
+from training.pretrained import NUMBERED
 from training.run_inputs import About, Part
 
 DEFAULTS = Defaults(epochs=3, batch_size=32, batch_size_eval=24, max_seq_length=384)
@@ -63,12 +66,15 @@ DATA_OPTIONS = (
     "max_query_length",
     "batch_size",
     "accumulate",
+    "loss_over",
 )
+TOKENS, PADDED = "tokens", "padded"  # of --loss_over
 
 
 @dataclass(frozen=True)
 class SquadConfig:
-    """Files, windows and answers. `tune_threshold`: share of the training file held out for it, by `seed`."""
+    """Files, windows and answers. `tune_threshold`: share of the training file held out for it, by `seed`;
+    `over_padding`: all windows are padded to the full length for the loss."""
 
     trains: bool
     train_file: str | None
@@ -80,6 +86,7 @@ class SquadConfig:
     first_answer: bool
     tune_threshold: float | None
     seed: int
+    over_padding: bool
 
 
 def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -112,6 +119,13 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
         help="in place of it: the best one on this share of the training file's articles, which are not "
         "trained on; 0.1 will do",
     )
+    add(
+        "--loss_over",
+        choices=(TOKENS, PADDED),
+        default=TOKENS,
+        help="positions among which the loss seeks start and end: the window's tokens, or all of "
+        "--max_seq_length, padding too, as in Google's run_squad.py; that takes longer (default: tokens)",
+    )
     add("--first_answer", action="store_true", help="train on the first where a question has several answers")
     options = parse(parser, argv)
     if options.dev_file and options.predict_file:
@@ -120,6 +134,8 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
         raise InputError("--tune_threshold needs --version_2 and --train_file, whose articles it divides")
     if options.tune_threshold == 0 or (options.tune_threshold and options.null_score_diff_threshold):
         raise InputError("--tune_threshold: give a share above 0, and no --null_score_diff_threshold")
+    if options.loss_over == PADDED and options.padding == REMOVE:
+        raise InputError("--loss_over padded needs the rows that --padding remove leaves out: give one")
     if not (options.train_file or options.dev_file or options.predict_file):
         raise InputError("nothing to do: give --train_file, and --dev_file to evaluate on")
     if options.only_predict and not (options.dev_file or options.predict_file):
@@ -140,6 +156,8 @@ def prepare(argv: Sequence[str] | None) -> tuple[Part, str, CommunicationConfig]
     """
     options = options_of(argv)
     backend = choose_backend(options.backend, os.environ)
+    found = find_beginning(beginning_config(options))
+    messages = _take_seed(options, found) if options.tune_threshold else []
     squad = SquadConfig(
         not options.only_predict,
         options.train_file if options.tune_threshold or not options.only_predict else None,
@@ -151,8 +169,8 @@ def prepare(argv: Sequence[str] | None) -> tuple[Part, str, CommunicationConfig]
         options.first_answer,
         options.tune_threshold,
         options.seed or 0,
+        options.loss_over == PADDED,
     )
-    found = find_beginning(beginning_config(options))
     config = finetuning_config(options, found)
     if found.bert.positions < squad.windows.max_seq_length:
         raise InputError(
@@ -160,8 +178,10 @@ def prepare(argv: Sequence[str] | None) -> tuple[Part, str, CommunicationConfig]
         )
     vocabulary = found.tokenizer.vocabulary
     check_checkpoints(config, Wanted(found.bert, found.vocab_size, vocabulary), trains=True)
+    inputs = read_inputs(squad, found, config.checkpoint.ckpt_dir)
     inputs = replace(
-        read_inputs(squad, found, config.checkpoint.ckpt_dir),
+        inputs,
+        messages=(*messages, *inputs.messages),
         epochs=options.epochs,
         about=About(
             data="SQuAD 2.0" if options.version_2 else "SQuAD 1.1",
@@ -174,6 +194,42 @@ def prepare(argv: Sequence[str] | None) -> tuple[Part, str, CommunicationConfig]
         parameters = TaskParameters(False, _head(found))
         inputs = replace(inputs, initial=take_initial(found, parameters))
     return Part(config, inputs), backend, communication_config(options)
+
+
+def _take_seed(options: argparse.Namespace, found: Found) -> list[str]:
+    """Sets --seed to that of the run that goes on, or whose model is evaluated: by it --tune_threshold's
+    articles were held out. Returns a warning where some of them were trained on.
+
+    Raises:
+        InputError: another seed is given, or nothing says which one it was.
+    """
+    place, step = options.ckpt_dir, 0
+    if options.only_predict:
+        place, name = os.path.split(found.weights.source)  # type: ignore[union-attr]
+        step = int(name[: -len(PARAMS)]) if NUMBERED.fullmatch(name) else -1
+    elif not options.resume:
+        return []
+    manifest = newest_manifest(place or ".", step)
+    if manifest is None or "seed" not in manifest:
+        if options.only_predict and options.seed is None:
+            raise InputError(
+                "--tune_threshold: nothing beside --model_parameters says by which seed articles were held "
+                "out of its training; give it with --seed"
+            )
+        return []
+    if options.seed not in (None, manifest["seed"]):
+        raise InputError(
+            f"--seed {options.seed}: the articles of --tune_threshold were held out by seed "
+            f"{manifest['seed']}, others were trained on; leave --seed out"
+        )
+    options.seed = manifest["seed"]
+    share = manifest.get("options", {}).get("tune_threshold") or 0
+    if options.tune_threshold <= share:
+        return []
+    return [
+        f"--tune_threshold {options.tune_threshold:g}: the checkpoint's run held out {share:g} of the "
+        "articles, so that others of the same --train_file were trained on"
+    ]
 
 
 def read_inputs(squad: SquadConfig, found: Found, folder: str) -> FinetuningInputs:
@@ -200,7 +256,7 @@ def read_inputs(squad: SquadConfig, found: Found, folder: str) -> FinetuningInpu
             tuning = Asked(held_out, make_windows(held_out, found.tokenizer, squad.windows))
         if squad.trains:
             windows = make_windows(train, found.tokenizer, squad.windows, training=True)
-            training = TrainingWindows(windows)
+            training = TrainingWindows(windows, squad.over_padding * squad.windows.max_seq_length)
             lost = [train.ids[number] for number in windows.without_tokens]
             messages += _left_out(train.name, "of whose answers the tokenizer leaves nothing", lost)
     if asked is not None:
@@ -243,13 +299,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _prepared(argv: Sequence[str]) -> Prepared:
     part, backend, communication = prepare(argv)
-    return Prepared(part, _task, backend, communication)
 
+    def task() -> Task:
+        from tasks.squad.task import QuestionAnswering
 
-def _task() -> Task:
-    from tasks.squad.task import QuestionAnswering
+        return QuestionAnswering(part.config.options["loss_over"] == PADDED)
 
-    return QuestionAnswering()
+    return Prepared(part, task, backend, communication)
 
 
 if __name__ == "__main__":

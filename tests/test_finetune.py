@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -162,30 +163,47 @@ class TestClassifier:
             run.wait().check()
         return folder
 
-    def test_it_learns_and_is_scored(self, labelled):
+    def test_it_learns_and_is_scored(self, data, labelled):
         result = read_result(str(labelled))
         assert (
             result.task == "classification" and result.main_score == "score" and result.status == "finished"
         )
         assert result.scores["score"] == result.scores["accuracy"] > 0.8
         assert result.scores["label_acc"] == pytest.approx(result.scores["accuracy"])
+        predicted, labels = (
+            [line.split("\t")[-1] for line in path.read_text().splitlines()[1:]]
+            for path in (labelled / "dev_predictions.tsv", data / "dev.tsv")
+        )
+        assert result.scores["accuracy"] == np.mean([one == other for one, other in zip(predicted, labels)])
         assert {"pooler.weight", "label_classifier.weight"} <= set(parameters(labelled))
 
     def test_only_inference_is_the_last_evaluation(self, data, labelled, tmp_path):
+        """The examples to predict besides are not scored."""
+        some = tmp_path / "some.tsv"
+        lines = (data / "dev.tsv").read_text().splitlines()[:11]
+        some.write_text("".join(f"{line.split(chr(9))[0]}\n" for line in lines))
         words = classifier(
-            data, tmp_path, model=None, vocab=None, model_parameters=labelled, only_inference=True
-        )
+            data, tmp_path, model=None, vocab=None, model_parameters=labelled, only_inference=True,
+            test_file=some,
+        )  # fmt: skip
         with launched(CLASSIFIER, words) as run:
-            run.wait().check()
+            result = run.wait().check()
+        assert "(46 sequences, 36 with a label, " in result.stdout, "the others are predicted alone"
+        own, others = (
+            (tmp_path / f"{name}.tsv").read_text().splitlines() for name in ("dev_predictions", "test")
+        )
+        assert own[:11] == others and len(own) == 37
         assert read_result(str(tmp_path)).scores == read_result(str(labelled)).scores
 
     def test_regression(self, data, tmp_path):
         with launched(
             CLASSIFIER,
-            classifier(data, tmp_path, regression=True, num_steps=3, padding="remove",
+            classifier(data, tmp_path, regression=True, num_steps=1, padding="remove", log_interval=50,
+                       max_seq_length=None, max_len=8,
                        test_file=data / "train.tsv", train_file=data / "dev.tsv", dev_file=None),
         ) as run:  # fmt: skip
-            run.wait().check()
+            (warning,) = run.wait().check().stderr.splitlines()
+        assert warning.endswith(" are cut to 8 tokens (--max_seq_length, --max_len)")
         assert {"pearson", "spearman", "mse", "score"} <= set(read_result(str(tmp_path)).scores)
         lines = (tmp_path / "test.tsv").read_text().splitlines()
         assert lines[0] == "index\tprediction" and len(lines) == 1 + 96
@@ -284,9 +302,49 @@ def test_a_head_of_another_task(data, answered, tmp_path):
         finetune_classifier.prepare(words)
 
 
-def test_a_run_is_not_written_over(data, answered):
-    with pytest.raises(InputError, match=r"holds checkpoints up to step"):
-        finetune_squad.prepare(squad(data, answered))
+@pytest.mark.parametrize("more, remedy", [({}, "--resume"), ({"only_predict": True}, "another directory")])
+def test_a_run_is_not_written_over(more, remedy, data, answered):
+    if more:
+        more = {**more, "model": None, "vocab": None, "model_parameters": answered}
+    with pytest.raises(InputError, match=rf"holds checkpoints up to step \d+; [^-]*{remedy}"):
+        finetune_squad.prepare(squad(data, answered, **more))
+
+
+OF_RANK = f"""import os, sys
+sys.path.insert(0, {str(ROOT)!r})
+import finetune_squad
+sys.exit(finetune_squad.main([*sys.argv[1:-1], sys.argv[-1] + os.environ["OMPI_COMM_WORLD_RANK"]]))
+"""
+
+
+def test_the_articles_held_out_are_those_of_the_runs_seed(data, tmp_path):
+    """Also where only rank 0 sees the checkpoint that says it. Seed 0 holds out the other article."""
+    folder, script = tmp_path / "run0", tmp_path / "of_rank.py"
+    changes = {"seed": None, "tune_threshold": 0.5, "num_steps": 1, "dropout": 0}
+
+    def held_out(**more: Any) -> set[int]:
+        part, *_ = finetune_squad.prepare(squad(data, tmp_path / "new", **{**changes, **more}))
+        assert not any("held out" in each for each in part.inputs.messages)
+        return set(part.inputs.evaluation.tuning.questions.article_of)
+
+    with launched(SQUAD, squad(data, folder, **{**changes, "seed": 3})) as run:
+        run.wait().check()
+    own = held_out(seed=3)
+    assert own != held_out() and own == held_out(resume=True, output_dir=folder)
+    with pytest.raises(InputError, match="--seed 4: .* held out by seed 3"):
+        held_out(resume=True, output_dir=folder, seed=4)
+    alone = {"only_predict": True, "model": None, "vocab": data / "vocab.txt"}
+    assert held_out(**alone, model_parameters=folder) == own
+    shutil.copy(folder / "0000001.params", tmp_path / "bare.params")
+    alone.update(model_parameters=tmp_path / "bare.params", model="bert_2_32_2")
+    assert held_out(**alone, seed=3) == own
+    with pytest.raises(InputError, match="give it with --seed"):
+        held_out(**alone)
+    script.write_text(OF_RANK)
+    changes.update(num_steps=2, resume=True, output_dir=None)
+    words = [*squad(data, tmp_path, **changes), "--output_dir", str(tmp_path / "run")]
+    with launched(script, words, 2, "mpirun") as run:
+        assert "continuing after step 1" in run.wait().check().stdout
 
 
 def test_bad_input_ends_before_mxnet_is_imported(data, tmp_path):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
-from typing import Any, Sequence
+from typing import Any
 
 from base.errors import InputError
 from base.launchers import launched_rank
@@ -38,13 +39,13 @@ def check_checkpoints(config: RunConfig, wanted: Wanted, trains: bool) -> None:
         if trains:
             check_new(config)
         return
-    manifest = _newest_manifest(config, steps)
+    manifest = newest_manifest(ckpt_dir, place.start_step)
     if manifest is not None:
         _check_manifest(config, manifest, wanted)
         if stage_to_continue(config, manifest) == manifest.get("stage") and not (
             place.resume or place.start_step
         ):
-            _check_unused(ckpt_dir, steps)  # --stages 2 with steps of its own
+            _check_unused(config)  # --stages 2 with steps of its own
         return
     if follows and launched_rank(os.environ) == 0:  # the others may not see the disk
         raise missing_stage_1(config)
@@ -53,16 +54,13 @@ def check_checkpoints(config: RunConfig, wanted: Wanted, trains: bool) -> None:
         _check_parameters(config, bare, wanted.vocab_size)
 
 
-def _newest_manifest(config: RunConfig, steps: Sequence[int]) -> dict[str, Any] | None:
-    """The newest readable manifest of those to continue from; None where there is none."""
-    chosen = config.checkpoint.start_step
-    for step in reversed(steps):
-        if chosen and step != chosen:
-            continue
-        try:
-            return read_manifest(config.checkpoint.ckpt_dir, step)
-        except InputError:
-            continue
+def newest_manifest(ckpt_dir: str, chosen: int = 0) -> dict[str, Any] | None:
+    """The newest readable manifest of those to continue from, or that of step `chosen`; None where there is
+    none."""
+    for step in reversed(list_steps(ckpt_dir)):
+        if chosen in (0, step):
+            with contextlib.suppress(InputError):
+                return read_manifest(ckpt_dir, step)
     return None
 
 
@@ -76,15 +74,17 @@ def check_new(config: RunConfig) -> None:
     would write over those that are there."""
     place = config.checkpoint
     if not (place.resume or place.start_step or config.start.follows_stage_1):
-        _check_unused(place.ckpt_dir, list_steps(place.ckpt_dir))
+        _check_unused(config)
 
 
-def _check_unused(ckpt_dir: str, steps: Sequence[int]) -> None:
+def _check_unused(config: RunConfig) -> None:
+    ckpt_dir = config.checkpoint.ckpt_dir
+    steps = list_steps(ckpt_dir)
     if steps:
-        raise InputError(
-            f"--ckpt_dir {ckpt_dir} holds checkpoints up to step {steps[-1]}; continue them with --resume "
-            "or name another directory"
-        )
+        remedy = "continue them with --resume or name another directory"
+        if config.options.get("only_predict"):
+            remedy = "name another directory for the results of --only_predict"
+        raise InputError(f"--ckpt_dir {ckpt_dir} holds checkpoints up to step {steps[-1]}; {remedy}")
     bare = sorted(glob.glob(os.path.join(glob.escape(ckpt_dir), "[0-9]*.params")))
     if bare:
         raise InputError(

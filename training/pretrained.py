@@ -16,7 +16,7 @@ from training.checkpoint import PARAMS, list_steps, newest_complete, params_path
 from training.saved_vocabulary import FILES, saved_vocabulary
 
 _AT_STEP = re.compile(r"(.+):(\d+)")
-_NUMBERED = re.compile(r"\d{7,}" + re.escape(PARAMS))
+NUMBERED = re.compile(r"\d{7,}" + re.escape(PARAMS))
 
 
 def find_weights(given: str, flag: str, config: BertConfig | None = None) -> Weights:
@@ -37,7 +37,7 @@ def find_weights(given: str, flag: str, config: BertConfig | None = None) -> Wei
     folder = _checkpoint_folder(given)
     if folder is not None:
         return _newest(folder, flag, config)
-    if _NUMBERED.fullmatch(os.path.basename(given)):
+    if NUMBERED.fullmatch(os.path.basename(given)):
         folder, step = os.path.dirname(given) or ".", int(os.path.basename(given)[: -len(PARAMS)])
         if step in list_steps(folder):
             return _at_step(folder, step, flag, config)
@@ -47,7 +47,7 @@ def find_weights(given: str, flag: str, config: BertConfig | None = None) -> Wei
 def _checkpoint_folder(given: str) -> str | None:
     """The folder with numbered checkpoints that a path means; None for any other path."""
     for folder in (given, os.path.join(given, "ckpt")):
-        if os.path.isdir(folder) and any(_NUMBERED.fullmatch(name) for name in os.listdir(folder)):
+        if os.path.isdir(folder) and any(NUMBERED.fullmatch(name) for name in os.listdir(folder)):
             return folder
     return None
 
@@ -59,7 +59,7 @@ def _newest(folder: str, flag: str, config: BertConfig | None) -> Weights:
         return _of_checkpoint(folder, found.step, flag, passed_over)
     if list_steps(folder):
         raise InputError(f"{flag} {folder} holds no complete checkpoint: {passed_over[0]}")
-    bare = max(name for name in os.listdir(folder) if _NUMBERED.fullmatch(name))
+    bare = max(name for name in os.listdir(folder) if NUMBERED.fullmatch(name))
     return open_weights(os.path.join(folder, bare), flag, config)
 
 

@@ -189,9 +189,11 @@ class RunReporter:
 
     def evaluation(self, metrics: dict[str, Any]) -> None:
         self._write(metrics)
+        sequences, labelled = metrics["eval_sequences"], metrics.get("eval_labelled")
+        of_them = "" if labelled in (None, sequences) else f", {labelled:,} with a label"
         self.note(
             f"{self._span.prefix}evaluation at step {metrics['step']}: {self._task.line(metrics, 'eval_')}  "
-            f"({metrics['eval_sequences']:,} sequences, {metrics['eval_s']:.1f} s)"
+            f"({sequences:,} sequences{of_them}, {metrics['eval_s']:.1f} s)"
         )
 
     def close(self) -> None:
@@ -290,7 +292,8 @@ def plot_losses(directory: str, panels: Sequence[Panel]) -> str:
         axes.grid(alpha=0.3)
         for (label, value), style in zip(panel.marks.items(), ("--", ":", "-.")):
             axes.axhline(value, color="grey", linestyle=style, label=label)
-        axes.legend()
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend()
     path = os.path.join(directory, PLOT_FILE)
     with _on_disk(path), replacing(path) as file:
         figure.savefig(file, dpi=110, format="png")

@@ -16,9 +16,9 @@ _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _FIRST = 4096  # bytes looked at
 _OTHERS = (
     (b"\x93NUMPY", "a single NumPy array; save the arrays together, by numpy.savez"),
-    (b"BZh", "a bzip2 file; unpack it first"),
-    (b"\xfd7zXZ\x00", "an xz file; unpack it first"),
-    (b"\x28\xb5\x2f\xfd", "a zstd file; unpack it first"),
+    (b"BZh", "a bzip2 file; unpack it first, or give --raw if it holds text"),
+    (b"\xfd7zXZ\x00", "an xz file; unpack it first, or give --raw if it holds text"),
+    (b"\x28\xb5\x2f\xfd", "a zstd file; unpack it first, or give --raw if it holds text"),
     (b"\x80", "a pickle, which is never loaded"),
 )
 
@@ -63,7 +63,10 @@ def identify(path: str) -> Kind:
             return Kind("tfrecord", True)
         if _is_ofrecord(path, packed=True):
             return Kind("ofrecord", True)
-        raise InputError(f"{path} is compressed, and neither TFRecord nor OFRecord inside; unpack it first")
+        raise InputError(
+            f"{path} is compressed, and neither TFRecord nor OFRecord inside; unpack it first, or give --raw "
+            "if it holds text"
+        )
     for magic, name in _OTHERS:
         if start.startswith(magic):
             raise InputError(f"{path} is {name}")

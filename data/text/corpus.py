@@ -22,7 +22,7 @@ from data.text.formats import (
     json_paragraphs,
     wikitext_paragraphs,
 )
-from data.text.lines import Problems, line_blocks, open_text
+from data.text.lines import Problems, is_packed, line_blocks, open_text
 from data.text.sentences import UNKNOWN, split_sentences
 
 __all__ = [
@@ -47,6 +47,7 @@ class TextUnit:
     """Whole lines of a text file, bytes [start, end), to be read on their own by `read_unit`.
 
     name: for messages. format: what the file is, as `data.text.formats` calls it. last: it ends the file.
+    packed: the bytes, all of the file's, are to be unpacked first.
     """
 
     name: str
@@ -55,6 +56,7 @@ class TextUnit:
     end: int
     format: str
     last: bool
+    packed: bool = False
 
     @property
     def size(self) -> int:
@@ -87,8 +89,9 @@ def text_units(
     """The files in parts of about `unit_bytes` bytes, in order; every file has one at least.
 
     A part begins where a line does, in Wikipedia's forms where a document does, and therefore may be longer.
+    A file that gzip, bzip2, xz or zstd has packed is one part: only from its beginning can it be read.
     The parts depend only on the arguments and the files' content.
-    Raises InputError for a file that cannot be read, is compressed or no regular file.
+    Raises InputError for a file that cannot be read, is an archive or no regular file.
     """
     return [unit for path in paths for unit in _file_units(path, settings, max(1, unit_bytes))]
 
@@ -106,10 +109,11 @@ def read_unit(
     Where `settings.skip_bad_records`, bad lines are left out and `on_bad`, if given, gets one line for each
     naming file and line. Otherwise raises InputError with that.
     """
-    problems = Problems(unit.path, unit.start, settings.skip_bad_records, on_bad)
+    start = -1 if unit.packed else unit.start
+    problems = Problems(unit.path, start, settings.skip_bad_records, on_bad)
     one_sentence = unit.format in (LINES, BOOKS) and not settings.split_sentences
     limit = MAX_SENTENCE_BYTES if one_sentence else MAX_PARAGRAPH_BYTES
-    blocks = line_blocks(unit.path, unit.start, unit.end, limit, problems)
+    blocks = line_blocks(unit.path, unit.start, None if unit.packed else unit.end, limit, problems)
     if unit.format == WIKITEXT:
         return _split(wikitext_paragraphs(blocks))
     if unit.format == DOC:
@@ -212,6 +216,8 @@ def _file_units(path: str, settings: TextConfig, unit_bytes: int) -> list[TextUn
     text_format = _format_of(path, settings.text_format)
     with open_text(path) as handle:
         size = os.fstat(handle.fileno()).st_size
+        if is_packed(path):
+            return [TextUnit(path, path, 0, size, text_format, last=True, packed=True)]
         borders = [0]
         while size - borders[-1] > unit_bytes:
             borders.append(border(handle, text_format, borders[-1] + unit_bytes, size))

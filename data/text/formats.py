@@ -20,13 +20,9 @@ _MAX_HEADING = 1000  # characters; the pattern takes quadratic time
 
 Blocks = Iterable[Tuple[int, List[Optional[str]]]]
 
-_COMPRESSED = {
-    b"\x1f\x8b": "gunzip",
-    b"BZh": "bunzip2",
-    b"\xfd7zXZ\0": "unxz",
-    b"\x28\xb5\x2f\xfd": "unzstd",
-    b"PK\x03\x04": "unzip",
-}
+_ARCHIVES = {"tar -x": (257, b"ustar"), "unzip": (0, b"PK\x03\x04")}
+# Between words, where no line feed is.
+_RETURN = re.compile(rb"\S[ \t]*\r\s*\S")
 _DOC_BEGIN = re.compile(r"<doc(?:\s[^\n]*)?>\s*\Z")
 _TITLE = re.compile(r'\stitle="(.*)"[^"]*>\s*\Z', re.DOTALL)
 _JSON_KEYS = re.compile(rb'\{\s*"(?:id|revid|url|title|text)"\s*:')
@@ -38,12 +34,18 @@ _HEADING = re.compile(r"\s?((?:= )+)(?!=)(\S.*?) ((?:= ?)+)\s*\Z", re.DOTALL)
 def detect_format(path: str) -> str:
     """The form of the file, from its first 64 KiB of text: WIKITEXT, DOC, JSON or LINES.
 
-    Raises InputError for a file that cannot be read or is compressed.
+    Raises InputError for a file that cannot be read, is an archive, or whose lines end with carriage returns
+    alone.
     """
     probe = _probe(path)
-    for magic, tool in _COMPRESSED.items():
-        if probe.startswith(magic) and (magic != b"BZh" or probe[4:7] == b"1AY"):
-            raise InputError(f"{path} is compressed: unpack it first, for example with {tool}")
+    for tool, (place, magic) in _ARCHIVES.items():
+        if probe.startswith(magic, place):
+            raise InputError(f"{path} is an archive: unpack it first, for example with {tool}")
+    if b"\n" not in probe and _RETURN.search(probe) and _decoded(probe[: probe.rfind(b"\r")]):
+        raise InputError(
+            f"{path} has carriage returns alone for line ends, as on old Macs: convert it, for example with "
+            "tr '\\r' '\\n'"
+        )
     lines = probe.split(b"\n")
     if _DOC_BEGIN.match(_decoded(lines[0])):
         return DOC

@@ -1,4 +1,4 @@
-"""Checked lines of a byte range of a text file: UTF-8, no NULs, no line too long to hold.
+"""Checked lines of a byte range of a text file, packed or not: UTF-8, no NULs, no line too long to hold.
 
 Whole blocks are decoded and split at once, which is many times faster than line by line; only a block with
 something wrong in it is looked at line by line.
@@ -13,17 +13,19 @@ from contextlib import contextmanager
 from typing import IO, Callable, Iterator
 
 from base.errors import InputError
+from data.text.packed import packing, unpacked
 
 BLOCK_BYTES = 1 << 20
 # Finding a line's number means reading the file up to it. When records are skipped by the thousand in parts
-# far into a huge file, messages give the byte instead.
+# far into a huge file, or in a packed one, messages give the byte of the text instead.
 COUNTED_BYTES = 1 << 28
 
 
 class Problems:
     """Problems of a file: raised as InputError, or counted where bad records are skipped.
 
-    With `skip`, `report` returns and `on_bad`, if given, gets the message; otherwise it raises.
+    With `skip`, `report` returns and `on_bad`, if given, gets the message; otherwise it raises. `start`:
+    where reading begins; -1 in a packed file.
     """
 
     def __init__(
@@ -32,7 +34,7 @@ class Problems:
         self.path = path
         self._skip = skip
         self._on_bad = on_bad
-        self._near_start = start <= COUNTED_BYTES
+        self._near_start = 0 <= start <= COUNTED_BYTES
         self._counted = (0, 0)  # a byte offset, and the newlines before it
 
     def report(self, offset: int, index: int, what: str, advice: str) -> None:
@@ -74,7 +76,7 @@ class Problems:
 
 @contextmanager
 def open_text(path: str) -> Iterator[IO[bytes]]:
-    """The file, open for reading bytes.
+    """The file, open for reading bytes; a packed one gives its text (`data.text.packed`).
 
     Raises InputError when it is no regular file, and for what goes wrong while it is open.
     """
@@ -86,15 +88,26 @@ def open_text(path: str) -> Iterator[IO[bytes]]:
                 raise InputError(
                     f"{path} is not a regular file: text is read in parts, so write it to a file first"
                 )
-            yield handle
+            with unpacked(handle, path) as text:
+                yield text
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+
+
+def is_packed(path: str) -> bool:
+    """Whether `open_text` unpacks the file. Raises InputError where it cannot be read."""
+    try:
+        with open(path, "rb") as handle:
+            return bool(packing(handle))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
 
 
 def line_blocks(
-    path: str, start: int, end: int, max_line_bytes: int, problems: Problems
+    path: str, start: int, end: int | None, max_line_bytes: int, problems: Problems
 ) -> Iterator[tuple[int, list[str | None]]]:
-    """Blocks of consecutive lines that begin in bytes [start, end) of the file, which are whole lines.
+    """Blocks of consecutive lines that begin in bytes [start, end) of the file, which are whole lines; None
+    stands for the file's end.
 
     Yields (byte offset of the block's first line, its lines without newline characters). A line that is left
     out as bad is None in the list, so that positions in it still count lines. "\\n" alone ends a line: other
@@ -135,7 +148,7 @@ def _one_by_one(
         position = end + 1
 
 
-def _raw_blocks(path: str, start: int, end: int, limit: int) -> Iterator[tuple[int, bytes | None]]:
+def _raw_blocks(path: str, start: int, end: int | None, limit: int) -> Iterator[tuple[int, bytes | None]]:
     """(byte offset, whole lines) of the range; None stands for one line of more than `limit` bytes.
 
     Where the lines of a block end does not decide whether a line is too long: only the first line of a block
@@ -143,21 +156,14 @@ def _raw_blocks(path: str, start: int, end: int, limit: int) -> Iterator[tuple[i
     """
     step = max(1, min(BLOCK_BYTES, limit))
     with open_text(path) as handle:
-        handle.seek(start)
         position = start
         pending = bytearray()  # the beginning of a line whose end is not read yet
         begin = start  # where it begins
         too_long = False  # it is, and what was read of it is dropped
-        while position < end:
-            block = handle.read(min(step, end - position))
-            if not block:
-                raise InputError(
-                    f"{path} became shorter while it was read (it ends at byte {position}, expected {end}); "
-                    "give the command again when nobody writes to it"
-                )
+        for block, more in _pieces(handle, path, (start, end), step):
             position += len(block)
             first = block.find(b"\n")
-            if first < 0 and position < end:
+            if first < 0 and more:
                 if not too_long:
                     pending += block
                     too_long = len(pending) > limit
@@ -173,7 +179,7 @@ def _raw_blocks(path: str, start: int, end: int, limit: int) -> Iterator[tuple[i
                 too_long = False
                 block = block[after_first:]
                 begin = position - len(block)
-            whole = block.rfind(b"\n") + 1 if position < end else len(block)
+            whole = block.rfind(b"\n") + 1 if more else len(block)
             if whole:
                 pending += block[:whole]
                 yield begin, bytes(pending)
@@ -181,6 +187,29 @@ def _raw_blocks(path: str, start: int, end: int, limit: int) -> Iterator[tuple[i
                 pending.clear()
             pending += block[whole:]
         # A range ends with a line's end or with the file's, so nothing is pending here.
+
+
+def _pieces(
+    handle: IO[bytes], path: str, place: tuple[int, int | None], step: int
+) -> Iterator[tuple[bytes, bool]]:
+    """The bytes of a range, up to `step` at a time, and whether more follow."""
+    position, end = place
+
+    def read() -> bytes:
+        return handle.read(step if end is None else min(step, end - position))
+
+    handle.seek(position)
+    block = read()
+    while block:
+        position += len(block)
+        following = read()
+        yield block, bool(following)
+        block = following
+    if end is not None and position < end:
+        raise InputError(
+            f"{path} became shorter while it was read (it ends at byte {position}, expected {end}); "
+            "give the command again when nobody writes to it"
+        )
 
 
 def _decoded(line: bytes, offset: int, problems: Problems) -> str | None:

@@ -1,4 +1,4 @@
-"""Texts as examples to train on, or to evaluate on with scores and submissions. MXNet is not imported."""
+"""Texts as examples to train on, or to evaluate on with scores and predictions. MXNet is not imported."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class EvaluationSet(NamedTuple):
     """Some of the examples evaluated on, after those of the set before.
 
     `size`: number of examples. `prefix`: of its scores' names. `labels`: None for a set without.
-    `submission`: name of the file with its predictions; "" for none.
+    `file`: name of the one with its predictions, without ".tsv".
     """
 
     prefix: str
     size: int
     ids: Sequence[str]
     labels: np.ndarray | None
-    submission: str
+    file: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class TrainingTexts:
 
 @dataclass(frozen=True, eq=False)
 class EvaluationTexts:
-    """The texts of several sets, one after the other; `features` have no labels. Submissions are written
+    """The texts of several sets, one after the other; `features` have no labels. Predictions are written
     into `folder`."""
 
     features: Features
@@ -90,7 +90,7 @@ class EvaluationTexts:
 
 
 class OutputCollector:
-    """Outputs of examples to scores and submissions. See tasks.base.Collector."""
+    """Outputs of examples to scores and predictions. See tasks.base.Collector."""
 
     def __init__(self, evaluated: EvaluationTexts):
         self._evaluated = evaluated
@@ -111,29 +111,30 @@ class OutputCollector:
         return [self._outputs, self._filled]
 
     def scores(self, arrays: Sequence[np.ndarray]) -> dict[str, float | None]:
-        """Writes the submissions; each set's metrics, and `score`, the one number of the first set."""
+        """Writes the predictions; each set's metrics, `score`, the one number of the first set, and the
+        number of examples with a label."""
         outputs, filled = arrays
         if not (filled == 1).all():
             raise TrainingError(f"{int((filled != 1).sum())} examples were not evaluated exactly once")
         labelling = self._evaluated.labelling
         predicted = outputs.argmax(axis=1) if labelling.labels else outputs[:, 0]
         found: dict[str, float | None] = {}
-        submissions: dict[str, Predictions] = {}
-        begin = 0
+        predictions: dict[str, Predictions] = {}
+        begin = labelled = 0
         for each in self._evaluated.sets:
             own = predicted[begin : begin + each.size]
             begin += each.size
             if each.labels is not None:
+                labelled += each.size
                 of_set = scores(labelling.metrics, own, each.labels)
                 if not found:
                     found[HEADLINE] = headline(labelling.metrics, of_set)
                 found.update({each.prefix + name: value for name, value in of_set.items()})
-            if each.submission:
-                submissions[each.submission] = Predictions(
-                    each.ids, own, labelling.labels, labelling.least, labelling.most
-                )
-        write_submission(self._evaluated.folder, submissions)
-        return found
+            predictions[each.file] = Predictions(
+                each.ids, own, labelling.labels, labelling.least, labelling.most
+            )
+        write_submission(self._evaluated.folder, predictions)
+        return {**found, "labelled": labelled}
 
 
 def joined(sets: Mapping[str, Examples]) -> Examples:

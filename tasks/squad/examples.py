@@ -18,14 +18,15 @@ from data.questions.windows import QuestionBatch, Windows, collate
 
 @dataclass(frozen=True, eq=False)
 class TrainingWindows:
-    """Windows with the positions of their answers."""
+    """Windows with the positions of their answers. `padded`: all are padded to so many tokens at least."""
 
     windows: Windows
+    padded: int = 0
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each window, int64 (W,)."""
-        return self.windows.lengths
+        """Tokens of each window, padding to `padded` included, int64 (W,)."""
+        return np.maximum(self.windows.lengths, self.padded)
 
     def collate(self, examples: np.ndarray, padded: int) -> QuestionBatch:
         """The windows with these numbers as a batch."""

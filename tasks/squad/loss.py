@@ -21,14 +21,16 @@ class SpanHead(mx.gluon.HybridBlock):
     Inputs: tokens (B, L, units); valid_lengths, starts, ends (B,) int32, positions of the answer's first and
     last token, 0 ([CLS]) for none; known (B,) float32, 0 where the answer is not known; factor (1,).
     Outputs:
-        loss (1,): factor * sum of the windows' losses, each the mean of the start's and the end's over the
-            positions that are no padding (Google's run_squad.py).
+        loss (1,): factor * sum of the windows' losses, each the mean of the start's and the end's, whose
+            softmax is over the window's tokens; with `over_padding` over all L positions, as that of Google's
+            run_squad.py and transformers' BertForQuestionAnswering.
         sums (2,): that sum without the factor, and windows whose likeliest start and end are both right.
         logits (B, 2, L): of starts and ends, float32.
     """
 
-    def __init__(self, units: int):
+    def __init__(self, units: int, over_padding: bool):
         super().__init__(prefix="")
+        self.over_padding = over_padding
         self.span_classifier = mx.gluon.nn.Dense(2, flatten=False, in_units=units)
 
     def hybrid_forward(
@@ -42,8 +44,9 @@ class SpanHead(mx.gluon.HybridBlock):
         factor: Any,
     ) -> tuple[Any, Any, Any]:
         logits = F.cast(self.span_classifier(tokens), dtype="float32")
-        lengths = F.cast(valid_lengths, dtype="float32")
-        logits = F.SequenceMask(logits, lengths, use_sequence_length=True, value=_MASKED, axis=1)
+        if not self.over_padding:
+            lengths = F.cast(valid_lengths, dtype="float32")
+            logits = F.SequenceMask(logits, lengths, use_sequence_length=True, value=_MASKED, axis=1)
         logits = F.transpose(logits, axes=(0, 2, 1))
         places = F.stack(starts, ends, axis=1)
         losses = -F.mean(F.pick(F.log_softmax(logits, axis=-1), places, axis=-1), axis=-1) * known
@@ -53,9 +56,9 @@ class SpanHead(mx.gluon.HybridBlock):
         return total * factor, F.BlockGrad(sums), F.BlockGrad(logits)
 
 
-def make_head(units: int, bert: BERTModel, dtype: str) -> SpanHead:
+def make_head(units: int, bert: BERTModel, dtype: str, over_padding: bool) -> SpanHead:
     """A head with random weights on the device of `bert`: N(0, 0.02^2) and zero biases."""
-    head = SpanHead(units)
+    head = SpanHead(units, over_padding)
     initialize_head(head, bert, dtype)
     return head
 
@@ -79,7 +82,13 @@ class SpanLoss(mx.gluon.HybridBlock):
         self, F: Any, input_ids: Any, segment_ids: Any, valid_lengths: Any, *labels: Any
     ) -> tuple[Any, Any, Any]:
         # Attention masks are made from lengths of the model's own dtype; 512 is exact in float16.
-        tokens = self.bert(input_ids, segment_ids, F.cast(valid_lengths, dtype=self._dtype))
+        lengths = F.cast(valid_lengths, dtype=self._dtype)
+        above: list[Any] = []
+        last = self.bert.encoder.transformer_cells[-1]
+        with last.register_forward_hook(lambda cell, inputs, outputs: above.append(outputs[0])):
+            tokens = self.bert(input_ids, segment_ids, lengths)
+        if self.head.over_padding:  # GluonNLP's encoder ends with zeros in its place
+            tokens = F.transpose(above[0], axes=(1, 0, 2))
         return self.head(tokens, valid_lengths, *labels)
 
 

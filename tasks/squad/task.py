@@ -21,6 +21,7 @@ class QuestionAnswering:
     """Spans of contexts as answers (Rajpurkar et al., arXiv:1606.05250, 1806.03822). See tasks.base.Task.
 
     A batch's windows whose answer is not known, as in evaluation, have a start of -1 and count for no figure.
+    `over_padding`: see tasks.squad.loss.SpanHead.
     """
 
     name = "squad"
@@ -29,11 +30,14 @@ class QuestionAnswering:
     denominators = ("windows",)
     judged = ("span_loss", "windows")
 
+    def __init__(self, over_padding: bool = False):
+        self._over_padding = over_padding
+
     def network(
         self, bert: BERTModel, config: BertConfig, dtype: str, dropout: float, operators: str
     ) -> SpanLoss | FusedSpanLoss:
         """The hybridized losses above `bert`, with a head of random weights."""
-        head = make_head(config.units, bert, dtype)
+        head = make_head(config.units, bert, dtype, self._over_padding)
         network: SpanLoss | FusedSpanLoss
         if operators == "fused":
             network = FusedSpanLoss(bert, head, config, dtype, dropout)

@@ -246,17 +246,17 @@ def test_bad_json_lines(file, bad):
 
 
 @pytest.mark.parametrize(
-    "magic, tool",
-    [
-        (b"\x1f\x8b\x08\x00", "gunzip"),
-        (b"BZh91AY&SY", "bunzip2"),
-        (b"\xfd7zXZ\x00", "unxz"),
-        (b"\x28\xb5\x2f\xfd", "unzstd"),
-        (b"PK\x03\x04", "unzip"),
-    ],
+    "begin, tool", [(b"PK\x03\x04", "unzip"), (b"wiki.txt".ljust(257, b"\0") + b"ustar", "tar -x")]
 )
-def test_compressed_files_are_refused_by_name(file, magic, tool):
-    assert f"is compressed: unpack it first, for example with {tool}" in error(file(magic + b"rest\n"))
+def test_archives_are_refused_by_name(file, begin, tool):
+    assert f"is an archive: unpack it first, for example with {tool}" in error(file(begin + b"rest\n"))
+
+
+@pytest.mark.parametrize("text", [b"One.\r\rTwo.\r", b"One. \r\r" + "\u4e2d".encode() * 30_000])
+def test_carriage_returns_alone_are_named(file, text):
+    path = file(text)
+    assert error(path).startswith(f"{path} has carriage returns alone for line ends")
+    assert list(documents([file(text.replace(b"\r", b"\r\n"))]))[0] == ["One."]
 
 
 def test_text_that_begins_like_a_compressed_file(file):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import os
 import pickle
 import tempfile
@@ -15,6 +18,11 @@ from base.errors import InputError
 from data.options import TextConfig
 from data.text.corpus import documents, expand_inputs, read_unit, sentences, text_units
 from tests.data.wikitext import DOCUMENTS
+
+try:
+    from compression import zstd
+except ImportError:
+    from backports import zstd
 
 LINES = b"\xef\xbb\xbf\r\n one\r\ntwo \xe2\x80\xa8 still\n\n\n \t\nthree. Four! five\n\nsix"
 DOCS = (
@@ -157,6 +165,52 @@ def test_parts_are_about_as_large_as_asked_and_can_be_sent_to_a_worker(tmp_path)
     assert all((1 << 17) <= unit.size < (1 << 17) + 15 for unit in units[:-1])
     assert len({unit.name for unit in units}) == len(units)
     assert pickle.loads(pickle.dumps(units)) == units
+
+
+def pack_zstd(content):
+    return zstd.compress(content, options={zstd.CompressionParameter.checksum_flag: 1})  # as its command does
+
+
+PACKED = {"gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress, "zstd": pack_zstd}
+
+
+@pytest.mark.parametrize("program", PACKED)
+def test_a_packed_file_is_its_text(tmp_path, program):
+    """In one part, whatever its name; two packed files in a row are one."""
+    pack = PACKED[program]
+    for content in (
+        LINES,
+        DOCS,
+        JSON,
+        b"a\xff\nb",
+        b"a line of text\n" * 100_000,
+        b"long " * 210_000 + b"\n1",
+    ):
+        for text_settings in (MANY, TextConfig("lines", skip_bad_records=True)):
+            plain = write(tmp_path / "plain", content)
+            path = write(tmp_path / "text.txt", pack(content[:9]) + pack(content[9:]))
+            whole, messages = in_one([plain], text_settings)
+            found = in_one([path], text_settings)
+            assert found[0] == whole and len(found[1]) == len(messages)
+            assert all(each.startswith(f"{path}, near byte ") for each in found[1])
+            assert in_units([path], text_settings, 1000) == found
+            assert len(text_units([path], text_settings, 1000)) == 1
+    with pytest.raises(InputError, match=f"{path}, line 1: the line is longer"):
+        in_one([path], TextConfig())
+
+
+@pytest.mark.parametrize("program", PACKED)
+def test_a_damaged_packed_file_is_one_line(tmp_path, program):
+    """Cut off, or changed anywhere but in headers that say nothing of the text."""
+    packed = PACKED[program](os.urandom(3000).hex().encode())
+    path = str(tmp_path / "text")
+    for content in (packed[:-1], packed[:2000], packed[:11], packed[:1500] + b"damaged" + packed[1507:]):
+        write(tmp_path / "text", content)
+        with pytest.raises(
+            InputError, match=f"^{path} is packed by {program}, and damaged or cut off"
+        ) as raised:
+            in_one([path], MANY)
+        assert "\n" not in str(raised.value)
 
 
 def test_a_file_cut_short_while_it_is_read(tmp_path):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -69,6 +70,13 @@ def test_where_batches_end_makes_no_difference(settings, tmp_path, lines, monkey
     build_store([str(path)], settings, str(tmp_path / "small"))
     large, small = (TokenStore.open(str(tmp_path / name)) for name in ("large", "small"))
     assert stored_documents(large) == stored_documents(small) and large.num_documents > 20
+
+
+def test_packed_text_makes_the_same_store(text, settings, tmp_path):
+    packed = tmp_path / "text.gz"
+    packed.write_bytes(gzip.compress(Path(text).read_bytes()))
+    one, other = (cached_store([each], settings, str(tmp_path), 2) for each in (text, str(packed)))
+    assert stored_documents(one) == stored_documents(other) and one.directory != other.directory
 
 
 def test_sentences_and_documents_without_tokens_are_left_out(text, settings, tmp_path):

@@ -222,10 +222,12 @@ class TestPlot:
         colours = {tuple(colour) for colour in np.round(one[..., :3].reshape(-1, 3), 1)}
         assert any(max(colour) - min(colour) > 0.3 for colour in colours), "only grey"
 
-    def test_nothing_to_plot_is_no_error(self, tmp_path):
+    @pytest.mark.filterwarnings("error")
+    def test_nothing_to_plot_is_no_error(self, tmp_path, caplog):
         nothing = training(10, mlm_loss=None, nsp_loss=None)
         reported(tmp_path, nothing)
-        self.picture(plot_losses(str(tmp_path), TASK.panels(Floors(6.0))))
+        self.picture(plot_losses(str(tmp_path), TASK.panels(Floors())))
+        assert not caplog.records, "of matplotlib"
 
 
 class TestTerminal:

@@ -74,10 +74,14 @@ def fine_tune(
         separate_operators()
 
     from training.agreement import agree, describe
+    from training.exchange import broadcast_json
     from training.held import held
     from training.run import train_stages
 
     communicator = open_communicator(whole.backend, whole.communication)
+    seed = broadcast_json(whole.part.config.optimization.seed, communicator)
+    if whole.part.config.checkpoint.resume and whole.part.config.optimization.seed is None is not seed:
+        whole = prepare([*words, "--seed", str(seed)])  # of a checkpoint that only rank 0 sees
     if not plan.members:
         code = train_stages([whole.part], whole.task(), communicator)
         communicator.close()

@@ -1,4 +1,4 @@
-"""Outputs of two ranks to the scores and submissions of several sets."""
+"""Outputs of two ranks to the scores and predictions of several sets."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ def evaluated(tmp_path, labelling: Labelling, labels: list) -> EvaluationTexts:
         first = [" ".join(ANIMALS[: 1 + place % 5]) for place in range(size)]
         ids = [f"{name}{place}" for place in range(size)]
         texts[name] = Examples(name, first, first[::-1], None, ids)
-        submission = name if labels[number] is None else ""
-        sets.append(EvaluationSet("" if not number else f"{name}_", size, ids, labels[number], submission))
+        sets.append(EvaluationSet("" if not number else f"{name}_", size, ids, labels[number], name))
     settings = TokenizerSettings(load_vocab(str(tmp_path / "vocab.txt")))
     return EvaluationTexts(featurize(joined(texts), settings, 16), tuple(sets), labelling, str(tmp_path))
 
@@ -48,11 +47,11 @@ def test_sets_are_scored_each_by_itself(tmp_path):
     collector, arrays = collected(texts, outputs, 2)
     found = collector.scores(arrays)
     assert found["accuracy"] == found["score"] == accuracy(predicted[:5], labels[0])
-    assert found["mm_accuracy"] == accuracy(predicted[5:9], labels[1]) and len(found) == 3
-    lines = (tmp_path / "MNLI-m.tsv").read_text().splitlines()
-    assert lines == ["index\tprediction"] + [
-        f"MNLI-m{place}\t{LABELS[predicted[9 + place]]}" for place in range(6)
-    ]
+    assert found["mm_accuracy"] == accuracy(predicted[5:9], labels[1]) and len(found) == 4
+    assert found["labelled"] == 9
+    for name, begin, size in (("m", 0, 5), ("mm", 5, 4), ("MNLI-m", 9, 6)):
+        own = [f"{name}{place}\t{LABELS[predicted[begin + place]]}" for place in range(size)]
+        assert (tmp_path / f"{name}.tsv").read_text().splitlines() == ["index\tprediction", *own]
     batch = texts.collate(np.array([4, 5, 14]), 16)
     assert batch.labels.tolist() == [0, 2, -1] and batch.labels.dtype == np.int32
 

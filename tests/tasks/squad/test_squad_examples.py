@@ -90,6 +90,19 @@ def test_held_out_articles_are_not_trained_on(data, tmp_path):
         finetune_squad.prepare(squad(data, tmp_path, tune_threshold=0.5, version_2=None))
 
 
+def test_a_loss_over_padding_is_over_the_whole_length(data, tmp_path):
+    """Of every batch, as in Google's code; --padding remove has no such rows."""
+    for padding, longest in ("tokens", {40, 48}), ("padded", {48}):
+        part, *_ = finetune_squad.prepare(squad(data, tmp_path, loss_over=padding))
+        order = part.inputs._order(part.config, part.inputs.training, (3, 0, 1))
+        rows = [each for step in range(order.num_steps(1)) for each in order.micro_batches(step)]
+        batches = [part.inputs.training.collate(*each) for each in rows]
+        assert {each.input_ids.shape[1] for each in batches} == longest
+        assert any((each.valid_lengths < 40).any() for each in batches)
+    with pytest.raises(InputError, match="--padding remove"):
+        finetune_squad.prepare(squad(data, tmp_path, loss_over="padded", padding="remove"))
+
+
 def test_diverged_logits_are_no_answers(data, tmp_path):
     evaluated = evaluation(data, tmp_path / "nan")
     batch = evaluated.collate(np.arange(2), int(evaluated.lengths.max()))

@@ -22,6 +22,8 @@ from tests.tasks.heads import (
 from tests.tasks.test_loss import dense, encoded, log_softmax
 
 TASK = QuestionAnswering()
+# What shifts the logits of all places alike changes no softmax over places.
+SHIFTS = (*WITHOUT_EFFECT, "span_classifier.bias", "cells.1.ffn.layer_norm.beta")
 
 
 def batch_of(starts: list[int], ends: list[int]) -> QuestionBatch:
@@ -34,11 +36,14 @@ def batch_of(starts: list[int], ends: list[int]) -> QuestionBatch:
 BATCH = batch_of([2, 0, 3, -1], [4, 0, 3, -1])  # an answer, none, one token, not known
 
 
-def reference(parameters: Parameters, batch: QuestionBatch, factor: float) -> tuple[float, list, np.ndarray]:
+def reference(
+    parameters: Parameters, batch: QuestionBatch, factor: float, over_padding: bool = False
+) -> tuple[float, list, np.ndarray]:
     """Loss, sums and logits (B, 2, L) of SpanLoss, in float64."""
     logits = dense(encoded(CONFIG, dict(parameters), batch), dict(parameters), "span_classifier")
     length = batch.input_ids.shape[1]
-    logits = np.where((np.arange(length) < batch.valid_lengths[:, None])[..., None], logits, -1e9)
+    inside = (np.arange(length) < batch.valid_lengths[:, None])[..., None]
+    logits = logits if over_padding else np.where(inside, logits, -1e9)
     total, right = 0.0, 0
     for row, places in enumerate(zip(batch.starts, batch.ends)):
         if places[0] < 0:
@@ -62,6 +67,19 @@ def test_loss_sums_and_logits_are_the_references(network):
     np.testing.assert_allclose(logits, expected_logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("operators", ["mxnet", "fused"])
+def test_over_padding_it_is_the_loss_of_run_squad(operators):
+    task = QuestionAnswering(over_padding=True)
+    network = network_of(task, operators)
+    values = values_of(network)
+    loss, sums, logits = run(task, network, BATCH, 1 / 3)
+    expected, expected_sums, expected_logits = reference(values, BATCH, 1 / 3, over_padding=True)
+    assert loss == pytest.approx(expected, rel=1e-5) and loss > 1.01 * reference(values, BATCH, 1 / 3)[0]
+    np.testing.assert_allclose(sums, expected_sums, rtol=1e-5)
+    np.testing.assert_allclose(logits, expected_logits, rtol=1e-4, atol=1e-4)
+    check_gradients(network, lambda parameters: reference(parameters, BATCH, 1 / 3, True)[0], SHIFTS)
+
+
 def test_right_windows_are_counted(network):
     logits = reference(values_of(network), BATCH, 1)[2]
     starts, ends = (logits[:, which].argmax(-1).tolist() for which in (0, 1))
@@ -73,9 +91,7 @@ def test_the_gradient_of_every_parameter(network):
     run(TASK, network, BATCH, 1 / 3)
     found = gradients_of(network)["encoder.position_weight"]
     assert not found[14:].any()
-    # What shifts the logits of all places alike changes no softmax over places.
-    shifts = (*WITHOUT_EFFECT, "span_classifier.bias", "cells.1.ffn.layer_norm.beta")
-    check_gradients(network, lambda parameters: reference(parameters, BATCH, 1 / 3)[0], shifts)
+    check_gradients(network, lambda parameters: reference(parameters, BATCH, 1 / 3)[0], SHIFTS)
 
 
 def test_both_operators_have_the_same_parameters_and_logits():
