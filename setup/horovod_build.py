@@ -28,8 +28,8 @@ ENV = {
     # Headers that Horovod and Gloo use and do not include; since GCC 13 others no longer bring them.
     "CXXFLAGS": "-include stdexcept -include cstdint",
 }
-# Files of the archive, text in them, and what takes its place: a template that assigns to a constant member, which
-# nothing uses and GCC 14 rejects; a module that Python 3.12 no longer has.
+# Files of the archive, text in them, and what takes its place: a template that assigns to a constant member,
+# which nothing uses and GCC 14 rejects; a module that Python 3.12 no longer has.
 MENDED = (
     (
         "third_party/flatbuffers/include/flatbuffers/stl_emulation.h",

@@ -41,8 +41,8 @@ def check_own_name() -> None:
         socket.getaddrinfo(name, None)
     except OSError as error:
         raise SetupError(
-            f"this machine's name {name} has no address ({error.strerror}), which Horovod's Gloo needs; add the line "
-            f'"127.0.1.1 {name}" to /etc/hosts or install libnss-myhostname.'
+            f"this machine's name {name} has no address ({error.strerror}), which Horovod's Gloo needs; "
+            f'add the line "127.0.1.1 {name}" to /etc/hosts or install libnss-myhostname.'
         ) from error
 
 

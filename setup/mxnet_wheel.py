@@ -1,10 +1,10 @@
 """MXNet 1.9.1 for newer releases of Python and NumPy: its wheel with some lines of its Python files changed.
 
-The wheel was made for Python 3.9 and NumPy 1.22 at most; its library has no code of either. What it asks of them and
-no longer gets is changed in its own files, so that nothing else in a process sees a difference:
+Its library has no code of either. What its modules ask of them and no longer get is changed in its own files,
+so that nothing else in a process sees a difference:
 
-* NumPy 2 has no `PZERO`, `NAN`, `Inf`, `alltrue`, `msort`, `in1d`, `trapz` (the last two since 2.4) and the like;
-  NumPy 1.20 gave the functions of finance away, which MXNet lists as its own.
+* NumPy 2 has no `PZERO`, `NAN`, `Inf`, `alltrue`, `msort` and the like, 2.4 no `in1d` and `trapz`; NumPy 1.20
+  gave the functions of finance away, which MXNet lists as its own.
 * Python 3.12 has no `distutils`.
 * The wheel demands NumPy below 2.
 """
@@ -34,7 +34,7 @@ CHANGES = {
         r"^    '(?:mirr|npv|pmt|ppmt|pv|rate)',\n": "",
         r"^(?:mirr|npv|pmt|ppmt|pv|rate) = onp\.\w+\n": "",
         r"^alltrue = onp\.alltrue$": "alltrue = onp.all",
-        r"^in1d = onp\.in1d$": "in1d = lambda ar1, *args, **kwargs: onp.isin(onp.ravel(ar1), *args, **kwargs)",
+        r"^in1d = onp\.in1d$": "in1d = lambda ar1, *args, **how: onp.isin(onp.ravel(ar1), *args, **how)",
         r"^msort = onp\.msort$": "msort = lambda a: onp.sort(a, axis=0)",
         r"^trapz = onp\.trapz$": "trapz = onp.trapezoid if hasattr(onp, 'trapezoid') else onp.trapz",
     },
