@@ -7,7 +7,7 @@
 # seldom changes to what often does: Debian packages; the environment, from what `make setup` reads; the code. A
 # change of code copies some megabytes and builds nothing.
 
-ARG BASE=debian:bookworm-slim
+ARG BASE=debian:trixie-slim
 FROM ${BASE}
 
 # Debian packages of setup/packages.py, Python, and an ssh server for mpirun. Keys that every container would share
@@ -28,7 +28,7 @@ USER bert
 WORKDIR /opt/bert
 
 # What the set-up works from, and no more: other files change more often.
-COPY --chown=bert:bert Makefile requirements.txt requirements-build.txt requirements-cuda.txt constraints.txt ./
+COPY --chown=bert:bert Makefile requirements.txt requirements-build.txt requirements-cuda.txt ./
 COPY --chown=bert:bert setup setup
 COPY --chown=bert:bert native native
 COPY --chown=bert:bert base/__init__.py base/errors.py base/machine.py base/processes.py base/

@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup pretrain finetune from-pretrained from-random compare test reliability bench check check-gpu format
-.PHONY: clean
+.PHONY: clean pins
 
 BACKEND ?= hvd
 PYTHON ?=
@@ -140,6 +140,13 @@ check-gpu: setup ## for a machine with GPUs: precision, speed, memory, both back
 format: setup ## format the code and sort imports
 	$(PY) -m ruff check --select I --fix .
 	$(PY) -m ruff format .
+
+# uv resolves for every Python at once; what holds for all of them (pyproject.toml) need not be on every line.
+pins: ## resolve requirements.in into requirements.txt, for every Python (needs uv on PATH)
+	uv pip compile --universal --python-version 3.9 --no-annotate --quiet --upgrade \
+		--custom-compile-command "make pins" requirements.in -o requirements.txt
+	sed -i -E "s/ and (implementation_name|platform_machine|platform_python_implementation|sys_platform) [!=]= '\w+'//g; \
+		s/ ; python_full_version < '3.15'$$//; s/ and python_full_version < '3.15'//" requirements.txt
 
 clean: ## remove .venv and caches in this folder (not runs/, not the wheel cache)
 	rm -rf .venv setup*.log .pytest_cache .mypy_cache .ruff_cache .hypothesis

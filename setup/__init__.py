@@ -7,6 +7,7 @@ machine          checks of the machine before any work
 packages         Debian packages
 environment      .venv and its pinned packages
 wheels           the wheel cache outside the clone
+mxnet_wheel      changes to MXNet's wheel for newer releases of Python and NumPy
 building         one wheel from its source, in an environment of its own
 cuda             NVIDIA's wheels in place of a CUDA toolkit
 horovod_build    Horovod's build, over MPI or NCCL

@@ -69,6 +69,7 @@ def set_up(environment: Environment, cuda: str, progress: Progress) -> None:
     began = time.monotonic()
 
     progress.stage("checking this machine")
+    machine.check_own_name()
     packages.refuse_unless_root(missing, os.geteuid())
     cache = wheels.cache_root(os.environ)
     all_wanted = wanted(cuda, ROOT)

@@ -35,9 +35,10 @@ COMMON = {
     "BYTEPS_WITHOUT_PYTORCH": "1",
     "BYTEPS_WITH_UCX": "0",
     "BYTEPS_USE_MPI": "0",
-    # Two headers that BytePS's sources use and do not include. The rest is for ReadyTable::SetReadyCount,
+    # Headers that BytePS's sources use and do not include. The rest is for ReadyTable::SetReadyCount,
     # which has no return statement: GCC would let it run on into whatever code comes next.
-    "CFLAGS": "-include memory -include cstring -fsanitize=unreachable -fsanitize-undefined-trap-on-error",
+    "CFLAGS": "-include memory -include cstring -include string -include cstdint "
+    "-fsanitize=unreachable -fsanitize-undefined-trap-on-error",
     # The archive brings its own ZeroMQ: "downloaded" from two folders up.
     "WGET": "cp -t .",
     "ZMQ_URL": "../../zeromq-4.1.4.tar.gz",

@@ -81,8 +81,7 @@ class Environment:
         leave_ranks_unbound(self.venv)
 
     def _pip_install(self, arguments: Sequence[str]) -> list[str]:
-        constraints = ["-c", str(self.root / "constraints.txt"), "--disable-pip-version-check"]
-        return [str(self.python), "-m", "pip", "install", *constraints, *arguments]
+        return [str(self.python), "-m", "pip", "install", "--disable-pip-version-check", *arguments]
 
     def _usable(self) -> bool:
         if not self.record.exists() or not self.python.exists():
@@ -102,8 +101,7 @@ class Environment:
 
     def _digest_of_files(self) -> bytes:
         digest = hashlib.sha256()
-        sources = [*self.root.glob("requirements*.txt"), self.root / "constraints.txt"]
-        sources += native_files(self.root / "native")
+        sources = [*self.root.glob("requirements*.txt"), *native_files(self.root / "native")]
         for source in sorted([*sources, *(self.root / "setup").glob("*.py")]):
             digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
         return digest.digest()

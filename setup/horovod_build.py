@@ -25,7 +25,23 @@ ENV = {
     "HOROVOD_WITHOUT_PYTORCH": "1",
     "HOROVOD_WITH_MPI": "1",
     "HOROVOD_WITH_GLOO": "1",
+    # Headers that Horovod and Gloo use and do not include; since GCC 13 others no longer bring them.
+    "CXXFLAGS": "-include stdexcept -include cstdint",
 }
+# Files of the archive, text in them, and what takes its place: a template that assigns to a constant member,
+# which nothing uses and GCC 14 rejects; a module that Python 3.12 no longer has.
+MENDED = (
+    (
+        "third_party/flatbuffers/include/flatbuffers/stl_emulation.h",
+        "const size_type count_;",
+        "size_type count_;",
+    ),
+    (
+        "horovod/runner/js_run.py",
+        "from distutils.spawn import find_executable",
+        "from shutil import which as find_executable",
+    ),
+)
 LIBRARIES = ("libcudart.so", "libnvrtc.so", "stubs/libcuda.so")
 # The text of CMakeLists.txt and what takes its place.
 CHANGES = {
@@ -57,7 +73,7 @@ def horovod(cuda: str, root: Path, mxnet: str, libraries: tuple[str, ...]) -> So
     packages ``libraries`` (Horovod's GPU guide); ``root`` is the clone with ``native``."""
     needs = (*NEEDS, mxnet, *libraries)
     if cuda == "cpu":
-        return Source("horovod", VERSION, "2 to 8 minutes", needs, ENV)
+        return Source("horovod", VERSION, "2 to 8 minutes", needs, ENV, lambda: [Path(__file__)], change=mend)
     sources = root / "native" / "cuda"
     env = {**ENV, "HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_LINK": "SHARED"}
 
@@ -70,9 +86,23 @@ def horovod(cuda: str, root: Path, mxnet: str, libraries: tuple[str, ...]) -> So
         return {**found, "HOROVOD_NCCL_HOME": str(home)}
 
     def change(scratch: Path, archive: Path) -> None:
+        mend(scratch, archive)
         leave_out_nvcc(sources, scratch / "cuda", archive)
 
     return Source("horovod", VERSION, "3 to 10 minutes", needs, env, inputs, arrange, change)
+
+
+def mend(scratch: Path, archive: Path) -> None:
+    """Changes Horovod's unpacked ``archive`` for newer compilers and releases of Python.
+
+    Raises:
+        SetupError: the archive is not the one that this was written for.
+    """
+    for name, old, new in MENDED:
+        text = (archive / name).read_text()
+        if text.count(old) != 1:
+            raise SetupError(f"Horovod's {name} has no {old}; it is not that of {VERSION}.")
+        (archive / name).write_text(text.replace(old, new))
 
 
 def leave_out_nvcc(sources: Path, home: Path, archive: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,22 @@ def check_platform() -> None:
     if here != "CPython on Linux x86_64" or sys.maxsize < 2**32 or platform.libc_ver()[0] != "glibc":
         libc = platform.libc_ver()[0] or "another C library"
         raise SetupError(f"MXNet 1.9.1 needs CPython on x86-64 Linux with glibc; this is {here}, {libc}.")
+
+
+def check_own_name() -> None:
+    """Looks up this machine's name, as Gloo does, which crashes where there is no answer.
+
+    Raises:
+        SetupError: the name has no address.
+    """
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError as error:
+        raise SetupError(
+            f"this machine's name {name} has no address ({error.strerror}), which Horovod's Gloo needs; "
+            f'add the line "127.0.1.1 {name}" to /etc/hosts or install libnss-myhostname.'
+        ) from error
 
 
 def check_compiler() -> None:

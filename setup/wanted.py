@@ -14,18 +14,16 @@ MXNET_VERSION = "1.9.1"
 
 
 class Wanted(NamedTuple):
-    """Pins for pip, pins of the tools that only builds need, pins for what those pull in, and what is built
-    here."""
+    """Pins for pip, with markers, pins of the tools that only builds need, and what is built here."""
 
     requirements: Sequence[str]
     build_tools: Sequence[str]
-    constraints: Sequence[str]
     sources: Sequence[Source]
 
     @property
     def pins(self) -> list[str]:
         """All versions that a build environment can be made of."""
-        return [*self.requirements, *self.build_tools, *self.constraints]
+        return [*self.requirements, *self.build_tools]
 
 
 def mxnet_requirement(cuda: str) -> str:
@@ -48,7 +46,6 @@ def wanted(cuda: str, root: Path) -> Wanted:
     return Wanted(
         [*(mxnet_requirement(cuda) if pin == cpu else pin for pin in pins), *libraries],
         _pins(root / "requirements-build.txt"),
-        _pins(root / "constraints.txt"),
         [
             gluonnlp(),
             horovod(cuda, root, _mxnet(cuda), names),

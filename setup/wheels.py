@@ -21,7 +21,7 @@ import zipfile
 from pathlib import Path
 from typing import Callable, Iterator, Mapping, Sequence
 
-from setup import building
+from setup import building, mxnet_wheel
 from setup.building import Source
 from setup.errors import SetupError
 from setup.progress import Progress
@@ -118,27 +118,27 @@ def _workplace(folder: Path, progress: Progress) -> Iterator[Path]:
 
 def pinned(folder: Path, wanted: Wanted) -> Path:
     """Directory of the downloaded packages; the path exists only when all of them are there."""
-    pins = "\n".join([*wanted.requirements, "", *wanted.build_tools, "", *wanted.constraints])
-    return folder / f"pinned-{hashlib.sha256(pins.encode()).hexdigest()[:16]}"
+    pins = "\n".join([*wanted.requirements, "", *wanted.build_tools])
+    changes = Path(mxnet_wheel.__file__).read_bytes()
+    return folder / f"pinned-{hashlib.sha256(pins.encode() + changes).hexdigest()[:16]}"
 
 
 def download(folder: Path, wanted: Wanted, python: Path, progress: Progress) -> Path:
-    """Returns a folder with the wheels of the requirements, of the build tools and of what they pull in,
-    downloading them if needed.
+    """Returns a folder with the wheels of the requirements and the build tools, downloading them if needed.
 
     Raises:
-        SetupError: pip failed.
+        SetupError: pip failed, or MXNet's wheel is not the one that is known.
     """
     target = pinned(folder, wanted)
     with _workplace(folder, progress) as scratch:
         if target.exists():
             progress.note(f"in the cache: {target}")
             return target
-        constraints = scratch / "constraints.txt"
-        constraints.write_text("\n".join(wanted.constraints) + "\n")
-        options = ["--only-binary", ":all:", "-c", str(constraints), "--dest", str(scratch / "out")]
-        packages = [*wanted.requirements, *wanted.build_tools]
-        progress.run([str(python), "-m", "pip", "download", *options, *packages], "downloading")
+        # The pins are complete, and what MXNet's own wheel demands is not what the changed one does.
+        options = ["--no-deps", "--only-binary", ":all:", "--dest", str(scratch / "out")]
+        command = [str(python), "-m", "pip", "download", "--disable-pip-version-check", *options]
+        progress.run([*command, *wanted.pins], "downloading")
+        mxnet_wheel.change(scratch / "out")
         os.sync()
         os.replace(scratch / "out", target)
     return target

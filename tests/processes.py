@@ -370,12 +370,12 @@ def run_ranks(
         return run.wait()
 
 
-def python_3_8() -> str | None:
+def python_3_9() -> str | None:
     """The oldest Python that the code must run on, where this machine has it."""
-    found = shutil.which("python3.8")
+    found = shutil.which("python3.9")
     if found and subprocess.run([found, "-c", ""], capture_output=True).returncode == 0:
         return found
-    installed = sorted(Path.home().glob(".pyenv/versions/3.8.*/bin/python"))
+    installed = sorted(Path.home().glob(".pyenv/versions/3.9.*/bin/python"))
     return str(installed[0]) if installed else None
 
 

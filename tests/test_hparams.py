@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import hparams
 import lamb_paper
-from tests.processes import python_3_8, run_command
+from tests.processes import python_3_9, run_command
 from training.config import stage_config
 from training.options import parse_options, stage_options
 from training.plan import make_plan
@@ -696,14 +696,14 @@ def test_workers_of_one_host_share_its_cores_by_hand(capsys, tmp_path):
         assert shown in by_hand if shown else "RANKS_ON_HOST" not in by_hand
 
 
-# ----------------------------------------------------------------------------- standard library, Python 3.8
+# ----------------------------------------------------------------------------- standard library, Python 3.9
 
 
-@pytest.mark.parametrize("which", ["this", "3.8"])
+@pytest.mark.parametrize("which", ["this", "3.9"])
 def test_runs_without_site_packages(which, tmp_path):
-    python = sys.executable if which == "this" else python_3_8()
+    python = sys.executable if which == "this" else python_3_9()
     if python is None:
-        pytest.skip("no Python 3.8 on this machine")
+        pytest.skip("no Python 3.9 on this machine")
     args = ["--tokens_per_gpu", "8192", "--hostfile", str(ROOT / "hosts" / "local"), "--launch"]
     for options in (
         [*args, "hvd"],

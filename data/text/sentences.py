@@ -147,7 +147,7 @@ def _pieces(text: str, start: int, end: int) -> Iterator[str]:
         piece = text[start:cut].strip()
         if piece:
             yield piece
-        start = cut
+        start = _skip_space(text, cut)  # which counts to neither piece
     piece = text[start:end].strip()
     if piece:
         yield piece

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data.text.sentences import MAX_SENTENCE_CHARS, UNKNOWN, split_sentences
@@ -66,6 +66,7 @@ def test_only_white_space_is_lost(text):
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 3 * MAX_SENTENCE_CHARS), max_size=6))
+@example([1, MAX_SENTENCE_CHARS])
 def test_long_sentences_are_cut_between_words_where_there_is_a_space(lengths):
     text = " ".join("x" * length for length in lengths)
     result = list(split_sentences(text))

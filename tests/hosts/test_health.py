@@ -72,7 +72,6 @@ def test_a_change_of_code_leaves_the_set_ups_layer():
             "requirements.txt",
             "requirements-build.txt",
             "requirements-cuda.txt",
-            "constraints.txt",
         ),
         *("base/__init__.py", "base/errors.py", "base/machine.py", "base/processes.py"),
         *("bert/__init__.py", "bert/configuration.py", "bert/operators.py"),
