@@ -7,7 +7,7 @@
 # seldom changes to what often does: Debian packages; the environment, from what `make setup` reads; the code. A
 # change of code copies some megabytes and builds nothing.
 
-ARG BASE=debian:trixie-slim
+ARG BASE=debian:bookworm-slim
 FROM ${BASE}
 
 # Debian packages of setup/packages.py, Python, and an ssh server for mpirun. Keys that every container would share
