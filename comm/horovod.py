@@ -314,5 +314,6 @@ def _check_size(size: int) -> None:
         if is_number(announced) and int(announced) != size:
             raise InputError(
                 f"the launcher started {announced} processes ({variable}) but Horovod joined {size}: it was "
-                "built without this launcher's library, or uses another; see `horovodrun --check-build`"
+                "built without this launcher's library, or uses another; see `horovodrun --check-build`, and "
+                "whose `mpirun --version` is: Horovod is built with Open MPI"
             )

@@ -19,6 +19,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Callable, Container, Sequence
 
+from hosts.addresses import is_here
 from hosts.mpirun_output import MpirunOutput
 from hosts.output import Lines, Output, Record, harmless
 from hosts.parts import MPIRUN, Access, Part
@@ -126,6 +127,8 @@ class RunningPart:
         Only the supervisor's report makes it 0.
         """
         kind, value = self._report or ("lost", "")
+        if self._mpirun and self._mpirun.lost is not None and (kind, value) == ("exit", "0"):
+            return 1  # Open MPI 5's own code
         if kind in ("exit", "signal"):
             return int(value) + (128 if kind == "signal" else 0)
         if kind == "stopped":
@@ -150,7 +153,7 @@ class RunningPart:
         where = "" if host in here else f" on {host}"
         who = f"{self._name}{where}"
         if self._mpirun and self._mpirun.end and kind == "exit":
-            return f"{who} {self._mpirun.end}"
+            return f"{who} has lost the host {self._lost}" if self._lost else f"{who} {self._mpirun.end}"
         if kind == "exit":
             return f"{who} exited with {value}"
         if kind == "signal":
@@ -176,7 +179,7 @@ class RunningPart:
         host, words = self._host, self._record.last_words(self._name)
         if self._mpirun and self._mpirun.lost is not None:
             # Its last words are a list of what may be the cause, and another start may find the host again.
-            own_end, host, words = False, self._mpirun.lost or None, ""
+            own_end, host, words = False, self._lost or None, ""
         elif self._mpirun and kind == "silent":
             host = value if value in self.part.ranks else host
             if self._mpirun.speaker is not None:  # why the run failed, which mpirun did not come to say
@@ -187,6 +190,14 @@ class RunningPart:
     def _name(self) -> str:
         culprit = self._mpirun.culprit if self._mpirun else None
         return self.part.name if culprit is None else f"rank {culprit}"
+
+    @property
+    def _lost(self) -> str:
+        """The host that mpirun has lost, as in the host file where that is known; empty without one."""
+        assert self._mpirun is not None
+        name, number = self._mpirun.lost or "", self._mpirun.lost_number
+        others = [host for host in dict.fromkeys(self.part.ranks) if not is_here(host)]
+        return name if name in self.part.ranks or not 0 < number <= len(others) else others[number - 1]
 
     @property
     def _host(self) -> str | None:

@@ -18,7 +18,7 @@ import pytest
 from comm.local import LocalCommunicator
 from comm.watch.heartbeat import ENDED, LOST, SILENT, STUCK, TOLD, Sign
 from comm.watch.watchdog import WatchedCommunicator, patience
-from hosts.mpirun import keepalive
+from hosts.mpirun import KEEPALIVE
 from tests.processes import run_command, start_ranks, wait_for_file
 from tests.sockets import listening
 
@@ -116,9 +116,11 @@ def test_a_host_that_is_cut_off(two_hosts, tmp_path):
     """The wire is taken out: no connection is closed, nothing arrives. mpirun names the host, and all
     processes of both end, its daemon on the lost host included."""
     args = ["horovod", tmp_path, UNHURRIED, "exchange"]
+    hurried = zip(KEEPALIVE, ("3", "1", "5"))
+    env = {f"{of}_MCA_{name}": value for name, value in hurried for of in ("OMPI", "PRTE")}
     with start_ranks(
-        WORKER, 2, timeout=100, env=ENV, args=args, grace=15, prefix=two_hosts.prefix,
-        launcher_args=[*two_hosts.mpirun_args, *keepalive(idle=3, interval=1)],
+        WORKER, 2, timeout=100, env={**ENV, **env}, args=args, grace=15, prefix=two_hosts.prefix,
+        launcher_args=two_hosts.mpirun_args,
     ) as run:  # fmt: skip
         let_exchange(run, tmp_path)
         two_hosts.cut()
