@@ -1,7 +1,8 @@
 """A run over Horovod: mpirun as the one part that the launcher starts. Standard library only.
 
 -host name:4,...
-    The hosts of this attempt; no file has to be written.
+    The hosts of this attempt; no file has to be written. (5.0.7 does not know a host by its address any more
+    when its daemon there has told the name: a host file in the run's folder.)
 --tag-output, --output rank:raw
     Whose line it is (hosts/mpirun_output.py). Open MPI 5 would hold back what has no end yet, of all ranks
     together, and give it to one of them (5.0.7); "raw" prevents that.
@@ -74,14 +75,19 @@ def plan(
     """
     machine = this_machine(hosts)
     words = [*mpirun.words, "-np", str(sum(slots for _, slots in hosts))]
-    words += ["-host", ",".join(f"{name}:{slots}" for name, slots in hosts)]
+    name = f"launch-{uuid.uuid4().hex[:8]}"
+    folders: tuple[str, ...] = (os.path.join(tempfile.gettempdir(), name),)
+    files = {}
+    if machine is None and mpirun.is_new:
+        files[os.path.join(folders[0], "hosts")] = "".join(f"{host} slots={slots}\n" for host, slots in hosts)
+        words += ["--hostfile", *files]
+    else:
+        words += ["-host", ",".join(f"{host}:{slots}" for host, slots in hosts)]
     words += ["--output", "rank:raw"] if mpirun.is_new else ["--tag-output"]
     without_gpus = machine is not None and not machine.gpus
     lines = options_of_mpirun(hosts, None, wiring.interface, without_gpus, MPIRUN_SIGKILL, wiring.network)
     for line in lines:
         words += _without(wiring.extra, line)
-    name = f"launch-{uuid.uuid4().hex[:8]}"
-    folders: tuple[str, ...] = (os.path.join(tempfile.gettempdir(), name),)
     option, of, shell = _NEW if mpirun.is_new else _OLD
     words += [option, f"{of}_tmpdir_base", folders[0]]
     if os.path.isdir(SHARED_MEMORY):
@@ -105,7 +111,7 @@ def plan(
     environment = {**(AS_ROOT if os.geteuid() == 0 else {}), "PYTHONUNBUFFERED": "1"}
     silence = SILENCE if machine is None else None
     ranks = tuple(name for name, slots in hosts for _ in range(slots))
-    part = Part(MPIRUN, 0, LOOPBACK, (*words, *command), environment, ranks, folders, silence)
+    part = Part(MPIRUN, 0, LOOPBACK, (*words, *command), environment, ranks, folders, silence, files)
     here = frozenset({LOOPBACK, *(() if machine is None else ranks)})
     return [part], Access((), here, os.getcwd(), os.environ, wiring.extra)
 

@@ -17,6 +17,7 @@ import subprocess
 import time
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Callable, Container, Sequence
 
 from hosts.addresses import is_here
@@ -188,8 +189,7 @@ class RunningPart:
 
     @property
     def _name(self) -> str:
-        culprit = self._mpirun.culprit if self._mpirun else None
-        return self.part.name if culprit is None else f"rank {culprit}"
+        return self.part.name if self._culprit is None else f"rank {self._culprit}"
 
     @property
     def _lost(self) -> str:
@@ -203,8 +203,14 @@ class RunningPart:
     def _host(self) -> str | None:
         if self._mpirun is None:
             return self.part.host
-        culprit = self._mpirun.culprit
+        culprit = self._culprit
         return self.part.ranks[culprit] if culprit is not None and culprit < len(self.part.ranks) else None
+
+    @property
+    def _culprit(self) -> int | None:
+        """The rank that failed first; None where mpirun itself did: it waited for a host."""
+        waited = self._report is not None and self._report[0] == "silent"
+        return self._mpirun.culprit if self._mpirun and not waited else None
 
     def _read(self, pipe: int) -> None:
         try:
@@ -345,6 +351,9 @@ class Run:
         options = ["--token", self._token, "--stopped_timeout", str(self._limits.stopped)]
         argv, environment = self._access.start(part, options)
         self._record.open(part.name)
+        for path, text in part.files.items():
+            os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)  # its supervisor removes it
+            Path(path).write_text(text, "utf-8")
         process = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,
