@@ -29,8 +29,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, MutableMapping, Sequence
 
 from base.errors import InputError
 from base.launchers import SIZE_VARIABLES, is_number
@@ -96,6 +97,7 @@ class HorovodCommunicator(_Collectives):
         os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(FUSED_ON_GPUS if gpus else 0))
         if not gpus:
             choose_allreduce(os.environ)
+        _check_interfaces(os.environ)
         if divisible:
             os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
         try:
@@ -292,6 +294,17 @@ def choose_allreduce(environ: MutableMapping[str, str]) -> None:
     if not any(name.startswith(_TUNED) for name in environ):
         environ[_TUNED + "use_dynamic_rules"] = "1"
         environ[_TUNED + "dynamic_rules_filename"] = str(RULES)
+
+
+def _check_interfaces(environ: Mapping[str, str]) -> None:
+    """Raises InputError for a network interface that this host lacks: Open MPI would go on without it."""
+    named, there = environ.get("OMPI_MCA_btl_tcp_if_include", ""), [name for _, name in socket.if_nameindex()]
+    for each in filter(None, named.split(",")):
+        if "/" not in each and each not in there:
+            raise InputError(
+                f"btl_tcp_if_include {named}: {socket.gethostname()} has no network interface {each}, only "
+                f"{', '.join(there)}; name one that all hosts have"
+            )
 
 
 def _name(operation: str, index: int, array: NDArray) -> str:

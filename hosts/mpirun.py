@@ -25,9 +25,8 @@ Reasons for each part (Open MPI 4.1 and 5.0, Horovod 0.28.1, MXNet 1.9.1):
     way: if a rank has ended meanwhile, as after a --comm_timeout below 20 seconds, mpirun and daemon have
     sent each other word of it, and wait for 15 minutes (measured with 4.1.4: for more than 150 seconds).
     hosts/launch.py ends them (hosts/supervise.py --silence).
-PRTE_MCA_oob_tcp_keepalive_time=10 ..., before mpirun
-    The same for 5.0, whose mpirun (PRRTE) reads -mca for MPI's own parameters only, and ignores others. (Its
-    --prtemca is an unknown option in 4.1; a variable is good for both.)
+    (5.0 takes -mca for MPI's own parameters only, and ignores these; for it they are variables, such as
+    PRTE_MCA_oob_tcp_keepalive_time, or --prtemca, an unknown option in 4.1. hosts/launch.py has the latter.)
 -x PATH -x LD_LIBRARY_PATH
     A remote shell may find another Python, or miss NCCL's network plug-in. (mpirun warns if one is not set.)
 NCCL_DEBUG=WARN
@@ -104,9 +103,7 @@ def command(job: Job, cluster: Cluster) -> str:
         [cluster.python, job.script],
     ]
     first, *more = texts(lines)
-    daemons = {f"PRTE_MCA_{name}": value for name, value in KEEPALIVE.items()}
-    before = {**(AS_ROOT if machine and machine.root else {}), **(daemons if len(cluster.hosts) > 1 else {})}
-    start = " ".join([*assignments(before), first])
+    start = " ".join([*assignments(AS_ROOT if machine and machine.root else {}), first])
     reasons = cluster.network.comment() if cluster.network is not None else []
     header = "\n".join([job.header(), *(f"# {reason}" for reason in reasons)])
     return f"{header}\n{command_text([start, *more], texts(job.options))}"

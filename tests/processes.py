@@ -359,6 +359,9 @@ def start_ranks(
             script = Path(script_or_code)
         worker = [sys.executable, str(script), *map(str, args)]
         words = _launcher_words(launcher, num_ranks, directory / "ranks")
+        if "--bind-to" in launcher_args:  # Open MPI 5 does not take it twice
+            place = words.index("--bind-to")
+            del words[place : place + 2]
         words += map(str, launcher_args)
         if launcher in ("byteps", "launch"):
             hostfile = directory / "hostfile"

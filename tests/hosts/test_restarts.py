@@ -351,12 +351,27 @@ def test_restarts_need_a_folder_of_checkpoints(tmp_path):
     result = run_command([*base, "--", sys.executable, "-c", "import sys; print('once'); sys.exit(7)"])
     assert (result.returncode, result.stdout.count("once")) == (7, 1)
     command = ["--", sys.executable, "-c", "pass"]
+    mpich = tmp_path / "hydra"
+    mpich.write_text("#!/bin/sh\necho HYDRA build details:\necho '    Version: 4.2.1'\n")
+    mpich.chmod(0o755)
     for options, named in (
         (["--max_restarts", "2", *command], "--max_restarts 2: needs --ckpt_dir"),
         (["--again", *command], "--again: needs --ckpt_dir"),
         (["--min_hosts", "2", *command], "--min_hosts 2"),
         (["--backend", "hvd", "--num_servers", "2", *command], "--num_servers 2: goes with --backend byteps"),
         (["--backend", "hvd", "--mpirun", "no-such-mpirun", *command], "--mpirun no-such-mpirun"),
+        (
+            ["--backend", "hvd", "--mpirun", str(mpich), *command],
+            "hydra: is not Open MPI's (HYDRA build details:)",
+        ),
+        (
+            ["--backend", "hvd", "--interface", "ens5x", *command],
+            "this machine has no network interface ens5x",
+        ),
+        (
+            ["--backend", "hvd", "--mpirun", "mpirun -mca btl_tcp_if_include lo,ens5x", *command],
+            "this machine has no network interface ens5x",
+        ),
         ([*command, "--ckpt_dir", "x", "--start_step", "3"], "--start_step: "),
     ):
         result = run_command([*base, *options])
