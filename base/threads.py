@@ -16,9 +16,11 @@ from base.control_groups import MOUNT, PROC, read_text, tightest
 from base.errors import InputError
 from base.launchers import is_number, local_size
 
-# Set to 1 for processes that are bound to a core, a socket or another part of the machine: by Open MPI for
-# those that it has bound, by users who want bpslaunch to bind.
-_BOUND = ("OMPI_MCA_orte_bound_at_launch", "BYTEPS_NUMA_ON")
+# Set to 1 for processes that are bound to a core, a socket or another part of the machine: by Open MPI 4 for
+# those that it has bound, by users who want bpslaunch to bind. Open MPI 5 does not say; the CPUs of a process
+# are then compared with those of its daemon, which is not bound.
+_DAEMON = "PRTE_LAUNCHED"
+_BOUND = ("OMPI_MCA_orte_bound_at_launch", "BYTEPS_NUMA_ON", _DAEMON)
 
 
 def set_threads(environ: MutableMapping[str, str] = os.environ) -> int:
@@ -29,7 +31,7 @@ def set_threads(environ: MutableMapping[str, str] = os.environ) -> int:
     threads = choose_threads(
         environ,
         affinity_count=len(os.sched_getaffinity(0)),
-        cpu_count=os.cpu_count() or 1,
+        cpu_count=len(os.sched_getaffinity(os.getppid())) if _DAEMON in environ else os.cpu_count() or 1,
         local_size=local_size(environ),
         cpu_quota=read_cpu_quota(),
     )

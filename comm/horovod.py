@@ -29,8 +29,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, MutableMapping, Sequence
 
 from base.errors import InputError
 from base.launchers import announced_sizes
@@ -96,6 +97,7 @@ class HorovodCommunicator(_Collectives):
         os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(FUSED_ON_GPUS if gpus else 0))
         if not gpus:
             choose_allreduce(os.environ)
+        _check_interfaces(os.environ)
         if divisible:
             os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
         try:
@@ -294,6 +296,17 @@ def choose_allreduce(environ: MutableMapping[str, str]) -> None:
         environ[_TUNED + "dynamic_rules_filename"] = str(RULES)
 
 
+def _check_interfaces(environ: Mapping[str, str]) -> None:
+    """Raises InputError for a network interface that this host lacks: Open MPI would go on without it."""
+    named, there = environ.get("OMPI_MCA_btl_tcp_if_include", ""), [name for _, name in socket.if_nameindex()]
+    for each in filter(None, named.split(",")):
+        if "/" not in each and each not in there:
+            raise InputError(
+                f"btl_tcp_if_include {named}: {socket.gethostname()} has no network interface {each}, only "
+                f"{', '.join(there)}; name one that all hosts have"
+            )
+
+
 def _name(operation: str, index: int, array: NDArray) -> str:
     # Stable from step to step: Horovod's response cache then answers without a negotiation. The sizes keep
     # calls with other arrays (an evaluation's sums) from invalidating the entries of the gradients.
@@ -313,5 +326,6 @@ def _check_size(size: int) -> None:
         if announced != size:
             raise InputError(
                 f"the launcher started {announced} processes ({variable}) but Horovod joined {size}: it was "
-                "built without this launcher's library, or uses another; see `horovodrun --check-build`"
+                "built without this launcher's library, or uses another; see `horovodrun --check-build`, and "
+                "whose `mpirun --version` is: Horovod is built with Open MPI"
             )

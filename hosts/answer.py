@@ -38,7 +38,7 @@ CONNECT_SECONDS = 5.0
 
 
 def facts(question: dict[str, Any]) -> dict[str, Any]:
-    """Versions, the clock, and where the programs of `question["programs"]` are."""
+    """Versions, the clock, network interfaces, and where the programs of `question["programs"]` are."""
     from importlib.metadata import PackageNotFoundError, version
 
     versions: dict[str, str | None] = {}
@@ -48,7 +48,13 @@ def facts(question: dict[str, Any]) -> dict[str, Any]:
             versions[name] = version(name)
     programs = {name: shutil.which(name) for name in question.get("programs", [])}
     python = platform.python_version()
-    return {"python": python, "versions": versions, "programs": programs, "time": time.time()}
+    found = {"python": python, "versions": versions, "programs": programs, "interfaces": interfaces()}
+    return {**found, "time": time.time()}
+
+
+def interfaces() -> list[str]:
+    """Names of this machine's network interfaces."""
+    return [name for _, name in socket.if_nameindex()]
 
 
 def state(question: dict[str, Any]) -> dict[str, Any]:

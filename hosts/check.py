@@ -20,6 +20,7 @@ import argparse
 import json
 import os
 import secrets
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,8 @@ from base.errors import InputError
 from hosts.addresses import addresses, bare, is_here
 from hosts.asking import Asked, Conversation
 from hosts.hostfile import merged, read_host_lines, read_spares
+from hosts.mpirun import interfaces
+from hosts.over_mpirun import program
 from hosts.parts import DEFAULT_PORT, ssh_words
 from hosts.reach import APART, Fault, Question
 
@@ -160,9 +163,10 @@ def look(options: Options) -> Report:
     """
     names = [host for host, _ in options.hosts]
     numeric = addresses(names, options.hostfile, lenient=True)
-    question = Question(
-        options.ssh, os.getcwd(), options.python, os.environ.get("PATH", os.defpath), ("orted",)
-    )
+    path = os.environ.get("PATH", os.defpath)
+    daemon = program("mpirun", only_show=shutil.which("mpirun") is None).daemon
+    named = tuple(interfaces((), os.environ))
+    question = Question(options.ssh, os.getcwd(), options.python, path, (daemon,), named)
     with Conversation(names, question) as hosts:
         versions = hosts.ask(
             {name: {"ask": "facts", "programs": question.programs} for name in names}, LOOK_SECONDS

@@ -48,8 +48,10 @@ from base.command_line import seconds as limited
 from base.errors import InputError
 from hosts import over_byteps, over_mpirun
 from hosts.addresses import is_here
+from hosts.answer import interfaces as own_interfaces
 from hosts.exposure import warning
 from hosts.hostfile import merged, read_host_lines, read_spares
+from hosts.mpirun import interfaces
 from hosts.networks import RULE, read_network
 from hosts.output import Output, Screen
 from hosts.parts import (
@@ -82,7 +84,7 @@ class Launch:
     backend: str
     wiring: Wiring
     servers: over_byteps.Servers
-    mpirun: str
+    mpirun: over_mpirun.Mpirun | None
     log_dir: Path | None
     quiet: bool
     limits: Limits
@@ -95,16 +97,24 @@ class Launch:
         """The processes of a run on the hosts of `lines`, and how they are started."""
         more = [RESUME] if resume and RESUME not in self.command else []
         command = [*self.command, *more]
-        if self.backend == HVD:
+        if self.mpirun is not None:
             return over_mpirun.plan(merged(lines), command, self.wiring, self.mpirun)
         servers = self.servers.without(self.roster.left_out, len(lines))
         return over_byteps.plan(lines, command, self.wiring, servers, say)
 
     def question(self) -> Question:
         """Everything that other hosts are asked before a start."""
-        programs = ("orted",) if self.backend == HVD else ()
+        programs = (self.mpirun.daemon,) if self.mpirun is not None else ()
         path = self.wiring.extra.get("PATH", os.environ.get("PATH", os.defpath))
-        return Question(self.wiring.ssh, os.getcwd(), python_of(self.command), path, programs)
+        python = python_of(self.command)
+        return Question(self.wiring.ssh, os.getcwd(), python, path, programs, self.interfaces())
+
+    def interfaces(self) -> tuple[str, ...]:
+        """Names of the network interfaces that the ranks are restricted to."""
+        words = self.mpirun.words if self.mpirun is not None else ()
+        named = (self.wiring.interface or "").split(",")
+        named += interfaces(words, {**os.environ, **self.wiring.extra}) if self.mpirun is not None else []
+        return tuple(name for name in dict.fromkeys(named) if name and "/" not in name)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -221,6 +231,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         launch = _parse(words)
+        here = not launch.wiring.only_show and any(is_here(host) for host, _ in launch.roster.lines())
+        fault = launch.question().lacking(own_interfaces()) if here else None
+        if fault is not None:
+            raise InputError(f"this machine {fault.why}")
         parts, access = launch.plan(launch.roster.lines())
     except InputError as error:
         say(str(error))
@@ -314,7 +328,7 @@ def _parse(words: list[str]) -> Launch:
         backend=args.backend,
         wiring=wiring,
         servers=over_byteps.Servers(args.num_servers, args.scheduler),
-        mpirun=args.mpirun,
+        mpirun=over_mpirun.program(args.mpirun, args.dry_run) if args.backend == HVD else None,
         log_dir=None if args.log_dir is None else Path(args.log_dir),
         quiet=args.quiet,
         limits=Limits(args.grace, args.server_timeout, args.stopped_timeout),

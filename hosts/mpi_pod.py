@@ -294,8 +294,8 @@ def _launch(args: argparse.Namespace, command: Sequence[str]) -> tuple[int, str]
         f"{args.patience:g}",
     ]
     words += ["--network", args.network] if args.network else []
-    # In a container one process may not read another's memory, which this transport tries first.
-    words += ["--mpirun", "mpirun -mca btl_vader_single_copy_mechanism none"]
+    # In a container one process may not read another's memory, which Open MPI 4, and 5, try first.
+    words += ["--mpirun", "mpirun -mca btl_vader_single_copy_mechanism none -mca smsc ^cma"]
     environment = {name: value for name, value in os.environ.items() if name not in REPLACED}
     try:
         return _follow([*words, "--", *command], environment)

@@ -1,8 +1,9 @@
 """The mpirun command that starts a job over Horovod. Standard library only.
 
-Reasons for each part (Open MPI 4, Horovod 0.28.1, MXNet 1.9.1):
+Reasons for each part (Open MPI 4.1 and 5.0, Horovod 0.28.1, MXNet 1.9.1):
 
 -map-by ppr:4:socket -bind-to socket
+    (A socket is a package in 5.0, which knows the old word, too; 4.1 does not know the new one.)
     Four ranks on each of a p3dn's two sockets. Without -bind-to, Open MPI ties two ranks or fewer to one core
     each, their data loading included.
 -mca pml ob1 -mca btl ^openib,ofi,uct
@@ -15,6 +16,8 @@ Reasons for each part (Open MPI 4, Horovod 0.28.1, MXNet 1.9.1):
     On a signal, mpirun sends SIGTERM to the ranks after so many seconds, and SIGKILL after as many again
     (default 1; measured with 4.1.4). 30 leave time for a step and a last checkpoint and fit into the two
     minutes' notice of a spot instance. The price: mpirun takes that minute to return from a failed run, too.
+    5.0 has no such setting: SIGKILL comes half a second after the signal. There only SIGUSR1 saves, which
+    both pass on to the ranks, as hosts/launch.py has it.
 -mca oob_tcp_keepalive_time 10 -mca oob_tcp_keepalive_intvl 2 -mca oob_tcp_keepalive_probes 5
     A host that is cut off is noticed after 20 seconds (default 480), at both ends: mpirun names it and ends
     its processes, the daemon that was cut off ends those of its host. It is the kernel that answers, so a
@@ -22,6 +25,8 @@ Reasons for each part (Open MPI 4, Horovod 0.28.1, MXNet 1.9.1):
     way: if a rank has ended meanwhile, as after a --comm_timeout below 20 seconds, mpirun and daemon have
     sent each other word of it, and wait for 15 minutes (measured with 4.1.4: for more than 150 seconds).
     hosts/launch.py ends them (hosts/supervise.py --silence).
+    (5.0 takes -mca for MPI's own parameters only, and ignores these; for it they are variables, such as
+    PRTE_MCA_oob_tcp_keepalive_time, or --prtemca, an unknown option in 4.1. hosts/launch.py has the latter.)
 -x PATH -x LD_LIBRARY_PATH
     A remote shell may find another Python, or miss NCCL's network plug-in. (mpirun warns if one is not set.)
 NCCL_DEBUG=WARN
@@ -55,14 +60,22 @@ NCCL and its network plug-ins (EFA), and NCCL_MIN_NRINGS, which forces what NCCL
 
 from __future__ import annotations
 
+import re
+import subprocess
 from itertools import groupby
-from typing import Sequence
+from typing import Mapping, Sequence
 
-from base.errors import InputError
+from base.errors import InputError, one_line
 from hosts.networks import Network
 from hosts.shell import Cluster, Job, assignments, command_text, texts
 
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+# Seconds without traffic until the first probe, and between probes; so many without an answer end the job.
+KEEPALIVE = {
+    "oob_tcp_keepalive_time": "10",
+    "oob_tcp_keepalive_intvl": "2",
+    "oob_tcp_keepalive_probes": "5",
+}
 
 
 def command(job: Job, cluster: Cluster) -> str:
@@ -127,7 +140,7 @@ def options_of_mpirun(
         ["-mca", "mpi_yield_when_idle", "1"] if without_gpus else [],
         ["-mca", "pml", "ob1", "-mca", "btl", "^openib,ofi,uct", *_mpi_network(several, interface)],
         ["-mca", "odls_base_sigkill_timeout", str(sigkill)],
-        keepalive() if several else [],
+        [word for name, value in KEEPALIVE.items() for word in ("-mca", name, value)] if several else [],
         ["-x", "PATH", "-x", "LD_LIBRARY_PATH"] if several else [],
     ]
     for _, names in by_library:
@@ -135,17 +148,34 @@ def options_of_mpirun(
     return lines
 
 
-def keepalive(idle: int = 10, interval: int = 2) -> list[str]:
-    """Options by which mpirun and its daemons notice that a host has been cut off.
+def version(program: str) -> int:
+    """First number of the version of Open MPI whose mpirun `program` is.
 
-    Args:
-        idle: seconds without traffic until the first probe.
-        interval: seconds between probes; five in a row without an answer end the job.
+    Raises:
+        InputError: it does not run, or is another MPI's.
     """
-    values = {"time": idle, "intvl": interval, "probes": 5}
-    return [
-        word for name, value in values.items() for word in ("-mca", f"oob_tcp_keepalive_{name}", str(value))
-    ]
+    try:
+        result = subprocess.run(
+            [program, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=20
+        )
+        said = result.stdout.decode("utf-8", "replace")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InputError(f"{program} --version: {one_line(str(error))}") from None
+    number = re.search(r"\(Open MPI\) (\d+)\.", said)
+    if number is None:
+        first = one_line(said.strip().partition("\n")[0]) or f"exit code {result.returncode}"
+        raise InputError(
+            f"{program}: is not Open MPI's ({first}), which Horovod is built with; put Open MPI's first on "
+            "PATH, or name it: --mpirun /usr/bin/mpirun.openmpi"
+        )
+    return int(number[1])
+
+
+def interfaces(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Names of network interfaces to which words of mpirun, or else a variable, restrict MPI."""
+    given = {name: value for flag, name, value in zip(words, words[1:], words[2:]) if flag.endswith("-mca")}
+    value = given.get("btl_tcp_if_include", environ.get("OMPI_MCA_btl_tcp_if_include", ""))
+    return [each for each in value.split(",") if each and "/" not in each]  # others are networks
 
 
 def variables(

@@ -1,18 +1,23 @@
 """A run over Horovod: mpirun as the one part that the launcher starts. Standard library only.
 
 -host name:4,...
-    The hosts of this attempt; no file has to be written.
---tag-output
-    Whose line it is (hosts/mpirun_output.py).
+    The hosts of this attempt; no file has to be written. (5.0.7 does not know a host by its address any more
+    when its daemon there has told the name: a host file in the run's folder.)
+--tag-output, --output rank:raw
+    Whose line it is (hosts/mpirun_output.py). Open MPI 5 would hold back what has no end yet, of all ranks
+    together, and give it to one of them (5.0.7); "raw" prevents that.
 -mca odls_base_sigkill_timeout 3
     hosts/mpirun.py has 30, for ranks that get mpirun's own SIGTERM. Here the launcher's SIGUSR1 reaches them
-    first, and they leave together when they have saved.
--mca orte_tmpdir_base, -mca btl_vader_backing_directory
+    first, and they leave together when they have saved. (5: half a second, which cannot be set.)
+orte_tmpdir_base (5: prte_), btl_vader_backing_directory
     Folders of this run: ranks that are killed leave files in them, which go with the folders.
--mca orte_launch_agent
+orte_launch_agent (5: prte_)
     mpirun's daemons on other hosts run under hosts/supervise.py, too, which makes and removes the folders
     there, and ends a daemon that is cut off. (plm_rsh_no_tree_spawn, which would start all of more than 64
     from this host, makes Open MPI 4.1.4 wait for ever.)
+plm ssh, ras ^slurm (5)
+    The hosts and the remote shell are the launcher's; in a Slurm job mpirun would take srun. (For 4
+    hosts/slurm.py says so, in words that 5 ignores.)
 """
 
 from __future__ import annotations
@@ -23,49 +28,76 @@ import shutil
 import sys
 import tempfile
 import uuid
+from dataclasses import dataclass
 from typing import Container, Sequence
 
 from base.errors import InputError
 from base.launchers import RUN_HOSTS, announced_hosts
 from hosts.addresses import LOOPBACK
-from hosts.mpirun import AS_ROOT, options_of_mpirun, variables
+from hosts.mpirun import AS_ROOT, KEEPALIVE, options_of_mpirun, variables, version
 from hosts.parts import MPIRUN, MPIRUN_SIGKILL, PASSED_ON, SUPERVISE, Access, Part, Wiring, python_of
 from hosts.shell import this_machine
 
 SHARED_MEMORY = "/dev/shm"
+PRRTE = 5  # since this version of Open MPI mpirun is PRRTE's prterun
+# Option, beginning of the names, and name of the remote shell of what mpirun and its daemons have to know.
+_OLD, _NEW = ("-mca", "orte", "plm_rsh_agent"), ("--prtemca", "prte", "plm_ssh_agent")
+_ON_HOSTS = {"plm": "ssh", "ras": "^slurm", **KEEPALIVE}  # 5 does not take them after -mca
 SILENCE = 10.0  # seconds for which mpirun and its daemons wait for an answer; keepalive notices in 20
 
 
+@dataclass(frozen=True)
+class Mpirun:
+    """`words`: the program, and options for it. `version`: 4 or 5, Open MPI's."""
+
+    words: tuple[str, ...]
+    version: int
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it is PRRTE's."""
+        return self.version >= PRRTE
+
+    @property
+    def daemon(self) -> str:
+        """Name of the program that it starts on other hosts."""
+        return "prted" if self.is_new else "orted"
+
+
 def plan(
-    hosts: Sequence[tuple[str, int]], command: Sequence[str], wiring: Wiring, mpirun: str
+    hosts: Sequence[tuple[str, int]], command: Sequence[str], wiring: Wiring, mpirun: Mpirun
 ) -> tuple[list[Part], Access]:
     """Lists the one process of a run, mpirun, and the means of starting it.
 
     Args:
         hosts: names and slots, each host once (`read_hostfile`); one rank is started in every slot.
         command: what each rank runs.
-        mpirun: mpirun's name and more options for it, as a shell would split them.
-
-    Raises:
-        InputError: there is no such program.
     """
     machine = this_machine(hosts)
-    words = program(mpirun, wiring.only_show)
-    words += ["-np", str(sum(slots for _, slots in hosts))]
-    words += ["-host", ",".join(f"{name}:{slots}" for name, slots in hosts), "--tag-output"]
+    words = [*mpirun.words, "-np", str(sum(slots for _, slots in hosts))]
+    name = f"launch-{uuid.uuid4().hex[:8]}"
+    folders: tuple[str, ...] = (os.path.join(tempfile.gettempdir(), name),)
+    files = {}
+    if machine is None and mpirun.is_new:
+        files[os.path.join(folders[0], "hosts")] = "".join(f"{host} slots={slots}\n" for host, slots in hosts)
+        words += ["--hostfile", *files]
+    else:
+        words += ["-host", ",".join(f"{host}:{slots}" for host, slots in hosts)]
+    words += ["--output", "rank:raw"] if mpirun.is_new else ["--tag-output"]
     without_gpus = machine is not None and not machine.gpus
     lines = options_of_mpirun(hosts, None, wiring.interface, without_gpus, MPIRUN_SIGKILL, wiring.network)
     for line in lines:
         words += _without(wiring.extra, line)
-    name = f"launch-{uuid.uuid4().hex[:8]}"
-    folders: tuple[str, ...] = (os.path.join(tempfile.gettempdir(), name),)
-    words += ["-mca", "orte_tmpdir_base", folders[0]]
+    option, of, shell = _NEW if mpirun.is_new else _OLD
+    words += [option, f"{of}_tmpdir_base", folders[0]]
     if os.path.isdir(SHARED_MEMORY):
         folders += (os.path.join(SHARED_MEMORY, name),)
         words += ["-mca", "btl_vader_backing_directory", folders[1]]
     if machine is None:
-        words += ["-mca", "orte_launch_agent", " ".join(daemon(command, folders))]
-        words += ["-mca", "plm_rsh_agent", shlex.join(wiring.ssh)]
+        words += [option, f"{of}_launch_agent", " ".join(daemon(command, folders, mpirun))]
+        words += [option, shell, shlex.join(wiring.ssh)]
+        if mpirun.is_new:
+            words += [word for name, value in _ON_HOSTS.items() for word in (option, name, value)]
         words += ["-x", f"{RUN_HOSTS}={announced_hosts(hosts)}"]
         set_already = {
             "PATH",
@@ -79,32 +111,33 @@ def plan(
     environment = {**(AS_ROOT if os.geteuid() == 0 else {}), "PYTHONUNBUFFERED": "1"}
     silence = SILENCE if machine is None else None
     ranks = tuple(name for name, slots in hosts for _ in range(slots))
-    part = Part(MPIRUN, 0, LOOPBACK, (*words, *command), environment, ranks, folders, silence)
+    part = Part(MPIRUN, 0, LOOPBACK, (*words, *command), environment, ranks, folders, silence, files)
     here = frozenset({LOOPBACK, *(() if machine is None else ranks)})
     return [part], Access((), here, os.getcwd(), os.environ, wiring.extra)
 
 
-def daemon(command: Sequence[str], folders: Sequence[str]) -> list[str]:
+def daemon(command: Sequence[str], folders: Sequence[str], mpirun: Mpirun) -> list[str]:
     """Words that start mpirun's daemon on another host; mpirun splits them at spaces."""
     python = shutil.which(python_of(command)) or sys.executable
     words = [python, "-I", "-S", SUPERVISE, "--unattended", "--silence", f"{SILENCE:g}"]
     words += ["--stopped_timeout", "inf"]  # ranks look for stopped ones
-    return [*words, *(word for folder in folders for word in ("--folder", folder)), "--", "orted"]
+    return [*words, *(word for folder in folders for word in ("--folder", folder)), "--", mpirun.daemon]
 
 
-def program(given: str, only_show: bool) -> list[str]:
-    """Words of --mpirun. Raises InputError when it is empty, cannot be split, or names no program."""
+def program(given: str, only_show: bool) -> Mpirun:
+    """The program of --mpirun. Raises InputError when it is empty, cannot be split as by a shell, names no
+    program, or another MPI's."""
     try:
         words = shlex.split(given)
     except ValueError as error:
         raise InputError(f"--mpirun {given}: {error}") from None
     if not words:
         raise InputError("--mpirun: is empty; write for example: --mpirun 'mpirun -mca pml ucx'")
-    if shutil.which(words[0]) is None and not only_show:
-        raise InputError(
-            f"--mpirun {given}: there is no program {words[0]} here; make setup installs Open MPI"
-        )
-    return words
+    if shutil.which(words[0]) is not None:
+        return Mpirun(tuple(words), version(words[0]))
+    if only_show:
+        return Mpirun(tuple(words), PRRTE)
+    raise InputError(f"--mpirun {given}: there is no program {words[0]} here; make setup installs Open MPI")
 
 
 def _without(replaced: Container[str], words: Sequence[str]) -> list[str]:

@@ -51,6 +51,7 @@ class Part:
 
     mpirun is a part, too, which starts its ranks itself. `ranks`: their hosts. `folders`: made for it, and
     removed when it has ended. `silence`: seconds for which another host may acknowledge nothing, or None.
+    `files`: written before it starts, in one of its folders; paths and texts.
     """
 
     role: str  # "scheduler", "server", "rank" or "mpirun"
@@ -61,6 +62,7 @@ class Part:
     ranks: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
     silence: float | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -245,7 +247,11 @@ class Access:
             return shlex.join(self._remote(part, part.command))
         variables = {**self.extra, **part.environment}
         words = [f"{name}={value}" for name, value in variables.items()]
-        return shlex.join(["env", *words, *part.command])
+        written = []
+        for path, text in part.files.items():
+            folder = shlex.quote(os.path.dirname(path))
+            written.append(f"mkdir -p {folder} && printf %s {shlex.quote(text)} > {shlex.quote(path)}")
+        return "\n".join([*written, shlex.join(["env", *words, *part.command])])
 
     def _remote(self, part: Part, command: Sequence[str]) -> list[str]:
         words = [f"{name}={value}" for name, value in self.environment(part).items()]

@@ -16,7 +16,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Callable, Iterable, Mapping
+from typing import IO, Any, Callable, Iterable, Mapping, Sequence
 
 from base.errors import InputError
 from hosts.addresses import bare
@@ -101,13 +101,14 @@ def explained(host: str, words: str) -> Fault | None:
 class Question:
     """Everything that a host is asked about. `ssh`: words of the remote shell. `directory`, `python`, `path`:
     working folder, interpreter and PATH of the run. `programs`: names that a login shell there must have on
-    its own PATH."""
+    its own PATH. `interfaces`: names of network interfaces that it must have."""
 
     ssh: tuple[str, ...]
     directory: str
     python: str
     path: str
     programs: tuple[str, ...] = ()
+    interfaces: tuple[str, ...] = ()
 
     def command(self, host: str, token: str) -> list[str]:
         """Words that start hosts/answer.py on a host, or here."""
@@ -124,6 +125,9 @@ class Question:
                 f"has no {missing[0]} on the PATH of its login shell; make setup there installs Open MPI",
                 True,
             )
+        lacking = self.lacking(answer["interfaces"])
+        if lacking is not None:
+            return lacking
         if _minor(answer["python"]) != _minor(own["python"]):
             return Fault(
                 f"has Python {answer['python']} as {self.python}, {whose} {own['python']}; make both "
@@ -139,6 +143,17 @@ class Question:
                     True,
                 )
         return None
+
+    def lacking(self, there: Sequence[str]) -> Fault | None:
+        """The fault of a host with these network interfaces, if one is missing."""
+        missing = [name for name in self.interfaces if name not in there]
+        if not missing:
+            return None
+        return Fault(
+            f"has no network interface {missing[0]} (it has {', '.join(there)}), and MPI would go on without "
+            "it; name one that all hosts have (--interface, --network, btl_tcp_if_include)",
+            True,
+        )
 
     def broken(self, host: str, reply: str, words: str, code: int) -> Fault:
         """The fault of a host that has not answered: `reply` is what the script has said, `words` and `code`

@@ -17,8 +17,10 @@ import subprocess
 import time
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Callable, Container, Sequence
 
+from hosts.addresses import is_here
 from hosts.mpirun_output import MpirunOutput
 from hosts.output import Lines, Output, Record, harmless
 from hosts.parts import MPIRUN, Access, Part
@@ -126,6 +128,8 @@ class RunningPart:
         Only the supervisor's report makes it 0.
         """
         kind, value = self._report or ("lost", "")
+        if self._mpirun and self._mpirun.lost is not None and (kind, value) == ("exit", "0"):
+            return 1  # Open MPI 5's own code
         if kind in ("exit", "signal"):
             return int(value) + (128 if kind == "signal" else 0)
         if kind == "stopped":
@@ -150,7 +154,7 @@ class RunningPart:
         where = "" if host in here else f" on {host}"
         who = f"{self._name}{where}"
         if self._mpirun and self._mpirun.end and kind == "exit":
-            return f"{who} {self._mpirun.end}"
+            return f"{who} has lost the host {self._lost}" if self._lost else f"{who} {self._mpirun.end}"
         if kind == "exit":
             return f"{who} exited with {value}"
         if kind == "signal":
@@ -176,7 +180,7 @@ class RunningPart:
         host, words = self._host, self._record.last_words(self._name)
         if self._mpirun and self._mpirun.lost is not None:
             # Its last words are a list of what may be the cause, and another start may find the host again.
-            own_end, host, words = False, self._mpirun.lost or None, ""
+            own_end, host, words = False, self._lost or None, ""
         elif self._mpirun and kind == "silent":
             host = value if value in self.part.ranks else host
             if self._mpirun.speaker is not None:  # why the run failed, which mpirun did not come to say
@@ -185,15 +189,28 @@ class RunningPart:
 
     @property
     def _name(self) -> str:
-        culprit = self._mpirun.culprit if self._mpirun else None
-        return self.part.name if culprit is None else f"rank {culprit}"
+        return self.part.name if self._culprit is None else f"rank {self._culprit}"
+
+    @property
+    def _lost(self) -> str:
+        """The host that mpirun has lost, as in the host file where that is known; empty without one."""
+        assert self._mpirun is not None
+        name, number = self._mpirun.lost or "", self._mpirun.lost_number
+        others = [host for host in dict.fromkeys(self.part.ranks) if not is_here(host)]
+        return name if name in self.part.ranks or not 0 < number <= len(others) else others[number - 1]
 
     @property
     def _host(self) -> str | None:
         if self._mpirun is None:
             return self.part.host
-        culprit = self._mpirun.culprit
+        culprit = self._culprit
         return self.part.ranks[culprit] if culprit is not None and culprit < len(self.part.ranks) else None
+
+    @property
+    def _culprit(self) -> int | None:
+        """The rank that failed first; None where mpirun itself did: it waited for a host."""
+        waited = self._report is not None and self._report[0] == "silent"
+        return self._mpirun.culprit if self._mpirun and not waited else None
 
     def _read(self, pipe: int) -> None:
         try:
@@ -334,6 +351,9 @@ class Run:
         options = ["--token", self._token, "--stopped_timeout", str(self._limits.stopped)]
         argv, environment = self._access.start(part, options)
         self._record.open(part.name)
+        for path, text in part.files.items():
+            os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)  # its supervisor removes it
+            Path(path).write_text(text, "utf-8")
         process = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,

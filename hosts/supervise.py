@@ -271,10 +271,17 @@ def _repetitions(pid: int) -> Iterator[tuple[str, int, str]]:
     """TCP connections of a process on which something is sent again and again: socket, how often it was in
     vain, address of the other end."""
     with contextlib.suppress(OSError):  # it has ended
+        program = os.readlink(f"/proc/{pid}/exe")
         own = set()
-        for name in os.listdir(f"/proc/{pid}/fd"):
+        for each in (
+            pid,
+            *_children(pid),
+        ):  # Open MPI 5's daemon goes on in a child; ranks are other programs
             with contextlib.suppress(OSError):
-                own.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+                if os.readlink(f"/proc/{each}/exe") == program:
+                    for name in os.listdir(f"/proc/{each}/fd"):
+                        with contextlib.suppress(OSError):
+                            own.add(os.readlink(f"/proc/{each}/fd/{name}"))
         for _, remote, inode, count in _unacknowledged(pid):
             if f"socket:[{inode}]" in own:
                 yield inode, count, address_in(remote.partition(":")[0])

@@ -146,7 +146,12 @@ def two_hosts(directory: Path, slots: int = 1, spare: bool = False) -> Iterator[
             hostfile=hostfile,
             agent=agent,
             # Gloo looks for the address of its host's own name.
-            prefix=[*_enter(holders[0]), *bound(names, "/etc/hosts")],
+            prefix=[
+                *_enter(holders[0]),
+                *bound(names, "/etc/hosts"),
+                "env",
+                f"PRTE_MCA_plm_ssh_agent={agent}",
+            ],
             mpirun_args=[
                 *("--hostfile", str(hostfile)),
                 *("-mca", "plm_rsh_agent", str(agent)),

@@ -167,7 +167,7 @@ def test_every_process_ends_and_the_checkpoint_is_good(launcher, who, how, when,
 
     # Who is missing is said by another rank, or by the launcher, which also knows how its parts have ended.
     named = who if isinstance(who, str) else f"rank {who}"
-    reasons = [line for line in result.stderr.splitlines() if "error: " in line or "mpirun noticed" in line]
+    reasons = [line for line in result.stderr.splitlines() if "error: " in line or "run noticed" in line]
     reasons += [line for line in result.stderr.splitlines() if line.startswith("launch: ")]
     assert any(named in line for line in reasons), result.describe()
     assert "Traceback" not in "".join(rank.stderr for rank in result.ranks), result.describe()

@@ -75,6 +75,7 @@ FOREIGN_OPTIONS = {
         "--bind-to",
         "--map-by",
         "--oversubscribe",
+        "--prtemca",
         "--gloo",
         "--network-interface",
         "--logdir",

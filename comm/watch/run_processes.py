@@ -13,12 +13,14 @@ from typing import Mapping, NamedTuple
 
 from base.launchers import RANK_VARIABLES, hosts_of_run, launched_rank, number_in
 
-# By a launcher's rank variable, the variables that together identify one of its runs. MPICH has none.
-_RUN_VARIABLES: Mapping[str, tuple[str, ...]] = {
-    "OMPI_COMM_WORLD_RANK": ("OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"),
-    "HOROVOD_RANK": ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
-    "PMIX_RANK": ("PMIX_NAMESPACE",),
-}
+# By a launcher's rank variable, the variables that together identify one of its runs: Open MPI 4 and 5,
+# horovodrun, Slurm's PMIx. MPICH has none.
+_RUN_VARIABLES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("OMPI_COMM_WORLD_RANK", ("OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri")),
+    ("OMPI_COMM_WORLD_RANK", ("PMIX_NAMESPACE",)),  # prterun-HOST-PID@1
+    ("HOROVOD_RANK", ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")),
+    ("PMIX_RANK", ("PMIX_NAMESPACE",)),
+)
 _LOCAL_SIZES = ("BYTEPS_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "HOROVOD_LOCAL_SIZE")
 _SSH_PORT = 22  # where the launcher reaches a host; a host that is there accepts or rejects the connection
 _BYTEPS_RUN = ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT")
@@ -167,12 +169,12 @@ def _missing_here(environ: Mapping[str, str], parts: list[Part]) -> str:
 
 
 def _marks(environ: Mapping[str, str]) -> dict[str, str]:
-    names: tuple[str, ...]
     if environ.get("DMLC_ROLE") == "worker":
-        names = _BYTEPS_RUN if uses_byteps(environ) else _BYTEPS_WORKER
+        wanted: list[tuple[str, ...]] = [_BYTEPS_RUN if uses_byteps(environ) else _BYTEPS_WORKER]
     else:
-        names = next((_RUN_VARIABLES.get(rank, ()) for rank in RANK_VARIABLES if rank in environ), ())
-    return {name: environ[name] for name in names} if all(name in environ for name in names) else {}
+        wanted = [names for rank, names in _RUN_VARIABLES if rank in environ]
+    names = next((names for names in wanted if all(name in environ for name in names)), ())
+    return {name: environ[name] for name in names}
 
 
 def _role(variables: Mapping[str, str], argv: list[str]) -> str:

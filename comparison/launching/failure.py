@@ -13,7 +13,7 @@ LONGEST = 300  # characters of a quoted line
 # horovodrun's "[1]<stderr>:", hosts/launch.py's "[rank 1] ".
 _ORIGIN = re.compile(r"^\[(?:(?P<number>\d+)\]<std(?:out|err)>:|(?P<part>rank \d+|server \d+|scheduler)\] )")
 _RANK = re.compile(r"rank (\d+): (.*)")
-_LAUNCHER = re.compile(r"launch: |mpirun noticed|mpirun was unable|.* exit with status code [1-9]")
+_LAUNCHER = re.compile(r"launch: |(mpi|prte)run (noticed|was unable)|.* exit with status code [1-9]")
 _ERROR = re.compile(
     r"\w*(Error|Exception)\b|error:|terminate called|what\(\):|fatal|Killed|Segmentation|Abort", re.I
 )

@@ -27,6 +27,8 @@ BOUND = {"OMPI_MCA_orte_bound_at_launch": "1"}
         ({"BYTEPS_NUMA_ON": "1"}, 4, 8, 2, None, 4),  # by bpslaunch, each of two ranks to its half
         ({"BYTEPS_NUMA_ON": "0"}, 8, 8, 2, None, 4),
         (BOUND, 2, 2, 2, None, 1),  # "bound" to the only socket, that is to everything
+        ({"PRTE_LAUNCHED": "1"}, 48, 96, 8, None, 12),  # Open MPI 5: fewer CPUs than its daemon has
+        ({"PRTE_LAUNCHED": "1"}, 96, 96, 8, None, 12),
         ({}, 16, 16, 1, 4.0, 4),  # docker run --cpus 4
         ({}, 16, 16, 4, 6.0, 1),
         ({}, 16, 16, 1, 0.5, 1),

@@ -46,6 +46,17 @@ def test_a_launcher_that_horovod_does_not_join():
     assert "InputError: the launcher started 2 processes (OMPI_COMM_WORLD_SIZE)" in result.stderr
 
 
+def test_an_interface_that_the_host_lacks():
+    """Open MPI would go on with a warning."""
+    code = "from comm.horovod import HorovodCommunicator\nHorovodCommunicator()\n"
+    result = run_ranks(
+        code, 2, env=ONE_THREAD, launcher_args=["-mca", "btl_tcp_if_include", "10.0.0.0/8,ens5x"]
+    )
+    said = "InputError: btl_tcp_if_include 10.0.0.0/8,ens5x: "
+    assert result.returncode == 1 and said in result.stderr, result.describe()
+    assert "has no network interface ens5x, only lo" in result.stderr
+
+
 def test_without_horovod():
     code = (
         "import sys\nsys.modules['horovod'] = None\nfrom base.errors import InputError\n"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 
 from comm.horovod import RULES, choose_allreduce
-from tests.processes import run_ranks
+from hosts.mpirun import AS_ROOT
+from tests.processes import run_command, run_ranks
 
 # Its own choice takes memory for half of an array, here of 80 MB, and gives it back: the kernel then makes
 # the same 9,766 pages again for each.
@@ -30,6 +32,12 @@ print(faults)
 comm.close()
 """
 
+PRINTED = """
+import os
+said = [os.environ[name] for name in ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "NCCL_DEBUG")]
+os.write(1, (" ".join(said) + "\\n").encode())  # in one piece
+"""
+
 
 @pytest.fixture
 def run_pair():
@@ -48,6 +56,16 @@ def test_two_ranks_exchange_large_arrays_in_segments(run_pair):
 
 def test_the_choice_of_a_user_stays(run_pair):
     assert min(run_pair(OMPI_MCA_coll_tuned_use_dynamic_rules="0")) > 8000
+
+
+def test_the_command_line_of_the_seeds(tmp_path):
+    """As GluonNLP's pages have it, for Open MPI 4.1 and 5.0."""
+    (tmp_path / "hosts").write_text("localhost slots=2\n")
+    words = ["mpirun", "-np", "2", "--hostfile", tmp_path / "hosts", "-map-by", "ppr:2:socket"]
+    words += ["-mca", "pml", "ob1", "-mca", "btl", "^openib", "-mca", "btl_tcp_if_exclude", "docker0,lo"]
+    words += ["-x", "NCCL_DEBUG=VERSION", "-x", "PATH", sys.executable, "-c", PRINTED]
+    result = run_command(words, env=AS_ROOT).check()
+    assert sorted(result.stdout.split("\n")) == ["", "0 2 VERSION", "1 2 VERSION"]
 
 
 def test_the_rules_are_given_to_a_run_without_a_choice():

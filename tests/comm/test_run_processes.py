@@ -101,11 +101,15 @@ def test_what_is_seen_of_a_byteps_run():
     )
 
 
-def test_what_is_seen_of_a_run_under_mpirun():
-    own = {
-        "OMPI_COMM_WORLD_RANK": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-        "OMPI_MCA_ess_base_jobid": f"job-{os.getpid()}", "OMPI_MCA_orte_hnp_uri": "tcp://127.0.0.1:1",
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    "run",
+    [
+        {"OMPI_MCA_ess_base_jobid": f"job-{os.getpid()}", "OMPI_MCA_orte_hnp_uri": "tcp://127.0.0.1:1"},
+        {"PMIX_NAMESPACE": f"prterun-node-{os.getpid()}@1"},  # Open MPI 5
+    ],
+)
+def test_what_is_seen_of_a_run_under_mpirun(run):
+    own = {"OMPI_COMM_WORLD_RANK": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", **run}
     with process(sys.executable, "-c", WAIT, **{**own, "OMPI_COMM_WORLD_RANK": "5"}) as pid:
         assert describe_run(own, ask_others=True) == "on this host run 1 of its 2 ranks"
         stop(pid)

@@ -21,7 +21,9 @@ from pathlib import Path
 
 RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("BYTEPS_GLOBAL_RANK", "0")))
 RUN = os.environ.get("BYTEPS_RUN_ID", os.environ.get("PMIX_NAMESPACE", ""))  # of this start only
-FOLDERS = ("OMPI_MCA_orte_tmpdir_base", "OMPI_MCA_btl_vader_backing_directory")
+# Open MPI 5 has a folder of its own in the launcher's.
+SESSION = "PMIX_SERVER_TMPDIR" if "PRTE_LAUNCHED" in os.environ else "OMPI_MCA_orte_tmpdir_base"
+FOLDERS = (SESSION, "OMPI_MCA_btl_vader_backing_directory")
 SIZE = int(os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("DMLC_NUM_WORKER", "1")))
 
 

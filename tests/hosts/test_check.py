@@ -20,6 +20,7 @@ LIKE = {
     "python": "3.11.2",
     "versions": {"mxnet": "1.9.1"},
     "programs": {"orted": "/usr/bin/orted"},
+    "interfaces": ["lo", "eth0"],
     "mpirun": "mpirun (Open MPI) 4.1.4",
     "commit": "abc",
     "code": "0123456789abcdef",

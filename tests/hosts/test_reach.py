@@ -57,11 +57,11 @@ def test_several_faults_are_one_line():
 def asked(tmp_path):
     """Answers of a host behind a remote shell with a text of its own, and the lines about clocks."""
 
-    def ask(text, python=sys.executable, programs=()):
+    def ask(text, python=sys.executable, programs=(), interfaces=()):
         shell = tmp_path / "shell"
         shell.write_text(f"#!/bin/sh\nshift\n{text}\n")
         shell.chmod(0o755)
-        question = Question((str(shell),), os.getcwd(), python, os.environ["PATH"], programs)
+        question = Question((str(shell),), os.getcwd(), python, os.environ["PATH"], programs, interfaces)
         lines: list[str] = []
         return dict(faults_of(["node-2"], question, time.sleep, lines.append)), lines
 
@@ -70,7 +70,14 @@ def asked(tmp_path):
 
 def test_a_host_in_order(asked):
     noisy = 'echo welcome; echo "no mail" >&2; exec sh -c "$*"'
-    assert asked(noisy, programs=("sh",)) == ({}, [])
+    assert asked(noisy, programs=("sh",), interfaces=("lo",)) == ({}, [])
+
+
+def test_a_host_without_the_interface(asked):
+    faults, _ = asked('exec sh -c "$*"', interfaces=("lo", "ens5x"))
+    assert faults["node-2"].lasting and faults["node-2"].why.startswith(
+        "has no network interface ens5x (it has lo"
+    )
 
 
 @pytest.mark.parametrize(("shift", "said"), [("+3600", "3600 s ahead of"), ("-3600", "3600 s behind")])

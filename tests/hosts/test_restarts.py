@@ -209,9 +209,55 @@ def test_lines_of_mpirun():
     assert (lost.culprit, lost.end, lost.lost) == (None, "has lost a host", "")
     lost.split(1, b"ORTE has lost communication with a remote daemon.\n")
     lost.split(1, b"  Remote daemon: [[49747,0],1] on node 10.77.0.2\n")
-    assert (lost.end, lost.lost) == ("has lost the host 10.77.0.2", "10.77.0.2")
+    assert (lost.end, lost.lost, lost.lost_number) == ("has lost a host", "10.77.0.2", 1)
     aggregate = b'[a:1] Set MCA parameter "orte_base_help_aggregate" to 0 to see all help / error messages\n'
     assert lost.split(1, aggregate) == []
+
+
+KILLED = """
+prterun noticed that process rank 3 with PID 59 on node vm exited on
+signal 9 (Killed).
+"""
+EXITED = """
+prterun detected that one or more processes exited with non-zero status,
+thus causing the job to be terminated. The first process to do so was:
+
+   Process name: [prterun-vm-12@1,3]
+   Exit code:    9
+"""
+LOST = """
+PRTE has lost communication with a remote daemon.
+
+  HNP daemon   : [prterun-vm-12@0,0] on node vm
+  Remote daemon: [prterun-vm-12@0,2] on node vm
+
+This is usually due to either a failure of the TCP network
+connection to the node, or possibly an internal failure of
+the daemon itself. We cannot recover from this failure, and
+therefore will terminate the job.
+"""
+
+
+def test_lines_of_mpirun_5():
+    """As 5.0.7 has written them; a zero byte behind some, which the launcher shows as a question mark."""
+    output = MpirunOutput()
+    assert output.split(0, b"[0]<stdout>:   in[1]<stdout>: part1 \n") == [("rank 1", b"part1 \n")]
+    assert output.split(0, b"[0]<stdout>: dented\n") == [("rank 0", b"  indented\n")]
+    assert output.split(1, b"[12]<stderr>: 10%\r") == [("rank 12", b"10%\r")]
+    assert output.split(1, b"20%\r") == [("rank 12", b"20%\r")]  # written in one piece with the first
+    assert output.split(1, b"[1]<stderr>: error: it broke\n") and output.speaker == 1
+
+    def read(text):
+        reader = MpirunOutput()
+        lines = [*text.split("\n"), "?", "[vm:12] plm:ssh: Warning: setpgid(16,16) failed in parent with"]
+        shown = [line for each in lines for line in reader.split(1, f"{each}\n".encode())]
+        return reader, shown
+
+    for text, end in ((KILLED, "was killed by SIGKILL"), (EXITED, "exited with 9")):
+        reader, shown = read(text)
+        assert (reader.culprit, reader.end, reader.lost, shown) == (3, end, None, [])
+    reader, shown = read(LOST)
+    assert (reader.culprit, reader.lost, reader.lost_number) == (None, "vm", 2) and len(shown) == 7
 
 
 # -------------------------------------------------------------------------------------------------- runs
@@ -305,12 +351,27 @@ def test_restarts_need_a_folder_of_checkpoints(tmp_path):
     result = run_command([*base, "--", sys.executable, "-c", "import sys; print('once'); sys.exit(7)"])
     assert (result.returncode, result.stdout.count("once")) == (7, 1)
     command = ["--", sys.executable, "-c", "pass"]
+    mpich = tmp_path / "hydra"
+    mpich.write_text("#!/bin/sh\necho HYDRA build details:\necho '    Version: 4.2.1'\n")
+    mpich.chmod(0o755)
     for options, named in (
         (["--max_restarts", "2", *command], "--max_restarts 2: needs --ckpt_dir"),
         (["--again", *command], "--again: needs --ckpt_dir"),
         (["--min_hosts", "2", *command], "--min_hosts 2"),
         (["--backend", "hvd", "--num_servers", "2", *command], "--num_servers 2: goes with --backend byteps"),
         (["--backend", "hvd", "--mpirun", "no-such-mpirun", *command], "--mpirun no-such-mpirun"),
+        (
+            ["--backend", "hvd", "--mpirun", str(mpich), *command],
+            "hydra: is not Open MPI's (HYDRA build details:)",
+        ),
+        (
+            ["--backend", "hvd", "--interface", "ens5x", *command],
+            "this machine has no network interface ens5x",
+        ),
+        (
+            ["--backend", "hvd", "--mpirun", "mpirun -mca btl_tcp_if_include lo,ens5x", *command],
+            "this machine has no network interface ens5x",
+        ),
         ([*command, "--ckpt_dir", "x", "--start_step", "3"], "--start_step: "),
     ):
         result = run_command([*base, *options])
@@ -343,18 +404,20 @@ def test_a_signal_that_comes_before_mpirun_has_ranks(tmp_path):
     """mpirun forwards it to nobody and says so; it is repeated."""
     with start_command(words(tmp_path, [[5, 0, "wait"]], backend="hvd"), timeout=60) as run:
         end = time.monotonic() + 20
-        while not any("mpirun" in name_of(pid) for pid in run.pids()) and time.monotonic() < end:
+        while not any(is_mpirun(pid) for pid in run.pids()) and time.monotonic() < end:
             time.sleep(0.005)
         run.signal(signal.SIGTERM)
         result = run.wait()
     assert result.returncode == 143 and result.seconds < 30, result.describe()
 
 
-def name_of(pid):
+def is_mpirun(pid):
+    """Whether it is the run's; its version is asked before."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text()
+        name, words = Path(f"/proc/{pid}/comm").read_text(), Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return ""
+        return False
+    return name in ("mpirun\n", "prterun\n") and b"\0-np\0" in words
 
 
 def test_a_second_interrupt_kills_the_ranks_of_mpirun(tmp_path):

@@ -257,7 +257,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def _is_named(rank: int, said: str) -> bool:
-    reasons = re.findall(r".*(?:error: |mpirun noticed).*", said)
+    reasons = re.findall(r".*(?:error: |(?:mpi|prte)run noticed).*", said)
     return any(re.search(rf"rank {rank}\b", line) for line in reasons)
 
 
