@@ -50,8 +50,8 @@ def kill_rank_1(run: Run, directory: Path, moment: str, **variables: object) -> 
 
 
 def check_restart(result: RunResult, directory: Path, step: int) -> None:
-    """One restart was made and noted; it went on after `step`, or after a later checkpoint that a busy machine
-    made before the kill; no half file was left."""
+    """One restart was made and noted; it went on after `step`, or a later checkpoint that a busy machine made
+    before the kill; no half file was left."""
     (record,) = map(json.loads, (directory / "restarts.jsonl").read_text("utf-8").splitlines())
     step = max(step, record["step"])
     assert (record["failed"], record["code"], record["step"]) == ("rank 1", 137, step), record
