@@ -11,12 +11,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import shutil
-import signal
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
@@ -26,7 +23,6 @@ FIRST, SECOND = 6, 6  # steps of the stages
 END = FIRST + SECOND
 SCRIPTS = {"hvd": "run_pretraining_hvd.py", "byteps": "run_pretraining_byteps.py"}
 LAUNCHERS = {"hvd": "mpirun", "byteps": "byteps"}
-SECONDS = 120.0
 _OF_TIME = (
     "time",
     "training_s",
@@ -52,7 +48,7 @@ class Job(NamedTuple):
         """Starts it, in `directory`."""
         words = [*self.words, "--ckpt_dir", str(directory), *more]
         script = ROOT / SCRIPTS[self.backend]
-        return start_ranks(script, self.ranks, LAUNCHERS[self.backend], timeout=SECONDS, args=words)
+        return start_ranks(script, self.ranks, LAUNCHERS[self.backend], args=words)
 
 
 class Outcome(NamedTuple):
@@ -115,15 +111,8 @@ def kill_and_resume(work: Job, directory: Path, moment: str, whole: Path) -> Out
     Raises:
         AssertionError: the run ended, or took too long, before the moment; or the resumed one failed.
     """
-    reached, end = MOMENTS[moment], time.monotonic() + SECONDS
     with work.start(directory, "--resume") as run:
-        while not (directory.is_dir() and reached(directory)):
-            assert run.poll() is None, run.wait().describe()
-            assert time.monotonic() < end, f"never came: {moment}"
-            time.sleep(0.0005)
-        for pid in run.pids():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        run.kill_when(lambda: directory.is_dir() and MOMENTS[moment](directory))
     complete = [int(each.stem) for each in directory.glob("[0-9]*.json")]
     lines = len(_lines(directory))
     with work.start(directory, "--resume") as run:

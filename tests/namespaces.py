@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator
 
+from tests.processes import LIMIT
+
 NAMES = ("alpha", "beta")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 SPARE, SPARE_ADDRESS = "gamma", "10.77.0.3"
@@ -177,13 +179,13 @@ def _start_holder(stack: contextlib.ExitStack, name: str) -> str:
         process.communicate()
 
     stack.callback(stop)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + LIMIT
     while Path(f"/proc/{process.pid}/comm").read_text(encoding="ascii").strip() != "sleep":
         if process.poll() is not None:
             assert process.stderr is not None
             raise Unavailable(process.stderr.read().decode(errors="replace").strip())
         if time.monotonic() > deadline:
-            raise Unavailable(f"the namespace for {name} did not start within 10 s")
+            raise Unavailable(f"the namespace for {name} did not start")
         time.sleep(0.01)
     return str(process.pid)
 
@@ -215,7 +217,7 @@ def _start_shell(stack: contextlib.ExitStack, holder: str, path: Path) -> int:
         process.wait()
 
     stack.callback(stop)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + LIMIT
     while not path.exists():
         if process.poll() is not None or time.monotonic() > deadline:
             raise Unavailable("the remote shell did not start")
@@ -237,6 +239,6 @@ def _agent(shells: list[Path]) -> str:
 
 
 def _run(*words: str) -> None:
-    result = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10)
+    result = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT)
     if result.returncode != 0:
         raise Unavailable(f"{' '.join(words)}: {result.stderr.strip()}")

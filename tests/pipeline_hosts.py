@@ -96,7 +96,7 @@ def limit(hosts: TwoHosts, rate: str) -> None:
     for holder in hosts.holders:
         enter = ["nsenter", "--target", str(holder), "--net", "--"]
         shape = ["root", "tbf", "rate", rate, "burst", "256kb", "latency", "200ms"]
-        run_command([*enter, "tc", "qdisc", "replace", "dev", INTERFACE, *shape], timeout=10).check()
+        run_command([*enter, "tc", "qdisc", "replace", "dev", INTERFACE, *shape]).check()
 
 
 def hosts_table(figures: Sequence[dict[str, Any]], rate: str) -> Table:

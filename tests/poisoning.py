@@ -23,7 +23,6 @@ from tests.processes import ROOT, run_ranks
 from tests.training.small_runs import command
 
 KINDS = ("loss nan", "loss inf", "gradient nan", "gradient inf", "gradient -inf")
-LIMIT = 120.0
 _STARTER = """
 import hashlib, json, os, runpy, sys
 script, poisons, folder = {script!r}, {poisons!r}, {folder!r}
@@ -113,10 +112,10 @@ def attack(launcher: str, ranks: int, folder: Path) -> Report:
     )
     words = command(
         folder / "run", "--stages", "both", "--dummy_data_len", "8,16", "--num_steps", f"{steps},{steps}",
-        "--ckpt_interval", "1000", "--log_interval", "1", "--seed", "3", "--comm_timeout", "60",
+        "--ckpt_interval", "1000", "--log_interval", "1", "--seed", "3", "--comm_timeout", "300",
         "--end_lr", "0.001",
     )  # fmt: skip
-    result = run_ranks(code, ranks, launcher, timeout=LIMIT, args=words)
+    result = run_ranks(code, ranks, launcher, args=words)
     recorded = [_lines(folder / f"rank-{rank}.jsonl") for rank in range(ranks)]
     faults = faults_of(recorded, every, 2 * steps)
     if result.returncode:

@@ -1,12 +1,13 @@
 """Start real processes from tests and leave none behind.
 
-    result = run_command([sys.executable, "hparams.py", "--json"], timeout=20)
-    result = run_ranks("run_pretraining_hvd.py", 2, args=["--num_steps", "3"], timeout=120)
+    result = run_command([sys.executable, "hparams.py", "--json"])
+    result = run_ranks("run_pretraining_hvd.py", 2, args=["--num_steps", "3"])
     result.check()                      # AssertionError with both outputs unless it exited with 0
     print(result.ranks[1].stdout)
 
-    with start_ranks(code, 2, timeout=60) as run:       # to act on a job while it runs
+    with start_ranks(code, 2) as run:                   # to act on a job while it runs
         wait_for_file(path, run=run)
+        until(lambda: len(run.find("worker.py")) == 2, run)
         os.kill(run.find(argument="worker.py")[0], signal.SIGKILL)
         result = run.wait()
 
@@ -15,6 +16,9 @@ that leave the session (Open MPI's orted) are found by the marker. At the time l
 and, after `grace` seconds, SIGKILL. A process that outlives the launcher by more than `grace` seconds is
 killed and reported as `LeftoverProcesses`. If the test process itself dies, the kernel sends SIGTERM to the
 launcher. Linux only (/proc). Standard library only.
+
+LIMIT ends what hangs, and is no measure of speed: on a machine that others share anything may take twenty
+times as long. What a test awaits is a state, by `until`.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence, TypeVar
 
 from hosts.mpirun import version
 from hosts.mpirun_output import MpirunOutput
@@ -41,7 +45,9 @@ from hosts.over_mpirun import PRRTE
 ROOT = Path(__file__).resolve().parent.parent
 MARKER = "TEST_RUN_MARKER"
 TIMED_OUT = 124  # return code of a run that met its time limit, as coreutils' timeout gives it
-GRACE = 5.0
+LIMIT = 600.0  # seconds
+GRACE = 60.0  # seconds that processes may take to end after their launcher
+Reached = TypeVar("Reached")
 _TAGGED = ("--output", "rank:raw")  # Open MPI 5's words
 
 
@@ -185,6 +191,26 @@ class Run:
         """Bring the time limit forward to so many seconds from now."""
         self.timeout = min(self.timeout, time.monotonic() - self._start + seconds)
 
+    def kill_when(self, reached: Callable[[], Any]) -> None:
+        """Kill everything as soon as `reached()` is true, as if at one moment: none lives on to report
+        another's death, or goes on while processes are looked for."""
+        known: list[int] = []
+        looked = 0.0
+
+        def look() -> bool:
+            nonlocal known, looked
+            if time.monotonic() - looked > 0.3:
+                known, looked = self.pids(), time.monotonic()
+            return bool(reached())
+
+        until(look, self, pause=0.0005)
+        for pid in known:
+            if f"{MARKER}={self._marker}" in _read_words(pid, "environ"):  # still the same process
+                _send(pid, signal.SIGSTOP)
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in self.pids():
+                _send(pid, number)
+
     def wait(self) -> RunResult:
         """Wait for the end, at most until the time limit (counted from the start); kill what is left.
 
@@ -262,7 +288,7 @@ class Run:
                 for pid in self.pids():
                     _send(pid, signal.SIGTERM)
                 self._wait_reaped(1.0)
-        deadline = time.monotonic() + 10.0
+        deadline = time.monotonic() + LIMIT
         while True:
             pids = self.pids()
             for pid in pids:
@@ -309,7 +335,7 @@ class Run:
 
 def start_command(
     argv: Sequence[str | Path],
-    timeout: float = 60.0,
+    timeout: float = LIMIT,
     env: Mapping[str, str | None] | None = None,
     cwd: str | Path | None = None,
     grace: float = GRACE,
@@ -319,7 +345,7 @@ def start_command(
     return Run(argv, timeout, env, cwd, grace)
 
 
-def run_command(argv: Sequence[str | Path], timeout: float = 60.0, **options: Any) -> RunResult:
+def run_command(argv: Sequence[str | Path], timeout: float = LIMIT, **options: Any) -> RunResult:
     """Run one command to its end; same arguments as `start_command`."""
     with start_command(argv, timeout, **options) as run:
         return run.wait()
@@ -329,7 +355,7 @@ def start_ranks(
     script_or_code: str | Path,
     num_ranks: int,
     launcher: str = "mpirun",
-    timeout: float = 60.0,
+    timeout: float = LIMIT,
     env: Mapping[str, str | None] | None = None,
     args: Sequence[Any] = (),
     cwd: str | Path | None = None,
@@ -384,7 +410,7 @@ def run_ranks(
     script_or_code: str | Path,
     num_ranks: int,
     launcher: str = "mpirun",
-    timeout: float = 60.0,
+    timeout: float = LIMIT,
     **options: Any,
 ) -> RunResult:
     """Run `num_ranks` Python processes to their end; same arguments as `start_ranks`."""
@@ -406,20 +432,32 @@ def environ_of(pid: int) -> list[str]:
     return _read_words(pid, "environ")
 
 
-def wait_for_file(path: str | Path, timeout: float = 90.0, text: str = "", run: Run | None = None) -> None:
-    """Wait until `path` exists and contains `text`; AssertionError at the time limit, and as soon as `run`,
-    which should write it, has ended."""
-    deadline = time.monotonic() + timeout
+def until(reached: Callable[[], Reached], run: Run | None = None, pause: float = 0.01) -> Reached:
+    """Wait for `reached()` to be true and return what it gives; AssertionError after LIMIT, and as soon as
+    `run`, which should bring it about, has ended."""
+    deadline = time.monotonic() + LIMIT
     while True:
         ended = run is not None and run.poll() is not None  # asked before the last look
-        if os.path.isfile(path) and text in _read_text(Path(path)):
-            return
+        found = reached()
+        if found:
+            return found
         if run is not None and ended:
-            raise AssertionError(f"{path} did not appear with {text!r}: {run.wait().describe()}")
+            raise AssertionError(f"it ended too early: {run.wait().describe()}")
         if time.monotonic() > deadline:
             output = f"\n--- stdout\n{run.stdout()}\n--- stderr\n{run.stderr()}" if run else ""
-            raise AssertionError(f"{path} did not appear with {text!r} within {timeout} s{output}")
-        time.sleep(0.05)
+            raise AssertionError(f"waited {LIMIT:g} s in vain{output}")
+        time.sleep(pause)
+
+
+def nothing_new(before: set[str], now: Callable[[], set[str]]) -> None:
+    """Wait until what has come to `now()` is gone: that of runs beside this one goes, what was left stays."""
+    new = now() - before
+    until(lambda: not new & now())
+
+
+def wait_for_file(path: str | Path, text: str = "", run: Run | None = None) -> None:
+    """Wait, as `until` does, for a file with `text` in it."""
+    until(lambda: os.path.isfile(path) and text in _read_text(Path(path)), run)
 
 
 def _launcher_words(launcher: str, num_ranks: int, output: Path) -> list[str]:

@@ -94,7 +94,7 @@ def _one_life(directory: str, seconds: float, damage: str) -> int:
         os._exit(3)
     os.close(writing)
     try:
-        select.select([reading], [], [], 30)
+        select.select([reading], [], [], 600)
         time.sleep(seconds)
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Iterator, Sequence
 
 from tests.namespaces import INTERFACE, Unavailable, _enter, _join, _run, _start_holder, bound
+from tests.processes import LIMIT
 
 NODES = ("alpha", "beta")
 _CONF = """
@@ -83,7 +84,7 @@ class Cluster:
             env={**os.environ, **self.env},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=LIMIT,
         )
         assert result.returncode == 0, f"{words}: {result.stderr}{result.stdout}"
         return result.stdout
@@ -96,7 +97,7 @@ class Cluster:
         """Slurm's own facts of a job: JobState, Restarts, ..."""
         return dict(re.findall(r"(\w+)=(\S*)", self.run("scontrol", "show", "job", job)))
 
-    def wait_for(self, job: str, state: str, seconds: float = 60.0) -> dict[str, str]:
+    def wait_for(self, job: str, state: str, seconds: float = LIMIT) -> dict[str, str]:
         """Waits until a job has a state; returns its facts."""
         end = time.monotonic() + seconds
         while True:
@@ -171,7 +172,7 @@ def slurm_cluster(folder: Path) -> Iterator[Cluster]:
 
 
 def _wait_until_idle(cluster: Cluster) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + LIMIT
     while True:
         with contextlib.suppress(AssertionError):
             if (

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Iterator, Mapping
 
 from tests.namespaces import INTERFACE, SUBNET, Unavailable, _enter, _join, _run, _start_holder, bound
+from tests.processes import LIMIT, until
 
 NAMES = ("alpha", "beta", "gamma", "delta")
 SSHD = "/usr/sbin/sshd"
@@ -117,19 +118,9 @@ class SshHosts:
                     found.append(b" ".join(words).decode(errors="replace"))
         return found
 
-    def wait_until_empty(self, seconds: float) -> None:
-        """Waits until no process is left on any host.
-
-        Raises:
-            AssertionError: with their command lines, when there are some after so many seconds.
-        """
-        end = time.monotonic() + seconds
-        while True:
-            left = [line for host in range(len(self.holders)) for line in self.processes(host)]
-            if not left:
-                return
-            assert time.monotonic() < end, "\n".join(["still alive:", *left])
-            time.sleep(0.1)
+    def wait_until_empty(self) -> None:
+        """Waits until no process is left on any host."""
+        until(lambda: not any(map(self.processes, range(len(self.holders)))), pause=0.1)
 
 
 @contextlib.contextmanager
@@ -227,7 +218,7 @@ def _start_server(stack: contextlib.ExitStack, holder: str, folder: Path, name: 
                         os.kill(int(entry), signal.SIGKILL)
 
     stack.callback(stop)
-    end = time.monotonic() + 10
+    end = time.monotonic() + LIMIT
     while not _listens(int(holder)):
         if process.poll() is not None or time.monotonic() > end:
             raise Unavailable(

@@ -169,7 +169,7 @@ def options(hosts: SshHosts, folder: Path) -> list[Any]:
     text = hosts.folder
     return [
         *("--raw", "--data", text / "corpus" / "eval.txt", "--vocab", text / "vocab.txt"),
-        *("--cache_dir", text / "tokens", "--model", "bert_1_32_2", "--comm_timeout", "30"),
+        *("--cache_dir", text / "tokens", "--model", "bert_1_32_2", "--comm_timeout", "120"),
         *("--log_interval", "1", "--ckpt_interval", "20", "--ckpt_dir", folder),
     ]
 
@@ -235,7 +235,7 @@ def rank_on_beta(hosts: SshHosts) -> int:
 
 def left_behind(hosts: SshHosts) -> str:
     try:
-        hosts.wait_until_empty(20)
+        hosts.wait_until_empty()
     except AssertionError as error:
         return str(error)
     return ""

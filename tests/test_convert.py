@@ -8,7 +8,6 @@ import os
 import pickle
 import shutil
 import sys
-import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -397,12 +396,9 @@ def test_bits_that_have_changed(place, capsys, formats, path):
 
 def test_a_pickle_that_would_run_something(place, formats):
     shutil.copy(formats / "evil.bin", "pytorch_model.bin")
-    started = time.monotonic()
     command = [sys.executable, str(ROOT / "convert.py"), "pytorch_model.bin", "out"]
-    result = run_command(command, timeout=60, cwd=place)
-    assert (
-        result.returncode == 2 and time.monotonic() - started < 20
-    )  # 3 s on a machine that does nothing else
+    result = run_command(command, cwd=place)
+    assert result.returncode == 2
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: INPUT: pytorch_model.bin") and "mkdir" in line
     assert os.listdir() == ["pytorch_model.bin"]

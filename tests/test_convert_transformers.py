@@ -31,7 +31,7 @@ def transformers(folder: Path, tasks: list[dict[str, Any]]) -> list[dict[str, An
         pytest.skip("no environment with PyTorch and transformers (bench.contestants says how to make one)")
     (folder / "tasks.json").write_text(json.dumps(tasks))
     command = [python, str(ROOT / "tests" / "transformers_worker.py"), str(folder / "tasks.json")]
-    result = run_command(command, timeout=300, cwd=folder, env={"HF_HUB_OFFLINE": "1"}).check()
+    result = run_command(command, cwd=folder, env={"HF_HUB_OFFLINE": "1"}).check()
     return json.loads(result.stdout.splitlines()[-1])
 
 

@@ -86,7 +86,6 @@ def launch(variant: str, directory: Path) -> dict[str, list[Seen]]:
         WORKER,
         ranks,
         launcher,
-        timeout=120,
         env={"OMP_NUM_THREADS": "1"},
         args=[backend, directory],
         **options,

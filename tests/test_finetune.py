@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import signal
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Sequence
@@ -24,12 +22,11 @@ from data.questions.scores import score_v2
 from data.questions.squad_files import SCORE, read_questions
 from tests.finetuned import classifier, squad, write_data
 from tests.killing import metrics
-from tests.processes import ROOT, run_command, start_ranks
+from tests.processes import ROOT, run_command, start_ranks, until
 from training.checkpoint import list_steps, read_manifest
 from training.results.record import read_result
 
 SQUAD, CLASSIFIER = ROOT / "finetune_squad.py", ROOT / "finetune_classifier.py"
-SECONDS = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +38,7 @@ def data(tmp_path_factory) -> Path:
 
 def launched(script: Path, words: Sequence[str], ranks: int = 1, launcher: str = "none") -> Any:
     # One thread each: threads that wait for each other are slow on a busy machine.
-    return start_ranks(script, ranks, launcher, timeout=SECONDS, args=words, env={"OMP_NUM_THREADS": "1"})
+    return start_ranks(script, ranks, launcher, args=words, env={"OMP_NUM_THREADS": "1"})
 
 
 def parameters(folder: Path) -> dict[str, np.ndarray]:
@@ -221,14 +218,8 @@ def test_killed_and_resumed_bit_for_bit(backend, launcher, data, tmp_path):
 
     with start(whole) as run:
         run.wait().check()
-    end = time.monotonic() + SECONDS
     with start(killed) as run:
-        while not (killed / "0000005.json").exists():
-            assert run.poll() is None and time.monotonic() < end
-            time.sleep(0.0005)
-        for pid in run.pids():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        run.kill_when((killed / "0000005.json").exists)
     assert list_steps(str(killed))[-1] < 24
     with start(killed) as run:
         result = run.wait().check()
@@ -238,10 +229,7 @@ def test_killed_and_resumed_bit_for_bit(backend, launcher, data, tmp_path):
 
 def test_a_signal_saves_and_ends_the_run(data, tmp_path):
     with launched(CLASSIFIER, classifier(data, tmp_path, num_steps=100_000)) as run:
-        end = time.monotonic() + SECONDS
-        while not metrics(tmp_path):
-            assert run.poll() is None and time.monotonic() < end
-            time.sleep(0.005)
+        until(lambda: metrics(tmp_path), run)
         os.kill(run.pid, signal.SIGTERM)
         assert run.wait().returncode == 143
     step = list_steps(str(tmp_path))[-1]

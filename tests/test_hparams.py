@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import hparams
 import lamb_paper
-from tests.processes import python_3_9, run_command
+from tests.processes import LIMIT, python_3_9, run_command
 from training.config import stage_config
 from training.options import parse_options, stage_options
 from training.plan import make_plan
@@ -482,7 +482,7 @@ def test_mpirun_runs_the_printed_command(tmp_path):
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
     text = launch_text(tmp_path)
-    run_command(["sh", "-c", text], cwd=tmp_path, env=env, timeout=60).check()
+    run_command(["sh", "-c", text], cwd=tmp_path, env=env).check()
     for rank in ("0", "1"):
         argv, environment = json.loads((tmp_path / f"rank{rank}").read_text())
         assert argv[argv.index("--data") + 1] == "/no corpus/*.txt"
@@ -605,7 +605,7 @@ def test_byteps_commands_run_as_printed(way, own, capsys, tmp_path, monkeypatch)
         assert not (tmp_path / "rank0").exists()
         env["DATA"] = '*.txt,/it\'s a "b"/*'
     text = easy if way == "launch.py" else by_hand
-    run_command(["sh", "-c", text], cwd=tmp_path, env=env, timeout=60).check()
+    run_command(["sh", "-c", text], cwd=tmp_path, env=env).check()
     for rank in ("0", "1"):
         argv, environment = json.loads((tmp_path / f"rank{rank}").read_text())
         expected = own or ["--data", env["DATA"]]
@@ -639,7 +639,7 @@ def run_as_pasted(text: str, folder: Path):
     path = [one for one in os.environ["PATH"].split(os.pathsep) if one.rstrip("/") != bin_of_venv]
     env = {"PATH": os.pathsep.join(path), "VIRTUAL_ENV": None, "PYTHONPATH": None, "OMP_NUM_THREADS": "1"}
     env.update(OMPI_ALLOW_RUN_AS_ROOT=None, OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=None)
-    return run_command(["sh", "-c", text], cwd=folder, env=env, timeout=180)
+    return run_command(["sh", "-c", text], cwd=folder, env=env)
 
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI's mpirun")
@@ -736,5 +736,5 @@ def test_starts_without_what_it_does_not_need():
 def test_a_reader_that_stops_early_is_no_error():
     command = f"{sys.executable} hparams.py --num_gpus 256 --tokens_per_gpu 8192 --json | true"
     for _ in range(3):  # whether the pipe is gone before the output depends on timing
-        result = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=60)
+        result = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=LIMIT)
         assert (result.returncode, result.stdout, result.stderr) == (0, "", "")

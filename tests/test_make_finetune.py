@@ -23,9 +23,9 @@ FOREIGN = dict.fromkeys(
 pytestmark = pytest.mark.skipif(not shutil.which("make"), reason="there is no make")
 
 
-def make(*words: str, timeout: float = 60) -> RunResult:
+def make(*words: str) -> RunResult:
     command = ["make", "-o", "setup", f"PY={sys.executable}", "finetune", *words]
-    return run_command(command, timeout=timeout, env=FOREIGN, cwd=ROOT)
+    return run_command(command, env=FOREIGN, cwd=ROOT)
 
 
 def finetunings(output: str) -> list[list[str]]:
@@ -88,7 +88,7 @@ def run(tmp_path_factory) -> Path:
 
 def test_all_of_it_in_small(run):
     words = [f"RUN_DIR={run}", f"INIT={run / 'weights'}", "SEEDS=2", "QUESTIONS=200", "STEPS=3"]
-    output = make(*words, timeout=150).check().stdout
+    output = make(*words).check().stdout
     unanswerable = int(re.search(r"to train on 200 questions \((\d+) unanswerable\)", output)[1])
     assert 20 <= unanswerable <= 60, "a fifth of them"
     for name in ("finetuned", "from_random"):
@@ -102,6 +102,6 @@ def test_all_of_it_in_small(run):
 
 def test_a_run_that_fails_ends_the_comparison(run):
     words = [f"RUN_DIR={run}", f"INIT={run / 'nothing'}", "SEEDS=2", "QUESTIONS=200", "STEPS=3"]
-    result = make(*words, timeout=150)
+    result = make(*words)
     assert result.returncode and "from-pretrained: " in result.stdout and "f1 over seeds" not in result.stdout
     assert "run_pretraining" not in result.stdout, "weights that are named take the place of pretraining"

@@ -40,7 +40,7 @@ MODULE = 'import pytest\npytest.skip("the operators are not built", allow_module
 
 def run(folder, *options):
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "-c", "/dev/null", "-p", "no:cacheprovider"]
-    return run_command([*command, *options, "--rootdir", folder, folder], timeout=60)
+    return run_command([*command, *options, "--rootdir", folder, folder])
 
 
 def test_what_the_set_up_provides_may_not_be_missing(tmp_path):
@@ -63,6 +63,6 @@ def test_what_the_set_up_provides_may_not_be_missing(tmp_path):
 
 
 def test_make_test_sees_to_it():
-    commands = run_command(["make", "-n", "test"], env={"MAKEFLAGS": None}, timeout=20).check().stdout
+    commands = run_command(["make", "-n", "test"], env={"MAKEFLAGS": None}).check().stdout
     words = re.findall(r"-m pytest [^|;]*", commands)
     assert len(words) >= 2 and all("-p tests.no_vanishing" in line for line in words)

@@ -31,7 +31,7 @@ def test_of_its_own(number):
 
 def run(*words):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.parts"]
-    return run_command([*command, *words], timeout=60)
+    return run_command([*command, *words])
 
 
 def collected(*words):
@@ -61,5 +61,5 @@ def test_a_module_s_launch_is_shared_by_one_process(tmp_path):
 
 
 def test_make_runs_them_all():
-    commands = run_command(["make", "-n", "test"], env={"MAKEFLAGS": None}, timeout=20).check().stdout
+    commands = run_command(["make", "-n", "test"], env={"MAKEFLAGS": None}).check().stdout
     assert re.findall(r"--part (\S+)", commands) == list(NAMES)

@@ -47,7 +47,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    return launch(CASES, 4, tmp_path_factory.mktemp("pipelines"), timeout=240)
+    return launch(CASES, 4, tmp_path_factory.mktemp("pipelines"))
 
 
 @pytest.mark.parametrize("name", ["two", "gpipe", "inter", "four", "own"])
@@ -93,10 +93,10 @@ def test_a_stage_that_stops_is_named_and_the_others_end(corpus, tmp_path):
         "ckpt_interval": 2,
         "log_interval": 1,
         "batch_size": 64,
-        "comm_timeout": attacked_stages.PATIENCE,
+        "comm_timeout": 60,
     }
     words = arguments(corpus, tmp_path, model="bert_2_32_2", pipeline_stages=2, accumulate=2, **changes)
-    with start_ranks(SCRIPTS["mpirun"], 4, timeout=300, args=words, grace=30) as run:
+    with start_ranks(SCRIPTS["mpirun"], 4, args=words) as run:
         victim = find(run, "mpirun", case.who)
         while run.poll() is None and not list_steps(str(tmp_path)):
             time.sleep(0.05)

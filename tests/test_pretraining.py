@@ -7,7 +7,6 @@ import math
 import shutil
 import signal
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ import pytest
 
 import lamb_paper
 from bert.weights.params_file import read_array, read_index
-from tests.processes import run_command, run_ranks, start_ranks
+from tests.processes import run_command, run_ranks, start_ranks, wait_for_file
 from training.checkpoint import newest_complete
 from training.optimizer.schedule import Schedule
 
@@ -58,7 +57,7 @@ def options(corpus, ckpt_dir, **changes) -> list[str]:
 
 
 def train(args, ranks=1, launcher="none", **kwargs):
-    return run_ranks(SCRIPT, ranks, launcher, timeout=150, args=args, **kwargs)
+    return run_ranks(SCRIPT, ranks, launcher, args=args, **kwargs)
 
 
 def metrics_of(ckpt_dir) -> list[dict]:
@@ -251,8 +250,8 @@ def test_a_bare_params_file_of_gluonnlp_is_a_start(alone, corpus, tmp_path):
 
 def test_sigterm_saves_at_the_next_step(corpus, tmp_path):
     args = options(corpus, tmp_path, num_steps=100_000, ckpt_interval=100_000, log_interval=5)
-    with start_ranks(SCRIPT, 1, "none", timeout=120, args=args, grace=30) as run:
-        wait_for_metrics(tmp_path, 1)
+    with start_ranks(SCRIPT, 1, "none", args=args) as run:
+        wait_for_file(tmp_path / "metrics.jsonl", "\n", run)
         run.signal(signal.SIGTERM)
         result = run.wait()
     assert result.returncode == 143, result.describe()
@@ -265,8 +264,8 @@ def test_sigterm_saves_at_the_next_step(corpus, tmp_path):
 
 def test_sigusr1_to_mpirun_saves_on_all_ranks(corpus, tmp_path):
     args = options(corpus, tmp_path, num_steps=100_000, ckpt_interval=100_000, log_interval=5)
-    with start_ranks(SCRIPT, 2, "mpirun", timeout=120, args=args, grace=30) as run:
-        wait_for_metrics(tmp_path, 1)
+    with start_ranks(SCRIPT, 2, "mpirun", args=args) as run:
+        wait_for_file(tmp_path / "metrics.jsonl", "\n", run)
         run.signal(signal.SIGUSR1)
         result = run.wait()
     assert result.returncode == 143, result.describe()
@@ -342,8 +341,8 @@ def test_left_out_hyperparameters_come_from_the_paper(corpus, tmp_path):
         corpus, tmp_path, num_steps=None, lr=None, warmup_ratio=None, max_seq_length=128, batch_size=128,
         log_interval=1, resume=True,
     )  # fmt: skip
-    with start_ranks(SCRIPT, 1, "none", timeout=120, args=args) as run:
-        wait_for_metrics(tmp_path, 1)
+    with start_ranks(SCRIPT, 1, "none", args=args) as run:
+        wait_for_file(tmp_path / "metrics.jsonl", "\n", run)
         said = run.stdout()
     assert f"no complete checkpoint in {tmp_path}: starting from the beginning" in said
     stage = lamb_paper.stage_for_run(1, 128, 1, 128)
@@ -363,13 +362,11 @@ def test_left_out_hyperparameters_come_from_the_paper(corpus, tmp_path):
     ],
 )
 def test_bad_input_is_one_line_before_any_work(changes, named, corpus, tmp_path):
-    started = time.monotonic()
     result = run_command([sys.executable, SCRIPT, *options(corpus, tmp_path / "new", **changes)])
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1 and result.stderr.startswith("error: "), result.stderr
     assert named in result.stderr
     assert result.stdout == ""
-    assert time.monotonic() - started < 20
     assert not (tmp_path / "new").exists()
 
 
@@ -393,11 +390,3 @@ def test_a_directory_in_use_is_not_overwritten(alone, corpus):
     directory, _ = alone
     result = run_command([sys.executable, SCRIPT, *options(corpus, directory)])
     assert result.returncode == 2 and "--resume" in result.stderr
-
-
-def wait_for_metrics(directory, lines: int, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    path = Path(directory) / "metrics.jsonl"
-    while not path.exists() or path.read_text().count("\n") < lines:
-        assert time.monotonic() < end, "no metrics were written"
-        time.sleep(0.1)

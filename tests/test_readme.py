@@ -443,7 +443,7 @@ def own_text(tmp_path_factory, corpus) -> OwnText:
     ranks = int(before[before.index("-np") + 1])
     return OwnText(
         directory,
-        run_ranks(ROOT / SCRIPT, ranks, timeout=120, args=substituted(options), cwd=directory).check(),
+        run_ranks(ROOT / SCRIPT, ranks, args=substituted(options), cwd=directory).check(),
     )
 
 
@@ -515,9 +515,7 @@ def test_a_large_corpus(own_text):
     assert (own_text.directory / "lengths.png").read_bytes().startswith(b"\x89PNG")
     _, given = split_at_script(training)
     cut_down = ["--model", "bert_1_32_2", "--num_steps", "2", "--log_interval", "1"]
-    run_command(
-        [sys.executable, ROOT / SCRIPT, *given, *cut_down], timeout=120, cwd=own_text.directory
-    ).check()
+    run_command([sys.executable, ROOT / SCRIPT, *given, *cut_down], cwd=own_text.directory).check()
     assert (own_text.directory / "runs" / "store" / "0000002.params").exists()
 
 

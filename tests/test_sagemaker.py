@@ -16,7 +16,7 @@ import pytest
 from base.errors import InputError
 from hosts.mpirun import AS_ROOT
 from run_sagemaker import announced, copy_model, training_command
-from tests.processes import ROOT, run_command, start_command, wait_for_file
+from tests.processes import ROOT, run_command, start_command, until, wait_for_file
 from training.checkpoint import list_steps
 
 CALL = ["--image", "1.dkr.ecr.eu-west-1.amazonaws.com/bert:1", "--role", "arn:aws:iam::1:role/R"]
@@ -34,7 +34,7 @@ OWN += ["--log_interval", "5", "--progress", "lines"]
 
 
 def call(*words: str):
-    return run_command([sys.executable, ROOT / "hosts" / "sagemaker.py", *words], timeout=30)
+    return run_command([sys.executable, ROOT / "hosts" / "sagemaker.py", *words])
 
 
 def estimator(*words: str) -> dict:
@@ -100,7 +100,7 @@ class SageMaker:
         program += [sys.executable, "run_sagemaker.py", *toolkits_options(hyperparameters)]
         program += ["--ckpt_dir", str(self.checkpoints)]
         words = [sys.executable, ROOT / "hosts" / "sagemaker_train.py", *program]
-        return start_command(words, timeout=120, env=self.variables(), cwd=self.code)
+        return start_command(words, env=self.variables(), cwd=self.code)
 
 
 def test_a_spot_interruption_and_the_next_job(tmp_path):
@@ -115,7 +115,7 @@ def test_a_spot_interruption_and_the_next_job(tmp_path):
         "--spot",
         "--",
     ]
-    fields = estimator(*words, *OWN, "--num_steps", "40", "--dropout", "0")
+    fields = estimator(*words, *OWN, "--num_steps", "200", "--dropout", "0")
     with sagemaker.start(fields["hyperparameters"]) as run:
         wait_for_file(sagemaker.checkpoints / "metrics.jsonl", text="mlm_loss", run=run)
         os.kill(run.pid, signal.SIGTERM)
@@ -123,11 +123,11 @@ def test_a_spot_interruption_and_the_next_job(tmp_path):
     assert result.returncode == 143, result.describe()
     assert "sagemaker_train: SIGTERM; 2 ranks here save and end" in result.stderr
     (step,) = list_steps(str(sagemaker.checkpoints))
-    assert 5 <= step < 40 and not list(sagemaker.model.iterdir())
+    assert 5 <= step < 200 and not list(sagemaker.model.iterdir())
     with sagemaker.start(fields["hyperparameters"]) as run:
         result = run.wait().check()
     assert f"continuing after step {step}" in result.stdout
-    assert {"0000040.params", "0000040.json"} <= {each.name for each in sagemaker.model.iterdir()}
+    assert {"0000200.params", "0000200.json"} <= {each.name for each in sagemaker.model.iterdir()}
 
 
 def test_the_call_has_what_the_plan_says():
@@ -246,17 +246,14 @@ def test_the_model_is_that_of_the_last_checkpoint(tmp_path):
 
 def test_a_missing_toolkit_is_named(tmp_path):
     words = [sys.executable, ROOT / "hosts" / "sagemaker_train.py"]
-    result = run_command(words, timeout=20, env={"PATH": str(tmp_path)})
+    result = run_command(words, env={"PATH": str(tmp_path)})
     assert result.returncode == 2 and "there is no program train" in result.stderr
 
 
 def test_a_job_without_ranks_ends_with_the_signal(tmp_path):
     sleep = shutil.which("sleep")
     assert sleep is not None
-    with start_command(
-        [sys.executable, ROOT / "hosts" / "sagemaker_train.py", sleep, "60"], timeout=20
-    ) as run:
-        while not run.pids()[1:]:
-            pass
+    with start_command([sys.executable, ROOT / "hosts" / "sagemaker_train.py", sleep, "600"]) as run:
+        until(lambda: run.pids()[1:], run)
         os.kill(run.pid, signal.SIGTERM)
         assert run.wait().returncode == 143

@@ -20,6 +20,7 @@ from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 GRACE = 3.0  # seconds
+AGAIN = 0.5  # seconds
 
 
 class Stopped(KeyboardInterrupt):
@@ -94,11 +95,11 @@ class _Leaving:
     """Handler of signals that raises Stopped, once."""
 
     def __init__(self) -> None:
-        self._raised = False
+        self.raised = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if not self._raised:
-            self._raised = True
+        if not self.raised:
+            self.raised = True
             raise Stopped(number)
 
 
@@ -108,6 +109,10 @@ def _watch(reader: int) -> None:
         for number in os.read(reader, 64):
             handler = signal.getsignal(number)
             if isinstance(handler, _Leaving):
-                time.sleep(GRACE)
+                time.sleep(AGAIN)
+                # A system call that began just after the signal goes on as if there had been none.
+                if not handler.raised and signal.getsignal(number) is handler:
+                    signal.pthread_kill(threading.main_thread().ident or 0, number)
+                time.sleep(GRACE - AGAIN)
                 if signal.getsignal(number) is handler:
                     os._exit(code_of(number))

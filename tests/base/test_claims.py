@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from base.claims import BEAT, LONG_AGO, PATIENCE, Claim, HeldError, Holder
-from tests.processes import ROOT
+from tests.processes import LIMIT, ROOT, until
 
 ELSEWHERE = {"host": "elsewhere", "boot": "another", "process": 4321, "since": "2026-01-02 03:04:05 UTC"}
 HOLD = """
@@ -150,10 +150,7 @@ class TestAnotherHost:
         claim = Claim(str(path), nobody, beat=0.02)
         assert claim.attempt()
         os.utime(path, (0, 0))
-        deadline = time.monotonic() + 10
-        while path.stat().st_mtime < 1e9:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: path.stat().st_mtime >= 1e9)
         claim.release()
 
     def test_a_holder_whose_claim_was_taken_over_learns_it(self, path):
@@ -165,7 +162,7 @@ class TestAnotherHost:
         time.sleep(0.1)
         assert not taken.is_set(), "removed by hand it is still nobody else's"
         write(path, **ELSEWHERE)
-        assert taken.wait(10) and "elsewhere" in names[0]
+        assert taken.wait(LIMIT) and "elsewhere" in names[0]
         claim.release()
         assert path.exists(), "the other's file stays"
 

@@ -13,6 +13,7 @@ import pytest
 from base.errors import InputError, one_line
 from base.files import leads_out, replacing
 from base.json_files import read_json_file, read_json_lines, read_json_object
+from tests.processes import LIMIT
 
 
 def rejected(path: Path | str, **words: int) -> str:
@@ -27,7 +28,7 @@ def rejected(path: Path | str, **words: int) -> str:
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(LIMIT)
     assert found, f"reading {path} waits"
     assert found[0].startswith(f"{path}: ") and len(found[0].splitlines()) == 1, found
     return found[0]

@@ -131,7 +131,7 @@ def test_two_real_ranks_share_the_cores(binding):
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("binding two ranks needs two CPUs")
     alone = int(run_command([sys.executable, "-c", CODE], env={"OMP_NUM_THREADS": None}).check().stdout)
-    result = run_ranks(CODE, 2, launcher_args=binding, env={"OMP_NUM_THREADS": None}, timeout=30).check()
+    result = run_ranks(CODE, 2, launcher_args=binding, env={"OMP_NUM_THREADS": None}).check()
     chosen = [int(rank.stdout) for rank in result.ranks]
     if binding:
         # A core may have two hardware threads.

@@ -50,7 +50,7 @@ def commands() -> list[str]:
 def test_all_measurements_run_to_their_end(tmp_path):
     """As the README has it; only `setup`, which installs, is left out. Their text is not left behind."""
     words = ["make", "-o", "setup", f"PY={sys.executable}", "bench", "ARGS=--quick"]
-    result = run_command(words, timeout=280, env={**FOREIGN, "TMPDIR": str(tmp_path)}, cwd=ROOT).check()
+    result = run_command(words, env={**FOREIGN, "TMPDIR": str(tmp_path)}, cwd=ROOT).check()
     assert not list(tmp_path.glob("tmp.*"))  # the text that they share, in a folder of mktemp's
     parts = re.split(r"^--- python -m bench\.(\w+) --quick\n", result.stdout, flags=re.MULTILINE)
     assert parts[1::2] == BY_DEFAULT
@@ -73,13 +73,13 @@ def test_every_measurement_has_quick():
 
 def test_threads_quick():
     words = [sys.executable, "-m", "bench.threads", "--quick", "--ranks", "1", "--model", "bert_1_32_2"]
-    result = run_command(words, timeout=120, cwd=ROOT).check()
+    result = run_command(words, cwd=ROOT).check()
     assert "omp_passive" in result.stdout and result.stdout.rstrip().endswith(quick.NOTICE)
 
 
 def test_padding_quick(text):
     words = [sys.executable, "-m", "bench.padding", "--quick", "--dtypes", "float32", "--steps", "2"]
-    result = run_command(words, timeout=200, env={**text, "OMP_NUM_THREADS": "1"}, cwd=ROOT).check()
+    result = run_command(words, env={**text, "OMP_NUM_THREADS": "1"}, cwd=ROOT).check()
     (row,) = (line for line in result.stdout.splitlines() if line.startswith("128, training, --use_avg_len"))
     assert float(row.split()[3].rstrip("%")) >= 0 and min(map(float, row.split()[4:9])) > 0
     assert result.stdout.rstrip().endswith(quick.NOTICE)
@@ -88,7 +88,7 @@ def test_padding_quick(text):
 def test_startup_quick(text):
     words = [sys.executable, "-m", "bench.startup", "--quick", "--ranks", "1"]
     start = time.monotonic()
-    result = run_command(words, timeout=120, env=text, cwd=ROOT).check()
+    result = run_command(words, env=text, cwd=ROOT).check()
     elapsed = time.monotonic() - start
     seconds = {
         name: float(re.search(rf"^{name} +([0-9.]+) \(", result.stdout, re.MULTILINE)[1])
@@ -103,7 +103,7 @@ def test_startup_quick(text):
 def test_bfloat16_quick(tmp_path):
     words = [sys.executable, "-m", "bench.bfloat16", "--quick", "--num_steps", "10", "--model", "bert_1_32_2"]
     words += ["--plot", str(tmp_path / "curves.png")]
-    result = run_command(words, timeout=240, cwd=ROOT).check()
+    result = run_command(words, cwd=ROOT).check()
     assert "over seeds" in result.stdout and result.stdout.rstrip().endswith(quick.NOTICE)
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 
@@ -130,7 +130,7 @@ def test_an_interpreter_without_torch_is_one_line(tmp_path):
     python.write_text(f"#!/bin/sh\nexec {sys.executable} -S -E -c 'raise SystemExit(3)'\n")
     python.chmod(0o755)
     words = ["-m", "bench.optimizer", "--quick", "--repeats", "1", "--torch_python", str(python)]
-    result = run_command([sys.executable, *words], timeout=60, cwd=ROOT)
+    result = run_command([sys.executable, *words], cwd=ROOT)
     assert result.returncode == 2 and "Traceback" not in result.stderr, result.describe()
     assert result.stderr.splitlines()[-1] == f"bench.optimizer: {python}: the worker ended with 3"
 
@@ -146,7 +146,7 @@ def test_an_interpreter_without_torch_is_one_line(tmp_path):
     ],
 )
 def test_bad_options_are_one_line(name, words, message):
-    result = run_command([sys.executable, "-m", f"bench.{name}", *words], timeout=60, cwd=ROOT)
+    result = run_command([sys.executable, "-m", f"bench.{name}", *words], cwd=ROOT)
     assert result.returncode == 2 and message in result.stderr.splitlines()[-1], result.describe()
 
 

@@ -32,13 +32,15 @@ def test_it_does_not_wait_for_what_is_queued():
     """With `mx.nd.array` the second time is that of the products."""
     values, factor = np.arange(6, dtype=np.int32), mx.nd.ones((1500, 1500))
     on_device(values, mx.cpu())
-    mx.nd.waitall()
-    start = time.perf_counter()
-    products = [mx.nd.dot(factor, factor) for _ in range(10)]
-    queued = time.perf_counter() - start
-    array = on_device(values, mx.cpu())
-    made = time.perf_counter() - start
-    products[-1].wait_to_read()
-    done = time.perf_counter() - start
-    assert made - queued < (done - queued) / 2
-    assert array.asnumpy().tolist() == values.tolist()
+
+    def early() -> bool:
+        mx.nd.waitall()
+        products = [mx.nd.dot(factor, factor) for _ in range(10)]
+        queued = time.perf_counter()
+        array = on_device(values, mx.cpu())
+        made = time.perf_counter()
+        products[-1].wait_to_read()
+        assert array.asnumpy().tolist() == values.tolist()
+        return made - queued < (time.perf_counter() - queued) / 2
+
+    assert any(early() for _ in range(20))  # others may keep the machine busy at any one time

@@ -1,6 +1,6 @@
 """Two ranks that work together until the last one fails: `failing_worker.py DIRECTORY raise|abort|kill`.
 
-DIRECTORY/failed holds the time of the failure, DIRECTORY/noticed what another rank's wait ended with.
+DIRECTORY/noticed holds what another rank's wait ended with.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ def main():
         assert comm.all_agree([True]) == [True]
     if comm.rank == comm.size - 1:
         time.sleep(0.5)  # the others are waiting by then
-        (directory / "failed").write_text(str(time.time()), encoding="ascii")
         if how == "raise":
             raise RuntimeError("this rank has failed")
         if how == "abort":

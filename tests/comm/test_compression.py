@@ -16,7 +16,7 @@ from base.errors import InputError
 from comm.compression import PIECE_BYTES, byteps_settings, cut, horovod_settings, with_compression
 from comm.local import LocalCommunicator
 from comm.options import add_communication_options, communication_config
-from tests.processes import run_ranks
+from tests.processes import LIMIT, run_ranks
 
 WORKER = Path(__file__).with_name("compression_worker.py")
 # A network of its own, where nobody else's bytes are counted.
@@ -92,7 +92,9 @@ def own_network():
     """Words that start a command in a network of its own; empty where that is not possible."""
     if os.geteuid() != 0 or not shutil.which("unshare") or not shutil.which("ip"):
         return []
-    tried = subprocess.run([*ALONE, "true"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=20)
+    tried = subprocess.run(
+        [*ALONE, "true"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=LIMIT
+    )
     return ALONE if tried.returncode == 0 else []
 
 
@@ -148,7 +150,6 @@ def start(launch, directory, own_network):
         WORKER,
         launch.ranks,
         launch.launcher,
-        timeout=240,
         env={"OMP_NUM_THREADS": "1"},
         args=[launch.backend, directory, json.dumps(cases)],
         cwd=working,

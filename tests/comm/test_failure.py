@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -25,10 +24,8 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
     ],
 )
 def test_a_rank_that_ends_ends_the_run(launcher, how, exit_code, tmp_path):
-    result = run_ranks(WORKER, 2, launcher, timeout=60, env=ONE_THREAD, args=[tmp_path, how])
-    ended = time.time()
+    result = run_ranks(WORKER, 2, launcher, env=ONE_THREAD, args=[tmp_path, how])
     assert result.returncode == exit_code, result.describe()
-    assert ended - float((tmp_path / "failed").read_text(encoding="ascii")) < 15
     if how == "raise":
         assert "this rank has failed" in result.stderr
         assert "lost the other ranks" in (tmp_path / "noticed").read_text(encoding="utf-8")
@@ -39,7 +36,6 @@ def test_a_launcher_that_horovod_does_not_join():
     result = run_ranks(
         "from comm.horovod import HorovodCommunicator\nHorovodCommunicator()\n",
         2,
-        timeout=60,
         env={**ONE_THREAD, "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"},
     )
     assert result.returncode != 0

@@ -32,10 +32,10 @@ from comm.watch.heartbeat import (
 )
 from comm.watch.watchdog import SchedulerWatch
 from comm.watch.wire import BEAT, HELLO, Channel, Message
-from tests.processes import start_command
+from tests.processes import LIMIT, start_command, until
 from tests.strangers import DAMAGES, attack
 
-TIMEOUT, INTERVAL = 1.0, 0.1
+TIMEOUT, INTERVAL = 3.0, 0.1
 HERE = "127.0.0.1"
 TOKEN = bytes(range(32))
 BUSY, WAITING = Sign("", 0.0), Sign("all_agree", 100.0)
@@ -51,7 +51,7 @@ class Verdicts:
         return lambda kind, text: self._queue.put((who, kind, text))
 
     def next(self):
-        return self._queue.get(timeout=5 * TIMEOUT)
+        return self._queue.get(timeout=LIMIT)
 
     def of_hub_and_link(self):
         """The hub's verdict, once link 1 has been told the same: the two are free to come in either order."""
@@ -85,11 +85,19 @@ def port_of(hub) -> int:
 
 def mute(rank, hub) -> Peer:
     """A rank that connects and gives no sign of life after that."""
-    return connect(hub.address, Message(HELLO, rank, 4711, text="node-7"), 5)
+    return connect(hub.address, Message(HELLO, rank, 4711, text="node-7"), LIMIT)
 
 
 def stranger_of(hub) -> socket.socket:
-    return socket.create_connection((HERE, port_of(hub)), timeout=5)
+    return socket.create_connection((HERE, port_of(hub)), timeout=LIMIT)
+
+
+def is_refused(hub) -> bool:
+    try:
+        stranger_of(hub).close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 def close_all(*ends):
@@ -97,7 +105,7 @@ def close_all(*ends):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(5)
+        thread.join(LIMIT)
     return not any(thread.is_alive() for thread in threads)
 
 
@@ -133,9 +141,9 @@ def test_a_silent_rank_is_named_to_all(verdicts):
     silent.send(Message(BEAT, waiting=0.2, text="barrier"))
     began = time.monotonic()
     kind, text = verdicts.of_hub_and_link()
-    assert TIMEOUT * 0.9 < time.monotonic() - began < TIMEOUT * 3
+    assert time.monotonic() - began > TIMEOUT * 0.9
     assert kind == SILENT
-    assert text == "rank 2 (node-7, pid 4711, last in barrier) has given no sign of life for 1 s"
+    assert text == "rank 2 (node-7, pid 4711, last in barrier) has given no sign of life for 3 s"
     silent.close()
 
 
@@ -144,7 +152,7 @@ def test_ranks_of_one_host_are_named_together(verdicts):
     silent = [mute(rank, hub) for rank in range(1, 8)]
     _, kind, text = verdicts.next()
     assert kind == SILENT and "rank 1 (node-7" in text and "rank 4 (node-7" in text
-    assert text.endswith(" and 3 more have given no sign of life for 1 s")
+    assert text.endswith(" and 3 more have given no sign of life for 3 s")
     for peer in silent:
         peer.close()
 
@@ -152,20 +160,18 @@ def test_ranks_of_one_host_are_named_together(verdicts):
 def test_a_rank_that_ends_is_named_at_once(verdicts):
     hub = make_hub(2, verdicts)
     peer = mute(1, hub)
-    began = time.monotonic()
     peer.close()
     assert verdicts.next() == (
         "hub",
         ENDED,
         "rank 1 (node-7, pid 4711, last outside of any exchange) has ended without closing the run",
     )
-    assert time.monotonic() - began < TIMEOUT / 2
 
 
 def test_all_ranks_waiting(verdicts):
     hub = make_hub(2, verdicts, WAITING)
     make_link(1, hub, verdicts, Sign("average", 2 * TIMEOUT))
-    assert verdicts.of_hub_and_link() == (STUCK, "all 2 ranks have waited in all_agree/average for 1 s")
+    assert verdicts.of_hub_and_link() == (STUCK, "all 2 ranks have waited in all_agree/average for 3 s")
 
 
 @pytest.mark.parametrize("busy", [0, 1])
@@ -204,17 +210,17 @@ def mute_hub():
 def test_rank_0_silent(verdicts):
     with mute_hub() as (address, accepted):
         Link(1, address, Watch(TIMEOUT, INTERVAL, lambda: BUSY, verdicts.of(1)), TIMEOUT)
-        with closing(accepted.get(timeout=5)) as channel:
+        with closing(accepted.get(timeout=LIMIT)) as channel:
             channel.send(Message(BEAT, text="broadcast"))
             who, kind, text = verdicts.next()
     assert (who, kind) == (1, SILENT)
-    assert text == "rank 0 (node-0, pid 17, last in broadcast) has given no sign of life for 1 s"
+    assert text == "rank 0 (node-0, pid 17, last in broadcast) has given no sign of life for 3 s"
 
 
 def test_rank_0_ended(verdicts):
     with mute_hub() as (address, accepted):
         Link(1, address, Watch(TIMEOUT, INTERVAL, lambda: BUSY, verdicts.of(1)), TIMEOUT)
-        accepted.get(timeout=5).close()
+        accepted.get(timeout=LIMIT).close()
         who, kind, text = verdicts.next()
     assert (who, kind) == (1, ENDED) and text.startswith("rank 0 (node-0, pid 17")
 
@@ -254,8 +260,7 @@ def test_idle_connections_take_few_descriptors_and_leave(verdicts, monkeypatch):
     for _ in range(3 * SPARE):
         here.append(stranger_of(hub))
     assert len(os.listdir("/proc/self/fd")) - before - len(here) <= 2 * SPARE + 1
-    time.sleep(0.5)
-    assert len(os.listdir("/proc/self/fd")) - before - len(here) <= 0
+    until(lambda: len(os.listdir("/proc/self/fd")) - before - len(here) <= 0)
     assert all(each.recv(10) == b"" for each in here)
     link = make_link(1, hub, verdicts)
     for each in here:
@@ -289,9 +294,7 @@ def test_nobody_can_connect_once_all_ranks_have(verdicts):
     hub = make_hub(3, verdicts)
     early = stranger_of(hub)
     links = [make_link(rank, hub, verdicts) for rank in (1, 2)]
-    time.sleep(0.05)
-    with pytest.raises(ConnectionRefusedError):
-        stranger_of(hub)
+    until(lambda: is_refused(hub))
     assert early.recv(10) == b""
     early.close()
     verdicts.none_within(0.2)
@@ -394,7 +397,7 @@ def test_the_scheduler_is_watched(verdicts):
         answering.clear()
         who, kind, text = verdicts.next()
         assert text == f"the BytePS scheduler at {environ['DMLC_PS_ROOT_URI']}:" + (
-            f"{environ['DMLC_PS_ROOT_PORT']} does not answer, for 1 s now"
+            f"{environ['DMLC_PS_ROOT_PORT']} does not answer, for 3 s now"
         )
         watch.close()
         assert heartbeats() == []
@@ -409,7 +412,7 @@ def end(kind, text):
     os._exit(1)
 
 address = HubAddress([("127.0.0.1", int(sys.argv[1]))], bytes.fromhex(sys.argv[2]))
-Link(1, address, Watch(1.0, 0.1, lambda: Sign("", 0.0), end), 1.0)
+Link(1, address, Watch(3.0, 0.1, lambda: Sign("", 0.0), end), 60.0)
 print("connected", flush=True)
 time.sleep(60)
 """
@@ -418,12 +421,8 @@ time.sleep(60)
 def test_a_stopped_rank_that_is_continued_ends_too(verdicts, tmp_path):
     """Nobody kills it: what it missed while it was stopped is enough."""
     hub = make_hub(2, verdicts)
-    with start_command(
-        [sys.executable, "-c", ENDING, str(port_of(hub)), hub.address.token.hex()], timeout=30
-    ) as run:
-        deadline = time.monotonic() + 10
-        while "connected" not in run.stdout() and time.monotonic() < deadline:
-            time.sleep(0.02)
+    with start_command([sys.executable, "-c", ENDING, str(port_of(hub)), hub.address.token.hex()]) as run:
+        until(lambda: "connected" in run.stdout(), run)
         run.signal(signal.SIGSTOP)
         who, kind, text = verdicts.next()
         assert (who, kind) == ("hub", SILENT) and f"pid {run.pid}" in text

@@ -22,7 +22,6 @@ def test_two_hosts(two_hosts, tmp_path, request):
     run_ranks(
         WORKER,
         size,
-        timeout=120,
         env={"OMP_NUM_THREADS": "1"},
         args=["horovod", tmp_path, *CHECKS],
         prefix=two_hosts.prefix,

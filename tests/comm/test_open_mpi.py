@@ -44,7 +44,7 @@ def run_pair():
     """Function of more environment: page faults in the last exchange of each rank."""
 
     def run(**env):
-        result = run_ranks(CODE, 2, timeout=60, env={"OMP_NUM_THREADS": "1", **env}).check()
+        result = run_ranks(CODE, 2, env={"OMP_NUM_THREADS": "1", **env}).check()
         return [int(rank.stdout.split()[-1]) for rank in result.ranks]
 
     return run

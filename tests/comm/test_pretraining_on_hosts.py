@@ -18,7 +18,6 @@ def test_two_hosts_train_together(two_hosts, corpus, tmp_path):
     result = run_ranks(
         SCRIPT,
         2,
-        timeout=150,
         env={"OMP_NUM_THREADS": "1"},  # each "host" would take all cores of this machine
         args=args,
         launcher_args=two_hosts.mpirun_args,

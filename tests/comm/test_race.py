@@ -16,7 +16,7 @@ ROUNDS, TENSORS = 150, 8  # a dozen rounds until the first wrong sum are usual, 
 
 def launch(rounds, *kinds):
     env = {"OMP_NUM_THREADS": "1"}
-    return run_ranks(WORKER, 2, "byteps", timeout=200, args=[rounds, *kinds], env=env, grace=10)
+    return run_ranks(WORKER, 2, "byteps", args=[rounds, *kinds], env=env)
 
 
 def test_one_name_for_every_sum_of_a_tensor_gives_wrong_sums():

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 
 import pytest
@@ -20,6 +19,7 @@ from comm.watch.run_processes import (
     silent_hosts,
     uses_byteps,
 )
+from tests.processes import LIMIT, until
 
 WORKER = {"DMLC_ROLE": "worker"}
 
@@ -51,7 +51,7 @@ def process(*words, **environ):
     started = subprocess.Popen(words, env={**os.environ, **environ}, stdin=subprocess.DEVNULL)
     try:
         wanted = {f"{name}={value}" for name, value in environ.items()}
-        wait_until(lambda: wanted <= set(variables_of(started.pid)))  # it is the new program by then
+        until(lambda: wanted <= set(variables_of(started.pid)))  # it is the new program by then
         yield started.pid
     finally:
         started.kill()
@@ -69,14 +69,7 @@ def stop(pid):
             return file.read().split()[2]
 
     os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: state() == "T")
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: state() == "T")
 
 
 def test_what_is_seen_of_a_byteps_run():
@@ -123,7 +116,7 @@ def test_hosts_that_do_not_answer():
     hosts = announced_hosts([("own", 1), ("127.0.0.2", 1), ("someone@255.255.255.255", 2), ("own", 1)])
     for rank in "04":
         own = {"OMPI_COMM_WORLD_RANK": rank, RUN_HOSTS: hosts}
-        assert silent_hosts(own, 0.3) == ["255.255.255.255"]
+        assert silent_hosts(own, 5) == ["255.255.255.255"]
     assert describe_run(own, ask_others=True) == "255.255.255.255 (ranks 2, 3) does not answer at port 22"
     assert describe_run(own, ask_others=False) == "" == describe_run({}, ask_others=True)
 
@@ -155,7 +148,7 @@ print(describe_run(os.environ, ask_others=True))
 
     def seen():
         environ = {**os.environ, **own, "BYTEPS_LOCAL_RANK": "0"}
-        return subprocess.run(words, env=environ, stdout=subprocess.PIPE, text=True, timeout=20).stdout
+        return subprocess.run(words, env=environ, stdout=subprocess.PIPE, text=True, timeout=LIMIT).stdout
 
     assert seen() == "on this host run 1 of its 2 ranks\n"
     with process(*words, **own, BYTEPS_LOCAL_RANK="1") as pid:

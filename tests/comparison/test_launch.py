@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from comparison.launching.launch import launch
 from comparison.launching.memory import MARKER, PeakMemory, marked, role_of
+from tests.processes import LIMIT, until, wait_for_file
 
 # A grandchild that leaves the session and ignores SIGTERM, as a daemon may.
 DAEMON = """
@@ -33,7 +33,7 @@ sys.exit(3)
 """
 
 
-def start(directory: Path, code: str, *words: object, limit_s: float = 60, **variables: str):
+def start(directory: Path, code: str, *words: object, limit_s: float = LIMIT, **variables: str):
     script = directory / "part.py"
     script.write_text(code, encoding="utf-8")
     argv = [sys.executable, str(script), *map(str, words)]
@@ -67,9 +67,12 @@ def test_what_other_programs_compute_meanwhile_is_not_taken_for_its_own(tmp_path
 
 
 def test_the_time_limit_ends_everything(tmp_path):
-    ended = start(tmp_path, DAEMON, tmp_path / "pid", 600, limit_s=1.5)
-    assert ended.timed_out and ended.returncode == 124
-    assert 1.5 <= ended.seconds < 15
+    for limit_s in (1.5, 15, 150):
+        ended = start(tmp_path, DAEMON, tmp_path / "pid", 600, limit_s=limit_s)
+        assert ended.timed_out and ended.returncode == 124
+        assert limit_s <= ended.seconds < 600
+        if "started" in (tmp_path / "log").read_text():  # else the machine was busy
+            break
     assert not alive(int((tmp_path / "pid").read_text()))
 
 
@@ -79,13 +82,15 @@ def test_death_by_a_signal(tmp_path):
 
 
 def test_an_interrupt_ends_everything_and_is_passed_on(tmp_path):
-    timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    before = time.monotonic()
+    def interrupt():
+        wait_for_file(tmp_path / "log", "started")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path, DAEMON, tmp_path / "pid", 600)
-    timer.join()
-    assert time.monotonic() - before < 15
+    thread.join()
     assert not alive(int((tmp_path / "pid").read_text()))
 
 
@@ -102,15 +107,10 @@ launch([sys.executable, {str(code)!r}, {str(tmp_path / "pid")!r}, "600"], dict(o
 """
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     process = subprocess.Popen([sys.executable, "-c", text], env=environ)
-    deadline = time.monotonic() + 30
-    while not ((tmp_path / "log").exists() and "started" in (tmp_path / "log").read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for_file(tmp_path / "log", "started")
     process.kill()
     process.wait()
-    while alive(int((tmp_path / "pid").read_text())):
-        assert time.monotonic() < deadline, "the daemon outlived the comparison"
-        time.sleep(0.05)
+    until(lambda: not alive(int((tmp_path / "pid").read_text())))
 
 
 ROLES = """
@@ -120,7 +120,7 @@ if os.environ.get("DMLC_ROLE") != "server":
     child = subprocess.Popen([sys.executable, "-c", open(__file__).read()], env=environ)
 block = bytearray(b"x") * ((100 if os.environ.get("DMLC_ROLE") == "server" else 200) << 20)
 del block  # a peak is seen afterwards, too
-time.sleep(1.5)
+time.sleep(4)
 if os.environ.get("DMLC_ROLE") != "server":
     child.wait()
 """
@@ -152,9 +152,7 @@ def test_roles(words, variables, role):
 def test_only_marked_processes_count():
     with subprocess.Popen(["sleep", "60"], env={**os.environ, MARKER: "mine"}) as process:
         try:
-            deadline = time.monotonic() + 10
-            while marked("mine") != [process.pid]:  # until it has become `sleep`
-                assert time.monotonic() < deadline
+            until(lambda: marked("mine") == [process.pid])  # it has become `sleep`
             assert marked("another") == []
             memory = PeakMemory("mine", None)
             memory.sample()

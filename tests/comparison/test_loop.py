@@ -9,13 +9,12 @@ import shlex
 import shutil
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from comparison.settings import all_settings, order_of_repeat
-from tests.processes import RunResult, run_command, start_command
+from tests.processes import RunResult, run_command, start_command, until
 
 SCRIPT = Path(__file__).resolve().with_name("compare_quick.py")
 AXES = ["--workers", "1", "--dtypes", "float32", "--batch_sizes", "4"]
@@ -29,7 +28,7 @@ def command(output: Path, *words: str) -> list[str]:
 
 
 def compare(output: Path, *words: str) -> RunResult:
-    return run_command(command(output, *words), timeout=60)
+    return run_command(command(output, *words))
 
 
 def launched(result: RunResult) -> list[str]:
@@ -125,11 +124,8 @@ def test_the_time_limit_is_a_failure(tmp_path):
 def test_signals_end_the_launch_and_leave_a_report(tmp_path, number, code):
     """Also before anything has been measured. `run.wait` fails if a process is left."""
     output = tmp_path / "out"
-    with start_command(command(output, "--backends", "hangs", "--repeats", "1"), timeout=60) as run:
-        deadline = time.monotonic() + 30
-        while not any("quick_training" in _words(pid) for pid in run.pids()):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+    with start_command(command(output, "--backends", "hangs", "--repeats", "1")) as run:
+        until(lambda: any("quick_training" in _words(pid) for pid in run.pids()), run)
         if number == signal.SIGTERM:  # a second comparison is refused meanwhile, and harms nothing
             second = compare(output, "--backends", "hangs", "--repeats", "1")
             assert second.returncode == 2 and "another comparison is using it" in second.stderr
@@ -153,6 +149,6 @@ def test_on_a_terminal_there_is_a_bar(tmp_path):
     words = command(tmp_path / "out", "--backends", "one", "--repeats", "2")
     shell = ["sh", "-c", f"stty rows 30 cols 100; exec {shlex.join(words)}"]
     text = f"import pty, sys; sys.exit(pty.spawn({shell!r}) >> 8)"
-    result = run_command([sys.executable, "-c", text], timeout=60).check()
+    result = run_command([sys.executable, "-c", text]).check()
     assert "2/2" in result.stdout and "none left" in result.stdout
     assert "launch 1/2" not in result.stdout  # the bar says it

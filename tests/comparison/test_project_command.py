@@ -25,7 +25,7 @@ from comparison.projection.plot import projection_figure
 from comparison.projection.validation import validate
 from comparison.runs.record import PROFILED, TIMED, Interval, Record
 from comparison.settings import Setting
-from tests.processes import ROOT
+from tests.processes import LIMIT, ROOT
 
 
 def plan(*words: str):
@@ -156,7 +156,9 @@ def test_it_needs_no_mxnet(tmp_path):
         "assert not {'mxnet', 'gluonnlp', 'horovod', 'byteps'} & set(sys.modules)\n"
         "sys.exit(code)"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, check=True, timeout=LIMIT, stdout=subprocess.DEVNULL
+    )
 
 
 def test_options_change_what_they_name():

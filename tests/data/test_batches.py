@@ -23,6 +23,7 @@ from data.pretraining.sources import TextSource, epoch_stores
 from data.sharing import Share
 from data.store.tokens import TokenStore, build_store
 from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
+from tests.processes import until
 
 
 @pytest.fixture
@@ -242,9 +243,7 @@ def test_the_next_epoch_is_prepared_in_the_background_once_a_quarter_is_consumed
     assert set(source.asked) == {0}
     for _ in range(3):
         next(stream)
-    deadline = time.monotonic() + 10
-    while 1 not in source.asked and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: 1 in source.asked)
     assert source.asked[1] is not threading.current_thread()
     for _ in range(count // 4):
         next(stream)

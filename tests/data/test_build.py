@@ -18,7 +18,7 @@ from base.workers import WorkerCrash
 from data.store.build import BuildPlan, build_columns
 from data.store.columns import map_column
 from tests.data.building import CODE, COLUMNS, Numbers, NumberUnit, build, expected
-from tests.processes import run_command, start_command
+from tests.processes import run_command, start_command, until
 
 UNITS = 40
 
@@ -90,7 +90,7 @@ def test_killed_builds_go_on_to_the_same_bytes(tmp_path, reference, victim):
     stopped = 0
     for attempt in range(4):
         # Units long enough that a busy machine, too, kills a build before its end.
-        with start_command(command(out, attempt % 2 + 1, seconds=0.1), timeout=60) as run:
+        with start_command(command(out, attempt % 2 + 1, seconds=0.3)) as run:
             while run.poll() is None and len(run.pids()) < 2:
                 time.sleep(0.02)
             limit = time.monotonic() + generator.random()  # while the workers start, or work
@@ -108,7 +108,7 @@ def test_killed_builds_go_on_to_the_same_bytes(tmp_path, reference, victim):
         if out.exists():
             break
     assert stopped >= 2, "hardly anything was killed"
-    result = run_command(command(out, 2), timeout=60).check()
+    result = run_command(command(out, 2)).check()
     assert content(out) == reference
     assert os.listdir(tmp_path) == ["out"]
 
@@ -198,7 +198,7 @@ def test_bad_input_is_an_input_error_and_leaves_nothing(tmp_path, size):
 
 
 def test_ctrl_c_is_quiet_and_keeps_what_was_done(tmp_path, reference):
-    with start_command(command(tmp_path / "out", 2, seconds=0.1), timeout=60) as run:
+    with start_command(command(tmp_path / "out", 2, seconds=0.3)) as run:
         journal = tmp_path / "out.partial" / "journal.json"
         while not journal.exists() and run.poll() is None:
             time.sleep(0.01)
@@ -238,11 +238,11 @@ def test_a_part_that_is_half_appended_does_not_count(tmp_path, reference, monkey
 
 def test_a_file_that_may_not_grow_leaves_a_build_that_goes_on(tmp_path, reference):
     """RLIMIT_FSIZE stands for the full disk where namespaces are not to be had; journals stay below it."""
-    limited = run_command(command(tmp_path / "out", 2, file_limit=40_000), timeout=60)
+    limited = run_command(command(tmp_path / "out", 2, file_limit=40_000))
     assert limited.returncode == 2, limited.describe()
     (line,) = limited.stderr.splitlines()
     assert "out.partial" in line and "give the same command again" in line and "MB free" in line
-    run_command(command(tmp_path / "out", 2), timeout=60).check()
+    run_command(command(tmp_path / "out", 2)).check()
     assert content(tmp_path / "out") == reference
 
 
@@ -266,7 +266,7 @@ def test_a_full_disk_leaves_a_build_that_goes_on(tmp_path, small_disk, reference
         '"$@"; echo "first $?"; ls; mount -o remount,size=2m . ; "$@"; echo "second $?"; '
         f"rm -rf {tmp_path}/kept; cp -r {disk}/out {tmp_path}/kept"
     )
-    result = run_command([*small_disk, script, "sh", *command(disk / "out", 2)], timeout=60)
+    result = run_command([*small_disk, script, "sh", *command(disk / "out", 2)])
     assert result.stdout.split() == ["first", "2", "out.partial", "second", "0"], result.describe()
     (line,) = result.stderr.splitlines()
     assert "No space left on device" in line and str(disk) in line and "same command again" in line
@@ -293,7 +293,7 @@ def test_what_is_there_is_kept_or_refused(tmp_path, reference):
 
 def test_processes_that_build_at_once_share_one_build(tmp_path, reference):
     """Only one works: at most one unit at a time is written, and all three end well."""
-    runs = [start_command(command(tmp_path / "out", 1, seconds=0.01), timeout=60) for _ in range(3)]
+    runs = [start_command(command(tmp_path / "out", 1, seconds=0.01)) for _ in range(3)]
     for run in runs:
         with run:
             run.wait().check()
@@ -306,8 +306,12 @@ def test_who_waits_for_the_lock_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr("base.locks.SECONDS_BEFORE_NOTE", 0.15)
     progress = Recorded()
     with locked(f"{tmp_path}/out.lock", lambda: None), pytest.raises(KeyboardInterrupt):
-        timer = threading.Timer(0.6, signal.raise_signal, [signal.SIGINT])
-        timer.start()
+
+        def interrupt():
+            until(lambda: progress.notes)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=interrupt).start()
         build(tmp_path / "out", 3, 1, size=1, progress=progress)
     assert progress.notes == [f"waiting for another process to build {tmp_path}/out"]
     assert os.listdir(tmp_path) == []

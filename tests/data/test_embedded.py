@@ -14,6 +14,7 @@ from data.embedded import build, main
 from data.prose import prose_sentences
 from data.text.corpus import documents
 from data.tokenizing.vocab import SPECIAL_TOKENS, load_vocab
+from tests.processes import LIMIT
 
 PROSE = """Return the answer, e.g. a number. It may be negative!
 
@@ -75,7 +76,7 @@ def test_another_process_builds_the_same_bytes(embedded, tmp_path):
     """Hash tables are seeded for each process; nothing may depend on their order."""
     root = os.path.join(os.path.dirname(__file__), "..", "..")
     command = [sys.executable, "-m", "data.embedded", "--output", str(tmp_path), "--vocab_size", "2000"]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=LIMIT, check=True)
     assert "unigram entropy" in done.stdout
     for name in ("vocab.txt", "corpus/train-3.txt", "corpus/eval.txt", "corpus.json"):
         assert (tmp_path / name).read_bytes() == (embedded / name).read_bytes(), name

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from data.pretraining.epochs import EpochCache
+from tests.processes import LIMIT
 
 LARGE = 1 << 30
 
@@ -62,7 +63,7 @@ def test_threads_that_want_the_same_wait_for_the_one_that_makes_it():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(LIMIT)
     assert made == [5] and len(results) == 8 and len(set(map(id, results))) == 1
 
 
@@ -71,7 +72,7 @@ def test_other_results_can_be_had_while_one_is_prepared():
 
     def make(epoch):
         if epoch == 1:
-            assert go.wait(10)
+            assert go.wait(LIMIT)
         return epoch + 100
 
     cache = EpochCache(make, lambda result: LARGE)

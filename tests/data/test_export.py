@@ -6,7 +6,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -24,6 +23,7 @@ from data.store.tokens import TokenStore, build_store
 from data.tokenizing.tokenizer import TokenizerSettings
 from tests.data.formats.samples import arrays, joined, ragged
 from tests.data.instance_files import FILE_FORMATS, content, files_of, save
+from tests.processes import until
 
 ROOT = os.path.join(os.path.dirname(__file__), "..", "..")
 MASKS = CopiesConfig(MaskingConfig(48, max_predictions_per_seq=8), dupe_factor=3, seed=21)
@@ -273,9 +273,7 @@ def test_an_export_killed_at_any_moment_goes_on_and_keeps_finished_files(text_st
     kept = {}
     for moment in (1, 8, 20):
         with subprocess.Popen(command, cwd=ROOT) as child:
-            end = time.monotonic() + 30
-            while len(journaled()) < moment and child.poll() is None and time.monotonic() < end:
-                time.sleep(0.001)
+            until(lambda m=moment, c=child: len(journaled()) >= m or c.poll() is not None, pause=0.001)
             child.send_signal(signal.SIGKILL)
         assert child.returncode == -signal.SIGKILL, "it was over before it could be killed"
         names = journaled()

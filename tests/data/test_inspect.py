@@ -26,7 +26,7 @@ from data.pretraining.sources import TextSource
 from data.sharing import Share
 from data.store.tokens import TokenStore, build_store
 from data.tokenizing.tokenizer import TokenizerSettings, bert_normalizer
-from tests.processes import ROOT, run_command
+from tests.processes import LIMIT, ROOT, run_command
 
 SETTINGS = ["--max_seq_length", "64", "--batch_size", "1024", "--use_avg_len", "--num_buckets", "5"]
 MARKER = re.compile(r"\[(?:=|[^\s→]+?→)([^\[\]\s]+)\]")  # hidden: ordinary tokens, but brackets themselves
@@ -81,11 +81,11 @@ def as_arrays(batch):
     )
 
 
-def run_inspect(*arguments, cwd, timeout=60, env=None):
+def run_inspect(*arguments, cwd, env=None):
     """The command as users give it, in `cwd`."""
     path = {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
     command = [sys.executable, "-m", "data.inspect", *map(str, arguments)]
-    return run_command(command, cwd=str(cwd), env={**os.environ, **path, **(env or {})}, timeout=timeout)
+    return run_command(command, cwd=str(cwd), env={**os.environ, **path, **(env or {})})
 
 
 def shown(capsys, *arguments):
@@ -423,7 +423,7 @@ def test_bad_records_are_counted(npz, vocab, embedded, tmp_path, capsys):
 
 def test_a_closed_pipe_is_quiet(directory, tmp_path):
     command = f"{sys.executable} -m data.inspect {directory} --num 50 --no_plot | head -1"
-    result = run_command(["bash", "-c", command], cwd=str(ROOT), timeout=60)
+    result = run_command(["bash", "-c", command], cwd=str(ROOT))
     assert result.stdout == f"{directory}: token store\n" and result.stderr == ""
 
 
@@ -446,7 +446,7 @@ def test_colour_is_for_terminals(directory, no_color, tmp_path):
             if not part:
                 break
             out += part
-        assert process.wait(60) == 0
+        assert process.wait(LIMIT) == 0
     os.close(control)
     assert (b"\x1b[1;33m[MASK" in out) is not no_color
     assert (b"\x1b" in out) is not no_color
@@ -455,7 +455,7 @@ def test_colour_is_for_terminals(directory, no_color, tmp_path):
 
 def test_the_standard_library_s_inspect_is_not_hidden(tmp_path):
     code = "import data.inspect, inspect; assert inspect.signature(data.inspect.main).parameters"
-    run_command([sys.executable, "-c", code], cwd=str(ROOT), timeout=60).check()
+    run_command([sys.executable, "-c", code], cwd=str(ROOT)).check()
     run_inspect("--help", cwd=tmp_path).check()
 
 

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from data.pretraining.prefetch import Prefetcher
+from tests.processes import until
 
 
 def slow_squares(count, delays=(0.004, 0.0, 0.002)):
@@ -33,11 +34,11 @@ def test_no_more_than_depth_tasks_run_ahead(num_workers):
     started = []
     tasks = ((lambda number=number: started.append(number)) for number in range(1000))
     with Prefetcher(tasks, 5, num_workers) as results:
-        time.sleep(0.2)
-        assert len(started) == 5
-        next(results)
-        time.sleep(0.2)
-        assert len(started) == 6
+        for expected in (5, 6):
+            until(lambda expected=expected: len(started) == expected)
+            time.sleep(0.1)
+            assert len(started) == expected
+            next(results)
     assert not prefetch_threads()
 
 
@@ -81,11 +82,6 @@ def test_closing_early_loses_what_was_made_and_ends_the_threads():
 
 
 def test_work_goes_on_while_the_consumer_is_busy():
-    def nap():
-        time.sleep(0.05)
-
-    with Prefetcher(iter([nap] * 8), 8, 2) as results:
-        time.sleep(0.5)
-        start = time.perf_counter()
-        list(results)
-        assert time.perf_counter() - start < 0.2
+    done = []
+    with Prefetcher(iter([lambda: done.append(1)] * 8), 8, 2):
+        until(lambda: len(done) == 8)

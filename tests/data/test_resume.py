@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import sys
-import time
 from contextlib import ExitStack
 
 import numpy as np
@@ -19,9 +18,7 @@ from data.pretraining.batches import EPOCH_SHIFT, PretrainingBatches
 from data.pretraining.sources import TextSource
 from data.sharing import Share
 from tests.data.resume_worker import OPTIONS, digest
-from tests.processes import ROOT, start_command
-
-TIMEOUT = 60
+from tests.processes import ROOT, start_command, until
 
 
 @pytest.fixture
@@ -42,7 +39,7 @@ def job(store, embedded, tmp_path):
             "pause": pause,
         }
         words = [sys.executable, "-m", "tests.data.resume_worker", json.dumps(settings)]
-        return start_command(words, timeout=TIMEOUT, cwd=ROOT)
+        return start_command(words, cwd=ROOT)
 
     return start
 
@@ -69,12 +66,7 @@ def read_log(path):
 
 
 def wait_for_lines(path, count):
-    deadline = time.monotonic() + TIMEOUT
-    while time.monotonic() < deadline:
-        if os.path.exists(path) and len(read_log(path)) >= count:
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{path} does not grow")
+    until(lambda: os.path.exists(path) and len(read_log(path)) >= count)
 
 
 def read_position(path):

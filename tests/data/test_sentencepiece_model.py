@@ -11,6 +11,7 @@ import pytest
 
 from base.errors import InputError
 from data.tokenizing.sentencepiece_model import check_model, load_processor
+from tests.processes import LIMIT
 
 pytest.importorskip("sentencepiece")
 
@@ -87,7 +88,7 @@ def test_damaged_models_are_refused_and_never_end_the_process(model, tmp_path):
         cwd=root,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT,
     )
     assert result.returncode == 0, (result.returncode, result.stdout[-200:], result.stderr[-2000:])
     refused, used = map(int, result.stdout.splitlines()[-1].split())

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 
 import numpy as np
@@ -20,6 +19,7 @@ from data.formats.write import write_instances
 from data.store.instances import InstanceStore, build_instances, cached_instances, is_instance_store
 from tests.data.formats.samples import ragged
 from tests.data.instance_files import VOCAB_SIZE, assert_holds, content, files_of, flip, save
+from tests.processes import LIMIT, until
 
 ROOT = os.path.join(os.path.dirname(__file__), "..", "..")
 
@@ -148,13 +148,6 @@ def all_gone(pids):
     return not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
-def wait_until(condition, seconds=30.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.002)
-
-
 def test_a_conversion_killed_at_any_moment_goes_on_to_the_same_store(tmp_path):
     paths, instances = files_of(tmp_path, [50, 60, 900, 70, 80, 30, 90, 100])
     paths.append(str(tmp_path / "large"))  # the last, so that it is not over too soon
@@ -177,11 +170,11 @@ def test_a_conversion_killed_at_any_moment_goes_on_to_the_same_store(tmp_path):
         # One worker, so that the large file is still to come at each of these moments.
         command = [sys.executable, "-c", CHILD, "1", target, *paths]
         with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as child:
-            wait_until(partial(has_reached, moment, child))
+            until(partial(has_reached, moment, child))
             workers = children_of(child.pid)
             child.send_signal(signal.SIGKILL)
         assert child.returncode == -signal.SIGKILL, "it was over before it could be killed"
-        wait_until(partial(all_gone, workers))
+        until(partial(all_gone, workers))
         assert files_done() >= moment and not os.path.exists(target)
     done = subprocess.run(
         [sys.executable, "-c", CHILD, "2", target, *paths],
@@ -211,7 +204,7 @@ def test_a_worker_that_dies_is_an_error_naming_the_file_and_the_rest_is_kept(tmp
         return os.path.exists(f"{target}.partial/parts/1-ids.bin")
 
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as child:
-        wait_until(has_begun)
+        until(has_begun)
         (worker,) = children_of(child.pid)
         os.kill(worker, signal.SIGKILL)
         error = child.stderr.read()
@@ -284,6 +277,6 @@ def test_of_many_processes_one_converts(built, tmp_path):
     )
     command = [sys.executable, "-c", script, str(tmp_path / "cache"), *paths]
     children = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    outputs = [child.communicate(timeout=60)[0].split("\n") for child in children]
+    outputs = [child.communicate(timeout=LIMIT)[0].split("\n") for child in children]
     assert all("1207" in output for output in outputs)
     assert sum("converting" in output for output in outputs) == 1

@@ -12,6 +12,7 @@ from base.errors import InputError
 from data.options import TextConfig
 from data.text.corpus import read_unit, sentences, text_units
 from data.text.lines import Problems, line_blocks
+from tests.processes import LIMIT
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
@@ -192,7 +193,7 @@ def test_memory_for_a_line_of_100_mb(tmp_path, text_format):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT,
         check=True,
     )
     megabytes, count, messages = map(float, result.stdout.split())
@@ -210,7 +211,7 @@ def test_memory_for_the_longest_paragraph_allowed(tmp_path):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT,
         check=True,
     )
     megabytes, count, messages = map(float, result.stdout.split())

@@ -278,7 +278,7 @@ def pod_specs(document: Mapping[str, Any]) -> list[Any]:
 
 def write(*words: object) -> RunResult:
     """Runs hosts/kubernetes.py."""
-    return run_command([sys.executable, ROOT / "hosts" / "kubernetes.py", *map(str, words)], timeout=30)
+    return run_command([sys.executable, ROOT / "hosts" / "kubernetes.py", *map(str, words)])
 
 
 def objects(*words: object) -> list[Any]:

@@ -51,7 +51,7 @@ def main() -> None:
         sys.exit(130 if received[0] == signal.SIGINT else 143)
     elif action == "stubborn":
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            signal.signal(number, signal.SIG_IGN)
+            signal.signal(number, lambda *_: (directory / f"rank.{rank}.heard").touch())
         ready()
         time.sleep(600)
     elif action == "daemon":  # a process of its own session that would outlive this one

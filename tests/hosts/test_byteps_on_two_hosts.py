@@ -36,7 +36,7 @@ def launcher(two_hosts, *options):
 def test_byteps_averages_over_two_hosts(two_hosts, tmp_path, options):
     before = [two_hosts.received(host) for host in (0, 1)]
     command = [*launcher(two_hosts, *options), HERE / "average_worker.py", tmp_path]
-    result = run_command(command, timeout=90, env={"OMP_NUM_THREADS": "1"}).check()
+    result = run_command(command, env={"OMP_NUM_THREADS": "1"}).check()
     for rank in (0, 1):
         facts = json.loads((tmp_path / f"rank.{rank}.json").read_text())
         address = None if options else f"10.77.0.{rank + 1}"
@@ -51,7 +51,7 @@ def test_what_is_sent_along_to_another_host(two_hosts, tmp_path):
     env = {"MXNET_OWN": "a b'c", "NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "3", "DMLC_WORKER_ID": "7"}
     options = ["--server_timeout", "0.5", "--env", "OWN=$x"]
     command = [*launcher(two_hosts, *options), HERE / "part.py", tmp_path, "exit0", "exit0", "it's *"]
-    run_command(command, timeout=60, env=env).check()
+    run_command(command, env=env).check()
     facts = json.loads((tmp_path / "rank.1.json").read_text(encoding="utf-8"))
     expected = {"MXNET_OWN": "a b'c", "NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "3", "OWN": "$x"}
     expected.update(DMLC_WORKER_ID="1", DMLC_PS_ROOT_URI="10.77.0.1", DMLC_NODE_HOST="10.77.0.2")
@@ -61,7 +61,7 @@ def test_what_is_sent_along_to_another_host(two_hosts, tmp_path):
 
 def start(two_hosts, tmp_path, action, *options):
     command = [*launcher(two_hosts, *options), HERE / "part.py", tmp_path, action]
-    run = start_command(command, timeout=60, grace=12)
+    run = start_command(command)
     for rank in (0, 1):
         wait_for_file(tmp_path / f"rank.{rank}.pid", run=run)
     return run, int((tmp_path / "rank.1.pid").read_text())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 
 import pytest
 
@@ -23,6 +22,7 @@ from hosts.gathering import (
     Verdict,
     read_secret,
 )
+from tests.processes import LIMIT, until
 from tests.strangers import bother
 
 SHAPE = Shape(2, 1, 4)
@@ -42,7 +42,7 @@ class Pod:
         self._thread.start()
 
     def _run(self) -> None:
-        self.address = self.member.join(("127.0.0.1", self._port), 15.0, self.asked.is_set)
+        self.address = self.member.join(("127.0.0.1", self._port), LIMIT, self.asked.is_set)
         self.verdict = self.member.verdict
         if self.address:
             self.member.watch(self.left.set, self.stopped.set)
@@ -54,16 +54,9 @@ class Pod:
         ).start()
 
 
-def wait(done, seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def coordinator():
-    made = Coordinator(SHAPE, SECRET, 0, 15.0, lambda text: None)
+    made = Coordinator(SHAPE, SECRET, 0, LIMIT, lambda text: None)
     made.start()
     return made
 
@@ -72,7 +65,7 @@ def coordinator():
 def pods(coordinator):
     made = [Pod(coordinator.port, *who) for who in WHO]
     for pod in made:
-        assert pod.started.wait(15) and pod.address == "127.0.0.1"
+        assert pod.started.wait(LIMIT) and pod.address == "127.0.0.1"
     yield made
     for pod in made:
         pod.member.close()
@@ -81,10 +74,10 @@ def pods(coordinator):
 def test_all_end_with_0_when_all_have(pods, coordinator):
     for pod in pods:
         pod.end(0)
-    wait(lambda: all(pod.verdict == Verdict(0) for pod in pods))
+    until(lambda: all(pod.verdict == Verdict(0) for pod in pods))
     for pod in pods:
         pod.member.close()
-    coordinator.join(5)
+    coordinator.join(LIMIT)
     assert not coordinator.is_alive()
 
 
@@ -94,14 +87,14 @@ def test_ranks_that_have_saved_decide(pods, code, monkeypatch):
     monkeypatch.setattr(gathering, "UNRELEASED", 0.1)
     for pod in pods[2:]:
         pod.end(code)
-    wait(lambda: all(pod.stopped.is_set() for pod in pods))
+    until(lambda: all(pod.stopped.is_set() for pod in pods))
     assert [pod.member.verdict.code for pod in pods] == [code] * 4
 
 
 @pytest.mark.parametrize("code", [1, 2, 137])
 def test_a_failure_ends_all_at_once(pods, code):
     pods[3].end(code)
-    wait(lambda: all(pod.stopped.is_set() for pod in pods))
+    until(lambda: all(pod.stopped.is_set() for pod in pods))
     assert {pod.member.verdict for pod in pods} == {Verdict(code, f"worker 1 ended with {code}")}
 
 
@@ -109,31 +102,31 @@ def test_a_failure_ends_all_at_once(pods, code):
 def test_a_pod_that_vanishes_ends_all(pods, lost):
     pods[lost].member.close()
     others = [pod for pod in pods if pod is not pods[lost]]
-    wait(lambda: all(pod.stopped.is_set() for pod in others))
+    until(lambda: all(pod.stopped.is_set() for pod in others))
     name = "server 0" if lost == 1 else f"worker {lost - 2}"
     assert {pod.member.verdict for pod in others} == {Verdict(1, f"{name} has been lost")}
 
 
 def test_any_pod_that_must_go_lets_all_ranks_save(pods):
     pods[1].member.leaving()
-    wait(lambda: all(pod.left.is_set() for pod in pods[2:]))
+    until(lambda: all(pod.left.is_set() for pod in pods[2:]))
     assert not pods[1].left.is_set() and not pods[0].stopped.is_set()
 
 
 def test_a_worker_that_does_not_end_is_not_waited_for_for_ever(pods, monkeypatch):
     monkeypatch.setattr(gathering, "TOGETHER", 0.1)
     pods[2].end(143)
-    wait(lambda: all(pod.stopped.is_set() for pod in pods))
+    until(lambda: all(pod.stopped.is_set() for pod in pods))
     assert pods[0].member.verdict == Verdict(1, "these had not ended 0.1 s after the first: worker 1")
 
 
 def test_who_has_not_come_is_named():
-    coordinator = Coordinator(SHAPE, SECRET, 0, 0.5, lambda text: None)
+    coordinator = Coordinator(SHAPE, SECRET, 0, 3.0, lambda text: None)
     coordinator.start()
     pods = [Pod(coordinator.port, *who) for who in WHO[:2]]
     for pod in pods:
-        assert pod.started.wait(15) and not pod.address
-        assert pod.verdict == Verdict(1, "these pods have not come within 0.5 s: worker 0, worker 1")
+        assert pod.started.wait(LIMIT) and not pod.address
+        assert pod.verdict == Verdict(1, "these pods have not come within 3 s: worker 0, worker 1")
 
 
 def test_a_coordinator_that_is_not_there_is_named():
@@ -149,13 +142,13 @@ def test_a_coordinator_that_is_not_there_is_named():
 def test_a_pod_that_must_go_while_it_waits_does(coordinator):
     pod = Pod(coordinator.port, *WHO[1])
     pod.asked.set()
-    assert pod.started.wait(15) and not pod.address and pod.verdict is None
+    assert pod.started.wait(LIMIT) and not pod.address and pod.verdict is None
 
 
 @contextlib.contextmanager
 def joined(coordinator, who):
     """The connection of a pod that joins and then says nothing."""
-    with socket.create_connection(("127.0.0.1", coordinator.port), 5) as connection:
+    with socket.create_connection(("127.0.0.1", coordinator.port), LIMIT) as connection:
         stream = Stream(connection, SECRET, is_caller=True)
         stream.send(f"join {who[0]} {who[1]} 2 1 4")
         assert stream.receive() == []  # the coordinator's nonce, by which the line is signed
@@ -165,24 +158,24 @@ def joined(coordinator, who):
 def test_a_pod_that_is_replaced_before_the_start_counts_once(coordinator):
     """Its connection may still seem to be alive when its successor comes."""
     with joined(coordinator, WHO[3]) as first:
-        wait(lambda: WHO[3] in coordinator._members)
+        until(lambda: WHO[3] in coordinator._members)
         pods = [Pod(coordinator.port, *WHO[3])]
         assert first.recv(100) == b"", "the first one is let go"
         pods += [Pod(coordinator.port, *who) for who in WHO[:3]]
         for pod in pods:
-            assert pod.started.wait(15) and pod.address
+            assert pod.started.wait(LIMIT) and pod.address
         assert not pods[0].stopped.is_set()
 
 
 def test_a_pod_that_is_replaced_during_the_run_ends_it(pods, coordinator):
     with joined(coordinator, WHO[3]):
-        wait(lambda: all(pod.stopped.is_set() for pod in pods), 5)
+        until(lambda: all(pod.stopped.is_set() for pod in pods))
     assert pods[0].member.verdict == Verdict(1, "worker 1 has come a second time")
 
 
 def test_a_pod_of_another_run_is_bad_input(coordinator):
     pod = Pod(coordinator.port, WORKER, 0, Shape(3, 1, 4))
-    assert pod.started.wait(15) and pod.verdict.code == 2
+    assert pod.started.wait(LIMIT) and pod.verdict.code == 2
 
 
 JUNK = [b"GET / HTTP/1.1\r\n\r\n", b"join worker 0 2 1 4\n", b"\xff\xfe\n", b"a" * 9000, b"stop 0\n"]
@@ -197,17 +190,17 @@ def test_strangers_change_nothing_before_the_start(coordinator):
             strangers[-1].sendall(JUNK[number])
     pods = [Pod(coordinator.port, *who) for who in WHO]
     for pod in pods:
-        assert pod.started.wait(15) and pod.address
+        assert pod.started.wait(LIMIT) and pod.address
     for each in strangers:
         each.close()
     pods[2].end(3)
-    wait(lambda: all(pod.stopped.is_set() for pod in pods))
+    until(lambda: all(pod.stopped.is_set() for pod in pods))
     assert pods[0].member.verdict.code == 3
 
 
 def test_an_attack_changes_nothing_during_the_run(pods, coordinator):
     """Connections that stay, messages of every kind, a flood; and who knows the words but not the secret."""
-    with socket.create_connection(("127.0.0.1", coordinator.port), 5) as connection:
+    with socket.create_connection(("127.0.0.1", coordinator.port), LIMIT) as connection:
         attacker = Stream(connection, b"t" * 32, is_caller=True)
         attacker.send("join worker 1 2 1 4")
         while attacker.receive() is not None:
@@ -215,10 +208,10 @@ def test_an_attack_changes_nothing_during_the_run(pods, coordinator):
     assert bother(coordinator.port, 300, 7, lambda: None) > 200
     assert not any(pod.stopped.is_set() or pod.left.is_set() for pod in pods)
     pods[1].member.leaving()
-    wait(lambda: all(pod.left.is_set() for pod in pods[2:]))
+    until(lambda: all(pod.left.is_set() for pod in pods[2:]))
     for pod in pods:
         pod.end(143)
-    wait(lambda: all(pod.verdict is not None for pod in pods))
+    until(lambda: all(pod.verdict is not None for pod in pods))
     assert {pod.verdict for pod in pods} == {Verdict(143, "the ranks ended with 143")}
 
 
@@ -229,19 +222,19 @@ def test_what_was_recorded_is_worth_nothing_again(pods, coordinator):
         place = listener.getsockname()
         threading.Thread(target=member.join, args=(place, 3.0, lambda: False), daemon=True).start()
         between, _ = listener.accept()
-        with between, socket.create_connection(("127.0.0.1", coordinator.port), 5) as first:
+        with between, socket.create_connection(("127.0.0.1", coordinator.port), LIMIT) as first:
             between.sendall(first.recv(100))  # the nonce that the pod signs
             recorded = b""
             while len(recorded) < 16 + 34 + len("join worker 1 2 1 4"):
                 recorded += between.recv(1000)
-    with socket.create_connection(("127.0.0.1", coordinator.port), 5) as again:
+    with socket.create_connection(("127.0.0.1", coordinator.port), LIMIT) as again:
         again.sendall(recorded)
         assert len(again.recv(100)) == 16 and again.recv(100) == b"", "it is shown out"
     assert not any(pod.stopped.is_set() for pod in pods)
 
 
 def test_a_coordinator_without_the_secret_is_not_believed():
-    coordinator = Coordinator(SHAPE, b"t" * 32, 0, 15.0, lambda text: None)
+    coordinator = Coordinator(SHAPE, b"t" * 32, 0, LIMIT, lambda text: None)
     coordinator.start()
     member = Member(WORKER, 0, SHAPE, SECRET)
     assert member.join(("127.0.0.1", coordinator.port), 0.6, lambda: False) == ""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import ROOT, python_3_8, run_command, start_command, wait_for_file
+from tests.processes import LIMIT, ROOT, python_3_8, run_command, start_command, until, wait_for_file
 
 PART = Path(__file__).with_name("part.py")
 LAUNCHER = [sys.executable, ROOT / "hosts" / "launch.py", "--backend", "byteps"]
@@ -28,13 +28,13 @@ def words(tmp_path, lines, actions, *options):
     return [*LAUNCHER, "--hostfile", hostfile, *options, "--", *command]
 
 
-def launch(tmp_path, lines, actions, *options, timeout=30, **more):
-    return run_command(words(tmp_path, lines, actions, *options), timeout=timeout, **more)
+def launch(tmp_path, lines, actions, *options, **more):
+    return run_command(words(tmp_path, lines, actions, *options), **more)
 
 
 def start(tmp_path, lines, actions, *options, ranks=2, **more):
     """Start, and wait until all ranks are ready."""
-    run = start_command(words(tmp_path, lines, actions, *options), timeout=40, **more)
+    run = start_command(words(tmp_path, lines, actions, *options), **more)
     for rank in range(ranks):
         wait_for_file(tmp_path / f"rank.{rank}.pid", run=run)
     return run
@@ -58,13 +58,6 @@ def alive(pid):
 
 def last_line(result):
     return result.stderr.splitlines()[-1]
-
-
-def wait_until(condition, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 # ------------------------------------------------------------------------------- what the parts are given
@@ -115,7 +108,7 @@ def test_arguments_arrive_as_they_are(tmp_path):
 def test_runs_as_a_module_too(tmp_path):
     command = words(tmp_path, ["localhost slots=1"], ["exit0"])
     command[1:2] = ["-m", "hosts.launch"]
-    run_command(command, timeout=20).check()
+    run_command(command).check()
     assert facts(tmp_path, 0)["environ"]["BYTEPS_GLOBAL_RANK"] == "0"
 
 
@@ -126,7 +119,7 @@ def test_runs_with_python_3_8_and_nothing_else(tmp_path):
         pytest.skip("no Python 3.8 on this machine")
     (tmp_path / "hosts").write_text("localhost slots=2\n")
     command = [python, "-S", "-E", "-W", "error", *LAUNCHER[1:], "--hostfile", tmp_path / "hosts", "--"]
-    result = run_command([*command, python, "-c", "import sys; print('here'); sys.exit(7)"], timeout=20)
+    result = run_command([*command, python, "-c", "import sys; print('here'); sys.exit(7)"])
     assert result.returncode == 7, result.describe()
     assert re.fullmatch(r"launch: rank \d exited with 7; ended the run\n", result.stderr)
     assert re.search(r"^\[rank \d\] here$", result.stdout, re.MULTILINE)
@@ -160,7 +153,7 @@ def test_parts_cannot_act_on_the_terminal(tmp_path):
     evil = 'printf "\\033]0;owned\\007a\\033[2J \\033[1mbold\\033[0m\\ttab \\302\\233 \\303\\274\\n"'
     command = [*words(tmp_path, ["localhost slots=1"], [], "--log_dir", tmp_path / "log")]
     command = [*command[: command.index("--") + 1], "sh", "-c", evil]
-    result = run_command(command, timeout=30).check()
+    result = run_command(command).check()
     shown = "?]0;owned?a?[2J \x1b[1mbold\x1b[0m\ttab ? ü\n"
     assert result.stdout == f"[rank 0] {shown}"
     assert (tmp_path / "log" / "rank.0" / "stdout").read_text(encoding="utf-8") == shown
@@ -178,7 +171,7 @@ def test_quiet(tmp_path):
 
 def test_the_run_goes_on_when_its_reader_stops(tmp_path):
     text = " ".join(f"'{word}'" for word in words(tmp_path, ["localhost slots=1"], ["talk"]))
-    result = run_command(["bash", "-c", f"{text} | head -n 1; exit ${{PIPESTATUS[0]}}"], timeout=20).check()
+    result = run_command(["bash", "-c", f"{text} | head -n 1; exit ${{PIPESTATUS[0]}}"]).check()
     assert result.stdout.count("\n") == 1
     assert "Broken pipe; the run goes on" in result.stderr
 
@@ -189,9 +182,9 @@ def test_a_reader_that_stalls_does_not_keep_a_failed_run_alive(tmp_path):
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         wait_for_file(tmp_path / "rank.0.pid")
-        wait_until(lambda: not alive(pid_of(tmp_path, 0)))
+        until(lambda: not alive(pid_of(tmp_path, 0)))
         assert process.poll() is None  # it still has lines for its reader
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=LIMIT)
     finally:
         process.kill()
         process.wait()
@@ -208,7 +201,6 @@ def test_the_exit_code_is_the_culprits(tmp_path, lines):
     result = launch(tmp_path, lines, ["sleep", "exit7"])
     assert result.returncode == 7
     assert last_line(result) == "launch: rank 1 exited with 7; ended the run"
-    assert result.seconds < 15
 
 
 def test_a_rank_that_does_not_listen_is_killed(tmp_path):
@@ -223,7 +215,7 @@ def test_a_rank_that_does_not_listen_is_killed(tmp_path):
 def test_a_part_that_is_killed_ends_the_run(tmp_path, victim):
     with start(tmp_path, ["localhost slots=1"] * 2, ["sleep"]) as run:
         role = victim.split()[0]
-        wait_until(lambda: role == "rank" or run.find_role(role))
+        until(lambda: role == "rank" or run.find_role(role))
         pid = pid_of(tmp_path, 1) if role == "rank" else run.find_role(role)[0]
         os.kill(pid, signal.SIGKILL)
         result = run.wait()
@@ -235,7 +227,7 @@ def test_a_part_that_is_killed_ends_the_run(tmp_path, victim):
 def test_a_part_that_is_stopped_counts_as_dead(tmp_path, victim):
     options = ["--stopped_timeout", "1"]
     with start(tmp_path, ["localhost slots=1"] * 2, ["sleep"], *options) as run:
-        wait_until(lambda: run.find_role("server"))
+        until(lambda: run.find_role("server"))
         pid = pid_of(tmp_path, 0) if victim == "rank 0" else run.find_role("server")[0]
         os.kill(pid, signal.SIGSTOP)
         result = run.wait()
@@ -246,10 +238,10 @@ def test_a_part_that_is_stopped_counts_as_dead(tmp_path, victim):
 
 
 def test_a_part_that_is_stopped_for_a_moment_only(tmp_path):
-    with start(tmp_path, ["localhost slots=1"], ["obey"], "--stopped_timeout", "2.5", ranks=1) as run:
+    with start(tmp_path, ["localhost slots=1"], ["obey"], "--stopped_timeout", "8", ranks=1) as run:
         for _ in range(3):  # more in all than the limit, never as long on end
             os.kill(pid_of(tmp_path, 0), signal.SIGSTOP)
-            time.sleep(1)
+            time.sleep(3)
             os.kill(pid_of(tmp_path, 0), signal.SIGCONT)
             time.sleep(0.5)
         assert run.poll() is None
@@ -315,8 +307,7 @@ def test_ranks_that_do_not_stop_in_time_are_killed(tmp_path):
 def test_a_second_interrupt_kills_at_once(tmp_path):
     with start(tmp_path, ["localhost slots=2"], ["stubborn"]) as run:
         run.signal(signal.SIGINT)
-        time.sleep(0.5)
-        assert run.poll() is None
+        wait_for_file(tmp_path / "rank.0.heard", run=run)
         run.signal(signal.SIGINT)
         result = run.wait()
     assert result.returncode == 130
@@ -346,8 +337,8 @@ def test_a_failure_while_stopping_is_a_failure(tmp_path):
 
 @pytest.mark.parametrize("action", ["sleep", "stubborn"])
 def test_a_launcher_that_is_killed_leaves_nothing(tmp_path, action):
-    with start(tmp_path, ["localhost slots=1"] * 2, [action], grace=12) as run:
-        wait_until(lambda: run.find_role("server") and run.find_role("scheduler"))
+    with start(tmp_path, ["localhost slots=1"] * 2, [action]) as run:
+        until(lambda: run.find_role("server") and run.find_role("scheduler"))
         run.signal(signal.SIGKILL)
         result = run.wait()  # raises LeftoverProcesses after 12 seconds
     assert result.returncode == -signal.SIGKILL
@@ -479,7 +470,7 @@ def test_a_lost_connection(tmp_path):
     """The shell's death leaves a part that nobody waits for any more, as a broken network does."""
     shell = write_shell(tmp_path, f'echo $$ >{tmp_path}/$$.shell\ncat | sh -c "$*"')
     options = ["--ssh", shell]
-    with start(tmp_path, ["192.0.2.1 slots=1"], ["sleep"], *options, ranks=1, grace=12) as run:
+    with start(tmp_path, ["192.0.2.1 slots=1"], ["sleep"], *options, ranks=1) as run:
         _, path = sorted(tmp_path.glob("*.shell"), key=os.path.getmtime)  # the first asked the host
         pid = int(path.stem)
         os.kill(pid, signal.SIGKILL)

@@ -14,7 +14,7 @@ ENV = {
 
 
 def dry_make(*words):
-    return run_command(["make", "-n", "pretrain", *words], env=ENV, timeout=20)
+    return run_command(["make", "-n", "pretrain", *words], env=ENV)
 
 
 @pytest.mark.parametrize(

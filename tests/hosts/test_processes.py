@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import pytest
 
-from tests.processes import TIMED_OUT, run_ranks, start_ranks, wait_for_file
+from tests.processes import TIMED_OUT, run_ranks, start_ranks, until, wait_for_file
 
 WHO = """
 import os, sys
@@ -32,12 +31,12 @@ def test_outputs_of_ranks(size, local_ranks, places):
 
 
 def test_acting_on_the_parts_of_a_run(tmp_path):
-    with start_ranks(SLEEP, 2, "byteps", timeout=30, args=[tmp_path / "up"]) as run:
+    with start_ranks(SLEEP, 2, "byteps", args=[tmp_path / "up"]) as run:
         wait_for_file(tmp_path / "up", run=run)
-        deadline = time.monotonic() + 10
-        while not (len(run.find("code.py")) == 2 and run.find_role("server") and run.find_role("scheduler")):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(
+            lambda: len(run.find("code.py")) == 2 and run.find_role("server") and run.find_role("scheduler"),
+            run,
+        )
         assert run.find_role("worker") == run.find("code.py")
         assert len(run.find_role("worker", DMLC_WORKER_ID=1)) == 1
         os.kill(run.find_role("scheduler")[0], signal.SIGKILL)
@@ -47,7 +46,7 @@ def test_acting_on_the_parts_of_a_run(tmp_path):
 
 def test_time_limit(tmp_path):
     result = run_ranks(SLEEP, 2, "byteps", timeout=1.5, args=[tmp_path / "up"])
-    assert result.returncode == TIMED_OUT and result.seconds < 10
+    assert result.returncode == TIMED_OUT
 
 
 @pytest.mark.parametrize(("size", "launcher"), [(3, "byteps"), (2, "mpirun")])

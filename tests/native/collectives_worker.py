@@ -164,12 +164,10 @@ def killed(comm: Communicator) -> None:
     if comm.rank == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     for _ in range(2):
-        began = time.monotonic()
         try:
             comm.broadcast(buffer, buffer, 0)
         except NcclError as error:
             print(error)
-            assert time.monotonic() - began < 3
         else:
             sys.exit("the call succeeded without rank 0")
 

@@ -11,7 +11,7 @@ from typing import Callable, NamedTuple
 import pytest
 
 from setup import byteps_build
-from tests.processes import ROOT, run_command
+from tests.processes import LIMIT, ROOT, run_command
 
 SOURCES = ROOT / "native" / "byteps_host"
 
@@ -28,14 +28,14 @@ class Ended(NamedTuple):
 def together(tmp_path) -> Callable[..., dict[str, Ended]]:
     """Runs processes {name: (argv, env)} at the same time, in an empty folder, and returns how each ended."""
 
-    def run(processes, limit: float) -> dict[str, Ended]:
+    def run(processes, limit: float = LIMIT) -> dict[str, Ended]:
         folder = tmp_path / "together"
         folder.mkdir(exist_ok=True)
         described = [{"name": name, "argv": argv, "env": env} for name, (argv, env) in processes.items()]
         (folder / "processes.json").write_text(json.dumps(described))
         script = Path(__file__).with_name("together.py")
         command = [sys.executable, script, str(limit), "processes.json"]
-        answer = json.loads(run_command(command, timeout=limit + 20, cwd=folder).check().stdout)
+        answer = json.loads(run_command(command, timeout=2 * limit, cwd=folder).check().stdout)
         return {
             name: Ended(code, seconds, (folder / f"{name}.out").read_text(errors="replace"))
             for name, (code, seconds) in answer.items()
@@ -57,7 +57,9 @@ def compile_collectives(folder: Path, *options: str) -> Path:
         "-o",
         str(library),
     ]
-    subprocess.run([*command, *(str(SOURCES / name) for name in byteps_build.NCCL)], check=True, timeout=120)
+    subprocess.run(
+        [*command, *(str(SOURCES / name) for name in byteps_build.NCCL)], check=True, timeout=LIMIT
+    )
     return library
 
 

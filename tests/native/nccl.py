@@ -89,7 +89,7 @@ def join(library: Library, folder: Path, ranks: int, rank: int) -> Communicator:
         temporary.write_bytes(unique)
         os.replace(temporary, file)
         return Communicator(library, unique, ranks, rank)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 600
     while not file.exists():
         if time.monotonic() > end:
             raise TimeoutError("the last rank has not made an id")

@@ -8,19 +8,19 @@ import sys
 
 import pytest
 
-from tests.processes import ROOT
+from tests.processes import ROOT, nothing_new
 
 WORKER = str(ROOT / "tests/native/collectives_worker.py")
 
 
-def run(together, library, ranks, task, limit=60.0):
+def run(together, library, ranks, task):
     """The ends of all ranks, by rank."""
     env = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     processes = {
         f"rank{rank}": ([sys.executable, WORKER, str(library), str(ranks), str(rank), task], env)
         for rank in range(ranks)
     }
-    ended = together(processes, limit)
+    ended = together(processes)
     return [ended[f"rank{rank}"] for rank in range(ranks)]
 
 
@@ -53,14 +53,17 @@ def test_many_small_operations(together, collectives, ranks):
 
 
 def test_nothing_is_left_in_shared_memory(together, collectives):
-    before = set(os.listdir("/dev/shm"))
+    def named() -> set[str]:
+        return {name for name in os.listdir("/dev/shm") if "nccl" in name.lower()}
+
+    before = named()
     succeeds(together, collectives, 2, "anonymous")
-    assert not [name for name in set(os.listdir("/dev/shm")) - before if "nccl" in name.lower()]
+    nothing_new(before, named)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_killed_rank_is_named_by_the_others(together, collectives, ranks):
-    first, *others = run(together, collectives, ranks, "killed", limit=30.0)
+    first, *others = run(together, collectives, ranks, "killed")
     assert first.code == -signal.SIGKILL
     for end in others:
         assert end.code == 0, end

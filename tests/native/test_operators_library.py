@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import LIMIT
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 VENV = Path(sys.prefix)
 KERNELS = sorted((VENV / "operators").glob("*_kernels.*.o"))
@@ -30,7 +32,7 @@ def test_an_instruction_set_beyond_the_processor_or_unknown_is_refused() -> None
     code = "from bert.operators import load_operators; load_operators()"
     env = {**os.environ, "BERT_OPERATORS_ISA": "sse9", "PYTHONPATH": str(ROOT)}
     result = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=LIMIT
     )
     assert result.returncode != 0
     assert "BERT_OPERATORS_ISA=sse9" in result.stderr
@@ -42,7 +44,7 @@ def test_tiles_are_emulated_with_avx512_only() -> None:
     variables = {"BERT_OPERATORS_ISA": "avx2", "BERT_OPERATORS_BF16": "native", "PYTHONPATH": str(ROOT)}
     result = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, **variables}, capture_output=True, text=True,
-        timeout=120,
+        timeout=LIMIT,
     )  # fmt: skip
     assert result.returncode != 0
     assert "BERT_OPERATORS_BF16=native needs AVX-512" in result.stderr

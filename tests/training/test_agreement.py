@@ -15,7 +15,7 @@ from comm.local import LocalCommunicator
 from data.fingerprint import fingerprint
 from data.opening import DataFiles
 from tests import disagreeing
-from tests.processes import ROOT, start_command
+from tests.processes import LIMIT, ROOT, start_command
 from training.agreement import agree, describe
 from training.config import stage_config
 from training.device import Computing
@@ -28,7 +28,7 @@ class Together:
 
     def __init__(self, size: int):
         self.size = size
-        self._barrier = threading.Barrier(size, timeout=20)
+        self._barrier = threading.Barrier(size, timeout=LIMIT)
         self._sent: dict[int, list] = {}
         self._flags: list[list[bool]] = []
 
@@ -187,7 +187,7 @@ class TestRuns:
         each = ["-np", "1", sys.executable, *words]
         command = ["mpirun", "--oversubscribe", "--bind-to", "none", *each, ":", *each, "--lr", "0.5"]
         allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        with start_command(command, timeout=disagreeing.LIMIT, env=allowed) as run:
+        with start_command(command, env=allowed) as run:
             result = run.wait()
         assert result.returncode == 2 and "--lr is 0.001 on rank 0" in result.stderr, result.describe()
         assert not list(tmp_path.iterdir())

@@ -20,7 +20,7 @@ from training.options import parse_options
 from training.plan import make_plan
 
 SCRIPT = ROOT / "run_pretraining_hvd.py"
-SECONDS = 3.0
+SECONDS = 10.0
 LR, WARMUP = 0.01, 0.25
 
 
@@ -147,7 +147,7 @@ def words(corpus, directory, seconds: float, *more: str) -> list[str]:
     return [
         *("--raw", "--data", corpus.train, "--data_eval", corpus.held_out, "--vocab", corpus.vocab),
         *("--model", "bert_1_32_2", "--max_seq_length", "32", "--batch_size", "256", "--use_avg_len"),
-        *("--lr", str(LR), "--warmup_ratio", str(WARMUP), "--log_interval", "5", "--ckpt_interval", "20"),
+        *("--lr", str(LR), "--warmup_ratio", str(WARMUP), "--log_interval", "1", "--ckpt_interval", "5"),
         *(
             "--peak_tflops",
             "0.1",
@@ -168,13 +168,13 @@ def lines_of(directory) -> list[dict]:
 def killed_and_resumed(corpus, tmp_path_factory):
     """Two ranks whose run is killed after its first checkpoint, and then continued."""
     directory = tmp_path_factory.mktemp("budget")
-    with start_ranks(SCRIPT, 2, "mpirun", timeout=120, args=words(corpus, directory, SECONDS)) as started:
-        wait_for_file(directory / "0000020.json", run=started)
+    with start_ranks(SCRIPT, 2, "mpirun", args=words(corpus, directory, SECONDS)) as started:
+        wait_for_file(directory / "0000005.json", run=started)
         started.signal(signal.SIGKILL)
     saved = max(int(path.stem) for path in directory.glob("[0-9]*.json"))
     spent = json.loads((directory / f"{saved:07d}.json").read_text())["training_s"]
     args = words(corpus, directory, SECONDS, "--resume")
-    return directory, saved, spent, run_ranks(SCRIPT, 2, "mpirun", timeout=120, args=args).check()
+    return directory, saved, spent, run_ranks(SCRIPT, 2, "mpirun", args=args).check()
 
 
 def test_a_killed_run_has_what_its_checkpoint_leaves(killed_and_resumed):
@@ -184,10 +184,10 @@ def test_a_killed_run_has_what_its_checkpoint_leaves(killed_and_resumed):
     seconds = [each["training_s"] for each in lines]
     assert seconds == sorted(seconds)
     later = [each for each in lines if each["step"] > saved]
-    assert spent < later[0]["training_s"] < spent + 1.5, "it does not begin again, nor count what was lost"
     # One step more than the budget at most; on a busy machine a step can take long.
-    longest = max(each["step_s"] for each in lines)
-    assert SECONDS - 0.01 <= seconds[-1] <= SECONDS + 0.2 + 5 * longest
+    slack = 1 + 5 * max(each["step_s"] for each in lines)
+    assert spent < later[0]["training_s"] < spent + slack, "it does not begin again, nor count what was lost"
+    assert SECONDS - 0.01 <= seconds[-1] <= SECONDS + slack
     assert (
         f"continuing after step {saved} and {spent / 3600:.3g} of {SECONDS / 3600:g} hours" in result.stdout
     )
@@ -217,8 +217,6 @@ def test_the_end_is_saved_evaluated_and_final(killed_and_resumed, corpus):
     assert [each["step"] for each in lines_of(directory) if "eval_s" in each][-1] == last
     assert f"checkpoint {directory}/{last:07d}.params" in result.stdout
     assert "0.25 of them warmup" in result.stdout and " left" in result.stdout
-    again = run_ranks(
-        SCRIPT, 1, "none", timeout=120, args=words(corpus, directory, SECONDS, "--resume")
-    ).check()
+    again = run_ranks(SCRIPT, 1, "none", args=words(corpus, directory, SECONDS, "--resume")).check()
     assert max(int(path.stem) for path in directory.glob("[0-9]*.json")) == last, "no step more"
     assert f"checkpoint {directory}/{last:07d}.params" in again.stdout

@@ -18,7 +18,7 @@ from gluonnlp.model.bert import BERTEncoder, BERTModel
 
 from base.errors import InputError, TrainingError
 from bert.weights.params_file import read_index
-from tests.processes import run_command, start_command
+from tests.processes import run_command, start_command, until
 from training import checkpoint
 from training.optimizer.optimizer import Optimizer
 
@@ -154,7 +154,7 @@ def test_module_does_not_import_mxnet(tmp_path: Path) -> None:
         f"found = checkpoint.newest_complete({str(tmp_path)!r}, print); read_index(found.params_path)\n"
         "assert found.step == 5 and 'mxnet' not in sys.modules"
     )
-    run_command([sys.executable, "-c", code], timeout=30).check()
+    run_command([sys.executable, "-c", code]).check()
 
 
 @pytest.mark.parametrize(
@@ -363,11 +363,8 @@ def test_kill_at_random_moments_leaves_a_loadable_checkpoint(tmp_path: Path) -> 
     leftovers_seen = 0
     completed = 0
     for _ in range(12):
-        with start_command([sys.executable, str(script), str(directory), "2000"], timeout=60) as run:
-            deadline = time.monotonic() + 30
-            while not run.stdout():
-                assert run.poll() is None and time.monotonic() < deadline, run.stderr()
-                time.sleep(0.002)
+        with start_command([sys.executable, str(script), str(directory), "2000"]) as run:
+            until(run.stdout, run, pause=0.002)
             time.sleep(generator.uniform(0, 0.15))
             run.signal(9)
             result = run.wait()
@@ -422,7 +419,7 @@ def assert_failed_save_left_only_step_one(
     directory: Path, limit: int, sizes: tuple[int, int], reason: str
 ) -> None:
     words = [sys.executable, "-c", FULL, directory, limit, *sizes]
-    result = run_command([str(word) for word in words], timeout=60)
+    result = run_command([str(word) for word in words])
     assert result.returncode == 1, result.describe()
     assert result.stderr == "" and result.stdout.count("\n") == 1
     assert "step 2" in result.stdout and reason in result.stdout
@@ -482,7 +479,7 @@ arrays = {{str(i): Array() for i in range(8)}}
 checkpoint.save({str(tmp_path)!r}, 1, arrays, arrays, {{}})
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
-    result = run_command([sys.executable, "-c", code], timeout=60).check()
+    result = run_command([sys.executable, "-c", code]).check()
     # 128 MiB each for parameters and states; two arrays at a time while one replaces the other.
     assert int(result.stdout) < 48
     assert json.loads((tmp_path / "0000001.json").read_text())["files"][".params"]["size"] > 8 << 24

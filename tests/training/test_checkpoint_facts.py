@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from base.errors import InputError
+from tests.processes import LIMIT
 from training import checkpoint
 from training.checkpoint_facts import check_facts
 from training.states_file import open_states
@@ -63,7 +64,7 @@ def newest(folder: Path) -> tuple[int | None, list[str]]:
 
     thread = threading.Thread(target=find, daemon=True)
     thread.start()
-    thread.join(30)
+    thread.join(LIMIT)
     assert found, "it waits, or has failed"
     return found[0].step if found[0] else None, messages
 

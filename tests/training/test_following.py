@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import ROOT, wait_for_file
+from tests.processes import LIMIT, ROOT, wait_for_file
 from tests.training.test_report import evaluation, training
 from tests.training.tiny import TASK
 from training.report import METRICS_FILE, RunReporter, Span
@@ -53,7 +53,7 @@ def follower(tmp_path):
     )
     yield tmp_path
     os.killpg(process.pid, signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.communicate(timeout=LIMIT)
 
 
 def test_every_line_arrives_once_though_a_resumed_run_writes_the_file_anew(follower):
@@ -64,13 +64,13 @@ def test_every_line_arrives_once_though_a_resumed_run_writes_the_file_anew(follo
         reporter.training(training(step, grad_norm=None))
     reporter.evaluation(evaluation(20))
     reporter.close()
-    wait_for_file(logged, timeout=30, text='[20, {"eval')
+    wait_for_file(logged, text='[20, {"eval')
     resumed = RunReporter(str(folder), TASK, Span(20, 40), "none")  # step 30 is lost and run again
     assert len((folder / METRICS_FILE).read_text().splitlines()) == 3
     for step in (30, 40):
         resumed.training(training(step, resumed=1))
     resumed.evaluation(evaluation(40))
-    wait_for_file(logged, timeout=30, text='[40, {"eval')
+    wait_for_file(logged, text='[40, {"eval')
     resumed.close()
     found = [json.loads(line) for line in logged.read_text().splitlines()]
     assert [(step, "eval_s" in values) for step, values in found] == [

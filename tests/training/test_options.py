@@ -12,7 +12,7 @@ import pytest
 from base.errors import InputError
 from bert.configuration import BertConfig, parse_model
 from data.options import MAX_POSITIONS
-from tests.processes import ROOT
+from tests.processes import LIMIT, ROOT
 from training.config import run_config
 from training.gluonnlp_options import NOT_HERE, TAKEN
 from training.options import PUBLISHED_VOCABULARIES, parse_options
@@ -368,6 +368,6 @@ def test_what_runs_before_mxnet_does_not_import_it(module):
         "print([name for name in ('mxnet', 'gluonnlp', 'horovod', 'matplotlib') if name in sys.modules])"
     )
     found = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=True
     )
     assert found.stdout == "[]\n"

@@ -35,7 +35,7 @@ def first(corpus, tmp_path_factory):
         f"peak_tflops: {PEAK}\n"
     )
     args = ["--options_file", "own.yaml", "--clip_norm", "0.5"]
-    return folder, run_ranks(SCRIPT, 1, "none", timeout=120, args=args, cwd=folder).check()
+    return folder, run_ranks(SCRIPT, 1, "none", args=args, cwd=folder).check()
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def second(first):
     """The same from the first's run.yaml, measuring its peak, which must change nothing."""
     folder, _ = first
     args = ["--options_file", "first/run.yaml", "--ckpt_dir", "second", "--peak_tflops=null"]
-    return folder, run_ranks(SCRIPT, 1, "none", timeout=120, args=args, cwd=folder).check()
+    return folder, run_ranks(SCRIPT, 1, "none", args=args, cwd=folder).check()
 
 
 def test_every_option_is_there_with_its_value(first, corpus):

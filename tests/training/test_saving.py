@@ -15,6 +15,7 @@ from base import memory
 from base.errors import NotFiniteError, TrainingError
 from bert.model import trained
 from bert.operators import load_operators
+from tests.processes import LIMIT
 from tests.training.tiny import make_step, random_batch, tiny_network
 from training import saving
 from training.checkpoint import list_steps, newest_complete
@@ -53,7 +54,7 @@ class Disk:
         self.at_once += 1
         self.most = max(self.most, self.at_once)
         self.begun.set()
-        assert self.free.wait(20)
+        assert self.free.wait(LIMIT)
         self._write_params(file, arrays)
         self.at_once -= 1
         if self.full:
@@ -84,7 +85,7 @@ def test_training_goes_on_while_the_disk_is_busy_and_does_not_change_what_is_wri
     with saver_of(tmp_path, reporter) as saver:
         parameters, states = state(3.0)
         saver.begin(1, parameters, states, {"seed": 5})
-        assert saver.sound() and disk.begun.wait(20)
+        assert saver.sound() and disk.begun.wait(LIMIT)
         for array in (parameters["a"], parameters["b"], states["a.mean"]):
             array[:] = 9.0  # the update
         assert saver.sound() and not list_steps(str(tmp_path)) and not reporter.notes
@@ -131,7 +132,7 @@ def test_one_checkpoint_at_a_time_in_the_same_memory(tmp_path, disk):
         time.sleep(0.05)
         assert second.is_alive() and disk.most == 1  # it waits
         disk.free.set()
-        second.join(20)
+        second.join(LIMIT)
         assert saver.finish() and disk.most == 1
         assert {name: array.ctypes.data for name, array in saver._buffers.items()} == held
     assert list_steps(str(tmp_path)) == [2]  # the first was deleted after the second was complete
@@ -145,7 +146,7 @@ def test_an_older_checkpoint_is_deleted_only_when_the_new_one_is_complete(tmp_pa
         saver.finish()
         disk.free.clear(), disk.begun.clear()
         saver.begin(2, *state(2.0), {})
-        assert disk.begun.wait(20) and list_steps(str(tmp_path)) == [1]
+        assert disk.begun.wait(LIMIT) and list_steps(str(tmp_path)) == [1]
         disk.free.set()
     assert list_steps(str(tmp_path)) == [2]
 
@@ -255,7 +256,7 @@ def test_the_bytes_of_a_copy_are_known_beforehand(tmp_path, dtype, moments):
 def test_the_thread_that_writes_gives_way(tmp_path, disk):
     with saver_of(tmp_path) as saver:
         saver.begin(1, *state(1.0), {})
-        assert disk.begun.wait(20)
+        assert disk.begun.wait(LIMIT)
         own = os.getpriority(os.PRIO_PROCESS, 0)
         assert os.getpriority(os.PRIO_PROCESS, saver._thread.native_id) == min(19, own + 10) or own
         disk.free.set()

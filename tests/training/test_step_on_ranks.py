@@ -16,7 +16,7 @@ WORKER = Path(__file__).with_name("step_worker.py")
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     directory = tmp_path_factory.mktemp("steps")
-    result = run_ranks(WORKER, 2, timeout=120, args=[directory]).check()
+    result = run_ranks(WORKER, 2, args=[directory]).check()
     return directory, [json.loads(rank.stdout.splitlines()[-1]) for rank in result.ranks]
 
 

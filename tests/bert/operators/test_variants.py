@@ -16,6 +16,7 @@ import pytest
 
 from bert.operators import load_operators
 from tests.bert.operators.checking import IS_VARIANT
+from tests.processes import LIMIT
 
 if not load_operators():
     pytest.skip("the operators are not built", allow_module_level=True)
@@ -71,7 +72,7 @@ def test_variant(name):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=250,
+        timeout=LIMIT,
     )
     assert done.returncode == 0, done.stdout
     for file in variant.files:  # none was left out as a whole

@@ -179,7 +179,7 @@ def main(format: str, seed: str, rounds: str, folder: str) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (used + LIMIT, used + LIMIT))
     outcomes = {"read": 0, "rejected": 0}
     for number, read in enumerate(FORMATS[format](Path(folder), random.Random(seed), int(rounds))):
-        started = time.monotonic()
+        started = time.process_time()
         try:
             for name, tensor in read().items():
                 array = tensor.read()
@@ -189,7 +189,7 @@ def main(format: str, seed: str, rounds: str, folder: str) -> None:
             message = str(error)
             assert message.isprintable() and folder in message and len(message) < 600, (number, message)
             outcomes["rejected"] += 1
-        assert time.monotonic() - started < SECONDS, number
+        assert time.process_time() - started < SECONDS, number
     print(json.dumps(outcomes))
 
 

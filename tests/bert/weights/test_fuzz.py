@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.processes import ROOT
+from tests.processes import LIMIT, ROOT
 
 SEED = 2026
 # Rounds, and how many files at least are rejected: damage to elements cannot be noticed in every format.
@@ -33,7 +33,7 @@ def test_damaged_files_are_read_or_end_in_one_line(tmp_path, format):
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT,
     )
     assert result.returncode == 0, result.stderr[-2000:]
     outcomes = json.loads(result.stdout.splitlines()[-1])

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.processes import ROOT
+from tests.processes import LIMIT, ROOT
 
 SEED = 2026
 # Files of each format, and how many of them must have been refused, or read with instances left out.
@@ -25,7 +25,7 @@ def run_worker(format, first, count, directory):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=LIMIT,
     )
 
 

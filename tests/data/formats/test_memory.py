@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from data.formats.write import FORMATS
-from tests.processes import ROOT
+from tests.processes import LIMIT, ROOT
 
 # Writes N blocks of 512 instances of 512 tokens (all the same 512, so that making them takes no time).
 WRITE = """
@@ -44,7 +44,7 @@ def peak(program, *arguments):
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT,
     )
     assert result.returncode == 0, result.stderr[-2000:]
     return int(result.stdout)

@@ -11,7 +11,7 @@ import pytest
 
 from base.errors import InputError
 from base.launchers import BYTEPS, HVD
-from tests.processes import ROOT
+from tests.processes import LIMIT, ROOT
 from training.config import run_config, stage_config
 from training.options import parse_options, stage_options
 from training.pipeline.options import PipelineConfig, check_launch
@@ -115,7 +115,7 @@ def test_a_script_ends_before_anything_starts(script: str) -> None:
     ]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("OMPI_")}
     found = subprocess.run(
-        words, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=False
+        words, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=LIMIT, check=False
     )
     assert found.returncode == 2 and found.stderr.count("\n") == 1
     named = "run_pretraining_hvd.py" if "byteps" in script else "start 2"

@@ -12,7 +12,7 @@ import pytest
 
 from base.errors import InputError
 from bert.operators import load_operators
-from tests.processes import ROOT
+from tests.processes import LIMIT, ROOT
 from training.profile import main
 from training.profiling.breakdown import EXPOSED, IDLE, PARTS, PYTHON, break_down, step_flops
 from training.profiling.intervals import clip, intersect, shared, subtract, total, union
@@ -320,7 +320,7 @@ class TestCommand:
     def test_a_folder_that_is_not_there_is_found_before_any_step(self, tmp_path):
         out = tmp_path / "none" / "x"
         command = [sys.executable, "-m", "training.profile", "--model", "no_such_model", "--out", str(out)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
         assert done.returncode == 2 and done.stderr.count("\n") == 1
         assert f"--out {out}: cannot be written" in done.stderr
 
@@ -349,7 +349,9 @@ class TestCommand:
         command += ["--out", "p"] if operators == "fused" else ["--ckpt_dir", os.path.join("new", "run")]
         command += ["--operators", operators, *(["--peak", "1000"] if operators == "fused" else [])]
         environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=LIMIT
+        )
         assert done.returncode == 0, done.stderr
         assert "step 3 to 4" in done.stdout and "2 x 4 sequences of 16 tokens, 3 masked" in done.stdout
         names = {f"{stem}.png", f"{stem}_summary.json", f"{stem}_timeline.json"}

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import time
 from pathlib import Path
 
 from tests.processes import ROOT, start_ranks
@@ -13,26 +9,18 @@ from tests.training.results.test_of_run import TINY
 from training.results.record import FINISHED, UNFINISHED, has_result, read_result
 
 WORKER = ROOT / "tests/training/results/members_worker.py"
-SECONDS = 120.0
 
 
 def test_killed_in_the_second_and_resumed(tmp_path):
     folder = tmp_path / "members"
     words = [str(folder), *TINY, "--num_steps", "40"]
     second = folder / "seed_1"
-    end = time.monotonic() + SECONDS
-    with start_ranks(WORKER, 2, "mpirun", timeout=SECONDS, args=words) as run:
-        while not (second / "0000003.json").exists():
-            assert run.poll() is None, run.wait().describe()
-            assert time.monotonic() < end, "never came"
-            time.sleep(0.002)
-        for pid in run.pids():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    with start_ranks(WORKER, 2, "mpirun", args=words) as run:
+        run.kill_when((second / "0000003.json").exists)
     first = (folder / "seed_0" / "results.json").read_bytes()
     assert read_result(str(second)).status == UNFINISHED and not has_result(str(folder / "seed_2"))
 
-    with start_ranks(WORKER, 2, "mpirun", timeout=SECONDS, args=words) as run:
+    with start_ranks(WORKER, 2, "mpirun", args=words) as run:
         said = run.wait().check().ranks
     assert "1 of 3 runs have ended before\nrun 2 of 3: seed_1\n" in said[0].stdout
     assert "continuing after step " in said[0].stdout and "run " not in said[1].stdout
