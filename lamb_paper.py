@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from typing import Any, Mapping, Sequence, Tuple, TypeVar, Union
+from typing import Any, Mapping, Sequence, TypeVar, Union
 
 from base.errors import InputError
 
@@ -31,7 +31,7 @@ TOLERANCE = 0.005  # a value rounded to three digits, as published ones are, is 
 MANY_TOKENS = 65536  # eight times what a V100 with 16 GB takes of BERT-large in one pass
 
 Number = TypeVar("Number", int, float)
-PerStage = Union[Number, Tuple[Number, Number]]  # of both stages, or of stage 1 and stage 2
+PerStage = Union[Number, tuple[Number, Number]]  # of both stages, or of stage 1 and stage 2
 
 
 @dataclass(frozen=True)

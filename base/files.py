@@ -6,7 +6,6 @@ import ctypes
 import hashlib
 import os
 import shutil
-import sys
 import uuid
 from contextlib import contextmanager
 from typing import IO, Iterator, Sequence
@@ -119,6 +118,5 @@ def sha256_of_all(paths: Sequence[str]) -> Iterator[str]:
         try:
             yield from pool.map(sha256_of, paths)
         except BaseException:
-            if sys.version_info >= (3, 9):
-                pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -13,7 +13,7 @@ import importlib.util
 import re
 import sys
 import sysconfig
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Iterator
 
@@ -97,7 +97,7 @@ def imported(node: ast.AST, at_import: bool = False) -> Iterator[str]:
         yield from imported(child, at_import)
 
 
-@lru_cache(maxsize=None)
+@cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 

@@ -85,9 +85,10 @@ def test_opening_is_found(text):
 def test_listening_sockets_are_found():
     own = os.getpid()
     before = listening([own])
-    with socket.create_server(("127.0.0.1", 0)) as four, socket.create_server(
-        ("::1", 0), family=socket.AF_INET6
-    ) as six:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as four,
+        socket.create_server(("::1", 0), family=socket.AF_INET6) as six,
+    ):
         found = set(listening([own])) - set(before)
         assert found == {
             Listening(own, "127.0.0.1", four.getsockname()[1]),

@@ -6,7 +6,7 @@ file that cannot be used is found before any work starts.
 
 from __future__ import annotations
 
-from typing import Iterable, Mapping, Tuple
+from typing import Iterable, Mapping
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from bert.configuration import BertConfig
 from bert.weights.names import DECODER, EMBEDDING, part_of
 from bert.weights.params_file import ArrayInfo, read_array
 
-Shape = Tuple[int, ...]
+Shape = tuple[int, ...]
 
 
 def expected_shapes(config: BertConfig, vocab_size: int) -> dict[str, Shape]:

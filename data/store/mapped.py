@@ -160,7 +160,7 @@ class _BusErrors:
         _libc().sigaction(number, ctypes.byref(self._before), None)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _bus_errors() -> _BusErrors:
     return _BusErrors()
 
@@ -178,7 +178,7 @@ def _map(address: int | None, size: int, protection: int, flags: int, descriptor
     return int(result)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from typing import IO, Any, Iterable, Iterator, List, Optional, Tuple
+from typing import IO, Any, Iterable, Iterator, Optional
 
 from base.errors import InputError
 from data.text.lines import Problems, open_text
@@ -18,7 +18,7 @@ PROBE_BYTES = 1 << 16
 _BLANK_BLOCK = 1 << 20
 _MAX_HEADING = 1000  # characters; the pattern takes quadratic time
 
-Blocks = Iterable[Tuple[int, List[Optional[str]]]]
+Blocks = Iterable[tuple[int, list[Optional[str]]]]
 
 _ARCHIVES = {"tar -x": (257, b"ustar"), "unzip": (0, b"PK\x03\x04")}
 # Between words, where no line feed is.

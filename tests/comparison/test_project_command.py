@@ -69,7 +69,7 @@ def test_the_default_run(tmp_path, capsys):
     assert "## Where it must fail" in text and "](projection_validation.png)" in text
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def validated():
     return validate()
 

@@ -32,7 +32,7 @@ def push_pull(array: Any, name: str) -> None:
     bps.byteps_push_pull(array, name=name, is_average=False)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def residues(count: int) -> Any:
     """7 i modulo 11, for i below `count`."""
     return (np.arange(count) * 7 % 11).astype("int8")

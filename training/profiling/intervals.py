@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Hashable, Iterable, Sequence, Tuple, TypeVar
+from typing import Hashable, Iterable, Sequence, TypeVar
 
-Interval = Tuple[float, float]
+Interval = tuple[float, float]
 Key = TypeVar("Key", bound=Hashable)
 
 

@@ -78,7 +78,9 @@ def test_bfloat16_is_widened_exactly(tmp_path):
     bits = np.arange(1 << 16, dtype=np.uint32)  # every bfloat16 there is
     data = bits.astype("<u2").tobytes()
     # By hand, because the library takes this type from PyTorch only, or in forms that differ by its release.
-    header = json.dumps({"b": {"dtype": "BF16", "shape": [256, 256], "data_offsets": [0, len(data)]}}).encode()
+    header = json.dumps(
+        {"b": {"dtype": "BF16", "shape": [256, 256], "data_offsets": [0, len(data)]}}
+    ).encode()
     (tmp_path / "x").write_bytes(struct.pack("<Q", len(header)) + header + data)
     tensor = read_index(str(tmp_path / "x"))["b"]
     array = tensor.read()
