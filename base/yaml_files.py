@@ -33,7 +33,7 @@ def compose(path: str, source: str, most_bytes: int) -> Any:
         raise InputError(f"{source}{at}: no YAML: {problem}; {hint}") from None
     except RecursionError:
         raise InputError(f"{source}: nested too deeply") from None
-    return root if root is not None and root.id == "mapping" else None
+    return root if root is not None and isinstance(root, yaml.MappingNode) else None
 
 
 def scalar(node: Any) -> Any:

@@ -119,7 +119,7 @@ def logits_name(contestant: str, seed: int) -> str:
 
 def write_logits(folder: str, name: str, outputs: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
     """Writes outputs: of each batch the examples' numbers (B,), and logits (B, 2, L) of starts and ends."""
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for number, (examples, logits) in enumerate(outputs):
         arrays[f"{number}/examples"], arrays[f"{number}/logits"] = examples, logits
     np.savez(os.path.join(folder, f"{name}.npz"), **arrays)

@@ -72,7 +72,8 @@ class Spool:
     def _read(self, block: int, name: str) -> np.ndarray:
         offset, dtype, shape = self._blocks[block][name]
         self._handle.seek(offset)
-        stored = np.frombuffer(self._handle.read(int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape)
+        content = self._handle.read(int(np.prod(shape)) * dtype.itemsize)
+        stored: np.ndarray = np.frombuffer(content, dtype).reshape(shape)
         full = self.shape(name)[1:]
         if stored.shape[1:] == full:
             return stored

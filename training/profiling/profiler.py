@@ -100,9 +100,7 @@ class TraceOfSteps:
         if not self._running or self._plan is None:
             return
         if batches:
-            self._batches.append(
-                [(*batch.input_ids.shape, batch.masked_ids.shape[1]) for batch in batches]  # type: ignore[misc]
-            )
+            self._batches.append([(*batch.input_ids.shape, batch.masked_ids.shape[1]) for batch in batches])
         if self._step == self._plan.last:
             self._finish()
             if self._plan.stop:
