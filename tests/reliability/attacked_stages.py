@@ -24,10 +24,10 @@ from typing import Any, Callable, Iterator
 from tests.killing import metrics
 from tests.processes import Run, RunResult, start_ranks
 from tests.reliability.figure import Attempt, Damage, Program, Setting, Tally
-from tests.reliability.jobs import LAST, ONE_THREAD, Job, differences, named, parsed
+from tests.reliability.jobs import LAST, LIMIT, ONE_THREAD, Job, differences, named, parsed
 from tests.reliability.missing_processes import PATCHES as MISSING
 from tests.reliability.restarted_runs import fill
-from tests.test_failure import LIMIT, find
+from tests.test_failure import find
 from training.checkpoint import newest_complete
 from training.pipeline.options import SCHEDULES
 from training.pipeline.placement import PLACEMENTS

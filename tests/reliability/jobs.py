@@ -18,6 +18,7 @@ LAST = sum(STEPS)
 INTERVAL = 4  # of checkpoints: some kills come long after one, some right behind it
 SECONDS = 150.0  # within which a run has ended, on a busy machine too
 TIMEOUT = 5  # --comm_timeout
+LIMIT = 30.0  # seconds from a failure, or from when it can be noticed, to the end of the last process
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 

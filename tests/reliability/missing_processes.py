@@ -24,8 +24,8 @@ from tests.killing import metrics
 from tests.namespaces import ADDRESSES, INTERFACE, NAMES, TwoHosts, bound, two_hosts
 from tests.processes import Run, RunResult, start_ranks
 from tests.reliability.figure import Attempt, Damage, Program, Setting, Tally
-from tests.reliability.jobs import ONE_THREAD, SECONDS, TIMEOUT, Job, corpus, named, parsed, starter
-from tests.test_failure import LIMIT, catch_saving, find, traces, wait_for_checkpoint, wait_for_joining
+from tests.reliability.jobs import LIMIT, ONE_THREAD, SECONDS, TIMEOUT, Job, corpus, named, parsed, starter
+from tests.test_failure import catch_saving, find, traces, wait_for_checkpoint, wait_for_joining
 from training.checkpoint import newest_complete
 
 WHO = {
