@@ -82,7 +82,7 @@ def _split(paragraph: str) -> Iterator[str]:
 def _is_prose(sentence: str) -> bool:
     if len(sentence) > MAX_CHARACTERS or len(_WORD.findall(sentence)) < MIN_WORDS:
         return False
-    if _CODE.search(sentence):
+    if _CODE.search(sentence) or "\0" in sentence:  # a docstring of Python 3.14 has one
         return False
     letters = sum(character.isalpha() or character == " " for character in sentence)
     return letters >= MIN_LETTERS * len(sentence)

@@ -16,7 +16,7 @@ from data.text.corpus import documents
 from data.tokenizing.vocab import SPECIAL_TOKENS, load_vocab
 from tests.processes import LIMIT
 
-PROSE = """Return the answer, e.g. a number. It may be negative!
+PROSE = """Return the answer, e.g. a number. It may be negative! A sentence with a \0 in it is none of prose.
 
     >>> answer()
     42
