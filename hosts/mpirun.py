@@ -61,7 +61,6 @@ NCCL and its network plug-ins (EFA), and NCCL_MIN_NRINGS, which forces what NCCL
 from __future__ import annotations
 
 import re
-import subprocess
 from itertools import groupby
 from typing import Mapping, Sequence
 
@@ -154,6 +153,8 @@ def version(program: str) -> int:
     Raises:
         InputError: it does not run, or is another MPI's.
     """
+    import subprocess  # hparams.py, which needs none of this, starts without it
+
     try:
         result = subprocess.run(
             [program, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=20

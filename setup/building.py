@@ -122,6 +122,18 @@ def build(source: Source, tools: Tools, scratch: Path, progress: Progress) -> No
     )
 
 
+def replace(archive: Path, name: str, old: str, new: str) -> None:
+    """Replaces the only place of ``old`` in the file ``name`` of an unpacked archive.
+
+    Raises:
+        SetupError: the archive is not the one that this was written for.
+    """
+    text = (archive / name).read_text()
+    if text.count(old) != 1:
+        raise SetupError(f"{archive.name} has no {old.strip()} in {name}: it is another release, or changed.")
+    (archive / name).write_text(text.replace(old, new))
+
+
 def unpack(fetched: Path, folder: Path) -> Path:
     """Unpacks the one archive in ``fetched`` and returns its top folder below ``folder``.
 

@@ -1,7 +1,7 @@
-"""Build of BytePS from its source archive, which stays as it is but for two files of ps-lite.
+"""Build of BytePS from its source archive, which stays as it is but for a line and two files of ps-lite.
 
-``native/ps_lite`` takes their place: the transport over ZeroMQ and the count of answers, which kept memory
-of every message. On machines without CUDA, BytePS is also compiled against the host runtime in
+``native/ps_lite`` takes the place of these: the transport over ZeroMQ and the count of answers, which kept
+memory of every message. On machines without CUDA, BytePS is also compiled against the host runtime in
 ``native/byteps_host``, which offers the CUDA and NCCL calls of its workers on host memory, keeps the runs of
 one host apart and lets its threads sleep. On CUDA machines nothing of that is involved.
 """
@@ -15,12 +15,18 @@ from pathlib import Path
 from typing import Mapping
 
 from setup import cuda as cuda_wheels
-from setup.building import Source
+from setup.building import Source, replace
 from setup.errors import SetupError
 from setup.progress import Progress
 
 VERSION = "0.2.5.post15"
 COMPILE = ["g++", "-std=c++14", "-O2", "-fPIC", "-Wall", "-Wextra", "-fvisibility=hidden"]
+# Gradients that are all zero are divided by their norm, and 0/0 is another whole number on other processors.
+DITHERING = (
+    "byteps/common/compressor/impl/dithering.cc",
+    "  BitWriter<index_t> bit_writer(dst);\n",
+    "  if (scale == 0) scale = 1;\n  BitWriter<index_t> bit_writer(dst);\n",
+)
 RUN_PATH = "link_flags.append('-Wl,-rpath,%s' % lib_dir)"
 
 # What BytePS's workers link as NCCL, and what takes the place of functions in both of its libraries.
@@ -75,22 +81,13 @@ def byteps(cuda: str, root: Path, mxnet: str, libraries: tuple[str, ...] = ()) -
         found = cuda_wheels.arrange_toolkit(scratch / "environment", gpu, home, progress)
         return {**replaced, **found, "BYTEPS_CUDA_HOME": str(home), "BYTEPS_NCCL_HOME": str(home)}
 
-    change = None if cuda == "cpu" else leave_out_build_folders
+    def change(scratch: Path, archive: Path) -> None:
+        replace(archive, *DITHERING)
+        if cuda != "cpu":
+            # Its libraries look for others where they are installed, not in the MXNet of the build.
+            replace(archive, "setup.py", RUN_PATH, "pass")
+
     return Source("byteps", VERSION, "2 to 6 minutes", needs, env, inputs, arrange, change)
-
-
-def leave_out_build_folders(scratch: Path, archive: Path) -> None:
-    """Changes BytePS's unpacked ``archive`` so that its libraries look for others where they are installed,
-    and not in the MXNet that they were built with, which is removed.
-
-    Raises:
-        SetupError: the archive is not the one that this was written for.
-    """
-    file = archive / "setup.py"
-    text = file.read_text()
-    if text.count(RUN_PATH) != 1:
-        raise SetupError(f"BytePS's setup.py has no {RUN_PATH}; it is not that of {VERSION}.")
-    file.write_text(text.replace(RUN_PATH, "pass"))
 
 
 def native_files(folder: Path) -> list[Path]:

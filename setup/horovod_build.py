@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Mapping
 
 from setup import cuda as cuda_wheels
-from setup.building import Source
+from setup.building import Source, replace
 from setup.byteps_build import native_files
 from setup.errors import SetupError
 from setup.progress import Progress
@@ -93,16 +93,9 @@ def horovod(cuda: str, root: Path, mxnet: str, libraries: tuple[str, ...]) -> So
 
 
 def mend(scratch: Path, archive: Path) -> None:
-    """Changes Horovod's unpacked ``archive`` for newer compilers and releases of Python.
-
-    Raises:
-        SetupError: the archive is not the one that this was written for.
-    """
+    """Changes Horovod's unpacked ``archive`` for newer compilers and releases of Python."""
     for name, old, new in MENDED:
-        text = (archive / name).read_text()
-        if text.count(old) != 1:
-            raise SetupError(f"Horovod's {name} has no {old}; it is not that of {VERSION}.")
-        (archive / name).write_text(text.replace(old, new))
+        replace(archive, name, old, new)
 
 
 def leave_out_nvcc(sources: Path, home: Path, archive: Path) -> None:

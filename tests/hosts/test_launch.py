@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import LIMIT, ROOT, python_3_8, run_command, start_command, until, wait_for_file
+from tests.processes import LIMIT, ROOT, python_3_9, run_command, start_command, until, wait_for_file
 
 PART = Path(__file__).with_name("part.py")
 LAUNCHER = [sys.executable, ROOT / "hosts" / "launch.py", "--backend", "byteps"]
@@ -112,11 +112,11 @@ def test_runs_as_a_module_too(tmp_path):
     assert facts(tmp_path, 0)["environ"]["BYTEPS_GLOBAL_RANK"] == "0"
 
 
-def test_runs_with_python_3_8_and_nothing_else(tmp_path):
+def test_runs_with_python_3_9_and_nothing_else(tmp_path):
     """The launcher and its supervisors without any installed package; the ranks exit with 7."""
-    python = python_3_8()
+    python = python_3_9()
     if python is None:
-        pytest.skip("no Python 3.8 on this machine")
+        pytest.skip("no Python 3.9 on this machine")
     (tmp_path / "hosts").write_text("localhost slots=2\n")
     command = [python, "-S", "-E", "-W", "error", *LAUNCHER[1:], "--hostfile", tmp_path / "hosts", "--"]
     result = run_command([*command, python, "-c", "import sys; print('here'); sys.exit(7)"])
