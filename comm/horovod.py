@@ -98,6 +98,7 @@ class HorovodCommunicator(_Collectives):
         if not gpus:
             choose_allreduce(os.environ)
         _check_interfaces(os.environ)
+        leave_tcp_out(os.environ)
         if divisible:
             os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
         try:
@@ -294,6 +295,15 @@ def choose_allreduce(environ: MutableMapping[str, str]) -> None:
     if not any(name.startswith(_TUNED) for name in environ):
         environ[_TUNED + "use_dynamic_rules"] = "1"
         environ[_TUNED + "dynamic_rules_filename"] = str(RULES)
+
+
+def leave_tcp_out(environ: MutableMapping[str, str]) -> None:
+    """Has Open MPI, which is yet to start, open no ports for ranks that share one host's memory, unless the user
+    has listed its transports. (Open MPI 5 also complains there of interfaces that it cannot pair.)"""
+    size = environ.get("OMPI_COMM_WORLD_SIZE")
+    left_out = environ.get("OMPI_MCA_btl") or "^"
+    if size and size == environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") and left_out.startswith("^"):
+        environ["OMPI_MCA_btl"] = "^" + ",".join(["tcp", *filter(None, left_out[1:].split(","))])
 
 
 def _check_interfaces(environ: Mapping[str, str]) -> None:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from comm.horovod import RULES, choose_allreduce
+from comm.horovod import RULES, choose_allreduce, leave_tcp_out
 from hosts.mpirun import AS_ROOT
 from tests.processes import run_command, run_ranks
 
@@ -73,6 +73,17 @@ def test_the_rules_are_given_to_a_run_without_a_choice():
     choose_allreduce(environ)
     assert os.path.samefile(environ["OMPI_MCA_coll_tuned_dynamic_rules_filename"], RULES)
     assert environ["OMPI_MCA_coll_tuned_use_dynamic_rules"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("local", "btl", "then"),
+    [(2, None, "^tcp"), (2, "^openib,ofi", "^tcp,openib,ofi"), (2, "self,tcp", "self,tcp"), (1, "^ofi", "^ofi")],
+)
+def test_ranks_of_one_host_open_no_ports(local, btl, then):
+    environ = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": str(local)}
+    environ.update({"OMPI_MCA_btl": btl} if btl else {})
+    leave_tcp_out(environ)
+    assert environ["OMPI_MCA_btl"] == then
 
 
 def test_the_rules_are_not_mixed_with_others():
