@@ -13,7 +13,7 @@ Standard library only.
 
 from __future__ import annotations
 
-import platform
+import os
 from dataclasses import dataclass
 from typing import Mapping, NamedTuple, Sequence
 
@@ -141,7 +141,7 @@ def hosts_of_ranks(ranks: Sequence[tuple[str, int]]) -> list[Host]:
 
 def own_host() -> str:
     """The name of this host, for `hosts_of_ranks`."""
-    return platform.node()
+    return os.uname().nodename
 
 
 def placement_warnings(hosts: Sequence[Host], stages: int, placement: str) -> list[str]:
