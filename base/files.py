@@ -6,7 +6,6 @@ import ctypes
 import hashlib
 import os
 import shutil
-import uuid
 from contextlib import contextmanager
 from typing import IO, Iterator, Sequence
 
@@ -21,7 +20,7 @@ def replacing(path: str) -> Iterator[IO[bytes]]:
 
     The content goes to a temporary name in the same directory, is synced, and is then renamed over `path`.
     """
-    temporary = f"{path}{_TEMPORARY}{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    temporary = f"{path}{_TEMPORARY}{os.getpid()}-{os.urandom(4).hex()}"
     try:
         # A name of its own, and no link of somebody else's; the mode is what the user's umask leaves of it.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -45,7 +44,7 @@ def replacing_folder(path: str) -> Iterator[str]:
     at the wrong moment leaves the old folder under a temporary name.
     """
     path = path.rstrip(os.sep) or path
-    temporary = f"{path}{_TEMPORARY}{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    temporary = f"{path}{_TEMPORARY}{os.getpid()}-{os.urandom(4).hex()}"
     os.mkdir(temporary)
     try:
         yield temporary
