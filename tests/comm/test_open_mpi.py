@@ -77,7 +77,12 @@ def test_the_rules_are_given_to_a_run_without_a_choice():
 
 @pytest.mark.parametrize(
     ("local", "btl", "then"),
-    [(2, None, "^tcp"), (2, "^openib,ofi", "^tcp,openib,ofi"), (2, "self,tcp", "self,tcp"), (1, "^ofi", "^ofi")],
+    [
+        (2, None, "^tcp"),
+        (2, "^openib,ofi", "^tcp,openib,ofi"),
+        (2, "self,tcp", "self,tcp"),
+        (1, "^ofi", "^ofi"),
+    ],
 )
 def test_ranks_of_one_host_open_no_ports(local, btl, then):
     environ = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": str(local)}
