@@ -34,7 +34,7 @@ NOT_OF_THE_SET_UP = re.compile(
             r"one core only",
             r"this processor has no ",
             # other interpreters
-            r"no Python 3\.8 on this machine",
+            r"no Python 3\.9 on this machine",
             r"no Python that another user may run",
             # files beside the project
             r"no SQuAD articles beside the project",
