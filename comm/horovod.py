@@ -298,8 +298,8 @@ def choose_allreduce(environ: MutableMapping[str, str]) -> None:
 
 
 def leave_tcp_out(environ: MutableMapping[str, str]) -> None:
-    """Has Open MPI, which is yet to start, open no ports for ranks of one host, which share memory, unless the
-    user has listed transports. (Open MPI 5 also complains there of interfaces that it cannot pair.)"""
+    """Has Open MPI, which is yet to start, open no ports for ranks of one host, which share memory, unless
+    the user has listed transports. (Open MPI 5 also complains there of interfaces that it cannot pair.)"""
     size = environ.get("OMPI_COMM_WORLD_SIZE")
     left_out = environ.get("OMPI_MCA_btl") or "^"
     if size and size == environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") and left_out.startswith("^"):

@@ -71,11 +71,11 @@ def test_a_folder_that_was_copied_is_continued(tmp_path):
     here, there = tmp_path / "here", tmp_path / "else" / "there"
     axes = ["--workers", "1", "--dtypes", "float32", "--batch_sizes", "64", "--backends", "one"]
     words = [sys.executable, str(SCRIPT), *axes, *STEPS, "--no_profile", "--output"]
-    run_command([*words, str(here), "--repeats", "1"], timeout=120).check()
+    run_command([*words, str(here), "--repeats", "1"]).check()
     tokens = sorted(path.name for path in (here / "tokens").glob("tokens-*"))
     shutil.copytree(here, there, copy_function=shutil.copyfile)  # with other times
     shutil.rmtree(here)
-    again = run_command([*words, str(there), "--repeats", "2"], timeout=120).check()
+    again = run_command([*words, str(there), "--repeats", "2"]).check()
     assert launched(again) == ["one-1x-float32-64 repeat 2"] and not here.exists()
     assert len(report_of(there)["launches"]) == 2
     assert tokens == sorted(path.name for path in (there / "tokens").glob("tokens-*")) and tokens

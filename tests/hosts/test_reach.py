@@ -4,6 +4,7 @@ ssh is in test_ssh.py."""
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 
@@ -80,7 +81,7 @@ def test_a_host_without_the_interface(asked):
     )
 
 
-@pytest.mark.parametrize(("shift", "said"), [("+3600", "3600 s ahead of"), ("-3600", "3600 s behind")])
+@pytest.mark.parametrize(("shift", "said"), [("+3600", "ahead of"), ("-3600", "behind")])
 def test_clocks_that_are_apart(asked, shift, said):
     """A warning, no fault."""
     shift_it = f"""sh -c "$*" | {sys.executable} -c '
@@ -88,7 +89,10 @@ import re, sys
 print(re.sub(r"(?<=time.: )[0-9.]+", lambda found: str(float(found[0]) {shift}), sys.stdin.read()))'"""
     faults, lines = asked(shift_it)
     assert not faults and len(lines) == 1
-    assert lines[0].startswith(f"node-2's clock is {said} this machine's; the run does not depend on it")
+    seconds = re.match(
+        rf"node-2's clock is (\d+) s {said} this machine's; the run does not depend on it", lines[0]
+    )
+    assert abs(int(seconds[1]) - 3600) < 300  # a busy machine answers late
 
 
 def test_what_is_no_answer(asked):

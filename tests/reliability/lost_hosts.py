@@ -26,7 +26,7 @@ from tests.test_failure import wait_for_checkpoint
 
 BACKENDS = {"hvd_mpi": "hvd", "byteps": "byteps"}
 ALPHA, BETA = ADDRESSES
-SECONDS = 240.0
+SECONDS = 600.0
 LOST_STATES = "the optimizer's states begin anew"
 OWN_COUNTS = "a rank divides its losses by what it has itself"
 PATCHES = {

@@ -197,9 +197,10 @@ def test_the_learning_rate_follows_the_share(killed_and_resumed):
     directory, *_ = killed_and_resumed
     lines = [each for each in lines_of(directory) if "training_s" in each]
     schedule = Schedule(TICKS, LR, round(WARMUP * TICKS))
-    for each in lines[:-1]:
-        # The step began within its log interval of 5 steps; its place was known at its beginning.
-        near = [(each["training_s"] + late) / SECONDS for late in (-5 * each["step_s"], each["step_s"])]
+    for before, each in zip([{"training_s": 0.0}, *lines], lines[:-1]):
+        # The step began within its log interval of 5 steps, however long each took; its place was known then.
+        first = min(before["training_s"], each["training_s"] - 5 * each["step_s"])
+        near = [first / SECONDS, (each["training_s"] + each["step_s"]) / SECONDS]
         bounds = [schedule(max(1, min(TICKS, round(share * TICKS)))) for share in near]
         assert each["lr"] <= LR
         if near[0] > WARMUP:
