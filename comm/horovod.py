@@ -301,7 +301,7 @@ def leave_tcp_out(environ: MutableMapping[str, str]) -> None:
     """Has Open MPI, which is yet to start, open no ports for ranks of one host, which share memory, unless
     the user has listed transports. (Open MPI 5 also complains there of interfaces that it cannot pair.)"""
     size = environ.get("OMPI_COMM_WORLD_SIZE")
-    left_out = environ.get("OMPI_MCA_btl") or "^"
+    left_out = environ.get("OMPI_MCA_btl") or "^openib,ofi,uct"  # Debian's own list, which this one replaces
     if size and size == environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") and left_out.startswith("^"):
         environ["OMPI_MCA_btl"] = "^" + ",".join(["tcp", *filter(None, left_out[1:].split(","))])
 

@@ -78,7 +78,7 @@ def test_the_rules_are_given_to_a_run_without_a_choice():
 @pytest.mark.parametrize(
     ("local", "btl", "then"),
     [
-        (2, None, "^tcp"),
+        (2, None, "^tcp,openib,ofi,uct"),
         (2, "^openib,ofi", "^tcp,openib,ofi"),
         (2, "self,tcp", "self,tcp"),
         (1, "^ofi", "^ofi"),
