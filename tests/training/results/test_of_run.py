@@ -160,7 +160,8 @@ class TestEnds:
         after = read_result(str(folder))
         manifest = read_manifest(str(folder), 6)
         assert (after.status, after.steps) == (FINISHED, 6)
-        assert after.speed.train_s == pytest.approx(manifest["training_s"], abs=0.1)
+        # Two readings of one clock; counted from the resumption only, or twice, it would be off by half.
+        assert after.speed.train_s == pytest.approx(manifest["training_s"], rel=0.2, abs=0.1)
         assert after.speed.train_s > before.speed.train_s
         assert after.wall_s >= manifest["wall_s"] > read_manifest(str(folder), 4)["wall_s"]
 
