@@ -7,9 +7,10 @@
 // - Shared memory is anonymous. With several local ranks the first one makes it and the others find it through
 //   their communicator (shared.h).
 // - Sockets get addresses in Linux's abstract namespace, which vanish with their process. Their names are made of
-//   the user, the worker and the run. A run is known by BYTEPS_RUN_ID, any text that a launcher gives to all its
-//   ranks, and by BYTEPS_SOCKET_PATH and the scheduler's address. A run of one worker without the first two is
-//   known by its process group, unless each rank leads one of its own.
+//   the user, the worker and the run. A worker of one local rank is the only one to use its address, a random one.
+//   Otherwise a run is known by BYTEPS_RUN_ID, any text that a launcher gives to all its ranks, and by
+//   BYTEPS_SOCKET_PATH and the scheduler's address. A run of one worker without the first two is known by its
+//   process group, unless each rank leads one of its own.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -19,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
@@ -90,7 +92,17 @@ uint64_t mix(uint64_t hash, const char* text) {
   return hash;
 }
 
+uint64_t random_word() {
+  uint64_t word = 0;
+  if (getrandom(&word, sizeof word, 0) != sizeof word) abort();
+  return word;
+}
+
 uint64_t run_hash() {
+  if (local_size() == 1) {
+    static const uint64_t own = random_word();
+    return own;
+  }
   uint64_t hash = 0xcbf29ce484222325;
   for (const char* name : {"BYTEPS_RUN_ID", "BYTEPS_SOCKET_PATH", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"}) {
     hash = mix(hash, variable(name));

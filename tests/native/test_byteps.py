@@ -66,14 +66,17 @@ def test_sums_of_known_values(together, workers, local_ranks):
     succeed(together(processes(workers, local_ranks, "sums")))
 
 
-@pytest.mark.parametrize(("workers", "local_ranks"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(("workers", "local_ranks"), [(1, 1), (1, 2), (2, 1)])
 def test_two_runs_at_once_share_nothing(together, tmp_path, workers, local_ranks):
-    # One worker's ranks know their run by its path; several workers know it by their scheduler.
+    # A process alone needs nothing; ranks of one worker know their run by its path, those of several by their
+    # scheduler.
     runs = {}
     for name in ("a.", "b."):
-        folder = tmp_path / (name if workers == 1 else "same")
+        folder = tmp_path / (name if (workers, local_ranks) == (1, 2) else "same")
         folder.mkdir(exist_ok=True)
         changes = {"BYTEPS_SOCKET_PATH": str(folder)}
+        if workers == local_ranks == 1:
+            changes["DMLC_PS_ROOT_PORT"] = "9000"
         runs.update(processes(workers, local_ranks, "sums", prefix=name, **changes))
     memory = named_memory()
     succeed(together(runs))
