@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 from pathlib import Path
 
@@ -56,12 +58,18 @@ def test_return_code_output_and_a_daemon_that_is_left(tmp_path):
 
 
 def test_what_other_programs_compute_meanwhile_is_not_taken_for_its_own(tmp_path):
-    spin = "import time\nwhile time.process_time() < float({}): pass"
-    with subprocess.Popen([sys.executable, "-c", spin.format(600)]) as beside:
-        ended = start(tmp_path, "import sys\n" + spin.format("sys.argv[1]"), 0.5)
-        fields = Path(f"/proc/{beside.pid}/stat").read_text().rpartition(")")[2].split()
+    def used(pid: int) -> float:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as beside:
+        before = used(beside.pid)
+        # Until both have computed for half a second: on a busy machine one alone may be let in for long.
+        code = "import os, sys\nfrom pathlib import Path\n" + textwrap.dedent(inspect.getsource(used))
+        code += "while min(used(os.getpid()), used(int(sys.argv[1])) - float(sys.argv[2])) < 0.5: pass\n"
+        ended = start(tmp_path, code, beside.pid, before)
+        theirs = used(beside.pid) - before
         beside.kill()
-    theirs = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
     assert 0.5 <= ended.cpu_s <= ended.seconds * os.cpu_count() * (1 - ended.others) + 0.1
     assert ended.others * ended.seconds * os.cpu_count() > 0.8 * theirs - 0.1 > 0
 

@@ -90,10 +90,10 @@ def measure(plan: Plan, clock: Clock, keep: Callable[[Figure], None]) -> None:
     for index, (program, backend) in enumerate(plan.units):
         rest = sum(each.weight for each, _ in plan.units[index:])
         left = clock.left
-        share = max(left * program.weight / rest, program.seconds)
-        if share > left:
+        if left < program.seconds:
             keep(program.empty(backend, f"not tried: a case takes about {program.seconds:g} s"))
             continue
+        share = max(left * program.weight / rest, program.seconds)
         setting = plan.setting(program, backend, share)
         _measure_one(program, setting, islice(program.cases(setting), plan.skip, None), clock, keep)
 
