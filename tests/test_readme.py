@@ -239,9 +239,7 @@ def test_the_manifest(tmp_path):
     (command,) = [command for command in ALL if command.words[1:2] == ["hosts/kubernetes.py"]]
     documents = objects(*command.words[2:])
     assert [problems(each) for each in documents] == [[], []] and documents[1]["kind"] == "MPIJob"
-    patches = [
-        block for block in blocks_of(ROOT / "docs/launching.md", "## Kubernetes") if block.language == "yaml"
-    ]
+    patches = [block for block in blocks(ROOT / "docs/kubernetes.md") if block.language == "yaml"]
     assert len(patches) == 2
     words = [{"hvd": "byteps"}.get(word, word) for word in command.words[2:]]
     for patch in patches:
