@@ -37,6 +37,7 @@ from training.options import parse_options
 
 README = ROOT / "README.md"
 GUIDES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+NOTEBOOK = sorted((ROOT / "docs" / "notebook").glob("*.md"))  # of the past: only its links must hold
 TRAINING_GUIDE, EXPERIMENTS = ROOT / "docs/training.md", ROOT / "docs/experiments.md"
 FOLDERS = (
     *("base", "bench", "bert", "comm", "comparison", "data", "hosts", "native", "setup", "tasks", "training"),
@@ -582,7 +583,17 @@ def test_everything_at_the_top_is_in_the_file_tree():
     assert top - set(tree_entries()) == {"README.md", ".gitignore"}
 
 
-@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)
+def test_guides_lead_to_every_page_of_the_notebook():
+    pages = [*GUIDES, *NOTEBOOK]
+    linked = {
+        (page.parent / target).resolve()
+        for page in pages
+        for target in re.findall(r"\]\(([^)#\s]+)", prose(page))
+    }
+    assert NOTEBOOK and set(NOTEBOOK) <= linked
+
+
+@pytest.mark.parametrize("guide", [*GUIDES, *NOTEBOOK], ids=lambda guide: guide.name)
 def test_links(guide):
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(guide)):
         if target.startswith("https://"):
