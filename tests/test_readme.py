@@ -43,7 +43,7 @@ FOLDERS = (
     *("base", "bench", "bert", "comm", "comparison", "data", "hosts", "native", "setup", "tasks", "training"),
     *("tests", "docs"),
 )
-README_LINES = 250
+README_LINES = 150
 SCRIPT = "run_pretraining_hvd.py"
 SCRIPTS = (SCRIPT, "run_pretraining_byteps.py")
 DATA_COMMANDS = (
