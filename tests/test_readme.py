@@ -639,9 +639,8 @@ def helps_of() -> dict[str, str]:
         "hosts/kubernetes.py",
         "hosts/sagemaker.py",
         "-m bench.step",
-        "-m bench.threads",
     ]
-    modules += ["-m bench.optimizer", "-m bench.bfloat16", "-m training.profile", "-m tests.reliability"]
+    modules += ["-m training.profile", "-m tests.reliability"]
     modules += ["compare.py", "-m bench.pipelines", "-m tests.pipeline_hosts"]
     modules += ["convert.py", "predict.py", "results.py", "finetune_squad.py", "finetune_classifier.py"]
     return {each: run_command([sys.executable, *each.split(), "--help"]).check().stdout for each in modules}
