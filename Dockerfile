@@ -1,4 +1,4 @@
-# An image of this project with everything set up: docs/launching.md, Containers.
+# An image of this project with everything set up: docs/containers.md.
 #
 #   docker build -t bert .                                              # CPUs
 #   docker build -t bert --build-arg CUDA=112 .                         # GPUs; has never run on one: docs/gpus.md

@@ -12,9 +12,8 @@ BACKEND ?= hvd
 PYTHON ?=
 CUDA ?=
 SLOW ?= 1
-# Those with a peer; by name also `threads`, `bfloat16` and `padding`, which compare settings of the training scripts,
-# `scaling` and `startup`.
-BENCH ?= step finetune loader tokenize_text questions optimizer saving
+# Those with a peer; by name also `startup` and `pipelines`.
+BENCH ?= step finetune loader tokenize_text questions
 ARGS ?=
 PY := .venv/bin/python
 
@@ -125,7 +124,7 @@ reliability: setup ## attack real runs for MINUTES=240 on a quiet machine: docs/
 	$(PY) -m tests.reliability --minutes $(or $(MINUTES),240) --seed $(or $(SEED),1) \
 		$(if $(FIGURES),--figures $(FIGURES)) $(ARGS)
 
-bench: setup ## measure against peers: step, loader, tokenizers, questions, update, saving (BENCH=step; ARGS=--quick)
+bench: setup ## measure against peers: step, fine-tuning, loader, tokenizers, questions (BENCH=step; ARGS=--quick)
 	@text=$$(mktemp -d); trap 'rm -rf "$$text"' EXIT; export BENCH_TEXT=$${BENCH_TEXT:-$$text}; \
 	for each in $(BENCH); do echo "--- python -m bench.$$each" $(ARGS); $(PY) -m bench.$$each $(ARGS); done
 

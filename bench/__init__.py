@@ -19,20 +19,10 @@ finetune_data      questions and sentence pairs to its batches
 finetune_work      its settings and batches in files
 finetune_ours      the worker of this project
 finetune_torch     the worker of Hugging Face on PyTorch
-optimizer          command: the update, against MXNet's operators and PyTorch's AdamW
-optimizer_torch    the process of PyTorch's AdamW
-optimizer_copy     loops that move the bytes of an update and compute nothing
-saving             command: the pause of a step that saves, against writing
-scaling            command: time and memory of a step by its size, against its operations
-scaling_work       the sizes, their operations and arrays, the caches of this machine
-scaling_report     tables, picture, what grew faster than its operations
-scaling_worker     a step of any size
+launches           of the training script, for the two below
 startup            command: from a launch to the first step, and hparams.py's answer
-threads            command: numbers of threads and bindings for 1, 2 and 4 ranks
 pipelines          command: pipelines: throughput against the bubble, memory of the stages
 measured_rank      a rank of bench.pipelines, with its memory measured and limited
 gpu                command: all that a machine with GPUs must show: precision, speed, backends
 gpu_worker         one measurement of bench.gpu
-padding            command: batches of real lengths, with the rows of padding and without them
-bfloat16           command: training in bfloat16 against float32, from the same seeds
 """

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import statistics
 import sys
@@ -31,12 +30,11 @@ from typing import Any, Mapping, NamedTuple, Sequence
 from base import machine
 from base.command_line import OptionParser, at_least, path_name, positive_int
 from base.errors import NO_MEMORY, InputError
-from base.processes import run_in_session
 from base.tables import Row, Table, terminal
-from bench.contestants import ROOT
+from bench import launches
+from bench.launches import ROOT, step_seconds
 from bench.quick import NOTICE, add_quick, settle, with_progress, write_figures
 from bench.rounds import ratios, spread
-from bench.threads import step_seconds
 from bench.workers import end_at
 from bert.configuration import named_config
 from bert.memory import FUSED, Batch
@@ -102,32 +100,21 @@ class Outcome(NamedTuple):
 
 def command(launch: Launch, work: Work, folder: str, limit: int = 0) -> list[str]:
     """The words of a launch. `limit`: bytes of address space of each rank, 0 for none."""
-    words = [sys.executable, "-m", "bench.measured_rank", folder, str(limit), sys.executable]
-    words += [str(ROOT / "run_pretraining_hvd.py"), "--model", work.model, "--dummy_data_len", str(LENGTH)]
+    words = ["--model", work.model, "--dummy_data_len", str(LENGTH)]
     words += ["--batch_size", str(work.rows), "--accumulate", str(launch.accumulate)]
     words += ["--num_steps", str(work.steps), "--log_interval", str(LOG_INTERVAL), "--progress", "none"]
     words += ["--ckpt_interval", str(work.steps), "--dropout", "0.1", "--ckpt_dir", folder]
     if launch.stages > 1:
         words += ["--pipeline_stages", str(launch.stages), "--pipeline_schedule", launch.schedule]
-    mpirun = ["--oversubscribe", "--bind-to", "none", "-mca", "mpi_yield_when_idle", "1"]
-    return ["mpirun", "-np", str(launch.ranks), *mpirun, *words]
-
-
-def environment(environ: Mapping[str, str], is_root: bool) -> dict[str, str]:
-    """One thread for each rank, whatever the caller has."""
-    kept = {name: value for name, value in environ.items() if not name.startswith(("OMP_", "GOMP_"))}
-    paths = [str(ROOT), *filter(None, [environ.get("PYTHONPATH")])]
-    kept.update(OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(paths))
-    if is_root:
-        kept.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
-    return kept
+    measured = [sys.executable, "-m", "bench.measured_rank", folder, str(limit)]
+    return launches.command(launch.ranks, words, measured)
 
 
 def run(launch: Launch, work: Work, limit: int = 0) -> Outcome:
     """Runs it; a failure is an outcome too."""
     with tempfile.TemporaryDirectory() as folder:
         words = command(launch, work, folder, limit)
-        code, text = run_in_session(words, environment(os.environ, os.geteuid() == 0), TIME_LIMIT)
+        code, text = launches.launch(words, TIME_LIMIT, {"OMP_NUM_THREADS": "1"})
         files = sorted(Path(folder).glob("[0-9]*.json"), key=lambda path: path.stem)
         memory = [json.loads(path.read_text("utf-8")) for path in files if path.stem.isdigit()]
         memory = [each for each in memory if "resident" in each]

@@ -24,10 +24,9 @@ from typing import Mapping, Sequence
 from base import machine
 from base.command_line import OptionParser, path_name, positive_int
 from base.processes import run_in_session
-from bench.contestants import ROOT
+from bench.launches import ROOT, command, failure, launch
 from bench.quick import NOTICE, add_quick, default_text, settle, write_figures
 from bench.rounds import spread
-from bench.threads import Setting, command, environment
 from bench.workers import end_at
 from training.entry import exit_code
 
@@ -47,18 +46,18 @@ def seconds_of(words: Sequence[str]) -> float:
     begun = time.perf_counter()
     code, text = run_in_session(words, os.environ, TIME_LIMIT)
     if code:
-        raise SystemExit(f"{' '.join(words)}\nfailed ({code}):\n{text[-2000:]}")
+        raise failure(words, code, text)
     return time.perf_counter() - begun
 
 
 def first_step_after(script: Sequence[str], ranks: int) -> float:
     """Seconds from a launch to the metrics of its first step, by the clock that these have."""
     with tempfile.TemporaryDirectory() as folder:
-        words = command(Setting(), ranks, script, folder)
+        words = command(ranks, [*script, "--ckpt_dir", folder])
         begun = time.time()
-        code, text = run_in_session(words, environment(Setting(), os.environ, os.geteuid() == 0), TIME_LIMIT)
+        code, text = launch(words, TIME_LIMIT, {})
         if code:
-            raise SystemExit(f"{' '.join(words)}\nfailed ({code}):\n{text[-2000:]}")
+            raise failure(words, code, text)
         first, *_ = (Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         return float(json.loads(first)["time"]) - begun
 

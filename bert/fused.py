@@ -217,7 +217,8 @@ class Layers:
         # MXNet does not tell extension operators whether it trains or predicts, this does: dropout of a one
         # leaves 1 in prediction and 0 or 2 in training.
         self._mode = F.Dropout(F.ones((1,)), p=0.5)
-        # The layers give the sum of their squares as the gradient of the mode, which otherwise has none.
+        # The mode is an input of every layer, and its own gradient is of no use. The layers return another
+        # number in its place: the sum of squares of their weights' gradients.
         self.counts = _SQUARES in weights
         self._squares = {"squares": int(self.counts)}
         self.counted: list[str] = []  # weights whose gradients' squares are counted

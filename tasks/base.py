@@ -55,8 +55,8 @@ class StageNetwork(Protocol):
     """A stage of a network, hybridized; see `DividedTask.stage`.
 
     Attributes:
-        takes: of a batch's `inputs`, those that it takes, behind the activations of the stage before and in
-            front of the factors.
+        takes: the slice of the task's `inputs` that the stage gets. They come after the activations of the
+            stage before and before the factors.
         part: its bert.part.ModelPart; bert, adds_in_backward: as a task's network has them.
     """
 

@@ -25,19 +25,7 @@ import predict
 import results
 from base.command_line import OptionParser
 from base.errors import InputError
-from bench import (
-    bfloat16,
-    finetune,
-    loader,
-    optimizer,
-    padding,
-    pipelines,
-    questions,
-    saving,
-    step,
-    threads,
-    tokenize_text,
-)
+from bench import finetune, loader, pipelines, questions, step, tokenize_text
 from comparison.launching.backends import BACKENDS
 from comparison.options import parse_options as parse_comparison
 from data import convert_npz, embedded, inspect, prepare, train_vocab
@@ -113,19 +101,7 @@ COMMANDS: dict[str, Command] = {
     "training.profile": Command(("-m", "training.profile"), profile.main),
     **{
         f"bench.{module.__name__.split('.')[-1]}": Command(("-m", module.__name__), module.main)
-        for module in (
-            step,
-            threads,
-            pipelines,
-            bfloat16,
-            optimizer,
-            loader,
-            tokenize_text,
-            questions,
-            finetune,
-            saving,
-            padding,
-        )
+        for module in (step, pipelines, loader, tokenize_text, questions, finetune)
     },
 }
 

@@ -52,7 +52,6 @@ IMPLEMENTATIONS = ("comm.horovod", "comm.byteps", "comm.local")
 STARTS_RANKS = {
     "training.profile",
     "bench.step_ours",
-    "bench.scaling_worker",
     "bench.gpu_worker",
     "bench.finetune_ours",
     "comparison.messages.rank",

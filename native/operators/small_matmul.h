@@ -1,6 +1,6 @@
 // Products of matrices that fit in the second-level cache, on one thread: a register tile of kTileRows rows
 // and one panel of columns is summed up over the whole depth. The left matrix is plain, the right one packed
-// in panels. As fast as dnnl_sgemm at attention's sizes (docs/performance.md), which would pack each matrix
+// in panels. As fast as dnnl_sgemm at attention's sizes (docs/notebook/products.md), which would pack each matrix
 // again for each call.
 #pragma once
 

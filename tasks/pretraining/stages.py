@@ -1,9 +1,10 @@
 """Stages of a pretraining network: some of its layers, with the embeddings on the first one, both heads and
 losses on the last. Together they compute what the whole network does, bit for bit.
 
-A stage takes, of a batch's arrays as the task's `inputs` has them, those of its `takes`: the first stage
-tokens, segments and lengths, the others lengths behind the activations of the stage before; the last one then
-all that the losses need, and the factors. It returns activations, the last stage the loss and the sums.
+The task's `inputs` makes a list of a batch's arrays; a stage gets the slice `takes` of that list. The first
+stage gets tokens, segments and lengths. Every other stage gets the activations of the stage before it, then
+lengths. The last stage also gets what the losses need, and the factors. A stage returns activations; the last
+one returns the loss and the sums.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from base.tables import terminal
+from bench.launches import environment, step_seconds
 from bench.pipelines import (
     GPIPE,
     Launch,
@@ -19,7 +20,6 @@ from bench.pipelines import (
     _reason,
     beside,
     command,
-    environment,
     ideal,
     limit_table,
     memory_table,
@@ -46,9 +46,20 @@ def test_commands_are_what_the_script_takes() -> None:
     options = parse_options(words[script + 1 :], "")
     assert (options.pipeline_stages, options.accumulate, options.batch_size) == (2, 8, 4)
     assert "--pipeline_stages" not in command(Launch(2), WORK, "folder")
-    environ = environment({"OMP_NUM_THREADS": "7", "PATH": "p"}, False)
-    assert environ == {"OMP_NUM_THREADS": "1", "PATH": "p", "PYTHONPATH": str(ROOT)}
-    assert environment({"PYTHONPATH": "own"}, True)["PYTHONPATH"] == f"{ROOT}:own"
+
+
+def test_the_callers_threads_do_not_count() -> None:
+    environ = environment({"OMP_NUM_THREADS": "7", "GOMP_SPINCOUNT": "9", "PATH": "p"}, False)
+    assert environ == {"PATH": "p", "PYTHONPATH": str(ROOT)}
+    found = environment({"PYTHONPATH": "own"}, True)
+    assert found["PYTHONPATH"] == f"{ROOT}:own" and found["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
+
+
+def test_the_first_intervals_do_not_count(tmp_path: Path) -> None:
+    lines = [{"step": 3 * n, "step_s": s} for n, s in enumerate((9, 5, 1.0, 3.0, 2.0), 1)]
+    lines.insert(2, {"step": 6, "eval_mlm_loss": 1})
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    assert step_seconds(tmp_path / "metrics.jsonl") == 2
 
 
 def test_the_ideal_is_the_bubble_and_the_split() -> None:

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from bench import quick, threads, tokenize_text
+from bench import quick, tokenize_text
 from bench.contestants import find_torch_python
 from tests.embedded import built_once
 from tests.processes import ROOT, run_command
@@ -20,7 +20,7 @@ from tests.processes import ROOT, run_command
 FOREIGN = dict.fromkeys(
     ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "BENCH", "ARGS", "BACKEND", "NP")
 )
-BY_DEFAULT = ["step", "finetune", "loader", "tokenize_text", "questions", "optimizer", "saving"]
+BY_DEFAULT = ["step", "finetune", "loader", "tokenize_text", "questions"]
 # What shows in its output that a measurement has come to its end.
 SHOWS = {
     "step": "ours, MXNet's operators",
@@ -28,8 +28,6 @@ SHOWS = {
     "loader": "waiting for ours, 128, 8 prefetching threads",
     "tokenize_text": "Hugging Face tokenizers",
     "questions": "features",
-    "optimizer": "MXNet, LAMB",
-    "saving": "pause of the step",
 }
 
 
@@ -50,7 +48,7 @@ def commands() -> list[str]:
 def test_all_measurements_run_to_their_end(tmp_path):
     """As the README has it; only `setup`, which installs, is left out. Their text is not left behind."""
     words = ["make", "-o", "setup", f"PY={sys.executable}", "bench", "ARGS=--quick"]
-    # Seven programs: on a machine that others share they took 11 minutes.
+    # On a machine that others share they took 11 minutes.
     result = run_command(words, 1700, env={**FOREIGN, "TMPDIR": str(tmp_path)}, cwd=ROOT).check()
     assert not list(tmp_path.glob("tmp.*"))  # the text that they share, in a folder of mktemp's
     parts = re.split(r"^--- python -m bench\.(\w+) --quick\n", result.stdout, flags=re.MULTILINE)
@@ -58,32 +56,18 @@ def test_all_measurements_run_to_their_end(tmp_path):
     for name, output in zip(parts[1::2], parts[2::2]):
         assert SHOWS[name] in output, name
         assert output.rstrip().endswith(quick.NOTICE), name
-        if name in ("step", "finetune", "optimizer") and find_torch_python(None, os.environ) is None:
+        if name in ("step", "finetune") and find_torch_python(None, os.environ) is None:
             (line,) = (line for line in output.splitlines() if "PyTorch" in line)
             assert line.startswith("PyTorch was left out")
 
 
 def test_every_measurement_has_quick():
     """By its name in the Makefile, or by BENCH=name."""
-    named = {"scaling", "startup", "threads", "bfloat16", "padding", "pipelines", "gpu"}
+    named = {"startup", "pipelines", "gpu"}
     assert set(commands()) == {*BY_DEFAULT, *named}
     for name in commands():
         source = (ROOT / "bench" / f"{name}.py").read_text("utf-8")
         assert "add_quick(parser" in source and "NOTICE" in source, name
-
-
-def test_threads_quick():
-    words = [sys.executable, "-m", "bench.threads", "--quick", "--ranks", "1", "--model", "bert_1_32_2"]
-    result = run_command(words, cwd=ROOT).check()
-    assert "omp_passive" in result.stdout and result.stdout.rstrip().endswith(quick.NOTICE)
-
-
-def test_padding_quick(text):
-    words = [sys.executable, "-m", "bench.padding", "--quick", "--dtypes", "float32", "--steps", "2"]
-    result = run_command(words, env={**text, "OMP_NUM_THREADS": "1"}, cwd=ROOT).check()
-    (row,) = (line for line in result.stdout.splitlines() if line.startswith("128, training, --use_avg_len"))
-    assert float(row.split()[3].rstrip("%")) >= 0 and min(map(float, row.split()[4:9])) > 0
-    assert result.stdout.rstrip().endswith(quick.NOTICE)
 
 
 def test_startup_quick(text):
@@ -98,15 +82,6 @@ def test_startup_quick(text):
     # Measured one after the other; beside other tests any of them may be the longest.
     assert min(seconds.values()) > 0 and sum(seconds.values()) < elapsed
     assert result.stdout.rstrip().endswith(quick.NOTICE)
-
-
-@pytest.mark.slow
-def test_bfloat16_quick(tmp_path):
-    words = [sys.executable, "-m", "bench.bfloat16", "--quick", "--num_steps", "10", "--model", "bert_1_32_2"]
-    words += ["--plot", str(tmp_path / "curves.png")]
-    result = run_command(words, cwd=ROOT).check()
-    assert "over seeds" in result.stdout and result.stdout.rstrip().endswith(quick.NOTICE)
-    assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
 def test_what_is_named_stays():
@@ -126,36 +101,13 @@ def test_a_tokenizer_that_is_not_there_is_left_out(monkeypatch, capsys, corpus):
     assert output.count("gluonnlp BERTTokenizer") == 1 and quick.NOTICE in output
 
 
-def test_an_interpreter_without_torch_is_one_line(tmp_path):
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\nexec {sys.executable} -S -E -c 'raise SystemExit(3)'\n")
-    python.chmod(0o755)
-    words = ["-m", "bench.optimizer", "--quick", "--repeats", "1", "--torch_python", str(python)]
-    result = run_command([sys.executable, *words], cwd=ROOT)
-    assert result.returncode == 2 and "Traceback" not in result.stderr, result.describe()
-    assert result.stderr.splitlines()[-1] == f"bench.optimizer: {python}: the worker ended with 3"
-
-
 @pytest.mark.parametrize(
     "name, words, message",
     [
         ("tokenize_text", ["--input", "x.txt"], "--input and --vocab belong together"),
         ("loader", ["--vocab", "x.txt"], "--input and --vocab belong together"),
-        ("threads", ["--quick", "--settings", "none_such"], "no settings here: none_such"),
-        ("optimizer", ["--model", "tiny"], "--model tiny: use bert_12_768_12"),
-        ("optimizer", ["--torch_python", "no/python"], "there is no such program"),
     ],
 )
 def test_bad_options_are_one_line(name, words, message):
     result = run_command([sys.executable, "-m", f"bench.{name}", *words], cwd=ROOT)
     assert result.returncode == 2 and message in result.stderr.splitlines()[-1], result.describe()
-
-
-def test_threads_on_text(tmp_path, monkeypatch):
-    """The files go to the script as their paths, as it reads them. The text is in the folder named."""
-    monkeypatch.delenv("BENCH_TEXT", raising=False)
-    words = threads.script_options("bert_2_128_2", 6, str(tmp_path))
-    paths = words[words.index("--data") + 1].split(",")
-    assert len(paths) == 8 and all(os.path.getsize(path) for path in paths)
-    assert os.path.dirname(paths[0]) == str(tmp_path / "corpus")
-    assert os.path.exists(words[words.index("--vocab") + 1])

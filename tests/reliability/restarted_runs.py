@@ -43,7 +43,7 @@ KINDS = {"hvd_mpi": ["kill 0", "kill 1", "stop 0", "stop 1", CUT, FULL_DISK]}
 KINDS["byteps"] = [*KINDS["hvd_mpi"], "kill server", "stop server", "kill scheduler"]
 DISK = 64 << 20
 RESTART = re.compile(r"^launch: restart (\d+) at ", re.MULTILINE)
-# docs/launching.md: the fields of a restart after a failure.
+# docs/ssh.md: the fields of a restart after a failure.
 FIELDS = {
     *("restart", "time", "reason", "failed", "host", "code", "how", "last_words", "step", "lost_steps"),
     *("lost_s", "wait_s", "restarts_left", "hosts", "left_out"),
