@@ -8,7 +8,6 @@ text/            text files to sentences
 tokenizing/      sentences to token ids
 store/           directories of columns, built once and memory-mapped
 formats/         files of instances in others' formats
-named_files      the files with masks that a command names
 opening          kind, vocabulary and samples of the data that options name
 sharing          micro-batches of a step, shared by the ranks
 pretraining/     samples to the masked batches of a rank

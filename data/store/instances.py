@@ -20,7 +20,7 @@ from base.progress import Progress
 from data.formats.read import read_instances
 from data.formats.records import PretrainingArrays
 from data.options import MAX_POSITIONS
-from data.store.build import BuildPlan, build_columns
+from data.store.build import BuildPlan, Column, Part, build_columns
 from data.store.cache import (
     SourceFile,
     cached_directory,
@@ -32,7 +32,6 @@ from data.store.cache import (
 from data.store.columns import check_mapped, map_column, mapped_files
 from data.store.manifest import MANIFEST, MESSAGES_KEPT, check_figures, read_json
 from data.store.mapped import MappedFiles
-from data.store.parts import Column, Part
 
 FORMAT = "instance-store-1"
 _CHECK_ROWS = 1 << 18

@@ -18,7 +18,7 @@ import numpy as np
 from base.errors import InputError
 from base.progress import Progress
 from data.options import TextConfig
-from data.store.build import BuildPlan, build_columns
+from data.store.build import BuildPlan, Column, Part, build_columns
 from data.store.cache import (
     SourceFile,
     cached_directory,
@@ -31,7 +31,6 @@ from data.store.cache import (
 from data.store.columns import check_mapped, map_column, mapped_files
 from data.store.manifest import MANIFEST, MESSAGES_KEPT, check_figures, read_json
 from data.store.mapped import MappedFiles
-from data.store.parts import Column, Part
 from data.text.corpus import UNKNOWN, TextUnit, read_unit, text_units
 from data.tokenizing.tokenizer import Tokenizer, TokenizerSettings
 from data.tokenizing.vocab import Vocabulary, save_vocabulary, vocabulary_from_saved
