@@ -1,6 +1,5 @@
 """Text to tokens to instances to batches. Nothing here imports MXNet.
 
-prose            English prose out of documentation
 embedded         command: the default corpus from CPython's own documentation
 train_vocab      command: a vocabulary from text
 options          options for data and batches, and the configurations made of them

@@ -108,7 +108,7 @@ def build_masked(
         ]
     plan = BuildPlan(
         instance_columns(vocab_size),
-        units,
+        lambda: units,
         MaskCopies(stores, copies),
         {"format": FORMAT, **identity},
         store_manifest(vocab_size, [{"name": unit.name} for unit in units]),

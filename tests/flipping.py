@@ -286,7 +286,7 @@ class _Numbers:
 def _plan(interrupted: bool) -> BuildPlan:
     return BuildPlan(
         [Column("values", "<i4")],
-        [_Unit(str(number)) for number in range(9)],
+        lambda: [_Unit(str(number)) for number in range(9)],
         _Numbers(interrupted),
         {"format": "numbers"},
         {"format": "numbers", "sources": []},

@@ -82,18 +82,19 @@ Check = Callable[[Mapping[str, int], Mapping[str, int]], Optional[Mapping[str, i
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """Columns to build: `work(unit, part)` is called for every unit, and appends to `part`.
+    """Columns to build: `work(unit, part)` is called for each of `units()`, and appends to `part`.
 
-    `work` is pickled. It returns "counts" (numbers, which are added up) and may return "messages" (lines
-    about records that it skipped; the first few are kept). Its result and parts depend on the unit alone.
-    `identity` (JSON) decides what is built: a partial build of the same identity is continued, one of another
-    is thrown away. `manifest` (JSON) is written into manifest.json beside identity, counts, messages and
-    columns; nothing in it may depend on the machine or the time. `check(counts, lengths of the columns)`
-    may reject the result by raising InputError, or return more counts.
+    `units` is called only where something is to be built; it may read the input. `work` is pickled. It
+    returns "counts" (numbers, which are added up) and may return "messages" (lines about records that it
+    skipped; the first few are kept). Its result and parts depend on the unit alone. `identity` (JSON) decides
+    what is built: a partial build of the same identity is continued, one of another is thrown away.
+    `manifest` (JSON) is written into manifest.json beside identity, counts, messages and columns; nothing in
+    it may depend on the machine or the time. `check(counts, lengths of the columns)` may reject the result by
+    raising InputError, or return more counts.
     """
 
     columns: Sequence[Column]
-    units: Sequence[Unit]
+    units: Callable[[], Sequence[Unit]]
     work: Work
     identity: Mapping[str, Any]
     manifest: Mapping[str, Any]
@@ -113,7 +114,8 @@ def build_columns(
     reporter = progress if progress is not None else Silent()
     # Folders of units have numbers, so it must be the same division of the input.
     division = hashlib.sha256()
-    for unit in plan.units:
+    units = plan.units()
+    for unit in units:
         division.update(f"{unit.size} {os.path.basename(unit.name)}\n".encode("utf-8", "surrogateescape"))
     identity = as_json(plan.identity)
     label = {"identity": identity, "units": division.hexdigest(), "shard_bytes": plan.shard_bytes}
@@ -121,7 +123,7 @@ def build_columns(
     def make(partial: str) -> None:
         table = _Table(partial, plan)
         try:
-            counts, messages = _append_units(table, partial, plan, num_workers, reporter)
+            counts, messages = _append_units(table, partial, plan, units, num_workers, reporter)
             more = plan.check(counts, table.lengths()) if plan.check is not None else None
             content = {
                 **plan.manifest,
@@ -134,7 +136,7 @@ def build_columns(
         except BaseException as error:
             table.remove()  # it is made again from the units' folders, and they may need the space
             if isinstance(error, OSError) and error.errno in _FULL:
-                raise _disk_full(partial, plan.units, error) from error
+                raise _disk_full(partial, units, error) from error
             raise
 
     make_directory(directory, identity, make, reporter, label)
@@ -234,21 +236,26 @@ def unfinished_build(folder: str) -> tuple[str, str]:
 
 
 def _append_units(
-    table: _Table, partial: str, plan: BuildPlan, num_workers: int, progress: Progress
+    table: _Table,
+    partial: str,
+    plan: BuildPlan,
+    units: Sequence[Unit],
+    num_workers: int,
+    progress: Progress,
 ) -> tuple[dict[str, int], list[str]]:
     """Makes the units' folders that are missing and appends all in order; returns counts and messages."""
-    folders = [os.path.join(partial, UNFINISHED, str(number)) for number in range(len(plan.units))]
+    folders = [os.path.join(partial, UNFINISHED, str(number)) for number in range(len(units))]
     found = {number: result for number, folder in enumerate(folders) if (result := _whole(folder))}
     for name in os.listdir(os.path.join(partial, UNFINISHED)):  # damaged, or of a worker that was stopped
         if name != _LABEL and not (name.isdecimal() and int(name) in found):
             shutil.rmtree(os.path.join(partial, UNFINISHED, name))
     jobs = [
         _UnitJob(unit, number, folders[number], tuple(plan.columns))
-        for number, unit in enumerate(plan.units)
+        for number, unit in enumerate(units)
         if number not in found
     ]
-    total = sum(unit.size for unit in plan.units)
-    done = sum(plan.units[number].size for number in found)
+    total = sum(unit.size for unit in units)
+    done = sum(units[number].size for number in found)
     counts: dict[str, int] = {}
     messages: list[str] = []
     progress.begin(plan.what, total)
@@ -264,7 +271,7 @@ def _append_units(
             else in_order(work, jobs, num_workers, plan.memory_limit)
         )
         with contextlib.closing(made):
-            for number, (unit, folder) in enumerate(zip(plan.units, folders)):
+            for number, (unit, folder) in enumerate(zip(units, folders)):
                 result = found.get(number)
                 if result is None:
                     result = next(made)

@@ -21,7 +21,6 @@ from data.options import TextConfig
 from data.store.build import BuildPlan, Column, Part, build_columns
 from data.store.cache import (
     SourceFile,
-    cached_directory,
     describe_sources,
     file_facts,
     is_verified,
@@ -158,6 +157,13 @@ def token_store_plan(
     paths = [source.path for source in sources]
     vocabulary = settings.vocabulary
     before = file_facts(paths)
+    identity = {
+        "format": FORMAT,
+        "vocabulary": vocabulary.sha256,
+        "tokenizer": settings.fingerprint,
+        "text": asdict(text),
+        "sources": [source.sha256 for source in sources],
+    }
     manifest = {
         "format": FORMAT,
         "vocabulary_sha256": vocabulary.sha256,
@@ -182,9 +188,9 @@ def token_store_plan(
 
     return BuildPlan(
         token_columns(len(vocabulary)),
-        text_units(paths, text),
+        lambda: text_units(paths, text),
         TokenizeUnit(settings, text),
-        _identity(sources, settings, text),
+        identity,
         manifest,
         check,
         "tokenizing",
@@ -206,24 +212,8 @@ def cached_store(
     builds, the others wait. A damaged store is built again. Raises InputError as `build_store`.
     """
     cache_dir = os.path.expanduser(cache_dir)
-    sources = describe_sources(paths, cache_dir, progress)
-    directory = cached_directory(cache_dir, "tokens", _identity(sources, settings, text))
-    return open_or_build(
-        directory,
-        lambda: TokenStore.open(directory),
-        lambda: build_columns(directory, token_store_plan(sources, settings, text), num_workers, progress),
-        progress,
-    )
-
-
-def _identity(sources: Sequence[SourceFile], settings: TokenizerSettings, text: TextConfig) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "vocabulary": settings.vocabulary.sha256,
-        "tokenizer": settings.fingerprint,
-        "text": asdict(text),
-        "sources": [source.sha256 for source in sources],
-    }
+    plan = token_store_plan(describe_sources(paths, cache_dir, progress), settings, text)
+    return open_or_build(cache_dir, "tokens", plan, TokenStore.open, num_workers, progress)
 
 
 def _named(paths: Sequence[str]) -> str:

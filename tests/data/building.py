@@ -108,7 +108,7 @@ def build(directory, num_units, num_workers, work=None, size=100_000, **options)
     units = [NumberUnit(number, size) for number in range(num_units)]
     plan = BuildPlan(
         COLUMNS,
-        units,
+        lambda: units,
         work or Numbers(),
         identity,
         {"format": "numbers"},

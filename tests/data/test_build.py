@@ -323,7 +323,7 @@ def test_who_waits_for_the_lock_is_told(tmp_path, monkeypatch):
 
 def test_identities_are_compared_as_json_has_them(tmp_path):
     for _ in range(2):
-        plan = BuildPlan(COLUMNS, [NumberUnit(0, 1)], nothing, {"a": (1, 2.5)}, {})
+        plan = BuildPlan(COLUMNS, lambda: [NumberUnit(0, 1)], nothing, {"a": (1, 2.5)}, {})
         build_columns(str(tmp_path / "out"), plan, 1)
 
 
@@ -346,7 +346,7 @@ def test_without_locks_each_builds_its_own_and_one_wins(tmp_path, reference, mon
 
 
 def test_an_empty_build_has_empty_columns(tmp_path):
-    build_columns(str(tmp_path / "out"), BuildPlan(COLUMNS, [NumberUnit(0, 1)], nothing, {}, {}), 1)
+    build_columns(str(tmp_path / "out"), BuildPlan(COLUMNS, lambda: [NumberUnit(0, 1)], nothing, {}, {}), 1)
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text("utf-8"))
     assert {name: column["length"] for name, column in manifest["columns"].items()} == {
         "ids": 0,
