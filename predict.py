@@ -22,8 +22,7 @@ from base.threads import set_threads
 from bert.configuration import KEEP, PADDING
 from bert.weights.names import MASKED_LM, NEXT_SENTENCE, POOLER
 from bert.weights.tensors import Weights
-from data.tokenizing.marked_text import encode_marked
-from data.tokenizing.tokenizer import TokenizerSettings
+from data.tokenizing.tokenizer import TokenizerSettings, encode_marked
 from data.tokenizing.vocab import Vocabulary
 from training.entry import exit_code
 from training.pretrained_options import (

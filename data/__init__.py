@@ -1,6 +1,5 @@
 """Text to tokens to instances to batches. Nothing here imports MXNet.
 
-prose            English prose out of documentation
 embedded         command: the default corpus from CPython's own documentation
 train_vocab      command: a vocabulary from text
 options          options for data and batches, and the configurations made of them
@@ -8,7 +7,6 @@ text/            text files to sentences
 tokenizing/      sentences to token ids
 store/           directories of columns, built once and memory-mapped
 formats/         files of instances in others' formats
-named_files      the files with masks that a command names
 opening          kind, vocabulary and samples of the data that options name
 sharing          micro-batches of a step, shared by the ranks
 pretraining/     samples to the masked batches of a rank

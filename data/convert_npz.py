@@ -19,9 +19,16 @@ import numpy as np
 
 from base.command_line import OptionParser, path_name, path_names
 from base.errors import InputError
-from data.formats.blocks import RawBlock, check_expansion, check_shapes, check_type, checked
 from data.formats.npz import BoundedFile
-from data.formats.records import BLOCK_INSTANCES, PretrainingArrays
+from data.formats.records import (
+    BLOCK_INSTANCES,
+    PretrainingArrays,
+    RawBlock,
+    check_expansion,
+    check_shapes,
+    check_type,
+    checked,
+)
 from data.formats.write import write_instances
 from data.options import MAX_POSITIONS
 from data.text.corpus import expand_globs

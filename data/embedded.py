@@ -12,6 +12,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -24,13 +25,95 @@ from base.command_line import OptionParser, path_name, whole
 from base.errors import InputError
 from base.files import replacing
 from base.json_files import read_json_object
-from data.prose import prose_sentences
 from data.store.entropy import unigram_entropy
 from data.store.tokens import TokenStore, build_store
 from data.text.corpus import expand_globs
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import MAX_VOCAB_SIZE, load_vocab
 from data.train_vocab import MIN_VOCAB_SIZE, train_wordpiece
+
+MIN_WORDS = 3
+MIN_LETTERS = 0.72  # share of letters and spaces in a sentence; below it is code, a table or a signature
+MAX_CHARACTERS = 800
+
+# A sentence ends at . ! or ? (and closing quotes or brackets) before white space and the beginning of
+# another.
+_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[A-Z0-9]|[\"'(\[`*]+\w)")
+_ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|etc|vs|cf|Mr|Mrs|Dr|St|No|Fig|Eq|resp|approx|incl|[A-Z])\.)$")
+_WORD = re.compile(r"[A-Za-z]{2,}|\b[aAI]\b")
+_CODE = re.compile(
+    r"::=|==|->|\w = |[{};]"
+    r"|^(?:if|elif|else|for|while|def|class|import|from|return|try|except|with|print)\b.*[:(=]"
+)
+_RULE = re.compile(r"^[\s=~^*+|#\-_.]{3,}$")
+_FIELD = re.compile(r"^\s*(?::\w[^:]*:|@\w+|\.\. )")
+_BULLET = re.compile(r"^(?:[*\-+o\u2022]|\d+[.)])\s+")
+_MARKUP = re.compile(r":[a-z:]+:`~?([^`]*)`|``([^`]*)``|\*\*([^*\n]+)\*\*|(?<!\w)\*([^*\n]+)\*(?!\w)")
+
+
+def prose_sentences(text: str) -> Iterator[str]:
+    """The sentences of the running text in `text`, one line each.
+
+    Dropped: doctest blocks, blocks indented more than the paragraph before them that announced code by ending
+    in ':', rules, field lists, and sentences that look like code, are short, very long or mostly not letters.
+    """
+    for paragraph in _paragraphs(text):
+        for sentence in _split(_plain(paragraph)):
+            if _is_prose(sentence):
+                yield sentence
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    """Paragraphs as single lines: runs of lines between blank lines, and list items, without code blocks."""
+    code_indent = -1  # blocks indented more than this are code
+    for block in re.split(r"\n\s*\n", text.expandtabs()):
+        lines = [line for line in block.split("\n") if line.strip()]
+        if not lines:
+            continue
+        indent = len(lines[0]) - len(lines[0].lstrip())
+        if 0 <= code_indent < indent and not _BULLET.match(lines[0].lstrip()):
+            continue
+        code_indent = -1
+        if any(line.lstrip().startswith((">>>", "...", "$ ")) for line in lines[:2]):
+            continue
+        lines = [line for line in lines if not _RULE.match(line) and not _FIELD.match(line)]
+        if lines and lines[-1].rstrip().endswith(":"):
+            code_indent = indent
+        gathered: list[str] = []
+        for line in (line.strip() for line in lines):
+            item = _BULLET.sub("", line)
+            if item != line and gathered:
+                yield " ".join(gathered)
+                gathered = []
+            gathered.append(item)
+        if gathered:
+            yield " ".join(gathered)
+
+
+def _plain(paragraph: str) -> str:
+    """Without the marks of reStructuredText, with single spaces."""
+    text = _MARKUP.sub(lambda match: next(group for group in match.groups() if group is not None), paragraph)
+    return " ".join(text.split())
+
+
+def _split(paragraph: str) -> Iterator[str]:
+    start = 0
+    for match in _END.finditer(paragraph):
+        if _ABBREVIATION.search(paragraph[start : match.start()]):
+            continue
+        yield paragraph[start : match.end()].strip()
+        start = match.end()
+    yield paragraph[start:].strip()
+
+
+def _is_prose(sentence: str) -> bool:
+    if len(sentence) > MAX_CHARACTERS or len(_WORD.findall(sentence)) < MIN_WORDS:
+        return False
+    if _CODE.search(sentence) or "\0" in sentence:  # a docstring of Python 3.14 has one
+        return False
+    letters = sum(character.isalpha() or character == " " for character in sentence)
+    return letters >= MIN_LETTERS * len(sentence)
+
 
 VERSION = 1  # raise when the same Python would give other files
 TRAIN_FILES = 8
@@ -85,7 +168,7 @@ def build(output: str, vocab_size: int = DEFAULT_VOCAB_SIZE, library: str | None
     os.makedirs(corpus, exist_ok=True)
     for stale in glob.glob(os.path.join(corpus, "train-*.txt")):
         os.unlink(stale)
-    kept, held_out = _split(documents)
+    kept, held_out = _held_out(documents)
     for index in range(TRAIN_FILES):
         _write_documents(os.path.join(corpus, f"train-{index}.txt"), kept[index::TRAIN_FILES])
     _write_documents(os.path.join(corpus, "eval.txt"), held_out)
@@ -161,7 +244,7 @@ def _parse(path: str) -> ast.Module | None:
         return None
 
 
-def _split(documents: list[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
+def _held_out(documents: list[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
     """Training and held-out documents, each in their order.
 
     Documents are taken in the order of a hash of their text until they make up the share; one that is a large

@@ -8,15 +8,14 @@ Two ways in, both ending in a directory of files `pretrain-00000.npz` (or `.tfre
 
 The instances first become an instance store in `<output>.partial`, which takes about as much disk as the
 files of records and is removed at the end; then each file is a pure function of that store. So both steps run
-in parallel, and go on where they stopped. `output` appears by a rename when all is there. Shuffled files are
-gathered from all over the store, which is fast as long as it fits into the memory that the system has free.
+in parallel, and go on where they stopped: a file that is there is whole. `output` appears by a rename when
+all is there. Shuffled files are gathered from all over the store, which is fast as long as it fits into the
+memory that the system has free.
 """
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
@@ -24,26 +23,21 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from base.errors import InputError
-from base.files import sha256_of, sync_directory
-from base.locks import locked
+from base.files import sha256_of
 from base.progress import Progress, Silent
-from base.workers import WorkerCrash, in_order
+from base.workers import in_order
 from data.formats.records import BLOCK_INSTANCES, PretrainingArrays, id_dtype
 from data.formats.write import FORMATS, write_instances
 from data.masked_copies import CopiesConfig, as_arrays, build_masked
-from data.named_files import EXPORT_FORMAT
 from data.pretraining.randomness import epoch_key, permuted
 from data.pretraining.sources import padded_batch
-from data.store.build import build_columns, is_built
+from data.store.build import UNFINISHED, build_columns, make_directory
 from data.store.cache import describe_sources
 from data.store.instances import InstanceStore, instance_store_plan
-from data.store.manifest import MANIFEST, read_json, write_json
+from data.store.manifest import EXPORT_FORMAT, MANIFEST, read_json, write_json
 from data.store.tokens import TokenStore
 
-_JOURNAL = "files.json"
-_STORE = "instances"
 _SHUFFLE_PURPOSE = 64
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 INSTANCES_PER_FILE = 100_000
 
 
@@ -80,9 +74,8 @@ def export_text(
     def build(directory: str) -> None:
         build_masked(stores, copies, directory, identity, num_workers, progress)
 
-    key = epoch_key(copies.seed, 0, _SHUFFLE_PURPOSE)
-    pad_id = opened[0].vocabulary.pad_id
-    return _Export(output, identity, key, pad_id, files, num_workers).run(build, progress)
+    order = Order(identity, epoch_key(copies.seed, 0, _SHUFFLE_PURPOSE), opened[0].vocabulary.pad_id)
+    return _export(build, order, output, files, num_workers, progress)
 
 
 def export_instances(
@@ -109,126 +102,69 @@ def export_instances(
     def build(directory: str) -> None:
         build_columns(directory, instance_store_plan(sources, vocab_size, skip), num_workers, progress)
 
-    return _Export(output, identity, None, 0, files, num_workers).run(build, progress)
+    return _export(build, Order(identity), output, files, num_workers, progress)
 
 
-@dataclass(frozen=True)
-class _Export:
-    """One export: files of the instances of a store, shuffled by `key` if there is one."""
+def _export(
+    build: Callable[[str], None],
+    order: Order,
+    output: str,
+    files: FileConfig,
+    num_workers: int,
+    progress: Progress | None,
+) -> Exported:
+    """Builds the instance store by `build(directory)` and writes the files from it."""
+    files.check()
+    written = {"format": files.format, "gzip": files.gzip, "instances_per_file": files.instances_per_file}
+    identity = {"format": EXPORT_FORMAT, **order.source, "files": written}
+    reporter = progress if progress is not None else Silent()
 
-    output: str
-    source: Mapping[str, Any]  # the identity of what is exported
-    key: int | None
-    pad_id: int
-    files: FileConfig
-    num_workers: int
-
-    @property
-    def partial(self) -> str:
-        return f"{os.path.abspath(self.output)}.partial"
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        files = self.files
-        written = {"format": files.format, "gzip": files.gzip, "instances_per_file": files.instances_per_file}
-        return {"format": EXPORT_FORMAT, **self.source, "files": written}
-
-    def run(self, build: Callable[[str], None], progress: Progress | None) -> Exported:
-        """Builds the instance store by `build(directory)`, writes the files from it, and renames."""
-        self.files.check()
-        output = os.path.abspath(self.output)
-        reporter = progress if progress is not None else Silent()
-        os.makedirs(os.path.dirname(output), exist_ok=True)
-        with locked(
-            f"{output}.lock", lambda: reporter.note(f"waiting for another process to write {output}")
-        ) as alone:
-            if not alone:
-                reporter.note(f"no locks on this file system: let no other process write {output} meanwhile")
-            if not is_built(output, self.identity):
-                self._make(build, reporter)
-                os.rename(self.partial, output)
-                sync_directory(os.path.dirname(output))
-        manifest = read_json(os.path.join(output, MANIFEST))
-        written = manifest["files"]
-        size = sum(int(file["size"]) for file in written)
-        return Exported(len(written), size, manifest["counts"], manifest["messages"])
-
-    def _make(self, build: Callable[[str], None], reporter: Progress) -> None:
-        """All that the output holds, in the partial directory."""
-        store_directory = os.path.join(self.partial, _STORE)
-        done = self._resumed()
-        try:
-            build(store_directory)
-            store = InstanceStore.open(store_directory, verify=False)
-            self._write_files(store, done, reporter)
-            self._finish(store, done)
-        except WorkerCrash:
-            raise
-        except InputError:
-            if not os.path.exists(f"{store_directory}.partial"):  # else it can go on: the disk is full
-                shutil.rmtree(self.partial, ignore_errors=True)
-            raise
-        except OSError as error:
-            if error.errno not in _FULL:
-                where = f" ({error.filename})" if error.filename else ""
-                output = os.path.abspath(self.output)
-                raise InputError(f"cannot write {output}: {error.strerror or error}{where}") from error
-            raise InputError(
-                f"{self.partial}: {error.strerror}; free some space and give the same command again: "
-                "it goes on where it stopped"
-            ) from error
-
-    def _resumed(self) -> list[dict[str, Any]]:
-        """The files that an unfinished export of the same identity has written; else a fresh directory."""
-        journal = read_json(os.path.join(self.partial, _JOURNAL))
-        if journal.get("identity") == self.identity and isinstance(journal.get("files"), list):
-            return list(journal["files"])
-        shutil.rmtree(self.partial, ignore_errors=True)
-        os.makedirs(self.partial)
-        write_json(os.path.join(self.partial, _JOURNAL), {"identity": self.identity, "files": []})
-        return []
-
-    def _write_files(self, store: InstanceStore, done: list[dict[str, Any]], reporter: Progress) -> None:
-        """Writes the files that are missing and notes each in the journal and in `done`."""
-        files, count = self.files, store.num_instances
+    def make(partial: str) -> None:
+        directory = os.path.join(partial, UNFINISHED, "instances")
+        build(directory)
+        store = InstanceStore.open(directory, verify=False)
+        count = store.num_instances
         num_files = -(-count // files.instances_per_file)
         bounds = [count * number // num_files for number in range(num_files + 1)]
         jobs = [
-            FileJob(os.path.join(self.partial, files.file_name(number)), bounds[number], bounds[number + 1])
-            for number in range(len(done), num_files)
+            FileJob(os.path.join(partial, files.file_name(number)), bounds[number], bounds[number + 1])
+            for number in range(num_files)
         ]
-        work = WriteFile(store.directory, self.pad_id, self.key, files)
+        work = WriteFile(directory, order, files)
         token_bytes = store.ids.itemsize + store.segments.itemsize
+        done = []
         reporter.begin(f"writing {files.format}", store.num_tokens * token_bytes)
         try:
-            reporter.update(int(store.token_ends[bounds[len(done)]]) * token_bytes, {})
-            in_process = len(jobs) <= 1 or self.num_workers <= 1
-            results = (work(job) for job in jobs) if in_process else in_order(work, jobs, self.num_workers)
+            in_process = num_files <= 1 or num_workers <= 1
+            results = (work(job) for job in jobs) if in_process else in_order(work, jobs, num_workers)
             with closing(results):
                 for job, described in zip(jobs, results):
                     done.append(described)
-                    journal = {"identity": self.identity, "files": done}
-                    write_json(os.path.join(self.partial, _JOURNAL), journal)
                     reporter.update(int(store.token_ends[job.stop]) * token_bytes, {"instances": job.stop})
         finally:
             reporter.end()
-
-    def _finish(self, store: InstanceStore, done: Sequence[Mapping[str, Any]]) -> None:
-        """Leaves only the files and the manifest."""
-        manifest = {
+        content = {
             "format": EXPORT_FORMAT,
-            "identity": self.identity,
+            "identity": identity,
             "counts": store.manifest["counts"],
             "messages": store.manifest["messages"],
-            "files": list(done),
+            "files": done,
         }
-        write_json(os.path.join(self.partial, MANIFEST), manifest)
-        shutil.rmtree(os.path.join(self.partial, _STORE))
-        os.unlink(os.path.join(self.partial, _JOURNAL))
-        for name in os.listdir(self.partial):
-            if name != MANIFEST and name not in {str(file["file"]) for file in done}:
-                os.unlink(os.path.join(self.partial, name))  # a temporary file of a run that was killed
-        sync_directory(self.partial)
+        write_json(os.path.join(partial, MANIFEST), content)
+
+    make_directory(output, identity, make, reporter)
+    manifest = read_json(os.path.join(output, MANIFEST))
+    size = sum(int(file["size"]) for file in manifest["files"])
+    return Exported(len(manifest["files"]), size, manifest["counts"], manifest["messages"])
+
+
+class Order(NamedTuple):
+    """Instances of a source, which its identity describes: permuted by `key` if there is one, and short rows
+    filled with `pad_id`."""
+
+    source: Mapping[str, Any]
+    key: int | None = None
+    pad_id: int = 0
 
 
 @dataclass(frozen=True)
@@ -280,22 +216,22 @@ class FileJob:
 
 @dataclass(frozen=True)
 class WriteFile:
-    """Writes the file of a FileJob from an instance store, in the order permuted by `key` if there is one."""
+    """Writes the file of a FileJob from an instance store, unless it is there; returns what the manifest says
+    of it."""
 
     store: str
-    pad_id: int
-    key: int | None
+    order: Order
     files: FileConfig
 
     def __call__(self, job: FileJob) -> dict[str, Any]:
-        store = InstanceStore.open(self.store, verify=False)
-        blocks = self._blocks(store, job)
-        count = write_instances(job.path, self.files.format, blocks, self.files.compress)
+        if not os.path.exists(job.path):
+            blocks = self._blocks(InstanceStore.open(self.store, verify=False), job)
+            write_instances(job.path, self.files.format, blocks, self.files.compress)
         return {
             "file": os.path.basename(job.path),
             "size": os.path.getsize(job.path),
             "sha256": sha256_of(job.path),
-            "instances": count,
+            "instances": job.stop - job.start,
         }
 
     def _blocks(self, store: InstanceStore, job: FileJob) -> Iterator[PretrainingArrays]:
@@ -304,7 +240,7 @@ class WriteFile:
         types = (id_type, np.uint8, np.uint16, id_type, np.float32, np.uint8, np.int32)
         for start in range(job.start, job.stop, BLOCK_INSTANCES):
             rows = np.arange(start, min(start + BLOCK_INSTANCES, job.stop))
-            if self.key is not None:
-                rows = permuted(rows, store.num_instances, self.key)
-            arrays = as_arrays(padded_batch(store, rows, store.width, predictions, self.pad_id))
+            if self.order.key is not None:
+                rows = permuted(rows, store.num_instances, self.order.key)
+            arrays = as_arrays(padded_batch(store, rows, store.width, predictions, self.order.pad_id))
             yield PretrainingArrays(*(column.astype(kind) for column, kind in zip(arrays, types)))

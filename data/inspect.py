@@ -33,8 +33,7 @@ from data.inspection.figures import (
     token_facts,
 )
 from data.inspection.histogram import draw_lengths
-from data.inspection.report import report
-from data.inspection.warning_rules import warnings
+from data.inspection.report import report, warnings
 from data.opening import (
     ANY_VOCABULARY,
     INSTANCE_STORE,
@@ -120,7 +119,12 @@ def inspect(
     words = Words(vocab, style)
     facts["shown"] = {"seed": seed, "epoch": epoch}
     facts["instances"] = [
-        {**describe(each, words, vocab), "file": _file_of(opened, each.index)} for each in instances
+        {
+            **describe(each, words, vocab),
+            # Instances made from text are of no file.
+            "file": None if opened.instances is None else opened.instances.source_of(each.index),
+        }
+        for each in instances
     ]
     return facts, instances
 
@@ -146,13 +150,23 @@ def _run(config: InspectConfig) -> int:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
     data = inspected_data(config.paths, config.data.raw)
-    _check_idle(config, data)
+    names, reason = _IDLE[data.kind]
+    for name in names:  # whoever gives an option believes that it counts
+        if name in config.given:
+            raise InputError(f"--{name} does nothing here: {config.paths[0]} {reason}")
     with _cache(config.data) as cached:
-        opened = _open(replace(config, data=cached), data)
+        vocabulary = common_vocabulary(cached.tokenizer, data)
+        if data.kind == INSTANCES:  # before the first of them is converted
+            check_instances(data.paths, cached.masking.max_seq_length, cached.masking.max_predictions_per_seq)
+        size = len(vocabulary) if vocabulary is not None else ANY_VOCABULARY
+        opened = open_data(data, cached, vocabulary, size, config.num_workers, Printed())
         style = _style(config.pieces)
         facts, instances = inspect(config, data, opened, style)
         name = os.path.basename(os.path.abspath(data.paths[0]))
-        picture = _picture(config, name)
+        # By default not beside the data: a glob that named it would take the picture for data.
+        picture = None if config.no_plot or config.json else f"{name}.lengths.png"
+        if config.plot is not None:
+            picture = os.path.expanduser(config.plot)
         if picture is not None:
             try:
                 draw_lengths(picture, f"{name}: {facts['kind']}", facts)
@@ -172,23 +186,6 @@ def _run(config: InspectConfig) -> int:
     return 0
 
 
-def _check_idle(config: InspectConfig, data: DataFiles) -> None:
-    """Raises InputError for an option that would do nothing: whoever gives one believes that it counts."""
-    names, reason = _IDLE[data.kind]
-    for name in names:
-        if name in config.given:
-            raise InputError(f"--{name} does nothing here: {config.paths[0]} {reason}")
-
-
-def _open(config: InspectConfig, data: DataFiles) -> OpenedData:
-    vocabulary = common_vocabulary(config.data.tokenizer, data)
-    if data.kind == INSTANCES:  # before the first of them is converted
-        masking = config.data.masking
-        check_instances(data.paths, masking.max_seq_length, masking.max_predictions_per_seq)
-    size = len(vocabulary) if vocabulary is not None else ANY_VOCABULARY
-    return open_data(data, config.data, vocabulary, size, config.num_workers, Printed())
-
-
 @contextmanager
 def _cache(config: DataConfig) -> Iterator[DataConfig]:
     """The configuration with a cache: --cache_dir, where a training finds what is tokenized or converted, or
@@ -198,11 +195,6 @@ def _cache(config: DataConfig) -> Iterator[DataConfig]:
         return
     with tempfile.TemporaryDirectory(prefix="inspect-") as directory:
         yield replace(config, cache_dir=directory)
-
-
-def _file_of(opened: OpenedData, index: int) -> str | None:
-    """Name of the file that an instance was read from; None where instances are made from text."""
-    return None if opened.instances is None else opened.instances.source_of(index)
 
 
 def _manifest_facts(opened: OpenedData) -> dict[str, Any]:
@@ -238,13 +230,6 @@ def _chosen(config: InspectConfig, total: int) -> list[int]:
         return list(range(config.start, min(config.start + config.num, total)))
     rng = np.random.default_rng([config.seed, config.epoch])
     return sorted(rng.choice(total, min(config.num, total), replace=False).tolist())
-
-
-def _picture(config: InspectConfig, name: str) -> str | None:
-    if config.plot is not None:
-        return os.path.expanduser(config.plot)
-    # Not beside the data: a glob that named it would take the picture for data.
-    return None if config.no_plot or config.json else f"{name}.lengths.png"
 
 
 def _style(pieces: bool) -> Style:

@@ -12,9 +12,8 @@ from base.progress import Progress
 from data.formats.records import BLOCK_INSTANCES, PretrainingArrays
 from data.options import MaskingConfig
 from data.pretraining.sources import Batch, TextSource
-from data.store.build import BuildPlan, build_columns
+from data.store.build import BuildPlan, Part, build_columns
 from data.store.instances import FORMAT, RowWriter, instance_columns, store_manifest
-from data.store.parts import Part
 from data.store.tokens import TokenStore
 
 _TOKENS_PER_UNIT = 4 << 20
@@ -109,7 +108,7 @@ def build_masked(
         ]
     plan = BuildPlan(
         instance_columns(vocab_size),
-        units,
+        lambda: units,
         MaskCopies(stores, copies),
         {"format": FORMAT, **identity},
         store_manifest(vocab_size, [{"name": unit.name} for unit in units]),

@@ -35,8 +35,9 @@ _EPILOG = """A build that was stopped or whose disk was full goes on where it st
 given again. Rules of thumb: one core tokenizes 4 million tokens a second of
 text with a sentence a line, 1.5 million of text that has to be split into sentences: a GB of English in one
 to two minutes; a token store takes 2.3 bytes a token (4.3 for vocabularies above 65,536), half the size
-of the text; memory is about 100 MB a worker, whatever the size of the text. Files of instances take as
-much again for every copy (--dupe_factor), and twice that while they are made."""
+of the text, and twice that while it is made; memory is about 100 MB a worker, whatever the size of the text.
+Files of instances take as much again for every copy (--dupe_factor), and three times that while they are
+made."""
 
 
 @dataclass(frozen=True)

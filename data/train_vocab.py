@@ -7,21 +7,261 @@ python -m data.train_vocab --type sentencepiece --input corpus/ --output m.model
 from __future__ import annotations
 
 import argparse
+import io
 import os
+import random
+import re
 import sys
-from typing import Sequence
+import unicodedata
+from collections import Counter
+from typing import Iterator, Sequence
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.pre_tokenizers import BertPreTokenizer
+from tokenizers.trainers import WordPieceTrainer
 
 from base.command_line import OptionParser, count, path_name, path_names, whole
 from base.errors import InputError
 from base.files import replacing
-from base.progress import Printed
-from data.options import add_options, data_config
-from data.text.corpus import expand_inputs
+from base.progress import Printed, Progress, Silent
+from data.options import TextConfig, add_options, data_config
+from data.text.corpus import UNKNOWN, expand_inputs, read_unit, text_units
 from data.tokenizing.tokenizer import load_sentencepiece
-from data.tokenizing.train_sentencepiece import MODEL_TYPES, sentencepiece_model
-from data.tokenizing.train_wordpiece import MIN_VOCAB_SIZE, wordpiece_tokens
-from data.tokenizing.training_text import TrainingText
-from data.tokenizing.vocab import KINDS, MAX_VOCAB_SIZE, SENTENCEPIECE, WORDPIECE, load_vocab
+from data.tokenizing.vocab import (
+    KINDS,
+    MAX_VOCAB_SIZE,
+    SENTENCEPIECE,
+    SPECIAL_TOKENS,
+    WORD_START,
+    WORDPIECE,
+    load_vocab,
+)
+from data.tokenizing.wordpiece import MAX_CHARS_PER_WORD, bert_normalizer, without_surrogates
+
+MESSAGES_KEPT = 5
+
+
+class TrainingText:
+    """Sentences of text files, to be gone through as often as needed.
+
+    If there are more than `max_sentences` (0: no limit), just as many are drawn by `seed`, uniformly and in
+    the order of the text; every pass draws the same ones. Nothing is held in memory. `skipped` and `messages`
+    tell of the bad records that the last pass left out, if `settings` says so.
+    Raises InputError for bad text while iterating.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        settings: TextConfig = TextConfig(),
+        max_sentences: int = 0,
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> None:
+        self._paths, self._settings = paths, settings
+        self._units = text_units(paths, settings)
+        self._max_sentences, self._seed = max_sentences, seed
+        self._progress = progress if progress is not None else Silent()
+        self._sentences: int | None = None
+        self.skipped = 0
+        self.messages: list[str] = []
+
+    @property
+    def sentences(self) -> int:
+        """Number of sentences in the files; the first use reads them."""
+        if self._sentences is None:
+            self._sentences = sum(1 for _ in self._all("counting sentences"))
+        return self._sentences
+
+    @property
+    def drawn(self) -> int:
+        """Number of sentences that a pass gives."""
+        return min(self.sentences, self._max_sentences) if self._max_sentences else self.sentences
+
+    def passes(self, what: str) -> Iterator[str]:
+        """The sentences, one pass; `what` is what the progress calls it."""
+        if not self._max_sentences or self.sentences <= self._max_sentences:
+            yield from self._all(what)
+            return
+        generator = random.Random(self._seed)
+        left, wanted = self.sentences, self._max_sentences
+        for sentence in self._all(what):
+            if generator.random() * left < wanted:  # Knuth's selection sampling: exactly `wanted` of `left`
+                wanted -= 1
+                yield sentence
+            left -= 1
+        if left:
+            raise InputError(f"the text changed while it was read: {', '.join(self._paths)}; start again")
+
+    def _all(self, what: str) -> Iterator[str]:
+        self.skipped, self.messages = 0, []
+        self._progress.begin(what, sum(unit.size for unit in self._units))
+        done = 0
+        try:
+            for unit in self._units:
+                for sentence in read_unit(unit, self._settings, self._on_bad):
+                    if sentence is not None:
+                        # A word that the text's makers took out teaches nothing.
+                        yield without_surrogates(sentence.replace(UNKNOWN, " "))
+                done += unit.size
+                self._progress.update(done, {})
+        finally:
+            self._progress.end()
+
+    def _on_bad(self, message: str) -> None:
+        self.skipped += 1
+        if len(self.messages) < MESSAGES_KEPT:
+            self.messages.append(message)
+
+
+MIN_VOCAB_SIZE = 100
+ALPHABET_LIMIT = (
+    1000  # rarer characters become [UNK]; Hugging Face's BertWordPieceTokenizer has the same limit
+)
+
+
+def wordpiece_tokens(text: TrainingText, vocab_size: int, cased: bool = False) -> list[str]:
+    """The vocabulary's tokens, special tokens first; fewer than `vocab_size` if the text has no more.
+
+    The same text gives the same tokens. Memory grows with the number of distinct words, not with the text.
+    Raises InputError for bad text or none, and for a `vocab_size` below MIN_VOCAB_SIZE.
+    """
+    if vocab_size < MIN_VOCAB_SIZE:
+        raise InputError(f"--vocab_size {vocab_size}: must be at least {MIN_VOCAB_SIZE}")
+    alphabet = _alphabet(text, cased, min(ALPHABET_LIMIT, vocab_size // 8))
+    if not alphabet:
+        raise InputError("--input: no text to train a vocabulary on")
+    tokenizer = Tokenizer(WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = bert_normalizer(cased)
+    tokenizer.pre_tokenizer = BertPreTokenizer()
+    # Left alone, the trainer numbers characters in the order of a randomized hash table, and its merges break
+    # ties by these numbers. Naming all characters beforehand, the continuing ones as if special, makes it
+    # repeatable.
+    continuing = ["##" + character for character in alphabet if _joins_words(character)]
+    trainer = WordPieceTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        show_progress=False,
+        special_tokens=[*SPECIAL_TOKENS, *continuing],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        continuing_subword_prefix="##",
+    )
+    tokenizer.train_from_iterator(text.passes("counting words"), trainer)
+    ids = tokenizer.get_vocab()
+    return sorted(ids, key=ids.__getitem__)
+
+
+def _alphabet(text: TrainingText, cased: bool, limit: int) -> list[str]:
+    """The `limit` most frequent characters of the cleaned text, in code point order."""
+    normalizer = bert_normalizer(cased)
+    counts: Counter[str] = Counter()
+    for line in text.passes("counting characters"):
+        counts.update(normalizer.normalize_str(line))
+    frequent = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))
+    return sorted(frequent[:limit])
+
+
+def _joins_words(character: str) -> bool:
+    """True if basic tokenization leaves the character in words; punctuation and ideographs it isolates."""
+    ascii_punctuation = character.isascii() and not character.isalnum()
+    ideograph = "CJK" in unicodedata.name(character, "")
+    return not (ascii_punctuation or ideograph or unicodedata.category(character).startswith("P"))
+
+
+MODEL_TYPES = ("unigram", "bpe")
+_MAX_SENTENCE_BYTES = 1 << 24  # the trainer leaves out longer ones; sentences here have 1 MiB at most
+# The trainer divides its sums among threads, so that their number, not the cores', decides the last bits.
+_THREADS = 16
+
+
+def sentencepiece_model(
+    text: TrainingText, vocab_size: int, cased: bool = False, model_type: str = "unigram"
+) -> bytes:
+    """The content of a .model file with [PAD], [UNK], [CLS], [SEP], [MASK] as pieces 0 to 4.
+
+    It is trained on basic tokens, as SentencePieceTokenizer uses it. The same text gives the same bytes with
+    the same release of SentencePiece. Memory grows with the text.
+    Raises InputError for bad text or none, and when `vocab_size` does not fit the text.
+    """
+    if model_type not in MODEL_TYPES:
+        raise InputError(f"--sp_model_type {model_type}: must be one of {', '.join(MODEL_TYPES)}")
+    try:
+        import sentencepiece  # only SentencePiece vocabularies need it
+    except ImportError as error:
+        raise InputError(
+            "--type sentencepiece needs the sentencepiece package: pip install sentencepiece"
+        ) from error
+    sentences = _Sentences(text, cased)
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences),
+            model_writer=model,
+            model_type=model_type,
+            vocab_size=vocab_size,
+            pad_id=0,
+            pad_piece="[PAD]",
+            unk_id=1,
+            unk_piece="[UNK]",
+            bos_id=-1,
+            eos_id=-1,
+            user_defined_symbols=["[CLS]", "[SEP]", "[MASK]"],
+            max_sentence_length=_MAX_SENTENCE_BYTES,
+            num_threads=_THREADS,
+            minloglevel=2,
+        )
+    except (RuntimeError, SystemError) as error:
+        if sentences.error is not None:
+            raise sentences.error from None
+        raise InputError(_explain(str(error), vocab_size, sentences.given)) from error
+    if sentences.error is not None:
+        raise sentences.error
+    return model.getvalue()
+
+
+class _Sentences:
+    """The text's sentences as basic tokens between spaces.
+
+    SentencePiece must not see an exception of its iterator: what it makes of one depends on its release. The
+    iterator ends instead, and `error` keeps the exception.
+    """
+
+    def __init__(self, text: TrainingText, cased: bool) -> None:
+        self._text = text
+        self._normalizer, self._pre_tokenizer = bert_normalizer(cased), BertPreTokenizer()
+        self.given = 0
+        self.error: BaseException | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            for line in self._text.passes("reading sentences"):
+                # SentencePiece reserves its mark of a word's start and would leave out the whole sentence.
+                normal = self._normalizer.normalize_str(line.replace(WORD_START, " "))
+                words = [word for word, _ in self._pre_tokenizer.pre_tokenize_str(normal)]
+                sentence = " ".join(word for word in words if len(word) <= MAX_CHARS_PER_WORD)
+                if sentence:
+                    self.given += 1
+                    yield sentence
+        except BaseException as error:
+            self.error = error
+
+
+def _explain(message: str, vocab_size: int, given: int) -> str:
+    """One line for what the trainer says of the user's input."""
+    if not given:
+        return "--input: no text to train a vocabulary on"
+    most = re.search(r"size too high.*<= (\d+)", message)
+    if most:
+        return f"--vocab_size {vocab_size}: too large for this text, which gives at most {most[1]} pieces"
+    least = re.search(r"smaller than required_chars\. \d+ vs (\d+)", message)
+    if least:
+        return (
+            f"--vocab_size {vocab_size}: too small for this text; its characters alone are {least[1]} pieces"
+        )
+    return f"SentencePiece cannot train on this text: {' '.join(message.split())}"
+
 
 __all__ = ["MIN_VOCAB_SIZE", "train_sentencepiece", "train_wordpiece"]
 

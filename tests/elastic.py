@@ -21,8 +21,7 @@ from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
-from data.finetuning.batches import OrderedBatches
-from data.finetuning.batching import Grouping, TrainingOrder
+from data.finetuning.batching import Grouping, OrderedBatches, TrainingOrder
 from data.options import BatchingConfig, MaskingConfig
 from data.pretraining.batches import PretrainingBatches, Source, prefetched
 from data.pretraining.sources import TextSource

@@ -1,5 +1,5 @@
 """Damage to each byte class of each kind of file that is kept between runs: checkpoints, token stores,
-instance stores, journals of unfinished builds, caches.
+instance stores, unfinished builds, caches.
 
 A `Target` makes a folder and reads it back: what it gives is compared with what the undamaged folder gave.
 Damage is found when reading is an InputError of one line, or passes over the file, or when the content is the
@@ -21,9 +21,8 @@ import numpy as np
 
 from base.errors import InputError
 from base.progress import Silent
-from data.store.build import BuildPlan, build_columns
+from data.store.build import BuildPlan, Column, Part, build_columns
 from data.store.instances import InstanceStore, build_instances
-from data.store.parts import Column, Part
 from data.store.tokens import TokenStore, build_store, cached_store
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import SPECIAL_TOKENS, vocabulary_from_tokens
@@ -287,16 +286,15 @@ class _Numbers:
 def _plan(interrupted: bool) -> BuildPlan:
     return BuildPlan(
         [Column("values", "<i4")],
-        [_Unit(str(number)) for number in range(9)],
+        lambda: [_Unit(str(number)) for number in range(9)],
         _Numbers(interrupted),
         {"format": "numbers"},
         {"format": "numbers", "sources": []},
         shard_bytes=4096 * 4,
-        journal_seconds=0.0,
     )
 
 
-def _make_journal(folder: Path) -> None:
+def _make_unfinished(folder: Path) -> None:
     folder.mkdir()
     try:
         build_columns(str(folder / "store"), _plan(interrupted=True), 0, Silent())
@@ -305,7 +303,7 @@ def _make_journal(folder: Path) -> None:
     raise AssertionError("the build was not interrupted")
 
 
-def _read_journal(folder: Path) -> Any:
+def _read_unfinished(folder: Path) -> Any:
     """The numbers of the build, gone on with from whatever is there."""
     build_columns(str(folder / "store"), _plan(interrupted=False), 0, Silent())
     shards = sorted((folder / "store").glob("values-*.bin"))
@@ -325,5 +323,5 @@ TARGETS = (
     Target("tokens", _make_tokens, _read_tokens),
     Target("instances", _make_instances, _read_instances),
     Target("cache", _make_cache, _read_cache),
-    Target("journal", _make_journal, _read_journal),
+    Target("unfinished", _make_unfinished, _read_unfinished),
 )

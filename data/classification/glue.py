@@ -14,10 +14,13 @@ that gluebenchmark.com and the authors of XNLI distribute:
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
-from typing import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Callable, Iterator, Mapping, NamedTuple, Sequence
+
+import numpy as np
 
 from base.errors import InputError
+from base.files import replacing
 from data.classification.examples import Examples, Row, check_training, class_labels, number_labels
 from data.classification.tables import Table
 
@@ -67,12 +70,20 @@ class GlueTask:
         return not self.labels
 
 
-def _plain(name: str, texts: tuple[str, ...], labels: tuple[str, ...], metrics: tuple[str, ...]) -> GlueTask:
-    """A task whose files are train.tsv, dev.tsv and test.tsv with the same columns."""
+def _plain(
+    name: str,
+    texts: tuple[str, ...],
+    labels: tuple[str, ...],
+    metrics: tuple[str, ...],
+    label: str = "label",
+    header: tuple[str, ...] = (),
+) -> GlueTask:
+    """A task whose files are train.tsv, dev.tsv and test.tsv with the same columns; `header` has those of
+    train.tsv and dev.tsv where these have no header."""
     return GlueTask(
         name,
-        OfficialFile("train", "train.tsv", texts, "label"),
-        (OfficialFile("dev", "dev.tsv", texts, "label"),),
+        OfficialFile("train", "train.tsv", texts, label, header),
+        (OfficialFile("dev", "dev.tsv", texts, label, header),),
         (OfficialFile(name, "test.tsv", texts),),
         labels,
         metrics,
@@ -89,41 +100,11 @@ _INFERRED = ("entailment", "not_entailment")
 TASKS: Mapping[str, GlueTask] = {
     task.name: task
     for task in (
-        GlueTask(
-            "CoLA",
-            OfficialFile("train", "train.tsv", ("sentence",), "label", _COLA),
-            (OfficialFile("dev", "dev.tsv", ("sentence",), "label", _COLA),),
-            (OfficialFile("CoLA", "test.tsv", ("sentence",)),),
-            _BINARY,
-            ("mcc",),
-        ),
+        _plain("CoLA", ("sentence",), _BINARY, ("mcc",), header=_COLA),
         _plain("SST-2", ("sentence",), _BINARY, ("accuracy",)),
-        GlueTask(
-            "MRPC",
-            OfficialFile("train", "train.tsv", _MRPC, "Quality"),
-            (OfficialFile("dev", "dev.tsv", _MRPC, "Quality"),),
-            (OfficialFile("MRPC", "test.tsv", _MRPC),),
-            _BINARY,
-            _ACCURACY_F1,
-        ),
-        GlueTask(
-            "STS-B",
-            OfficialFile("train", "train.tsv", _PAIR, "score"),
-            (OfficialFile("dev", "dev.tsv", _PAIR, "score"),),
-            (OfficialFile("STS-B", "test.tsv", _PAIR),),
-            (),
-            ("pearson", "spearman"),
-            0.0,
-            5.0,
-        ),
-        GlueTask(
-            "QQP",
-            OfficialFile("train", "train.tsv", _QUESTIONS, "is_duplicate"),
-            (OfficialFile("dev", "dev.tsv", _QUESTIONS, "is_duplicate"),),
-            (OfficialFile("QQP", "test.tsv", _QUESTIONS),),
-            _BINARY,
-            _ACCURACY_F1,
-        ),
+        _plain("MRPC", _MRPC, _BINARY, _ACCURACY_F1, "Quality"),
+        replace(_plain("STS-B", _PAIR, (), ("pearson", "spearman"), "score"), most=5.0),
+        _plain("QQP", _QUESTIONS, _BINARY, _ACCURACY_F1, "is_duplicate"),
         GlueTask(
             "MNLI",
             OfficialFile("train", "train.tsv", _PAIR, "gold_label"),
@@ -336,3 +317,63 @@ class _Reader:
 def _listed(columns: Sequence[str]) -> str:
     shown = ", ".join(columns[:_SHOWN])
     return shown if len(columns) <= _SHOWN else f"{shown} and {len(columns) - _SHOWN} more"
+
+
+HEADER = "index\tprediction"
+
+
+class Predictions(NamedTuple):
+    """Predictions for one test file.
+
+    `ids`: of its examples, in their order. `values`: numbers in `labels`, or real numbers where there are
+    none; (N,). `least` and `most` bound real numbers where they differ.
+    """
+
+    ids: Sequence[str]
+    values: np.ndarray
+    labels: Sequence[str]
+    least: float = 0.0
+    most: float = 0.0
+
+
+def lines(predictions: Predictions) -> list[str]:
+    """The file's lines: the header, then for each example its index and a label or a number of three
+    decimals.
+
+    Raises ValueError where there are not as many predictions as ids or one is no number in `labels`,
+    InputError where one is not finite.
+    """
+    values = np.asarray(predictions.values)
+    if values.shape != (len(predictions.ids),):
+        raise ValueError(f"{values.shape} predictions for {len(predictions.ids)} examples")
+    if predictions.labels:
+        if len(values) and (values.min() < 0 or values.max() >= len(predictions.labels)):
+            raise ValueError(f"a prediction is none of {len(predictions.labels)} classes")
+        shown = [predictions.labels[int(value)] for value in values]
+    else:
+        if not np.isfinite(values).all():
+            raise InputError("a prediction is not finite; train with a lower --lr")
+        if predictions.most > predictions.least:
+            values = np.clip(values, predictions.least, predictions.most)
+        shown = [f"{value:.3f}" for value in values.tolist()]
+    return [HEADER, *(f"{index}\t{value}" for index, value in zip(predictions.ids, shown))]
+
+
+def write_submission(folder: str, files: Mapping[str, Predictions]) -> list[str]:
+    """Writes `<name>.tsv` of each entry, such as "MNLI-m", into `folder`; returns their paths.
+
+    All are made before the first is written, and each appears whole or not at all.
+    Raises InputError where the folder or a file cannot be written.
+    """
+    contents = {name: "\n".join(lines(each)) + "\n" for name, each in files.items()}
+    paths = []
+    try:
+        os.makedirs(folder, exist_ok=True)
+        for name, content in contents.items():
+            path = os.path.join(folder, f"{name}.tsv")
+            with replacing(path) as handle:
+                handle.write(content.encode("utf-8"))
+            paths.append(path)
+    except OSError as error:
+        raise InputError(f"cannot write {folder}: {error.strerror}") from error
+    return paths

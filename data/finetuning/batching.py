@@ -7,10 +7,12 @@ shapes of its inputs (MXNet's hybridized ones) is compiled for few of them, and 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Callable, Iterator, NamedTuple, TypeVar
 
 import numpy as np
 
+from data.pretraining.batches import SeekableBatches
 from data.pretraining.buckets import bucket_bounds, epoch_order, rows_per_batch
 from data.pretraining.randomness import epoch_key, permuted
 
@@ -212,3 +214,31 @@ def _checked(lengths: np.ndarray, max_length: int) -> np.ndarray:
     if lengths.max() > max_length or lengths.min() < 1:
         raise ValueError(f"lengths from {lengths.min()} to {lengths.max()}: 1 to {max_length} are possible")
     return lengths
+
+
+Batch = TypeVar("Batch")
+
+
+class OrderedBatches(SeekableBatches[Batch]):
+    """Micro-batches without end, from the present position on.
+
+    `collate(examples, padded_length)` makes a batch of examples, int64 (B,); threads may call it. The
+    position is a number of whole steps: it means the same for any number of ranks and of micro-batches, and
+    stays where it is within a step.
+    """
+
+    def __init__(self, order: TrainingOrder, collate: Callable[[np.ndarray, int], Batch]) -> None:
+        self._order, self._collate = order, collate
+
+    @property
+    def micro_batches(self) -> int:
+        """Batches of this rank in a step."""
+        return self._order.accumulate
+
+    def tasks(self) -> Iterator[tuple[int, Callable[[], Batch]]]:
+        step = self._position
+        while True:
+            rows = self._order.micro_batches(step)
+            for number, each in enumerate(rows, start=1):
+                yield step + (number == len(rows)), partial(self._collate, each.examples, each.padded)
+            step += 1

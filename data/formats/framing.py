@@ -13,7 +13,7 @@ from typing import IO, Iterator, NamedTuple
 import crc32c
 
 from base.errors import InputError
-from data.formats.blocks import check_expansion
+from data.formats.records import check_expansion
 
 MAX_RECORD = 1 << 20  # bytes; 512 tokens of int64 with everything else take below 8 KiB
 _BUFFER = 1 << 18

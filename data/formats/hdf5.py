@@ -19,16 +19,17 @@ import h5py
 import numpy as np
 
 from base.errors import InputError
-from data.formats.blocks import (
+from data.formats.records import (
+    BLOCK_INSTANCES,
     Damage,
     FileFacts,
     RawBlock,
+    Spool,
     check_expansion,
     check_shapes,
     check_type,
+    one_line,
 )
-from data.formats.records import BLOCK_INSTANCES
-from data.formats.spool import Spool
 
 FIELDS = (
     "input_ids",
@@ -69,7 +70,7 @@ def blocks(path: str) -> Iterator[RawBlock | Damage]:
                     column.read_direct(block[name], np.s_[first : first + rows])
                 except Exception as error:  # h5py turns the library's errors into many kinds
                     message = f"instances {first} to {first + rows - 1}: {name} cannot be read"
-                    yield Damage(f"{message} ({_one_line(error)})", rows)
+                    yield Damage(f"{message} ({one_line(error)})", rows)
                     break
             else:
                 yield RawBlock(np.arange(first, first + rows), block)
@@ -133,7 +134,7 @@ def _open_columns(path: str, stack: ExitStack) -> tuple[dict[str, h5py.Dataset],
     except InputError:
         raise
     except Exception as error:  # h5py turns the library's errors into many kinds
-        raise InputError(f"{path}: {name} is damaged or cannot be read ({_one_line(error)})") from error
+        raise InputError(f"{path}: {name} is damaged or cannot be read ({one_line(error)})") from error
     return columns, shape
 
 
@@ -178,7 +179,3 @@ def _check_chunks(path: str, name: str, column: h5py.Dataset, stored: int) -> No
 
 def _unpacked_size(column: h5py.Dataset) -> int:
     return int(np.prod(column.shape, dtype=object)) * column.dtype.itemsize
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -17,9 +17,17 @@ from typing import IO, Iterator, NamedTuple
 import numpy as np
 
 from base.errors import InputError
-from data.formats.blocks import FileFacts, RawBlock, check_expansion, check_shapes, check_type
-from data.formats.records import BLOCK_INSTANCES, PretrainingArrays
-from data.formats.spool import Spool
+from data.formats.records import (
+    BLOCK_INSTANCES,
+    FileFacts,
+    PretrainingArrays,
+    RawBlock,
+    Spool,
+    check_expansion,
+    check_shapes,
+    check_type,
+    one_line,
+)
 
 _HEADER_LIMIT = 10_000  # NumPy's own bound for the text of an array's header
 _DIRECTORY_LIMIT = 1 << 20  # a directory of seven arrays has well below 1 KiB
@@ -115,7 +123,7 @@ def _open_columns(path: str, stack: ExitStack) -> tuple[dict[str, _Column], tupl
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except _DAMAGED as error:
-        raise InputError(f"{path}: {name} is damaged ({_one_line(error)})") from error
+        raise InputError(f"{path}: {name} is damaged ({one_line(error)})") from error
     return columns, check_shapes(path, {name: column.shape for name, column in columns.items()})
 
 
@@ -133,7 +141,7 @@ def _open_column(path: str, name: str, stream: IO[bytes], size: int) -> _Column:
         )
         shape, fortran, dtype = read_header(header)
     except Exception as error:  # the header is a Python literal: a damaged one can fail in any way
-        raise InputError(f"{path}: {name} is damaged or no array ({_one_line(error)})") from error
+        raise InputError(f"{path}: {name} is damaged or no array ({one_line(error)})") from error
     if dtype.hasobject:
         raise InputError(
             f"{path}: {name} is an object array, which would have to be unpickled; "
@@ -160,9 +168,5 @@ def _read_rows(path: str, name: str, column: _Column, rows: int, last: bool) -> 
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except _DAMAGED as error:
-        raise InputError(f"{path}: {name} is damaged ({_one_line(error)})") from error
+        raise InputError(f"{path}: {name} is damaged ({one_line(error)})") from error
     return np.frombuffer(content, column.dtype).reshape(shape)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -7,18 +7,98 @@ max_predictions_per_seq; instances of different lengths in one file are read too
 from __future__ import annotations
 
 import gzip
-from typing import IO, Any, Callable, Iterator, NamedTuple
+from typing import IO, Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 from google.protobuf.message import DecodeError
 
 from base.errors import InputError
-from data.formats import framing, messages, packed_lists
-from data.formats.blocks import Damage, FileFacts, RawBlock
+from data.formats import framing
 from data.formats.framing import Frame, Stream
-from data.formats.records import BLOCK_INSTANCES
-from data.formats.spool import Spool
+from data.formats.records import BLOCK_INSTANCES, Damage, FileFacts, RawBlock, Spool
 from data.options import MAX_POSITIONS
+
+
+def example_type(lists_as_bytes: bool = False) -> Any:
+    """The message class tf.train.Example: its map is `message.features.feature`.
+
+    With `lists_as_bytes` the lists of numbers are lists of bytes, as `decode_packed` takes them.
+    """
+    kinds = (("float_list", "float", 2), ("int64_list", "int64", 3))
+    example = {"name": "Example", "field": [_field("features", 1, ".records.Features")]}
+    return _message_class(kinds, lists_as_bytes, "Features", example)
+
+
+def ofrecord_type(lists_as_bytes: bool = False) -> Any:
+    """The message class oneflow.OFRecord: its map is `message.feature`; `lists_as_bytes` as above."""
+    kinds = (
+        ("float_list", "float", 2),
+        ("double_list", "double", 3),
+        ("int32_list", "int32", 4),
+        ("int64_list", "int64", 5),
+    )
+    return _message_class(kinds, lists_as_bytes, "OFRecord")
+
+
+def _message_class(
+    kinds: tuple[tuple[str, str, int], ...],
+    lists_as_bytes: bool,
+    holder: str,
+    outer: dict[str, Any] | None = None,
+) -> Any:
+    """The class of the message `holder`, a map from names to features, or of the message around it.
+
+    A feature is one list of numbers of several kinds. The types are described here instead of being generated
+    by protoc, in a pool of their own, so that they cannot clash with TensorFlow's in the same process. Field
+    numbers: tensorflow/core/example/example.proto and feature.proto, oneflow/core/record/record.proto.
+    """
+    lists = (("bytes_list", "bytes", 1), *kinds)  # in both projects
+    feature = {
+        "name": "Feature",
+        "field": [
+            {**_field(name, number, f".records.List{number}"), "oneofIndex": 0} for name, _, number in lists
+        ],
+        "oneofDecl": [{"name": "kind"}],
+    }
+    entry = {
+        "name": "FeatureEntry",
+        "field": [_field("key", 1, "string"), _field("value", 2, ".records.Feature")],
+        "options": {"mapEntry": True},
+    }
+    messages = [
+        *(
+            {
+                "name": f"List{number}",
+                "field": [_field("value", 1, "bytes" if lists_as_bytes else kind, True)],
+            }
+            for _, kind, number in lists
+        ),
+        feature,
+        {
+            "name": holder,
+            "field": [_field("feature", 1, f".records.{holder}.FeatureEntry", True)],
+            "nestedType": [entry],
+        },
+        *([outer] if outer else []),
+    ]
+    # proto3 packs repeated numbers when it writes, as both projects do; either form is read.
+    file = {"name": "records.proto", "package": "records", "syntax": "proto3", "messageType": messages}
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(json_format.ParseDict(file, descriptor_pb2.FileDescriptorProto()))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"records.{messages[-1]['name']}"))
+
+
+def _field(name: str, number: int, kind: str, repeated: bool = False) -> dict[str, Any]:
+    """A field of a message; `kind` is a type of protobuf's or begins with a dot."""
+    form = {"type": "TYPE_MESSAGE", "typeName": kind} if kind[0] == "." else {"type": f"TYPE_{kind.upper()}"}
+    return {
+        "name": name,
+        "number": number,
+        "label": f"LABEL_{'REPEATED' if repeated else 'OPTIONAL'}",
+        **form,
+    }
+
 
 TOKEN_FIELDS = ("input_ids", "input_mask", "segment_ids")
 PREDICTION_FIELDS = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
@@ -29,7 +109,7 @@ _FLOATS = ("float_list", "double_list")
 
 
 class _Codec(NamedTuple):
-    message_type: Callable[..., Any]  # data.formats.messages
+    message_type: Callable[..., Any]
     features: Callable[[Any], Any]  # message -> its map from names to features
     frames: Callable[[Stream], Iterator[Frame]]
     framed: Callable[[bytes], bytes]
@@ -38,14 +118,14 @@ class _Codec(NamedTuple):
 
 _CODECS = {
     "tfrecord": _Codec(
-        messages.example_type,
+        example_type,
         lambda message: message.features.feature,
         framing.tfrecord_frames,
         framing.tfrecord_framed,
         "int64_list",
     ),
     "ofrecord": _Codec(
-        messages.ofrecord_type,
+        ofrecord_type,
         lambda message: message.feature,
         framing.ofrecord_frames,
         framing.ofrecord_framed,
@@ -132,7 +212,7 @@ class _Decoder:
     def __init__(self, codec: _Codec) -> None:
         self._codec = codec
         self._message_type = codec.message_type()
-        self._layout = packed_lists.Layout(
+        self._layout = Layout(
             codec.message_type(lists_as_bytes=True),
             codec.features,
             TOKEN_FIELDS,
@@ -159,7 +239,7 @@ class _Decoder:
         kinds = {name: features[name].WhichOneof("kind") for name in FIELDS if name in features}
         if len(kinds) < len(FIELDS) or not all(_fits(name, kind) for name, kind in kinds.items()):
             return None
-        return packed_lists.decode(records, self._layout, kinds)
+        return decode_packed(records, self._layout, kinds)
 
     def _decode_singly(self, first: int, records: list[bytes]) -> Iterator[RawBlock | Damage]:
         rows = _Rows(len(records))
@@ -239,3 +319,109 @@ def _numbers(name: str, feature: Any) -> np.ndarray:
         return np.fromiter(values, float if kind in _FLOATS else np.int64, len(values))
     held = "nothing" if kind is None else kind.replace("_list", " numbers").replace("bytes numbers", "bytes")
     raise _BadRecord(f"{name} holds {held}, expected {'numbers' if name.endswith('weights') else 'integers'}")
+
+
+_MAX_VARINT = 4  # bytes: below 2**28, so the same number as int32 and as int64; larger is wrong here anyway
+
+
+class Layout(NamedTuple):
+    """Layout of the fields in a message whose lists are bytes."""
+
+    message_type: Any
+    features: Callable[[Any], Any]
+    token_fields: Sequence[str]
+    prediction_fields: Sequence[str]
+    row_fields: Sequence[str]  # one number each
+
+
+def decode_packed(
+    records: Sequence[bytes], layout: Layout, kinds: Mapping[str, str]
+) -> dict[str, np.ndarray] | None:
+    """The fields of all records as columns padded with 0, or None if any record is not of the usual form.
+
+    A packed list is a length-delimited field, as bytes are. So with message types that call these lists
+    bytes, protobuf still parses the records, but hands the lists over whole; those of a field are then joined
+    over all records and decoded together, over twice as fast as number by number
+    (https://protobuf.dev/programming-guides/encoding#varints). Anything but the form that every writer gives
+    them is left to the slow way, which knows all of protobuf's forms and says what is wrong.
+
+    `kinds` gives each field's kind of list. Integers come as int32, floats as they are.
+    """
+    lists: dict[str, list[bytes]] = {name: [] for name in kinds}
+    columns = [(name, kind, lists[name].append) for name, kind in kinds.items()]
+    parse, features_of = layout.message_type.FromString, layout.features
+    try:
+        for record in records:
+            features = features_of(parse(record))
+            for name, kind, append in columns:
+                if name not in features:
+                    return None
+                numbers = getattr(features[name], kind)
+                pieces = numbers.value
+                if len(pieces) != 1:
+                    return None
+                piece = pieces[0]
+                # Anything beside the one packed list, as unpacked numbers are, makes the message longer.
+                if numbers.ByteSize() != 1 + _varint_size(len(piece)) + len(piece):
+                    return None
+                append(piece)
+    except DecodeError:
+        return None
+    decoded = {name: _decode_lists(lists[name], kind) for name, kind in kinds.items()}
+    out = {}
+    for group, limit in (
+        (layout.token_fields, MAX_POSITIONS),
+        (layout.prediction_fields, MAX_POSITIONS),
+        (layout.row_fields, 1),
+    ):
+        first = decoded[group[0]]
+        for name in group:
+            column = decoded[name]
+            if first is None or column is None or (column[1] != first[1]).any() or column[1].max() > limit:
+                return None
+            out[name] = _padded(*column)
+    return out
+
+
+def _varint_size(value: int) -> int:
+    return 1 if value < 128 else max(1, -(-value.bit_length() // 7))
+
+
+def _decode_lists(pieces: list[bytes], kind: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """All numbers in a row, and how many each piece holds; None for empty pieces and unusual numbers."""
+    sizes = np.fromiter(map(len, pieces), np.int64, len(pieces))
+    if not sizes.all():
+        return None
+    joined = b"".join(pieces)
+    if kind in ("float_list", "double_list"):
+        dtype = np.dtype("<f4" if kind == "float_list" else "<f8")
+        if (sizes % dtype.itemsize).any():
+            return None
+        return np.frombuffer(joined, dtype), sizes // dtype.itemsize
+    content = np.frombuffer(joined, np.uint8)
+    last = content < 128  # the last byte of a number
+    offsets = np.cumsum(sizes) - sizes
+    if not last[offsets + sizes - 1].all():
+        return None
+    if last.all():
+        return content.astype(np.int32), sizes
+    ends = np.flatnonzero(last)
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    lengths = ends - starts + 1
+    longest = int(lengths.max())
+    if longest > _MAX_VARINT:
+        return None
+    numbers = (content[starts] & 127).astype(np.int32)
+    for place in range(1, longest):
+        longer = np.flatnonzero(lengths > place)
+        numbers[longer] |= (content[starts[longer] + place] & 127).astype(np.int32) << 7 * place
+    return numbers, np.add.reduceat(last, offsets, dtype=np.int64)
+
+
+def _padded(numbers: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    width = int(counts.max())
+    if (counts == width).all():
+        return numbers.reshape(len(counts), width)
+    out = np.zeros((len(counts), width), numbers.dtype)
+    out[np.arange(width) < counts[:, None]] = numbers
+    return out

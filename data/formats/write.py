@@ -8,8 +8,7 @@ from typing import Iterable
 from base.errors import InputError
 from base.files import replacing
 from data.formats import hdf5, npz, record_files
-from data.formats.records import PretrainingArrays
-from data.formats.spool import Spool
+from data.formats.records import PretrainingArrays, Spool
 
 FORMATS = ("npz", "hdf5", "tfrecord", "ofrecord")
 

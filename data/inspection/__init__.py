@@ -2,7 +2,6 @@
 
 decoding       instances made readable
 figures        figures of samples, batches and text
-warning_rules  warnings about them
 histogram      bars in a terminal and as a picture
-report         the report for a terminal
+report         the report for a terminal, with warnings about the figures
 """

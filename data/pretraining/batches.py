@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from functools import partial
-from typing import Any, Callable, Iterator, Protocol
+from typing import Any, Callable, Generic, Iterator, Protocol, TypeVar
 
 import numpy as np
 
@@ -19,11 +20,14 @@ __all__ = [
     "EPOCH_SHIFT",
     "Batch",
     "PretrainingBatches",
+    "SeekableBatches",
     "Source",
     "dummy_batch",
     "evaluation_batches",
     "prefetched",
 ]
+
+Made = TypeVar("Made")
 
 _ORDER_PURPOSE = 2
 EPOCH_SHIFT = 32
@@ -33,7 +37,36 @@ _EVALUATION_SEED = 0
 _EVALUATION_BUCKETS = 4
 
 
-class PretrainingBatches:
+class SeekableBatches(ABC, Generic[Made]):
+    """Batches of a rank without end, from a position on."""
+
+    _position = 0
+
+    @property
+    def position(self) -> int:
+        """Place of the next step, for a checkpoint; it rises, is the same on every rank, and means the same
+        for any number of ranks and of micro-batches. It stays where it is within a step."""
+        return self._position
+
+    def seek(self, position: int) -> None:
+        """Continues at a `position`, from 0 on."""
+        if position < 0:
+            raise ValueError(f"position {position} is negative")
+        self._position = position
+
+    def __iter__(self) -> Iterator[Made]:
+        for position, make in self.tasks():
+            batch = make()
+            # Moved on before the batch is yielded: whoever holds the last batch of step k has consumed k + 1.
+            self._position = position
+            yield batch
+
+    @abstractmethod
+    def tasks(self) -> Iterator[tuple[int, Callable[[], Made]]]:
+        """Tasks from the present position on, without end: the position after a batch, and its maker."""
+
+
+class PretrainingBatches(SeekableBatches[Batch]):
     """Batches of one rank, epoch after epoch without end.
 
     An epoch is a sequence of blocks (`data.pretraining.buckets.epoch_order`), each a micro-batch of one rank.
@@ -48,6 +81,9 @@ class PretrainingBatches:
     source content, options and seed. Batches of a bucket have one shape, except the one block of an epoch
     that is smaller. The bucket bounds come from the lengths of epoch 0. See
     `data.pretraining.buckets.rows_per_batch` for `batching`.
+
+    A position is epoch * 2**32 + blocks of that epoch that all ranks together have consumed: batches before
+    it need not be counted to find it. A plain number of blocks from the start is understood too.
     """
 
     def __init__(
@@ -59,7 +95,6 @@ class PretrainingBatches:
         self._batching = batching
         self._bounds = bucket_bounds(source.lengths(seed, 0), batching.num_buckets, source.max_length)
         self._orders: EpochCache[int, EpochOrder] = EpochCache(self._make_order, lambda order: order.nbytes)
-        self._position = 0
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
@@ -71,22 +106,6 @@ class PretrainingBatches:
         """Batches of this rank in a step."""
         return len(self._share.own)
 
-    @property
-    def position(self) -> int:
-        """Place of the next step, for a checkpoint; it rises, is the same on every rank, and means the same
-        for any number of ranks. It stays where it is within a step.
-
-        It is epoch * 2**32 + blocks of that epoch that all ranks together have consumed: batches before it
-        need not be counted to find it.
-        """
-        return self._position
-
-    def seek(self, position: int) -> None:
-        """Continues at a `position`; a plain number of blocks from the start is understood too."""
-        if position < 0:
-            raise ValueError(f"position {position} is negative")
-        self._position = position
-
     def blocks_in_epoch(self, epoch: int) -> int:
         """Blocks, each a batch of one of the ranks, in an epoch."""
         return len(self._orders.get(epoch))
@@ -95,15 +114,7 @@ class PretrainingBatches:
         """The order of an epoch's blocks: its `shapes()` say what padding costs."""
         return self._orders.get(epoch)
 
-    def __iter__(self) -> Iterator[Batch]:
-        for position, make in self.tasks():
-            batch = make()
-            # Moved on before the batch is yielded: whoever holds the last batch of step k has consumed k + 1.
-            self._position = position
-            yield batch
-
     def tasks(self) -> Iterator[tuple[int, Callable[[], Batch]]]:
-        """Tasks from the present position on, without end: the position after a batch, and its maker."""
         epoch, consumed = self._place(self._position >> EPOCH_SHIFT, self._position & _BATCHES_MASK)
         share = self._share
         while True:

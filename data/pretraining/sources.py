@@ -3,24 +3,21 @@ each epoch, or from an instance store, with those that its files had."""
 
 from __future__ import annotations
 
-from typing import Callable, NamedTuple, Protocol, Sequence
+from typing import Callable, NamedTuple, Protocol
 
 import numpy as np
 
 from base.errors import InputError
-from base.progress import Progress
-from data.options import MAX_POSITIONS, MaskingConfig, TextConfig
+from data.options import MAX_POSITIONS, MaskingConfig
 from data.pretraining.epochs import EpochCache
 from data.pretraining.masks import mask
 from data.pretraining.pairs import Pairs, pair_plan
 from data.pretraining.randomness import epoch_key, sample_keys
 from data.store.instances import InstanceStore
-from data.store.tokens import TokenStore, cached_store
-from data.tokenizing.tokenizer import TokenizerSettings
+from data.store.tokens import TokenStore
 from data.tokenizing.vocab import Vocabulary
 from lamb_paper import default_max_predictions
 
-SAMPLED_STORES = 10  # segmentations kept when SentencePiece samples, then they repeat
 _PAIRS_PURPOSE = 1
 _ROWS_AT_ONCE = 1 << 20
 
@@ -139,33 +136,6 @@ class TextSource:
             return store, pair_plan(store, self.max_length, self._masking.short_seq_prob, pairs_key)
         finally:
             store.check()  # zeros in the place of offsets can raise anything
-
-
-def epoch_stores(
-    paths: Sequence[str],
-    settings_of: Callable[[int], TokenizerSettings],
-    cache_dir: str,
-    num_workers: int = 1,
-    text: TextConfig = TextConfig(),
-    progress: Progress | None = None,
-) -> TokenStore | Callable[[int], TokenStore]:
-    """The `store` of a TextSource: one store, or for a tokenizer that samples one for each of ten epochs.
-
-    `settings_of` gives the tokenizer's settings for a seed. Sampling (--sp_nbest other than 0 and 1) costs
-    one tokenization for each of the first ten epochs, in the background while the epoch before it is in use;
-    from the eleventh epoch on the ten stores are used again. Measured on one core: 0.2 million tokens a
-    second with --sp_nbest -1, 0.1 with 64 (without sampling 0.7). Disk: ten times about 2.5 bytes a token,
-    and low --sp_alpha makes more tokens of the same text (0.1: nearly twice as many).
-    """
-    first = settings_of(0)
-    if not first.samples:
-        return cached_store(paths, first, cache_dir, num_workers, text, progress)
-
-    def store_of(epoch: int) -> TokenStore:
-        settings = settings_of(epoch % SAMPLED_STORES)
-        return cached_store(paths, settings, cache_dir, num_workers, text, progress)
-
-    return store_of
 
 
 def _assemble(

@@ -1,11 +1,10 @@
 """SQuAD: questions about a text, whose answers are slices of it.
 
-cloze             command: questions out of plain text, for a machine without SQuAD
-squad_files       SQuAD's JSON files to questions, and their division by article
-offsets           texts to tokens and the characters that they stand for
-windows           questions to windows over their contexts, and windows to batches
-answers           logits of windows to the best answers
-prediction_files  files of predictions in Google's format
-scores            exact match, F1 and thresholds as the official scripts compute them
-score             command: a file of predictions to its scores
+cloze        command: questions out of plain text, for a machine without SQuAD
+squad_files  SQuAD's JSON files to questions, and their division by article
+offsets      texts to tokens and the characters that they stand for
+windows      questions to windows over their contexts, and windows to batches
+answers      logits of windows to the best answers, and files of these in Google's format
+scores       exact match, F1 and thresholds as the official scripts compute them
+score        command: a file of predictions to its scores
 """

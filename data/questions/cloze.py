@@ -15,7 +15,7 @@ import json
 import os
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Sequence
 
 import numpy as np
@@ -257,36 +257,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="share of questions about another paragraph; SQuAD 2.0 has a third, 0 makes SQuAD 1.1 (default: "
         f"{defaults.unanswerable})",
     )
-    add(
-        "--context_words",
-        type=positive_int,
-        default=defaults.context_words,
-        help=f"words of a context; a word is about 1.5 tokens (default: {defaults.context_words})",
-    )
-    add(
-        "--sentences",
-        type=positive_int,
-        default=defaults.sentences,
-        help=f"fewest sentences of a context (default: {defaults.sentences})",
-    )
-    add(
-        "--question_words",
-        type=positive_int,
-        default=defaults.question_words,
-        help=f"words of a question (default: {defaults.question_words})",
-    )
-    add(
-        "--answer_words",
-        type=positive_int,
-        default=defaults.answer_words,
-        help=f"words of an answer (default: {defaults.answer_words})",
-    )
-    add(
-        "--per_sentence",
-        type=positive_int,
-        default=defaults.per_sentence,
-        help=f"most questions about a sentence, each with another answer (default: {defaults.per_sentence})",
-    )
+    for name, what in (
+        ("context_words", "words of a context; a word is about 1.5 tokens"),
+        ("sentences", "fewest sentences of a context"),
+        ("question_words", "words of a question"),
+        ("answer_words", "words of an answer"),
+        ("per_sentence", "most questions about a sentence, each with another answer"),
+    ):
+        default = getattr(defaults, name)
+        add(f"--{name}", type=positive_int, default=default, help=f"{what} (default: {default})")
     add("--seed", type=count, default=defaults.seed, help="of all choices (default: 0)")
     try:
         print(_run(parser.parse_args(arguments)))
@@ -297,15 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> str:
-    settings = ClozeSettings(
-        options.context_words,
-        options.sentences,
-        options.question_words,
-        options.answer_words,
-        options.per_sentence,
-        options.unanswerable,
-        options.seed,
-    )
+    settings = ClozeSettings(**{each.name: getattr(options, each.name) for each in fields(ClozeSettings)})
     texts: Sequence[Sequence[str]] = list(documents(expand_inputs(options.input, "--input")))
     if options.dev_input:
         held_out: Sequence[Sequence[str]] = list(documents(expand_inputs(options.dev_input, "--dev_input")))

@@ -1,7 +1,7 @@
 """Texts to token ids and the characters of the text that each token stands for.
 
-As in data.tokenizing.words, a table of words saves nearly all of the work: everything that BERT's tokenizers
-do is a function of each white-space separated word, and so are the places of its tokens in the word.
+As in data.tokenizing.wordpiece, a table of words saves nearly all of the work: everything that BERT's
+tokenizers do is a function of each white-space separated word, and so are the places of its tokens in it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 
 from base.errors import InputError
 from data.text.corpus import UNKNOWN
-from data.tokenizing.sentencepiece_model import load_processor
+from data.tokenizing.sentencepiece_tokenizer import load_processor
 from data.tokenizing.tokenizer import TokenizerSettings, bert_normalizer
 from data.tokenizing.vocab import Vocabulary
-from data.tokenizing.wordpiece import MAX_CHARS_PER_WORD
-from data.tokenizing.words import NOT_BETWEEN_WORDS
+from data.tokenizing.wordpiece import MAX_CHARS_PER_WORD, NOT_BETWEEN_WORDS
 
 _SPACES = "".join(
     character

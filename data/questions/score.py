@@ -15,7 +15,7 @@ from typing import Sequence
 
 from base.command_line import OptionParser, finite, path_name
 from base.errors import InputError
-from data.questions.prediction_files import read_null_odds, read_predictions
+from data.questions.answers import read_null_odds, read_predictions
 from data.questions.scores import score_v1, score_v2
 from data.questions.squad_files import read_questions
 

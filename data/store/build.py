@@ -1,45 +1,69 @@
-"""Build a directory of columns from many units of input: parallel, in order, resumable.
+"""Build a directory from many units of input: parallel, in order, resumable.
 
-Worker processes turn units (byte ranges of text, files of instances) into parts; this process appends the
-parts to the columns in the order of the units, so the result is the same for any number of workers. All of it
-happens in `<directory>.partial`, with a journal from which a build that was killed, or whose disk was full,
-goes on. `directory` itself appears by a rename when it is complete.
+Everything happens in `<directory>.partial`, which becomes `directory` by a rename when it is complete. What
+is needed only on the way lies in its folder `unfinished`. Worker processes turn units (byte ranges of text,
+files of instances) into folders there, each renamed when it is whole; this process appends them to the
+columns in the order of the units, so the result is the same for any number of workers. A build that was
+killed, or whose disk was full, goes on by making only the folders that are not there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import shutil
-import time
 import uuid
-from dataclasses import dataclass, replace
-from typing import Any, Callable, Generator, Mapping, Optional, Protocol, Sequence
+from dataclasses import dataclass
+from typing import IO, Any, Callable, Mapping, Optional, Protocol, Sequence
+
+import numpy as np
 
 from base.errors import InputError
-from base.files import sync_directory
+from base.files import is_temporary, sha256_of, sync_directory
 from base.locks import locked
 from base.progress import Progress, Silent
 from base.workers import WorkerCrash, in_order
-from data.store.columns import SHARD_BYTES
-from data.store.manifest import MANIFEST, as_json, read_json, write_json
-from data.store.parts import (
-    BuildState,
-    Column,
-    Part,
-    PartFiles,
-    PartJob,
-    Table,
-    has_journal,
-    remove_parts,
-    units_digest,
-    units_done,
-)
+from data.store.columns import SHARD_BYTES, ColumnWriter
+from data.store.manifest import MANIFEST, MESSAGES_KEPT, as_json, read_json, sealed, write_json
 
-SECONDS_PER_JOURNAL = 5.0
+UNFINISHED = "unfinished"  # the folder of what is not part of the result
 IN_PROCESS_BYTES = 1 << 20  # less input than this is not worth half a second for starting a worker
+_LABEL = "identity.json"  # in the folder: what is being built
+_RESULT = "result.json"  # of a unit: its counts, messages, and the checksums of its numbers
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_BUFFER = 1 << 18
+_BLOCK = 1 << 20  # numbers
+
+
+class DiskFull(InputError):
+    """The disk is full; what is unfinished stays, and the next call goes on with it."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a build.
+
+    With `ends_of` the column holds offsets into that other column: values count from the start of the unit,
+    the builder adds what was there before, and the column begins with an extra 0. With `drop_repeated` an
+    offset equal to the last one is left out.
+    """
+
+    name: str
+    dtype: str
+    ends_of: str | None = None
+    drop_repeated: bool = False
+
+
+class Part(Protocol):
+    """Receives the numbers of a unit from `work`; `number` is the unit's place among all units."""
+
+    number: int
+
+    def append(self, name: str, values: np.ndarray) -> None:
+        """Append to the column `name`. Raises ValueError for integers that its dtype cannot hold."""
+        ...
 
 
 class Unit(Protocol):
@@ -58,18 +82,19 @@ Check = Callable[[Mapping[str, int], Mapping[str, int]], Optional[Mapping[str, i
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """Columns to build: `work(unit, part)` is called for every unit, and appends to `part`.
+    """Columns to build: `work(unit, part)` is called for each of `units()`, and appends to `part`.
 
-    `work` is pickled. It returns "counts" (numbers, which are added up) and may return "messages" (lines
-    about records that it skipped; the first few are kept). Its result and parts depend on the unit alone.
-    `identity` (JSON) decides what is built: a partial build of the same identity is continued, one of another
-    is thrown away. `manifest` (JSON) is written into manifest.json beside identity, counts, messages and
-    columns; nothing in it may depend on the machine or the time. `check(counts, lengths of the columns)`
-    may reject the result by raising InputError, or return more counts.
+    `units` is called only where something is to be built; it may read the input. `work` is pickled. It
+    returns "counts" (numbers, which are added up) and may return "messages" (lines about records that it
+    skipped; the first few are kept). Its result and parts depend on the unit alone. `identity` (JSON) decides
+    what is built: a partial build of the same identity is continued, one of another is thrown away.
+    `manifest` (JSON) is written into manifest.json beside identity, counts, messages and columns; nothing in
+    it may depend on the machine or the time. `check(counts, lengths of the columns)` may reject the result by
+    raising InputError, or return more counts.
     """
 
     columns: Sequence[Column]
-    units: Sequence[Unit]
+    units: Callable[[], Sequence[Unit]]
     work: Work
     identity: Mapping[str, Any]
     manifest: Mapping[str, Any]
@@ -78,44 +103,106 @@ class BuildPlan:
     isolate: bool = False  # work in other processes, however small the input
     memory_limit: int | None = None  # bytes of each worker's address space
     shard_bytes: int = SHARD_BYTES
-    journal_seconds: float = SECONDS_PER_JOURNAL  # work of so long is lost by a kill
 
 
 def build_columns(
     directory: str, plan: BuildPlan, num_workers: int, progress: Progress | None = None
 ) -> None:
     """Builds the columns of `plan` in `directory`, with `num_workers` processes (in this one if the input is
-    small).
-
-    Other processes that build the same directory meanwhile wait here, then find it. Returns at once if
-    `directory` is there with this identity.
-    Raises InputError for bad input (nothing is left), for a crashed worker or a full disk (the partial build
-    is left, and continued by the next call), or if `directory` holds something else.
-    """
-    directory = os.path.abspath(directory)
-    plan = replace(plan, identity=as_json(plan.identity))
+    small). On the way it takes twice the disk space of the result. Waits, returns and raises as
+    `make_directory`; a crashed worker leaves what is unfinished, too."""
     reporter = progress if progress is not None else Silent()
+    # Folders of units have numbers, so it must be the same division of the input.
+    division = hashlib.sha256()
+    units = plan.units()
+    for unit in units:
+        division.update(f"{unit.size} {os.path.basename(unit.name)}\n".encode("utf-8", "surrogateescape"))
+    identity = as_json(plan.identity)
+    label = {"identity": identity, "units": division.hexdigest(), "shard_bytes": plan.shard_bytes}
+
+    def make(partial: str) -> None:
+        table = _Table(partial, plan)
+        try:
+            counts, messages = _append_units(table, partial, plan, units, num_workers, reporter)
+            more = plan.check(counts, table.lengths()) if plan.check is not None else None
+            content = {
+                **plan.manifest,
+                "identity": identity,
+                "counts": {**counts, **(more or {})},
+                "messages": messages,
+                "columns": table.close(),
+            }
+            write_json(os.path.join(partial, MANIFEST), content)
+        except BaseException as error:
+            table.remove()  # it is made again from the units' folders, and they may need the space
+            if isinstance(error, OSError) and error.errno in _FULL:
+                raise _disk_full(partial, units, error) from error
+            raise
+
+    make_directory(directory, identity, make, reporter, label)
+
+
+def make_directory(
+    directory: str,
+    identity: Mapping[str, Any],
+    make: Callable[[str], None],
+    progress: Progress,
+    label: Mapping[str, Any] | None = None,
+) -> None:
+    """Makes `directory` by `make(partial)`, which fills a directory and writes its manifest last.
+
+    `make` finds there what an interrupted call with the same `label` (without one: identity) has left, of
+    files only whole ones; in the folder UNFINISHED it keeps what is not part of the result. Other processes
+    that make the same directory meanwhile wait here, then find it. Returns at once if `directory` is there
+    with this identity.
+    Raises InputError for what `make` rejects (nothing is left), DiskFull, or if `directory` holds something
+    else.
+    """
+    directory, identity = os.path.abspath(directory), as_json(identity)
+    label = as_json(label if label is not None else identity)
+    partial = f"{directory}.partial"
     try:
-        if is_built(directory, plan.identity):
+        if is_built(directory, identity):
             return
         os.makedirs(os.path.dirname(directory), exist_ok=True)
         with locked(
-            f"{directory}.lock", lambda: reporter.note(f"waiting for another process to build {directory}")
+            f"{directory}.lock", lambda: progress.note(f"waiting for another process to build {directory}")
         ) as alone:
-            if is_built(directory, plan.identity):
+            if is_built(directory, identity):
                 return
-            # Without locks on this file system each builds privately, and the first rename wins.
-            partial = f"{directory}.partial" if alone else f"{directory}.partial-{uuid.uuid4().hex[:12]}"
-            if not _is_complete(partial, plan.identity):
-                builder = _Builder(partial, plan, reporter, alone)
-                in_process = not plan.isolate and sum(unit.size for unit in plan.units) < IN_PROCESS_BYTES
-                builder.run(0 if in_process else num_workers)
-                builder.finish()
-            _rename(partial, directory, plan.identity)
+            if not alone:  # no locks on this file system: each builds privately, and the first rename wins
+                partial += f"-{uuid.uuid4().hex[:12]}"
+            unfinished = os.path.join(partial, UNFINISHED)
+            try:
+                if read_json(os.path.join(partial, MANIFEST)).get("identity") != identity:
+                    if read_json(os.path.join(unfinished, _LABEL)).get("label") != label:
+                        shutil.rmtree(partial, ignore_errors=True)
+                        os.makedirs(unfinished)
+                        write_json(os.path.join(unfinished, _LABEL), {"label": label})
+                    for name in filter(is_temporary, os.listdir(partial)):  # of a process that was killed
+                        os.unlink(os.path.join(partial, name))
+                    make(partial)
+                shutil.rmtree(unfinished, ignore_errors=True)
+                sync_directory(partial)
+            except BaseException as error:
+                # Bad input would stop the next call at the same place.
+                goes_on = not isinstance(error, InputError) or isinstance(error, (WorkerCrash, DiskFull))
+                if not alone or not goes_on:
+                    shutil.rmtree(partial, ignore_errors=True)
+                raise
+            try:
+                os.rename(partial, directory)
+            except OSError:
+                if not is_built(directory, identity):
+                    raise
+                shutil.rmtree(partial, ignore_errors=True)  # another process was first, with the same result
             sync_directory(os.path.dirname(directory))
     except OSError as error:
         if error.errno in _FULL:
-            raise _disk_full(f"{directory}.partial", plan.units, error) from error
+            raise DiskFull(
+                f"{partial}: {error.strerror}; free some space and give the same command again: it goes on "
+                "where it stopped"
+            ) from error
         where = f" ({error.filename})" if error.filename else ""
         raise InputError(f"cannot build {directory}: {error.strerror or error}{where}") from error
 
@@ -137,122 +224,229 @@ def is_built(directory: str, identity: Mapping[str, Any]) -> bool:
     )
 
 
-class _Builder:
-    """One build in its partial directory, from the journal if there is one."""
-
-    def __init__(self, partial: str, plan: BuildPlan, progress: Progress, keep: bool) -> None:
-        self._partial, self._plan, self._progress, self._keep = partial, plan, progress, keep
-        columns, shard_bytes = plan.columns, plan.shard_bytes
-        key = {"identity": plan.identity, "units": units_digest(plan.units), "shard_bytes": shard_bytes}
-        self._state = BuildState.resume(partial, key, columns)
-        remove_parts(partial)
-        try:
-            if self._state.next > len(plan.units):
-                raise ValueError(f"{partial} has more units than the input")
-            self._table = Table(partial, columns, self._state, shard_bytes)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            # The files are not those that the journal speaks of, or it speaks nonsense.
-            progress.note(f"{error}; starting again")
-            self._state = BuildState.fresh(partial, key, columns)
-            self._table = Table(partial, columns, self._state, shard_bytes)
-
-    def run(self, num_workers: int) -> None:
-        """Build all units that are missing; `num_workers` 0 works in this process."""
-        plan, first = self._plan, self._state.next
-        total = sum(unit.size for unit in plan.units)
-        done = sum(unit.size for unit in plan.units[:first])
-        self._progress.begin(plan.what, total)
-        try:
-            if first:
-                self._progress.note(f"going on with the unfinished {self._partial}")
-            self._progress.update(done, self._state.counts)
-            jobs = [
-                PartJob(unit, number, self._partial, tuple(plan.columns))
-                for number, unit in enumerate(plan.units[first:], first)
-            ]
-            saved = time.monotonic()
-            made = _results(PartFiles(plan.work), jobs, num_workers, plan.memory_limit)
-            with contextlib.closing(made) as results:
-                for unit, result in zip(plan.units[first:], results):
-                    self._state = self._table.append_part(self._state, result)
-                    done += unit.size
-                    self._progress.update(done, self._state.counts)
-                    if time.monotonic() - saved >= plan.journal_seconds:
-                        self._table.save(self._state)
-                        saved = time.monotonic()
-        except BaseException as error:
-            self._stop(error)
-            raise
-        finally:
-            self._progress.end()
-
-    def finish(self) -> None:
-        """Closes the columns and writes the manifest."""
-        plan = self._plan
-        try:
-            lengths = {column.name: self._table.length(column.name) for column in plan.columns}
-            more = plan.check(self._state.counts, lengths) if plan.check is not None else None
-            self._table.save(self._state)
-            described = self._table.close()
-            write_json(
-                os.path.join(self._partial, MANIFEST),
-                {
-                    **plan.manifest,
-                    "identity": plan.identity,
-                    "counts": {**self._state.counts, **(more or {})},
-                    "messages": self._state.messages,
-                    "columns": described,
-                },
-            )
-            remove_parts(self._partial)
-            self._state.remove(self._partial)
-            sync_directory(self._partial)
-        except BaseException as error:
-            self._stop(error)
-            raise
-
-    def _stop(self, error: BaseException) -> None:
-        """Leave a partial build that can go on, or nothing where it would stop at the same place again."""
-        remove_parts(self._partial)
-        if not self._keep or (isinstance(error, InputError) and not isinstance(error, WorkerCrash)):
-            self._table.abandon()
-            shutil.rmtree(self._partial, ignore_errors=True)
-            return
-        with contextlib.suppress(OSError):  # on a full disk the journal as it was is good
-            self._table.save(self._state)
-        self._table.abandon()
+def unfinished_build(folder: str) -> tuple[str, str]:
+    """The unfinished directory that the files of a folder belong to, and what it would become, such as "token
+    store"; ("", "") for others."""
+    for directory in (folder, os.path.dirname(folder), os.path.dirname(os.path.dirname(folder))):
+        label = read_json(os.path.join(directory, UNFINISHED, _LABEL)).get("label")
+        if isinstance(label, dict):
+            form = str(label.get("identity", label).get("format", ""))
+            return directory, "token store" if form.startswith("token-store") else "instance store"
+    return "", ""
 
 
-def _results(
-    call: PartFiles, jobs: Sequence[PartJob], num_workers: int, memory_limit: int | None
-) -> Generator[Any, None, None]:
-    if not num_workers:
-        return (call(job) for job in jobs)
-    return in_order(call, jobs, num_workers, memory_limit)
-
-
-def _rename(partial: str, directory: str, identity: Mapping[str, Any]) -> None:
-    try:
-        os.rename(partial, directory)
-    except OSError:
-        if not is_built(directory, identity):
-            raise
-        shutil.rmtree(partial, ignore_errors=True)  # another process was first; its result is the same
-
-
-def _is_complete(partial: str, identity: Mapping[str, Any]) -> bool:
-    """True if an earlier build was killed just before its rename."""
-    manifest = read_json(os.path.join(partial, MANIFEST))
-    return manifest.get("identity") == identity and not has_journal(partial)
-
-
-def _disk_full(partial: str, units: Sequence[Unit], error: OSError) -> InputError:
-    done = sum(unit.size for unit in units[: units_done(partial)])
+def _append_units(
+    table: _Table,
+    partial: str,
+    plan: BuildPlan,
+    units: Sequence[Unit],
+    num_workers: int,
+    progress: Progress,
+) -> tuple[dict[str, int], list[str]]:
+    """Makes the units' folders that are missing and appends all in order; returns counts and messages."""
+    folders = [os.path.join(partial, UNFINISHED, str(number)) for number in range(len(units))]
+    found = {number: result for number, folder in enumerate(folders) if (result := _whole(folder))}
+    for name in os.listdir(os.path.join(partial, UNFINISHED)):  # damaged, or of a worker that was stopped
+        if name != _LABEL and not (name.isdecimal() and int(name) in found):
+            shutil.rmtree(os.path.join(partial, UNFINISHED, name))
+    jobs = [
+        _UnitJob(unit, number, folders[number], tuple(plan.columns))
+        for number, unit in enumerate(units)
+        if number not in found
+    ]
     total = sum(unit.size for unit in units)
-    written = sum(entry.stat().st_size for entry in os.scandir(partial)) if os.path.isdir(partial) else 0
-    wanted = written / done * (total - done) if done else total  # about a byte of store for a byte of text
+    done = sum(units[number].size for number in found)
+    counts: dict[str, int] = {}
+    messages: list[str] = []
+    progress.begin(plan.what, total)
+    try:
+        if found:
+            progress.note(f"going on with the unfinished {partial}")
+        progress.update(done, {})
+        work = _UnitFolder(plan.work)
+        in_process = not num_workers or (not plan.isolate and total < IN_PROCESS_BYTES)
+        made = (
+            (work(job) for job in jobs)
+            if in_process
+            else in_order(work, jobs, num_workers, plan.memory_limit)
+        )
+        with contextlib.closing(made):
+            for number, (unit, folder) in enumerate(zip(units, folders)):
+                result = found.get(number)
+                if result is None:
+                    result = next(made)
+                    done += unit.size
+                table.append(folder, result["files"])
+                for name, count in result["counts"].items():
+                    counts[name] = counts.get(name, 0) + count
+                messages = [*messages, *result["messages"]][:MESSAGES_KEPT]
+                progress.update(done, counts)
+    finally:
+        progress.end()
+    return counts, messages
+
+
+@dataclass(frozen=True)
+class _UnitJob:
+    """One unit to work on, and the folder to make of it."""
+
+    unit: Any
+    number: int
+    folder: str
+    columns: tuple[Column, ...]
+
+    @property
+    def name(self) -> str:
+        return str(self.unit.name)
+
+
+@dataclass(frozen=True)
+class _UnitFolder:
+    """Calls `work` and makes the folder of a unit: a file for each column, and the result. Picklable if
+    `work` is."""
+
+    work: Work
+
+    def __call__(self, job: _UnitJob) -> dict[str, Any]:
+        temporary = f"{job.folder}.tmp-{os.getpid()}"
+        os.mkdir(temporary)
+        try:
+            with _PartWriter(job, temporary) as part:
+                result = self.work(job.unit, part)
+            content = {
+                "counts": {name: int(number) for name, number in result.get("counts", {}).items()},
+                "messages": list(result.get("messages", [])),
+                "files": part.checksums(),
+            }
+            # Nothing is synced: what a lost machine leaves damaged does not have its checksum.
+            with open(os.path.join(temporary, _RESULT), "wb") as handle:
+                handle.write(sealed(content))
+            os.rename(temporary, job.folder)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        return content
+
+
+class _PartWriter:
+    """A part in files, opened as they are needed."""
+
+    def __init__(self, job: _UnitJob, folder: str) -> None:
+        self.number = job.number
+        self._folder = folder
+        self._dtypes = {column.name: np.dtype(column.dtype) for column in job.columns}
+        self._files: dict[str, tuple[IO[bytes], Any]] = {}
+
+    def append(self, name: str, values: np.ndarray) -> None:
+        dtype = self._dtypes[name]
+        array = np.asarray(values)
+        if len(array) == 0:
+            return
+        if dtype.kind in "iu" and array.dtype != dtype:
+            bounds = np.iinfo(dtype)
+            if array.dtype.kind not in "iub" or array.min() < bounds.min or array.max() > bounds.max:
+                raise ValueError(f"column {name}: values that {dtype} cannot hold")
+        if name not in self._files:
+            path = os.path.join(self._folder, f"{name}.bin")
+            self._files[name] = open(path, "wb", buffering=_BUFFER), hashlib.sha256()  # noqa: SIM115
+        handle, digest = self._files[name]
+        content = np.ascontiguousarray(array, dtype=dtype).data.cast("B")
+        handle.write(content)
+        digest.update(content)
+
+    def checksums(self) -> dict[str, str]:
+        """SHA-256 of the numbers of each column that something was appended to."""
+        return {name: digest.hexdigest() for name, (_, digest) in self._files.items()}
+
+    def __enter__(self) -> _PartWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for handle, _ in self._files.values():
+            try:
+                handle.close()
+            except OSError:
+                if kind is None:
+                    raise
+
+
+def _whole(folder: str) -> dict[str, Any] | None:
+    """The result of a unit if its folder is there and holds what the result says."""
+    result = read_json(os.path.join(folder, _RESULT))
+    files = result.get("files", {})
+    try:
+        good = all(sha256_of(os.path.join(folder, f"{each}.bin")) == files[each] for each in files)
+    except OSError:
+        return None
+    return result if good and result else None
+
+
+class _Table:
+    """The columns of a build, filled unit by unit."""
+
+    def __init__(self, partial: str, plan: BuildPlan) -> None:
+        self._columns = plan.columns
+        self._writers = {
+            column.name: ColumnWriter(partial, column.name, column.dtype, plan.shard_bytes)
+            for column in plan.columns
+        }
+        self._lasts = {column.name: 0 for column in plan.columns}
+        for column in plan.columns:
+            if column.ends_of is not None:
+                self._writers[column.name].append(np.zeros(1, dtype=np.int64))
+
+    def lengths(self) -> dict[str, int]:
+        """Elements of each column; of a column of offsets without the 0 that it begins with."""
+        return {
+            column.name: self._writers[column.name].length - (column.ends_of is not None)
+            for column in self._columns
+        }
+
+    def append(self, folder: str, files: Mapping[str, str]) -> None:
+        """Append the numbers of a unit, block by block."""
+        before = self.lengths()
+        for column in self._columns:
+            if column.name not in files:
+                continue
+            with open(os.path.join(folder, f"{column.name}.bin"), "rb") as handle:
+                while len(values := np.fromfile(handle, dtype=column.dtype, count=_BLOCK)):
+                    if column.ends_of is not None:
+                        values += before[column.ends_of]
+                        if column.drop_repeated:
+                            values = values[np.diff(values, prepend=self._lasts[column.name]) != 0]
+                        if len(values):
+                            self._lasts[column.name] = int(values[-1])
+                    self._writers[column.name].append(values)
+
+    def close(self) -> dict[str, Any]:
+        """Sync and close all columns; returns what the manifest says of them."""
+        return {
+            column.name: {
+                "dtype": np.dtype(column.dtype).str,
+                "length": self._writers[column.name].length,
+                "shards": self._writers[column.name].close(),
+            }
+            for column in self._columns
+        }
+
+    def remove(self) -> None:
+        """Close and remove the files."""
+        for writer in self._writers.values():
+            writer.remove()
+
+
+def _disk_full(partial: str, units: Sequence[Unit], error: OSError) -> DiskFull:
+    total = sum(unit.size for unit in units)
+    done = written = 0
+    for name in os.listdir(os.path.join(partial, UNFINISHED)):
+        if name.isdecimal():
+            done += units[int(name)].size
+            folder = os.path.join(partial, UNFINISHED, name)
+            written += sum(entry.stat().st_size for entry in os.scandir(folder))
+    # About a byte of store for a byte of text; once for the units that are missing, and all once more.
+    wanted = (written / done if done else 1) * (total - done + total)
     free = shutil.disk_usage(os.path.dirname(partial)).free
-    return InputError(
+    return DiskFull(
         f"{partial}: {error.strerror} ({free / 1e6:.0f} MB free, about {max(wanted / 1e6, 1):.0f} MB more "
         "needed); free some space and give the same command again: it goes on where it stopped"
     )

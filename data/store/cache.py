@@ -15,6 +15,7 @@ from base.errors import InputError
 from base.files import sha256_of_all
 from base.locks import locked
 from base.progress import Progress, Silent
+from data.store.build import BuildPlan, build_columns
 from data.store.manifest import read_json, write_json
 
 _HASHES = "hashes.json"
@@ -86,33 +87,32 @@ def file_facts(paths: Sequence[str]) -> list[list[int]]:
         raise InputError(f"cannot read {error.filename}: {error.strerror}") from error
 
 
-def cached_directory(cache_dir: str, prefix: str, identity: Mapping[str, Any]) -> str:
-    """Directory in the cache for the data of this identity."""
-    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode("utf-8")).hexdigest()
-    return os.path.join(os.path.expanduser(cache_dir), f"{prefix}-{key[:32]}")
-
-
 def open_or_build(
-    directory: str,
-    opens: Callable[[], Opened],
-    builds: Callable[[], None],
+    cache_dir: str,
+    prefix: str,
+    plan: BuildPlan,
+    opens: Callable[[str], Opened],
+    num_workers: int,
     progress: Progress | None = None,
 ) -> Opened:
-    """Result of `opens` for `directory`, after `builds` if that is missing or damaged.
+    """Result of `opens` for the directory of this plan's identity, built where that is missing or damaged.
 
-    `opens` raises InputError for damage. Any number of processes may call this at once.
+    `opens` raises InputError for damage. Any number of processes and hosts may call this at once: one builds,
+    the others wait.
     """
     reporter = progress if progress is not None else Silent()
+    key = hashlib.sha256(json.dumps(plan.identity, sort_keys=True).encode("utf-8")).hexdigest()
+    directory = os.path.join(cache_dir, f"{prefix}-{key[:32]}")
     if os.path.isdir(directory):
         try:
-            return opens()
+            return opens(directory)
         except InputError:
             with locked(
                 f"{directory}.repair", lambda: reporter.note(f"waiting for the repair of {directory}")
             ):
                 _discard_damaged(directory, opens)
-    builds()
-    return opens()
+    build_columns(directory, plan, num_workers, progress)
+    return opens(directory)
 
 
 def is_verified(directory: str, files: Sequence[str]) -> bool:
@@ -134,12 +134,12 @@ def remember_verified(directory: str, files: Sequence[str]) -> None:
         write_json(os.path.join(directory, _VERIFIED), {"files": _all_facts(directory, files)})
 
 
-def _discard_damaged(directory: str, opens: Callable[[], Any]) -> None:
+def _discard_damaged(directory: str, opens: Callable[[str], Any]) -> None:
     """Remove the directory, unless another process has meanwhile put a good one in its place."""
     if not os.path.isdir(directory):
         return
     try:
-        opens()
+        opens(directory)
     except InputError:
         aside = f"{directory}.damaged-{uuid.uuid4().hex[:8]}"
         with contextlib.suppress(FileNotFoundError):  # where there are no locks, another may have been first

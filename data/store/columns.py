@@ -6,6 +6,7 @@ files but the last one of exactly `shard_bytes`. Readers see one flat array, wha
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import mmap
 import os
@@ -14,70 +15,34 @@ from typing import Any, Iterable, Mapping, Sequence
 import numpy as np
 
 from base.errors import InputError
-from base.files import sha256_of, sha256_of_all, sync_directory
+from base.files import sha256_of_all, sync_directory
 from data.store.mapped import MappedFiles, map_files, mapped_at
 
 SHARD_BYTES = 1 << 30
-_BLOCK = 1 << 20
 
 
 class ColumnWriter:
-    """Appends to the column `name` in `directory`, an existing directory.
+    """Writes the column `name` in `directory`, an existing directory, over what is there.
 
-    `dtype` is what is stored; `shard_bytes` a multiple of the page size. `resume` is the number of elements
-    to keep from an earlier writer of the same column: files are cut back to them. `written` has the earlier
-    writer's `shards` and `tail`, which are compared with the files.
-    Raises ValueError if what should be kept is not there, or has changed; OSError as the file system does.
+    `dtype` is what is stored; `shard_bytes` a multiple of the page size.
     """
 
     def __init__(
-        self,
-        directory: str,
-        name: str,
-        dtype: np.dtype | str,
-        shard_bytes: int = SHARD_BYTES,
-        resume: int = 0,
-        written: Mapping[str, Any] | None = None,
+        self, directory: str, name: str, dtype: np.dtype | str, shard_bytes: int = SHARD_BYTES
     ) -> None:
         self.dtype = np.dtype(dtype)
         if shard_bytes <= 0 or shard_bytes % mmap.PAGESIZE or shard_bytes % self.dtype.itemsize:
             raise ValueError(f"shard_bytes {shard_bytes} is no multiple of the page size {mmap.PAGESIZE}")
         self._directory, self._name, self._shard_bytes = directory, name, shard_bytes
-        self._bytes = resume * self.dtype.itemsize
-        written = written or {}
-        tail = written.get("tail")
-        self._shards = [dict(shard) for shard in written.get("shards", ())]
+        self._shards: list[dict[str, Any]] = []
+        self._bytes = 0
         self._file = -1
         self._digest = hashlib.sha256()
-        full, rest = divmod(self._bytes, shard_bytes)
-        if len(self._shards) > full or any(_size(self._path(n)) != shard_bytes for n in range(full)):
-            raise ValueError(f"the column {name} in {directory} does not hold {resume} elements")
-        for number, shard in enumerate(self._shards):
-            if shard != self._describe(number, sha256_of(self._path(number))):
-                raise ValueError(f"{self._path(number)} has changed")
-        for number in range(len(self._shards), full):
-            self._shards.append(self._describe(number, sha256_of(self._path(number))))
-        if rest:
-            self._reopen(full, rest)
-            if tail is not None and self.tail != tail:
-                self.abandon()
-                raise ValueError(f"{self._path(full)} has changed")
-        self._remove_after(full if rest else full - 1)
 
     @property
     def length(self) -> int:
         """Elements written so far."""
         return self._bytes // self.dtype.itemsize
-
-    @property
-    def shards(self) -> list[dict[str, Any]]:
-        """The files that are full: name, size in bytes and SHA-256 of each."""
-        return [dict(shard) for shard in self._shards]
-
-    @property
-    def tail(self) -> str:
-        """SHA-256 of what has been written to the file that is not full."""
-        return self._digest.hexdigest()
 
     def append(self, values: np.ndarray) -> None:
         """Append a one-dimensional array, converted to the column's dtype."""
@@ -97,54 +62,32 @@ class ColumnWriter:
             if self._bytes % self._shard_bytes == 0:
                 self._end_shard()
 
-    def sync(self) -> None:
-        """Wait until all that was appended is on the disk."""
-        if self._file >= 0:
-            os.fsync(self._file)
-
     def close(self) -> list[dict[str, Any]]:
         """Sync and close; returns `{"file", "size", "sha256"}` of each file in order, none if it is empty."""
         if self._file >= 0:
             self._end_shard()
         sync_directory(self._directory)
-        return self.shards
+        return [dict(shard) for shard in self._shards]
 
-    def abandon(self) -> None:
-        """Close the file as it is, without syncing it."""
+    def remove(self) -> None:
+        """Close and remove the files."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+        for number in range(len(self._shards) + 1):
+            with contextlib.suppress(OSError):
+                os.unlink(self._path(number))
 
     def _path(self, number: int) -> str:
-        return os.path.join(self._directory, _shard_name(self._name, number))
-
-    def _describe(self, number: int, checksum: str) -> dict[str, Any]:
-        path = self._path(number)
-        return {"file": os.path.basename(path), "size": os.path.getsize(path), "sha256": checksum}
+        return os.path.join(self._directory, f"{self._name}-{number:05d}.bin")
 
     def _end_shard(self) -> None:
         os.fsync(self._file)
         os.close(self._file)
         self._file = -1
-        self._shards.append(self._describe(len(self._shards), self._digest.hexdigest()))
-        self._digest = hashlib.sha256()
-
-    def _reopen(self, number: int, size: int) -> None:
-        path = self._path(number)
-        if _size(path) < size:
-            raise ValueError(f"{path} is shorter than {size} bytes")
-        os.truncate(path, size)
-        self._digest = hashlib.sha256()
-        with open(path, "rb") as handle:
-            for block in iter(lambda: handle.read(_BLOCK), b""):
-                self._digest.update(block)
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
-
-    def _remove_after(self, last: int) -> None:
-        number = last + 1
-        while os.path.exists(self._path(number)):
-            os.unlink(self._path(number))
-            number += 1
+        path = self._path(len(self._shards))
+        size, checksum = os.path.getsize(path), self._digest.hexdigest()
+        self._shards.append({"file": os.path.basename(path), "size": size, "sha256": checksum})
 
 
 def map_column(
@@ -193,10 +136,6 @@ def _described(directory: str, shard: Mapping[str, Any]) -> tuple[str, int, str]
     if not (isinstance(name, str) and isinstance(size, int) and os.path.basename(name) == name):
         raise InputError(f"{directory}: its manifest describes a shard file wrongly")
     return os.path.join(directory, name), size, str(checksum)
-
-
-def _shard_name(column: str, number: int) -> str:
-    return f"{column}-{number:05d}.bin"
 
 
 def _size(path: str) -> int:

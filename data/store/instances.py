@@ -20,10 +20,9 @@ from base.progress import Progress
 from data.formats.read import read_instances
 from data.formats.records import PretrainingArrays
 from data.options import MAX_POSITIONS
-from data.store.build import BuildPlan, build_columns
+from data.store.build import BuildPlan, Column, Part, build_columns
 from data.store.cache import (
     SourceFile,
-    cached_directory,
     describe_sources,
     is_verified,
     open_or_build,
@@ -32,7 +31,6 @@ from data.store.cache import (
 from data.store.columns import check_mapped, map_column, mapped_files
 from data.store.manifest import MANIFEST, MESSAGES_KEPT, check_figures, read_json
 from data.store.mapped import MappedFiles
-from data.store.parts import Column, Part
 
 FORMAT = "instance-store-1"
 _CHECK_ROWS = 1 << 18
@@ -347,9 +345,14 @@ def instance_store_plan(sources: Sequence[SourceFile], vocab_size: int, skip_bad
 
     return BuildPlan(
         instance_columns(vocab_size),
-        units,
+        lambda: units,
         ConvertFile(vocab_size, skip_bad_records),
-        _identity(vocab_size, skip_bad_records, sources),
+        {
+            "format": FORMAT,
+            "vocab_size": vocab_size,
+            "skip_bad_records": skip_bad_records,
+            "sources": [source.sha256 for source in sources],
+        },
         store_manifest(vocab_size, [source.described for source in sources]),
         check,
         "converting",
@@ -372,23 +375,8 @@ def cached_instances(
     processes may ask at once: one converts, the others wait for it. Raises InputError as `build_instances`.
     """
     cache = os.path.expanduser(cache_dir)
-    sources = describe_sources(paths, cache, progress)
-    directory = cached_directory(cache, "instances", _identity(vocab_size, skip_bad_records, sources))
-
-    def build() -> None:
-        plan = instance_store_plan(sources, vocab_size, skip_bad_records)
-        build_columns(directory, plan, num_workers, progress)
-
-    return open_or_build(directory, lambda: InstanceStore.open(directory), build, progress)
-
-
-def _identity(vocab_size: int, skip_bad_records: bool, sources: Sequence[SourceFile]) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "vocab_size": vocab_size,
-        "skip_bad_records": skip_bad_records,
-        "sources": [source.sha256 for source in sources],
-    }
+    plan = instance_store_plan(describe_sources(paths, cache, progress), vocab_size, skip_bad_records)
+    return open_or_build(cache, "instances", plan, InstanceStore.open, num_workers, progress)
 
 
 def _files(sources: Sequence[SourceFile]) -> str:

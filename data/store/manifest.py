@@ -1,4 +1,4 @@
-"""JSON files beside the columns of a store: its manifest, the journal of its building, figures about it.
+"""JSON files beside the columns of a store: its manifest, results of its units, figures about it.
 
 Each ends with the checksum of what is before it.
 """
@@ -14,6 +14,7 @@ from base.files import replacing
 from base.json_files import read_json_object
 
 MANIFEST = "manifest.json"
+EXPORT_FORMAT = "instance-files-1"  # of the manifest that data.export writes beside the files
 _CHECKSUM = "sha256"
 _OF_MANIFESTS = {
     *("format", "vocabulary_sha256", "tokenizer", "text", "sources", "vocabulary", "vocab_size"),
@@ -43,27 +44,28 @@ def checksum_of(content: Mapping[str, Any]) -> str:
 def check_figures(manifest: Mapping[str, Any]) -> None:
     """Raises ValueError where a store's manifest has no counts, messages and sources of the right types."""
     counts, messages, sources = (manifest.get(name) for name in ("counts", "messages", "sources"))
-    if not isinstance(counts, dict) or not all(_is_count(each) for each in counts.values()):
+    if not isinstance(counts, dict) or not all(
+        isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in counts.values()
+    ):
         raise ValueError("its counts are no numbers")
     if not isinstance(messages, list) or not all(isinstance(each, str) for each in messages):
         raise ValueError("its messages are no text")
-    if not isinstance(sources, list) or not all(map(_is_source, sources)):
+    if not isinstance(sources, list) or not all(
+        isinstance(each, dict) and isinstance(each.get("name"), str) for each in sources
+    ):
         raise ValueError("its sources are no files")
-
-
-def _is_source(source: Any) -> bool:
-    return isinstance(source, dict) and isinstance(source.get("name"), str)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def write_json(path: str, content: Mapping[str, Any]) -> None:
     """Write a JSON object; the file appears whole."""
-    whole = {**content, _CHECKSUM: checksum_of(as_json(content))}
     with replacing(path) as handle:
-        handle.write((json.dumps(whole, indent=1) + "\n").encode("utf-8"))
+        handle.write(sealed(content))
+
+
+def sealed(content: Mapping[str, Any]) -> bytes:
+    """A file's content: a JSON object that ends with its checksum."""
+    whole = {**content, _CHECKSUM: checksum_of(as_json(content))}
+    return (json.dumps(whole, indent=1) + "\n").encode("utf-8")
 
 
 def as_json(content: Mapping[str, Any]) -> dict[str, Any]:

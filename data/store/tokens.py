@@ -18,10 +18,9 @@ import numpy as np
 from base.errors import InputError
 from base.progress import Progress
 from data.options import TextConfig
-from data.store.build import BuildPlan, build_columns
+from data.store.build import BuildPlan, Column, Part, build_columns
 from data.store.cache import (
     SourceFile,
-    cached_directory,
     describe_sources,
     file_facts,
     is_verified,
@@ -31,7 +30,6 @@ from data.store.cache import (
 from data.store.columns import check_mapped, map_column, mapped_files
 from data.store.manifest import MANIFEST, MESSAGES_KEPT, check_figures, read_json
 from data.store.mapped import MappedFiles
-from data.store.parts import Column, Part
 from data.text.corpus import UNKNOWN, TextUnit, read_unit, text_units
 from data.tokenizing.tokenizer import Tokenizer, TokenizerSettings
 from data.tokenizing.vocab import Vocabulary, save_vocabulary, vocabulary_from_saved
@@ -159,6 +157,13 @@ def token_store_plan(
     paths = [source.path for source in sources]
     vocabulary = settings.vocabulary
     before = file_facts(paths)
+    identity = {
+        "format": FORMAT,
+        "vocabulary": vocabulary.sha256,
+        "tokenizer": settings.fingerprint,
+        "text": asdict(text),
+        "sources": [source.sha256 for source in sources],
+    }
     manifest = {
         "format": FORMAT,
         "vocabulary_sha256": vocabulary.sha256,
@@ -183,9 +188,9 @@ def token_store_plan(
 
     return BuildPlan(
         token_columns(len(vocabulary)),
-        text_units(paths, text),
+        lambda: text_units(paths, text),
         TokenizeUnit(settings, text),
-        _identity(sources, settings, text),
+        identity,
         manifest,
         check,
         "tokenizing",
@@ -207,24 +212,8 @@ def cached_store(
     builds, the others wait. A damaged store is built again. Raises InputError as `build_store`.
     """
     cache_dir = os.path.expanduser(cache_dir)
-    sources = describe_sources(paths, cache_dir, progress)
-    directory = cached_directory(cache_dir, "tokens", _identity(sources, settings, text))
-    return open_or_build(
-        directory,
-        lambda: TokenStore.open(directory),
-        lambda: build_columns(directory, token_store_plan(sources, settings, text), num_workers, progress),
-        progress,
-    )
-
-
-def _identity(sources: Sequence[SourceFile], settings: TokenizerSettings, text: TextConfig) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "vocabulary": settings.vocabulary.sha256,
-        "tokenizer": settings.fingerprint,
-        "text": asdict(text),
-        "sources": [source.sha256 for source in sources],
-    }
+    plan = token_store_plan(describe_sources(paths, cache_dir, progress), settings, text)
+    return open_or_build(cache_dir, "tokens", plan, TokenStore.open, num_workers, progress)
 
 
 def _named(paths: Sequence[str]) -> str:

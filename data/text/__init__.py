@@ -2,7 +2,6 @@
 
 corpus        files, the parts they are read in, their documents
 formats       WikiExtractor, WikiText, books, plain lines
-packed        text that a program has compressed
-lines         checked lines, with file and line number for errors
+lines         checked lines of files, packed or not, with file and line number for errors
 sentences     running text into sentences
 """

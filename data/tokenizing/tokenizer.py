@@ -15,6 +15,7 @@ text has the same tokens everywhere.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, Sequence
@@ -28,7 +29,7 @@ from data.tokenizing.sentencepiece_tokenizer import (
     samples,
     sentencepiece_fingerprint,
 )
-from data.tokenizing.vocab import Vocabulary
+from data.tokenizing.vocab import SPECIAL_TOKENS, Vocabulary
 from data.tokenizing.wordpiece import WordPieceTokenizer, bert_normalizer, wordpiece_fingerprint
 
 __all__ = [
@@ -114,3 +115,20 @@ class TokenizerSettings:
         if tokenizer.fingerprint != expected:
             raise InputError(f"--sentencepiece: {self.sentencepiece} changed during the run; start again")
         return tokenizer
+
+
+_SPECIAL = re.compile("(" + "|".join(map(re.escape, SPECIAL_TOKENS)) + ")")
+
+
+def encode_marked(texts: Sequence[str], tokenizer: Tokenizer, vocabulary: Vocabulary) -> list[list[int]]:
+    """The ids of each text, [PAD], [UNK], [CLS], [SEP] and [MASK] in it being those tokens, whatever the
+    case of the rest, as in Hugging Face's tokenizers. (Tokenizers take "[MASK]" for punctuation and a word,
+    as a text that is trained on may well contain it.)"""
+    special = dict(zip(SPECIAL_TOKENS, vocabulary.special_ids))
+    parts = [_SPECIAL.split(text) for text in texts]  # text and special tokens in turns
+    plain = [part for each in parts for part in each if part not in special]
+    encoded = iter(tokenizer.encode_batch(plain))
+    return [
+        [token for part in each for token in ([special[part]] if part in special else next(encoded))]
+        for each in parts
+    ]

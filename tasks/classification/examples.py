@@ -10,8 +10,8 @@ import numpy as np
 from base.errors import TrainingError
 from data.classification.examples import Examples
 from data.classification.features import Batch, Features
+from data.classification.glue import Predictions, write_submission
 from data.classification.metrics import headline, scores
-from data.classification.submission import Predictions, write_submission
 
 HEADLINE = "score"  # the one number of a task
 

@@ -9,8 +9,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from base.errors import TrainingError
-from data.questions.answers import Answers, AnswerSettings, Logits, answer
-from data.questions.prediction_files import write_predictions
+from data.questions.answers import Answers, AnswerSettings, Logits, answer, write_predictions
 from data.questions.scores import best_threshold, score_v1, score_v2
 from data.questions.squad_files import Questions
 from data.questions.windows import QuestionBatch, Windows, collate

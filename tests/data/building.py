@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from base.errors import InputError
-from data.store.build import BuildPlan, build_columns
-from data.store.parts import Column
+from data.store.build import BuildPlan, Column, build_columns
 
 CODE = "import sys; from tests.data.building import main; sys.exit(main())"
 COLUMNS = [
@@ -109,7 +108,7 @@ def build(directory, num_units, num_workers, work=None, size=100_000, **options)
     units = [NumberUnit(number, size) for number in range(num_units)]
     plan = BuildPlan(
         COLUMNS,
-        units,
+        lambda: units,
         work or Numbers(),
         identity,
         {"format": "numbers"},
@@ -120,7 +119,7 @@ def build(directory, num_units, num_workers, work=None, size=100_000, **options)
 
 
 def main():
-    """The command above. KEY is a field of Numbers, or journal, isolate or file_limit (bytes)."""
+    """The command above. KEY is a field of Numbers, or isolate or file_limit (bytes)."""
     directory, num_units, num_workers, *pairs = sys.argv[1:]
     settings = dict(pair.split("=", 1) for pair in pairs)
     if "file_limit" in settings:
@@ -133,7 +132,6 @@ def main():
             int(num_workers),
             work,
             key=settings.get("key", ""),
-            journal_seconds=float(settings.get("journal", 0)),
             isolate=settings.get("isolate") == "1",
         )
     except InputError as error:

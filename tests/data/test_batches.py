@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from base.errors import InputError
+from data.opening import epoch_stores
 from data.options import BatchingConfig, MaskingConfig
 from data.pretraining.batches import (
     EPOCH_SHIFT,
@@ -19,7 +20,7 @@ from data.pretraining.batches import (
     evaluation_batches,
     prefetched,
 )
-from data.pretraining.sources import TextSource, epoch_stores
+from data.pretraining.sources import TextSource
 from data.sharing import Share
 from data.store.tokens import TokenStore, build_store
 from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece

@@ -48,7 +48,7 @@ def stopped(tmp_path, stopped_once):
 def stopped_once(tmp_path_factory):
     out = tmp_path_factory.mktemp("stopped") / "out"
     with pytest.raises(WorkerCrash):
-        build(out, UNITS, 1, Numbers("kill", 30), journal_seconds=0)
+        build(out, UNITS, 1, Numbers("kill", 30))
     return f"{out}.partial"
 
 
@@ -84,7 +84,7 @@ def test_any_number_of_workers_writes_the_same_bytes(tmp_path, reference, worker
 
 @pytest.mark.parametrize("victim", ["parent", "worker", "all"])
 def test_killed_builds_go_on_to_the_same_bytes(tmp_path, reference, victim):
-    """Real SIGKILLs at random moments, of whichever process; the journal is written after every unit."""
+    """Real SIGKILLs at random moments, of whichever process."""
     generator = random.Random(victim)
     out = tmp_path / "out"
     stopped = 0
@@ -149,15 +149,20 @@ def test_a_partial_build_of_something_else_is_thrown_away(tmp_path, stopped, cha
     assert content(stopped) == content(tmp_path / "fresh")
 
 
-@pytest.mark.parametrize("damage", ["journal", "column", "missing"])
-def test_a_damaged_partial_build_starts_again(tmp_path, stopped, reference, damage):
-    partial = tmp_path / "out.partial"
-    if damage == "journal":
-        (partial / "journal.json").write_bytes(b'{"version": 1, "key"')
-    elif damage == "column":
-        os.truncate(partial / "weights-00000.bin", 100)
-    else:
-        os.unlink(partial / "ids-00000.bin")
+@pytest.mark.parametrize("damage", ["label", "result", "numbers", "missing", "column"])
+def test_what_is_damaged_in_a_partial_build_is_made_again(tmp_path, stopped, reference, damage):
+    unfinished = tmp_path / "out.partial" / "unfinished"
+    if damage == "label":
+        (unfinished / "identity.json").write_bytes(b'{"label": {')
+    elif damage == "result":
+        (unfinished / "7" / "result.json").write_bytes(b'{"counts": {"ids": 1, "ones')
+    elif damage == "numbers":
+        with open(unfinished / "7" / "weights.bin", "r+b") as handle:
+            handle.write(b"flip")
+    elif damage == "missing":
+        os.unlink(unfinished / "7" / "ids.bin")
+    else:  # of a build that was killed; the longest that it can be
+        (tmp_path / "out.partial" / "ids-00000.bin").write_bytes(b"x" * (1 << 16))
     build(stopped, UNITS, 1, size=1)
     assert content(stopped) == reference
 
@@ -184,7 +189,6 @@ def test_a_crash_is_an_error_that_names_the_unit_and_keeps_the_build(tmp_path, f
         build(tmp_path / "out", 8, 2, Numbers(fault, 4), isolate=True, memory_limit=2 << 30)
     assert isinstance(caught.value, InputError) and "\n" not in str(caught.value)
     assert sorted(os.listdir(tmp_path)) == ["out.partial"]
-    assert not (tmp_path / "out.partial" / "parts").exists()
     build(tmp_path / "out", 8, 2, size=1)
     build(tmp_path / "fresh", 8, 1, size=1)
     assert content(tmp_path / "out") == content(tmp_path / "fresh")
@@ -199,8 +203,8 @@ def test_bad_input_is_an_input_error_and_leaves_nothing(tmp_path, size):
 
 def test_ctrl_c_is_quiet_and_keeps_what_was_done(tmp_path, reference):
     with start_command(command(tmp_path / "out", 2, seconds=0.3)) as run:
-        journal = tmp_path / "out.partial" / "journal.json"
-        while not journal.exists() and run.poll() is None:
+        results = (tmp_path / "out.partial" / "unfinished").glob
+        while not list(results("*/result.json")) and run.poll() is None:
             time.sleep(0.01)
         for pid in run.pids():  # as a terminal does: the whole foreground group; workers are not in it
             with contextlib.suppress(ProcessLookupError):  # some live for a moment only
@@ -208,14 +212,14 @@ def test_ctrl_c_is_quiet_and_keeps_what_was_done(tmp_path, reference):
                     os.kill(pid, signal.SIGINT)
         result = run.wait()
     assert result.returncode == 130 and result.stderr == "interrupted\n"
-    assert 0 < json.loads(journal.read_text("utf-8"))["next"] < UNITS
+    assert 0 < len(list(results("*/result.json"))) < UNITS
     build(tmp_path / "out", UNITS, 2)
     assert content(tmp_path / "out") == reference
 
 
 @pytest.mark.parametrize(
     "place",
-    ["data.store.parts.os.unlink", "data.store.columns.os.write", "data.store.columns.os.fsync"],
+    ["data.store.build.os.rename", "data.store.columns.os.write", "data.store.columns.os.fsync"],
 )
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
 def test_a_part_that_is_half_appended_does_not_count(tmp_path, reference, monkeypatch, place, error):
@@ -231,13 +235,13 @@ def test_a_part_that_is_half_appended_does_not_count(tmp_path, reference, monkey
 
         with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt, InputError):
             patched.setattr(place, failing)
-            build(tmp_path / "out", UNITS, 1, size=1, journal_seconds=0.002)
+            build(tmp_path / "out", UNITS, 1, size=1)
     build(tmp_path / "out", UNITS, 1, size=1)
     assert content(tmp_path / "out") == reference
 
 
 def test_a_file_that_may_not_grow_leaves_a_build_that_goes_on(tmp_path, reference):
-    """RLIMIT_FSIZE stands for the full disk where namespaces are not to be had; journals stay below it."""
+    """RLIMIT_FSIZE stands for the full disk where namespaces are not to be had; units stay below it."""
     limited = run_command(command(tmp_path / "out", 2, file_limit=40_000))
     assert limited.returncode == 2, limited.describe()
     (line,) = limited.stderr.splitlines()
@@ -319,7 +323,7 @@ def test_who_waits_for_the_lock_is_told(tmp_path, monkeypatch):
 
 def test_identities_are_compared_as_json_has_them(tmp_path):
     for _ in range(2):
-        plan = BuildPlan(COLUMNS, [NumberUnit(0, 1)], nothing, {"a": (1, 2.5)}, {})
+        plan = BuildPlan(COLUMNS, lambda: [NumberUnit(0, 1)], nothing, {"a": (1, 2.5)}, {})
         build_columns(str(tmp_path / "out"), plan, 1)
 
 
@@ -342,7 +346,7 @@ def test_without_locks_each_builds_its_own_and_one_wins(tmp_path, reference, mon
 
 
 def test_an_empty_build_has_empty_columns(tmp_path):
-    build_columns(str(tmp_path / "out"), BuildPlan(COLUMNS, [NumberUnit(0, 1)], nothing, {}, {}), 1)
+    build_columns(str(tmp_path / "out"), BuildPlan(COLUMNS, lambda: [NumberUnit(0, 1)], nothing, {}, {}), 1)
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text("utf-8"))
     assert {name: column["length"] for name, column in manifest["columns"].items()} == {
         "ids": 0,

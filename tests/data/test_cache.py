@@ -115,7 +115,7 @@ def test_ranks_that_come_at_once_share_one_build(embedded, tmp_path):
     cache = tmp_path / "cache"
     words = [sys.executable, "-c", RANK, str(text), str(embedded / "vocab.txt"), str(cache), "1"]
     with start_command(words) as first:
-        while not list(cache.glob("*.partial/parts")) and first.poll() is None:
+        while not list(cache.glob("*.partial/unfinished/*.tmp-*")) and first.poll() is None:
             time.sleep(0.01)
         with start_command(words) as second, start_command(words) as third:
             first.signal(9)

@@ -8,8 +8,6 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from base.errors import InputError
 from data.store.columns import ColumnWriter, map_column
@@ -22,10 +20,6 @@ def write(directory, values, dtype="<i8", shard_bytes=PAGE, chunk=700):
     for start in range(0, len(values), chunk):
         writer.append(values[start : start + chunk])
     return writer.close()
-
-
-def content(directory):
-    return {name: (directory / name).read_bytes() for name in sorted(os.listdir(directory))}
 
 
 def mapped_files():
@@ -92,35 +86,14 @@ def test_threads_may_map_at_once(tmp_path):
     assert wrong == []
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    total=st.integers(0, 2500), kept=st.integers(0, 2500), written=st.integers(0, 2500), known=st.booleans()
-)
-def test_a_writer_goes_on_from_any_element_with_the_same_files(tmp_path_factory, total, kept, written, known):
-    """2500 elements are five shards. What an earlier writer wrote beyond `kept` must not show."""
-    kept = min(kept, total, written)
-    values = np.arange(total)
-    expected_in, resumed_in = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
-    expected = write(expected_in, values)
-    earlier = ColumnWriter(str(resumed_in), "x", "<i8", PAGE)
-    earlier.append(values[:kept])
-    finished = {"shards": earlier.shards} if known else None
-    earlier.append(np.full(written - kept, -1))
-    earlier.abandon()
-    writer = ColumnWriter(str(resumed_in), "x", "<i8", PAGE, kept, finished)
-    assert writer.length == kept
-    writer.append(values[kept:])
-    assert writer.close() == expected
-    assert content(resumed_in) == content(expected_in)
-
-
-def test_what_should_be_kept_must_be_there(tmp_path):
-    write(tmp_path, np.arange(1000))
-    with pytest.raises(ValueError, match="shorter"):
-        ColumnWriter(str(tmp_path), "x", "<i8", PAGE, 1001)
-    os.unlink(tmp_path / "x-00000.bin")
-    with pytest.raises(ValueError, match="does not hold 600"):
-        ColumnWriter(str(tmp_path), "x", "<i8", PAGE, 600)
+def test_a_writer_begins_anew_and_removes_what_it_wrote(tmp_path):
+    values = np.arange(3 * PAGE // 8 + 5)
+    earlier = ColumnWriter(str(tmp_path), "x", "<i8", PAGE)
+    earlier.append(-values)
+    shards = write(tmp_path, values)
+    assert (map_column(str(tmp_path), shards, "<i8", verify=True) == values).all()
+    earlier.remove()
+    assert os.listdir(tmp_path) == []
 
 
 def test_shards_must_be_whole_pages(tmp_path):

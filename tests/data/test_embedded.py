@@ -10,8 +10,7 @@ import pytest
 
 from base.errors import InputError
 from data import train_vocab
-from data.embedded import build, main
-from data.prose import prose_sentences
+from data.embedded import build, main, prose_sentences
 from data.text.corpus import documents
 from data.tokenizing.vocab import SPECIAL_TOKENS, load_vocab
 from tests.processes import LIMIT

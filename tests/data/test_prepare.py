@@ -84,7 +84,7 @@ def test_a_killed_command_given_again_makes_the_same_store(words, reference, tmp
     killed = 0
     for _ in range(3):
         with start_command(command) as run:
-            while run.poll() is None and not list(tmp_path.glob("store.partial/parts/*")):
+            while run.poll() is None and not list(tmp_path.glob("store.partial/unfinished/[0-9]*")):
                 time.sleep(0.01)
             time.sleep(generator.random() * 0.3)
             run.signal(signal.SIGKILL)
@@ -105,7 +105,7 @@ def test_ctrl_c_is_one_line_and_the_command_goes_on(words, reference, tmp_path):
         output.parent.mkdir()
         command = [*PREPARE, *words, "--output", output, "--num_workers", "2"]
         with start_command(command) as run:
-            while run.poll() is None and not list(output.parent.glob("store.partial/parts/*")):
+            while run.poll() is None and not list(output.parent.glob("store.partial/unfinished/[0-9]*")):
                 time.sleep(0.01)
             run.signal(signal.SIGINT)
             result = run.wait()

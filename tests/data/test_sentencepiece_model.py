@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from base.errors import InputError
-from data.tokenizing.sentencepiece_model import check_model, load_processor
+from data.tokenizing.sentencepiece_tokenizer import check_model, load_processor
 from tests.processes import LIMIT
 
 pytest.importorskip("sentencepiece")

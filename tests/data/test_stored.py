@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 import shutil
 import signal
@@ -107,11 +106,10 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 CHILD = """
-import functools, sys
+import sys
 from base.progress import Printed
-from data.store import instances
-instances.BuildPlan = functools.partial(instances.BuildPlan, journal_seconds=0.0)  # after every file
-instances.build_instances(sys.argv[3:], 30000, sys.argv[2], int(sys.argv[1]), progress=Printed())
+from data.store.instances import build_instances
+build_instances(sys.argv[3:], 30000, sys.argv[2], int(sys.argv[1]), progress=Printed())
 """
 
 
@@ -154,14 +152,9 @@ def test_a_conversion_killed_at_any_moment_goes_on_to_the_same_store(tmp_path):
     save_large(paths[-1], 8)
     build_instances(paths, VOCAB_SIZE, str(tmp_path / "whole"), num_workers=1)
     target = str(tmp_path / "store")
-    journal = f"{target}.partial/journal.json"
 
     def files_done():
-        try:
-            with open(journal) as handle:
-                return json.load(handle)["next"]
-        except (OSError, ValueError):
-            return 0
+        return len(glob.glob(f"{target}.partial/unfinished/[0-9]*/result.json"))
 
     def has_reached(moment, child):
         return files_done() >= moment or child.poll() is not None
@@ -201,7 +194,7 @@ def test_a_worker_that_dies_is_an_error_naming_the_file_and_the_rest_is_kept(tmp
     command = [sys.executable, "-c", CHILD, "1", target, *paths, large]
 
     def has_begun():
-        return os.path.exists(f"{target}.partial/parts/1-ids.bin")
+        return bool(glob.glob(f"{target}.partial/unfinished/1.tmp-*/ids.bin"))
 
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as child:
         until(has_begun)

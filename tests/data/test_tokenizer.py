@@ -28,7 +28,7 @@ from data.tokenizing.tokenizer import (
     load_sentencepiece,
 )
 from data.tokenizing.vocab import SPECIAL_TOKENS, load_vocab, vocabulary_from_tokens
-from data.tokenizing.words import NOT_BETWEEN_WORDS
+from data.tokenizing.wordpiece import NOT_BETWEEN_WORDS
 from data.train_vocab import train_wordpiece
 from tests.data.wikitext import SHARED
 

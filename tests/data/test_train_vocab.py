@@ -10,11 +10,16 @@ from base.errors import InputError
 from data.options import TextConfig
 from data.text.corpus import UNKNOWN
 from data.tokenizing.tokenizer import SentencePieceTokenizer, WordPieceTokenizer, load_sentencepiece
-from data.tokenizing.train_sentencepiece import MODEL_TYPES, sentencepiece_model
-from data.tokenizing.train_wordpiece import wordpiece_tokens
-from data.tokenizing.training_text import TrainingText
 from data.tokenizing.vocab import SPECIAL_TOKENS, load_vocab
-from data.train_vocab import main, train_sentencepiece, train_wordpiece
+from data.train_vocab import (
+    MODEL_TYPES,
+    TrainingText,
+    main,
+    sentencepiece_model,
+    train_sentencepiece,
+    train_wordpiece,
+    wordpiece_tokens,
+)
 
 SYLLABLES = ["ka", "lo", "mi", "ter", "son", "ra", "\u00e9l", "bu"]
 

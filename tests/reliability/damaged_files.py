@@ -13,8 +13,8 @@ from tests.reliability.jobs import named, parsed
 
 UNCHECKED = "the sha256 of a checkpoint's files is not compared"
 UNCHECKED_STORES = "the sha256 of a store's files is not compared"
-UNSIGNED = "journals and manifests of stores have no checksum"
-KINDS = ("checkpoints", "tokens", "instances", "cache", "journal")  # of tests/flipping.py
+UNSIGNED = "results of units and manifests of stores have no checksum"
+KINDS = ("checkpoints", "tokens", "instances", "cache", "unfinished")  # of tests/flipping.py
 
 
 def cases(setting: Setting) -> Iterator[str]:
@@ -63,7 +63,7 @@ def opened(setting: Setting) -> Iterator[Attempt]:
 
 PROGRAM = Program(
     "4",
-    "bytes of every kind flipped, files cut, swapped, deleted: checkpoints, stores, caches, journals",
+    "bytes of every kind flipped, files cut, swapped, deleted: checkpoints, stores, caches, unfinished ones",
     "100% identified before use",
     weight=0.3,
     seconds=5,

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -198,8 +199,14 @@ class TestStore:
             assert "manifest.json" in message and message.endswith("prepare the text again with data.prepare")
 
     def test_an_unfinished_store(self, place):
-        Path(self.prepare(), "manifest.json").rename("store/journal.json")
-        assert refused(data="store").startswith("--data: store is an unfinished token store: prepare")
+        with (
+            pytest.raises(KeyboardInterrupt),
+            mock.patch("data.store.build._Table.close", side_effect=KeyboardInterrupt),
+        ):
+            self.prepare()
+        for data in ("store.partial", "store.partial/unfinished", "store.partial/unfinished/0/ids.bin"):
+            message = refused(data=data)
+            assert message.startswith("--data: store.partial is an unfinished token store: prepare")
 
     def test_an_instance_store_of_a_cache(self, place):
         build_instances([npz()], 20, "instances")

@@ -10,8 +10,7 @@ import numpy as np
 
 from base.errors import InputError
 from comm.base import Communicator
-from data.finetuning.batches import OrderedBatches
-from data.finetuning.batching import EvaluationOrder, Grouping, TrainingOrder
+from data.finetuning.batching import EvaluationOrder, Grouping, OrderedBatches, TrainingOrder
 from data.fingerprint import DIGITS
 from data.sharing import Share
 from data.tokenizing.vocab import Vocabulary

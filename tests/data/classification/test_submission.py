@@ -8,9 +8,8 @@ import pytest
 from base.errors import InputError
 from data.classification import submission
 from data.classification.embedded import HEADER, main, pairs_of, write_tsv
-from data.classification.glue import TASKS, GlueFolder
+from data.classification.glue import TASKS, GlueFolder, Predictions, write_submission
 from data.classification.own import OwnFiles, read_own
-from data.classification.submission import Predictions, write_submission
 from data.text.corpus import documents
 from tests.data.classification import official
 

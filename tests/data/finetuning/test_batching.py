@@ -8,9 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from data.finetuning.batches import OrderedBatches
-from data.finetuning.batching import EvaluationOrder, Grouping, Rows, TrainingOrder, dealt, padded_length
-from data.finetuning.ragged import Ragged, ragged
+from data.classification.features import Ragged, ragged
+from data.finetuning.batching import (
+    EvaluationOrder,
+    Grouping,
+    OrderedBatches,
+    Rows,
+    TrainingOrder,
+    dealt,
+    padded_length,
+)
 
 COUNT, BATCH = 250, 12
 LENGTHS = np.clip(np.random.default_rng(3).lognormal(3.3, 0.6, COUNT).astype(np.int32), 3, 120)

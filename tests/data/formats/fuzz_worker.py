@@ -224,7 +224,7 @@ def random_file(generator):
 
 
 def check_instances(arrays):
-    """Independent of data.formats.blocks: one instance at a time."""
+    """Independent of data.formats.records: one instance at a time."""
     count = len(arrays.valid_lengths)
     assert 1 <= count <= 1024 and all(len(column) == count for column in arrays)
     assert 1 <= arrays.input_ids.shape[1] <= 512 and arrays.input_ids.shape == arrays.segment_ids.shape

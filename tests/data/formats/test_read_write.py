@@ -10,10 +10,9 @@ import pytest
 from tensorboardX.record_writer import RecordWriter
 
 from base.errors import InputError
-from data.formats.blocks import FileFacts
 from data.formats.framing import tfrecord_framed
 from data.formats.read import peek, read_instances
-from data.formats.records import PretrainingArrays
+from data.formats.records import FileFacts, PretrainingArrays
 from data.formats.write import FORMATS, write_instances
 from tests.data.formats.samples import (
     VOCAB_SIZE,

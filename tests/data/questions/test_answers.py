@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 
 from base.errors import InputError
 from bench.question_loop import best_answers, features, hugging_face
-from data.questions.answers import NO_CANDIDATE_ODDS, Answers, AnswerSettings, Logits, answer
-from data.questions.prediction_files import read_null_odds, read_predictions, write_predictions
+from data.questions.answers import (
+    NO_CANDIDATE_ODDS,
+    Answers,
+    AnswerSettings,
+    Logits,
+    answer,
+    read_null_odds,
+    read_predictions,
+    write_predictions,
+)
 from data.questions.squad_files import Questions, read_questions
 from data.questions.windows import Windows, WindowSettings, make_windows
 from data.tokenizing.tokenizer import TokenizerSettings

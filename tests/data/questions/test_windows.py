@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from base.errors import InputError
 from bench.question_loop import features, hugging_face
-from data.finetuning.batches import OrderedBatches
-from data.finetuning.batching import EvaluationOrder, TrainingOrder
+from data.finetuning.batching import EvaluationOrder, OrderedBatches, TrainingOrder
 from data.questions.squad_files import TRAIN, Questions, read_questions
 from data.questions.windows import WindowSettings, collate, make_windows, max_context
 from data.tokenizing.tokenizer import TokenizerSettings
