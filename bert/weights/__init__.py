@@ -7,7 +7,6 @@ stored            tensors as bytes at a place of a file
 safetensors_file  Hugging Face's format
 table             TensorFlow's sorted tables of keys and values
 bundle            TensorFlow's checkpoints
-stored_zip        members of archives that are not compressed
 pickle_data       pickles read as data
 pickled           PyTorch's files
 names             GluonNLP's, Google's and Hugging Face's names of each weight
