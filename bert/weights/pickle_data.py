@@ -17,7 +17,7 @@ import pickle
 import struct
 from typing import IO, Any, Callable, NamedTuple
 
-from bert.weights.stored import MAX_NAME, Damaged, shown
+from bert.weights.tensors import MAX_NAME, Damaged, shown
 
 MAX_OPERATIONS = 250_000  # BERT-large with Adam's moments and a second copy takes 67,000
 _MAX_STRING = 4 * MAX_NAME  # bytes; a longer one is OPAQUE

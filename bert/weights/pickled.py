@@ -30,11 +30,12 @@ import numpy as np
 
 from base.errors import InputError
 from bert.weights.pickle_data import OPAQUE, DataUnpickler, Global, Source
-from bert.weights.stored import (
+from bert.weights.tensors import (
     BFLOAT16,
     MAX_DIMENSIONS,
     MAX_NAME,
     Damaged,
+    Tensor,
     check_name,
     native,
     native_dtype,
@@ -43,7 +44,6 @@ from bert.weights.stored import (
     shown,
     stored_size,
 )
-from bert.weights.tensors import Tensor
 from data.formats.npz import BoundedFile
 
 KIND = "a file of torch.save"
