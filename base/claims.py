@@ -3,9 +3,9 @@
 The holder writes a file with its host, process and beginning, keeps an exclusive lock on it, and touches it
 every few seconds. A claim ends with its holder, however that ends:
 
-    same host       the kernel knows whether the process lives; a claim of a killed one is free at once
-    another host    the lock may reach there or not, and the file's time may come from any clock: whoever
-                    wants the claim watches the file, and it is free when it was not touched for PATIENCE
+    same host       the kernel has the lock: a claim of a killed process is free at once, also in a container
+    another host,   the lock may reach there or not, and the file's time may come from any clock: whoever
+    or no locks     wants the claim watches the file, and it is free when it was not touched for PATIENCE
                     seconds, or by the file system's own clock for LONG_AGO
 
 A holder that was stopped for so long, and goes on, sees within a BEAT that its file is another's.
@@ -39,25 +39,19 @@ _LONGEST_NAME = 100
 class Holder:
     """The process that has a claim.
 
-    boot: identifier of the system's start; namespace: of process numbers, which containers have their own of;
-    begun: of the process, in the kernel's ticks; since: the beginning of the claim, for people.
+    boot: identifier of the system's start; since: the beginning of the claim, for people.
     """
 
     host: str
     process: int
     since: str
     boot: str
-    namespace: str
-    begun: int
 
     @staticmethod
     def myself() -> Holder:
         """This process."""
-        state = _state_of(os.getpid())
         now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        return Holder(
-            platform.node(), os.getpid(), now, running_kernel(), _namespace(), state[1] if state else 0
-        )
+        return Holder(platform.node(), os.getpid(), now, running_kernel())
 
     @property
     def sentence(self) -> str:
@@ -134,13 +128,10 @@ class Claim:
             os.close(descriptor)
         holder = _parsed(content)
         self.watched = holder.sentence if holder else "a process that has not left its name"
-        if holder is not None and holder.boot == running_kernel():
-            visible = holder.namespace == _namespace()  # else in another container: the lock knows
-            lives = _lives(holder, is_locked) if visible else is_locked
-            if lives is not None:
-                if lives:
-                    raise HeldError(self.watched)
-                return True
+        if holder is not None and holder.boot == running_kernel() and is_locked is not None:
+            if is_locked:
+                raise HeldError(self.watched)
+            return True
         seen = (facts.st_ino, facts.st_mtime_ns, content)
         if self._seen is None:
             self._seen, self._watched_since = seen, time.monotonic()
@@ -222,44 +213,11 @@ def _parsed(content: bytes) -> Holder | None:
         values = {each.name: found[each.name] for each in fields(Holder)}
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    numbers = [values.pop("process"), values.pop("begun")]
-    if any(isinstance(each, bool) or not isinstance(each, int) for each in numbers):
+    process = values.pop("process")
+    if isinstance(process, bool) or not isinstance(process, int) or not 0 < process < 1 << 31:
         return None
-    if not 0 < numbers[0] < 1 << 31 or not all(_is_name(each) for each in values.values()):
-        return None
-    return Holder(process=numbers[0], begun=numbers[1], **values)
+    return Holder(process=process, **values) if all(map(_is_name, values.values())) else None
 
 
 def _is_name(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= _LONGEST_NAME and value.isprintable()
-
-
-def _lives(holder: Holder, is_locked: bool | None) -> bool | None:
-    """Whether a process that this one can see lives; None where nobody knows."""
-    state = _state_of(holder.process)
-    if state is not None:
-        return state[0] not in "ZX" and state[1] == holder.begun
-    try:
-        os.kill(holder.process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return is_locked  # a process of another user, whose facts are hidden
-
-
-def _state_of(process: int) -> tuple[str, int] | None:
-    """State and beginning (ticks since the system's start) of a process; None where they cannot be seen."""
-    try:
-        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
-            parts = file.read().rpartition(")")[2].split()
-        return parts[0], int(parts[19])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""

@@ -30,7 +30,7 @@ from typing import Any, Callable, Iterator, Sequence
 import numpy as np
 
 from base.errors import InputError, TrainingError
-from bert.weights.params_file import read_array, read_index
+from bert.weights.params_file import read_index
 from tests.processes import ROOT
 from training import checkpoint, saving
 from training.saving import Saver
@@ -168,8 +168,8 @@ def _whole(directory: str, begun: int) -> str | None:
         assert found.manifest is not None
         if found.manifest["value"] != found.step:
             return f"the manifest of step {found.step} is of step {found.manifest['value']}"
-        for name, info in read_index(found.params_path).items():
-            if not (read_array(found.params_path, info) == found.step).all():
+        for name, tensor in read_index(found.params_path).items():
+            if not (tensor.read() == found.step).all():
                 return f"step {found.step}: {name} is of another step"
         with found.open_states() as states:
             for name in states:

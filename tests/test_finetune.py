@@ -17,7 +17,7 @@ import pytest
 import finetune_classifier
 import finetune_squad
 from base.errors import InputError
-from bert.weights.params_file import read_array, read_index
+from bert.weights.params_file import read_index
 from data.questions.scores import score_v2
 from data.questions.squad_files import SCORE, read_questions
 from tests.finetuned import classifier, squad, write_data
@@ -43,7 +43,7 @@ def launched(script: Path, words: Sequence[str], ranks: int = 1, launcher: str =
 
 def parameters(folder: Path) -> dict[str, np.ndarray]:
     path = str(folder / f"{list_steps(str(folder))[-1]:07d}.params")
-    return {name: read_array(path, info) for name, info in read_index(path).items()}
+    return {name: tensor.read() for name, tensor in read_index(path).items()}
 
 
 def same_files(one: Path, other: Path) -> list[str]:

@@ -22,8 +22,9 @@ EXECUTING_CALLS = {"eval", "exec", "compile", "allow_pickle"}
 SERVERS = ("socketserver", "http.server", "xmlrpc", "asyncio", "multiprocessing.managers",
            "multiprocessing.connection.Listener")  # fmt: skip
 OPENS_PORTS = {"comm.watch.heartbeat", "hosts.answer", "hosts.gathering"}
-# Its Unpickler has inert stand-ins for the names that NumPy's pickles use (tests/data/test_convert_npz.py).
-EXECUTES = {"data.convert_npz": ["pickle"]}
+# Their unpicklers have inert stand-ins for the names of NumPy's and PyTorch's pickles
+# (tests/data/test_convert_npz.py, tests/bert/weights/test_pickled.py).
+EXECUTES = {"data.convert_npz": ["pickle"], "bert.weights.pickle_data": ["pickle"]}
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:

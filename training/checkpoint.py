@@ -30,7 +30,8 @@ import numpy as np
 from base.errors import InputError, TrainingError
 from base.files import leads_out, replacing, sha256_of, sync_directory
 from base.json_files import read_json_object
-from bert.weights.params_file import to_numpy, write_params
+from bert.weights.params_file import write_params
+from bert.weights.tensors import to_numpy
 from training.checkpoint_facts import check_facts
 from training.states_file import check_states, open_states
 

@@ -133,4 +133,4 @@ def _check_parameters(config: RunConfig, path: str, vocab_size: int) -> None:
     tied = config.model.bert.tied
     check_index(source, arrays, expected_shapes(config.model.bert, vocab_size), tied)
     if launched_rank(os.environ) == 0:  # the others get the numbers from it
-        check_values(source, path, arrays, tied)
+        check_values(source, arrays, tied)

@@ -13,7 +13,7 @@ import numpy as np
 from base.errors import InputError
 from bert.weights.bare_params import check_index
 from bert.weights.names import DECODER, EMBEDDING
-from bert.weights.params_file import read_array, read_index
+from bert.weights.params_file import read_index
 from comm.base import Communicator
 from training.initial import Initial
 from training.start import Start
@@ -39,8 +39,8 @@ def restore_parameters(
         arrays = read_index(path)
         tied = named.get(DECODER) is named.get(EMBEDDING)
         check_index(path, arrays, {name: parameter.shape for name, parameter in named.items()}, tied)
-        for name, info in arrays.items():
-            array = as_dtype(read_array(path, info), named[name].dtype)
+        for name, tensor in arrays.items():
+            array = as_dtype(tensor.read(), named[name].dtype)
             named[name].set_data(mx.nd.array(array, ctx=device, dtype=array.dtype))
         if start.checkpoint.manifest is None:
             _check_finite(path, named)

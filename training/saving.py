@@ -31,7 +31,7 @@ import numpy as np
 from base.errors import NotFiniteError, TrainingError
 from base.memory import available_bytes
 from bert.memory import MOMENT_BYTES
-from bert.weights.params_file import to_numpy
+from bert.weights.tensors import to_numpy
 from comm.base import Pending
 from training.checkpoint import Checkpoint, prune, save, set_aside
 

@@ -1,13 +1,10 @@
 """Weights in files: GluonNLP's own, and those of others.
 
 published         downloads from GluonNLP's model zoo
-tensors           weights of any format: names and shapes first, numbers on demand
+tensors           weights of any format: names and shapes first, numbers on demand, from a place of a file
 params_file       MXNet's .params format in plain Python
-stored            tensors as bytes at a place of a file
 safetensors_file  Hugging Face's format
-table             TensorFlow's sorted tables of keys and values
 bundle            TensorFlow's checkpoints
-stored_zip        members of archives that are not compressed
 pickle_data       pickles read as data
 pickled           PyTorch's files
 names             GluonNLP's, Google's and Hugging Face's names of each weight

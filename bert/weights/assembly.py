@@ -13,8 +13,7 @@ from bert.configuration import LAYER_NORM_EPSILON, SIZES, BertConfig
 from bert.weights.bare_params import distinct_shapes
 from bert.weights.names import DECODER, DECODER_BIAS, EMBEDDING, part_of
 from bert.weights.spellings import FOREIGN, IGNORED, Spelling, Weight
-from bert.weights.stored import shown
-from bert.weights.tensors import Tensor, Weights, transposed
+from bert.weights.tensors import Tensor, Weights, shown, transposed
 
 UNITS_PER_HEAD = 64  # of every BERT that Google has published
 _CELL = re.compile(r"encoder\.transformer_cells\.(\d+)\.")

@@ -13,7 +13,7 @@ import numpy as np
 from base.errors import InputError
 from bert.configuration import BertConfig
 from bert.weights.names import DECODER, EMBEDDING, part_of
-from bert.weights.params_file import ArrayInfo, read_array
+from bert.weights.tensors import Tensor
 
 Shape = tuple[int, ...]
 
@@ -53,7 +53,7 @@ def distinct_shapes(config: BertConfig, vocab_size: int) -> dict[str, Shape]:
 
 
 def check_index(
-    source: str, arrays: Mapping[str, ArrayInfo], expected: Mapping[str, Shape], tied: bool = True
+    source: str, arrays: Mapping[str, Tensor], expected: Mapping[str, Shape], tied: bool = True
 ) -> None:
     """Compares the names, shapes and dtypes of a file with those of the model.
 
@@ -85,20 +85,20 @@ def check_index(
             f"{source} has {_some(extra)}, which this run's --model has not; save the pretraining model "
             "alone, with save_parameters, or name the --model of the file"
         )
-    for name, info in arrays.items():
-        if tuple(info.shape) != tuple(expected[name]):
+    for name, tensor in arrays.items():
+        if tuple(tensor.shape) != tuple(expected[name]):
             raise InputError(
-                f"{source} has {name} of shape {tuple(info.shape)}, this run's --model of "
+                f"{source} has {name} of shape {tuple(tensor.shape)}, this run's --model of "
                 f"{tuple(expected[name])}; name the model and the vocabulary of the file"
             )
-        if info.dtype.kind != "f":
+        if tensor.dtype.kind != "f":
             raise InputError(
-                f"{source} has {name} in {info.dtype}, but parameters are floating-point numbers; save the "
+                f"{source} has {name} in {tensor.dtype}, but parameters are floating-point numbers; save the "
                 "model in float32"
             )
 
 
-def check_values(source: str, path: str, arrays: Mapping[str, ArrayInfo], tied: bool = True) -> None:
+def check_values(source: str, arrays: Mapping[str, Tensor], tied: bool = True) -> None:
     """Reads all numbers of a file, at most two arrays at a time.
 
     Raises:
@@ -106,9 +106,9 @@ def check_values(source: str, path: str, arrays: Mapping[str, ArrayInfo], tied: 
             embedding, or the file cannot be read.
     """
     one_array: dict[str, np.ndarray] = {}
-    for name, info in arrays.items():
+    for name, tensor in arrays.items():
         with np.errstate(over="ignore"):  # of float64
-            array = read_array(path, info).astype(np.float32, copy=False)
+            array = tensor.read().astype(np.float32, copy=False)
         wrong = array.size - int(np.count_nonzero(np.isfinite(array)))
         if wrong:
             raise InputError(

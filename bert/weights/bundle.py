@@ -1,8 +1,9 @@
 """TensorFlow's checkpoints (tensor bundles, "V2"), read and written without TensorFlow.
 
-A checkpoint PREFIX is PREFIX.index, a table (bert.weights.table), and PREFIX.data-00000-of-00001 or several
-of these, which hold the elements of the tensors in a row. The table's first key, "", has a BundleHeaderProto,
-every other one, the name of a tensor, a BundleEntryProto (tensorflow/core/protobuf/tensor_bundle.proto):
+A checkpoint PREFIX is PREFIX.index, a sorted table of keys and values, and PREFIX.data-00000-of-00001 or
+several of these, which hold the elements of the tensors in a row. The table's first key, "", has a
+BundleHeaderProto, every other one, the name of a tensor, a BundleEntryProto
+(tensorflow/core/protobuf/tensor_bundle.proto):
 
     header: 1 number of shards, 2 byte order (1: big-endian), 3 version {1 producer}
     entry:  1 dtype, 2 shape {2 dimension {1 size}}, 3 shard, 4 offset, 5 size, 6 masked CRC-32C of the bytes,
@@ -10,12 +11,26 @@ every other one, the name of a tensor, a BundleEntryProto (tensorflow/core/proto
 
 Names are those of the file. TensorFlow 1's Saver writes variables' names ("bert/pooler/dense/bias"),
 TensorFlow 2's Checkpoint paths of objects ("model/layer/kernel/.ATTRIBUTES/VARIABLE_VALUE").
+
+The layout of the table is LevelDB's (tensorflow/core/lib/io/format.cc, block_builder.cc, table_builder.cc):
+
+    blocks in a row: the content, a byte for its compression (0: none), uint32 masked CRC-32C of both
+    footer: handles of the metaindex block and of the index block, zeros up to 40 bytes, uint64 magic
+
+    a handle is a varint offset and a varint size without the five bytes that follow the content
+    a block's content: entries, then uint32 offset of each restart, uint32 number of restarts
+    an entry: varints shared, unshared, length; the key's unshared bytes; the value
+        (the key's first `shared` bytes are those of the key before; at a restart there are none)
+
+The index block has one entry for each data block: a key that is not below its last one, and its handle.
+TensorFlow writes the tables of checkpoints uncompressed (`BundleWriter::Finish` in tensor_bundle.cc).
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any, Mapping
+import struct
+from typing import Any, Iterator, Mapping, Sequence
 
 import crc32c
 import numpy as np
@@ -24,9 +39,12 @@ from google.protobuf.message import DecodeError
 
 from base.errors import InputError
 from base.files import replacing
-from bert.weights.stored import (
+from bert.weights.tensors import (
     BFLOAT16,
+    MAX_ARRAYS,
+    MAX_NAME,
     Damaged,
+    Tensor,
     as_tensor,
     check_name,
     check_tensors,
@@ -37,8 +55,7 @@ from bert.weights.stored import (
     stored_size,
     stored_tensor,
 )
-from bert.weights.table import read_table, write_table
-from bert.weights.tensors import Tensor
+from data.formats.framing import masked_crc
 
 KIND = "the index of a TensorFlow checkpoint"
 INDEX = ".index"
@@ -52,6 +69,10 @@ _NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 _BIG_ENDIAN = 1
 _MAX_INDEX = 4 << 20  # bytes; BERT-large with optimizer slots has 0.1 MiB
 _MAX_ENTRY = 1 << 16
+TABLE_MAGIC = 0xDB4775248B80FB57
+_FOOTER = 48  # bytes
+_TRAILER = 5
+_RESTART_INTERVAL = 16  # entries
 
 _Field = descriptor_pb2.FieldDescriptorProto
 
@@ -133,13 +154,13 @@ class _Checksum:
         self._shard, self._name, self._expected = shard, name, expected
 
     def __call__(self, stored: np.ndarray) -> None:
-        if _masked_crc(stored) != self._expected:
+        if _crc_of(stored) != self._expected:
             raise InputError(
                 f"{self._shard}: wrong checksum of {shown(self._name)}; copy the checkpoint once more"
             )
 
 
-def _masked_crc(array: np.ndarray) -> int:
+def _crc_of(array: np.ndarray) -> int:
     # tensorflow/core/lib/hash/crc32c.h, as data.formats.framing.masked_crc, without a copy of the bytes.
     crc = crc32c.crc32c(array.reshape(-1).view(np.uint8).data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
@@ -175,7 +196,7 @@ def write_bundle(prefix: str, tensors: Mapping[str, Any]) -> None:
             entry.shape.SetInParent()  # a scalar's shape has no dimensions, but is there
             for size in array.shape:
                 entry.shape.dim.add(size=size)
-            entry.crc32c = _masked_crc(array)
+            entry.crc32c = _crc_of(array)
             entries.append((key, entry.SerializeToString(deterministic=True)))
             file.write(array.reshape(-1).view(np.uint8).data)
             offset += array.nbytes
@@ -218,3 +239,119 @@ def _message_types() -> tuple[Any, Any]:
     pool.Add(file)
     header, entry = (pool.FindMessageTypeByName(f"{package}.{name}") for name in ("Header", "Entry"))
     return message_factory.GetMessageClass(header), message_factory.GetMessageClass(entry)
+
+
+def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Keys and values in the order of the keys.
+
+    Raises Damaged: a length or checksum is wrong, a block is compressed, keys are not in order or too many.
+    """
+    if len(data) < _FOOTER or int.from_bytes(data[-8:], "little") != TABLE_MAGIC:
+        raise Damaged("it does not end as one")
+    footer = data[-_FOOTER:]
+    place = _handle(footer, 0)[1]  # of the metaindex, which is empty
+    (offset, size), _ = _handle(footer, place)
+    previous, last, count = 0, None, 0
+    for blocks, (_, value) in enumerate(_entries(_block(data, offset, size))):
+        (offset, size), _ = _handle(value, 0)
+        if offset < previous or blocks > MAX_ARRAYS:
+            raise Damaged("its blocks are not in order")
+        previous = offset + size
+        for key, content in _entries(_block(data, offset, size)):
+            count += 1
+            if (last is not None and key <= last) or count > 2 * MAX_ARRAYS:
+                raise Damaged("its keys are not in order")
+            yield key, content
+            last = key
+
+
+def _block(data: bytes, offset: int, size: int) -> bytes:
+    end = offset + size
+    if end + _TRAILER > len(data) - _FOOTER:
+        raise Damaged("it ends too early")
+    if masked_crc(data[offset : end + 1]) != int.from_bytes(data[end + 1 : end + _TRAILER], "little"):
+        raise Damaged(f"wrong checksum of the block at byte {offset}")
+    if data[end]:
+        raise Damaged("it is compressed, which TensorFlow's checkpoints are not")
+    return data[offset:end]
+
+
+def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+    restarts = int.from_bytes(block[-4:], "little")
+    end = len(block) - 4 * (restarts + 1)
+    if end < 0:
+        raise Damaged("a block is shorter than its list of restarts")
+    key, place = b"", 0
+    while place < end:
+        shared, place = varint(block, place)
+        unshared, place = varint(block, place)
+        length, place = varint(block, place)
+        if shared > len(key) or place + unshared + length > end or shared + unshared > 4 * MAX_NAME:
+            raise Damaged("an entry is longer than its block")
+        key = key[:shared] + block[place : place + unshared]
+        place += unshared
+        yield key, block[place : place + length]
+        place += length
+
+
+def _handle(data: bytes, place: int) -> tuple[tuple[int, int], int]:
+    offset, place = varint(data, place)
+    size, place = varint(data, place)
+    return (offset, size), place
+
+
+def varint(data: bytes, place: int) -> tuple[int, int]:
+    """The number that begins at `place`, and the place after it; raises Damaged."""
+    number = 0
+    for count, byte in enumerate(data[place : place + 10]):
+        number |= (byte & 127) << 7 * count
+        if byte < 128:
+            return number, place + count + 1
+    raise Damaged("a number has no end")
+
+
+def to_varint(number: int) -> bytes:
+    """A number that is not negative, seven bits a byte, the lowest first."""
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def write_table(entries: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """A table of one data block; `entries` in the order of their keys, which differ."""
+    out = bytearray()
+
+    def add(block: bytes) -> bytes:
+        handle = to_varint(len(out)) + to_varint(len(block))
+        out.extend(block + b"\0" + struct.pack("<I", masked_crc(block + b"\0")))
+        return handle
+
+    data_handle = add(_built(entries))
+    metaindex_handle = add(_built(()))
+    # A short key that is not below the last one, as TensorFlow's: up to the first byte that can be raised.
+    last = entries[-1][0]
+    place = next((place for place, byte in enumerate(last) if byte < 255), None)
+    successor = last if place is None else last[:place] + bytes([last[place] + 1])
+    index_handle = add(_built([(successor, data_handle)]))
+    return (
+        bytes(out)
+        + (metaindex_handle + index_handle).ljust(_FOOTER - 8, b"\0")
+        + struct.pack("<Q", TABLE_MAGIC)
+    )
+
+
+def _built(entries: Sequence[tuple[bytes, bytes]]) -> bytes:
+    out, restarts, previous = bytearray(), [0], b""
+    for index, (key, value) in enumerate(entries):
+        shared = 0
+        if index % _RESTART_INTERVAL:
+            while shared < min(len(key), len(previous)) and key[shared] == previous[shared]:
+                shared += 1
+        elif index:
+            restarts.append(len(out))
+        out += to_varint(shared) + to_varint(len(key) - shared) + to_varint(len(value)) + key[shared:] + value
+        previous = key
+    return bytes(out) + struct.pack(f"<{len(restarts) + 1}I", *restarts, len(restarts))

@@ -33,14 +33,7 @@ class _Reader(NamedTuple):
     read: Callable[[str], Mapping[str, Tensor]]
 
 
-def _read_params(path: str) -> dict[str, Tensor]:
-    def tensor(info: params_file.ArrayInfo) -> Tensor:
-        return Tensor(tuple(info.shape), info.dtype, lambda: params_file.read_array(path, info))
-
-    return {name: tensor(info) for name, info in params_file.read_index(path).items()}
-
-
-_PARAMS = _Reader(GLUONNLP, _read_params)
+_PARAMS = _Reader(GLUONNLP, params_file.read_index)
 _SAFETENSORS = _Reader(HUGGINGFACE, safetensors_file.read_index)
 _SHARDED = _Reader(HUGGINGFACE, safetensors_file.read_sharded)
 _BUNDLE = _Reader(TENSORFLOW, bundle.read_index)
@@ -60,7 +53,7 @@ _BY_EXTENSION = {
     **{".bin": _PICKLED, ".pt": _PICKLED, ".pth": _PICKLED},
 }
 _DATA = re.compile(r"(.+)\.data-\d{5}-of-\d{5}")
-_TABLE_MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
+_TABLE_MAGIC = struct.pack("<Q", bundle.TABLE_MAGIC)
 _OTHERS = {
     b"\x89HDF": "an HDF5 file (of Keras)",
     b"\x1f\x8b": "compressed; unpack it",

@@ -19,19 +19,17 @@ from __future__ import annotations
 import math
 import os
 import struct
-from typing import IO, Any, Mapping, NamedTuple, Protocol
+from typing import IO, Any, Mapping, Protocol
 
 import numpy as np
 
-from base.errors import InputError
-from bert.weights.tensors import Tensor
+from bert.weights.tensors import MAX_ARRAYS, Damaged, Tensor, reading, stored_tensor, to_numpy
 
 LIST_MAGIC = 0x112
 ARRAY_MAGIC = 0xF993FAC9
 ARRAY_MAGIC_NUMPY = 0xF993FACA  # written under MXNet's NumPy shape semantics; the same layout
 DENSE = 0
 CPU = 1
-MAX_ARRAYS = 10_000  # of a file that is read; BERT-large with Adam's moments and a copy has 2,000
 DTYPES = {0: "<f4", 1: "<f8", 2: "<f2", 3: "|u1", 4: "<i4", 5: "|i1", 6: "<i8"}
 FLAGS = {np.dtype(code): flag for flag, code in DTYPES.items()}
 
@@ -40,21 +38,6 @@ class Writable(Protocol):
     """As much of a file as writing needs."""
 
     def write(self, data: Any) -> Any: ...
-
-
-class ArrayInfo(NamedTuple):
-    """An array of a file; `offset` is the byte at which its elements begin."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    offset: int
-
-
-def to_numpy(array: Any) -> np.ndarray:
-    """A NumPy array from a Tensor (read now), an MXNet array (copied from its device) or what NumPy takes."""
-    if isinstance(array, Tensor):
-        return array.read()
-    return array.asnumpy() if hasattr(array, "asnumpy") else np.asarray(array)
 
 
 def write_params(file: Writable, arrays: Mapping[str, Any]) -> None:
@@ -79,88 +62,63 @@ def write_params(file: Writable, arrays: Mapping[str, Any]) -> None:
         file.write(struct.pack("<Q", len(encoded)) + encoded)
 
 
-def read_index(path: str) -> dict[str, ArrayInfo]:
-    """Names, shapes and dtypes of a file's arrays, in order; the elements are skipped.
+def read_index(path: str) -> dict[str, Tensor]:
+    """A file's arrays by name, in order; the elements are read later.
 
     Every length is checked against the file's, so a truncated file cannot pass.
 
     Raises:
         InputError: the file cannot be read, is truncated, or is not a list of named dense arrays.
     """
-    try:
-        with open(path, "rb") as file:
-            return _Reader(file).index()
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
-    except (_Malformed, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{path} is damaged or not a .params file of named dense arrays ({error})"
-        ) from error
-
-
-def read_array(path: str, info: ArrayInfo) -> np.ndarray:
-    """The elements of one array that `read_index` has found in the file.
-
-    Raises:
-        InputError: the file cannot be read, or has changed since.
-    """
-    count = math.prod(info.shape)
-    try:
-        with open(path, "rb") as file:
-            array = np.fromfile(file, info.dtype, count, offset=info.offset)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
-    if array.size != count:
-        raise InputError(f"{path} became shorter while it was read; is something still writing it?")
-    return array.reshape(info.shape)
-
-
-class _Malformed(Exception):
-    pass
+    with reading(path, "a .params file of named dense arrays"), open(path, "rb") as file:
+        return _Reader(path, file).index()
 
 
 class _Reader:
-    def __init__(self, file: IO[bytes]):
-        self._file = file
+    def __init__(self, path: str, file: IO[bytes]):
+        self._path, self._file = path, file
         self._size = file.seek(0, os.SEEK_END)
         file.seek(0)
 
-    def index(self) -> dict[str, ArrayInfo]:
+    def index(self) -> dict[str, Tensor]:
         if self._unpack("Q")[0] != LIST_MAGIC:
-            raise _Malformed("it does not begin as one")
+            raise Damaged("it does not begin as one")
         self._unpack("Q")
-        infos: list[ArrayInfo] = [self._array() for _ in range(self._number())]
-        names = [self._take(self._count()).decode("utf-8") for _ in range(self._number())]
-        if len(names) != len(infos) or len(set(names)) != len(names):
-            raise _Malformed(
-                f"{len(names)} names, {len(set(names))} of them different, for {len(infos)} arrays"
+        arrays = [self._array() for _ in range(self._number())]
+        try:
+            names = [self._take(self._count()).decode("utf-8") for _ in range(self._number())]
+        except UnicodeDecodeError as error:
+            raise Damaged("a name is not UTF-8") from error
+        if len(names) != len(arrays) or len(set(names)) != len(names):
+            raise Damaged(
+                f"{len(names)} names, {len(set(names))} of them different, for {len(arrays)} arrays"
             )
         if self._file.tell() != self._size:
-            raise _Malformed(f"{self._size - self._file.tell()} bytes too many")
-        return dict(zip(names, infos))
+            raise Damaged(f"{self._size - self._file.tell()} bytes too many")
+        return dict(zip(names, arrays))
 
-    def _array(self) -> ArrayInfo:
+    def _array(self) -> Tensor:
         magic, storage, ndim = self._unpack("IiI")
         if magic not in (ARRAY_MAGIC, ARRAY_MAGIC_NUMPY) or storage != DENSE or not 0 < ndim <= 32:
-            raise _Malformed(f"no dense array at byte {self._file.tell()}")
+            raise Damaged(f"no dense array at byte {self._file.tell()}")
         shape = self._unpack(f"{ndim}q")
         flag = self._unpack("iii")[2]
         if flag not in DTYPES or min(shape) < 1:
-            raise _Malformed(f"no array of a known dtype and shape at byte {self._file.tell()}")
-        info = ArrayInfo(shape, np.dtype(DTYPES[flag]), self._file.tell())
-        self._skip(math.prod(shape) * info.dtype.itemsize)
-        return info
+            raise Damaged(f"no array of a known dtype and shape at byte {self._file.tell()}")
+        tensor = stored_tensor(self._path, self._file.tell(), shape, np.dtype(DTYPES[flag]))
+        self._skip(math.prod(shape) * tensor.dtype.itemsize)
+        return tensor
 
     def _number(self) -> int:
         count = self._count()
         if count > MAX_ARRAYS:
-            raise _Malformed(f"{count} arrays, the limit is {MAX_ARRAYS}")
+            raise Damaged(f"{count} arrays, the limit is {MAX_ARRAYS}")
         return count
 
     def _count(self) -> int:
         count = self._unpack("Q")[0]
         if count > self._size:  # every array and every name takes bytes
-            raise _Malformed("it ends too early")
+            raise Damaged("it ends too early")
         return count
 
     def _unpack(self, layout: str) -> tuple[int, ...]:
@@ -174,5 +132,5 @@ class _Reader:
 
     def _skip(self, size: int) -> None:
         if self._file.tell() + size > self._size:
-            raise _Malformed("it ends too early")
+            raise Damaged("it ends too early")
         self._file.seek(size, os.SEEK_CUR)

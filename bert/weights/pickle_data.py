@@ -1,10 +1,10 @@
 """A pickle read as data: nothing that stands in it is imported, called or executed.
 
 Python's own unpickler imports what a pickle names and calls it with arguments from the pickle, which is how a
-file runs `os.system`. This machine knows the operations of protocols 2 to 5 (Lib/pickletools.py) as far as
-they build numbers, strings, tuples, lists and dicts. A name is a `Global`, an inert word; a function that
-knows a few names gives meaning to calls. Everything else in a pickle is `OPAQUE`: long strings, bytes, sets,
-objects whose content nobody needs.
+file runs `os.system`. This one has those of its operations that build numbers, strings, tuples, lists and
+dicts, and other ones where the library's call, import or allocate. A name is a `Global`, an inert word, to
+which a subclass gives meaning. Everything else in a pickle is `OPAQUE`: long strings, bytes, sets, objects
+whose content nobody needs.
 
 Time and memory are limited whatever the pickle is: the number of operations, the length of strings, and keys
 of dicts, which are strings and numbers, since hashing nested tuples can take exponential time.
@@ -13,15 +13,28 @@ of dicts, which are strings and numbers, since hashing nested tuples can take ex
 from __future__ import annotations
 
 import os
+import pickle
 import struct
 from typing import IO, Any, Callable, NamedTuple
 
-from bert.weights.stored import MAX_NAME, Damaged, shown
+from bert.weights.tensors import MAX_NAME, Damaged, shown
 
 MAX_OPERATIONS = 250_000  # BERT-large with Adam's moments and a second copy takes 67,000
 _MAX_STRING = 4 * MAX_NAME  # bytes; a longer one is OPAQUE
 _MAX_KEY = 1 << 60  # of those above, any number have the same hash
-_MAX_PROTOCOL = 5
+
+# Operations that torch.save writes; of protocols 2 to 5, and none of text.
+_OPERATIONS = """
+    PROTO FRAME STOP NONE NEWTRUE NEWFALSE BININT1 BININT2 BININT BINFLOAT LONG1
+    SHORT_BINUNICODE BINUNICODE BINUNICODE8 SHORT_BINSTRING BINSTRING
+    SHORT_BINBYTES BINBYTES BINBYTES8 BYTEARRAY8
+    MARK POP POP_MARK DUP BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET
+    EMPTY_TUPLE TUPLE1 TUPLE2 TUPLE3 TUPLE EMPTY_LIST APPEND APPENDS
+    EMPTY_DICT SETITEM SETITEMS EMPTY_SET ADDITEMS FROZENSET
+    GLOBAL STACK_GLOBAL REDUCE NEWOBJ NEWOBJ_EX BUILD BINPERSID
+"""
+# What the library's operations raise for a stack without an element, a memo without an entry, other types.
+_MISFITS = (IndexError, KeyError, TypeError, ValueError, AttributeError, pickle.UnpicklingError)
 
 
 class Global(NamedTuple):
@@ -31,15 +44,19 @@ class Global(NamedTuple):
 
 
 class _Opaque:
-    def __repr__(self) -> str:
-        return "OPAQUE"
+    """Takes, and drops, what a pickle adds to it."""
+
+    def append(self, item: Any) -> None:
+        """Drops an item."""
+
+    add = extend = append
 
 
 OPAQUE = _Opaque()
 
 
 class Source:
-    """Bytes of a file from where it stands to `end`."""
+    """Bytes of a file from where it stands to `end`, as much of a file as the library's unpickler uses."""
 
     def __init__(self, file: IO[bytes], end: int):
         self._file, self._left = file, end - file.tell()
@@ -49,7 +66,7 @@ class Source:
         self._count(size)
         self._file.seek(size, os.SEEK_CUR)
 
-    def take(self, size: int) -> bytes:
+    def read(self, size: int) -> bytes:
         """The next `size` bytes. Raises Damaged where there are fewer."""
         self._count(size)
         data = self._file.read(size)
@@ -57,13 +74,13 @@ class Source:
             raise Damaged("it ends too early")
         return data
 
-    def line(self) -> str:
-        """The next line, without its end. Raises Damaged."""
+    def readline(self) -> bytes:
+        """The next line, with its end. Raises Damaged."""
         data = self._file.readline(min(self._left, MAX_NAME))
         self._left -= len(data)
         if not data.endswith(b"\n"):
             raise Damaged("a name has no end")
-        return _text(data[:-1])
+        return data
 
     def _count(self, size: int) -> None:
         if not 0 <= size <= self._left:
@@ -71,198 +88,136 @@ class Source:
         self._left -= size
 
 
-def _text(data: bytes) -> str:
-    try:
-        return data.decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError as error:
-        raise Damaged("a string is not UTF-8") from error
+class _Counted(dict[int, Callable[[Any], None]]):
+    """Operations by their code. A look-up is an operation of the pickle, and there is a limit to them."""
+
+    _left = MAX_OPERATIONS
+
+    def __getitem__(self, code: int) -> Callable[[Any], None]:
+        self._left -= 1
+        if self._left < 0:
+            raise Damaged(f"its pickle has more than {MAX_OPERATIONS} operations")
+        if code not in self:
+            raise Damaged(f"its pickle has the operation {bytes([code])!r}, which torch.save does not write")
+        return super().__getitem__(code)
 
 
-class PickleReader:
-    """The machine that builds the value of a pickle.
+def _string(layout: str) -> Callable[[DataUnpickler], None]:
+    """The operation of a string in front of which its length stands so."""
+
+    def load(self: DataUnpickler) -> None:
+        size = self.number(layout)
+        if size > _MAX_STRING:
+            self.source.skip(size)
+            self.append(OPAQUE)
+        else:
+            self.append(self.source.read(size).decode("utf-8", "surrogatepass"))
+
+    return load
+
+
+def _bytes(layout: str) -> Callable[[DataUnpickler], None]:
+    """The operation of bytes in front of which their length stands so."""
+
+    def load(self: DataUnpickler) -> None:
+        self.source.skip(self.number(layout))
+        self.append(OPAQUE)
+
+    return load
+
+
+# The library's class in C would not do: nobody can replace its operations, it believes any index of a memo,
+# and hashes any key.
+_Library: Any = pickle._Unpickler
+
+
+class DataUnpickler(_Library):
+    """The unpickler that builds the value of a pickle. Its methods have the library's names, by which the
+    library's own ones call them.
+
+    A subclass says what names, calls and persistent ids mean, by which a pickle refers to something outside
+    of it: `find_class`, `call` and `persistent_load`, which raise Damaged or InputError for what must not be.
 
     Args:
         source: the pickle; what follows its end is not consumed.
-        call: gives meaning to a Global called with a tuple of arguments; raises Damaged where there is none.
-        name: checks a Global where the pickle names it; raises for one that must not stand there.
-        persistent: gives meaning to a persistent id, by which a pickle refers to something outside of it.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        call: Callable[[Global, tuple], Any],
-        name: Callable[[Global], None],
-        persistent: Callable[[Any], Any],
-    ):
-        self._source = source
-        self._call, self._name, self._persistent = call, name, persistent
-        self._stack: list[Any] = []
-        self._marks: list[int] = []
-        self._memo: dict[int, Any] = {}
-        self._operations = self._table()
+    def __init__(self, source: Source):
+        super().__init__(source)
+        self.source = source
+        codes = [getattr(pickle, name)[0] for name in _OPERATIONS.split()]
+        methods = {code: _Library.dispatch[code].__name__ for code in codes}
+        self.dispatch = _Counted({code: getattr(type(self), name) for code, name in methods.items()})
 
-    def read(self) -> Any:
+    def value(self) -> Any:
         """The value. Raises Damaged: it ends too early, or has an unknown operation or too many."""
         try:
-            for _ in range(MAX_OPERATIONS):
-                code = self._source.take(1)
-                if code == b".":
-                    return self._stack.pop()
-                if code not in self._operations:
-                    raise Damaged(f"its pickle has the operation {code!r}, which torch.save does not write")
-                self._operations[code]()
-        except (IndexError, KeyError) as error:  # a stack without an element, a memo without an entry
+            return self.load()
+        except _MISFITS as error:
             raise Damaged("its pickle's operations do not fit together") from error
-        raise Damaged(f"its pickle has more than {MAX_OPERATIONS} operations")
 
-    def _table(self) -> dict[bytes, Callable[[], None]]:
-        push, number = self._stack.append, self._number
-        return {
-            b"\x80": self._protocol,
-            b"\x95": lambda: self._source.skip(8),  # FRAME
-            # constants and numbers
-            b"N": lambda: push(None),
-            b"\x88": lambda: push(True),
-            b"\x89": lambda: push(False),
-            b"K": lambda: push(number("B")),
-            b"M": lambda: push(number("<H")),
-            b"J": lambda: push(number("<i")),
-            b"G": lambda: push(number(">d")),
-            b"\x8a": lambda: push(int.from_bytes(self._source.take(number("B")), "little", signed=True)),
-            # strings; those of Python 2 are U and T
-            b"\x8c": lambda: self._string("B"),
-            b"X": lambda: self._string("<I"),
-            b"\x8d": lambda: self._string("<Q"),
-            b"U": lambda: self._string("B"),
-            b"T": lambda: self._string("<i"),
-            # bytes
-            b"C": lambda: self._bytes("B"),
-            b"B": lambda: self._bytes("<I"),
-            b"\x8e": lambda: self._bytes("<Q"),
-            b"\x96": lambda: self._bytes("<Q"),
-            # stack and memo
-            b"(": lambda: self._marks.append(len(self._stack)),
-            b"0": self._drop,
-            b"1": self._drop_since_mark,
-            b"2": lambda: push(self._stack[-1]),
-            b"q": lambda: self._remember(number("B")),
-            b"r": lambda: self._remember(number("<I")),
-            b"\x94": lambda: self._remember(len(self._memo)),
-            b"h": lambda: push(self._memo[number("B")]),
-            b"j": lambda: push(self._memo[number("<I")]),
-            # containers
-            b")": lambda: push(()),
-            b"\x85": lambda: push(self._pop(1)),
-            b"\x86": lambda: push(self._pop(2)),
-            b"\x87": lambda: push(self._pop(3)),
-            b"t": lambda: push(self._since_mark()),
-            b"]": lambda: push([]),
-            b"a": lambda: self._extend(self._pop(1)),
-            b"e": lambda: self._extend(self._since_mark()),
-            b"}": lambda: push({}),
-            b"s": lambda: self._set_items(self._pop(2)),
-            b"u": lambda: self._set_items(self._since_mark()),
-            b"\x8f": lambda: push(OPAQUE),  # a set
-            b"\x90": lambda: self._extend(self._since_mark()),
-            b"\x91": self._frozen_set,
-            # names and what would be calls
-            b"c": lambda: self._global(self._source.line(), self._source.line()),
-            b"\x93": lambda: self._global(*self._pop(2)),
-            b"R": lambda: self._reduce(*self._pop(2)),
-            b"\x81": lambda: self._reduce(*self._pop(2)),  # a new object, as by calling its class
-            b"\x92": self._new_object,
-            b"b": self._state,
-            b"Q": lambda: push(self._persistent(self._pop(1)[0])),
-        }
+    def call(self, function: Global, arguments: tuple) -> Any:
+        """The meaning of a Global called with these arguments."""
+        raise NotImplementedError
 
-    def _number(self, layout: str) -> Any:
-        return struct.unpack(layout, self._source.take(struct.calcsize(layout)))[0]
+    def number(self, layout: str) -> int:
+        """The next number."""
+        return int(struct.unpack(layout, self.source.read(struct.calcsize(layout)))[0])
 
-    def _protocol(self) -> None:
-        if self._number("B") > _MAX_PROTOCOL:
-            raise Damaged("its pickle is of an unknown protocol")
+    load_short_binunicode, load_binunicode, load_binunicode8 = _string("B"), _string("<I"), _string("<Q")
+    load_short_binstring, load_binstring = _string("B"), _string("<i")  # of Python 2
+    load_short_binbytes, load_binbytes = _bytes("B"), _bytes("<I")
+    load_binbytes8 = load_bytearray8 = _bytes("<Q")
 
-    def _string(self, layout: str) -> None:
-        size = self._number(layout)
-        if size > _MAX_STRING:
-            self._source.skip(size)
-            self._stack.append(OPAQUE)
-        else:
-            self._stack.append(_text(self._source.take(size)))
+    def load_frame(self) -> None:
+        self.source.skip(8)  # its size, of which the library would read all at once
 
-    def _bytes(self, layout: str) -> None:
-        self._source.skip(self._number(layout))
-        self._stack.append(OPAQUE)
+    def load_empty_set(self) -> None:
+        self.append(OPAQUE)
 
-    def _pop(self, count: int) -> tuple:
-        if len(self._stack) < count:
-            raise IndexError
-        items = tuple(self._stack[-count:])
-        del self._stack[-count:]
-        return items
+    def load_frozenset(self) -> None:
+        self.pop_mark()
+        self.append(OPAQUE)
 
-    def _since_mark(self) -> tuple:
-        start = self._marks.pop()
-        items = tuple(self._stack[start:])
-        del self._stack[start:]
-        return items
+    def load_setitem(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._set([key, value])
 
-    def _drop(self) -> None:
-        self._pop(1)
+    def load_setitems(self) -> None:
+        self._set(self.pop_mark())
 
-    def _drop_since_mark(self) -> None:
-        self._since_mark()
-
-    def _remember(self, index: int) -> None:
-        self._memo[index] = self._stack[-1]
-
-    def _extend(self, items: tuple) -> None:
-        target = self._stack[-1]
-        if isinstance(target, list):
-            target.extend(items)
-        elif target is not OPAQUE:
-            raise Damaged("its pickle appends to something that is no list")
-
-    def _set_items(self, items: tuple) -> None:
-        target = self._stack[-1]
-        if isinstance(target, dict):
-            if len(items) % 2:
-                raise Damaged("its pickle has a key without a value")
-            for key, value in zip(items[::2], items[1::2]):
-                if not isinstance(key, (str, int, float, type(None), Global, _Opaque)):
-                    raise Damaged("a key of a dict is neither a string nor a number")
-                if isinstance(key, int) and abs(key) > _MAX_KEY:
-                    raise Damaged("a key of a dict is a huge number")
-                target[key] = value
-        elif target is not OPAQUE:
+    def _set(self, items: list) -> None:
+        target = self.stack[-1]
+        if target is OPAQUE:
+            return
+        if not isinstance(target, dict):
             raise Damaged("its pickle sets items of something that is no dict")
+        if len(items) % 2:
+            raise Damaged("its pickle has a key without a value")
+        for key, value in zip(items[::2], items[1::2]):
+            if not isinstance(key, (str, int, float, type(None), Global, _Opaque)):
+                raise Damaged("a key of a dict is neither a string nor a number")
+            if isinstance(key, int) and abs(key) > _MAX_KEY:
+                raise Damaged("a key of a dict is a huge number")
+            target[key] = value
 
-    def _frozen_set(self) -> None:
-        self._since_mark()
-        self._stack.append(OPAQUE)
-
-    def _global(self, module: Any, name: Any) -> None:
-        if not isinstance(module, str) or not isinstance(name, str):
-            raise Damaged("its pickle names something by what is no string")
-        found = Global(f"{module}.{name}")
-        self._name(found)
-        self._stack.append(found)
-
-    def _reduce(self, function: Any, arguments: Any) -> None:
+    def load_reduce(self) -> None:
+        arguments, function = self.stack.pop(), self.stack.pop()
         if function is OPAQUE:
-            self._stack.append(OPAQUE)
+            self.append(OPAQUE)
         elif isinstance(function, Global) and type(arguments) is tuple:
-            self._stack.append(self._call(function, arguments))
+            self.append(self.call(function, arguments))
         else:
             raise Damaged("its pickle calls something that is no function")
 
-    def _new_object(self) -> None:
-        function, arguments, _ = self._pop(3)
-        self._reduce(function, arguments)
+    load_newobj = load_reduce  # a new object, as by calling its class
 
-    def _state(self) -> None:
+    def load_newobj_ex(self) -> None:
+        self.stack.pop()  # arguments by name
+        self.load_reduce()
+
+    def load_build(self) -> None:
         # Attributes, such as the _metadata of a state dict: no tensor of a model is there.
-        self._pop(1)
-        if isinstance(self._stack[-1], (Global, int, str)):
-            raise Damaged(f"its pickle gives attributes to {shown(str(self._stack[-1]))}")
+        self.stack.pop()
+        if isinstance(self.stack[-1], (Global, int, str)):
+            raise Damaged(f"its pickle gives attributes to {shown(str(self.stack[-1]))}")

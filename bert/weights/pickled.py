@@ -1,6 +1,7 @@
 """PyTorch's files (`torch.save`): pytorch_model.bin, NVIDIA's ckpt_*.pt; no pickle in them is executed.
 
-Since PyTorch 1.6 such a file is a zip archive of uncompressed members (torch/serialization.py `_save`):
+Since PyTorch 1.6 such a file is a zip archive of uncompressed members (torch/serialization.py `_save`); where
+one is compressed that is an error, so that no archive becomes larger than it is:
 
     NAME/data.pkl   a pickle, in which a storage, the elements behind one or several tensors, is a persistent
                     id: ("storage", its type, key, device, number of elements)
@@ -20,17 +21,21 @@ from __future__ import annotations
 
 import math
 import os
+import struct
+import zipfile
+import zlib
 from typing import IO, Any, Callable, Iterator, NamedTuple
 
 import numpy as np
 
 from base.errors import InputError
-from bert.weights.pickle_data import OPAQUE, Global, PickleReader, Source
-from bert.weights.stored import (
+from bert.weights.pickle_data import OPAQUE, DataUnpickler, Global, Source
+from bert.weights.tensors import (
     BFLOAT16,
     MAX_DIMENSIONS,
     MAX_NAME,
     Damaged,
+    Tensor,
     check_name,
     native,
     native_dtype,
@@ -39,9 +44,7 @@ from bert.weights.stored import (
     shown,
     stored_size,
 )
-from bert.weights.stored_zip import MAGIC as ZIP_MAGIC
-from bert.weights.stored_zip import Archive, Checksums, Place, checksum
-from bert.weights.tensors import Tensor
+from data.formats.npz import BoundedFile
 
 KIND = "a file of torch.save"
 PICKLE_MAGIC = b"\x80"  # as every pickle of protocol 2 and later begins
@@ -76,8 +79,20 @@ INERT = {
 }
 _KNOWN = {*STORAGES, *TENSORS, *PARAMETERS, *DICTS, *INERT}
 
+_ZIP_MAGIC = b"PK\x03\x04"
+_LOCAL_HEADER = 30  # bytes of an archive's member in front of its name
+_ZIP_ERRORS = (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, struct.error, zlib.error)
+_CHUNK = 1 << 20
 _MAX_DEPTH = 20  # of dicts in dicts
 _MAX_VALUES = 100_000
+
+
+class _Place(NamedTuple):
+    """Bytes of a file."""
+
+    offset: int
+    size: int
+    crc: int | None  # CRC-32; None where the file has none
 
 
 class _Storage(NamedTuple):
@@ -100,7 +115,7 @@ class _Content(NamedTuple):
     """A file's object, its storages' places and their byte order."""
 
     value: Any
-    place: Callable[[_Storage], Place]
+    place: Callable[[_Storage], _Place]
     big_endian: bool
 
 
@@ -116,15 +131,15 @@ def read_index(path: str) -> dict[str, Tensor]:
     """
     with reading(path, KIND), open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        start = file.read(len(ZIP_MAGIC))
+        start = file.read(len(_ZIP_MAGIC))
         file.seek(0)
-        if start == ZIP_MAGIC:
+        if start == _ZIP_MAGIC:
             content = _read_archive(path, file, size)
         elif start.startswith(PICKLE_MAGIC):
             content = _read_legacy(path, file, size)
         else:
             raise Damaged("it does not begin as one")
-        check = Checksums(path)
+        check = _Checksums(path)
         tensors: dict[str, Tensor] = {}
         for name, view in _views(content.value):
             check_name(name, tensors)
@@ -133,36 +148,41 @@ def read_index(path: str) -> dict[str, Tensor]:
         return tensors
 
 
-def _pickle(path: str, file: IO[bytes], end: int, storages: dict[str, _Storage]) -> Any:
-    """The value of the pickle at which the file stands, a `_View` for each tensor; adds to `storages`."""
+class _Unpickler(DataUnpickler):
+    """The unpickler of a pickle in a file of torch.save, which makes a `_View` of each tensor. `storages`: to
+    which it adds those that the pickle refers to."""
 
-    def name(found: Global) -> None:
+    def __init__(self, path: str, source: Source, storages: dict[str, _Storage]):
+        super().__init__(source)
+        self._path, self._storages = path, storages
+
+    def find_class(self, module: str, name: str) -> Global:
+        found = Global(f"{module}.{name}")
         if found.name not in _KNOWN:
             raise InputError(
-                f"{path}: its pickle names {shown(found.name)}, which no state dict needs (nothing of it was "
-                "executed); if you trust the file, load it with torch and save model.state_dict() alone"
+                f"{self._path}: its pickle names {shown(found.name)}, which no state dict needs (nothing of "
+                "it was executed); if you trust the file, load it with torch and save model.state_dict() "
+                "alone"
             )
+        return found
 
-    def persistent(identity: Any) -> _Storage:
+    def persistent_load(self, identity: Any) -> _Storage:
         storage = _storage(identity)
-        storages[storage.key] = storage
+        self._storages[storage.key] = storage
         return storage
 
-    return PickleReader(Source(file, end), _call, name, persistent).read()
-
-
-def _call(function: Global, arguments: tuple) -> Any:
-    if function.name in TENSORS:
-        return _view(arguments)
-    if function.name in PARAMETERS:  # data, requires_grad, ...
-        if not arguments or not isinstance(arguments[0], _View):
-            raise Damaged("a parameter without a tensor")
-        return arguments[0]
-    if function.name in DICTS:
-        return _dict(arguments)
-    if function.name in INERT:
-        return OPAQUE
-    raise Damaged(f"its pickle calls {function.name}")
+    def call(self, function: Global, arguments: tuple) -> Any:
+        if function.name in TENSORS:
+            return _view(arguments)
+        if function.name in PARAMETERS:  # data, requires_grad, ...
+            if not arguments or not isinstance(arguments[0], _View):
+                raise Damaged("a parameter without a tensor")
+            return arguments[0]
+        if function.name in DICTS:
+            return _dict(arguments)
+        if function.name in INERT:
+            return OPAQUE
+        raise Damaged(f"its pickle calls {function.name}")
 
 
 def _dict(arguments: tuple) -> dict:
@@ -232,7 +252,7 @@ def _views(value: Any) -> Iterator[tuple[str, _View]]:
     return inside(value, "", 0)
 
 
-def _tensor(path: str, name: str, view: _View, place: Place, dtype: np.dtype, check: Checksums) -> Tensor:
+def _tensor(path: str, name: str, view: _View, place: _Place, dtype: np.dtype, check: _Checksums) -> Tensor:
     """A tensor that may share its storage with others, and may lie in it in any order."""
     storage, offset, shape, strides = view
     size, count = stored_size(name, shape, dtype), math.prod(shape)
@@ -258,43 +278,126 @@ def _tensor(path: str, name: str, view: _View, place: Place, dtype: np.dtype, ch
 
 
 def _read_archive(path: str, file: IO[bytes], size: int) -> _Content:
-    archive = Archive(path, file, size, "data.pkl")
+    archive = _Archive(path, file, size, "data.pkl")
     big_endian = False
     if archive.holds("byteorder"):
         place = archive.place("byteorder")
         file.seek(place.offset)
         big_endian = file.read(min(place.size, 3)) == b"big"
     place = archive.place("data.pkl")
-    if place.crc is not None and checksum(file, place) != place.crc:
+    if place.crc is not None and _checksum(file, place) != place.crc:
         raise Damaged("wrong checksum of data.pkl")
     file.seek(place.offset)
-    value = _pickle(path, file, place.offset + place.size, {})
+    value = _Unpickler(path, Source(file, place.offset + place.size), {}).value()
     return _Content(value, lambda storage: archive.place(f"data/{storage.key}"), big_endian)
 
 
 def _read_legacy(path: str, file: IO[bytes], size: int) -> _Content:
     storages: dict[str, _Storage] = {}
-    if _pickle(path, file, size, storages) != _LEGACY_NUMBER:
+
+    def following() -> Any:
+        return _Unpickler(path, Source(file, size), storages).value()
+
+    if following() != _LEGACY_NUMBER:
         raise Damaged("a pickle, but not written by torch.save")
-    protocol, facts, value, keys = (_pickle(path, file, size, storages) for _ in range(4))
+    protocol, facts, value, keys = (following() for _ in range(4))
     if protocol != _LEGACY_PROTOCOL or not isinstance(facts, dict):
         raise Damaged("of another protocol than 1001")
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
         raise Damaged("no list of storages")
-    places: dict[str, Place] = {}
+    places: dict[str, _Place] = {}
     for key in keys:
         count = file.read(8)
         if key not in storages or len(count) < 8:
             raise Damaged(f"storage {shown(key)} belongs to no tensor or is missing")
         width = storages[key].dtype.itemsize
-        places[key] = Place(file.tell(), int.from_bytes(count, "little") * width, None)
+        places[key] = _Place(file.tell(), int.from_bytes(count, "little") * width, None)
         if places[key].size > size - file.tell():
             raise Damaged("it ends too early")
         file.seek(places[key].size, os.SEEK_CUR)
 
-    def place(storage: _Storage) -> Place:
+    def place(storage: _Storage) -> _Place:
         if storage.key not in places:
             raise Damaged(f"it lacks storage {shown(storage.key)}")
         return places[storage.key]
 
     return _Content(value, place, facts.get("little_endian") is False)
+
+
+class _Archive:
+    """Members of the one folder of an archive that has `marker` in it."""
+
+    def __init__(self, path: str, file: IO[bytes], size: int, marker: str):
+        self._file, self._size = file, size
+        try:
+            # At most 1 MiB of directory; BERT-large with Adam's moments and a second copy has 0.12 MiB.
+            with BoundedFile(path) as bounded, zipfile.ZipFile(bounded) as archive:
+                members = archive.infolist()
+        except _ZIP_ERRORS as error:
+            raise Damaged(f"its archive's directory cannot be read: {shown(str(error))}") from error
+        self._members = {member.filename: member for member in members}
+        found = [name for name in self._members if name.endswith(f"/{marker}") and name.count("/") == 1]
+        if len(found) != 1 or len(self._members) != len(members):
+            raise Damaged("an archive of something else")
+        self._folder = found[0][: -len(marker)]
+
+    def holds(self, name: str) -> bool:
+        """Returns whether there is such a member of the archive's one folder."""
+        return self._folder + name in self._members
+
+    def place(self, name: str) -> _Place:
+        """Bytes of a member. Raises Damaged: it is missing, compressed, encrypted or not within the file."""
+        member = self._members.get(self._folder + name)
+        if member is None:
+            raise Damaged(f"it lacks {shown(name)}")
+        if member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size:
+            raise Damaged(f"{shown(name)} is compressed, which torch.save does not do")
+        if member.flag_bits & 1 or not 0 <= member.header_offset <= self._size - _LOCAL_HEADER:
+            raise Damaged(f"{shown(name)} is encrypted or missing")
+        self._file.seek(member.header_offset)
+        header = self._file.read(_LOCAL_HEADER)
+        name_length, extra_length = struct.unpack("<HH", header[26:30])
+        offset = member.header_offset + _LOCAL_HEADER + name_length + extra_length
+        if not header.startswith(_ZIP_MAGIC) or offset + member.file_size > self._size:
+            raise Damaged(f"{shown(name)} is cut short")
+        # torch.serialization.set_crc32_options(False) writes zeros.
+        return _Place(offset, member.file_size, member.CRC or None)
+
+
+def _checksum(file: IO[bytes], place: _Place) -> int:
+    """CRC-32 of the bytes at `place`, a block at a time. Raises Damaged where there are fewer."""
+    file.seek(place.offset)
+    crc, left = 0, place.size
+    while left:
+        data = file.read(min(left, _CHUNK))
+        if not data:
+            raise Damaged("it ends too early")
+        crc, left = zlib.crc32(data, crc), left - len(data)
+    return crc
+
+
+class _Checksums:
+    """Comparison of members with their checksums, each once."""
+
+    def __init__(self, path: str):
+        self._path = path
+        self._right: set[_Place] = set()
+
+    def __call__(self, name: str, place: _Place, stored: np.ndarray) -> None:
+        """Raises InputError unless the bytes are those that were written.
+
+        Args:
+            name: of the tensor, for the message.
+            place: of the whole member.
+            stored: what was read of it.
+        """
+        if place.crc is None or place in self._right:
+            return
+        if stored.nbytes == place.size:
+            crc = zlib.crc32(stored.view(np.uint8).data)
+        else:
+            with reading(self._path, "an archive"), open(self._path, "rb") as file:
+                crc = _checksum(file, place)
+        if crc != place.crc:
+            raise InputError(f"{self._path}: wrong checksum of {shown(name)}; copy or save it once more")
+        self._right.add(place)

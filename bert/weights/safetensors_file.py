@@ -24,10 +24,11 @@ from safetensors import SafetensorError, safe_open
 
 from base.errors import InputError
 from base.files import replacing
-from bert.weights.stored import (
+from bert.weights.tensors import (
     BFLOAT16,
     MAX_ARRAYS,
     Damaged,
+    Tensor,
     as_tensor,
     check_name,
     check_tensors,
@@ -38,7 +39,6 @@ from bert.weights.stored import (
     stored_size,
     stored_tensor,
 )
-from bert.weights.tensors import Tensor
 
 KIND = "a safetensors file"
 DTYPES: dict[str, np.dtype] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -10,7 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,7 @@ def test_of_a_killed_process_it_is_free_at_once(path, reaped):
 
 
 def test_another_process_with_the_number_of_the_holder_is_not_the_holder(path):
-    write(path, begun=Holder.myself().begun - 1)
+    write(path)  # it lives, and has not the lock
     claim = Claim(str(path), nobody)
     assert claim.attempt()
     claim.release()
@@ -174,15 +175,42 @@ class TestAnotherContainer:
     """Of the same system, whose processes cannot be seen: the kernel's lock decides."""
 
     def test_it_lives(self, path):
-        write(path, namespace="pid:[1]", process=4321)
+        write(path, process=4321)
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             with pytest.raises(HeldError, match="4321"):
                 Claim(str(path), nobody).attempt()
 
     def test_it_has_gone(self, path):
-        write(path, namespace="pid:[1]")
+        write(path, process=4321)
         claim = Claim(str(path), nobody)
+        assert claim.attempt()
+        claim.release()
+
+
+class TestWithoutLocks:
+    """A file system that has none: the beat shows whether the holder lives, also on this host."""
+
+    @pytest.fixture(autouse=True)
+    def no_locks(self, monkeypatch):
+        def flock(descriptor: int, operation: int) -> None:
+            raise OSError(errno.ENOLCK, "No locks available")
+
+        monkeypatch.setattr(fcntl, "flock", flock)
+
+    def test_it_lives(self, path):
+        first, second = Claim(str(path), nobody, beat=0.05), Claim(str(path), nobody)
+        assert first.attempt() and not second.attempt()
+        time.sleep(0.2)
+        with pytest.raises(HeldError):
+            second.attempt()
+        first.release()
+
+    def test_it_has_gone(self, path):
+        write(path)
+        claim = Claim(str(path), nobody, patience=0.1)
+        assert not claim.attempt()
+        time.sleep(0.15)
         assert claim.attempt()
         claim.release()
 
@@ -196,7 +224,7 @@ class TestHostileFiles:
             b"null",
             b"[" * 60_000,
             b'{"host": 1}',
-            json.dumps({**asdict(replace(Holder.myself(), begun=0)), **ELSEWHERE, "process": -1}).encode(),
+            json.dumps({**asdict(Holder.myself()), **ELSEWHERE, "process": -1}).encode(),
             json.dumps({**asdict(Holder.myself()), "process": True}).encode(),
             json.dumps({**asdict(Holder.myself()), "host": "two\nlines"}).encode(),
             json.dumps({**asdict(Holder.myself()), "host": "h" * 5000}).encode(),

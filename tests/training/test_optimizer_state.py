@@ -12,7 +12,7 @@ import pytest
 
 from base.errors import InputError
 from bert.configuration import OPERATORS_LIBRARY
-from bert.weights.stored import BFLOAT16
+from bert.weights.tensors import BFLOAT16
 from tests.training.small_runs import command, trained
 from training.config import stage_config
 from training.estimate import estimate

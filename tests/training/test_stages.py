@@ -18,7 +18,7 @@ import training.loop
 import training.run
 import training.saving
 from base.errors import InputError
-from bert.weights.params_file import read_array, read_index, write_params
+from bert.weights.params_file import read_index, write_params
 from comm.local import LocalCommunicator
 from data.pretraining.batches import PretrainingBatches
 from data.sharing import Share
@@ -431,7 +431,7 @@ def states_of(directory: Path, step: int) -> Any:
 
 
 def read_params(path: Path) -> dict[str, np.ndarray]:
-    return {name: read_array(str(path), info) for name, info in read_index(str(path)).items()}
+    return {name: tensor.read() for name, tensor in read_index(str(path)).items()}
 
 
 def test_nothing_of_stage_1_is_held_when_stage_2_is_opened(corpus, tmp_path, monkeypatch):

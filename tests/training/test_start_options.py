@@ -297,9 +297,9 @@ class TestParameters:
 
 
 def read_all(path: Path) -> dict[str, np.ndarray]:
-    from bert.weights.params_file import read_array, read_index
+    from bert.weights.params_file import read_index
 
-    return {name: read_array(str(path), info) for name, info in read_index(str(path)).items()}
+    return {name: tensor.read() for name, tensor in read_index(str(path)).items()}
 
 
 def write_all(path: Path, arrays: dict[str, np.ndarray]) -> Path:

@@ -11,7 +11,7 @@ from base.launchers import launched_rank
 from bert.configuration import BertConfig
 from bert.weights.bare_params import expected_shapes
 from bert.weights.names import POOLER, part_of
-from bert.weights.params_file import read_array, read_index
+from bert.weights.params_file import read_index
 from bert.weights.tensors import Tensor, Weights
 from data.options import TokenizerConfig
 from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
@@ -142,16 +142,12 @@ def _head(source: str, weights: Weights, parameters: TaskParameters) -> dict[str
     index = read_index(weights.source)
     tensors = {}
     for name, shape in parameters.head.items():
-        info = index.get(name)
-        if info is None or tuple(info.shape) != shape:
-            there = "lacks" if info is None else f"has {tuple(info.shape)} for"
+        tensor = index.get(name)
+        if tensor is None or tensor.shape != shape:
+            there = "lacks" if tensor is None else f"has {tensor.shape} for"
             raise InputError(
                 f"{source} {there} {name} {shape}, the head of this task; name a checkpoint that was "
                 f"fine-tuned for it, or train one from these weights with {INIT_FROM}"
             )
-        tensors[name] = Tensor(
-            shape,
-            info.dtype,
-            lambda info=info: read_array(weights.source, info),  # type: ignore[misc]
-        )
+        tensors[name] = tensor
     return tensors

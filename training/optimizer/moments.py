@@ -9,7 +9,7 @@ every rank, for any number of threads, and after a resumption.
 
 MXNet has no bfloat16 for operators of others, nor have communication libraries for broadcasts: live moments
 are uint8, with an axis of 2 behind the parameter's. In checkpoints they have their type, BFLOAT16 of
-bert.weights.stored.
+bert.weights.tensors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from base.errors import InputError
 from bert.operators import knows_bfloat16_moments
-from bert.weights.stored import BFLOAT16, native
+from bert.weights.tensors import BFLOAT16, native
 
 FLOAT32, BFLOAT = MOMENT_DTYPES = ("float32", "bfloat16")
 

@@ -200,7 +200,7 @@ class Optimizer:
         return {T: np.array(self.t, dtype=np.int64), **arrays}
 
     def state(self) -> dict[str, np.ndarray]:
-        """Copies of all states, in their type (float32, or BFLOAT16 of bert.weights.stored), and `t` (int64,
+        """Copies of all states, in their type (float32, or BFLOAT16 of bert.weights.tensors), and `t` (int64,
         shape ())."""
         views = self.state_views()
         return {name: each if name == T else each.asnumpy() for name, each in views.items()}

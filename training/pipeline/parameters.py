@@ -16,7 +16,7 @@ from bert.model import each_once, network_parameters
 from bert.part import initial_arrays
 from bert.weights.bare_params import check_index
 from bert.weights.names import DECODER, EMBEDDING
-from bert.weights.params_file import read_array, read_index
+from bert.weights.params_file import read_index
 from training.exchange import broadcast_json
 from training.optimizer.optimizer import STATES, Optimizer, check_state, content_of, parameter_of
 from training.parameters import as_dtype, fitted, live_arrays, not_finite
@@ -137,12 +137,12 @@ def _arrays(
     named = bert._collect_params_with_prefix()
     if start.checkpoint is not None and start.initial is None:
         path = start.checkpoint.params_path
-        infos = read_index(path)
+        tensors = read_index(path)
         tied = named[DECODER] is named[EMBEDDING]
-        check_index(path, infos, {name: parameter.shape for name, parameter in named.items()}, tied)
+        check_index(path, tensors, {name: parameter.shape for name, parameter in named.items()}, tied)
         for name, parameter in each_once(named).items():
-            stored = name if name in infos or name != EMBEDDING else DECODER
-            array = as_dtype(read_array(path, infos[stored]), parameter.dtype)
+            stored = name if name in tensors or name != EMBEDDING else DECODER
+            array = as_dtype(tensors[stored].read(), parameter.dtype)
             if start.checkpoint.manifest is None:
                 _check_finite(path, array)
             yield name, array

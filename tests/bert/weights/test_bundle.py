@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from base.errors import InputError
-from bert.weights.bundle import read_index, write_bundle
-from bert.weights.table import read_table, to_varint, varint, write_table
+from bert.weights.bundle import read_index, read_table, to_varint, varint, write_bundle, write_table
 from bert.weights.tensors import Tensor
 from data.formats.framing import masked_crc
 from tests.bert.weights.written import FILES, VARIABLES, write_out

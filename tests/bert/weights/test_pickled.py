@@ -256,6 +256,13 @@ BAD_PICKLES = {
     + b"h\0h\2\x85R0" * 30_000
     + b".",
     "many operations": b"\x80\x02" + b"]" * 2_000_000 + b".",
+    "many marks": b"\x80\x02" + b"(" * 240_000 + b".",
+    # what takes the library's own unpickler gigabytes
+    "a place of the memo": b"\x80\x02}r\xff\xff\xff\xff" * 3,
+    "an array of bytes": b"\x80\x05\x96" + struct.pack("<Q", 1 << 36) + b"abc.",
+    "a frame": b"\x80\x04\x95" + struct.pack("<Q", 1 << 36) + b"N.",
+    "items of a list": b"\x80\x02]K\0K\0s.",
+    "sets of tuples in tuples": b"\x80\x04}\x8f(N" + b"2\x86" * 60 + b"\x90\x85" + b"Ns.",
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from base.errors import InputError
 from bert.operators import load_operators
-from bert.weights.stored import BFLOAT16, native
+from bert.weights.tensors import BFLOAT16, native
 from comm.base import BROADCAST_DTYPES, check_arrays
 from tests.training.optimizer.test_optimizer import (
     NAMES,
