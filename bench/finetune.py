@@ -37,7 +37,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from base import machine
-from base.command_line import OptionParser, count, path_name, positive, positive_int, rate
+from base.command_line import count, path_name, positive, positive_int, rate
 from base.errors import InputError
 from base.threads import set_threads
 from bench.contestants import NO_TORCH, ROOT, environment, find_torch_python
@@ -62,7 +62,7 @@ from bench.finetune_work import (
     training_name,
     write_settings,
 )
-from bench.quick import NOTICE, add_quick, default_text, settle, write_figures
+from bench.quick import default_text, finish, measurement, settle
 from bench.rounds import ratios, spread
 from bench.work import DTYPES, native_dtypes
 from bench.workers import Contestants, end_at, note
@@ -298,12 +298,7 @@ def _quartiles(values: Mapping[str, float], digits: int) -> str:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = OptionParser(
-        prog="python -m bench.finetune",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = measurement("finetune", __doc__, "bert_2_128_2, 40 questions, 1 seed, 1 epoch, 2 rounds")
     add = parser.add_argument
     add(
         "--weights",
@@ -333,8 +328,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="of the trainings for the scores (default: the first of --dtypes)",
     )
     add("--torch_python", type=path_name, metavar="PATH", help="interpreter with torch and transformers")
-    add("--json", type=path_name, metavar="FILE", help="write all figures there")
-    add_quick(parser, "bert_2_128_2, 40 questions, 1 seed, 1 epoch, 2 rounds")
     options = parser.parse_args(arguments)
     usual = {"model": "bert_6_384_12", "questions": 500, "seeds": 5, "epochs": 2.0, "rounds": 5}
     quick = {"model": "bert_2_128_2", "questions": 40, "seeds": 1, "epochs": 1.0, "rounds": 2}
@@ -380,17 +373,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results.append({"dtype": dtype, "rows": rows, "rounds": rounds, "facts": contestants.facts})
     if options.torch_python is None:
         print(NO_TORCH)
-    if options.json:
-        figures = {
-            "machine": here,
-            "quick": options.quick,
-            "work": work.sizes,
-            "losses": losses,
-            "scores": scores,
-        }
-        write_figures(options.json, {**figures, "threads": options.threads, "speed": results})
-    if options.quick:
-        print(NOTICE)
+    figures = {"machine": here, "work": work.sizes, "losses": losses, "scores": scores}
+    finish(options, {**figures, "threads": options.threads, "speed": results})
     return 1 if failed else 0
 
 

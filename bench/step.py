@@ -36,13 +36,13 @@ from dataclasses import dataclass, field
 from typing import Any, Sequence
 
 from base import machine
-from base.command_line import OptionParser, path_name, positive_int
+from base.command_line import path_name, positive_int
 from base.errors import InputError
 from base.memory import available_bytes
 from base.threads import set_threads
 from bench import contestants
 from bench.contestants import CONTESTANTS, OURS, ROOT
-from bench.quick import NOTICE, add_quick, settle, write_figures
+from bench.quick import finish, measurement, settle
 from bench.rounds import plan_sessions, summarize, table
 from bench.work import BATCHES, DTYPES, MODELS, SPLIT, Work, native_dtypes, parameters, size_of
 from bench.workers import Contestants, end_at, note
@@ -148,12 +148,7 @@ def _own_cpu_seconds() -> float:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = OptionParser(
-        prog="python -m bench.step",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = measurement("step", __doc__, f"{QUICK_MODEL}, 2 rounds")
     names = ", ".join(CONTESTANTS)
     parser.add_argument("--models", nargs="+", metavar="MODEL", help="base, large, bert_LAYERS_UNITS_HEADS")
     lengths = [*BATCHES]
@@ -169,8 +164,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--torch_python", type=path_name, metavar="PATH", help="interpreter with torch and transformers"
     )
-    parser.add_argument("--json", type=path_name, metavar="FILE", help="write all figures there")
-    add_quick(parser, f"{QUICK_MODEL}, 2 rounds")
     options = parser.parse_args(arguments)
     usual = {"models": list(MODELS), "lengths": lengths, "rounds": 7}
     settle(options, usual, {"models": [QUICK_MODEL], "lengths": lengths[:1], "rounds": 2})
@@ -213,11 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(
             "bfloat16 was left out: this processor does not multiply it; --dtypes bfloat16 measures it anyway"
         )
-    if options.json:
-        facts = {"machine": here, "threads": options.threads, "quick": options.quick}
-        write_figures(options.json, {**facts, "results": results})
-    if options.quick:
-        print(NOTICE)
+    finish(options, {"machine": here, "threads": options.threads, "results": results})
     return 0 if sound else 1
 
 
