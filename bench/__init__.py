@@ -5,7 +5,8 @@ step               command: a training step, against Hugging Face on PyTorch and
 contestants        the participants of bench.step, and their interpreters
 work               sizes, matrix products and memory of the measured step
 rounds             interleaved rounds, ratios, spread, the table
-workers, serve     processes that take a step on request: the parent's side, the worker's side
+workers, serve     processes that take a step on request: the parent's side, and those of a measurement; the
+                   worker's side
 step_ours          the worker of this project
 peer_torch         the worker of Hugging Face on PyTorch
 peer_gluonnlp      the worker of GluonNLP

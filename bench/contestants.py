@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Mapping, NamedTuple
 
+from bench.launches import ROOT
 from bench.work import Work
 
-ROOT = Path(__file__).resolve().parent.parent
 OURS = "ours"
 PRODUCTS = "products"
 NO_TORCH = (

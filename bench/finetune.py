@@ -27,7 +27,6 @@ measured where the processor multiplies it; the scores are of float32, with --sc
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import signal
@@ -38,7 +37,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from base import machine
-from base.command_line import OptionParser, count, path_name, positive, positive_int, rate
+from base.command_line import count, path_name, positive, positive_int, rate
 from base.errors import InputError
 from base.threads import set_threads
 from bench.contestants import NO_TORCH, ROOT, environment, find_torch_python
@@ -63,10 +62,10 @@ from bench.finetune_work import (
     training_name,
     write_settings,
 )
-from bench.quick import NOTICE, add_quick, default_text, settle, write_figures
+from bench.quick import default_text, finish, measurement, settle
 from bench.rounds import ratios, spread
 from bench.work import DTYPES, native_dtypes
-from bench.workers import Unsupported, Worker, WorkerError, end_at
+from bench.workers import Contestants, end_at, note
 from bert.configuration import named_config
 from bert.weights.bare_params import expected_shapes
 from bert.weights.exporting import export
@@ -160,48 +159,20 @@ def random_weights(model: str, vocabulary: Sequence[str]) -> Weights:
     return Weights("random numbers", "huggingface", tensors, config, vocabulary, cased=False)
 
 
-class Contestants:
-    """The workers of one dtype; one that fails is left out from then on, and named."""
-
-    def __init__(self, work: Work, dtype: str, torch_python: str | None, stack: contextlib.ExitStack):
-        self.facts: dict[str, Figures] = {}
-        self.left_out: dict[str, str] = {}
-        self._workers: dict[str, Worker] = {}
-        for key, module in MODULES.items():
-            python = sys.executable if key == OURS else torch_python
-            if python is None:
-                continue
-            environ = environment(key != OURS, os.environ)
+def start(contestants: Contestants, work: Work, dtype: str, torch_python: str | None) -> None:
+    """Starts the workers of a dtype; the peer's where there is an interpreter for it."""
+    for key, module in MODULES.items():
+        python = sys.executable if key == OURS else torch_python
+        if python is not None:
             words = [python, "-m", module, work.folder, dtype]
-            worker = stack.enter_context(Worker(f"{TITLES[key]} ({dtype})", words, str(ROOT), environ))
-            try:
-                self.facts[key] = worker.wait_until_ready()
-                self._workers[key] = worker
-            except (Unsupported, WorkerError) as error:
-                self._leave_out(key, error)
-
-    @property
-    def keys(self) -> list[str]:
-        """Those that take part."""
-        return list(self._workers)
-
-    def step(self, key: str, name: str) -> dict[str, Any] | None:
-        """The answer of a contestant to one request; None where it has failed."""
-        try:
-            return self._workers[key].step(LIMIT, name)
-        except WorkerError as error:
-            self._leave_out(key, error)
-            return None
-
-    def _leave_out(self, key: str, error: Exception) -> None:
-        self.left_out[key] = str(error)
-        self._workers.pop(key, None)
-        note(f"  {TITLES[key]}: {error}")
+            contestants.start(key, f"{TITLES[key]} ({dtype})", words, environment(key != OURS, os.environ))
 
 
 def measure_losses(work: Work, contestants: Contestants) -> dict[str, list[float]]:
     """Losses of the first steps, by contestant."""
-    return {key: read_losses(work.folder, key) for key in contestants.keys if contestants.step(key, LOSSES)}
+    return {
+        key: read_losses(work.folder, key) for key in contestants.keys if contestants.step(key, LIMIT, LOSSES)
+    }
 
 
 def losses_line(losses: Mapping[str, Sequence[float]]) -> str:
@@ -220,9 +191,8 @@ def measure_scores(work: Work, contestants: Contestants) -> dict[str, dict[str, 
     """Trains every seed by every contestant, in turns; score -> contestant -> seed -> value."""
     found: dict[str, dict[str, dict[int, float]]] = {score: {} for score in SCORES}
     for seed in work.settings.seeds:
-        keys = contestants.keys
-        for key in keys[seed % len(keys) :] + keys[: seed % len(keys)]:
-            taken = contestants.step(key, training_name(seed))
+        for key in contestants.in_turns(seed):
+            taken = contestants.step(key, LIMIT, training_name(seed))
             if taken is None:
                 continue
             scores = scores_of(work, logits_name(key, seed))
@@ -264,7 +234,7 @@ def measure_speed(contestants: Contestants, rounds: int) -> dict[str, list[dict[
             ]
             shift = number % len(entries) if entries else 0
             for key, suffix in entries[shift:] + entries[:shift]:
-                answered = contestants.step(key, name + suffix) if key in contestants.keys else None
+                answered = contestants.step(key, LIMIT, name + suffix)
                 if answered is not None:
                     taken[key + suffix] = answered["seconds"]
             if number >= 0:
@@ -327,17 +297,8 @@ def _quartiles(values: Mapping[str, float], digits: int) -> str:
     return f"{median} ({low} to {high})"
 
 
-def note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = OptionParser(
-        prog="python -m bench.finetune",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = measurement("finetune", __doc__, "bert_2_128_2, 40 questions, 1 seed, 1 epoch, 2 rounds")
     add = parser.add_argument
     add(
         "--weights",
@@ -367,8 +328,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="of the trainings for the scores (default: the first of --dtypes)",
     )
     add("--torch_python", type=path_name, metavar="PATH", help="interpreter with torch and transformers")
-    add("--json", type=path_name, metavar="FILE", help="write all figures there")
-    add_quick(parser, "bert_2_128_2, 40 questions, 1 seed, 1 epoch, 2 rounds")
     options = parser.parse_args(arguments)
     usual = {"model": "bert_6_384_12", "questions": 500, "seeds": 5, "epochs": 2.0, "rounds": 5}
     quick = {"model": "bert_2_128_2", "questions": 40, "seeds": 1, "epochs": 1.0, "rounds": 2}
@@ -399,8 +358,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         scores: Mapping[str, Any] = {}
         losses: Mapping[str, Any] = {}
         for dtype in dtypes:
-            with contextlib.ExitStack() as stack:
-                contestants = Contestants(work, dtype, options.torch_python, stack)
+            with Contestants(TITLES) as contestants:
+                start(contestants, work, dtype, options.torch_python)
                 if dtype == (options.score_dtype or dtypes[0]):
                     losses = measure_losses(work, contestants)
                     print(losses_line(losses), end="", flush=True)
@@ -414,17 +373,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results.append({"dtype": dtype, "rows": rows, "rounds": rounds, "facts": contestants.facts})
     if options.torch_python is None:
         print(NO_TORCH)
-    if options.json:
-        figures = {
-            "machine": here,
-            "quick": options.quick,
-            "work": work.sizes,
-            "losses": losses,
-            "scores": scores,
-        }
-        write_figures(options.json, {**figures, "threads": options.threads, "speed": results})
-    if options.quick:
-        print(NOTICE)
+    figures = {"machine": here, "work": work.sizes, "losses": losses, "scores": scores}
+    finish(options, {**figures, "threads": options.threads, "speed": results})
     return 1 if failed else 0
 
 

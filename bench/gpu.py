@@ -16,7 +16,6 @@ Prints a table and a verdict. Exit codes: 0 all passed, 1 something failed, 2 no
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -30,12 +29,12 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from base import machine
-from base.command_line import OptionParser, path_name, positive_int
+from base.command_line import positive_int
 from base.errors import InputError
 from base.processes import run_in_session
 from base.tables import Row, Table, terminal
 from bench.contestants import ROOT
-from bench.quick import NOTICE, add_quick, settle, write_figures
+from bench.quick import NOTICE, measurement, settle, write_figures
 from bench.workers import end_at
 from training.entry import exit_code
 
@@ -312,12 +311,7 @@ def report(work: Work, results: Sequence[Result]) -> tuple[Table, str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    parser = OptionParser(
-        prog="python -m bench.gpu",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = measurement("gpu", __doc__, "bert_1_32_2, 2 sequences of 16 tokens")
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu", help="(default: gpu)")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="(default: all)")
     parser.add_argument("--models", nargs="+", metavar="bert_L_H_A", help="(default: BERT-base and -large)")
@@ -326,8 +320,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--length", type=positive_int, metavar="N", help="tokens a sequence (default: 128)")
     parser.add_argument("--steps", type=positive_int, metavar="N", help="(default: 20)")
-    parser.add_argument("--json", type=path_name, metavar="FILE", help="write all results there")
-    add_quick(parser, "bert_1_32_2, 2 sequences of 16 tokens")
     options = parser.parse_args(arguments)
     options.quick = options.quick or options.device == "cpu"
     settle(options, USUAL, QUICK)

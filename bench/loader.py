@@ -3,6 +3,8 @@
     python -m bench.loader [--input 'corpus/*.txt' --vocab vocab.txt] [--repeats 5] [--json loader.json]
     python -m bench.loader --quick
 
+Without --input it measures on the embedded text, which `make pretrain` trains on too.
+
 "tokens" are real ones, without padding; speeds are per second of CPU time of one process on one core, so
 that a busy machine does no great harm. Each repeat measures every row once, one after the other, and ratios
 are taken within a repeat; the table shows medians. What an epoch costs before its first batch (pairs,
@@ -28,9 +30,9 @@ from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
-from base.command_line import OptionParser, path_name, path_names, positive_int
+from base.command_line import path_name, path_names, positive_int
 from base.errors import InputError
-from bench.quick import NOTICE, add_quick, default_text, settle, write_figures
+from bench.quick import default_text, finish, measurement, settle
 from bench.raw_path import Settings, create_instances, gluonnlp_tokenizer, read_documents
 from bench.raw_path import batches as raw_batches
 from data.masked_copies import CopiesConfig, build_masked
@@ -199,18 +201,11 @@ def table(rows: Sequence[dict[str, Any]], waiting: dict[str, float]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = OptionParser(
-        prog="python -m bench.loader",
-        description="Measure the loader against GluonNLP's raw path.",
-        epilog="Without --input it measures on the default corpus, which `make pretrain` trains on too.",
-        allow_abbrev=False,
-    )
+    parser = measurement("loader", __doc__, "1 repeat, 10 batches, little text")
     parser.add_argument("--input", type=path_names, metavar="GLOB", help="text files, a sentence a line")
     parser.add_argument("--vocab", type=path_name, metavar="FILE", help="BERT vocab.txt, needed with --input")
     parser.add_argument("--repeats", type=positive_int, metavar="N", help="of all rows (default: 5)")
     parser.add_argument("--batches", type=positive_int, metavar="N", help="a measurement (default: 100)")
-    parser.add_argument("--json", type=path_name, metavar="FILE", help="write all figures there")
-    add_quick(parser, "1 repeat, 10 batches, little text")
     options = parser.parse_args(arguments)
     settle(options, {"repeats": 5, "batches": 100}, {"repeats": 1, "batches": 10})
     scale = QUICK if options.quick else Scale()
@@ -238,11 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
     rows = summarize(figures)
     print(table(rows, waiting))
-    if options.json:
-        everything = {"quick": options.quick, "rows": rows, "repeats": figures, "waiting": waiting}
-        write_figures(options.json, everything)
-    if options.quick:
-        print(NOTICE)
+    finish(options, {"rows": rows, "repeats": figures, "waiting": waiting})
     return 0
 
 

@@ -18,7 +18,6 @@ above what the larger stage needs by a third of what one process needs more.
 
 from __future__ import annotations
 
-import argparse
 import json
 import signal
 import statistics
@@ -28,12 +27,12 @@ from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from base import machine
-from base.command_line import OptionParser, at_least, path_name, positive_int
+from base.command_line import at_least, positive_int
 from base.errors import NO_MEMORY, InputError
 from base.tables import Row, Table, terminal
 from bench import launches
 from bench.launches import ROOT, step_seconds
-from bench.quick import NOTICE, add_quick, settle, with_progress, write_figures
+from bench.quick import finish, measurement, settle, with_progress
 from bench.rounds import ratios, spread
 from bench.workers import end_at
 from bert.configuration import named_config
@@ -257,11 +256,8 @@ def _reason(text: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = OptionParser(
-        prog="python -m bench.pipelines",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = measurement(
+        "pipelines", __doc__, "micro-batches 1 and 4, 1 repeat, bert_2_128_2 and bert_12_512_8, 6 steps"
     )
     add = parser.add_argument
     add("--parts", nargs="+", choices=PARTS, help="(default: all)")
@@ -272,8 +268,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--batch_size", type=positive_int, metavar="B", help="sequences of a micro-batch (4)")
     add("--steps", type=at_least(LOG_INTERVAL), metavar="N", help="of a launch (12)")
     add("--large_model", help="of limit (bert_12_768_12)")
-    add("--json", type=path_name, metavar="FILE", help="write all figures there")
-    add_quick(parser, "micro-batches 1 and 4, 1 repeat, bert_2_128_2 and bert_12_512_8, 6 steps")
     options = parser.parse_args(arguments)
     settle(options, USUAL, QUICK)
     for name in (options.model, options.large_model):
@@ -283,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(machine.line(here), flush=True)
     work = Work(options.model, options.batch_size, options.steps)
     large = work._replace(model=options.large_model)
-    figures: dict[str, Any] = {"machine": here, "quick": options.quick, "work": work._asdict()}
+    figures: dict[str, Any] = {"machine": here, "work": work._asdict()}
     if SPEED in options.parts:
         figures[SPEED] = measure_speed(work, options.stages, options.micro_batches, options.repeats)
         print(f"\n{terminal(speed_table(figures[SPEED], work))}", flush=True)
@@ -293,10 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if LIMIT in options.parts:
         figures[LIMIT] = measure_limit(large)
         print(f"\n{terminal(limit_table(figures[LIMIT], large))}", flush=True)
-    if options.quick:
-        print(NOTICE, flush=True)
-    if options.json:
-        write_figures(options.json, figures)
+    finish(options, figures)
     return 0
 
 

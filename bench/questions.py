@@ -23,10 +23,10 @@ from typing import Any, Callable, Sequence
 
 import numpy as np
 
-from base.command_line import OptionParser, path_name, positive_int
+from base.command_line import path_name, positive_int
 from base.errors import InputError
 from bench.question_loop import best_answers, features, hugging_face, mean_f1
-from bench.quick import NOTICE, add_quick, default_text, settle, write_figures
+from bench.quick import default_text, finish, measurement, settle
 from data.questions.answers import AnswerSettings, Logits, answer
 from data.questions.cloze import ClozeSettings, make_questions
 from data.questions.scores import score_v2
@@ -144,20 +144,13 @@ def measure(questions: Questions, vocab: Vocabulary, repeats: int) -> list[dict[
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = OptionParser(
-        prog="python -m bench.questions",
-        description="Speed of SQuAD's features, answers and scores against a pure-Python loop.",
-        epilog="Without --squad it measures on questions made of the embedded text.",
-        allow_abbrev=False,
-    )
+    parser = measurement("questions", __doc__, "300 questions, 1 repeat")
     parser.add_argument("--squad", type=path_name, metavar="FILE", help="questions in SQuAD's format")
     parser.add_argument(
         "--vocab", type=path_name, metavar="FILE", help="a BERT vocab.txt, needed with --squad"
     )
     parser.add_argument("--questions", type=positive_int, help="how many (default: 10000)")
     parser.add_argument("--repeats", type=positive_int, help="of both (default: 3)")
-    parser.add_argument("--json", type=path_name, metavar="FILE", help="write all figures there")
-    add_quick(parser, "300 questions, 1 repeat")
     options = parser.parse_args(arguments)
     settle(options, {"questions": 10_000, "repeats": 3}, {"questions": 300, "repeats": 1})
     if bool(options.squad) != bool(options.vocab):
@@ -178,11 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for row in rows:
         ratio = f"{row['ratio']:>8.1f}  ({row['lowest']:.1f})"
         print(f"{row['part']:10}{row['loop']:>8.2f}{row['ours']:>8.2f}{ratio}")
-    if options.json:
-        figures = {"quick": options.quick, "questions": len(questions), "cores": cores, "rows": rows}
-        write_figures(options.json, figures)
-    if options.quick:
-        print(NOTICE)
+    finish(options, {"questions": len(questions), "cores": cores, "rows": rows})
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Parts that all measurements share: --quick, which tries them out, progress, and their default text."""
+"""Parts that all measurements share: their command line and its end, progress, and their default text."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, Iterator, Mapping, Sequence, TypeVar
 
 from tqdm import tqdm
 
+from base.command_line import OptionParser, path_name
 from base.errors import InputError
 from base.files import replacing
 from data.embedded import build as build_embedded
@@ -31,9 +32,26 @@ def with_progress(items: Sequence[T]) -> Iterator[T]:
         yield item
 
 
-def add_quick(parser: argparse.ArgumentParser, means: str) -> None:
-    """The option --quick; `means` is what it stands for in this measurement."""
-    parser.add_argument("--quick", action="store_true", help=f"does everything run? ({means})")
+def measurement(name: str, description: str | None, quick: str) -> OptionParser:
+    """The command line of `python -m bench.NAME`, described by its module's text, with the options --quick,
+    which here means `quick`, and --json."""
+    parser = OptionParser(
+        prog=f"python -m bench.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--quick", action="store_true", help=f"does everything run? ({quick})")
+    parser.add_argument("--json", type=path_name, metavar="FILE", help="write all figures there")
+    return parser
+
+
+def finish(options: argparse.Namespace, figures: Mapping[str, Any]) -> None:
+    """Writes the figures where --json has them, and prints what those of --quick are good for."""
+    if options.json:
+        write_figures(options.json, {"quick": options.quick, **figures})
+    if options.quick:
+        print(NOTICE, flush=True)
 
 
 def settle(options: argparse.Namespace, usual: Mapping[str, Any], quick: Mapping[str, Any]) -> None:
@@ -46,7 +64,7 @@ def settle(options: argparse.Namespace, usual: Mapping[str, Any], quick: Mapping
 
 
 def write_figures(path: str, figures: Mapping[str, Any]) -> None:
-    """Writes the JSON file that --json or --output names. InputError where the disk does not take it."""
+    """Writes the JSON file that --json names. InputError where the disk does not take it."""
     try:
         with replacing(path) as file:
             file.write(json.dumps(figures, indent=1).encode() + b"\n")

@@ -11,7 +11,6 @@ launch of mpirun to the metrics of step 1. A run before the first repeat has tok
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -22,10 +21,10 @@ from pathlib import Path
 from typing import Mapping, Sequence
 
 from base import machine
-from base.command_line import OptionParser, path_name, positive_int
+from base.command_line import positive_int
 from base.processes import run_in_session
 from bench.launches import ROOT, command, failure, launch
-from bench.quick import NOTICE, add_quick, default_text, settle, write_figures
+from bench.quick import default_text, finish, measurement, settle
 from bench.rounds import spread
 from bench.workers import end_at
 from training.entry import exit_code
@@ -76,16 +75,9 @@ def table(repeats: Sequence[Mapping[str, float]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    parser = OptionParser(
-        prog="python -m bench.startup",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = measurement("startup", __doc__, "1 repeat")
     parser.add_argument("--repeats", type=positive_int, metavar="N", help="(default: 7)")
     parser.add_argument("--ranks", type=positive_int, metavar="N", help="of the run (default: 2)")
-    parser.add_argument("--json", type=path_name, metavar="FILE", help="write all figures there")
-    add_quick(parser, "1 repeat")
     options = parser.parse_args(arguments)
     settle(options, USUAL, QUICK)
     end_at(signal.SIGINT, signal.SIGTERM)  # with what it has started
@@ -107,11 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     here, load = machine.describe(ROOT), others.shares(sum(os.times()[:4]))
     print(f"{machine.line(here)}\nfirst step of {options.ranks} ranks\n\n{table(repeats)}\n")
     print(f"other programs took {load['others']:.1%} of the machine, its host {load['stolen']:.1%}")
-    if options.quick:
-        print(NOTICE)
-    if options.json:
-        facts = {"machine": {**here, **load}, "ranks": options.ranks, "quick": options.quick}
-        write_figures(options.json, {**facts, "seconds": repeats})
+    finish(options, {"machine": {**here, **load}, "ranks": options.ranks, "seconds": repeats})
     return 0
 
 

@@ -25,7 +25,6 @@ cores at 2.8 GHz all of it takes about 10 minutes for a dtype, --models base alo
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import math
 import os
@@ -33,19 +32,20 @@ import resource
 import signal
 import sys
 import time
+from dataclasses import dataclass, field
 from typing import Any, Sequence
 
 from base import machine
-from base.command_line import OptionParser, path_name, positive_int
+from base.command_line import path_name, positive_int
 from base.errors import InputError
 from base.memory import available_bytes
 from base.threads import set_threads
 from bench import contestants
 from bench.contestants import CONTESTANTS, OURS, ROOT
-from bench.quick import NOTICE, add_quick, settle, write_figures
+from bench.quick import finish, measurement, settle
 from bench.rounds import plan_sessions, summarize, table
 from bench.work import BATCHES, DTYPES, MODELS, SPLIT, Work, native_dtypes, parameters, size_of
-from bench.workers import Unsupported, Worker, WorkerError, end_at
+from bench.workers import Contestants, end_at, note
 from training.entry import exit_code
 
 LARGE = 2e8  # parameters from which on half of the rounds and one warm-up must do
@@ -53,69 +53,50 @@ WARM_UPS = 2  # steps: the first plans memory, the second finds it planned
 QUICK_MODEL = "bert_1_64_1"
 
 
+@dataclass
 class Session:
-    """Workers that live at the same time, and their results."""
+    """Results of workers that lived at the same time. `rounds`: seconds of a step, by contestant."""
 
-    def __init__(self, work: Work, torch_python: str | None):
-        self._work, self._torch_python = work, torch_python
-        self.rounds: list[dict[str, float]] = []
-        self.facts: dict[str, dict[str, Any]] = {}
-        self.left_out: dict[str, str] = {}
-        self.failed = False
-        self.cpu_seconds = 0.0  # of all workers
-        self.idle_cpu, self.idle_wall = 0.0, 0.0  # of workers that wait, while another computes
+    rounds: list[dict[str, float]] = field(default_factory=list)
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    failed: bool = False
+    idle_cpu: float = 0.0  # of workers that wait, while another computes
+    idle_wall: float = 0.0
 
-    def run(self, keys: Sequence[str], rounds: int, warm_ups: int) -> None:
-        """Starts the contestants one after the other, warms each up, takes the rounds, ends them."""
-        with contextlib.ExitStack() as stack:
-            workers: dict[str, Worker] = {}
-            for key in keys:
-                self._guarded(key, workers, lambda key=key: self._start(key, stack, workers, warm_ups))
-            for number in range(rounds):
-                self.rounds.append({})
-                # Nobody is always the next after the same one.
-                order = list(workers)[number % max(1, len(workers)) :] + list(workers)
-                for key in list(dict.fromkeys(order)):
-                    self._guarded(key, workers, lambda key=key: self._take_step(key, workers))
-            for key, worker in list(workers.items()):
-                self.cpu_seconds += worker.cpu_seconds()
-                self._guarded(key, workers, lambda key=key: self.facts[key].update(workers[key].end()))
 
-    def _start(
-        self, key: str, stack: contextlib.ExitStack, workers: dict[str, Worker], warm_ups: int
-    ) -> None:
-        words = contestants.command(key, self._work, self._torch_python)
-        name = f"{CONTESTANTS[key].title} ({self._work})"
-        environ = contestants.environment(CONTESTANTS[key].module != CONTESTANTS[OURS].module, os.environ)
-        worker = stack.enter_context(Worker(name, words, str(ROOT), environ))
-        self.facts[key] = worker.wait_until_ready()
-        workers[key] = worker
-        warm = [worker.step()["seconds"] for _ in range(warm_ups)]
-        self.facts[key]["warm_up_s"] = warm
-        note(f"  {name}: ready, warm-up {' '.join(f'{each:.2f}' for each in warm)} s")
-
-    def _take_step(self, key: str, workers: dict[str, Worker]) -> None:
-        waiting = [worker for other, worker in workers.items() if other != key]
-        before, begun = sum(worker.cpu_seconds() for worker in waiting), time.monotonic()
-        answer = workers[key].step()
-        self.idle_cpu += sum(worker.cpu_seconds() for worker in waiting) - before
-        self.idle_wall += (time.monotonic() - begun) * len(waiting)
-        if answer["loss"] is not None and not math.isfinite(answer["loss"]):
-            raise WorkerError(f"{workers[key].name}: the loss is {answer['loss']}")
-        self.rounds[-1][key] = answer["seconds"]
-        self.facts[key].setdefault("losses", []).append(answer["loss"])
-
-    def _guarded(self, key: str, workers: dict[str, Worker], action: Any) -> None:
-        """A contestant that fails is left out from then on, and named."""
-        try:
-            action()
-        except (Unsupported, WorkerError) as error:
-            self.failed |= isinstance(error, WorkerError)
-            self.left_out[key] = str(error)
-            note(f"  {CONTESTANTS[key].title}: {error}")
-            worker = workers.pop(key, None)
-            if worker is not None:
-                worker.__exit__(None, None, None)
+def run_session(
+    work: Work, keys: Sequence[str], rounds: int, warm_ups: int, torch_python: str | None
+) -> Session:
+    """Starts the contestants one after the other, warms each up, takes the rounds, ends them."""
+    found = Session()
+    with Contestants({key: CONTESTANTS[key].title for key in keys}) as running:
+        for key in keys:
+            words = contestants.command(key, work, torch_python)
+            name = f"{CONTESTANTS[key].title} ({work})"
+            peer = CONTESTANTS[key].module != CONTESTANTS[OURS].module
+            running.start(key, name, words, contestants.environment(peer, os.environ))
+            answers = [running.step(key) for _ in range(warm_ups)]
+            warm = [answer["seconds"] for answer in answers if answer is not None]
+            if key in running.keys:
+                running.facts[key]["warm_up_s"] = warm
+                note(f"  {name}: ready, warm-up {' '.join(f'{each:.2f}' for each in warm)} s")
+        for number in range(rounds):
+            seconds: dict[str, float] = {}
+            for key in running.in_turns(number):
+                waiting = [other for other in running.keys if other != key]
+                before, begun = running.cpu_seconds(waiting), time.monotonic()
+                answer = running.step(key)
+                if answer is None:
+                    continue
+                found.idle_cpu += running.cpu_seconds(waiting) - before
+                found.idle_wall += (time.monotonic() - begun) * len(waiting)
+                seconds[key] = answer["seconds"]
+                running.facts[key].setdefault("losses", []).append(answer["loss"])
+            found.rounds.append(seconds)
+        running.end()
+    found.facts, found.left_out, found.failed = running.facts, running.left_out, running.failed
+    return found
 
 
 def measure(
@@ -131,8 +112,7 @@ def measure(
     for _ in range(plan.repeats):
         in_repeat: list[list[dict[str, float]]] = []
         for chosen in plan.sessions:
-            session = Session(work, torch_python)
-            session.run(chosen, math.ceil(rounds / plan.repeats), warm_ups)
+            session = run_session(work, chosen, math.ceil(rounds / plan.repeats), warm_ups, torch_python)
             sessions.append(session)
             in_repeat.append(session.rounds)
         if plan.repeats > 1:  # each alone: its first step is set against the others' first
@@ -167,17 +147,8 @@ def _own_cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = OptionParser(
-        prog="python -m bench.step",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = measurement("step", __doc__, f"{QUICK_MODEL}, 2 rounds")
     names = ", ".join(CONTESTANTS)
     parser.add_argument("--models", nargs="+", metavar="MODEL", help="base, large, bert_LAYERS_UNITS_HEADS")
     lengths = [*BATCHES]
@@ -193,8 +164,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--torch_python", type=path_name, metavar="PATH", help="interpreter with torch and transformers"
     )
-    parser.add_argument("--json", type=path_name, metavar="FILE", help="write all figures there")
-    add_quick(parser, f"{QUICK_MODEL}, 2 rounds")
     options = parser.parse_args(arguments)
     usual = {"models": list(MODELS), "lengths": lengths, "rounds": 7}
     settle(options, usual, {"models": [QUICK_MODEL], "lengths": lengths[:1], "rounds": 2})
@@ -237,11 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(
             "bfloat16 was left out: this processor does not multiply it; --dtypes bfloat16 measures it anyway"
         )
-    if options.json:
-        facts = {"machine": here, "threads": options.threads, "quick": options.quick}
-        write_figures(options.json, {**facts, "results": results})
-    if options.quick:
-        print(NOTICE)
+    finish(options, {"machine": here, "threads": options.threads, "results": results})
     return 0 if sound else 1
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import gluonnlp
 import mxnet as mx
@@ -20,9 +20,9 @@ import numpy as np
 from base.errors import InputError
 from bench.serve import ReadLoss, TakeStep, Unsupported, best_gflops, no_loss, serve
 from bench.work import DROPOUT, MODELS, VOCABULARY, Batch, Product, Work, gflop, products
-from bert.configuration import KEEP, REMOVE, named_config
+from bert.configuration import named_config
 from bert.model import build_model, initialize, trainable
-from bert.operators import check_padding, choose_operators, load_operators
+from bert.operators import choose_operators, load_operators
 from comm.local import LocalCommunicator
 from data.pretraining.batches import dummy_batch
 from tasks.pretraining.task import Pretraining
@@ -34,52 +34,22 @@ SQUARE = 2048  # rows and columns of the product that gives the machine's peak
 CLIP_NORM = 1.0
 
 
-class OurStep(NamedTuple):
-    """A step, what it changes, and whether it is on the fused operators."""
-
-    take: TrainStep
-    network: Any
-    optimizer: Optimizer
-    parameters: dict[str, Any]
-    fused: bool
-
-    @staticmethod
-    def wait() -> None:
-        """Returns when all that was begun is computed."""
-        mx.nd.waitall()
-
-
-def make_step(model: str, dtype: str, operators: str, padding: str = KEEP) -> OurStep:
-    """The step of a run of one process on the CPU; `operators` and `padding` as for these options."""
-    config = named_config(MODELS.get(model, model))
-    device = mx.cpu()
+def set_up_step(work: Work, operators: str) -> tuple[TakeStep, dict[str, Any]]:
+    """The step of a run of one process on the CPU; `operators` as for this option."""
+    config, device, task = named_config(MODELS.get(work.model, work.model)), mx.cpu(), Pretraining()
     try:
-        operators = choose_operators(operators, dtype, device, config)
-        check_padding(padding, operators)
+        operators = choose_operators(operators, work.dtype, device, config)
     except InputError as reason:
         raise Unsupported(str(reason)) from None
+    fused = operators == "fused"
     bert = build_model(config, VOCABULARY, DROPOUT)
     initialize(bert, device, "float32", seed=0)
     parameters = trainable(bert)
     weights = [parameter.data(device) for parameter in parameters.values()]
-    optimizer = Optimizer("lamb", list(parameters), weights, native=operators == "fused")
-    task = Pretraining()
-    network = task.network(bert, config, dtype, DROPOUT, operators)
-    if padding == REMOVE:
-        network.remove_padding()
-    step = TrainStep(
-        task,
-        network,
-        optimizer,
-        StaticScaler(),
-        LocalCommunicator(),
-        StepSettings(1, CLIP_NORM, lambda step, number: step),  # seeds of dropout
-    )
-    return OurStep(step, network, optimizer, parameters, operators == "fused")
-
-
-def set_up_step(work: Work, operators: str) -> tuple[TakeStep, dict[str, Any]]:
-    step, _, _, parameters, fused = make_step(work.model, work.dtype, operators)
+    optimizer = Optimizer("lamb", list(parameters), weights, native=fused)
+    network = task.network(bert, config, work.dtype, DROPOUT, operators)
+    settings = StepSettings(1, CLIP_NORM, lambda step, number: step)  # seeds of dropout
+    step = TrainStep(task, network, optimizer, StaticScaler(), LocalCommunicator(), settings)
     batch = dummy_batch(*work.batch, VOCABULARY, np.random.default_rng(0))
     count = 0
 

@@ -23,7 +23,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from base.command_line import OptionParser, at_least, path_name, path_names
 from base.errors import InputError
-from bench.quick import NOTICE, add_quick, default_text, settle
+from bench.quick import NOTICE, default_text, settle
 from data.text.corpus import expand_inputs, sentences
 from data.tokenizing.vocab import Vocabulary, load_vocab
 from data.tokenizing.wordpiece import MAX_CHARS_PER_WORD, WordPieceTokenizer, bert_normalizer
@@ -106,7 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cased", action="store_true")
     parser.add_argument("--rounds", type=at_least(2), help="at least 2 (default: 5)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    add_quick(parser, f"2 rounds of the first {QUICK_LINES} sentences")
+    means = f"2 rounds of the first {QUICK_LINES} sentences"
+    parser.add_argument("--quick", action="store_true", help=f"does everything run? ({means})")
     options = parser.parse_args(arguments)
     settle(options, {"rounds": 5}, {"rounds": 2})
     if bool(options.input) != bool(options.vocab):

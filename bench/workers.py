@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from types import FrameType, TracebackType
-from typing import Any, Mapping, NoReturn, Sequence
+from typing import Any, Callable, Iterable, Mapping, NoReturn, Sequence
 
 from base.processes import kill_group
+from bench.launches import ROOT
 
 SET_UP_LIMIT = 300.0  # seconds
 STEP_LIMIT = 300.0
@@ -132,3 +135,89 @@ class Worker:
         self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 1500))
         said = self._log.read().decode(errors="replace").strip()
         return WorkerError(f"{self.name} {what}" + (f":\n{said}" if said else ""))
+
+
+class Contestants:
+    """Workers of a measurement, by key. One that fails is left out from then on, and named; so is one whose
+    loss is not finite, since its seconds say nothing.
+
+    Use it as a context manager, as a worker.
+
+    Attributes:
+        facts: what each worker states about itself.
+        left_out: why a worker is left out.
+        failed: whether one began and did not come through.
+    """
+
+    def __init__(self, titles: Mapping[str, str]):
+        self.facts: dict[str, dict[str, Any]] = {}
+        self.left_out: dict[str, str] = {}
+        self.failed = False
+        self._titles = titles
+        self._workers: dict[str, Worker] = {}
+
+    def __enter__(self) -> Contestants:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in self._workers.values():
+            worker.__exit__(kind, error, trace)
+
+    @property
+    def keys(self) -> list[str]:
+        """Those that take part."""
+        return list(self._workers)
+
+    def start(self, key: str, name: str, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Starts a worker in this project's folder; returns when it is ready or left out."""
+        self._workers[key] = worker = Worker(name, command, str(ROOT), environ)
+        facts = self._guarded(key, worker.wait_until_ready)
+        if facts is not None:
+            self.facts[key] = facts
+
+    def step(self, key: str, limit: float = STEP_LIMIT, name: str = "") -> dict[str, Any] | None:
+        """A worker's answer to one request; None where it is left out."""
+        if key not in self._workers:
+            return None
+        worker = self._workers[key]
+
+        def step() -> dict[str, Any]:
+            answer = worker.step(limit, name)
+            if answer["loss"] is not None and not math.isfinite(answer["loss"]):
+                raise WorkerError(f"{worker.name}: the loss is {answer['loss']}")
+            return answer
+
+        return self._guarded(key, step)
+
+    def end(self) -> None:
+        """Asks every worker for its closing report, which joins its facts."""
+        for key in self.keys:
+            report = self._guarded(key, self._workers[key].end)
+            self.facts[key].update(report or {})
+
+    def in_turns(self, number: int) -> list[str]:
+        """The keys in the order of a round: nobody is always the next after the same one."""
+        keys = self.keys
+        first = number % max(1, len(keys))
+        return keys[first:] + keys[:first]
+
+    def cpu_seconds(self, keys: Iterable[str]) -> float:
+        """CPU time of these workers so far."""
+        return sum(self._workers[key].cpu_seconds() for key in keys)
+
+    def _guarded(self, key: str, action: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+        try:
+            return action()
+        except (Unsupported, WorkerError) as error:
+            self.failed |= isinstance(error, WorkerError)
+            self.left_out[key] = str(error)
+            note(f"  {self._titles[key]}: {error}")
+            self._workers.pop(key).__exit__(None, None, None)
+            return None
+
+
+def note(text: str) -> None:
+    """Shows progress on standard error."""
+    print(text, file=sys.stderr, flush=True)

@@ -40,7 +40,7 @@ def text(tmp_path_factory) -> dict[str, str]:
 def commands() -> list[str]:
     """Modules of bench/ with options of their own: those that people run."""
     paths = sorted((ROOT / "bench").glob("*.py"))
-    return [path.stem for path in paths if "= OptionParser(" in path.read_text("utf-8")]
+    return [path.stem for path in paths if "def main(arguments:" in path.read_text("utf-8")]
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="there is no make")
@@ -67,7 +67,8 @@ def test_every_measurement_has_quick():
     assert set(commands()) == {*BY_DEFAULT, *named}
     for name in commands():
         source = (ROOT / "bench" / f"{name}.py").read_text("utf-8")
-        assert "add_quick(parser" in source and "NOTICE" in source, name
+        assert "measurement(" in source or "--quick" in source, name
+        assert "finish(options" in source or "NOTICE" in source, name
 
 
 def test_startup_quick(text):

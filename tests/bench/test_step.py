@@ -13,7 +13,7 @@ from base import machine
 from bench.contestants import CONTESTANTS, OURS, PRODUCTS, command, find_torch_python
 from bench.rounds import plan_sessions, ratios, spread, summarize, table
 from bench.work import BATCHES, Product, Work, gflop, memory_estimate, parameters, products, size_of
-from bench.workers import Unsupported, Worker, WorkerError
+from bench.workers import Contestants, Unsupported, Worker, WorkerError
 from bert.flops import BACKWARD, Size, forward_flops
 from tests.processes import LIMIT, ROOT, run_command, until
 
@@ -186,6 +186,30 @@ def test_a_worker_that_dies_between_steps_is_named():
         for _ in range(2):  # the second time it is gone already
             with pytest.raises(WorkerError, match="w ended with code 3"):
                 one.step()
+
+
+def test_a_contestant_that_fails_is_left_out():
+    """The others go on; what a loss that is no number took is no figure."""
+    code = "from bench.serve import serve\nimport os\nserve(lambda: (lambda: {}, {{}}))"
+    steps = {
+        "sound": "(lambda: 1.5)",
+        "dies": "os._exit(3)",
+        "diverges": "(lambda: float('nan'))",
+    }
+    with Contestants({**{key: key.upper() for key in steps}, "unable": "UNABLE"}) as running:
+        for key, step in steps.items():
+            running.start(key, key, [sys.executable, "-c", code.format(step)], os.environ)
+        assert running.keys == list(steps) and not running.failed
+        unable = "from bench.serve import serve, Unsupported\ndef f(): raise Unsupported('no')\nserve(f)"
+        running.start("unable", "unable", [sys.executable, "-c", unable], os.environ)
+        assert running.left_out == {"unable": "no"} and not running.failed
+        assert running.in_turns(1) == ["dies", "diverges", "sound"]
+        answers = {key: running.step(key) for key in running.in_turns(0)}
+        assert answers["sound"]["loss"] == 1.5 and answers["dies"] is answers["diverges"] is None
+        assert running.keys == ["sound"] and running.failed and running.step("dies") is None
+        assert "ended with code 3" in running.left_out["dies"] and "nan" in running.left_out["diverges"]
+        running.end()
+        assert running.facts["sound"]["peak_bytes"] > 1e6
 
 
 def test_nothing_is_left_of_a_worker():
