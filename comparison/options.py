@@ -23,8 +23,7 @@ from base.command_line import (
 )
 from base.errors import InputError
 from bert.configuration import parse_model
-from comparison.campaign import CampaignOptions
-from comparison.launching.backends import (
+from comparison.backends import (
     BYTEPS,
     BYTEPS_LOCAL,
     Backend,
@@ -32,6 +31,7 @@ from comparison.launching.backends import (
     count_gpus,
     launch_words,
 )
+from comparison.campaign import CampaignOptions, all_settings
 from comparison.messages import command as messages
 from comparison.messages.command import MessagesOptions
 from comparison.projection import command as projection
@@ -39,7 +39,6 @@ from comparison.projection.command import ProjectionOptions
 from comparison.runs.command import RunsOptions
 from comparison.runs.launches import EMBEDDED_BATCHES, EMBEDDED_MODEL, Trained
 from comparison.runs.record import Steps
-from comparison.settings import all_settings
 from comparison.verdicts import FEWEST_REPEATS
 from data.options import MAX_POSITIONS
 from training.options import expand_options

@@ -38,7 +38,7 @@ from bench import (
     threads,
     tokenize_text,
 )
-from comparison.launching.backends import BACKENDS
+from comparison.backends import BACKENDS
 from comparison.options import parse_options as parse_comparison
 from data import convert_npz, embedded, inspect, prepare, train_vocab
 from data.classification import embedded as embedded_pairs

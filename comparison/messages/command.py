@@ -13,8 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
+import statistics
 import sys
+import time
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
@@ -22,24 +26,40 @@ from base import machine
 from base.command_line import seconds
 from base.errors import InputError
 from base.files import replacing
-from base.json_files import read_json_object
+from base.json_files import read_json_lines, read_json_object
 from base.memory import available_bytes
+from comparison.backends import (
+    BYTEPS,
+    BYTEPS_LOCAL,
+    ROOT,
+    Backend,
+    Cluster,
+    environment,
+    launch_words,
+)
 from comparison.campaign import (
     CampaignOptions,
+    Setting,
     Store,
     begin_progress,
     left_in_words,
+    order_of_repeat,
     seconds_left,
     versions,
     what_counts,
 )
-from comparison.launching.backends import ROOT, Cluster
-from comparison.messages.figures import Cell
-from comparison.messages.launches import RANK, Ranks, send
-from comparison.messages.plan import DEFAULT_SIZES, ITEM_BYTES, Message, parse_messages, that_fit
+from comparison.launch import Launched, launch, reason_of_exit
+from comparison.messages.plan import (
+    DEFAULT_SIZES,
+    ITEM_BYTES,
+    Cell,
+    Message,
+    parse_messages,
+    that_fit,
+    worker_plan,
+)
 from comparison.messages.report import Measured, write_messages
-from comparison.reporting.wording import beside
-from comparison.settings import Setting, order_of_repeat
+from comparison.wording import beside
 
 FOLDER, LEFT_OUT = "messages", "left_out.json"  # under --output
 RESERVE = 1e9  # bytes that stay free for everybody else
@@ -265,9 +285,9 @@ def _send_missing(sweep: Sweep, made: dict[Turn, dict[str, Any]]) -> None:
 def _to_send(sweep: Sweep, turn: Turn, made: Mapping[Turn, Mapping[str, Any]]) -> list[Message]:
     """The messages that fit into memory and at which the backend has not failed, or was wrong, in `made`."""
     avoided = set(sweep.left_out[turn.cell])
-    for other, launch in made.items():
+    for other, earlier in made.items():
         if other.cell == turn.cell:
-            avoided.update(launch["wrong"], launch["failures"])
+            avoided.update(earlier["wrong"], earlier["failures"])
     return [message for message in sweep.options.messages if message.name not in avoided]
 
 
@@ -288,3 +308,180 @@ def _launch(sweep: Sweep, turn: Turn, wanted: Sequence[Message]) -> dict[str, An
     launch = {**cell._asdict(), "repeat": turn.repeat, **sent}
     sweep.store.save(f"{turn.name}.json", launch)
     return launch
+
+
+RANK = ROOT / "comparison" / "messages" / "rank.py"
+LOG, PLAN = "run.log", "plan.json"
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Ranks to be started: `workers` that run `script` through a backend's launcher. `seconds`: of rounds
+    with one message. `limit_s`: of a whole launch."""
+
+    backend: Backend
+    script: Path
+    workers: int
+    cluster: Cluster | None
+    dtype: str
+    seconds: float
+    limit_s: float
+    seed: int
+
+    @property
+    def library(self) -> str:
+        return "byteps" if self.backend.launcher in (BYTEPS, BYTEPS_LOCAL) else "horovod"
+
+    def command(self, directory: Path) -> list[str]:
+        """Raises InputError."""
+        words = launch_words(self.backend, self.workers, self.cluster, directory)
+        return [*words, sys.executable, str(self.script), self.library, str(directory / PLAN), str(directory)]
+
+
+class Account(NamedTuple):
+    """Lines that a rank has written until its end. `results`: by message, `begun`: messages in their order,
+    `agreements_s`: seconds of each agreement."""
+
+    joined: Mapping[str, Any]
+    begun: tuple[str, ...]
+    results: Mapping[str, Mapping[str, Any]]
+    agreements_s: tuple[float, ...] = ()
+
+
+def send(ranks: Ranks, messages: Sequence[Message], directory: Path) -> dict[str, Any]:
+    """Sends all messages and returns, JSON-able:
+
+    - `results`: message -> `first_s`, `rounds_s` (slowest rank of each round), `ranks_s` (rounds by rank)
+    - `wrong`: message -> which element was wrong
+    - `failures`: message -> why there is no result; a launch that fails before it sends fails for all
+    - `notes`: what went wrong after the last message
+    - `attempts`: command, returncode, seconds, peak_bytes of every start, the CPU seconds that its processes
+      took, the share of this machine's time that "others" took meanwhile, and, None where the ranks did not
+      come so far, `start_up_s`: from the launch until all ranks had the first average, and `agreement_s`: of
+      an agreement (the slowest rank's median)
+
+    Every start has a folder of its own in `directory` with the log and what the ranks wrote.
+
+    Raises:
+        KeyboardInterrupt, or what a signal handler raises; nothing is left running then.
+        InputError: the host file has no such slots.
+    """
+    begun = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    outcome: dict[str, Any] = {"begun": begun, "results": {}, "wrong": {}, "failures": {}, "notes": []}
+    attempts = outcome["attempts"] = []
+    todo = list(messages)
+    start = time.monotonic()
+    while todo:
+        here = directory / f"start-{len(attempts)}"
+        shutil.rmtree(here, ignore_errors=True)
+        here.mkdir(parents=True)
+        command = ranks.command(here)
+        plan = worker_plan(todo, ranks.dtype, ranks.workers, ranks.seconds, ranks.seed)
+        with replacing(str(here / PLAN)) as file:
+            file.write(json.dumps(plan).encode())
+        environ = environment(ranks.backend, cluster=ranks.cluster)
+        ended = launch(command, environ, here / LOG, ranks.limit_s, ranks.script)
+        accounts = [read_rank(here / f"rank-{rank}.jsonl") for rank in range(ranks.workers)]
+        attempts.append(
+            {
+                "command": command,
+                "returncode": ended.returncode,
+                "seconds": round(ended.seconds, 3),
+                "peak_bytes": dict(ended.peak_bytes),
+                "cpu_s": ended.cpu_s,
+                "others": ended.others,
+                "start_up_s": _start_up(accounts, todo[0], ended.begun),
+                "agreement_s": _agreement(accounts),
+            }
+        )
+        outcome["joined"] = [each.joined if each else None for each in accounts]
+        answered = _collect(outcome, accounts, todo)
+        left = [message for message in todo if message.name not in answered]
+        reason = why(ended, here / LOG, ranks.limit_s, accounts)
+        if not left:
+            if ended.returncode:
+                outcome["notes"].append(f"after the last message: {reason}")
+            break
+        begun_with = {name for each in accounts if each for name in each.begun}
+        if not any(message.name in begun_with for message in todo):
+            outcome["failures"].update({message.name: f"before any message: {reason}" for message in left})
+            break
+        # Ranks send in the plan's order: the first that not all have finished is where it ended.
+        outcome["failures"][left[0].name] = reason
+        todo = left[1:]
+    outcome["seconds"] = round(time.monotonic() - start, 3)
+    return outcome
+
+
+def _start_up(accounts: Sequence[Account | None], first: Message, begun: float) -> float | None:
+    """Seconds from `begun`, Unix time, until the last rank had the average of the first message."""
+    ends = [each.results.get(first.name, {}).get("first_at") if each else None for each in accounts]
+    known = [end for end in ends if end is not None]
+    return round(max(known) - begun, 3) if known and len(known) == len(accounts) else None
+
+
+def _agreement(accounts: Sequence[Account | None]) -> float | None:
+    times = [each.agreements_s for each in accounts if each and each.agreements_s]
+    return max(map(statistics.median, times)) if times and len(times) == len(accounts) else None
+
+
+def read_rank(path: Path) -> Account | None:
+    """None where the rank has left nothing; a line that its end cut off does not count."""
+    joined: Mapping[str, Any] = {}
+    begun: list[str] = []
+    results: dict[str, Mapping[str, Any]] = {}
+    agreements: tuple[float, ...] = ()
+    try:
+        lines = read_json_lines(str(path))
+    except FileNotFoundError:
+        return None
+    for values in lines:
+        if "joined" in values:
+            joined = values
+        elif "begins" in values:
+            begun.append(values["begins"])
+        elif "agreements_s" in values:
+            agreements = tuple(values["agreements_s"])
+        else:
+            results[values.pop("message")] = values
+    return Account(joined, tuple(begun), results, agreements)
+
+
+def _collect(
+    outcome: dict[str, Any], accounts: Sequence[Account | None], todo: Sequence[Message]
+) -> set[str]:
+    """Enters what all ranks, or one that was sent something wrong, have to say. Returns the messages of which
+    nothing more is to be learnt."""
+    answered = set()
+    for name in (message.name for message in todo):
+        results = [each.results[name] for each in accounts if each and name in each.results]
+        wrong = [result["wrong"] for result in results if result.get("wrong")]
+        if wrong:
+            outcome["wrong"][name] = wrong[0]
+        elif len(results) < len(accounts):
+            continue
+        elif len({len(result.get("rounds_s", ())) for result in results}) > 1 or "rounds_s" not in results[0]:
+            outcome["wrong"][name] = "the ranks do not agree on when to stop: all_agree is wrong"
+        else:
+            rounds = [result["rounds_s"] for result in results]
+            outcome["results"][name] = {
+                "first_s": max(result["first_s"] for result in results),
+                "rounds_s": [max(seconds) for seconds in zip(*rounds)],
+                "ranks_s": rounds,
+            }
+        answered.add(name)
+    return answered
+
+
+def why(ended: Launched, log: Path, limit: float, accounts: Sequence[Account | None]) -> str:
+    """The reason of a failure in one line."""
+    missing = [str(rank) for rank, each in enumerate(accounts) if each is None]
+    if ended.timed_out:
+        return f"no end within {limit:.0f} s (--time_limit)"
+    if ended.returncode == 0 and missing:
+        return (
+            f"rank {', '.join(missing)} left no file in {log.parent}: with several hosts --output must be on"
+            " a file system that all of them share"
+        )
+    reason, _ = reason_of_exit(ended, log.read_text(encoding="utf-8", errors="replace"))
+    return reason

@@ -1,7 +1,7 @@
 """Clusters that a projection can be made for: their parameters, and the source of each.
 
 Bandwidths are in Gbit/s, per direction, latencies in microseconds. Nothing in here was fitted to the
-measurements of comparison.projection.published; what no source states is marked "assumed".
+measurements of comparison.projection.validation; what no source states is marked "assumed".
 """
 
 from __future__ import annotations

@@ -21,22 +21,30 @@ from base.command_line import not_negative, positive, positive_int, share, whole
 from base.errors import InputError
 from bert.configuration import MOST_LAYERS, BertConfig, named_config
 from comparison.projection.clusters import CLUSTERS, Cluster
-from comparison.projection.measured import Measured, read_measured
-from comparison.projection.model import GPUS, Plan, project_all
-from comparison.projection.pipeline_report import write_pipelines
-from comparison.projection.pipelines import Pipeline
-from comparison.projection.published import SINGLE_GPUS
-from comparison.projection.report import write_projection
-from comparison.projection.strategies import (
+from comparison.projection.model import (
     COLOCATED,
+    GPUS,
     PLACEMENTS,
     BytePS,
     FlatRing,
     HierarchicalRing,
+    Plan,
     Strategy,
+    project_all,
 )
-from comparison.projection.validation import single_compute_seconds
-from comparison.projection.workload import ELEMENT_BYTES, VOCABULARY, Workload, bert_parts, update_seconds
+from comparison.projection.pipeline_report import write_pipelines
+from comparison.projection.pipelines import Pipeline
+from comparison.projection.report import write_projection
+from comparison.projection.validation import SINGLE_GPUS, single_compute_seconds
+from comparison.projection.workload import (
+    ELEMENT_BYTES,
+    VOCABULARY,
+    Measured,
+    Workload,
+    bert_parts,
+    read_measured,
+    update_seconds,
+)
 from lamb_paper import LONGEST
 from training.pipeline.options import ONE_F_ONE_B, SCHEDULES
 from training.pipeline.placement import PLACEMENTS as PIPELINE_PLACEMENTS

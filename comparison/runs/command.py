@@ -14,22 +14,20 @@ from typing import Mapping, NamedTuple, Sequence
 from base import machine
 from base.errors import InputError
 from base.progress import Printed
+from comparison.backends import BACKENDS, ROOT, environment
 from comparison.campaign import (
     CampaignOptions,
+    Setting,
     Store,
     begin_progress,
     left_in_words,
+    order_of_repeat,
     seconds_left,
     versions,
     what_counts,
 )
-from comparison.launching.backends import BACKENDS, ROOT, environment
-from comparison.launching.failure import reason_of_exit
-from comparison.launching.launch import launch
-from comparison.reporting import agreement
-from comparison.reporting.report import Report, write_report
-from comparison.reporting.results import FAILED, NOT_RUN
-from comparison.reporting.wording import beside
+from comparison.launch import launch, reason_of_exit
+from comparison.runs import agreement
 from comparison.runs.launches import (
     Trained,
     Training,
@@ -42,7 +40,9 @@ from comparison.runs.launches import (
     save,
 )
 from comparison.runs.record import LOG, PROFILED, TIMED, Record, Steps, Work, read_run
-from comparison.settings import Setting, order_of_repeat
+from comparison.runs.report import Report, write_report
+from comparison.runs.results import FAILED, NOT_RUN
+from comparison.wording import beside
 
 FUSION = "HOROVOD_FUSION_THRESHOLD"  # bytes; on CPUs the training scripts set 0 where it is not set
 MOST_FAILURES = 2  # of a setting: it is not launched again

@@ -8,8 +8,8 @@ from typing import Any, Mapping, Sequence
 
 from base.quantities import digits, percent
 from base.tables import EMPTY, Table
-from comparison.launching.backends import BACKENDS
-from comparison.settings import Group
+from comparison.backends import BACKENDS
+from comparison.campaign import Group
 from comparison.verdicts import DIFFERENT, Pair, Spread
 
 BUSY = 0.1  # of this machine's CPU time: where other programs take more, figures are marked

@@ -11,8 +11,8 @@ import lamb_paper
 from base.errors import InputError
 from bert.configuration import recorded_config
 from bert.flops import forward_flops, size_of
+from comparison.campaign import Setting
 from comparison.runs.record import Record
-from comparison.settings import Setting
 from comparison.verdicts import Spread, spread
 from training.profiling.breakdown import EXPOSED, PARTS
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Mapping, Sequence
 
-from comparison.reporting import agreement
-from comparison.reporting.figures import Figures, figures_of, finish, scaling
+from comparison.campaign import Group, Setting
+from comparison.runs import agreement
+from comparison.runs.figures import Figures, figures_of, finish, scaling
 from comparison.runs.record import PROFILED, TIMED, Record
-from comparison.settings import Group, Setting
 from comparison.verdicts import Pair, compare
 
 OK = "ok"
@@ -58,7 +58,7 @@ class Results:
 
 
 def gather(facts: Mapping[str, Any], records: Sequence[Record], planned: Sequence[Setting]) -> Results:
-    """Figures, reasons and verdicts. `facts`: as for `comparison.reporting.report.write_report`."""
+    """Figures, reasons and verdicts. `facts`: as for `comparison.runs.report.write_report`."""
     timed = {setting: _of(records, setting, TIMED) for setting in planned}
     profiled = {setting: _of(records, setting, PROFILED) for setting in planned}
     failures = {
