@@ -18,7 +18,6 @@ import platform
 import random
 import statistics
 import sys
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
@@ -30,8 +29,7 @@ from base.files import replacing
 from base.json_files import read_json_file, read_json_object
 from base.progress import Printed
 from base.quantities import duration
-from comparison.backends import ROOT, Backend, Cluster
-from comparison.verdicts import FEWEST_REPEATS
+from comparison.backends import ROOT, Cluster
 
 PLAN, LOCK = "plan.json", "lock"
 LAUNCHES = "launches"  # of training runs, see comparison.runs.launches
@@ -47,48 +45,6 @@ _REPORTS = ("report.md", "report.json", LAUNCHES)
 
 R = TypeVar("R")
 W = TypeVar("W", bound=Hashable)  # a launch to be made
-
-
-@dataclass(frozen=True)
-class CampaignOptions:
-    """Options that both campaigns have.
-
-    Attributes:
-        output: directory of the results, as given.
-        backends: those that are compared, by their keys, in the order given.
-        workers: numbers of ranks.
-        repeats: launches of each setting.
-        seed: of the order of launches, and of what they compute.
-        cluster: the hosts of --hostfile; None: this machine.
-        gpus: GPUs of this machine; 0: CPUs.
-        time_limit: seconds for one launch.
-        confidence: of all verdicts of a report together.
-        retry_failed: whether failed launches of an earlier call are made again.
-        command: words of the command line, for the report.
-        given: every option with its value, for the report.
-    """
-
-    output: str
-    backends: Mapping[str, Backend]
-    workers: tuple[int, ...]
-    repeats: int
-    seed: int
-    cluster: Cluster | None
-    gpus: int
-    time_limit: float
-    confidence: float
-    retry_failed: bool
-    command: tuple[str, ...]
-    given: Mapping[str, Any]
-
-    def titles(self) -> dict[str, str]:
-        """Key of a backend -> its name for people."""
-        return {key: backend.title for key, backend in self.backends.items()}
-
-    def warn_of_few_repeats(self) -> None:
-        if self.repeats < FEWEST_REPEATS:
-            text = f"warning: --repeats {self.repeats}: verdicts take {FEWEST_REPEATS}; there will be none"
-            print(text, file=sys.stderr, flush=True)
 
 
 class Store:

@@ -10,7 +10,6 @@ call with the same options continues; finished launches are not repeated.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -23,8 +22,6 @@ from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from base import machine
-from base.command_line import seconds
-from base.errors import InputError
 from base.files import replacing
 from base.json_files import read_json_lines, read_json_object
 from base.memory import available_bytes
@@ -38,7 +35,6 @@ from comparison.backends import (
     launch_words,
 )
 from comparison.campaign import (
-    CampaignOptions,
     Setting,
     Store,
     begin_progress,
@@ -50,32 +46,17 @@ from comparison.campaign import (
 )
 from comparison.launch import Launched, launch, reason_of_exit
 from comparison.messages.plan import (
-    DEFAULT_SIZES,
-    ITEM_BYTES,
     Cell,
     Message,
-    parse_messages,
     that_fit,
     worker_plan,
 )
 from comparison.messages.report import Measured, write_messages
+from comparison.options import MessagesOptions
 from comparison.wording import beside
 
 FOLDER, LEFT_OUT = "messages", "left_out.json"  # under --output
 RESERVE = 1e9  # bytes that stay free for everybody else
-
-
-@dataclass(frozen=True)
-class MessagesOptions:
-    """Options of --comm_only. `dtype`: of the elements. `seconds`: for the rounds of a message in a launch.
-    `scripts`: what the ranks of a backend run in place of rank.py, by its key."""
-
-    campaign: CampaignOptions
-    messages: tuple[Message, ...]
-    cells: tuple[Cell, ...]
-    dtype: str
-    seconds: float
-    scripts: Mapping[str, Path]
 
 
 class Turn(NamedTuple):
@@ -103,55 +84,6 @@ class Sweep(NamedTuple):
         return f"{backend.title}, {turn.cell.workers} ranks, repeat {turn.repeat + 1}"
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of --comm_only alone."""
-    group = parser.add_argument_group("communication alone (--comm_only)")
-    group.add_argument(
-        "--sizes",
-        nargs="+",
-        metavar="SIZE",
-        default=list(DEFAULT_SIZES),
-        help="messages: 64KB, 512MB, 200x64KB for 200 arrays at once, bert-base for the gradients of"
-        " BERT-base (default: 4KB to 512MB in powers of 4, and 200x64KB)",
-    )
-    group.add_argument(
-        "--message_dtype",
-        choices=list(ITEM_BYTES),
-        default="float32",
-        help="dtype of the elements (default float32)",
-    )
-    group.add_argument(
-        "--message_seconds",
-        type=seconds,
-        default=0.5,
-        metavar="S",
-        help="time for the rounds of a message in a launch: many for a small message, at least 2"
-        " for a large one (default 0.5)",
-    )
-
-
-def options_of(
-    options: argparse.Namespace, campaign: CampaignOptions, scripts: Mapping[str, Path] | None = None
-) -> MessagesOptions:
-    """Raises InputError for messages that cannot be sent, or a single rank."""
-    try:
-        messages = parse_messages(options.sizes, options.message_dtype)
-    except ValueError as error:
-        raise InputError(f"--sizes: {error}") from error
-    # The comparison of training has one worker by default, as the base of its efficiency.
-    workers = [number for number in campaign.workers if number > 1]
-    if not workers:
-        raise InputError("--workers: --comm_only needs 2 or more, since one has nobody to send to")
-    return MessagesOptions(
-        campaign=campaign,
-        messages=tuple(messages),
-        cells=tuple(Cell(key, number) for number in workers for key in campaign.backends),
-        dtype=options.message_dtype,
-        seconds=options.message_seconds,
-        scripts=scripts or {},
-    )
-
-
 def compare_messages(options: MessagesOptions) -> int:
     """Runs the comparison. Returns 0 when it is complete, 1 when a backend was wrong or failed.
 
@@ -168,8 +100,8 @@ def compare_messages(options: MessagesOptions) -> int:
         }
         own = {
             "--seed": campaign.seed,
-            "--message_dtype": options.dtype,
-            "--message_seconds": options.seconds,
+            "--message_dtype": options.message_dtype,
+            "--message_seconds": options.message_seconds,
             "--sizes": [message.name for message in options.messages],
         }
         store.agree_on(what_counts(own, axes, campaign.cluster), campaign.repeats)
@@ -179,7 +111,7 @@ def compare_messages(options: MessagesOptions) -> int:
             "versions": versions(),
             "titles": campaign.titles(),
             "command": campaign.command,
-            "dtype": options.dtype,
+            "dtype": options.message_dtype,
             "repeats": campaign.repeats,
             "confidence": campaign.confidence,
             "options": campaign.given,
@@ -235,7 +167,7 @@ def _on_one_host(workers: int, cluster: Cluster | None) -> int:
 def _turns(sweep: Sweep) -> list[Turn]:
     """In an order drawn for every repeat, backends with as many ranks next to each other."""
     options = sweep.options
-    settings = [Setting(*cell, options.dtype, 0) for cell in options.cells]
+    settings = [Setting(*cell, options.message_dtype, 0) for cell in options.cells]
     return [
         Turn(Cell(setting.backend, setting.workers), repeat)
         for repeat in range(options.campaign.repeats)
@@ -299,8 +231,8 @@ def _launch(sweep: Sweep, turn: Turn, wanted: Sequence[Message]) -> dict[str, An
         script=options.scripts.get(cell.backend, RANK),
         workers=cell.workers,
         cluster=campaign.cluster,
-        dtype=options.dtype,
-        seconds=options.seconds,
+        dtype=options.message_dtype,
+        seconds=options.message_seconds,
         limit_s=campaign.time_limit,
         seed=1000 * campaign.seed + turn.repeat,
     )

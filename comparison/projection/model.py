@@ -35,7 +35,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass, replace
-from typing import Callable, Iterable, NamedTuple, Protocol, Sequence
+from typing import Callable, Iterable, Mapping, NamedTuple, Protocol, Sequence
 
 from comparison.projection.clusters import Cluster
 from comparison.projection.workload import Message, Workload
@@ -189,6 +189,11 @@ class BytePS:
             # Interfaces send and receive at the same time: while one partition is pulled the next is pushed.
             between = [_Phase("push", network, delay), _Phase("pull", network, delay)]
         return [inside, *between, inside]
+
+
+STRATEGIES: Mapping[str, Callable[[], Strategy]] = {
+    each.key: each for each in (FlatRing, HierarchicalRing, BytePS)
+}
 
 
 class _Phase(NamedTuple):

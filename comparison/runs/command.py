@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import statistics
 import sys
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Mapping, NamedTuple, Sequence
 
@@ -16,7 +15,6 @@ from base.errors import InputError
 from base.progress import Printed
 from comparison.backends import BACKENDS, ROOT, environment
 from comparison.campaign import (
-    CampaignOptions,
     Setting,
     Store,
     begin_progress,
@@ -27,9 +25,9 @@ from comparison.campaign import (
     what_counts,
 )
 from comparison.launch import launch, reason_of_exit
+from comparison.options import RunsOptions
 from comparison.runs import agreement
 from comparison.runs.launches import (
-    Trained,
     Training,
     finished,
     identity,
@@ -39,7 +37,7 @@ from comparison.runs.launches import (
     remove_checkpoints,
     save,
 )
-from comparison.runs.record import LOG, PROFILED, TIMED, Record, Steps, Work, read_run
+from comparison.runs.record import LOG, PROFILED, TIMED, Record, Work, read_run
 from comparison.runs.report import Report, write_report
 from comparison.runs.results import FAILED, NOT_RUN
 from comparison.wording import beside
@@ -52,28 +50,6 @@ BAD = (
     agreement.WRONG,
     agreement.UNDECIDED,
 )  # kinds of results; out of memory is none of them
-
-
-@dataclass(frozen=True)
-class RunsOptions:
-    """Options of the comparison of training runs.
-
-    Attributes:
-        settings: every combination of backend, workers, dtype and batch size.
-        profiles: launches of each setting with a profile.
-        price_per_hour: of an instance; None: no cost is reported.
-        gpus_per_instance: workers on an instance; None: 1.
-    """
-
-    campaign: CampaignOptions
-    settings: tuple[Setting, ...]
-    dtypes: tuple[str, ...]
-    batch_sizes: tuple[int, ...]
-    steps: Steps
-    profiles: int
-    trained: Trained
-    price_per_hour: float | None
-    gpus_per_instance: int | None
 
 
 class Comparison(NamedTuple):
