@@ -154,7 +154,6 @@ def _end(process: subprocess.Popen[bytes], marker: str) -> None:
 
 MARKER = "COMPARISON_LAUNCH"  # in the environment of every process of a launch
 WORKER, SERVER, SCHEDULER = "worker", "server", "scheduler"
-ROLES = (WORKER, SERVER, SCHEDULER)
 INTERVAL = (
     0.2  # seconds; a peak is the kernel's own, so that only the last moments of a process can be missed
 )

@@ -3,14 +3,12 @@ bandwidth by size."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
 
 from base import machine
-from base.files import replacing
 from base.quantities import digits
-from base.tables import EMPTY, Row, Table, markdown, terminal
+from base.tables import EMPTY, Row, Table
 from comparison.canvas import colour, new_figure, plain, save, whiskers
 from comparison.messages.plan import (
     UNITS,
@@ -26,7 +24,17 @@ from comparison.messages.plan import (
     reference_of,
 )
 from comparison.verdicts import DIFFERENT, FEWEST_REPEATS, NOT_SHOWN, Pair, Spread, spread
-from comparison.wording import busy_mark, marked, memory, verdict, with_others
+from comparison.wording import (
+    Part,
+    as_markdown,
+    as_terminal,
+    busy_mark,
+    marked,
+    memory,
+    verdict,
+    with_others,
+    write_files,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -167,20 +175,17 @@ def write_messages(directory: Path, facts: Mapping[str, Any], measured: Measured
         tables.append(start_table(outcome.starts, titles))
     tables = [marked(table, facts["busy"]) for table in tables]
     sentences = with_others(_sentences(facts, measured, outcome), shares)
-    _write(directory / JSON, json.dumps(_to_json(facts, measured, outcome), indent=1))
     drawn = any(outcome.figures.values())
     if drawn:
         draw(directory / PICTURE, cells, messages, outcome.figures, titles, facts["busy"])
-    parts = ["# Communication alone", "", *(f"{sentence}\n" for sentence in sentences)]
-    parts += [markdown(table) for table in tables]
-    if drawn:
-        parts += [f"![latency and bandwidth by size]({PICTURE})", ""]
-    parts += ["## What was measured", "", DEFINITIONS, "", f"Verdicts. {rule(confidence)}", ""]
-    parts += ["## Where", "", *(f"{line}\n" for line in machine.line(facts["machine"]).splitlines())]
-    parts += [", ".join(f"{name} {version}" for name, version in facts["versions"].items()) + ".", ""]
-    parts += ["```", " ".join(facts["command"]), "```"]
-    _write(directory / MARKDOWN, "\n".join(parts) + "\n")
-    text = "\n\n".join([*(terminal(table) for table in tables), "\n".join(sentences)])
+    parts: list[Part] = ["# Communication alone", *sentences, *tables]
+    parts += [f"![latency and bandwidth by size]({PICTURE})"] if drawn else []
+    parts += ["## What was measured", DEFINITIONS, f"Verdicts. {rule(confidence)}", "## Where"]
+    parts += machine.line(facts["machine"]).splitlines()
+    parts += [", ".join(f"{name} {version}" for name, version in facts["versions"].items()) + "."]
+    parts += ["\n".join(["```", " ".join(facts["command"]), "```"])]
+    write_files(directory, {JSON: _to_json(facts, measured, outcome), MARKDOWN: as_markdown(parts)})
+    text = as_terminal([*tables, "\n".join(sentences)])
     names = [MARKDOWN, JSON, *([PICTURE] if drawn else [])]
     return MessagesReport(text, tuple(directory / name for name in names))
 
@@ -314,11 +319,6 @@ def _figures_json(figures: Figures) -> dict[str, Any]:
         "bus_bytes_per_s": figures.bus,
         "ratio": figures.ratio and figures.ratio._asdict(),
     }
-
-
-def _write(path: Path, text: str) -> None:
-    with replacing(str(path)) as file:
-        file.write(text.encode("utf-8"))
 
 
 # Beside the colours, so that lines can be told apart in grey: markers for backends, dashes for ranks.

@@ -8,15 +8,13 @@ of a GPU on its inter_first time, the network on its intra_first time. The other
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
-from base.files import replacing
 from base.quantities import digits
-from base.tables import Row, Table, markdown, terminal
+from base.tables import Row, Table
 from bert.configuration import BertConfig, named_config
 from comparison.canvas import COLOURS, new_figure, plain, save
 from comparison.projection.clusters import Cluster
@@ -29,7 +27,7 @@ from comparison.projection.pipelines import (
     split_by,
 )
 from comparison.projection.workload import Workload, bert_parts, update_seconds
-from comparison.wording import size
+from comparison.wording import Part, as_markdown, as_terminal, size, write_files
 from training.pipeline.placement import INTER_FIRST, INTRA_FIRST
 from training.pipeline.shares import bubble
 
@@ -267,15 +265,12 @@ def write_pipelines(directory: Path, plan: Plan, pipelines: Sequence[Pipeline]) 
     points = {reading.title: validate_pipelines(reading) for reading in READINGS}
     tables = [_table(pipeline, own) for pipeline, own in found.items()]
     facts, validation = _facts(plan, pipelines[0]), pipeline_tables()
-    text = [f"# Pipelines: {plan.model} on {plan.cluster.title}", facts, *map(markdown, tables)]
-    text += ["## Validation", *map(markdown, validation), f"![published and predicted]({PLOT})", LIMITS]
-    _write(directory / MARKDOWN, ("\n\n".join(part.strip("\n") for part in text) + "\n").encode())
-    content = _content(plan, found, points)
-    _write(directory / JSON, (json.dumps(content, indent=1) + "\n").encode())
+    text: list[Part] = [f"# Pipelines: {plan.model} on {plan.cluster.title}", facts, *tables]
+    text += ["## Validation", *validation, f"![published and predicted]({PLOT})", LIMITS]
+    write_files(directory, {MARKDOWN: as_markdown(text), JSON: _content(plan, found, points)})
     save(validation_figure(points), directory / PLOT)
     names = ", ".join(str(directory / name) for name in (MARKDOWN, JSON, PLOT))
-    shown = [facts, *map(terminal, [*tables, *validation]), f"written: {names}"]
-    return "\n\n".join(shown)
+    return as_terminal([facts, *tables, *validation, f"written: {names}"])
 
 
 def validation_figure(points: dict[str, list[PipelinePoint]]) -> Figure:
@@ -373,8 +368,3 @@ def _content(
             for point in points[reading.title]
         ],
     }
-
-
-def _write(path: Path, content: bytes) -> None:
-    with replacing(str(path)) as handle:
-        handle.write(content)

@@ -3,14 +3,12 @@ projection.png: efficiency by GPUs. projection_validation.png: published and pre
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
-from base.files import replacing
 from base.quantities import digits
-from base.tables import Row, Table, markdown, terminal
-from comparison.canvas import COLOURS, new_figure, plain, save
+from base.tables import Row, Table
+from comparison.canvas import COLOURS, ideal_style, new_figure, plain, save
 from comparison.projection.model import Plan, Projection
 from comparison.projection.validation import (
     CASES,
@@ -26,7 +24,7 @@ from comparison.projection.validation import (
     tables,
     validate,
 )
-from comparison.wording import size
+from comparison.wording import Part, as_markdown, as_terminal, size, write_files
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,17 +73,15 @@ def write_projection(directory: Path, plan: Plan, projections: Sequence[Projecti
     drawn = draw_all(directory, plan, projections, points)
     validation = tables()
     first = _summary(plan, projections, points)
-    text = [f"# Projection: {plan.model} on {plan.cluster.title}", first, _facts(plan)]
-    text += [markdown(each) for each in own]
+    text: list[Part] = [f"# Projection: {plan.model} on {plan.cluster.title}", first, _facts(plan), *own]
     text += [f"![efficiency by the number of GPUs]({PROJECTION})", _caption(plan, points)]
-    text += [markdown(_parameters(plan)), "## Validation", _validation_words()]
-    text += [markdown(each) for each in validation]
+    text += [_parameters(plan), "## Validation", _validation_words(), *validation]
     text += [f"![published and predicted]({VALIDATION})"]
     text += ["## Where it must fail", LIMITS, "## Sources of the measurements", _sources()]
-    _write(directory / MARKDOWN, "\n\n".join(part.strip("\n") for part in text) + "\n")
-    _write(directory / JSON, json.dumps(_content(plan, projections, points), indent=1) + "\n")
+    content = _content(plan, projections, points)
+    write_files(directory, {MARKDOWN: as_markdown(text), JSON: content})
     names = ", ".join(str(directory / name) for name in (MARKDOWN, JSON, *drawn))
-    return "\n\n".join([_facts(plan), *(terminal(each) for each in own), first, f"written: {names}"])
+    return as_terminal([_facts(plan), *own, first, f"written: {names}"])
 
 
 def _table(plan: Plan, projections: Sequence[Projection], strategy: str) -> Table:
@@ -237,14 +233,8 @@ def _milliseconds(seconds: float) -> str:
     return "0" if seconds < 1e-9 else digits(seconds * 1e3)  # less is rounding
 
 
-def _write(path: Path, text: str) -> None:
-    with replacing(str(path)) as handle:
-        handle.write(text.encode("utf-8"))
-
-
 PROJECTION, VALIDATION = "projection.png", "projection_validation.png"
 BAND = "where measurements would lie, off as in the validation"
-_IDEAL = {"color": "#888888", "linestyle": "--", "linewidth": 1.2, "zorder": 1}
 _MARKERS = "osD"
 
 
@@ -292,7 +282,7 @@ def _draw_strategies(
     for each in projections:
         share = 100 * (each.efficiency if overlap else each.without_overlap)
         shares.setdefault(each.title, {})[each.gpus] = share
-    axes.axhline(100, label="linear", **_IDEAL)
+    axes.axhline(100, label="linear", **ideal_style())
     for index, (title, own) in enumerate(shares.items()):
         # The first ones are wider, so that they show around later ones that are equal.
         style = {"marker": _MARKERS[index], "markersize": 9 - 2.5 * index, "linewidth": 2.6 - 0.6 * index}

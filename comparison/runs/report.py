@@ -6,14 +6,12 @@ report.md has the summary first, then tables, plots, the rule of verdicts, and w
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import shlex
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
-from base.files import replacing
-from base.tables import Table, markdown, terminal
+from base.tables import Table
 from comparison.campaign import Group, Setting
 from comparison.runs import agreement, plots, sections
 from comparison.runs.agreement import compared
@@ -21,7 +19,18 @@ from comparison.runs.figures import Figures
 from comparison.runs.record import TIMED, Record
 from comparison.runs.results import FAILED, NOT_RUN, OUT_OF_MEMORY, Result, Results, gather
 from comparison.verdicts import DIFFERENT, FEWEST_REPEATS, NOT_SHOWN, TOO_FEW, Pair, rule
-from comparison.wording import batch_unit, busy_mark, group_words, marked, title_of, with_others
+from comparison.wording import (
+    Part,
+    as_markdown,
+    as_terminal,
+    batch_unit,
+    busy_mark,
+    group_words,
+    marked,
+    title_of,
+    with_others,
+    write_files,
+)
 
 REPORT_MD, REPORT_JSON = "report.md", "report.json"
 SCHEMA = 2  # of report.json; it grows where the meaning of a field changes
@@ -66,12 +75,9 @@ def write_report(
     tables = _tables(results, facts, repeats)
     first = with_others([*state, *summary(results, facts)], shares)
     text = document(first, tables, drawn, results, facts, repeats)
-    with replacing(str(directory / REPORT_MD)) as handle:
-        handle.write(text.encode("utf-8"))
     values = _content(first, results, facts, records, repeats, complete)
-    with replacing(str(directory / REPORT_JSON)) as handle:
-        handle.write((json.dumps(values, indent=1, allow_nan=False) + "\n").encode("utf-8"))
-    shown = "\n\n".join([*(terminal(each) for each in tables), "\n".join(first)])
+    write_files(directory, {REPORT_MD: text, REPORT_JSON: values})
+    shown = as_terminal([*tables, "\n".join(first)])
     paths = [directory / name for name in (REPORT_MD, REPORT_JSON, *drawn)]
     return Report(shown + "\n", paths, results)
 
@@ -292,11 +298,11 @@ def document(
         sections.expansion(results, facts),
     ]
     machine = facts.get("machine") or {}
-    parts = ["# Horovod against BytePS", *first, "## Results", *(markdown(each) for each in tables)]
+    parts: list[Part] = ["# Horovod against BytePS", *first, "## Results", *tables]
     parts += ["## Plots", *(f"![{_PLOTS[name]}]({name})" for name in drawn)] if drawn else []
     parts += [
         "## The same as others print it",
-        *(markdown(marked(each, facts["busy"])) for each in usual),
+        *(marked(each, facts["busy"]) for each in usual),
         "## How verdicts are reached",
         compared(planned, facts),
         _greatest_words(results, facts),
@@ -312,7 +318,7 @@ def document(
         "## What the figures mean, and what not",
         *_meaning(facts, machine),
     ]
-    return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+    return as_markdown(parts)
 
 
 def _greatest_words(results: Results, facts: Mapping[str, Any]) -> str:
