@@ -121,13 +121,12 @@ class Store:
                     f"--output {self._given} holds a comparison with other values: {'; '.join(differing)}."
                     " Choose another --output to start a new one"
                 )
-        with replacing(str(path)) as file:
-            file.write(_json({**plan, REPEATS: repeats}))
+        self.save(PLAN, {**plan, REPEATS: repeats})
 
     def save(self, name: str, values: Mapping[str, Any]) -> None:
         """Writes a JSON file, whole or not at all. `name`: its path in the directory."""
         with replacing(str(self.directory / name)) as file:
-            file.write(_json(values))
+            file.write((json.dumps(values, indent=1, allow_nan=False) + "\n").encode("utf-8"))
 
     def load(self, name: str, read: Callable[[Any], R]) -> R | None:
         """`read` of the values of a JSON file; None where there is no such file.
@@ -189,10 +188,6 @@ def _short(value: Any) -> str:
         return " ".join(map(str, value))
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _json(values: Mapping[str, Any]) -> bytes:
-    return (json.dumps(values, indent=1, allow_nan=False) + "\n").encode("utf-8")
 
 
 def begin_progress(total: int, done: int) -> Printed:

@@ -10,7 +10,6 @@ call with the same options continues; finished launches are not repeated.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import statistics
@@ -22,8 +21,7 @@ from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from base import machine
-from base.files import replacing
-from base.json_files import read_json_lines, read_json_object
+from base.json_files import read_json_lines
 from base.memory import available_bytes
 from comparison.backends import (
     BYTEPS,
@@ -53,7 +51,7 @@ from comparison.messages.plan import (
 )
 from comparison.messages.report import Measured, write_messages
 from comparison.options import MessagesOptions
-from comparison.wording import beside
+from comparison.wording import beside, write_files
 
 FOLDER, LEFT_OUT = "messages", "left_out.json"  # under --output
 RESERVE = 1e9  # bytes that stay free for everybody else
@@ -105,7 +103,7 @@ def compare_messages(options: MessagesOptions) -> int:
             "--sizes": [message.name for message in options.messages],
         }
         store.agree_on(what_counts(own, axes, campaign.cluster), campaign.repeats)
-        sweep = Sweep(options, _left_out(store.directory / LEFT_OUT, options), store)
+        sweep = Sweep(options, _left_out(store, options), store)
         facts = {
             "machine": machine.describe(ROOT),
             "versions": versions(),
@@ -132,12 +130,12 @@ def compare_messages(options: MessagesOptions) -> int:
     return 1 if any(launch["wrong"] or launch["failures"] for launch in launches) else 0
 
 
-def _left_out(path: Path, options: MessagesOptions) -> dict[Cell, dict[str, str]]:
+def _left_out(store: Store, options: MessagesOptions) -> dict[Cell, dict[str, str]]:
     """Messages that do not fit into memory. It is looked at once, and they stay left out in the calls that
     continue."""
     campaign, cells = options.campaign, options.cells
-    if path.exists():
-        kept = read_json_object(str(path))
+    kept = store.load(LEFT_OUT, dict)
+    if kept is not None:
         return {cell: kept.get(Turn(cell, 0).name, {}) for cell in cells}
     available = available_bytes() - RESERVE
     reasons = {
@@ -149,8 +147,7 @@ def _left_out(path: Path, options: MessagesOptions) -> dict[Cell, dict[str, str]
         )[1]
         for cell in cells
     }
-    with replacing(str(path)) as file:
-        file.write(json.dumps({Turn(cell, 0).name: each for cell, each in reasons.items()}).encode())
+    store.save(LEFT_OUT, {Turn(cell, 0).name: each for cell, each in reasons.items()})
     return reasons
 
 
@@ -309,8 +306,7 @@ def send(ranks: Ranks, messages: Sequence[Message], directory: Path) -> dict[str
         here.mkdir(parents=True)
         command = ranks.command(here)
         plan = worker_plan(todo, ranks.dtype, ranks.workers, ranks.seconds, ranks.seed)
-        with replacing(str(here / PLAN)) as file:
-            file.write(json.dumps(plan).encode())
+        write_files(here, {PLAN: plan})
         environ = environment(ranks.backend, cluster=ranks.cluster)
         ended = launch(command, environ, here / LOG, ranks.limit_s, ranks.script)
         accounts = [read_rank(here / f"rank-{rank}.jsonl") for rank in range(ranks.workers)]
