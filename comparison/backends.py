@@ -52,6 +52,7 @@ BACKENDS: Mapping[str, Backend] = {
         Backend("byteps_local", "BytePS, local ranks", BYTEPS_SCRIPT, BYTEPS_LOCAL),
     )
 }
+RINGS = ("hvd_mpi", "hvd_gloo")  # they add in a ring, in a fixed order
 
 
 class Cluster(NamedTuple):

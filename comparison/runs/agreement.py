@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
+from comparison.backends import RINGS
 from comparison.campaign import Group, Setting
-from comparison.runs.figures import RING
 from comparison.runs.record import Record
 
 # Greatest relative difference of two losses, by dtype; see `between_backends`.
@@ -69,7 +69,7 @@ def between_repeats(backend: str, group: Group, facts: Mapping[str, Any]) -> Lim
     Args:
         facts: as for `between_backends`; `fused`: whether Horovod fuses arrays.
     """
-    ordered = group.workers <= FEW_RANKS or (backend in RING and not facts.get("fused"))
+    ordered = group.workers <= FEW_RANKS or (backend in RINGS and not facts.get("fused"))
     exact = ordered and _on_cpus(facts) and _compression(facts) != DITHERING
     return _limits(exact, group, facts)
 

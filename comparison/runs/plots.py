@@ -23,8 +23,7 @@ from comparison.canvas import (
     whiskers,
 )
 from comparison.runs import agreement
-from comparison.runs.figures import Breakdown, Figures
-from comparison.runs.results import Results
+from comparison.runs.results import Breakdown, Figures, Results
 from comparison.runs.sections import short_reason
 from comparison.wording import batch_unit, group_words, share_with_extremes, title_of
 from training.profiling.breakdown import EXPOSED, IDLE, PYTHON

@@ -15,9 +15,8 @@ from base.tables import Table
 from comparison.campaign import Group, Setting
 from comparison.runs import agreement, plots, sections
 from comparison.runs.agreement import compared
-from comparison.runs.figures import Figures
 from comparison.runs.record import TIMED, Record
-from comparison.runs.results import FAILED, NOT_RUN, OUT_OF_MEMORY, Result, Results, gather
+from comparison.runs.results import FAILED, NOT_RUN, OUT_OF_MEMORY, Figures, Result, Results, gather
 from comparison.verdicts import DIFFERENT, FEWEST_REPEATS, NOT_SHOWN, TOO_FEW, Pair, rule
 from comparison.wording import (
     Part,

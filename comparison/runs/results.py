@@ -1,15 +1,247 @@
-"""Results of every setting from the records of its launches: figures, or a reason."""
+"""Results of every setting from the records of its launches: a reason, or figures of speed, memory,
+breakdown, bytes, scaling and the time to finish."""
 
 from __future__ import annotations
 
+import math
+import statistics
 from dataclasses import dataclass, field, replace
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
+import lamb_paper
+from base.errors import InputError
+from bert.configuration import recorded_config
+from bert.flops import forward_flops, size_of
+from comparison.backends import RINGS
 from comparison.campaign import Group, Setting
 from comparison.runs import agreement
-from comparison.runs.figures import Figures, figures_of, finish, scaling
 from comparison.runs.record import PROFILED, TIMED, Record
-from comparison.verdicts import Pair, compare
+from comparison.verdicts import Pair, Spread, compare, spread
+from training.profiling.breakdown import EXPOSED, PARTS
+
+_RATES = ("tokens_per_s", "padded_tokens_per_s", "sequences_per_s")
+SERVERS = ("byteps",)
+
+
+class Breakdown(NamedTuple):
+    """Parts of a step of rank 0, in milliseconds; spreads are over so many `launches`. `exposed_ms`:
+    communication while nothing computed, of which `exposed_share` is the part of the step's time;
+    `hidden_ms`: while operators computed; `under_way_ms`: both. `parts`: those of
+    `training.profiling.breakdown.PARTS`.
+
+    Medians are taken of each figure for itself, so that a launch that stalled does not show in any; those of
+    the parts need not add up to that of the step.
+    """
+
+    launches: int
+    step_ms: Spread
+    exposed_ms: Spread
+    hidden_ms: Spread
+    under_way_ms: Spread
+    exposed_share: Spread
+    parts: Mapping[str, Spread]
+
+
+def breakdown_of(profiles: Sequence[Mapping[str, Any]]) -> Breakdown:
+    """Medians and spread over the breakdowns of a setting's launches, as `break_down` makes them. Raises
+    ValueError for none."""
+    exposed = [each["parts"][EXPOSED]["ms"] for each in profiles]
+    hidden = [each["hidden_ms"][EXPOSED] for each in profiles]
+    steps = [each["step_ms"] for each in profiles]
+    return Breakdown(
+        launches=len(profiles),
+        step_ms=spread(steps),
+        exposed_ms=spread(exposed),
+        hidden_ms=spread(hidden),
+        under_way_ms=spread([one + other for one, other in zip(exposed, hidden)]),
+        exposed_share=spread([part / step if step else 0.0 for part, step in zip(exposed, steps)]),
+        parts={part: spread([each["parts"][part]["ms"] for each in profiles]) for part in PARTS},
+    )
+
+
+class Traffic(NamedTuple):
+    """Bytes a step. `handed`: what a rank gives to its library. `worker`: what a rank sends over a link, and
+    receives as much; `servers`: what all servers together send, and receive as much; None where there
+    are none, or no formula is known. These follow from `handed`; nothing has counted them on the wire."""
+
+    handed: int
+    worker: float | None
+    servers: float | None
+
+
+def traffic(backend: str, workers: int, handed: int | None) -> Traffic | None:
+    """None where the bytes handed over are not known.
+
+    An all-reduce in a ring sends each of n workers' S bytes in n parts round twice, less one stop each time:
+    2 (n - 1) / n x S from every worker (P. Patarasuk and X. Yuan, 2009), which is also the least that any
+    all-reduce can do. With parameter servers a worker pushes S and pulls S, so it sends S and receives S; the
+    servers together receive n S and send n S. A single worker sends nothing: BytePS starts no server for it.
+    Ranks of one BytePS worker add up in the host's memory, which is no link.
+    """
+    if handed is None:
+        return None
+    if backend in RINGS:
+        return Traffic(handed, 2 * (workers - 1) / workers * handed, None)
+    if backend in SERVERS:
+        distributed = workers > 1
+        return Traffic(handed, handed if distributed else 0, workers * handed if distributed else 0)
+    return Traffic(handed, None, None)
+
+
+class StageTime(NamedTuple):
+    """`estimated`: the rate was measured at another sequence length and converted."""
+
+    stage: int
+    max_seq_length: int
+    num_steps: int
+    tokens_per_s: float
+    seconds: float
+    estimated: bool
+
+
+class Finish(NamedTuple):
+    """Both stages; `reason` instead of them where the plan is impossible. `cost`: in the unit of
+    --price_per_hour; None without a price."""
+
+    stages: tuple[StageTime, ...]
+    instances: int
+    cost: float | None
+    reason: str = ""
+
+    @property
+    def seconds(self) -> float:
+        return sum(each.seconds for each in self.stages)
+
+
+def finish(setting: Setting, rate: float, length: float, facts: Mapping[str, Any]) -> Finish:
+    """The plan of hparams.py for as many GPUs as the setting has workers, at the setting's rate.
+
+    The tokens of a stage, which count padding, divided by the rate with padding. A stage of the length that
+    was measured takes the rate as it is. For another length it is converted by the floating-point operations
+    of a token, as if a token of twice the operations took twice as long: the operations of attention grow
+    with the length. Bytes exchanged and the update do not grow, so the time of the longer stage is
+    overestimated where those are a large part of a step.
+
+    Args:
+        rate: padded tokens/s of all ranks.
+        length: mean length with padding of the sequences that were measured.
+    """
+    per_gpu = setting.batch_size * (1 if facts["use_avg_len"] else facts["max_seq_length"])
+    instances = math.ceil(setting.workers / (facts.get("gpus_per_instance") or 1))
+    try:
+        plan = lamb_paper.plan(setting.workers, per_gpu, facts.get("accumulate") or 1)
+    except InputError:
+        longest = max(lamb_paper.STAGE_LENGTHS)
+        reason = f"{per_gpu} tokens a worker cannot hold one sequence of {longest}, which stage 2 has"
+        return Finish((), instances, None, reason)
+    stages = []
+    for stage in plan.stages:
+        measured = stage.max_seq_length == facts["max_seq_length"]
+        factor = 1.0 if measured else _token_flops(length, facts) / _token_flops(stage.max_seq_length, facts)
+        seconds = stage.tokens_seen / (rate * factor)
+        stages.append(
+            StageTime(
+                stage.stage, stage.max_seq_length, stage.num_steps, rate * factor, seconds, not measured
+            )
+        )
+    price = facts.get("price_per_hour")
+    hours = sum(each.seconds for each in stages) / 3600
+    return Finish(tuple(stages), instances, None if price is None else hours * price * instances)
+
+
+def _token_flops(length: float, facts: Mapping[str, Any]) -> float:
+    """Forward operations of one token in a sequence of this length, masked as the paper's runs are."""
+    size = size_of(recorded_config(facts, "the comparison"), facts["vocab_size"])
+    whole = max(1, round(length))
+    predictions = lamb_paper.default_max_predictions(whole)
+    return forward_flops(size, 1, whole, predictions).total / whole
+
+
+class Scaling(NamedTuple):
+    """Against one worker of the same backend, dtype and batch size a worker: medians and quartiles over the
+    repeats. `speed_up`: ratio of tokens/s; `expansion`: the speed-up by the number of workers, 1 where
+    nothing is lost."""
+
+    speed_up: Spread
+    expansion: Spread
+
+    @property
+    def efficiency(self) -> float:
+        """The same by another name, its median."""
+        return self.expansion.median
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures of a setting that ran as it should. Spreads are over the launches.
+
+    `samples`: repeat -> seconds per step, the launch's median over its intervals. `tokens_per_s` leaves
+    padding out; rates are of all ranks together. `padded_length`: tokens of a sequence with padding, mean.
+    """
+
+    samples: Mapping[int, float]
+    rate_samples: Mapping[int, float]
+    step_s: Spread
+    tokens_per_s: Spread
+    padded_tokens_per_s: Spread
+    sequences_per_s: Spread
+    padded_length: float
+    start_up_s: Spread | None
+    peak_bytes: Mapping[str, int]
+    breakdown: Breakdown | None
+    traffic: Traffic | None
+    scaling: Scaling | None = None
+    finish: Finish | None = None
+
+
+def figures_of(setting: Setting, launches: Sequence[Record], profiles: Sequence[Record]) -> Figures:
+    """All that the setting's own launches show.
+
+    Args:
+        launches: timed, none of them failed.
+        profiles: profiled launches that have a breakdown.
+    """
+    medians = {
+        name: [statistics.median(getattr(each, name) for each in launch.intervals) for launch in launches]
+        for name in ("step_s", *_RATES)
+    }
+    rates = {name: spread(medians[name]) for name in _RATES}
+    starts = [each.start_up_s for each in launches if each.start_up_s is not None]
+    roles = dict.fromkeys(role for each in launches for role in each.peak_bytes)
+    breakdowns = [each.breakdown for each in profiles if each.breakdown]
+    handed = [each.exchanged_bytes for each in (*profiles, *launches) if each.exchanged_bytes]
+    repeats = [each.repeat for each in launches]
+    return Figures(
+        samples=dict(zip(repeats, medians["step_s"])),
+        rate_samples=dict(zip(repeats, medians["tokens_per_s"])),
+        step_s=spread(medians["step_s"]),
+        padded_length=_padded_length(launches),
+        start_up_s=spread(starts) if starts else None,
+        peak_bytes={role: max(each.peak_bytes.get(role, 0) for each in launches) for role in roles},
+        breakdown=breakdown_of(breakdowns) if breakdowns else None,
+        traffic=traffic(setting.backend, setting.workers, handed[0] if handed else None),
+        tokens_per_s=rates["tokens_per_s"],
+        padded_tokens_per_s=rates["padded_tokens_per_s"],
+        sequences_per_s=rates["sequences_per_s"],
+    )
+
+
+def _padded_length(launches: Sequence[Record]) -> float:
+    """Tokens of all sequences with padding, by sequences; rates times the same seconds are counts."""
+    intervals = [each for launch in launches for each in launch.intervals]
+    tokens = sum(each.padded_tokens_per_s * each.step_s for each in intervals)
+    sequences = sum(each.sequences_per_s * each.step_s for each in intervals)
+    return tokens / sequences if sequences else 0.0
+
+
+def scaling(own: Figures, alone: Figures | None, workers: int) -> Scaling | None:
+    """Against the figures of one worker; ratios are taken within a repeat, None without a common one."""
+    common = sorted(own.samples.keys() & alone.samples.keys()) if alone else []
+    if alone is None or not common:
+        return None
+    ratios = [own.rate_samples[each] / alone.rate_samples[each] for each in common]
+    return Scaling(spread(ratios), spread([each / workers for each in ratios]))
+
 
 OK = "ok"
 FAILED = "failed"

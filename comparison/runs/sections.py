@@ -9,8 +9,17 @@ from typing import Any, Callable, Mapping, Sequence
 from base.quantities import digits, duration, percent
 from base.tables import EMPTY, Row, Table
 from comparison.campaign import Setting
-from comparison.runs.figures import Breakdown, Figures, Finish
-from comparison.runs.results import FAILED, NOT_RUN, OK, OUT_OF_MEMORY, Result, Results
+from comparison.runs.results import (
+    FAILED,
+    NOT_RUN,
+    OK,
+    OUT_OF_MEMORY,
+    Breakdown,
+    Figures,
+    Finish,
+    Result,
+    Results,
+)
 from comparison.verdicts import Pair, Spread
 from comparison.wording import (
     batch_unit,

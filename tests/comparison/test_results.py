@@ -9,8 +9,7 @@ import pytest
 
 from comparison.campaign import Setting
 from comparison.runs import agreement
-from comparison.runs.figures import finish, traffic
-from comparison.runs.results import FAILED, NOT_RUN, OK, OUT_OF_MEMORY, gather
+from comparison.runs.results import FAILED, NOT_RUN, OK, OUT_OF_MEMORY, finish, gather, traffic
 from comparison.verdicts import DIFFERENT
 from tests.comparison.synthetic import (
     FACTS,
