@@ -1,13 +1,14 @@
 """Horovod against BytePS, side by side: the parts of compare.py, without MXNet.
 
 options      the command line
-settings     the combinations that are compared, and their order
 main         the comparison that the options choose, and the exit code
-campaign     launches that a second call continues: directory, progress, time left
-launching/   launches of ranks over any backend
-runs/        the comparison of training runs
+campaign     settings and the order of their launches, and a directory that a second call continues
+backends     the number of GPUs, and the command that starts each backend's ranks
+launch       one launch, of which nothing remains: its memory, the reason of its failure
 verdicts     paired tests, and the rule for verdicts
-reporting/   from records to the report
+wording      numbers and names for people
+canvas       the common parts of the plots
+runs/        the comparison of training runs
 messages/    the parts of --comm_only
 projection/  the parts of --project
 """

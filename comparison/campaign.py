@@ -11,16 +11,17 @@ beside what each of the two keeps of its launches.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import platform
+import random
 import statistics
 import sys
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Callable, Hashable, Mapping, Sequence, TypeVar
+from typing import IO, Any, Callable, Hashable, Mapping, NamedTuple, Sequence, TypeVar
 
 from base import machine
 from base.errors import InputError
@@ -28,8 +29,7 @@ from base.files import replacing
 from base.json_files import read_json_file, read_json_object
 from base.progress import Printed
 from base.quantities import duration
-from comparison.launching.backends import ROOT, Backend, Cluster
-from comparison.verdicts import FEWEST_REPEATS
+from comparison.backends import ROOT, Cluster
 
 PLAN, LOCK = "plan.json", "lock"
 LAUNCHES = "launches"  # of training runs, see comparison.runs.launches
@@ -45,48 +45,6 @@ _REPORTS = ("report.md", "report.json", LAUNCHES)
 
 R = TypeVar("R")
 W = TypeVar("W", bound=Hashable)  # a launch to be made
-
-
-@dataclass(frozen=True)
-class CampaignOptions:
-    """Options that both campaigns have.
-
-    Attributes:
-        output: directory of the results, as given.
-        backends: those that are compared, by their keys, in the order given.
-        workers: numbers of ranks.
-        repeats: launches of each setting.
-        seed: of the order of launches, and of what they compute.
-        cluster: the hosts of --hostfile; None: this machine.
-        gpus: GPUs of this machine; 0: CPUs.
-        time_limit: seconds for one launch.
-        confidence: of all verdicts of a report together.
-        retry_failed: whether failed launches of an earlier call are made again.
-        command: words of the command line, for the report.
-        given: every option with its value, for the report.
-    """
-
-    output: str
-    backends: Mapping[str, Backend]
-    workers: tuple[int, ...]
-    repeats: int
-    seed: int
-    cluster: Cluster | None
-    gpus: int
-    time_limit: float
-    confidence: float
-    retry_failed: bool
-    command: tuple[str, ...]
-    given: Mapping[str, Any]
-
-    def titles(self) -> dict[str, str]:
-        """Key of a backend -> its name for people."""
-        return {key: backend.title for key, backend in self.backends.items()}
-
-    def warn_of_few_repeats(self) -> None:
-        if self.repeats < FEWEST_REPEATS:
-            text = f"warning: --repeats {self.repeats}: verdicts take {FEWEST_REPEATS}; there will be none"
-            print(text, file=sys.stderr, flush=True)
 
 
 class Store:
@@ -163,13 +121,12 @@ class Store:
                     f"--output {self._given} holds a comparison with other values: {'; '.join(differing)}."
                     " Choose another --output to start a new one"
                 )
-        with replacing(str(path)) as file:
-            file.write(_json({**plan, REPEATS: repeats}))
+        self.save(PLAN, {**plan, REPEATS: repeats})
 
     def save(self, name: str, values: Mapping[str, Any]) -> None:
         """Writes a JSON file, whole or not at all. `name`: its path in the directory."""
         with replacing(str(self.directory / name)) as file:
-            file.write(_json(values))
+            file.write((json.dumps(values, indent=1, allow_nan=False) + "\n").encode("utf-8"))
 
     def load(self, name: str, read: Callable[[Any], R]) -> R | None:
         """`read` of the values of a JSON file; None where there is no such file.
@@ -233,10 +190,6 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _json(values: Mapping[str, Any]) -> bytes:
-    return (json.dumps(values, indent=1, allow_nan=False) + "\n").encode("utf-8")
-
-
 def begin_progress(total: int, done: int) -> Printed:
     """Bar on a terminal, lines in a log. `total`: launches in all; `done`: those that earlier calls made."""
     progress = Printed(lines=sys.stdout)
@@ -271,3 +224,58 @@ def seconds_left(
 
 def _any(launch: Hashable) -> None:
     return None
+
+
+class Setting(NamedTuple):
+    """One cell of the comparison.
+
+    `backend`: a key of BACKENDS in `comparison.backends`. `workers`: ranks, as many as GPUs on GPU
+    machines. `batch_size`: --batch_size of the training scripts, in sequences, or in tokens with
+    --use_avg_len.
+    """
+
+    backend: str
+    workers: int
+    dtype: str
+    batch_size: int
+
+    @property
+    def group(self) -> Group:
+        return Group(self.workers, self.dtype, self.batch_size)
+
+    @property
+    def name(self) -> str:
+        """For directories and messages."""
+        return f"{self.backend}-{self.workers}x-{self.dtype}-{self.batch_size}"
+
+
+class Group(NamedTuple):
+    """The settings that compute the same thing: they differ in the backend only."""
+
+    workers: int
+    dtype: str
+    batch_size: int
+
+
+def all_settings(
+    backends: Sequence[str], workers: Sequence[int], dtypes: Sequence[str], batch_sizes: Sequence[int]
+) -> list[Setting]:
+    """Every combination, the backends of a group one after the other."""
+    groups = itertools.product(workers, dtypes, batch_sizes)
+    return [Setting(backend, *group) for group in groups for backend in backends]
+
+
+def order_of_repeat(settings: Sequence[Setting], repeat: int, seed: int) -> list[Setting]:
+    """All settings once, in an order drawn for this repeat.
+
+    The backends of a group stay next to each other, so that a slow minute of the machine meets all of them;
+    groups, and backends within each, change their places from repeat to repeat, so that none always follows
+    the same one.
+    """
+    generator = random.Random(f"{seed}-{repeat}")
+    groups: dict[Group, list[Setting]] = {}
+    for setting in settings:
+        groups.setdefault(setting.group, []).append(setting)
+    chosen = list(groups.values())
+    generator.shuffle(chosen)
+    return [setting for group in chosen for setting in generator.sample(group, len(group))]

@@ -7,10 +7,10 @@ import signal
 from types import FrameType
 from typing import Iterator, Mapping, Sequence
 
-from comparison.launching.backends import BACKENDS, Backend
-from comparison.messages.command import MessagesOptions, compare_messages
-from comparison.options import parse_options
-from comparison.projection.command import ProjectionOptions, project
+from comparison.backends import BACKENDS, Backend
+from comparison.messages.command import compare_messages
+from comparison.options import MessagesOptions, ProjectionOptions, parse_options
+from comparison.projection.command import project
 from comparison.runs.command import compare_runs
 
 

@@ -1,59 +1,244 @@
-"""The command line of compare.py, checked as far as it can be without looking at the data."""
+"""The command line of compare.py, checked as far as it can be without looking at the data: every option once,
+and what the three comparisons take of them."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import os
+import sys
 import tempfile
-from typing import Any, Mapping, Sequence, Union
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Mapping, Sequence, TypeVar, Union
 
 from base.command_line import (
     OptionParser,
     count,
+    not_negative,
     num_processes,
     path_name,
     path_names,
     positive,
     positive_int,
     seconds,
+    share,
     split_at_dashes,
     whole,
     within,
 )
 from base.errors import InputError
-from bert.configuration import parse_model
-from comparison.campaign import CampaignOptions
-from comparison.launching.backends import (
-    BYTEPS,
-    BYTEPS_LOCAL,
-    Backend,
-    Cluster,
-    count_gpus,
-    launch_words,
-)
-from comparison.messages import command as messages
-from comparison.messages.command import MessagesOptions
-from comparison.projection import command as projection
-from comparison.projection.command import ProjectionOptions
-from comparison.runs.command import RunsOptions
-from comparison.runs.launches import EMBEDDED_BATCHES, EMBEDDED_MODEL, Trained
+from bert.configuration import MOST_LAYERS, parse_model
+from comparison.backends import BYTEPS, BYTEPS_LOCAL, Backend, Cluster, count_gpus, launch_words
+from comparison.campaign import Setting, all_settings
+from comparison.messages.plan import DEFAULT_SIZES, ITEM_BYTES, Cell, Message, parse_messages
+from comparison.projection.clusters import CLUSTERS
+from comparison.projection.model import COLOCATED, PLACEMENTS, STRATEGIES
+from comparison.projection.workload import ELEMENT_BYTES, VOCABULARY
 from comparison.runs.record import Steps
-from comparison.settings import all_settings
 from comparison.verdicts import FEWEST_REPEATS
 from data.options import MAX_POSITIONS
 from training.options import expand_options
 from training.pairs import accumulation
+from training.pipeline.options import ONE_F_ONE_B, SCHEDULES
+from training.pipeline.placement import PLACEMENTS as PIPELINE_PLACEMENTS
 
-OUTPUT = "runs/comparison"
+OUTPUT, PROJECTION_OUTPUT = "runs/comparison", "runs/projection"
 DTYPES = ("float32", "bfloat16", "float16")
 PROFILES = 3  # the median of so many leaves one out that has stalled
-
-Options = Union[RunsOptions, MessagesOptions, ProjectionOptions]
+# The small model of `make pretrain`, for the embedded text.
+EMBEDDED_MODEL, EMBEDDED_LENGTH, EMBEDDED_BATCHES = "bert_2_128_2", 32, (512, 1024)
+SEQUENCES = 64  # of a GPU and pass in a projection
 
 _EXIT_CODES = """exit code: 0 when every setting has its figures or has run out of memory, 1 when a backend
 was wrong or failed, 2 for bad input, 130 after Ctrl-C and 143 after SIGTERM (the report is then partial, and
 the same command continues)."""
+
+_repetitions = whole(1, 1000, "more are a slip of the pen")
+
+T = TypeVar("T")
+
+
+def option(help: str, type: Any = None, metavar: str | None = None, **more: Any) -> Any:
+    """A field of a dataclass that is an option, by its own name, with the arguments of `add_argument`."""
+    known = {"help": help, "type": type, "metavar": metavar, **more}
+    return field(metadata={name: value for name, value in known.items() if value is not None})
+
+
+def options_in(kind: type) -> dict[str, Mapping[str, Any]]:
+    """Name of each field that is an option -> arguments of `add_argument`."""
+    return {each.name: each.metadata for each in fields(kind) if each.metadata}
+
+
+def taken(kind: type[T], options: argparse.Namespace, **derived: Any) -> T:
+    """The dataclass with `derived`, and with the options of its other fields' names."""
+    names = [each.name for each in fields(kind) if each.name not in derived]  # type: ignore[arg-type]
+    return kind(**{name: getattr(options, name) for name in names}, **derived)
+
+
+@dataclass(frozen=True)
+class CampaignOptions:
+    """Options of the comparison of training runs and of --comm_only.
+
+    Attributes:
+        output: directory of the results, as given.
+        backends: those that are compared, by their keys, in the order given.
+        workers: numbers of ranks.
+        repeats: launches of each setting.
+        seed: of the order of launches, and of what they compute.
+        cluster: the hosts of --hostfile; None: this machine.
+        gpus: GPUs of this machine; 0: CPUs.
+        time_limit: seconds for one launch.
+        confidence: of all verdicts of a report together.
+        retry_failed: whether failed launches of an earlier call are made again.
+        command: words of the command line, for the report.
+        given: every option with its value, for the report.
+    """
+
+    output: str
+    backends: Mapping[str, Backend]
+    workers: tuple[int, ...]
+    repeats: int
+    seed: int
+    cluster: Cluster | None
+    gpus: int
+    time_limit: float
+    confidence: float
+    retry_failed: bool
+    command: tuple[str, ...]
+    given: Mapping[str, Any]
+
+    def titles(self) -> dict[str, str]:
+        """Key of a backend -> its name for people."""
+        return {key: backend.title for key, backend in self.backends.items()}
+
+    def warn_of_few_repeats(self) -> None:
+        if self.repeats < FEWEST_REPEATS:
+            text = f"warning: --repeats {self.repeats}: verdicts take {FEWEST_REPEATS}; there will be none"
+            print(text, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Model, data and batches; None and False: left out. `script_args`: the words after --."""
+
+    script_args: tuple[str, ...]
+    model: str | None = option(f"bert_LAYERS_UNITS_HEADS (default: {EMBEDDED_MODEL})", metavar="NAME")
+    data: str | None = option(
+        "as for the training scripts (default: the English text in every CPython)", path_names
+    )
+    raw: bool = option("data is text", action="store_true")
+    vocab: str | None = option("a BERT vocab.txt", path_name, "FILE")
+    max_seq_length: int | None = option(
+        "(default: without --data 32)", whole(1, MAX_POSITIONS, "the positions that BERT has"), "L"
+    )
+    use_avg_len: bool = option("batch sizes count tokens (always so without --data)", action="store_true")
+    accumulate: int | None = option("micro-batches a step (default 1)", accumulation, "N")
+
+
+@dataclass(frozen=True)
+class RunsOptions:
+    """Options of the comparison of training runs.
+
+    Attributes:
+        settings: every combination of backend, workers, dtype and batch size.
+        profiles: launches of each setting with a profile.
+        price_per_hour: of an instance; None: no cost is reported.
+        gpus_per_instance: workers on an instance; None: 1.
+    """
+
+    campaign: CampaignOptions
+    settings: tuple[Setting, ...]
+    dtypes: tuple[str, ...]
+    batch_sizes: tuple[int, ...]
+    steps: Steps
+    profiles: int
+    trained: Trained
+    price_per_hour: float | None
+    gpus_per_instance: int | None
+
+
+@dataclass(frozen=True)
+class MessagesOptions:
+    """Options of --comm_only. `scripts`: what the ranks of a backend run in place of rank.py, by its key."""
+
+    campaign: CampaignOptions
+    messages: tuple[Message, ...]
+    cells: tuple[Cell, ...]
+    scripts: Mapping[str, Path]
+    sizes: Sequence[str] = option(
+        "messages: 64KB, 512MB, 200x64KB for 200 arrays at once, bert-base for the gradients of"
+        " BERT-base (default: 4KB to 512MB in powers of 4, and 200x64KB)",
+        metavar="SIZE", nargs="+", default=list(DEFAULT_SIZES),
+    )  # fmt: skip
+    message_dtype: str = option(
+        "dtype of the elements (default float32)", choices=list(ITEM_BYTES), default="float32"
+    )
+    message_seconds: float = option(
+        "time for the rounds of a message in a launch: many for a small message, at least 2 for a large one"
+        " (default 0.5)",
+        seconds, "S", default=0.5,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ProjectionOptions:
+    """Options of --project; None: left out. Those without a help are the comparison's, too."""
+
+    output: str
+    model: str | None
+    max_seq_length: int | None
+    accumulate: int | None
+    gpus: Sequence[int] | None = option("numbers of GPUs (1 2 4 8 16 ... 1024)", positive_int, "N", nargs="+")
+    strategies: Sequence[str] | None = option(
+        "ways to average gradients (all)", nargs="+", choices=tuple(STRATEGIES)
+    )
+    servers: int | None = option("servers of BytePS (as many as hosts)", positive_int, "K")
+    server_placement: str | None = option(
+        f"servers on the worker hosts, on machines of their own, or best divided ({COLOCATED})",
+        choices=PLACEMENTS,
+    )
+    cluster: str | None = option(
+        "cluster whose parameters hold unless replaced (p3dn)", choices=sorted(CLUSTERS)
+    )
+    gpus_per_host: int | None = option("GPUs of a host (p3dn: 8)", positive_int, "G")
+    intra_gbps: float | None = option(
+        "bandwidth of a ring inside a host, Gbit/s (p3dn: 160 to 960)", positive, "X"
+    )
+    inter_gbps: float | None = option("bandwidth of a host's network, Gbit/s (p3dn: 100)", positive, "X")
+    network_efficiency: float | None = option("share of it that collectives reach (p3dn: 0.56)", share, "X")
+    intra_latency_us: float | None = option(
+        "latency of a ring's step inside a host (p3dn: 3.4)", not_negative, "X"
+    )
+    inter_latency_us: float | None = option("latency of a step between hosts (p3dn: 9.6)", not_negative, "X")
+    fusion_mb: float | None = option("MiB that Horovod fuses into one call (p3dn: 128)", not_negative, "X")
+    cycle_ms: float | None = option("Horovod's cycle time (p3dn: 1)", not_negative, "X")
+    partition_bytes: int | None = option("bytes of BytePS's partitions (p3dn: 4096000)", positive_int, "N")
+    compute_s: float | None = option("seconds of one forward and backward pass on one GPU", positive, "S")
+    optimizer_s: float | None = option(
+        "seconds of the update (from the GPU's memory bandwidth)", not_negative, "S"
+    )
+    measured: str | None = option("report.json of a comparison: compute time of this machine", metavar="FILE")
+    gradient_dtype: str | None = option(
+        "dtype of exchanged gradients (float16; --measured: float32)", choices=sorted(ELEMENT_BYTES)
+    )
+    overlap: str | None = option(
+        "exchange during the backward pass, or after it (backward)", choices=("backward", "none")
+    )
+    pipeline_stages: int | None = option(
+        "GPUs that share the layers of one model: pipelines in data-parallel replicas, in place of the "
+        "strategies; --batch_size counts for a replica (docs/pipelines.md)",
+        whole(2, MOST_LAYERS, "one for each layer of the deepest model"), "S",
+    )  # fmt: skip
+    placement: Sequence[str] | None = option(
+        "of a pipeline's stages (both)", nargs="+", choices=PIPELINE_PLACEMENTS
+    )
+    pipeline_schedule: str | None = option(f"of a pipeline ({ONE_F_ONE_B})", choices=SCHEDULES)
+    batch_size: int | None = option(f"sequences a GPU and pass ({SEQUENCES})", positive_int, "B")
+    vocab_size: int | None = option(f"tokens in the vocabulary ({VOCABULARY})", positive_int, "V")
+
+
+Options = Union[RunsOptions, MessagesOptions, ProjectionOptions]
 
 
 def parse_options(
@@ -70,45 +255,50 @@ def parse_options(
         InputError: an unknown option, a value out of its range, options that exclude each other.
     """
     own, script_args = split_at_dashes(arguments)
-    parser = _parser(backends, description)
-    ours = vars(parser.parse_args([]))
-    messages.add_options(parser)
-    of_messages = _added(parser, ours)
-    projection.add_options(parser)
-    of_projection = _added(parser, {**ours, **of_messages})
-    options = parser.parse_args(own)
+    options = _parser(backends, description).parse_args(own)
     if options.comm_only and options.project:
         raise InputError("--comm_only and --project exclude each other")
     if not options.comm_only:
-        _reject(options, of_messages, "--comm_only")
+        _reject(options, MessagesOptions, "--comm_only")
     if not options.project:
-        _reject(options, of_projection, "--project")
+        _reject(options, ProjectionOptions, "--project")
     if script_args and (options.comm_only or options.project):
         mode = "--comm_only" if options.comm_only else "--project"
         raise InputError(f"{script_args[0]} after --: {mode} runs no training script")
     if options.project:
-        return projection.options_of(options)
+        return taken(ProjectionOptions, options, output=options.output or PROJECTION_OUTPUT)
     options.output = os.path.expanduser(options.output or OUTPUT)
     options.script_args = expand_options(script_args)
     cluster = Cluster.read(options.hostfile) if options.hostfile else None
     options.gpus = count_gpus()
     _fill_axes(options, cluster)
     _check_axes(options, backends, cluster)
-    campaign = CampaignOptions(
-        output=options.output,
+    campaign = taken(
+        CampaignOptions,
+        options,
         backends={key: backends[key] for key in options.backends},
         workers=tuple(options.workers),
-        repeats=options.repeats,
-        seed=options.seed,
         cluster=cluster,
-        gpus=options.gpus,
-        time_limit=options.time_limit,
-        confidence=options.confidence,
-        retry_failed=options.retry_failed,
         command=("python", "compare.py", *arguments),
         given=dict(vars(options)),
     )
-    return messages.options_of(options, campaign) if options.comm_only else _of_runs(options, campaign)
+    return _of_messages(options, campaign) if options.comm_only else _of_runs(options, campaign)
+
+
+def _of_messages(options: argparse.Namespace, campaign: CampaignOptions) -> MessagesOptions:
+    """Raises InputError for messages that cannot be sent, or a single rank."""
+    try:
+        messages = parse_messages(options.sizes, options.message_dtype)
+    except ValueError as error:
+        raise InputError(f"--sizes: {error}") from error
+    # The comparison of training has one worker by default, as the base of its efficiency.
+    workers = [number for number in campaign.workers if number > 1]
+    if not workers:
+        raise InputError("--workers: --comm_only needs 2 or more, since one has nobody to send to")
+    cells = tuple(Cell(key, number) for number in workers for key in campaign.backends)
+    return taken(
+        MessagesOptions, options, campaign=campaign, messages=tuple(messages), cells=cells, scripts={}
+    )
 
 
 def _of_runs(options: argparse.Namespace, campaign: CampaignOptions) -> RunsOptions:
@@ -138,25 +328,16 @@ def _of_runs(options: argparse.Namespace, campaign: CampaignOptions) -> RunsOpti
         raise InputError(
             "--dtypes float16: MXNet multiplies float16 matrices on GPUs only; there are none here"
         )
-    return RunsOptions(
+    return taken(
+        RunsOptions,
+        options,
         campaign=campaign,
         settings=tuple(settings),
         dtypes=tuple(options.dtypes),
         batch_sizes=tuple(options.batch_sizes),
         steps=steps,
         profiles=0 if options.no_profile else options.profiles,
-        trained=Trained(
-            model=options.model,
-            data=options.data,
-            raw=options.raw,
-            vocab=options.vocab,
-            max_seq_length=options.max_seq_length,
-            use_avg_len=options.use_avg_len,
-            accumulate=options.accumulate,
-            script_args=tuple(options.script_args),
-        ),
-        price_per_hour=options.price_per_hour,
-        gpus_per_instance=options.gpus_per_instance,
+        trained=taken(Trained, options, script_args=tuple(options.script_args)),
     )
 
 
@@ -169,135 +350,69 @@ def _parser(backends: Mapping[str, Backend], description: str | None) -> argpars
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    _add_axes(parser.add_argument_group("axes: every combination is compared").add_argument, backends)
+    add = parser.add_argument_group("axes: every combination is compared").add_argument
+    text = (
+        f"from {', '.join(backends)} (default: hvd_mpi hvd_gloo byteps; on GPUs without --hostfile"
+        " byteps_local in place of byteps)"
+    )
+    add("--backends", nargs="+", metavar="NAME", help=text)
+    text = "processes, on GPU machines as many as GPUs (default: 1 2; on GPUs 1 and all)"
+    add("--workers", nargs="+", type=num_processes, metavar="N", help=text)
+    text = "(default: float32 bfloat16; on GPUs float32 float16)"
+    add("--dtypes", nargs="+", choices=DTYPES, metavar="NAME", help=text)
+    text = "--batch_size of the training scripts, for a worker (default: without --data 512 1024 tokens)"
+    add("--batch_sizes", nargs="+", type=positive_int, metavar="B", help=text)
+
     text = "all other options of the training scripts can be given after --"
-    add = parser.add_argument_group("training", text).add_argument
-    add("--model", metavar="NAME", help=f"bert_LAYERS_UNITS_HEADS (default: {EMBEDDED_MODEL})")
-    add(
-        "--data",
-        type=path_names,
-        help="as for the training scripts (default: the English text in every CPython)",
-    )
-    add("--raw", action="store_true", help="data is text")
-    add("--vocab", type=path_name, metavar="FILE", help="a BERT vocab.txt")
-    add(
-        "--max_seq_length",
-        type=whole(1, MAX_POSITIONS, "the positions that BERT has"),
-        metavar="L",
-        help="(default: without --data 32)",
-    )
-    add("--use_avg_len", action="store_true", help="batch sizes count tokens (always so without --data)")
-    add("--accumulate", type=accumulation, metavar="N", help="micro-batches a step (default 1)")
-    _add_measurement(parser.add_argument_group("measurement").add_argument)
-    add = parser.add_argument_group("result").add_argument
-    add(
-        "--output",
-        type=path_name,
-        metavar="DIR",
-        help=f"directory of launches and report (default: {OUTPUT}); a comparison in it continues",
-    )
-    add(
-        "--confidence",
-        type=within(0.5, 1),
-        default=0.95,
-        help="confidence of all verdicts of a report together (default 0.95)",
-    )
-    add(
-        "--price_per_hour",
-        type=positive,
-        metavar="X",
-        help="price of an instance: adds the cost of both stages",
-    )
-    add("--gpus_per_instance", type=positive_int, metavar="N", help="workers on an instance (default 1)")
-    add = parser.add_argument_group("instead of the comparison of training runs").add_argument
-    add("--comm_only", action="store_true", help="communication alone, by message size")
-    add("--project", action="store_true", help="predict throughput and efficiency on up to 1024 GPUs")
-    return parser
+    _add(parser.add_argument_group("training", text), Trained)
 
-
-def _add_axes(add: Any, backends: Mapping[str, Backend]) -> None:
-    keys = ", ".join(backends)
-    add(
-        "--backends",
-        nargs="+",
-        metavar="NAME",
-        help=f"from {keys} (default: hvd_mpi hvd_gloo byteps; on GPUs without --hostfile byteps_local in"
-        " place of byteps)",
-    )
-    add(
-        "--workers",
-        nargs="+",
-        type=num_processes,
-        metavar="N",
-        help="processes, on GPU machines as many as GPUs (default: 1 2; on GPUs 1 and all)",
-    )
-    add(
-        "--dtypes",
-        nargs="+",
-        choices=DTYPES,
-        metavar="NAME",
-        help="(default: float32 bfloat16; on GPUs float32 float16)",
-    )
-    add(
-        "--batch_sizes",
-        nargs="+",
-        type=positive_int,
-        metavar="B",
-        help="--batch_size of the training scripts, for a worker (default: without --data 512 1024 tokens)",
-    )
-
-
-def _add_measurement(add: Any) -> None:
-    add(
-        "--repeats",
-        type=whole(1, 1000, "more are a slip of the pen"),
-        default=FEWEST_REPEATS,
-        metavar="N",
-        help="launches of every setting, in turns (default 5; with fewer there are no verdicts)",
-    )
+    add = parser.add_argument_group("measurement").add_argument
+    text = "launches of every setting, in turns (default 5; with fewer there are no verdicts)"
+    add("--repeats", type=_repetitions, default=FEWEST_REPEATS, metavar="N", help=text)
     add("--steps", type=positive_int, default=60, metavar="N", help="steps of a launch (default 60)")
-    add(
-        "--warmup_steps",
-        type=count,
-        default=20,
-        metavar="N",
-        help="steps without figures at its start (default 20)",
-    )
+    text = "steps without figures at its start (default 20)"
+    add("--warmup_steps", type=count, default=20, metavar="N", help=text)
     add("--log_interval", type=positive_int, default=5, metavar="N", help="steps of a sample (default 5)")
     add("--seed", type=count, default=0, help="seed of the training and of the order of launches (default 0)")
-    add(
-        "--hostfile",
-        type=path_name,
-        metavar="FILE",
-        help="Open MPI host file; the first slots are taken; start on the first host; the output directory"
-        " is on all hosts (default: this machine)",
+    text = (
+        "Open MPI host file; the first slots are taken; start on the first host; the output directory"
+        " is on all hosts (default: this machine)"
     )
-    add(
-        "--time_limit",
-        type=seconds,
-        default=600.0,
-        metavar="SECONDS",
-        help="limit of a launch; one that takes longer has failed (default 600)",
-    )
-    add(
-        "--profiles",
-        type=whole(1, 1000, "more are a slip of the pen"),
-        default=PROFILES,
-        metavar="N",
-        help="launches of every setting with --profile, for the breakdown of a step (default 3)",
-    )
+    add("--hostfile", type=path_name, metavar="FILE", help=text)
+    text = "limit of a launch; one that takes longer has failed (default 600)"
+    add("--time_limit", type=seconds, default=600.0, metavar="SECONDS", help=text)
+    text = "launches of every setting with --profile, for the breakdown of a step (default 3)"
+    add("--profiles", type=_repetitions, default=PROFILES, metavar="N", help=text)
     add("--no_profile", action="store_true", help="no profiled launches, no breakdown of the step")
     add("--retry_failed", action="store_true", help="repeat launches that failed in an earlier call")
 
+    add = parser.add_argument_group("result").add_argument
+    text = f"directory of launches and report (default: {OUTPUT}); a comparison in it continues"
+    add("--output", type=path_name, metavar="DIR", help=text)
+    text = "confidence of all verdicts of a report together (default 0.95)"
+    add("--confidence", type=within(0.5, 1), default=0.95, help=text)
+    text = "price of an instance: adds the cost of both stages"
+    add("--price_per_hour", type=positive, metavar="X", help=text)
+    add("--gpus_per_instance", type=positive_int, metavar="N", help="workers on an instance (default 1)")
 
-def _added(parser: argparse.ArgumentParser, before: Mapping[str, Any]) -> dict[str, Any]:
-    """Options that have come to the parser, with their defaults."""
-    return {name: value for name, value in vars(parser.parse_args([])).items() if name not in before}
+    add = parser.add_argument_group("instead of the comparison of training runs").add_argument
+    add("--comm_only", action="store_true", help="communication alone, by message size")
+    add("--project", action="store_true", help="predict throughput and efficiency on up to 1024 GPUs")
+    _add(parser.add_argument_group("communication alone (--comm_only)"), MessagesOptions)
+    title = "projection (--project); values in parentheses are the defaults"
+    _add(parser.add_argument_group(title), ProjectionOptions)
+    return parser
 
 
-def _reject(options: argparse.Namespace, foreign: Mapping[str, Any], mode: str) -> None:
-    for name, default in foreign.items():
-        if getattr(options, name) != default:
+def _add(group: Any, kind: type) -> None:
+    for name, arguments in options_in(kind).items():
+        group.add_argument(f"--{name}", **arguments)
+
+
+def _reject(options: argparse.Namespace, kind: type, mode: str) -> None:
+    """Raises InputError where an option of another comparison was given."""
+    for name, arguments in options_in(kind).items():
+        if getattr(options, name) != arguments.get("default"):
             hint = "; here it is --batch_sizes" if name == "batch_size" else ""
             raise InputError(f"--{name}: is an option of {mode}{hint}")
 

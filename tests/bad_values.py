@@ -26,7 +26,7 @@ import results
 from base.command_line import OptionParser
 from base.errors import InputError
 from bench import finetune, loader, pipelines, questions, step, tokenize_text
-from comparison.launching.backends import BACKENDS
+from comparison.backends import BACKENDS
 from comparison.options import parse_options as parse_comparison
 from data import convert_npz, embedded, inspect, prepare, train_vocab
 from data.classification import embedded as embedded_pairs

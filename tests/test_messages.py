@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from base.errors import InputError
-from comparison.launching.backends import BACKENDS, HVD_SCRIPT, MPIRUN, Backend
-from comparison.launching.launch import Launched
+from comparison.backends import BACKENDS, HVD_SCRIPT, MPIRUN, Backend
+from comparison.launch import Launched
 from comparison.messages import command as module
-from comparison.messages.command import compare_messages
-from comparison.messages.launches import Account, read_rank, why
+from comparison.messages.command import Account, compare_messages, read_rank, why
 from comparison.options import parse_options
 
 SPOILED = Path(__file__).resolve().parent / "comparison" / "spoiled_messages_worker.py"

@@ -22,9 +22,9 @@ import pytest
 import finetune_classifier
 import finetune_squad
 import lamb_paper
-from comparison.launching.backends import BACKENDS
+from comparison.backends import BACKENDS
+from comparison.options import ProjectionOptions
 from comparison.options import parse_options as parse_comparison
-from comparison.projection.command import ProjectionOptions
 from data.formats.read import read_instances
 from results import parse_options as parse_tables
 from tests.bert.weights.building import SMALL, WORDS, arrays, write

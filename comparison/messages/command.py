@@ -10,52 +10,51 @@ call with the same options continues; finished launches are not repeated.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
+import shutil
+import statistics
 import sys
+import time
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from base import machine
-from base.command_line import seconds
-from base.errors import InputError
-from base.files import replacing
-from base.json_files import read_json_object
+from base.json_files import read_json_lines
 from base.memory import available_bytes
+from comparison.backends import (
+    BYTEPS,
+    BYTEPS_LOCAL,
+    ROOT,
+    Backend,
+    Cluster,
+    environment,
+    launch_words,
+)
 from comparison.campaign import (
-    CampaignOptions,
+    Setting,
     Store,
     begin_progress,
     left_in_words,
+    order_of_repeat,
     seconds_left,
     versions,
     what_counts,
 )
-from comparison.launching.backends import ROOT, Cluster
-from comparison.messages.figures import Cell
-from comparison.messages.launches import RANK, Ranks, send
-from comparison.messages.plan import DEFAULT_SIZES, ITEM_BYTES, Message, parse_messages, that_fit
+from comparison.launch import Launched, launch, reason_of_exit
+from comparison.messages.plan import (
+    Cell,
+    Message,
+    that_fit,
+    worker_plan,
+)
 from comparison.messages.report import Measured, write_messages
-from comparison.reporting.wording import beside
-from comparison.settings import Setting, order_of_repeat
+from comparison.options import MessagesOptions
+from comparison.wording import beside, write_files
 
 FOLDER, LEFT_OUT = "messages", "left_out.json"  # under --output
 RESERVE = 1e9  # bytes that stay free for everybody else
-
-
-@dataclass(frozen=True)
-class MessagesOptions:
-    """Options of --comm_only. `dtype`: of the elements. `seconds`: for the rounds of a message in a launch.
-    `scripts`: what the ranks of a backend run in place of rank.py, by its key."""
-
-    campaign: CampaignOptions
-    messages: tuple[Message, ...]
-    cells: tuple[Cell, ...]
-    dtype: str
-    seconds: float
-    scripts: Mapping[str, Path]
 
 
 class Turn(NamedTuple):
@@ -83,55 +82,6 @@ class Sweep(NamedTuple):
         return f"{backend.title}, {turn.cell.workers} ranks, repeat {turn.repeat + 1}"
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of --comm_only alone."""
-    group = parser.add_argument_group("communication alone (--comm_only)")
-    group.add_argument(
-        "--sizes",
-        nargs="+",
-        metavar="SIZE",
-        default=list(DEFAULT_SIZES),
-        help="messages: 64KB, 512MB, 200x64KB for 200 arrays at once, bert-base for the gradients of"
-        " BERT-base (default: 4KB to 512MB in powers of 4, and 200x64KB)",
-    )
-    group.add_argument(
-        "--message_dtype",
-        choices=list(ITEM_BYTES),
-        default="float32",
-        help="dtype of the elements (default float32)",
-    )
-    group.add_argument(
-        "--message_seconds",
-        type=seconds,
-        default=0.5,
-        metavar="S",
-        help="time for the rounds of a message in a launch: many for a small message, at least 2"
-        " for a large one (default 0.5)",
-    )
-
-
-def options_of(
-    options: argparse.Namespace, campaign: CampaignOptions, scripts: Mapping[str, Path] | None = None
-) -> MessagesOptions:
-    """Raises InputError for messages that cannot be sent, or a single rank."""
-    try:
-        messages = parse_messages(options.sizes, options.message_dtype)
-    except ValueError as error:
-        raise InputError(f"--sizes: {error}") from error
-    # The comparison of training has one worker by default, as the base of its efficiency.
-    workers = [number for number in campaign.workers if number > 1]
-    if not workers:
-        raise InputError("--workers: --comm_only needs 2 or more, since one has nobody to send to")
-    return MessagesOptions(
-        campaign=campaign,
-        messages=tuple(messages),
-        cells=tuple(Cell(key, number) for number in workers for key in campaign.backends),
-        dtype=options.message_dtype,
-        seconds=options.message_seconds,
-        scripts=scripts or {},
-    )
-
-
 def compare_messages(options: MessagesOptions) -> int:
     """Runs the comparison. Returns 0 when it is complete, 1 when a backend was wrong or failed.
 
@@ -148,18 +98,18 @@ def compare_messages(options: MessagesOptions) -> int:
         }
         own = {
             "--seed": campaign.seed,
-            "--message_dtype": options.dtype,
-            "--message_seconds": options.seconds,
+            "--message_dtype": options.message_dtype,
+            "--message_seconds": options.message_seconds,
             "--sizes": [message.name for message in options.messages],
         }
         store.agree_on(what_counts(own, axes, campaign.cluster), campaign.repeats)
-        sweep = Sweep(options, _left_out(store.directory / LEFT_OUT, options), store)
+        sweep = Sweep(options, _left_out(store, options), store)
         facts = {
             "machine": machine.describe(ROOT),
             "versions": versions(),
             "titles": campaign.titles(),
             "command": campaign.command,
-            "dtype": options.dtype,
+            "dtype": options.message_dtype,
             "repeats": campaign.repeats,
             "confidence": campaign.confidence,
             "options": campaign.given,
@@ -180,12 +130,12 @@ def compare_messages(options: MessagesOptions) -> int:
     return 1 if any(launch["wrong"] or launch["failures"] for launch in launches) else 0
 
 
-def _left_out(path: Path, options: MessagesOptions) -> dict[Cell, dict[str, str]]:
+def _left_out(store: Store, options: MessagesOptions) -> dict[Cell, dict[str, str]]:
     """Messages that do not fit into memory. It is looked at once, and they stay left out in the calls that
     continue."""
     campaign, cells = options.campaign, options.cells
-    if path.exists():
-        kept = read_json_object(str(path))
+    kept = store.load(LEFT_OUT, dict)
+    if kept is not None:
         return {cell: kept.get(Turn(cell, 0).name, {}) for cell in cells}
     available = available_bytes() - RESERVE
     reasons = {
@@ -197,8 +147,7 @@ def _left_out(path: Path, options: MessagesOptions) -> dict[Cell, dict[str, str]
         )[1]
         for cell in cells
     }
-    with replacing(str(path)) as file:
-        file.write(json.dumps({Turn(cell, 0).name: each for cell, each in reasons.items()}).encode())
+    store.save(LEFT_OUT, {Turn(cell, 0).name: each for cell, each in reasons.items()})
     return reasons
 
 
@@ -215,7 +164,7 @@ def _on_one_host(workers: int, cluster: Cluster | None) -> int:
 def _turns(sweep: Sweep) -> list[Turn]:
     """In an order drawn for every repeat, backends with as many ranks next to each other."""
     options = sweep.options
-    settings = [Setting(*cell, options.dtype, 0) for cell in options.cells]
+    settings = [Setting(*cell, options.message_dtype, 0) for cell in options.cells]
     return [
         Turn(Cell(setting.backend, setting.workers), repeat)
         for repeat in range(options.campaign.repeats)
@@ -265,9 +214,9 @@ def _send_missing(sweep: Sweep, made: dict[Turn, dict[str, Any]]) -> None:
 def _to_send(sweep: Sweep, turn: Turn, made: Mapping[Turn, Mapping[str, Any]]) -> list[Message]:
     """The messages that fit into memory and at which the backend has not failed, or was wrong, in `made`."""
     avoided = set(sweep.left_out[turn.cell])
-    for other, launch in made.items():
+    for other, earlier in made.items():
         if other.cell == turn.cell:
-            avoided.update(launch["wrong"], launch["failures"])
+            avoided.update(earlier["wrong"], earlier["failures"])
     return [message for message in sweep.options.messages if message.name not in avoided]
 
 
@@ -279,8 +228,8 @@ def _launch(sweep: Sweep, turn: Turn, wanted: Sequence[Message]) -> dict[str, An
         script=options.scripts.get(cell.backend, RANK),
         workers=cell.workers,
         cluster=campaign.cluster,
-        dtype=options.dtype,
-        seconds=options.seconds,
+        dtype=options.message_dtype,
+        seconds=options.message_seconds,
         limit_s=campaign.time_limit,
         seed=1000 * campaign.seed + turn.repeat,
     )
@@ -288,3 +237,179 @@ def _launch(sweep: Sweep, turn: Turn, wanted: Sequence[Message]) -> dict[str, An
     launch = {**cell._asdict(), "repeat": turn.repeat, **sent}
     sweep.store.save(f"{turn.name}.json", launch)
     return launch
+
+
+RANK = ROOT / "comparison" / "messages" / "rank.py"
+LOG, PLAN = "run.log", "plan.json"
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Ranks to be started: `workers` that run `script` through a backend's launcher. `seconds`: of rounds
+    with one message. `limit_s`: of a whole launch."""
+
+    backend: Backend
+    script: Path
+    workers: int
+    cluster: Cluster | None
+    dtype: str
+    seconds: float
+    limit_s: float
+    seed: int
+
+    @property
+    def library(self) -> str:
+        return "byteps" if self.backend.launcher in (BYTEPS, BYTEPS_LOCAL) else "horovod"
+
+    def command(self, directory: Path) -> list[str]:
+        """Raises InputError."""
+        words = launch_words(self.backend, self.workers, self.cluster, directory)
+        return [*words, sys.executable, str(self.script), self.library, str(directory / PLAN), str(directory)]
+
+
+class Account(NamedTuple):
+    """Lines that a rank has written until its end. `results`: by message, `begun`: messages in their order,
+    `agreements_s`: seconds of each agreement."""
+
+    joined: Mapping[str, Any]
+    begun: tuple[str, ...]
+    results: Mapping[str, Mapping[str, Any]]
+    agreements_s: tuple[float, ...] = ()
+
+
+def send(ranks: Ranks, messages: Sequence[Message], directory: Path) -> dict[str, Any]:
+    """Sends all messages and returns, JSON-able:
+
+    - `results`: message -> `first_s`, `rounds_s` (slowest rank of each round), `ranks_s` (rounds by rank)
+    - `wrong`: message -> which element was wrong
+    - `failures`: message -> why there is no result; a launch that fails before it sends fails for all
+    - `notes`: what went wrong after the last message
+    - `attempts`: command, returncode, seconds, peak_bytes of every start, the CPU seconds that its processes
+      took, the share of this machine's time that "others" took meanwhile, and, None where the ranks did not
+      come so far, `start_up_s`: from the launch until all ranks had the first average, and `agreement_s`: of
+      an agreement (the slowest rank's median)
+
+    Every start has a folder of its own in `directory` with the log and what the ranks wrote.
+
+    Raises:
+        KeyboardInterrupt, or what a signal handler raises; nothing is left running then.
+        InputError: the host file has no such slots.
+    """
+    begun = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    outcome: dict[str, Any] = {"begun": begun, "results": {}, "wrong": {}, "failures": {}, "notes": []}
+    attempts = outcome["attempts"] = []
+    todo = list(messages)
+    start = time.monotonic()
+    while todo:
+        here = directory / f"start-{len(attempts)}"
+        shutil.rmtree(here, ignore_errors=True)
+        here.mkdir(parents=True)
+        command = ranks.command(here)
+        plan = worker_plan(todo, ranks.dtype, ranks.workers, ranks.seconds, ranks.seed)
+        write_files(here, {PLAN: plan})
+        environ = environment(ranks.backend, cluster=ranks.cluster)
+        ended = launch(command, environ, here / LOG, ranks.limit_s, ranks.script)
+        accounts = [read_rank(here / f"rank-{rank}.jsonl") for rank in range(ranks.workers)]
+        attempts.append(
+            {
+                "command": command,
+                "returncode": ended.returncode,
+                "seconds": round(ended.seconds, 3),
+                "peak_bytes": dict(ended.peak_bytes),
+                "cpu_s": ended.cpu_s,
+                "others": ended.others,
+                "start_up_s": _start_up(accounts, todo[0], ended.begun),
+                "agreement_s": _agreement(accounts),
+            }
+        )
+        outcome["joined"] = [each.joined if each else None for each in accounts]
+        answered = _collect(outcome, accounts, todo)
+        left = [message for message in todo if message.name not in answered]
+        reason = why(ended, here / LOG, ranks.limit_s, accounts)
+        if not left:
+            if ended.returncode:
+                outcome["notes"].append(f"after the last message: {reason}")
+            break
+        begun_with = {name for each in accounts if each for name in each.begun}
+        if not any(message.name in begun_with for message in todo):
+            outcome["failures"].update({message.name: f"before any message: {reason}" for message in left})
+            break
+        # Ranks send in the plan's order: the first that not all have finished is where it ended.
+        outcome["failures"][left[0].name] = reason
+        todo = left[1:]
+    outcome["seconds"] = round(time.monotonic() - start, 3)
+    return outcome
+
+
+def _start_up(accounts: Sequence[Account | None], first: Message, begun: float) -> float | None:
+    """Seconds from `begun`, Unix time, until the last rank had the average of the first message."""
+    ends = [each.results.get(first.name, {}).get("first_at") if each else None for each in accounts]
+    known = [end for end in ends if end is not None]
+    return round(max(known) - begun, 3) if known and len(known) == len(accounts) else None
+
+
+def _agreement(accounts: Sequence[Account | None]) -> float | None:
+    times = [each.agreements_s for each in accounts if each and each.agreements_s]
+    return max(map(statistics.median, times)) if times and len(times) == len(accounts) else None
+
+
+def read_rank(path: Path) -> Account | None:
+    """None where the rank has left nothing; a line that its end cut off does not count."""
+    joined: Mapping[str, Any] = {}
+    begun: list[str] = []
+    results: dict[str, Mapping[str, Any]] = {}
+    agreements: tuple[float, ...] = ()
+    try:
+        lines = read_json_lines(str(path))
+    except FileNotFoundError:
+        return None
+    for values in lines:
+        if "joined" in values:
+            joined = values
+        elif "begins" in values:
+            begun.append(values["begins"])
+        elif "agreements_s" in values:
+            agreements = tuple(values["agreements_s"])
+        else:
+            results[values.pop("message")] = values
+    return Account(joined, tuple(begun), results, agreements)
+
+
+def _collect(
+    outcome: dict[str, Any], accounts: Sequence[Account | None], todo: Sequence[Message]
+) -> set[str]:
+    """Enters what all ranks, or one that was sent something wrong, have to say. Returns the messages of which
+    nothing more is to be learnt."""
+    answered = set()
+    for name in (message.name for message in todo):
+        results = [each.results[name] for each in accounts if each and name in each.results]
+        wrong = [result["wrong"] for result in results if result.get("wrong")]
+        if wrong:
+            outcome["wrong"][name] = wrong[0]
+        elif len(results) < len(accounts):
+            continue
+        elif len({len(result.get("rounds_s", ())) for result in results}) > 1 or "rounds_s" not in results[0]:
+            outcome["wrong"][name] = "the ranks do not agree on when to stop: all_agree is wrong"
+        else:
+            rounds = [result["rounds_s"] for result in results]
+            outcome["results"][name] = {
+                "first_s": max(result["first_s"] for result in results),
+                "rounds_s": [max(seconds) for seconds in zip(*rounds)],
+                "ranks_s": rounds,
+            }
+        answered.add(name)
+    return answered
+
+
+def why(ended: Launched, log: Path, limit: float, accounts: Sequence[Account | None]) -> str:
+    """The reason of a failure in one line."""
+    missing = [str(rank) for rank, each in enumerate(accounts) if each is None]
+    if ended.timed_out:
+        return f"no end within {limit:.0f} s (--time_limit)"
+    if ended.returncode == 0 and missing:
+        return (
+            f"rank {', '.join(missing)} left no file in {log.parent}: with several hosts --output must be on"
+            " a file system that all of them share"
+        )
+    reason, _ = reason_of_exit(ended, log.read_text(encoding="utf-8", errors="replace"))
+    return reason

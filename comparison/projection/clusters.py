@@ -1,12 +1,12 @@
 """Clusters that a projection can be made for: their parameters, and the source of each.
 
 Bandwidths are in Gbit/s, per direction, latencies in microseconds. Nothing in here was fitted to the
-measurements of comparison.projection.published; what no source states is marked "assumed".
+measurements of comparison.projection.validation; what no source states is marked "assumed".
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Mapping
 
 NCCL_TOPOLOGY = (
@@ -115,20 +115,13 @@ P3DN = Cluster(
     },
 )
 
-DLPERF = Cluster(
+DLPERF = replace(
+    P3DN,
     name="dlperf",
     title="DLPerf: 8 V100 16 GB, NVLink, 100 Gbit/s InfiniBand",
-    gpus_per_host=8,
-    intra_gbps=CUBE_MESH,
-    inter_gbps=100.0,
     network_efficiency=0.96,
-    intra_latency_us=3.4,
-    inter_latency_us=9.6,
-    call_latency_us=8.4,
-    memory_gbytes_s=900.0,
     fusion_mb=64.0,
     cycle_ms=5.0,
-    partition_bytes=4_096_000,
     sources={
         **_SOFTWARE,
         "gpus_per_host": DLPERF_HOSTS,
@@ -140,20 +133,12 @@ DLPERF = Cluster(
     },
 )
 
-BYTEPS = Cluster(
+BYTEPS = replace(
+    P3DN,
     name="byteps",
     title="BytePS's authors: 8 V100 32 GB, NVLink, 100 Gbit/s RDMA",
-    gpus_per_host=8,
-    intra_gbps=CUBE_MESH,
-    inter_gbps=100.0,
     network_efficiency=0.96,
-    intra_latency_us=3.4,
-    inter_latency_us=9.6,
-    call_latency_us=8.4,
-    memory_gbytes_s=900.0,
     fusion_mb=64.0,
-    cycle_ms=1.0,
-    partition_bytes=4_096_000,
     sources={
         **_SOFTWARE,
         "gpus_per_host": BYTEPS_README,

@@ -11,40 +11,43 @@ Under --output: projection.md, projection.json, projection.png, projection_valid
 
 from __future__ import annotations
 
-import argparse
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any
 
-from base.command_line import not_negative, positive, positive_int, share, whole
 from base.errors import InputError
-from bert.configuration import MOST_LAYERS, BertConfig, named_config
+from bert.configuration import BertConfig, named_config
+from comparison.options import SEQUENCES, ProjectionOptions
 from comparison.projection.clusters import CLUSTERS, Cluster
-from comparison.projection.measured import Measured, read_measured
-from comparison.projection.model import GPUS, Plan, project_all
+from comparison.projection.model import (
+    COLOCATED,
+    GPUS,
+    STRATEGIES,
+    BytePS,
+    Plan,
+    Strategy,
+    project_all,
+)
 from comparison.projection.pipeline_report import write_pipelines
 from comparison.projection.pipelines import Pipeline
-from comparison.projection.published import SINGLE_GPUS
 from comparison.projection.report import write_projection
-from comparison.projection.strategies import (
-    COLOCATED,
-    PLACEMENTS,
-    BytePS,
-    FlatRing,
-    HierarchicalRing,
-    Strategy,
+from comparison.projection.validation import SINGLE_GPUS, single_compute_seconds
+from comparison.projection.workload import (
+    ELEMENT_BYTES,
+    VOCABULARY,
+    Measured,
+    Workload,
+    bert_parts,
+    read_measured,
+    update_seconds,
 )
-from comparison.projection.validation import single_compute_seconds
-from comparison.projection.workload import ELEMENT_BYTES, VOCABULARY, Workload, bert_parts, update_seconds
 from lamb_paper import LONGEST
-from training.pipeline.options import ONE_F_ONE_B, SCHEDULES
+from training.pipeline.options import ONE_F_ONE_B
 from training.pipeline.placement import PLACEMENTS as PIPELINE_PLACEMENTS
 from training.pipeline.split import check_stages
 
-OUTPUT = "runs/projection"
-STRATEGIES = (FlatRing.key, HierarchicalRing.key, BytePS.key)
-MODEL, LENGTH, SEQUENCES = "bert_24_1024_16", 128, 64
+MODEL, LENGTH = "bert_24_1024_16", 128
 MOST_GPUS = 1 << 20
 MOST_PARTITIONS = 1 << 20  # of the gradients: a simulation of a minute
 # Options that replace the cluster's value of the same name.
@@ -62,149 +65,6 @@ OVERRIDES = (
 OF_STRATEGIES = (
     *("strategies", "servers", "server_placement", "fusion_mb", "cycle_ms", "partition_bytes", "measured"),
 )
-within_layers = whole(2, MOST_LAYERS, "one for each layer of the deepest model")
-# Options that a run of the training scripts has as well: where compare.py has one already, it is that one.
-SHARED: dict[str, dict[str, Any]] = {
-    "--model": {"metavar": "NAME", "help": f"bert_LAYERS_UNITS_HEADS (for --project: {MODEL})"},
-    "--max_seq_length": {"type": positive_int, "metavar": "L", "help": f"tokens of a sequence ({LENGTH})"},
-    "--accumulate": {
-        "type": positive_int,
-        "metavar": "N",
-        "help": "passes added up for a step (1; --pipeline_stages S: 4 S)",
-    },
-    "--batch_size": {"type": positive_int, "metavar": "B", "help": f"sequences a GPU and pass ({SEQUENCES})"},
-    "--vocab_size": {
-        "type": positive_int,
-        "metavar": "V",
-        "help": f"tokens in the vocabulary ({VOCABULARY})",
-    },
-    "--output": {"metavar": "DIR", "help": f"where the results go (for --project: {OUTPUT})"},
-}
-
-
-@dataclass(frozen=True)
-class ProjectionOptions:
-    """Options of --project as on the command line; None: left out. Units are in the names.
-
-    `output`: directory of the files. `measured`: the report.json of a comparison, for the compute time.
-    """
-
-    output: str
-    model: str | None
-    max_seq_length: int | None
-    accumulate: int | None
-    batch_size: int | None
-    vocab_size: int | None
-    gpus: Sequence[int] | None
-    strategies: Sequence[str] | None
-    servers: int | None
-    server_placement: str | None
-    cluster: str | None
-    gpus_per_host: int | None
-    intra_gbps: float | None
-    inter_gbps: float | None
-    network_efficiency: float | None
-    intra_latency_us: float | None
-    inter_latency_us: float | None
-    fusion_mb: float | None
-    cycle_ms: float | None
-    partition_bytes: int | None
-    compute_s: float | None
-    optimizer_s: float | None
-    measured: str | None
-    gradient_dtype: str | None
-    overlap: str | None
-    pipeline_stages: int | None
-    placement: Sequence[str] | None
-    pipeline_schedule: str | None
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of --project. To be called after those of the comparison are there (SHARED)."""
-    group = parser.add_argument_group("projection (--project); values in parentheses are the defaults")
-    add = group.add_argument
-    add("--gpus", type=positive_int, nargs="+", metavar="N", help="numbers of GPUs (1 2 4 8 16 ... 1024)")
-    add("--strategies", nargs="+", choices=STRATEGIES, help="ways to average gradients (all)")
-    add("--servers", type=positive_int, metavar="K", help="servers of BytePS (as many as hosts)")
-    add(
-        "--server_placement",
-        choices=PLACEMENTS,
-        help=f"servers on the worker hosts, on machines of their own, or best divided ({COLOCATED})",
-    )
-    add("--cluster", choices=sorted(CLUSTERS), help="cluster whose parameters hold unless replaced (p3dn)")
-    add("--gpus_per_host", type=positive_int, metavar="G", help="GPUs of a host (p3dn: 8)")
-    add(
-        "--intra_gbps",
-        type=positive,
-        metavar="X",
-        help="bandwidth of a ring inside a host, Gbit/s (p3dn: 160 to 960)",
-    )
-    add("--inter_gbps", type=positive, metavar="X", help="bandwidth of a host's network, Gbit/s (p3dn: 100)")
-    add(
-        "--network_efficiency",
-        type=share,
-        metavar="X",
-        help="share of it that collectives reach (p3dn: 0.56)",
-    )
-    add(
-        "--intra_latency_us",
-        type=not_negative,
-        metavar="X",
-        help="latency of a ring's step inside a host (p3dn: 3.4)",
-    )
-    add(
-        "--inter_latency_us",
-        type=not_negative,
-        metavar="X",
-        help="latency of a step between hosts (p3dn: 9.6)",
-    )
-    add(
-        "--fusion_mb", type=not_negative, metavar="X", help="MiB that Horovod fuses into one call (p3dn: 128)"
-    )
-    add("--cycle_ms", type=not_negative, metavar="X", help="Horovod's cycle time (p3dn: 1)")
-    add(
-        "--partition_bytes",
-        type=positive_int,
-        metavar="N",
-        help="bytes of BytePS's partitions (p3dn: 4096000)",
-    )
-    add("--compute_s", type=positive, metavar="S", help="seconds of one forward and backward pass on one GPU")
-    add(
-        "--optimizer_s",
-        type=not_negative,
-        metavar="S",
-        help="seconds of the update (from the GPU's memory bandwidth)",
-    )
-    add("--measured", metavar="FILE", help="report.json of a comparison: compute time of this machine")
-    add(
-        "--gradient_dtype",
-        choices=sorted(ELEMENT_BYTES),
-        help="dtype of exchanged gradients (float16; --measured: float32)",
-    )
-    add(
-        "--overlap",
-        choices=("backward", "none"),
-        help="exchange during the backward pass, or after it (backward)",
-    )
-    add(
-        "--pipeline_stages",
-        type=within_layers,
-        metavar="S",
-        help="GPUs that share the layers of one model: pipelines in data-parallel replicas, in place of the "
-        "strategies; --batch_size counts for a replica (docs/pipelines.md)",
-    )
-    add("--placement", nargs="+", choices=PIPELINE_PLACEMENTS, help="of a pipeline's stages (both)")
-    add("--pipeline_schedule", choices=SCHEDULES, help=f"of a pipeline ({ONE_F_ONE_B})")
-    for flag, settings in SHARED.items():
-        try:
-            add(flag, **settings)
-        except argparse.ArgumentError:  # the comparison has it
-            continue
-
-
-def options_of(options: argparse.Namespace) -> ProjectionOptions:
-    given = {field.name: getattr(options, field.name) for field in fields(ProjectionOptions)}
-    return ProjectionOptions(**{**given, "output": given["output"] or OUTPUT})
 
 
 def project(options: ProjectionOptions) -> int:
@@ -294,12 +154,8 @@ def _strategies(options: ProjectionOptions) -> list[Strategy]:
         for flag in ("servers", "server_placement"):
             if getattr(options, flag) is not None:
                 raise InputError(f"--{flag} is of BytePS, and --strategies leaves byteps out")
-    made: dict[str, Strategy] = {
-        FlatRing.key: FlatRing(),
-        HierarchicalRing.key: HierarchicalRing(),
-        BytePS.key: BytePS(options.servers, options.server_placement or COLOCATED),
-    }
-    return [made[key] for key in keys]
+    byteps = BytePS(options.servers, options.server_placement or COLOCATED)
+    return [byteps if key == BytePS.key else STRATEGIES[key]() for key in keys]
 
 
 def _gpus(options: ProjectionOptions, cluster: Cluster) -> list[int]:

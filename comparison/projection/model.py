@@ -4,21 +4,279 @@
          = compute + exposed + waiting + update
 
 After the backward pass gradients are on their way (exposed), or they are ready and the queue has not looked
-for them yet (waiting): Horovod looks once a cycle.
+for them yet (waiting): Horovod looks once a cycle. The queue of gradients is simulated, so what is hidden
+follows from sizes, order and speed; no factor of overlap is assumed. All GPUs take the same time, always:
+there are no stragglers in here.
 
-The queue of gradients is simulated (comparison.projection.strategies), so what is hidden follows from sizes,
-order and speed; no factor of overlap is assumed. All GPUs take the same time, always: there are no stragglers
-in here.
+Time that gradients travel by flat ring, hierarchical ring, and BytePS with k servers:
+
+n GPUs in h hosts of g each, M bytes, per-direction bandwidths B_i inside a host and B_e of a host's network
+(times its efficiency), latencies a_i and a_e of a step.
+
+- Flat ring over all GPUs: 2 (n - 1) / n x M bytes pass every link
+  (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md), so the slowest one decides; of its
+  2 (n - 1) steps 2 (h - 1) go between hosts.
+- Hierarchical ring: reduce-scatter in each host, (g - 1) / g x M / B_i; rings between the hosts, one for
+  each of the g shards through the same network interface, 2 (h - 1) / h x M / B_e; all-gather in each host
+  as the first.
+- BytePS: the GPUs of a host add up, one after the other cut into partitions; each host pushes M to k
+  servers and pulls M. With the servers on machines of their own a host's interface carries M in each
+  direction and a server's h M / k; the larger decides. With servers on the worker hosts, s = ceil(k / h) on
+  the fullest, that host sends its gradients but for its own share, and the sums of its share to the others:
+  M (1 + (h - 2) s / k); for k = h that is 2 (h - 1) / h x M, the ring's. "mixed" is the optimal division
+  between k machines and all worker hosts, 2 h (h - 1) M / ((h^2 + k h - 2 k) B) for k <= h (Jiang et al., A
+  Unified Architecture for Accelerating Distributed DNN Training, OSDI 2020, section 4.1).
+
+Adding up on the servers' CPUs, and PCIe between GPU and network, are taken to keep up with the network.
 """
 
 from __future__ import annotations
 
+import heapq
+import math
 from dataclasses import dataclass, replace
-from typing import Iterable, NamedTuple, Sequence
+from typing import Callable, Iterable, Mapping, NamedTuple, Protocol, Sequence
 
 from comparison.projection.clusters import Cluster
-from comparison.projection.strategies import Strategy, Travel, shape_of
-from comparison.projection.workload import Workload
+from comparison.projection.workload import Message, Workload
+
+SEPARATE, COLOCATED, MIXED = "separate", "colocated", "mixed"
+PLACEMENTS = (COLOCATED, SEPARATE, MIXED)
+
+
+class Shape(NamedTuple):
+    """GPUs of a run on a cluster: `hosts` with `local` GPUs each."""
+
+    gpus: int
+    hosts: int
+    local: int
+
+
+def shape_of(gpus: int, gpus_per_host: int) -> Shape:
+    """Hosts are filled one after the other; ValueError where the last would stay partly empty."""
+    if gpus <= gpus_per_host:
+        return Shape(gpus, 1, gpus)
+    if gpus % gpus_per_host:
+        raise ValueError(f"{gpus} GPUs do not fill hosts of {gpus_per_host}")
+    return Shape(gpus, gpus // gpus_per_host, gpus_per_host)
+
+
+class Travel(NamedTuple):
+    """Times in seconds from the start of the step.
+
+    ends_s: when the last gradient has arrived everywhere. spans: when any was on its way, as intervals that
+    follow each other without overlap. sent_bytes: out of the network interface of the busiest host.
+    collectives: calls or partitions.
+    """
+
+    ends_s: float
+    spans: tuple[tuple[float, float], ...]
+    sent_bytes: float
+    collectives: int
+
+    @property
+    def busy_s(self) -> float:
+        """In which any gradient was on its way."""
+        return self.busy_after(0.0)
+
+    def busy_after(self, start_s: float) -> float:
+        """The part of `busy_s` after a point in time; never more than `busy_s`, to the last bit."""
+        return sum(max(0.0, end - max(begin, start_s)) for begin, end in self.spans)
+
+
+class Strategy(Protocol):
+    """A way to average gradients."""
+
+    @property
+    def key(self) -> str:
+        """Its name on the command line."""
+
+    @property
+    def title(self) -> str:
+        """Its name for people."""
+
+    def travel(self, messages: Sequence[Message], shape: Shape, cluster: Cluster) -> Travel:
+        """`messages`: in the order in which they become ready."""
+
+
+class FlatRing:
+    key = "flat_ring"
+    title = "flat ring"
+
+    def travel(self, messages: Sequence[Message], shape: Shape, cluster: Cluster) -> Travel:
+        share = _sent_by_ring(shape.gpus) if shape.hosts > 1 else 0.0
+        return _in_turn(messages, shape, cluster, self.seconds, share)
+
+    @staticmethod
+    def seconds(nbytes: float, shape: Shape, cluster: Cluster) -> float:
+        """Seconds of one all-reduce."""
+        bandwidth = cluster.intra_bytes_s(shape.local)
+        if shape.hosts > 1:
+            bandwidth = min(bandwidth, cluster.inter_bytes_s) if shape.local > 1 else cluster.inter_bytes_s
+        between = 2 * (shape.hosts - 1)
+        inside = 2 * (shape.gpus - 1) - between
+        latency = inside * cluster.intra_latency_us + between * cluster.inter_latency_us
+        return (cluster.call_latency_us + latency) * 1e-6 + _sent_by_ring(shape.gpus) * nbytes / bandwidth
+
+
+class HierarchicalRing:
+    key = "hierarchical_ring"
+    title = "hierarchical ring"
+
+    def travel(self, messages: Sequence[Message], shape: Shape, cluster: Cluster) -> Travel:
+        return _in_turn(messages, shape, cluster, self.seconds, _sent_by_ring(shape.hosts))
+
+    @staticmethod
+    def seconds(nbytes: float, shape: Shape, cluster: Cluster) -> float:
+        """Seconds of one all-reduce: its three phases follow each other."""
+        calls = 1 if shape.hosts == 1 else 1 + 2 * (shape.local > 1)  # on one host it is an ordinary ring
+        inside = 2 * (shape.local - 1) * cluster.intra_latency_us
+        between = 2 * (shape.hosts - 1) * cluster.inter_latency_us
+        latency = calls * cluster.call_latency_us + inside + between
+        moved = _sent_by_ring(shape.local) / cluster.intra_bytes_s(shape.local)
+        moved += _sent_by_ring(shape.hosts) / cluster.inter_bytes_s
+        return latency * 1e-6 + nbytes * moved
+
+
+class BytePS:
+    """`servers`: how many; None: as many as hosts. `placement`: one of PLACEMENTS."""
+
+    key = "byteps"
+
+    def __init__(self, servers: int | None = None, placement: str = COLOCATED):
+        if placement not in PLACEMENTS:
+            raise ValueError(f"a placement {placement!r}")
+        self.servers = servers
+        self.placement = placement
+
+    @property
+    def title(self) -> str:
+        count = "a server for each host" if self.servers is None else f"{self.servers} servers"
+        return f"BytePS, {count}, {self.placement}"
+
+    def travel(self, messages: Sequence[Message], shape: Shape, cluster: Cluster) -> Travel:
+        pieces = [
+            Message(ready_s, piece)
+            for ready_s, nbytes in messages
+            for piece in _partitions(nbytes, cluster.partition_bytes)
+        ]
+        phases = [self._phases(piece.nbytes, shape, cluster) for piece in pieces]
+        carried = self.carried(shape.hosts) if shape.hosts > 1 else 0.0
+        return _through(pieces, phases, carried * sum(piece.nbytes for piece in pieces))
+
+    def carried(self, hosts: int) -> float:
+        """Bytes through the busiest interface in each direction, for each byte of gradients of a host."""
+        servers = hosts if self.servers is None else self.servers
+        if self.placement == SEPARATE:
+            return max(1.0, hosts / servers)
+        if self.placement == MIXED:
+            servers = min(servers, hosts)
+            return 2 * hosts * (hosts - 1) / (hosts**2 + servers * hosts - 2 * servers)
+        return 1 + (hosts - 2) * math.ceil(servers / hosts) / servers
+
+    def _phases(self, nbytes: int, shape: Shape, cluster: Cluster) -> list[_Phase]:
+        moved = (shape.local - 1) / shape.local * nbytes / cluster.intra_bytes_s(shape.local)
+        steps = (shape.local - 1) * cluster.intra_latency_us
+        inside = _Phase("inside", moved, (cluster.call_latency_us + steps) * 1e-6)
+        if shape.local == 1:
+            inside = _Phase("inside", 0.0, 0.0)
+        if shape.hosts == 1:
+            return [inside, inside]
+        network = nbytes * self.carried(shape.hosts) / cluster.inter_bytes_s
+        delay = cluster.inter_latency_us * 1e-6
+        between = [_Phase("network", network, 2 * delay)]
+        if self.placement == SEPARATE:
+            # Interfaces send and receive at the same time: while one partition is pulled the next is pushed.
+            between = [_Phase("push", network, delay), _Phase("pull", network, delay)]
+        return [inside, *between, inside]
+
+
+STRATEGIES: Mapping[str, Callable[[], Strategy]] = {
+    each.key: each for each in (FlatRing, HierarchicalRing, BytePS)
+}
+
+
+class _Phase(NamedTuple):
+    """`resource` is taken for `busy_s`; `delay_s` later the next phase may begin. Reducing and handing out
+    inside a host share its links; several partitions are on their way at once, so latency delays them and
+    keeps nothing busy."""
+
+    resource: str
+    busy_s: float
+    delay_s: float
+
+
+def _sent_by_ring(members: int) -> float:
+    return 2 * (members - 1) / members
+
+
+def _partitions(nbytes: int, size: int) -> list[int]:
+    whole, rest = divmod(nbytes, size)
+    return [size] * whole + [rest] * bool(rest)
+
+
+def _in_turn(
+    messages: Sequence[Message],
+    shape: Shape,
+    cluster: Cluster,
+    seconds: Callable[[float, Shape, Cluster], float],
+    share: float,
+) -> Travel:
+    """Horovod's queue: every cycle all gradients that are ready, fused up to a size, one collective after the
+    other; gradients that become ready meanwhile wait for the next cycle."""
+    limit = cluster.fusion_mb * 2**20
+    cycle = cluster.cycle_ms * 1e-3
+    now = 0.0
+    calls = begin = 0
+    spans = []
+    while begin < len(messages):
+        now = max(now, messages[begin].ready_s)
+        if cycle:
+            # Ready at a cycle but for rounding is ready at it; the first is never later than its own cycle.
+            now = max(math.ceil(now / cycle - 1e-9) * cycle, now)
+        fused = 0
+        tick = now
+        while begin < len(messages) and messages[begin].ready_s <= tick:
+            fused += messages[begin].nbytes
+            begin += 1
+            more = begin < len(messages) and messages[begin].ready_s <= tick
+            if not more or fused + messages[begin].nbytes > limit:
+                took = seconds(fused, shape, cluster)
+                spans.append((now, now + took))
+                now, calls, fused = now + took, calls + 1, 0
+    return Travel(now, _merged(spans), share * sum(message.nbytes for message in messages), calls)
+
+
+def _through(pieces: Sequence[Message], phases: Sequence[Sequence[_Phase]], sent: float) -> Travel:
+    """A pipeline: every piece goes through its phases in order, and each resource serves what came first."""
+    waiting = [(piece.ready_s, 0, number) for number, piece in enumerate(pieces)]
+    heapq.heapify(waiting)
+    free: dict[str, float] = {}
+    ends = 0.0
+    spans = []
+    while waiting:
+        arrived, index, number = heapq.heappop(waiting)
+        phase = phases[number][index]
+        begin = max(arrived, free.get(phase.resource, 0.0))
+        free[phase.resource] = begin + phase.busy_s
+        done = begin + phase.busy_s + phase.delay_s
+        spans.append((begin, done))
+        if index + 1 < len(phases[number]):
+            heapq.heappush(waiting, (done, index + 1, number))
+        ends = max(ends, done)
+    return Travel(ends, _merged(spans), sent, len(pieces))
+
+
+def _merged(spans: list[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """The union of intervals, as intervals with gaps between them."""
+    found: list[tuple[float, float]] = []
+    for begin, end in sorted(spans):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((begin, end))
+    return tuple(found)
+
 
 GPUS = tuple(2**power for power in range(11))  # 1 to 1024
 

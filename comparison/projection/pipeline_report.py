@@ -1,33 +1,231 @@
-"""Files of a projection of pipelines: pipelines.md, .json and .png; the text for the terminal."""
+"""Pipelines: published step times on several GPUs, the model's errors on them, and the files of a projection:
+pipelines.md, .json and .png; the text for the terminal.
+
+The source gives six: BERT of three sizes on as many hosts as GPUs in each, in both placements. It names the
+GPU, the batch of all replicas and no network. So two numbers are calibrated, on the smallest model: the rate
+of a GPU on its inter_first time, the network on its intra_first time. The other four are predictions.
+"""
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
-from base.files import replacing
 from base.quantities import digits
-from base.tables import Row, Table, markdown, terminal
+from base.tables import Row, Table
+from bert.configuration import BertConfig, named_config
+from comparison.canvas import COLOURS, new_figure, plain, save
+from comparison.projection.clusters import Cluster
 from comparison.projection.model import Plan
-from comparison.projection.pipelines import Pipeline, PipelineProjection, project_pipeline, split_by
-from comparison.projection.published_pipelines import (
-    CASES,
-    GPU,
-    READINGS,
-    SCRIPT,
-    SOURCE,
-    PipelinePoint,
-    calibrate,
-    pipeline_tables,
-    validate_pipelines,
+from comparison.projection.pipelines import (
+    Pipeline,
+    PipelineProjection,
+    flops_compute_s,
+    project_pipeline,
+    split_by,
 )
-from comparison.reporting.canvas import COLOURS, new_figure, plain, save
-from comparison.reporting.wording import size
+from comparison.projection.workload import Workload, bert_parts, update_seconds
+from comparison.wording import Part, as_markdown, as_terminal, size, write_files
+from training.pipeline.placement import INTER_FIRST, INTRA_FIRST
 from training.pipeline.shares import bubble
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+SOURCE = "https://github.com/muzhailong/pddl#readme"
+SCRIPT = "https://github.com/muzhailong/pddl/blob/master/bert/run_distribute.sh"
+GPU = "https://www.microway.com/hpc-tech-tips/nvidia-tesla-m40-24gb-gpu-accelerator-maxwell-gm200-close"
+BATCH, LENGTH = 24, 128  # of all replicas together; tokens
+ADAM_ACCESSES = 7  # gradient, weight and two moments are read, the last three written
+
+M40 = Cluster(
+    name="m40",
+    title="Tesla M40 24 GB on PCIe, a network of unknown speed",
+    gpus_per_host=4,
+    intra_gbps={16: 8 * 12.0},
+    inter_gbps=25.0,
+    network_efficiency=1.0,
+    intra_latency_us=5.7,
+    inter_latency_us=50.0,
+    call_latency_us=8.4,
+    memory_gbytes_s=288.0,
+    fusion_mb=16.0,
+    cycle_ms=0.0,
+    partition_bytes=4_096_000,
+    sources={
+        "gpus_per_host": SOURCE,
+        "intra_gbps": "PCIe 3.0 x16 as NCCL reckons with it; assumed to be shared by no other GPU",
+        "inter_gbps": "calibrated: the source names no speed",
+        "memory_gbytes_s": GPU,
+    },
+)
+
+
+@dataclass(frozen=True)
+class PipelineCase:
+    """A model on as many hosts as stages and GPUs a host, and its published seconds a step by placement."""
+
+    layers: int
+    heads: int
+    hosts: int
+    published: tuple[float, float]  # intra_first, inter_first
+
+    @property
+    def bert(self) -> BertConfig:
+        """The model; its heads have 64 units."""
+        return named_config(f"bert_{self.layers}_{64 * self.heads}_{self.heads}")
+
+
+CASES = (
+    PipelineCase(24, 16, 2, (1.20, 0.80)),
+    PipelineCase(24, 32, 3, (5.25, 2.84)),
+    PipelineCase(48, 32, 4, (10.96, 5.23)),
+)
+
+
+class Reading(NamedTuple):
+    """An assumption about the batch, and whether a stage's gradients travel while others still compute.
+
+    rows: sequences of a replica, None: BATCH divided by the replicas.
+    """
+
+    title: str
+    rows: int | None
+    overlap: bool
+
+
+READINGS = (
+    Reading("24 sequences in all, as the source says", None, False),
+    Reading("24 in all, gradients travel when their stage has ended", None, True),
+    Reading("12 a replica, as the smallest case has", 12, False),
+)
+
+
+class PipelinePoint(NamedTuple):
+    """A published number and its prediction, in seconds a step."""
+
+    case: PipelineCase
+    placement: str
+    published: float
+    predicted: float
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether a parameter was taken from this very number."""
+        return self.case is CASES[0]
+
+    @property
+    def deviation(self) -> float:
+        """Predicted over published, less one."""
+        return self.predicted / self.published - 1
+
+
+class Calibration(NamedTuple):
+    """Operations a second of a GPU, and Gbit/s of a host's network."""
+
+    flops_s: float
+    inter_gbps: float
+
+
+def calibrate(reading: Reading) -> Calibration:
+    """Both parameters from the two times of the smallest model, in turns until neither changes."""
+    intra, inter = CASES[0].published
+    found = Calibration(4e12, 25.0)
+    for _ in range(50):
+        at_rate = partial(_seconds_at_rate, reading, found.inter_gbps)
+        rate = _solve(at_rate, inter, (1e10, 1e15))
+        at_speed = partial(_seconds_at_speed, reading, rate)
+        speed = _solve(at_speed, intra, (1e-2, 1e5))
+        if abs(rate / found.flops_s - 1) + abs(speed / found.inter_gbps - 1) < 1e-9:
+            break
+        found = Calibration(rate, speed)
+    return found
+
+
+def _seconds_at_rate(reading: Reading, inter_gbps: float, flops_s: float) -> float:
+    return seconds(CASES[0], INTER_FIRST, reading, Calibration(flops_s, inter_gbps))
+
+
+def _seconds_at_speed(reading: Reading, flops_s: float, inter_gbps: float) -> float:
+    return seconds(CASES[0], INTRA_FIRST, reading, Calibration(flops_s, inter_gbps))
+
+
+def seconds(case: PipelineCase, placement: str, reading: Reading, calibration: Calibration) -> float:
+    """The predicted step.
+
+    The source's decoder is a weight of its own and multiplies every position, masked or not; its layers are
+    divided by numbers of parameters; Adam updates them, in float32.
+    """
+    parts = bert_parts(case.bert, length=LENGTH, predictions=LENGTH)
+    rows = reading.rows or BATCH / case.hosts
+    cluster = replace(M40, gpus_per_host=case.hosts, inter_gbps=calibration.inter_gbps)
+    work = Workload(
+        parts=parts,
+        compute_s=flops_compute_s(parts, rows, calibration.flops_s),
+        optimizer_s=update_seconds(sum(part.elements for part in parts), cluster.memory_gbytes_s),
+        gradient_bytes=4,
+        sequences=rows,
+        length=LENGTH,
+        overlap=reading.overlap,
+    )
+    split = split_by(parts, case.hosts, by_flops=False)
+    pipeline = Pipeline(case.hosts, placement, split=split, tied=False, update_accesses=ADAM_ACCESSES)
+    return project_pipeline(work, pipeline, cluster, case.hosts**2).step_s
+
+
+def validate_pipelines(reading: Reading) -> list[PipelinePoint]:
+    """All six, with the parameters that the first two give."""
+    calibration = calibrate(reading)
+    return [
+        PipelinePoint(case, placement, published, seconds(case, placement, reading, calibration))
+        for case in CASES
+        for placement, published in zip((INTRA_FIRST, INTER_FIRST), case.published)
+    ]
+
+
+def mean_off(points: Sequence[PipelinePoint]) -> float:
+    """Mean of the absolute deviations of the predictions."""
+    deviations = [abs(point.deviation) for point in points if not point.calibrated]
+    return sum(deviations) / len(deviations)
+
+
+def pipeline_tables() -> list[Table]:
+    """The six and their predictions under each reading, and what the readings rest on."""
+    found = {reading: validate_pipelines(reading) for reading in READINGS}
+    rows = []
+    for index, point in enumerate(found[READINGS[0]]):
+        case = point.case
+        cells = [f"{case.layers} layers, {case.heads} heads", f"{case.hosts} x {case.hosts}", point.placement]
+        cells.append(f"{point.published:.2f} s")
+        if point.calibrated:
+            rows.append(Row(cells, "rate and network taken from these two"))
+            continue
+        for points in found.values():
+            cells += [f"{points[index].predicted:.2f} s", f"{100 * points[index].deviation:+.0f}%"]
+        rows.append(Row(cells))
+    head = ["model", "hosts x GPUs", "placement", "published"]
+    for letter in "ABC"[: len(READINGS)]:
+        head += [letter, "off by"]
+    calibrations = []
+    for letter, (reading, points) in zip("ABC", found.items()):
+        rate, speed = calibrate(reading)
+        cells = [letter, reading.title, f"{rate / 1e12:.2f} TFLOP/s", f"{speed:.1f} Gbit/s"]
+        calibrations.append(Row([*cells, f"{100 * mean_off(points):.0f}%"]))
+    first = Table("Pipelines: the published six", head, rows, names=3)
+    names = ("", "reading", "a GPU's rate", "a host's network", "mean off")
+    return [first, Table("Pipelines: what the predictions rest on", names, calibrations, names=2)]
+
+
+def _solve(predicted: Callable[[float], float], wanted: float, bounds: tuple[float, float]) -> float:
+    """The parameter, in whose growth the time falls, at which it is `wanted`."""
+    low, high = bounds
+    while high / low > 1 + 1e-12:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if predicted(middle) > wanted else (low, middle)
+    return high
+
 
 MARKDOWN, JSON, PLOT = "pipelines.md", "pipelines.json", "pipelines.png"
 SCHEMA = 1  # of pipelines.json
@@ -67,15 +265,12 @@ def write_pipelines(directory: Path, plan: Plan, pipelines: Sequence[Pipeline]) 
     points = {reading.title: validate_pipelines(reading) for reading in READINGS}
     tables = [_table(pipeline, own) for pipeline, own in found.items()]
     facts, validation = _facts(plan, pipelines[0]), pipeline_tables()
-    text = [f"# Pipelines: {plan.model} on {plan.cluster.title}", facts, *map(markdown, tables)]
-    text += ["## Validation", *map(markdown, validation), f"![published and predicted]({PLOT})", LIMITS]
-    _write(directory / MARKDOWN, ("\n\n".join(part.strip("\n") for part in text) + "\n").encode())
-    content = _content(plan, found, points)
-    _write(directory / JSON, (json.dumps(content, indent=1) + "\n").encode())
+    text: list[Part] = [f"# Pipelines: {plan.model} on {plan.cluster.title}", facts, *tables]
+    text += ["## Validation", *validation, f"![published and predicted]({PLOT})", LIMITS]
+    write_files(directory, {MARKDOWN: as_markdown(text), JSON: _content(plan, found, points)})
     save(validation_figure(points), directory / PLOT)
     names = ", ".join(str(directory / name) for name in (MARKDOWN, JSON, PLOT))
-    shown = [facts, *map(terminal, [*tables, *validation]), f"written: {names}"]
-    return "\n\n".join(shown)
+    return as_terminal([facts, *tables, *validation, f"written: {names}"])
 
 
 def validation_figure(points: dict[str, list[PipelinePoint]]) -> Figure:
@@ -173,8 +368,3 @@ def _content(
             for point in points[reading.title]
         ],
     }
-
-
-def _write(path: Path, content: bytes) -> None:
-    with replacing(str(path)) as handle:
-        handle.write(content)

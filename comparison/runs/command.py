@@ -7,31 +7,27 @@ from __future__ import annotations
 
 import statistics
 import sys
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Mapping, NamedTuple, Sequence
 
 from base import machine
 from base.errors import InputError
 from base.progress import Printed
+from comparison.backends import BACKENDS, ROOT, environment
 from comparison.campaign import (
-    CampaignOptions,
+    Setting,
     Store,
     begin_progress,
     left_in_words,
+    order_of_repeat,
     seconds_left,
     versions,
     what_counts,
 )
-from comparison.launching.backends import BACKENDS, ROOT, environment
-from comparison.launching.failure import reason_of_exit
-from comparison.launching.launch import launch
-from comparison.reporting import agreement
-from comparison.reporting.report import Report, write_report
-from comparison.reporting.results import FAILED, NOT_RUN
-from comparison.reporting.wording import beside
+from comparison.launch import launch, reason_of_exit
+from comparison.options import RunsOptions
+from comparison.runs import agreement
 from comparison.runs.launches import (
-    Trained,
     Training,
     finished,
     identity,
@@ -41,8 +37,10 @@ from comparison.runs.launches import (
     remove_checkpoints,
     save,
 )
-from comparison.runs.record import LOG, PROFILED, TIMED, Record, Steps, Work, read_run
-from comparison.settings import Setting, order_of_repeat
+from comparison.runs.record import LOG, PROFILED, TIMED, Record, Work, read_run
+from comparison.runs.report import Report, write_report
+from comparison.runs.results import FAILED, NOT_RUN
+from comparison.wording import beside
 
 FUSION = "HOROVOD_FUSION_THRESHOLD"  # bytes; on CPUs the training scripts set 0 where it is not set
 MOST_FAILURES = 2  # of a setting: it is not launched again
@@ -52,28 +50,6 @@ BAD = (
     agreement.WRONG,
     agreement.UNDECIDED,
 )  # kinds of results; out of memory is none of them
-
-
-@dataclass(frozen=True)
-class RunsOptions:
-    """Options of the comparison of training runs.
-
-    Attributes:
-        settings: every combination of backend, workers, dtype and batch size.
-        profiles: launches of each setting with a profile.
-        price_per_hour: of an instance; None: no cost is reported.
-        gpus_per_instance: workers on an instance; None: 1.
-    """
-
-    campaign: CampaignOptions
-    settings: tuple[Setting, ...]
-    dtypes: tuple[str, ...]
-    batch_sizes: tuple[int, ...]
-    steps: Steps
-    profiles: int
-    trained: Trained
-    price_per_hour: float | None
-    gpus_per_instance: int | None
 
 
 class Comparison(NamedTuple):

@@ -10,16 +10,15 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Sequence
 
 from base.errors import InputError
 from base.files import sha256_of
-from comparison.campaign import LAUNCHES, Store
-from comparison.launching.backends import BACKENDS, Backend, Cluster, launch_words
+from comparison.backends import BACKENDS, Backend, Cluster, launch_words
+from comparison.campaign import LAUNCHES, Setting, Store
+from comparison.options import EMBEDDED_LENGTH, EMBEDDED_MODEL, Trained
 from comparison.runs.record import METRICS, PROFILED, TIMED, TRACE, Record, Steps, Work
-from comparison.settings import Setting
 from data import embedded
 from training.checkpoint import manifest_name
 from training.config import run_config
@@ -27,8 +26,6 @@ from training.inputs import check_inputs
 from training.options import parse_options as parse_script_options
 from training.profiling.profiler import LAST
 
-# The small model of `make pretrain`, for the embedded text.
-EMBEDDED_MODEL, EMBEDDED_LENGTH, EMBEDDED_BATCHES = "bert_2_128_2", 32, (512, 1024)
 RECORD = "record.json"
 _CKPT = "ckpt"  # below a launch's directory
 # compare.py's own options: to be given before --.
@@ -42,21 +39,6 @@ _EXCLUDED = (
 )
 # Losses that move at once show a wrong gradient sooner; so small a batch is not in the paper's table.
 _EMBEDDED_SCHEDULE = {"--lr": "0.014", "--warmup_ratio": "0.1"}
-
-
-@dataclass(frozen=True)
-class Trained:
-    """Model, data and batches, as on the command line of compare.py; None and False: left out. `script_args`:
-    the words after --."""
-
-    model: str | None
-    data: str | None
-    raw: bool
-    vocab: str | None
-    max_seq_length: int | None
-    use_avg_len: bool
-    accumulate: int | None
-    script_args: tuple[str, ...]
 
 
 class Training(NamedTuple):

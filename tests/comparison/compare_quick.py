@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from comparison.launching.backends import MPIRUN, Backend
+from comparison.backends import MPIRUN, Backend
 from comparison.main import main
 from training.entry import exit_code
 

@@ -7,20 +7,22 @@ from dataclasses import replace
 
 import pytest
 
-from comparison.reporting.agreement import (
+from comparison.campaign import Group, Setting
+from comparison.runs.agreement import (
     CONFIRMED,
     UNCONFIRMED,
     UNDECIDED,
     WRONG,
+    between_backends,
+    between_repeats,
+    compared,
     differences,
     greatest_difference,
     judge,
     not_finite,
     outcome,
 )
-from comparison.reporting.limits import between_backends, between_repeats, compared
 from comparison.runs.record import Interval, Record
-from comparison.settings import Group, Setting
 from tests.comparison.synthetic import LOG, SHA256, STEPS, TOKENS, loss_at, norm_at, rate_at, record
 
 TWO, THREE = Group(2, "float32", 512), Group(3, "float32", 512)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from base.errors import InputError
-from comparison.launching.backends import (
+from comparison.backends import (
     BACKENDS,
     BYTEPS_SCRIPT,
     HVD_SCRIPT,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from comparison.reporting.breakdown_plot import breakdown_figure
-from comparison.reporting.results import gather
-from comparison.settings import Setting
+from comparison.campaign import Setting
+from comparison.runs.plots import breakdown_figure
+from comparison.runs.results import gather
 from tests.comparison.synthetic import FACTS, profiled, record
 
 BACKENDS = ("hvd_mpi", "hvd_gloo", "byteps")

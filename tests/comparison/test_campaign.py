@@ -8,12 +8,11 @@ import os
 import pytest
 
 from base.errors import InputError
-from comparison.campaign import Store, versions, what_counts
-from comparison.launching.backends import Cluster
+from comparison.backends import Cluster
+from comparison.campaign import Setting, Store, versions, what_counts
 from comparison.runs.command import time_left
 from comparison.runs.launches import finished, keep_outcome, make_directory, path_of, save
 from comparison.runs.record import METRICS, PROFILED, TIMED, Interval, Record, Work
-from comparison.settings import Setting
 
 SETTING = Setting("hvd_mpi", 2, "bfloat16", 512)
 WORK = Work(SETTING, TIMED, 0)

@@ -10,7 +10,7 @@ import pytest
 
 from base.errors import InputError
 from comparison import options as options_module
-from comparison.launching.backends import BACKENDS, count_gpus
+from comparison.backends import BACKENDS, count_gpus
 from comparison.options import Options, parse_options
 from comparison.runs.record import Steps
 from tests.processes import run_command

@@ -11,9 +11,9 @@ import pytest
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
-from comparison.reporting.report import write_report
+from comparison.campaign import Setting, all_settings
 from comparison.runs.record import Record
-from comparison.settings import Setting, all_settings
+from comparison.runs.report import write_report
 from tests.comparison.synthetic import (
     FACTS,
     default_settings,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from comparison.launching.failure import LONGEST, reason_of_exit, telling_line
-from comparison.launching.launch import Launched
+from comparison.launch import LONGEST, Launched, reason_of_exit, telling_line
 
 MXNET = """supervised: connected
 error: rank 1: Traceback (most recent call last):

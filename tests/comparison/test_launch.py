@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from comparison.launching.launch import launch
-from comparison.launching.memory import MARKER, PeakMemory, marked, role_of
+from comparison.launch import MARKER, PeakMemory, launch, marked, role_of
 from tests.processes import LIMIT, until, wait_for_file
 
 # A grandchild that leaves the session and ignores SIGTERM, as a daemon may.
@@ -109,7 +108,7 @@ def test_nothing_survives_when_the_comparison_is_killed(tmp_path):
     text = f"""
 import os, sys
 from pathlib import Path
-from comparison.launching.launch import launch
+from comparison.launch import launch
 launch([sys.executable, {str(code)!r}, {str(tmp_path / "pid")!r}, "600"], dict(os.environ),
        Path({str(tmp_path / "log")!r}), 600)
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from comparison.launching.backends import BACKENDS
+from comparison.backends import BACKENDS
 from comparison.messages.plan import (
     DEFAULT_SIZES,
     bus_bandwidth,

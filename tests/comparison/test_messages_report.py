@@ -8,8 +8,7 @@ import statistics
 import pytest
 
 from base.tables import terminal
-from comparison.messages.figures import Cell, evaluate
-from comparison.messages.plan import parse_messages
+from comparison.messages.plan import Cell, evaluate, parse_messages
 from comparison.messages.report import Measured, table_of, write_messages
 
 MESSAGES = parse_messages(["64KB", "1MB", "10x64KB"], "float32")

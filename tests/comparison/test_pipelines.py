@@ -12,20 +12,12 @@ import pytest
 from base.errors import InputError
 from base.tables import markdown
 from bert.configuration import named_config
-from comparison.launching.backends import BACKENDS
+from comparison.backends import BACKENDS
 from comparison.main import main
 from comparison.options import parse_options
 from comparison.projection.clusters import P3DN
 from comparison.projection.command import pipelines_of, plan_of
-from comparison.projection.pipelines import (
-    Pipeline,
-    project_pipeline,
-    simulate,
-    split_by,
-    stages_of,
-    word_embedding,
-)
-from comparison.projection.published_pipelines import (
+from comparison.projection.pipeline_report import (
     CASES,
     READINGS,
     calibrate,
@@ -33,6 +25,14 @@ from comparison.projection.published_pipelines import (
     pipeline_tables,
     seconds,
     validate_pipelines,
+)
+from comparison.projection.pipelines import (
+    Pipeline,
+    project_pipeline,
+    simulate,
+    split_by,
+    stages_of,
+    word_embedding,
 )
 from comparison.projection.workload import Workload, bert_parts, update_seconds
 from tests.processes import ROOT

@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 
 from base.errors import InputError
-from comparison.launching.backends import BACKENDS
+from comparison.backends import BACKENDS
+from comparison.campaign import Setting
 from comparison.main import main
 from comparison.options import parse_options
 from comparison.projection.command import plan_of
-from comparison.projection.measured import read_measured
 from comparison.projection.model import project, project_all
-from comparison.projection.plot import projection_figure
+from comparison.projection.report import projection_figure
 from comparison.projection.validation import validate
+from comparison.projection.workload import read_measured
 from comparison.runs.record import PROFILED, TIMED, Interval, Record
-from comparison.settings import Setting
 from tests.processes import LIMIT, ROOT
 
 

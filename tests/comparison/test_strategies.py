@@ -10,14 +10,16 @@ import pytest
 
 from bert.configuration import named_config
 from comparison.projection.clusters import CLUSTERS, DLPERF, P3DN, UNIVERSITY
-from comparison.projection.model import GPUS, project, project_all
-from comparison.projection.strategies import (
+from comparison.projection.model import (
     COLOCATED,
+    GPUS,
     MIXED,
     SEPARATE,
     BytePS,
     FlatRing,
     HierarchicalRing,
+    project,
+    project_all,
     shape_of,
 )
 from comparison.projection.workload import Message, Part, Workload, bert_parts

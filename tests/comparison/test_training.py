@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from base.errors import InputError
-from comparison.launching.backends import BACKENDS
+from comparison.backends import BACKENDS
 from comparison.options import parse_options
 from comparison.runs.launches import Training, identity, plan_training
 from comparison.runs.record import PROFILED, TIMED, Work

@@ -9,9 +9,9 @@ import pytest
 
 from base.tables import markdown
 from bert.configuration import named_config
-from comparison.launching.backends import BACKENDS
+from comparison.backends import BACKENDS
 from comparison.options import parse_options
-from comparison.projection.published import (
+from comparison.projection.validation import (
     CASES,
     EFFICIENCY,
     LARGE_FLOAT16,
@@ -19,8 +19,6 @@ from comparison.projection.published import (
     THROUGHPUT,
     UNIVERSITY_DAYS,
     UNIVERSITY_STEPS,
-)
-from comparison.projection.validation import (
     error_range,
     implied_gbps,
     off,

@@ -20,7 +20,7 @@ from base.files import replacing
 from hosts import mpirun
 from hosts.hostfile import read_host_lines
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 HVD_SCRIPT, BYTEPS_SCRIPT = ROOT / "run_pretraining_hvd.py", ROOT / "run_pretraining_byteps.py"
 MPIRUN, HOROVODRUN, BYTEPS, BYTEPS_LOCAL = "mpirun", "horovodrun", "byteps", "byteps_local"
 
@@ -52,6 +52,7 @@ BACKENDS: Mapping[str, Backend] = {
         Backend("byteps_local", "BytePS, local ranks", BYTEPS_SCRIPT, BYTEPS_LOCAL),
     )
 }
+RINGS = ("hvd_mpi", "hvd_gloo")  # they add in a ring, in a fixed order
 
 
 class Cluster(NamedTuple):

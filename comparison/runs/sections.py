@@ -8,9 +8,20 @@ from typing import Any, Callable, Mapping, Sequence
 
 from base.quantities import digits, duration, percent
 from base.tables import EMPTY, Row, Table
-from comparison.reporting.figures import Breakdown, Figures, Finish
-from comparison.reporting.results import FAILED, NOT_RUN, OK, OUT_OF_MEMORY, Result, Results
-from comparison.reporting.wording import (
+from comparison.campaign import Setting
+from comparison.runs.results import (
+    FAILED,
+    NOT_RUN,
+    OK,
+    OUT_OF_MEMORY,
+    Breakdown,
+    Figures,
+    Finish,
+    Result,
+    Results,
+)
+from comparison.verdicts import Pair, Spread
+from comparison.wording import (
     batch_unit,
     memory,
     ratio_with_interval,
@@ -21,8 +32,6 @@ from comparison.reporting.wording import (
     with_extremes,
     with_quartiles,
 )
-from comparison.settings import Setting
-from comparison.verdicts import Pair, Spread
 
 _SERVICES = ("server", "scheduler")  # the order of their columns
 NAMES = 4  # columns that say which setting a row is about

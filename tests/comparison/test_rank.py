@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from comparison.messages.values import PERIOD, KnownValues, stretch
+from comparison.messages.rank import PERIOD, KnownValues, stretch
 
 CASES = [(dtype, ranks) for dtype in ("float32", "float16") for ranks in (2, 3, 4, 7, 8, 64)]
 

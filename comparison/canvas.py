@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from base.files import replacing
-from comparison.reporting.wording import title_of
 from comparison.verdicts import Spread
+from comparison.wording import title_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,17 +1,177 @@
-"""report.md: the summary first, then tables, plots, the rule of verdicts, and what was run on what."""
+"""The report of a comparison: report.md, report.json and plots, and a text for the terminal.
+
+report.md has the summary first, then tables, plots, the rule of verdicts, and what was run on what.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import shlex
-from typing import Any, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Mapping, NamedTuple, Sequence
 
-from base.tables import Table, markdown
-from comparison.reporting import agreement, plots, sections
-from comparison.reporting.limits import compared
-from comparison.reporting.results import FAILED, NOT_RUN, OUT_OF_MEMORY, Result, Results
-from comparison.reporting.wording import batch_unit, group_words, marked, title_of
-from comparison.settings import Group
-from comparison.verdicts import DIFFERENT, NOT_SHOWN, TOO_FEW, Pair, rule
+from base.tables import Table
+from comparison.campaign import Group, Setting
+from comparison.runs import agreement, plots, sections
+from comparison.runs.agreement import compared
+from comparison.runs.record import TIMED, Record
+from comparison.runs.results import FAILED, NOT_RUN, OUT_OF_MEMORY, Figures, Result, Results, gather
+from comparison.verdicts import DIFFERENT, FEWEST_REPEATS, NOT_SHOWN, TOO_FEW, Pair, rule
+from comparison.wording import (
+    Part,
+    as_markdown,
+    as_terminal,
+    batch_unit,
+    busy_mark,
+    group_words,
+    marked,
+    title_of,
+    with_others,
+    write_files,
+)
+
+REPORT_MD, REPORT_JSON = "report.md", "report.json"
+SCHEMA = 2  # of report.json; it grows where the meaning of a field changes
+
+
+class Report(NamedTuple):
+    """`terminal`: the tables and, at their end, the summary. `paths`: the files written."""
+
+    terminal: str
+    paths: Sequence[Path]
+    results: Results
+
+
+def write_report(
+    directory: Path,
+    facts: Mapping[str, Any],
+    records: Sequence[Record],
+    planned: Sequence[Setting],
+    repeats: int,
+    complete: bool,
+) -> Report:
+    """Write report.md, report.json and plots into `directory`; each appears whole or not at all.
+
+    Args:
+        facts: JSON-able. machine (of `base.machine.describe`), versions, options, model, vocab_size,
+            max_seq_length, use_avg_len, accumulate, num_steps, warmup_steps, log_interval, confidence,
+            price_per_hour (or None), gpus_per_instance (or None), command; optionally titles (backend ->
+            name, for backends that are not in `comparison.backends`).
+        records: of the launches so far; settings may have none.
+        planned: the settings in the order of the tables.
+        repeats: timed launches planned for each.
+        complete: False for a report in between.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    shares = [each.others for each in records if each.others is not None and not each.failure]
+    facts = {**facts, "busy": busy_mark(shares)}
+    results = gather(facts, records, planned)
+    drawn = plots.draw_all(directory, results, facts)
+    state = _state(records, planned, repeats, complete)
+    tables = _tables(results, facts, repeats)
+    first = with_others([*state, *summary(results, facts)], shares)
+    text = document(first, tables, drawn, results, facts, repeats)
+    values = _content(first, results, facts, records, repeats, complete)
+    write_files(directory, {REPORT_MD: text, REPORT_JSON: values})
+    shown = as_terminal([*tables, "\n".join(first)])
+    paths = [directory / name for name in (REPORT_MD, REPORT_JSON, *drawn)]
+    return Report(shown + "\n", paths, results)
+
+
+def _state(records: Sequence[Record], planned: Sequence[Setting], repeats: int, complete: bool) -> list[str]:
+    """Warnings that stand before everything else."""
+    sentences = []
+    if not complete:
+        wanted = set(planned)
+        done = {(each.setting, each.repeat) for each in records if each.kind == TIMED}
+        made = sum(setting in wanted for setting, _ in done)
+        sentences.append(
+            f"PARTIAL: {made} of {len(planned) * repeats} timed launches are done; the same command goes on."
+        )
+    if repeats < FEWEST_REPEATS:
+        sentences.append(f"Too few repeats for verdicts: {repeats}; it takes {FEWEST_REPEATS}.")
+    return sentences
+
+
+def _tables(results: Results, facts: Mapping[str, Any], repeats: int) -> list[Table]:
+    tables = [
+        sections.speed(results, facts, repeats),
+        sections.pairs(results, facts),
+        sections.communication(results, facts),
+        sections.resources(results, facts),
+        sections.scaling(results, facts),
+        sections.to_finish(results, facts),
+    ]
+    return [marked(each, facts["busy"]) for each in tables if each is not None]
+
+
+def _content(
+    first: Sequence[str],
+    results: Results,
+    facts: Mapping[str, Any],
+    records: Sequence[Record],
+    repeats: int,
+    complete: bool,
+) -> dict[str, Any]:
+    """Everything that was measured and what follows from it, for `json.dumps`, without NaN. `launches` are
+    the raw samples; seconds, bytes, nats."""
+    planned = [each.setting for each in results.results]
+    return _plain(
+        {
+            "schema": SCHEMA,
+            "complete": complete,
+            "repeats": repeats,
+            "summary": list(first),
+            "rule": rule(facts["confidence"]),
+            "facts": dict(facts),
+            "planned": planned,
+            "results": [_result(each) for each in results.results],
+            "pairs": [_pair(each) for each in results.pairs],
+            "compared": compared(planned, facts),
+            "greatest_relative_difference": [
+                {**group._asdict(), **greatest} for group, greatest in results.greatest_difference.items()
+            ],
+            "launches": [each.to_json() for each in records],
+        }
+    )
+
+
+def _result(result: Result) -> dict[str, Any]:
+    fields = {name: value for name, value in vars(result).items() if name != "figures"}
+    return {**fields, "figures": _figures(result.figures) if result.figures else None}
+
+
+def _figures(figures: Figures) -> dict[str, Any]:
+    """Their fields, and properties of those; each launch's own breakdown is in `launches`."""
+    values = dict(vars(figures))
+    if figures.scaling:
+        values["scaling"] = {**figures.scaling._asdict(), "efficiency": figures.scaling.efficiency}
+    if figures.finish:
+        values["finish"] = {**figures.finish._asdict(), "seconds": figures.finish.seconds}
+    return values
+
+
+def _pair(pair: Pair) -> dict[str, Any]:
+    return {**pair._asdict(), "faster": pair.faster}
+
+
+def _plain(value: Any) -> Any:
+    """Named tuples become objects; what is not finite, null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if dataclasses.is_dataclass(value):
+        return _plain(vars(value))
+    if hasattr(value, "_asdict"):
+        return _plain(value._asdict())
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, (str, int)) else str(value)  # a Path, say
+
 
 _FEW = 2  # so many settings are named one by one
 _PLOTS = {
@@ -137,11 +297,11 @@ def document(
         sections.expansion(results, facts),
     ]
     machine = facts.get("machine") or {}
-    parts = ["# Horovod against BytePS", *first, "## Results", *(markdown(each) for each in tables)]
+    parts: list[Part] = ["# Horovod against BytePS", *first, "## Results", *tables]
     parts += ["## Plots", *(f"![{_PLOTS[name]}]({name})" for name in drawn)] if drawn else []
     parts += [
         "## The same as others print it",
-        *(markdown(marked(each, facts["busy"])) for each in usual),
+        *(marked(each, facts["busy"]) for each in usual),
         "## How verdicts are reached",
         compared(planned, facts),
         _greatest_words(results, facts),
@@ -157,7 +317,7 @@ def document(
         "## What the figures mean, and what not",
         *_meaning(facts, machine),
     ]
-    return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+    return as_markdown(parts)
 
 
 def _greatest_words(results: Results, facts: Mapping[str, Any]) -> str:
@@ -200,11 +360,11 @@ def _meaning(facts: Mapping[str, Any], machine: Mapping[str, Any]) -> list[str]:
 
 
 def _listing(title: str, values: Mapping[str, Any]) -> str:
-    rows = [f"- {name}: {_plain(value)}" for name, value in values.items() if value not in ("", [], None)]
+    rows = [f"- {name}: {_in_words(value)}" for name, value in values.items() if value not in ("", [], None)]
     return "\n".join([f"{title}:", "", *(rows or ["- unknown"])])
 
 
-def _plain(value: Any) -> str:
+def _in_words(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 

@@ -1,18 +1,50 @@
-"""Numbers and names as people read them; the same in tables, sentences and plots."""
+"""Numbers and names as people read them, the same in tables, sentences and plots; the files of a report."""
 
 from __future__ import annotations
 
+import json
 import statistics
 from dataclasses import replace
-from typing import Any, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Iterable, Mapping, Sequence, Union
 
+from base.files import replacing
 from base.quantities import digits, percent
-from base.tables import EMPTY, Table
-from comparison.launching.backends import BACKENDS
-from comparison.settings import Group
+from base.tables import EMPTY, Table, markdown, terminal
+from comparison.backends import BACKENDS
+from comparison.campaign import Group
 from comparison.verdicts import DIFFERENT, Pair, Spread
 
+Part = Union[str, Table]  # of a report
+
 BUSY = 0.1  # of this machine's CPU time: where other programs take more, figures are marked
+
+
+def as_markdown(parts: Iterable[Part]) -> str:
+    """Paragraphs and tables, a blank line between them; empty ones are left out."""
+    texts = (markdown(each) if isinstance(each, Table) else each for each in parts)
+    return "\n\n".join(each.strip("\n") for each in texts if each) + "\n"
+
+
+def as_terminal(parts: Iterable[Part]) -> str:
+    """The same for a terminal, without a line end."""
+    return "\n\n".join(terminal(each) if isinstance(each, Table) else each for each in parts)
+
+
+def write_files(directory: Path, files: Mapping[str, str | Mapping[str, Any]]) -> None:
+    """Writes texts, and what is not text as JSON; each file appears whole or not at all.
+
+    Args:
+        files: names -> contents, of finite numbers.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    for name, content in files.items():
+        if not isinstance(content, str):
+            content = json.dumps(content, indent=1, allow_nan=False) + "\n"
+        with replacing(str(directory / name)) as handle:
+            handle.write(content.encode("utf-8"))
 
 
 def busy_mark(shares: Sequence[float]) -> str:
