@@ -1,4 +1,4 @@
-"""Hosts and the processes that start on them. Standard library only, but for the YAML of a patch.
+"""Hosts and the processes that start on them. Standard library only, but for Kubernetes' YAML.
 
 hostfile       Open MPI's host files
 addresses      numeric addresses, and the hosts that are this machine
@@ -28,13 +28,10 @@ supervise      around each part: none outlives the launcher
 cluster_job    the script of each rank of a cluster's job, planned and checked
 srun           command: Slurm's srun as the launcher's remote shell
 slurm          command: a batch script for Slurm
-manifests      Kubernetes' objects as data and as YAML
-patches        fields of one's own in them
+batch/         what clusters are given that start processes themselves
 gathering      pods of a run over BytePS begin and end together
 byteps_pod     command: one pod's part of a run over BytePS
 mpi_pod        command: one pod's part of a run over Horovod
-kubernetes_mpi      an MPIJob
-kubernetes_byteps   Indexed Jobs
 kubernetes     command: a run's manifest
 sagemaker      command: the call that starts a run on SageMaker
 sagemaker_train     command: process 1 of a container there
