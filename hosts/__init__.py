@@ -13,8 +13,7 @@ exposure       public addresses at which they listen
 over_mpirun    a run over Horovod: mpirun
 over_byteps    a run over BytePS: scheduler, servers, ranks
 answer         questions about the host that it runs on
-reach          whether other hosts answer, and the cure where not
-asking         conversations with several hosts
+reach          conversations with hosts: whether they answer, and the cure where not
 check          command: a look at all hosts before a run
 mpirun_output  whose line it is that mpirun shows, and which rank failed
 output         lines, prefixes and log files of the parts
