@@ -29,9 +29,9 @@ if __name__ == "__main__" and not __package__:
 from base.command_line import CommandParser, path_name, split_at_dashes, whole
 from base.errors import InputError
 from base.sealed import TOKEN_BYTES
+from hosts.batch.cluster_job import BACKENDS, BYTEPS, HVD, add_plan_group, script_and_options
+from hosts.batch.gathering import SCHEDULER, SERVER, WORKER
 from hosts.batch.templates import documents, filled, holders, merged, patched, yaml_text
-from hosts.cluster_job import BACKENDS, BYTEPS, HVD, add_plan_group, script_and_options
-from hosts.gathering import SCHEDULER, SERVER, WORKER
 from hosts.networks import RULE, TCP, Network, read_network
 
 MEMLOCK = (

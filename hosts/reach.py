@@ -24,7 +24,7 @@ from base.errors import InputError
 from hosts.addresses import bare, is_here
 
 ANSWER = str(Path(__file__).resolve().with_name("answer.py"))
-SECONDS = 45.0  # for an answer; ssh gives up a connection after 30 (hosts/parts.py)
+SECONDS = 45.0  # for an answer; ssh gives up a connection after 30 (hosts/launching/parts.py)
 CLOSING = 1.0  # seconds for remote shells to end when nothing more is asked
 APART = 5.0  # seconds between two clocks that are worth a line
 HERE = ""  # this machine, among the hosts that are asked
