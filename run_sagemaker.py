@@ -36,7 +36,7 @@ if __name__ == "__main__":
 
 from base.errors import InputError
 from base.launchers import RUN_HOSTS, launched_rank, number_in
-from hosts.saved import look
+from hosts.launching.saved import look
 
 ROOT = Path(__file__).resolve().parent
 CHECKPOINTS = "/opt/ml/checkpoints"

@@ -6,9 +6,9 @@
 
 The index of a server or worker is JOB_COMPLETION_INDEX, which an Indexed Job sets; it becomes DMLC_WORKER_ID.
 POD_IP is the pod's own address, which BytePS announces. The pod waits until all others have come
-(hosts/gathering.py; they know each other by the secret in a file), starts its processes, a worker all of its
-local ranks, and ends with the exit code of the whole run: 0 complete, 2 bad input, 75 and 143 saved and to be
-run again, others a failure.
+(hosts/batch/gathering.py; they know each other by the secret in a file), starts its processes, a worker all
+of its local ranks, and ends with the exit code of the whole run: 0 complete, 2 bad input, 75 and 143 saved
+and to be run again, others a failure.
 
 SIGTERM, by which Kubernetes announces that a pod will be removed, makes all ranks of the run save a
 checkpoint and end, whichever pod receives it. Standard library only.
@@ -35,7 +35,7 @@ from base.command_line import seconds as limited
 from base.errors import InputError
 from base.launchers import is_number
 from hosts.addresses import is_address
-from hosts.gathering import (
+from hosts.batch.gathering import (
     LEAVING,
     SCHEDULER,
     SERVER,
@@ -45,10 +45,10 @@ from hosts.gathering import (
     Shape,
     read_secret,
 )
-from hosts.output import Output, Screen
-from hosts.parts import DEFAULT_PORT, Access, Part, Rendezvous, check_command, plan_parts
-from hosts.running import Limits, Run
-from hosts.signals import FORWARDED, Signals
+from hosts.launching.output import Output, Screen
+from hosts.launching.parts import DEFAULT_PORT, Access, Part, Rendezvous, check_command, plan_parts
+from hosts.launching.running import Limits, Run
+from hosts.launching.signals import FORWARDED, Signals
 
 GATHERING_PORT = DEFAULT_PORT + 1
 FINISH = 10.0  # seconds for a slow reader to take the last lines

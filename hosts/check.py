@@ -33,12 +33,11 @@ if __name__ == "__main__" and not __package__:
 from base.command_line import CommandParser, path_name, within
 from base.errors import InputError
 from hosts.addresses import addresses, bare, is_here
-from hosts.asking import Asked, Conversation
 from hosts.hostfile import merged, read_host_lines, read_spares
+from hosts.launching.over_mpirun import program
+from hosts.launching.parts import DEFAULT_PORT, ssh_words
 from hosts.mpirun import interfaces
-from hosts.over_mpirun import program
-from hosts.parts import DEFAULT_PORT, ssh_words
-from hosts.reach import APART, Fault, Question
+from hosts.reach import APART, Asked, Conversation, Fault, Question
 
 GIB, GIGABIT = 1 << 30, 1e9 / 8
 LOOK_SECONDS = 120.0  # for the digests of code and data, on a slow file system

@@ -9,16 +9,18 @@ BytePS.
     kubectl apply -f bert.yaml
 
 With --tokens_per_gpu the run is the plan of hparams.py for workers x slots GPUs; without it, a script and all
-of its options follow the --. The reasons for each field are in hosts/kubernetes_mpi.py and
-hosts/kubernetes_byteps.py. Needs the standard library, and for --patch PyYAML; talks to no cluster.
+of its options follow the --. The objects are templates, with the reasons for each field:
+hosts/batch/pod.yaml, mpijob.yaml and byteps.yaml. Needs PyYAML; talks to no cluster.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
+import secrets
 import sys
 from pathlib import Path
-from typing import Sequence
+from typing import Any, Mapping, Sequence
 
 if __name__ == "__main__" and not __package__:
     # Run as a script, Python looks for modules in hosts/ instead of one folder up.
@@ -26,16 +28,25 @@ if __name__ == "__main__" and not __package__:
 
 from base.command_line import CommandParser, path_name, split_at_dashes, whole
 from base.errors import InputError
-from hosts import kubernetes_byteps, kubernetes_mpi, manifests
-from hosts.cluster_job import BACKENDS, BYTEPS, HVD, add_plan_group, script_and_options
-from hosts.manifests import Deployment, Limits, Resources, Volume
-from hosts.networks import RULE, TCP, read_network
-from hosts.patches import patched
+from base.sealed import TOKEN_BYTES
+from hosts.batch.cluster_job import BACKENDS, BYTEPS, HVD, add_plan_group, script_and_options
+from hosts.batch.gathering import SCHEDULER, SERVER, WORKER
+from hosts.batch.templates import documents, filled, holders, merged, patched, yaml_text
+from hosts.networks import RULE, TCP, Network, read_network
 
 MEMLOCK = (
     "adapters need memory that stays in place: the nodes' container runtime has to let pods lock any amount "
     "(LimitMEMLOCK=infinity in containerd's service); IPC_LOCK is of no use to a user who is not root"
 )
+LAUNCHER = {"cpu": "1", "memory": "2Gi"}
+SMALL = {"cpu": "1", "memory": "1Gi"}  # BytePS's scheduler
+HEADROOM = 30  # seconds between the ranks' last limit and the kubelet's SIGKILL
+_DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?")
+_RESOURCE = re.compile(r"[a-z0-9.-]+/[A-Za-z0-9._-]+")
+_NVIDIA = "nvidia.com/"
+_LONGEST_NAME = 40  # with what is appended, a pod's host name stays below 63 characters
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -153,27 +164,149 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _manifest(args: argparse.Namespace, own: Sequence[str]) -> str:
-    deployment = _deployment(args)
-    manifests.check(deployment)
-    command, lines = script_and_options(args, args.backend, args.workers * args.slots, own)
-    comments = lines
-    if deployment.network is not None:
-        comments += [f"--network {args.network}: {each}" for each in deployment.network.comment()]
-        if deployment.network.kind != TCP:
+    _check_backend(args)
+    network = None if args.network is None else read_network(args.network, args.backend)
+    fields = _fields(args, network)
+    command, comments = script_and_options(args, args.backend, args.workers * args.slots, own)
+    if network is not None:
+        comments += [f"--network {args.network}: {each}" for each in network.comment()]
+        if network.kind != TCP:
             comments.append(f"--network {args.network}: {MEMLOCK}")
+    fields["command"] = command
+    pod, policy = documents("pod.yaml")
+    objects = [filled(policy, fields)]
     if args.backend == HVD:
-        objects = kubernetes_mpi.objects(deployment, command)
+        objects += _mpijob(pod, fields)
     else:
-        server = (args.server_cpus, args.server_memory)
-        objects = kubernetes_byteps.objects(deployment, command, server)
+        objects += _byteps_jobs(pod, fields, {"cpu": args.server_cpus, "memory": args.server_memory})
         if args.workers > 1 and args.secret is None:
             comments.append(
                 "It has the run's secret: keep it where only you can read it, or name one: --secret"
             )
-    return manifests.yaml_text(patched(objects, args.patch) if args.patch else objects, comments)
+    return yaml_text(patched(objects, args.patch) if args.patch else objects, comments)
 
 
-def _deployment(args: argparse.Namespace) -> Deployment:
+def _mpijob(pod: Any, fields: Mapping[str, Any]) -> list[Any]:
+    job = filled(documents("mpijob.yaml")[0], fields)
+    launcher, worker = holders(job)
+    launcher["template"] = _pod(
+        pod, {**fields, "role": "launcher", "resources": LAUNCHER}, launcher["template"]
+    )
+    worker["template"] = _pod(pod, {**fields, "role": "worker"}, worker["template"])
+    return [job]
+
+
+def _byteps_jobs(pod: Any, fields: Mapping[str, Any], server: Mapping[str, str]) -> list[Any]:
+    """The secret, the service, and a Job for each role; for a single worker only its Job."""
+    job, service, secret, of_several, of_server = documents("byteps.yaml")
+
+    def job_of(role: str, number: int, more: Mapping[str, Any]) -> Any:
+        own = {**fields, "role": role, "job": f"{fields['name']}-{role}", "number": number, **more}
+        made = filled(job, {**own, "failures": fields["retries"] * number})
+        additions = [made["spec"]["template"]]
+        additions += [filled(of_several, own)] if several else []
+        additions += [filled(of_server, own)] if role == SERVER else []
+        made["spec"]["template"] = _pod(pod, own, *additions)
+        return made
+
+    several = fields["workers"] > 1
+    workers = job_of(WORKER, fields["workers"], {"program": ["--", fields["python"], *fields["command"]]})
+    if not several:
+        return [workers]
+    return [
+        *([filled(secret, fields)] if fields["token"] else []),
+        filled(service, fields),
+        job_of(SCHEDULER, 1, {"program": [], "resources": SMALL}),
+        job_of(SERVER, fields["servers"], {"program": [], "resources": server}),
+        workers,
+    ]
+
+
+def _pod(template: Any, fields: Mapping[str, Any], *additions: Any) -> Any:
+    """A pod's template with what its role adds."""
+    environment = None
+    if fields["gpu"] not in fields["resources"] and not any(
+        name.startswith(_NVIDIA) for name in fields["resources"]
+    ):
+        # The image's is "all": NVIDIA's runtime would show every GPU of the node.
+        environment = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
+    pod = filled(template, {**fields, "environment": environment})
+    for each in additions:
+        pod = merged(pod, each)
+    for container in pod["spec"]["containers"]:
+        # Kubernetes replaces $(NAME) in it, and two dollar signs by one.
+        container["command"] = [str(word).replace("$", "$$") for word in container["command"]]
+    return pod
+
+
+def _fields(args: argparse.Namespace, network: Network | None) -> dict[str, Any]:
+    """Values of the templates' names, but for the command of the ranks and what differs between roles.
+
+    Raises:
+        InputError: the API server would reject one, or no pod would ever start with it.
+    """
+    others = dict(_pair("--resource", each) for each in args.resource)
+    volumes = list(map(_volume, args.volume))
+    nodes = dict(_pair("--node", each) for each in args.node)
+    for flag, name in (("--name", args.name), ("--namespace", args.namespace)):
+        if not _DNS_LABEL.fullmatch(name) or len(name) > _LONGEST_NAME:
+            raise InputError(
+                f"{flag} {name}: it must be at most {_LONGEST_NAME} lower-case letters, digits and hyphens, "
+                "a letter first"
+            )
+    if args.secret is not None and not _DNS_NAME.fullmatch(args.secret):
+        raise InputError(f"--secret {args.secret}: write the name of a Secret in --namespace")
+    for flag, value in (("--cpus", args.cpus), ("--memory", args.memory), ("--shm", args.shm)):
+        if not _QUANTITY.fullmatch(value):
+            raise InputError(f"{flag} {value}: write a number with a unit as Kubernetes has it, such as 64Gi")
+    if args.gpu is not None and not _RESOURCE.fullmatch(args.gpu):
+        raise InputError(f"--gpu {args.gpu}: write the resource's name, such as nvidia.com/gpu")
+    for name, amount in others.items():
+        known = _RESOURCE.fullmatch(name) or name.startswith("hugepages-")
+        if not known or not _QUANTITY.fullmatch(amount):
+            raise InputError(
+                f"--resource {name}={amount}: write NAME=NUMBER, such as vpc.amazonaws.com/efa=4"
+            )
+    if network is not None and network.kind != TCP and not others:
+        raise InputError(
+            f"--network {network.kind}: pods have no adapter without --resource, such as "
+            "vpc.amazonaws.com/efa=4 and hugepages-2Mi=5120Mi, or rdma/hca=1"
+        )
+    paths = [path for _, path, _ in volumes]
+    for claim, path, _ in volumes:
+        if not _DNS_NAME.fullmatch(claim) or not path.startswith("/"):
+            raise InputError(f"--volume {claim}:{path}: write CLAIM:/PATH or CLAIM:/PATH:ro")
+        if paths.count(path) > 1:
+            raise InputError(f"--volume {claim}:{path}: this path is given twice")
+    directory = args.directory.rstrip("/")
+    servers = args.servers or args.workers
+    gathering = ["--servers", servers, "--scheduler", f"{args.name}-{SCHEDULER}-0.{args.name}"]
+    gathering += ["--secret", "/etc/run-secret/secret"]
+    gpus = {} if args.gpu is None else {args.gpu: str(args.slots)}
+    volume_of = [(f"volume-{number}", *each) for number, each in enumerate(volumes)]
+    return {
+        **{name: getattr(args, name) for name in ("name", "namespace", "image", "user", "workers", "slots")},
+        **{name: getattr(args, name) for name in ("retries", "grace", "patience", "shm", "gpu")},
+        "directory": directory,
+        "python": f"{directory}/.venv/bin/python",
+        "kill_after": args.grace + HEADROOM,
+        "servers": servers,
+        "gathering": gathering if args.workers > 1 else [],
+        "secret": args.secret or args.name,
+        "token": "" if args.secret else secrets.token_hex(TOKEN_BYTES),  # of a new secret
+        "resources": {"cpu": args.cpus, "memory": args.memory, **gpus, **others},
+        "nodes": nodes or None,
+        "network": ["--network", args.network] if args.network else [],
+        "mounts": [{"name": name, "mountPath": path, **mode} for name, _, path, mode in volume_of],
+        "volumes": [
+            {"name": name, "persistentVolumeClaim": {"claimName": claim, **mode}}
+            for name, claim, _, mode in volume_of
+        ],
+    }
+
+
+def _check_backend(args: argparse.Namespace) -> None:
+    """Raises InputError for options that do not go with the backend."""
     if args.backend == HVD and args.servers is not None:
         raise InputError(f"--servers {args.servers}: goes with --backend byteps")
     if args.backend == BYTEPS and args.workers == 1 and args.servers is not None:
@@ -188,25 +321,6 @@ def _deployment(args: argparse.Namespace) -> Deployment:
             f"--network {args.network}: goes with --backend hvd; pods of BytePS announce the address that "
             "the cluster gives them (POD_IP)"
         )
-    others = tuple(_pair("--resource", each) for each in args.resource)
-    resources = Resources(args.cpus, args.memory, args.shm, args.gpu, others)
-    network = None if args.network is None else read_network(args.network, args.backend)
-    return Deployment(
-        name=args.name,
-        namespace=args.namespace,
-        image=args.image,
-        directory=args.directory.rstrip("/"),
-        user=args.user,
-        workers=args.workers,
-        slots=args.slots,
-        servers=0 if args.backend == HVD or args.workers == 1 else args.servers or args.workers,
-        resources=resources,
-        volumes=tuple(map(_volume, args.volume)),
-        limits=Limits(args.grace, args.patience, args.retries),
-        nodes=tuple(_pair("--node", each) for each in args.node),
-        network=network,
-        secret=args.secret,
-    )
 
 
 def _pair(flag: str, text: str) -> tuple[str, str]:
@@ -216,12 +330,13 @@ def _pair(flag: str, text: str) -> tuple[str, str]:
     return name, value
 
 
-def _volume(text: str) -> Volume:
+def _volume(text: str) -> tuple[str, str, dict[str, bool]]:
+    """Claim, path, and fields of a volume that is only read."""
     claim, colon, rest = text.partition(":")
     path, _, mode = rest.partition(":")
     if not colon or mode not in ("", "ro"):
         raise InputError(f"--volume {text}: write CLAIM:/PATH or CLAIM:/PATH:ro")
-    return Volume(claim, path, mode == "ro")
+    return claim, path, {"readOnly": True} if mode else {}
 
 
 if __name__ == "__main__":

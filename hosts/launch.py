@@ -46,15 +46,13 @@ if __name__ == "__main__" and not __package__:
 from base.command_line import CommandParser, path_name, split_at_dashes, whole
 from base.command_line import seconds as limited
 from base.errors import InputError
-from hosts import over_byteps, over_mpirun
 from hosts.addresses import is_here
 from hosts.answer import interfaces as own_interfaces
-from hosts.exposure import warning
 from hosts.hostfile import merged, read_host_lines, read_spares
-from hosts.mpirun import interfaces
-from hosts.networks import RULE, read_network
-from hosts.output import Output, Screen
-from hosts.parts import (
+from hosts.launching import over_byteps, over_mpirun
+from hosts.launching.exposure import warning
+from hosts.launching.output import Output, Screen
+from hosts.launching.parts import (
     DECIDED,
     DEFAULT_PORT,
     Access,
@@ -65,11 +63,13 @@ from hosts.parts import (
     python_of,
     ssh_words,
 )
+from hosts.launching.restarts import Policy, Restarts, Start, Stopped, Wish, wait
+from hosts.launching.roster import Roster
+from hosts.launching.running import Limits, Outcome, Run
+from hosts.launching.signals import Signals
+from hosts.mpirun import interfaces
+from hosts.networks import RULE, read_network
 from hosts.reach import Question, check, faults_of, summed_up
-from hosts.restarts import Policy, Restarts, Start, Stopped, Wish, wait
-from hosts.roster import Roster
-from hosts.running import Limits, Outcome, Run
-from hosts.signals import Signals
 
 FINISH = 60.0  # seconds for a slow reader to take the last lines
 RESTARTS = 3  # by default, where there is a --ckpt_dir to go on from

@@ -44,8 +44,8 @@ from base.command_line import seconds as limited
 from base.errors import InputError, one_line
 from base.files import replacing
 from hosts.hostfile import read_hostfile
-from hosts.parts import check_command
-from hosts.signals import FORWARDED, Signals
+from hosts.launching.parts import check_command
+from hosts.launching.signals import FORWARDED, Signals
 
 HOSTFILE = "OMPI_MCA_orte_default_hostfile"  # where the operator says that the host file is
 # Of the operator's variables: hosts/launch.py gives mpirun hosts, slots and remote shell itself.

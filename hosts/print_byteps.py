@@ -32,7 +32,7 @@ from typing import Sequence
 
 from base.errors import InputError
 from hosts.addresses import LOOPBACK, bare, is_address, is_loopback
-from hosts.parts import DEFAULT_PORT, check_workers, choose_num_servers
+from hosts.launching.parts import DEFAULT_PORT, check_workers, choose_num_servers
 from hosts.shell import (
     NEXT,
     VENV,

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import secrets
+import selectors
 import shlex
 import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Callable, Iterable, Mapping, Sequence
+from typing import IO, Any, Callable, Collection, Iterable, Mapping, Sequence
 
 from base.errors import InputError
-from hosts.addresses import bare
+from hosts.addresses import bare, is_here
 
 ANSWER = str(Path(__file__).resolve().with_name("answer.py"))
-SECONDS = 45.0  # for an answer; ssh gives up a connection after 30 (hosts/parts.py)
+SECONDS = 45.0  # for an answer; ssh gives up a connection after 30 (hosts/launching/parts.py)
+CLOSING = 1.0  # seconds for remote shells to end when nothing more is asked
 APART = 5.0  # seconds between two clocks that are worth a line
 HERE = ""  # this machine, among the hosts that are asked
 # A login shell may be any, so sh does the rest. $0: folder, $1: interpreter, $2: hosts/answer.py, $3: token,
@@ -180,12 +183,127 @@ def _minor(version: str) -> str:
 
 @dataclass(frozen=True)
 class Asked:
-    """A process that asks one host. `begun`: this machine's time then, seconds since 1970."""
+    """A host's answer, or why there is none. `apart`: seconds by which its clock must be ahead (negative:
+    behind), if its answer has the time."""
+
+    answer: Mapping[str, Any] | Fault
+    apart: float = 0.0
+
+
+@dataclass
+class _Host:
+    """A process that asks one host. `asked`, `answered`: this machine's times, seconds since 1970."""
 
     process: subprocess.Popen[bytes]
-    out: IO[bytes]
     err: IO[bytes]
-    begun: float
+    buffer: bytes = b""
+    reply: str | None = None
+    asked: float = 0.0
+    answered: float = 0.0
+
+
+class Conversation:
+    """One hosts/answer.py on each host, until `close`, or for as long as the `with` block lasts."""
+
+    def __init__(self, hosts: Iterable[str], question: Question):
+        """Starts a remote shell for each host, and none for this machine, which HERE names too."""
+        self._question, self._token = question, f"answer-{secrets.token_hex(8)}"
+        self._hosts: dict[str, _Host] = {}
+        self._selector = selectors.DefaultSelector()
+        for name in hosts:
+            err = tempfile.TemporaryFile()  # noqa: SIM115 (closed at the end)
+            process = subprocess.Popen(
+                question.command(HERE if is_here(name) else name, self._token),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=err,
+                start_new_session=True,  # a Ctrl-C at the terminal is for the command that asks
+            )
+            assert process.stdout is not None
+            self._hosts[name] = _Host(process, err)
+            self._selector.register(process.stdout, selectors.EVENT_READ, name)
+
+    def __enter__(self) -> Conversation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends it; kills remote shells that do not end by themselves."""
+        if self._selector.get_map() is None:
+            return  # closed already
+        self._selector.close()
+        for host in self._hosts.values():
+            for stream in (host.process.stdin, host.process.stdout):
+                with contextlib.suppress(OSError):
+                    if stream is not None:
+                        stream.close()
+        deadline = time.monotonic() + CLOSING
+        for host in self._hosts.values():
+            try:
+                host.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                host.process.kill()
+                host.process.wait()
+            host.err.close()
+
+    def put(self, questions: Mapping[str, Mapping[str, Any]], are_last: bool = False) -> None:
+        """Sends a question to each of some hosts; does not wait. `are_last`: no others will follow."""
+        for name, question in questions.items():
+            host = self._hosts[name]
+            host.reply, host.asked = None, time.time()
+            assert host.process.stdin is not None
+            with contextlib.suppress(OSError):  # it has ended; its words say why
+                host.process.stdin.write(json.dumps(question).encode() + b"\n")
+                host.process.stdin.flush()
+                if are_last:
+                    host.process.stdin.close()
+
+    def answers(self, names: Collection[str], seconds: float = 0.0) -> dict[str, Asked]:
+        """Answers of those hosts that have answered or ended; waits at most so long for further ones."""
+        ended = [name for name in names if self._hosts[name].process.poll() is not None]  # all is written
+        for key, _ in self._selector.select(seconds):
+            self._read(key.data)
+        return {
+            name: self._answer(name) for name in names if self._hosts[name].reply is not None or name in ended
+        }
+
+    def ask(self, questions: Mapping[str, Mapping[str, Any]], seconds: float) -> dict[str, Asked]:
+        """Asks hosts, and waits until all have answered or ended, at most so long."""
+        self.put(questions)
+        deadline, answers = time.monotonic() + seconds, self.answers(questions)
+        while len(answers) < len(questions) and time.monotonic() < deadline:
+            answers = self.answers(questions, 0.1)
+        return {name: answers.get(name, Asked(_late(seconds))) for name in questions}
+
+    def _read(self, name: str) -> None:
+        host = self._hosts[name]
+        assert host.process.stdout is not None
+        data = os.read(host.process.stdout.fileno(), 1 << 16)
+        if not data:
+            self._selector.unregister(host.process.stdout)
+        *lines, host.buffer = (host.buffer + data).split(b"\n")
+        for line in lines:
+            text = line.decode("utf-8", "replace")
+            if text.startswith(f"{self._token} ") and host.reply is None:
+                host.reply, host.answered = text.partition(" ")[2], time.time()
+
+    def _answer(self, name: str) -> Asked:
+        host = self._hosts[name]
+        if not (host.reply or "").startswith("{"):
+            host.err.seek(0)
+            words = host.err.read().decode("utf-8", "replace")
+            return Asked(self._question.broken(name, host.reply or "", words, host.process.wait()))
+        answer: dict[str, Any] = json.loads(host.reply or "")
+        if "error" in answer and len(answer) == 1:
+            return Asked(Fault(f"cannot be looked at: {answer['error']}"))
+        shown = answer.get("time", host.asked)
+        return Asked(answer, min(shown - host.asked, 0.0) + max(shown - host.answered, 0.0))
+
+
+def _late(seconds: float) -> Fault:
+    return Fault(f"does not answer within {seconds:g} s; look whether it is overloaded")
 
 
 @dataclass(frozen=True)
@@ -198,8 +316,8 @@ class Found:
 
 
 class Probe:
-    """Asks hosts, all at once; `result` does not wait. This machine is asked, too: the others are compared
-    with it.
+    """Asks hosts for their facts, all at once; `result` does not wait. This machine is asked, too: the others
+    are compared with it.
 
     Attributes:
         hosts: those that are asked.
@@ -208,82 +326,39 @@ class Probe:
     def __init__(self, hosts: Iterable[str], question: Question):
         """Starts a remote shell for each host."""
         self._deadline = time.monotonic() + SECONDS
-        self._question, self._token = question, f"answer-{secrets.token_hex(8)}"
-        self._hosts = list(dict.fromkeys(hosts))
-        self.hosts = frozenset(self._hosts)
-        self._asked = {host: self._ask(host) for host in (*self._hosts, *([HERE] if self._hosts else []))}
-        self._ended: dict[str, float] = {}
+        self._question, self._names = question, list(dict.fromkeys(hosts))
+        self.hosts = frozenset(self._names)
+        self._asked = [*self._names, *([HERE] if self._names else [])]
+        self._conversation = Conversation(self._asked, question)
+        asked = {"ask": "facts", "programs": question.programs}
+        self._conversation.put(dict.fromkeys(self._asked, asked), are_last=True)
 
     def result(self) -> Found | None:
         """The answers, None as long as some may still come."""
-        for host, asked in self._asked.items():
-            if host not in self._ended and asked.process.poll() is not None:
-                self._ended[host] = time.time()
-        late = time.monotonic() >= self._deadline
-        if len(self._ended) < len(self._asked) and not late:
+        answers = self._conversation.answers(self._asked)
+        if len(answers) < len(self._asked) and time.monotonic() < self._deadline:
             return None
         self.close()
-        own = self._answer(HERE) if self._hosts else {}
+        late = Asked(_late(SECONDS))
+        own = answers.get(HERE, late).answer
         faults, clocks = {}, {}
-        if isinstance(own, Fault):
+        if self._names and isinstance(own, Fault):
             faults["this machine"] = own
-        for host in self._hosts:
-            answer = self._answer(host)
-            if host not in self._ended:
-                answer = Fault(f"does not answer within {SECONDS:g} s; look whether it is overloaded")
-            if isinstance(answer, Fault):
-                faults[host] = answer
+        for host in self._names:
+            asked = answers.get(host, late)
+            if isinstance(asked.answer, Fault):
+                faults[host] = asked.answer
                 continue
-            fault = None if isinstance(own, Fault) else self._question.fault(answer, own)
+            fault = None if isinstance(own, Fault) else self._question.fault(asked.answer, own)
             if fault is not None:
                 faults[host] = fault
-            begun, ended = self._asked[host].begun, self._ended[host]
-            apart = min(answer["time"] - begun, 0.0) + max(answer["time"] - ended, 0.0)
-            if abs(apart) > APART:
-                clocks[host] = apart
+            if abs(asked.apart) > APART:
+                clocks[host] = asked.apart
         return Found(faults, clocks)
 
     def close(self) -> None:
-        """Kills the remote shells that have not ended."""
-        for asked in self._asked.values():
-            if asked.process.poll() is None:
-                asked.process.kill()
-                asked.process.wait()
-
-    def _ask(self, host: str) -> Asked:
-        # Files, not pipes: nobody has to read while others are waited for. _read closes them.
-        out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
-        begun = time.time()
-        process = subprocess.Popen(
-            self._question.command(host, self._token),
-            stdin=subprocess.PIPE,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,  # a Ctrl-C at the terminal is for the launcher
-        )
-        question = json.dumps({"ask": "facts", "programs": self._question.programs})
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the exit code and its words say why
-            process.stdin.write(f"{question}\n".encode())
-            process.stdin.close()
-        return Asked(process, out, err, begun)
-
-    def _answer(self, host: str) -> dict[str, Any] | Fault:
-        asked = self._asked[host]
-        reply = ""
-        for line in _read(asked.out).splitlines():
-            if line.startswith(f"{self._token} "):
-                reply = line.partition(" ")[2]
-        if reply.startswith("{"):
-            answer: dict[str, Any] = json.loads(reply)
-            return answer
-        return self._question.broken(host, reply, _read(asked.err), asked.process.returncode)
-
-
-def _read(file: IO[bytes]) -> str:
-    with file:
-        file.seek(0)
-        return file.read().decode("utf-8", "replace")
+        """Ends the remote shells."""
+        self._conversation.close()
 
 
 def clock_line(host: str, seconds: float) -> str:

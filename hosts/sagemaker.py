@@ -27,9 +27,9 @@ if __name__ == "__main__" and not __package__:
 
 from base.command_line import CommandParser, split_at_dashes, whole
 from base.errors import InputError
-from hosts.cluster_job import HVD, add_plan_group, script_and_options
+from hosts.batch.cluster_job import HVD, add_plan_group, script_and_options
+from hosts.launching.parts import MPIRUN_SIGKILL
 from hosts.mpirun import variables
-from hosts.parts import MPIRUN_SIGKILL
 
 _BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/\S*)?")
 _TYPE = re.compile(r"ml\.[a-z0-9-]+\.[a-z0-9]+")

@@ -30,7 +30,7 @@ if __name__ == "__main__" and not __package__:
 
 from base.command_line import CommandParser, path_name, split_at_dashes, whole
 from base.errors import InputError
-from hosts.cluster_job import BACKENDS, HVD, add_plan_group, script_and_options
+from hosts.batch.cluster_job import BACKENDS, HVD, add_plan_group, script_and_options
 from hosts.networks import RULE, TCP, Network, read_network
 from hosts.shell import VENV
 

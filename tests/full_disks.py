@@ -21,7 +21,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 from base.errors import InputError, TrainingError
 from data import convert_npz, prepare, train_vocab
-from hosts.restarts import append
+from hosts.launching.restarts import append
 from tests.data.formats.samples import ragged, save_npz
 from tests.processes import ROOT
 from tests.saving_attacks import Outcome, _can_mount, _full, _limited, _read_only, _small_disk
@@ -68,7 +68,7 @@ def _main(module: Any, *words: str) -> Callable[[Path, Path], Any]:
 
 
 def _restarts(place: Path, sources: Path) -> None:
-    """hosts/restarts.py reports its OSError and goes on: a full disk may be why the run has failed."""
+    """The launcher's restarts report their OSError and go on: a full disk may be why the run has failed."""
     with contextlib.suppress(OSError):
         append(str(place / "run" / "restarts.jsonl"), {"text": "x" * 6_000})
 

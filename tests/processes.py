@@ -38,9 +38,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Callable, Mapping, Sequence, TypeVar
 
+from hosts.launching.mpirun_output import MpirunOutput
+from hosts.launching.over_mpirun import PRRTE
 from hosts.mpirun import version
-from hosts.mpirun_output import MpirunOutput
-from hosts.over_mpirun import PRRTE
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKER = "TEST_RUN_MARKER"

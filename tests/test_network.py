@@ -21,7 +21,7 @@ EXECUTING_CALLS = {"eval", "exec", "compile", "allow_pickle"}
 # Servers in the standard library, and multiprocessing's connections, which unpickle.
 SERVERS = ("socketserver", "http.server", "xmlrpc", "asyncio", "multiprocessing.managers",
            "multiprocessing.connection.Listener")  # fmt: skip
-OPENS_PORTS = {"comm.watch.heartbeat", "hosts.answer", "hosts.gathering"}
+OPENS_PORTS = {"comm.watch.heartbeat", "hosts.answer", "hosts.batch.gathering"}
 # Their unpicklers have inert stand-ins for the names of NumPy's and PyTorch's pickles
 # (tests/data/test_convert_npz.py, tests/bert/weights/test_pickled.py).
 EXECUTES = {"data.convert_npz": ["pickle"], "bert.weights.pickle_data": ["pickle"]}

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from hosts.check import Report, _slow, _unlike, rounds, table
-from hosts.parts import DEFAULT_PORT
+from hosts.launching.parts import DEFAULT_PORT
 from hosts.reach import Question
 from tests.hosts.test_ssh import hosts as hosts  # noqa: PLC0414 (the fixture)
 from tests.processes import ROOT, run_command

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hosts.exposure import interface_address, listening_address, warning
-from hosts.parts import Access, Rendezvous, plan_parts
+from hosts.launching.exposure import interface_address, listening_address, warning
+from hosts.launching.parts import Access, Rendezvous, plan_parts
 
 HOSTS = ["10.0.0.1", "10.0.0.2"]
 

@@ -1,4 +1,4 @@
-"""hosts/gathering.py: pods begin and end together; each test has its own coordinator."""
+"""hosts/batch/gathering.py: pods begin and end together; each test has its own coordinator."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from base.errors import InputError
-from hosts import gathering
-from hosts.gathering import (
+from hosts.batch import gathering
+from hosts.batch.gathering import (
     SCHEDULER,
     SERVER,
     STRANGERS,

@@ -10,7 +10,7 @@ import sys
 import pytest
 import yaml
 
-from hosts.manifests import yaml_text
+from hosts.batch.templates import yaml_text
 from tests.hosts.manifests import command, objects, pod_specs, problems, write
 from tests.processes import ROOT
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from hosts.over_mpirun import SHARED_MEMORY
+from hosts.launching.over_mpirun import SHARED_MEMORY
 from hosts.supervise import address_in
 from tests.namespaces import bound
 from tests.processes import ROOT, start_command, wait_for_file

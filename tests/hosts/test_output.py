@@ -1,4 +1,4 @@
-"""Lines and prefixes of hosts/output.py."""
+"""Lines and prefixes of hosts/launching/output.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hosts.output import LONGEST, Lines, LogFile, Screen
+from hosts.launching.output import LONGEST, Lines, LogFile, Screen
 from tests.processes import LIMIT, until
 
 streams = st.lists(st.sampled_from([b"\r", b"\n", b"\r\n", b"a", b"bc ", "ü".encode()]), max_size=40)

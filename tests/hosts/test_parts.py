@@ -10,7 +10,7 @@ import pytest
 from base.errors import InputError
 from base.launchers import hosts_of_run
 from hosts.addresses import addresses, free_port, is_here
-from hosts.parts import Rendezvous, check_workers, choose_num_servers, plan_parts, python_of
+from hosts.launching.parts import Rendezvous, check_workers, choose_num_servers, plan_parts, python_of
 
 P3DN = [(f"10.0.0.{n}", 8) for n in range(1, 5)]
 

@@ -57,7 +57,8 @@ def options_of(name, text):
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan[2][2:])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_run_is_that_of_hparams(name, plan, capsys, monkeypatch):
-    monkeypatch.setattr("hosts.cluster_job.check_script", lambda words: None)  # tested elsewhere, 0.3 s each
+    # Tested elsewhere, 0.3 s each.
+    monkeypatch.setattr("hosts.batch.cluster_job.check_script", lambda words: None)
     main, words = COMMANDS[name]
     assert main([*words, *plan, *OWN]) == 0
     written = options_of(name, capsys.readouterr().out)

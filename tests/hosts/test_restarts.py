@@ -15,12 +15,12 @@ import pytest
 
 from base.errors import InputError
 from hosts.hostfile import read_host_lines, read_spares
-from hosts.mpirun_output import MpirunOutput
-from hosts.over_byteps import Servers
-from hosts.restarts import Budget, Policy, append, guilty_host
-from hosts.roster import Roster
-from hosts.running import Failure
-from hosts.saved import Saved, logged_step, look
+from hosts.launching.mpirun_output import MpirunOutput
+from hosts.launching.over_byteps import Servers
+from hosts.launching.restarts import Budget, Policy, append, guilty_host
+from hosts.launching.roster import Roster
+from hosts.launching.running import Failure
+from hosts.launching.saved import Saved, logged_step, look
 from tests.processes import LIMIT, ROOT, run_command, start_command, until
 
 SCRIPT = Path(__file__).with_name("restarted.py")

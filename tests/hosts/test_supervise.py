@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hosts.parts import SUPERVISE
+from hosts.launching.parts import SUPERVISE
 from tests.processes import run_command
 
 

@@ -12,7 +12,7 @@ SERVERS SLOTS`, `leaving` (it has received a signal), `ended CODE`; the coordina
 
 Anyone may reach the coordinator's port. Whoever has not shown that it has the secret is a stranger: of these
 there are few at a time, they leave after seconds, and nothing that they send is looked at. BytePS's own ports
-have no such protection: see hosts/kubernetes_byteps.py for the network policy.
+have no such protection: see hosts/batch/pod.yaml for the network policy.
 """
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from hosts.addresses import is_here
+from hosts.launching.roster import Roster
+from hosts.launching.running import Failure, Outcome
+from hosts.launching.saved import Saved, logged_step, look
+from hosts.launching.signals import Signals
 from hosts.reach import Fault, Probe, Question, check, faults_of
-from hosts.roster import Roster
-from hosts.running import Failure, Outcome
-from hosts.saved import Saved, logged_step, look
-from hosts.signals import Signals
 
 RECORDS = "restarts.jsonl"
 BAD_INPUT, AGAIN = 2, 75

@@ -15,7 +15,7 @@ from hosts.plan_options import PlanOptions, add_plan_options
 from hosts.pretraining import pretraining_job
 from hosts.shell import Required
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 HVD, BYTEPS = BACKENDS = ("hvd", "byteps")
 SCRIPTS = {HVD: "run_pretraining_hvd.py", BYTEPS: "run_pretraining_byteps.py"}
 # In a process of its own: hosts/ knows nothing of training. It imports no MXNet.

@@ -10,7 +10,7 @@ from typing import Callable, Collection, Sequence
 from base.errors import InputError
 from base.launchers import is_number
 from hosts.addresses import LOOPBACK, addresses, free_port, is_address, is_here, is_loopback
-from hosts.parts import (
+from hosts.launching.parts import (
     DEFAULT_PORT,
     Access,
     Part,

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Callable, Container, Sequence
 
 from hosts.addresses import is_here
-from hosts.mpirun_output import MpirunOutput
-from hosts.output import Lines, Output, Record, harmless
-from hosts.parts import MPIRUN, Access, Part
+from hosts.launching.mpirun_output import MpirunOutput
+from hosts.launching.output import Lines, Output, Record, harmless
+from hosts.launching.parts import MPIRUN, Access, Part
+from hosts.launching.signals import FORWARDED, Signals
 from hosts.reach import explained
-from hosts.signals import FORWARDED, Signals
 
 ORDERS = {name: signal.Signals[f"SIG{name}"] for name in ("INT", "TERM", "USR1")}
 # Exit codes of a rank that has obeyed (training/run.py): 130 after SIGINT, else 143.

@@ -1,4 +1,6 @@
-"""Fields of one's own in what hosts/kubernetes.py writes: the file of --patch.
+"""Kubernetes' objects: templates in YAML that are filled, merged with fields of one's own, and written.
+
+The fields of one's own are the file of --patch of hosts/kubernetes.py:
 
     jobs:                                  # the MPIJob, or each Job of BytePS
       metadata: {labels: {kueue.x-k8s.io/queue-name: gpus}}
@@ -15,12 +17,21 @@ merged with it (_KEYS, as kubectl has them), others are added. All else replaces
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+import re
+from pathlib import Path
+from typing import Any, Mapping, Sequence
 
 from base.errors import InputError
 from base.yaml_files import compose, scalar
-from hosts.manifests import INSTANCE, ROLE, Object
 
+Object = Mapping[str, Any]
+
+# The first is the label of all pods of a run.
+INSTANCE, ROLE = "app.kubernetes.io/instance", "app.kubernetes.io/component"
+# Text that every reader of YAML takes for text, also those with rules of their own for numbers and y.
+_PLAIN = re.compile(
+    r"(?!(?:y|yes|n|no|true|false|on|off|null|nan|inf)$)[A-Za-z/][A-Za-z0-9_./-]*", re.IGNORECASE
+)
 JOBS, PODS = "jobs", "pods"
 _LARGEST = 1 << 20  # bytes
 _KEYS = ("mountPath", "topologyKey", "containerPort", "name")
@@ -36,6 +47,51 @@ _ELSEWHERE = {  # fields of a job's specification
 }
 
 
+def documents(name: str) -> list[Any]:
+    """The documents of a template beside this file.
+
+    Raises:
+        InputError: PyYAML is missing.
+    """
+    try:
+        import yaml
+    except ImportError as error:
+        raise InputError("writing YAML needs PyYAML; run `make setup`") from error
+    return list(yaml.safe_load_all(Path(__file__).with_name(name).read_text("utf-8")))
+
+
+def filled(template: Any, fields: Mapping[str, Any]) -> Any:
+    """A template with its `$NAME`s replaced by `fields`. In a sequence a list takes the place of its name; a
+    field of a mapping whose value is None is left out."""
+    if isinstance(template, dict):
+        made = {name: filled(each, fields) for name, each in template.items()}
+        return {name: each for name, each in made.items() if each is not None}
+    if isinstance(template, list):
+        items: list[Any] = []
+        for each in template:
+            item = filled(each, fields)
+            items += item if isinstance(each, str) and isinstance(item, list) else [item]
+        return items
+    return fields[template[1:]] if isinstance(template, str) and template[:1] == "$" else template
+
+
+def yaml_text(objects: Sequence[Object], comments: Sequence[str] = ()) -> str:
+    """Objects as documents of a YAML file, below lines of comment."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            return True  # kubectl reads them, but people would have to look them up
+
+    def represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+        style = None if _PLAIN.fullmatch(text) else '"'
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+    Dumper.add_representer(str, represent)
+    text = yaml.dump_all(objects, Dumper=Dumper, sort_keys=False, width=1 << 20)
+    return "".join(f"# {line}\n" for line in comments) + str(text)
+
+
 def patched(objects: Sequence[Object], path: str) -> list[Object]:
     """The objects with the fields of a file.
 
@@ -49,7 +105,7 @@ def patched(objects: Sequence[Object], path: str) -> list[Object]:
     except RecursionError:  # an alias within what it stands for
         raise InputError(f"{flag}nested too deeply") from None
     jobs = [each for each in objects if each["kind"] in ("Job", "MPIJob")]
-    roles = [_role(each["template"]) for job in jobs for each in _holders(job)]
+    roles = [_role(each["template"]) for job in jobs for each in holders(job)]
     unknown = [f"{part}: no part of this run" for part in parts if part not in (JOBS, PODS, *roles)]
     if unknown or not parts:
         said = unknown[0] if unknown else "holds no fields"
@@ -59,17 +115,17 @@ def patched(objects: Sequence[Object], path: str) -> list[Object]:
     made = []
     for each in objects:
         if each in jobs:
-            each = _merged(each, parts.get(JOBS, {}), flag + JOBS)
-            for holder in _holders(each):
+            each = merged(each, parts.get(JOBS, {}), flag + JOBS)
+            for holder in holders(each):
                 role = _role(holder["template"])
                 for part in (PODS, role):
                     given = _with_names(parts.get(part, {}), role)
-                    holder["template"] = _merged(holder["template"], given, flag + part)
+                    holder["template"] = merged(holder["template"], given, flag + part)
         made.append(each)
     return made
 
 
-def _holders(job: Object) -> list[dict[str, Any]]:
+def holders(job: Object) -> list[dict[str, Any]]:
     """A job's mappings that have a pod's template."""
     return list(job["spec"].get("mpiReplicaSpecs", {}).values()) or [job["spec"]]
 
@@ -137,14 +193,14 @@ def _check(given: Any, where: str, part: str, roles: Sequence[str]) -> None:
             )
 
 
-def _merged(there: Any, given: Any, where: str) -> Any:
-    """A value that is there, changed by one that is given."""
+def merged(there: Any, given: Any, where: str = "") -> Any:
+    """A value that is there, changed by one that is given; `where` leads to it, for messages."""
     if there is not None and given is not None and _kind(there) != _kind(given):
         raise InputError(f"{where}: there is {_kind(there)}, this is {_kind(given)}")
     if isinstance(given, dict):
         made = dict(there or {})
         for name, each in given.items():
-            made[name] = _merged(made.get(name), each, f"{where}.{name}")
+            made[name] = merged(made.get(name), each, f"{where}.{name}")
         return {name: each for name, each in made.items() if given.get(name, each) is not None}
     if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
         return given
@@ -157,9 +213,9 @@ def _merged(there: Any, given: Any, where: str) -> Any:
             if key and isinstance(item, dict) and item.get(key) == each[key]
         ]
         if same:
-            items[same[0]] = _merged(items[same[0]], each, f"{where}[{number}]")
+            items[same[0]] = merged(items[same[0]], each, f"{where}[{number}]")
         else:
-            items.append(_merged({}, each, f"{where}[{number}]"))
+            items.append(merged({}, each, f"{where}[{number}]"))
     return items
 
 

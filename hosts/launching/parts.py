@@ -34,7 +34,7 @@ DECIDED = (
     *("BYTEPS_RUN_ID", RUN_HOSTS),
 )
 LINE = 30.0  # seconds for which the launcher's machine may acknowledge nothing that another host sends it
-SUPERVISE = str(Path(__file__).resolve().with_name("supervise.py"))
+SUPERVISE = str(Path(__file__).resolve().parents[1] / "supervise.py")
 # BatchMode: fail instead of asking for a password. ServerAlive: a host that is gone is noticed within 40 s.
 SSH_OPTIONS = (
     *("-o", "BatchMode=yes", "-o", "ConnectTimeout=30"),

@@ -4,8 +4,8 @@
     The hosts of this attempt; no file has to be written. (5.0.7 does not know a host by its address any more
     when its daemon there has told the name: a host file in the run's folder.)
 --tag-output, --output rank:raw
-    Whose line it is (hosts/mpirun_output.py). Open MPI 5 would hold back what has no end yet, of all ranks
-    together, and give it to one of them (5.0.7); "raw" prevents that.
+    Whose line it is (hosts/launching/mpirun_output.py). Open MPI 5 would hold back what has no end yet, of
+    all ranks together, and give it to one of them (5.0.7); "raw" prevents that.
 -mca odls_base_sigkill_timeout 3
     hosts/mpirun.py has 30, for ranks that get mpirun's own SIGTERM. Here the launcher's SIGUSR1 reaches them
     first, and they leave together when they have saved. (5: half a second, which cannot be set.)
@@ -34,8 +34,17 @@ from typing import Container, Sequence
 from base.errors import InputError
 from base.launchers import RUN_HOSTS, announced_hosts
 from hosts.addresses import LOOPBACK
+from hosts.launching.parts import (
+    MPIRUN,
+    MPIRUN_SIGKILL,
+    PASSED_ON,
+    SUPERVISE,
+    Access,
+    Part,
+    Wiring,
+    python_of,
+)
 from hosts.mpirun import AS_ROOT, KEEPALIVE, options_of_mpirun, variables, version
-from hosts.parts import MPIRUN, MPIRUN_SIGKILL, PASSED_ON, SUPERVISE, Access, Part, Wiring, python_of
 from hosts.shell import this_machine
 
 SHARED_MEMORY = "/dev/shm"

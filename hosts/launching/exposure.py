@@ -14,7 +14,7 @@ import struct
 from typing import Mapping, Sequence
 
 from base.launchers import is_number
-from hosts.parts import Access, Part
+from hosts.launching.parts import Access, Part
 
 _SIOCGIFADDR = 0x8915  # Linux: an interface's IPv4 address
 _EVERYWHERE = "0.0.0.0"
