@@ -16,45 +16,16 @@ from training.stopping import end_at_signals
 if __name__ == "__main__":
     end_at_signals()  # until all is imported, which takes a second
 
-import os
 import sys
-from functools import partial
 
 from base.launchers import HVD
-from base.threads import set_threads
-from comm.compression import horovod_settings, with_compression
-from comm.options import communication_config
-from training.config import stage_config
+from comm.backends import open_communicator
 from training.entry import exit_code
-from training.estimate import check_memory
-from training.inputs import check_parts
-from training.options import parse_options, stage_options
-from training.pipeline.options import check_launch
-from training.profiling.profiler import separate_operators
+from training.pretraining import pretrain
 
 
 def main() -> int:
-    options = parse_options(None, __doc__)
-    check_launch(options.pipeline_stages, HVD, options.estimate, os.environ)
-    communication = communication_config(options)
-    parts = check_parts(map(stage_config, stage_options(options)))
-    code = check_memory(parts, HVD, options.estimate)
-    if code is not None:
-        return code
-    set_threads()  # before mxnet is imported below
-    if options.profile:
-        separate_operators()
-
-    from comm.horovod import HorovodCommunicator
-    from comm.watch.watchdog import watched
-    from tasks.pretraining.task import Pretraining
-    from training.run import train_stages
-
-    backend = partial(HorovodCommunicator, **horovod_settings(communication))
-    communicator = with_compression(watched(backend, communication.timeout), communication)
-    code = train_stages(parts, Pretraining(), communicator)
-    communicator.close()
-    return code
+    return pretrain(__doc__, HVD, open_communicator)
 
 
 if __name__ == "__main__":

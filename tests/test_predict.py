@@ -27,7 +27,7 @@ from training.checkpoint import save
 from training.config import run_config
 from training.inputs import check_inputs
 from training.options import parse_options
-from training.run import train
+from training.train import train
 
 ENCODER = ("--vocab", "vocab.txt", "--model", "bert_2_64_2")
 FIRST, SECOND = "a b [MASK] c", "d [MASK] e e"

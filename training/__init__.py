@@ -29,8 +29,10 @@ start               the one door into a run: fresh, from parameters, from a chec
 parameters          the numbers of the network that a run begins with
 run_file            run.yaml, the options of a run
 model               the network, or a stage of it, with those numbers
-run                 everything that a run has, and its state
+run                 everything that a run has, and its state, opened
 loop                steps, logs, evaluations and checkpoints
+train               a run or its stages, from the first to the last
+pretraining         the command of both pretraining scripts
 step                forward, backward, average, clip, update
 pipeline/           layers over ranks: options, places, splits
 optimizer/          LAMB, Adam, schedule, loss scale, accumulation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -21,14 +21,37 @@ from training.metrics import Totals, figures, finite_or_none
 from training.pipeline.step import PipelineStep
 from training.profiling.profiler import TraceOfSteps
 from training.report import Ending, read_metrics, summarize
+from training.run import Run
 from training.run_inputs import Part
 from training.start import Start
 from training.step import StepResult, StepSettings, TrainStep, dropout_seed
 from training.stopping import StopRequest
 from training.utilisation import Peak
 
-if TYPE_CHECKING:
-    from training.run import Run
+
+class Agreed(NamedTuple):
+    """Answers that hold for every rank, beside those of the step itself. They travel as one list of flags, in
+    this order.
+
+    Attributes:
+        sound: saving goes well.
+        finite: what is saved is finite.
+        keeps_peak: the peak need not be measured again.
+        in_time: there is time for another step.
+        budget: the bits of `Budget`, none without --budget_hours.
+    """
+
+    sound: bool
+    finite: bool
+    keeps_peak: bool
+    in_time: bool
+    budget: Sequence[bool] = ()
+
+    @classmethod
+    def of(cls, result: StepResult) -> Agreed:
+        """Names the flags that the ranks have agreed on with a step."""
+        sound, finite, keeps_peak, in_time, *budget = result.agreed
+        return cls(sound, finite, keeps_peak, in_time, budget)
 
 
 class Loop:
@@ -99,12 +122,13 @@ class Loop:
             lr = run.plan.schedule(self.budget.ticks if self.budget else self.step - run.start.begun)
             result = self._take(lr)
             keep_going = result.keep_going
-            _, _, keeps_peak, *of_budget, self.in_time = result.agreed
+            agreed = Agreed.of(result)
+            self.in_time = agreed.in_time
             if self.budget:
-                self.budget.take(of_budget)
+                self.budget.take(agreed.budget)
             at_end = self._complete() or not keep_going or not self.in_time
             if self.step % run.config.report.log_interval == 0 or at_end:
-                self._log(lr, result, not keeps_peak)
+                self._log(lr, result, not agreed.keeps_peak)
             planned = self.step % run.ckpt_interval == 0 or at_end
             if planned or self.late:
                 with self.clock:  # not training time
@@ -146,7 +170,8 @@ class Loop:
         keep_going = self.stop.exit_code is None
         result = self.take_step(self.step, micro_batches, lr, keep_going, self._flags)
         self.trace.after_step(micro_batches)
-        run.saver.check(*result.agreed[:2])
+        agreed = Agreed.of(result)
+        run.saver.check(agreed.sound, agreed.finite)
         try:
             run.skips.update(result.applied, self.step, self.last_good.sentence)
         except NotFiniteError:
@@ -170,9 +195,7 @@ class Loop:
         return result
 
     def _flags(self) -> list[bool]:
-        """Flags to agree on: whether saving goes well, and what is saved is finite; whether the peak may stay
-        as measured; the budget's bits; whether there is time for another step. What is being saved is copied:
-        the update may change it."""
+        """This rank's flags of `Agreed`. What is being saved is copied first: the update may change it."""
         saver = self.run.saver
         sound = saver.sound()
         if saver.seconds != self.save_s:
@@ -181,7 +204,8 @@ class Loop:
         self.deadline.took(STEP, time.monotonic() - self.step_begun)
         budget = self.budget.flags() if self.budget else []
         allowed = self.deadline.allows(saves=self.step % self.run.ckpt_interval == 0)
-        return [sound, saver.finite, not (self.measures and self.peak.due), *budget, allowed]
+        keeps_peak = not (self.measures and self.peak.due)
+        return [sound, saver.finite, keeps_peak, allowed, *budget]
 
     def _log(self, lr: float, result: StepResult, peak_due: bool) -> None:
         run = self.run

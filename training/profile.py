@@ -96,7 +96,7 @@ def profile(arguments: Sequence[str], warmup: int, steps: int) -> Trace:
 
         from comm.local import LocalCommunicator
         from tasks.pretraining.task import Pretraining
-        from training.run import train
+        from training.train import train
 
         facts: dict[str, Any] = {**config.model.bert.facts(), "vocab_size": inputs.vocab_size}
         facts.update(dtype=options.dtype or "float32", threads=int(os.environ["OMP_NUM_THREADS"]))

@@ -28,7 +28,7 @@ from hosts.launching.signals import FORWARDED, Signals
 from hosts.reach import explained
 
 ORDERS = {name: signal.Signals[f"SIG{name}"] for name in ("INT", "TERM", "USR1")}
-# Exit codes of a rank that has obeyed (training/run.py): 130 after SIGINT, else 143.
+# Exit codes of a rank that has obeyed (training/train.py): 130 after SIGINT, else 143.
 OBEYED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 REPEAT = 3.0  # seconds between the signals to mpirun: one that comes before it has ranks gets lost
 GIVE_UP_AFTER = 5.0  # seconds from there until supervisors and ssh clients are killed themselves

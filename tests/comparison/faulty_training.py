@@ -12,6 +12,7 @@ import resource
 import sys
 
 import run_pretraining_hvd
+import training.pretraining
 from base.threads import set_threads
 from training.entry import exit_code
 from training.profiling.profiler import separate_operators
@@ -22,7 +23,7 @@ def main() -> int:
     if "--profile" in sys.argv:
         separate_operators()
     # They refuse to be called once mxnet is imported.
-    run_pretraining_hvd.set_threads = run_pretraining_hvd.separate_operators = lambda: None
+    training.pretraining.set_threads = training.pretraining.separate_operators = lambda: None
     from comm.horovod import HorovodCommunicator
 
     fault, _, size = os.environ["FAULT"].partition(" ")

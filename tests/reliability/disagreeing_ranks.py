@@ -21,9 +21,9 @@ import base.threads
 _set_threads = base.threads.set_threads
 def _set_and_damage(*given):
     chosen = _set_threads(*given)
-    import training.agreement, training.run, training.inputs
+    import training.agreement, training.run, training.train, training.inputs
     agree = training.agreement.agree
-    for module in (training.agreement, training.run, training.inputs):
+    for module in (training.agreement, training.run, training.train, training.inputs):
         if hasattr(module, "agree"):
             module.agree = lambda *given, **named: COMPARED
     return chosen

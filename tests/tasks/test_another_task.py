@@ -18,7 +18,7 @@ from training.config import run_config
 from training.inputs import check_inputs
 from training.options import parse_options
 from training.report import read_metrics
-from training.run import train
+from training.train import train
 
 
 class OrderLoss(mx.gluon.HybridBlock):

@@ -14,7 +14,7 @@ from tasks.pretraining.task import Pretraining
 from training.config import stage_config
 from training.inputs import check_parts
 from training.options import parse_options, stage_options
-from training.run import train_stages
+from training.train import train_stages
 
 SHAPE = {
     "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,

@@ -11,7 +11,7 @@ from tasks.pretraining.task import Pretraining
 from training.config import stage_config
 from training.inputs import Part, check_parts
 from training.options import parse_options, stage_options
-from training.run import train_stages
+from training.train import train_stages
 
 MODEL = "bert_1_16_2"
 FIRST, SECOND = 4, 3  # steps of the stages

@@ -16,7 +16,7 @@ from training.config import run_config
 from training.inputs import check_inputs
 from training.options import parse_options
 from training.pretrained import find_weights
-from training.run import train
+from training.train import train
 
 BASE = {
     **{"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 128},

@@ -17,6 +17,7 @@ import convert
 import training.loop
 import training.run
 import training.saving
+import training.train
 from base.errors import InputError
 from bert.weights.params_file import read_index, write_params
 from comm.local import LocalCommunicator
@@ -126,8 +127,8 @@ MOMENTS: dict[str, tuple[Any, str, int, bool]] = {
     "after stage 1's end is saved": (training.saving, "save", 2, False),
     "after stage 1's last evaluation": (RunReporter, "evaluation", 2, False),
     "after stage 1's report": (training.loop, "summarize", 1, False),
-    "before stage 2's start is looked for": (training.run, "find_start", 2, True),
-    "when stage 2 is open": (training.run, "open_run", 2, False),
+    "before stage 2's start is looked for": (training.train, "find_start", 2, True),
+    "when stage 2 is open": (training.train, "open_run", 2, False),
     "after stage 2's first evaluation": (RunReporter, "evaluation", 3, False),
     "in stage 2's second step": (training.loop.Loop, "_take", FIRST + 2, True),
     "after stage 2's first checkpoint": (training.saving, "save", 3, False),
@@ -171,7 +172,7 @@ def test_a_signal_at_the_boundary(moment, whole, corpus, tmp_path, monkeypatch, 
         where, name = {
             "before": (training.loop.Loop, "_log"),
             "after": (training.loop, "summarize"),
-            "opening": (training.run, "open_run"),
+            "opening": (training.train, "open_run"),
         }[moment]
         calls, original = [0], getattr(where, name)
 
@@ -436,7 +437,7 @@ def read_params(path: Path) -> dict[str, np.ndarray]:
 
 def test_nothing_of_stage_1_is_held_when_stage_2_is_opened(corpus, tmp_path, monkeypatch):
     """Network, optimizer and feeds are gone, their threads have ended, and the communicator has let go."""
-    held, original = [], training.run.open_run
+    held, original = [], training.train.open_run
 
     def opened(*args: Any) -> Any:
         before = [(each() is None) for each in held]
@@ -452,7 +453,7 @@ def test_nothing_of_stage_1_is_held_when_stage_2_is_opened(corpus, tmp_path, mon
         def forget(self) -> None:
             self.forgotten += 1
 
-    monkeypatch.setattr(training.run, "open_run", opened)
+    monkeypatch.setattr(training.train, "open_run", opened)
     communicator = Remembering()
     assert run(tmp_path, corpus, communicator, data_eval=None) == 0
     assert len(held) == 8 and communicator.forgotten == 1

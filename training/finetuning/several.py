@@ -58,7 +58,7 @@ def fine_tune(
 
     Raises:
         InputError: bad options, files or weights, or a folder with other runs.
-        TrainingError: as `training.run.train_stages`.
+        TrainingError: as `training.train.train_stages`.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     whole = prepare(words)
@@ -76,7 +76,7 @@ def fine_tune(
     from training.agreement import agree, describe
     from training.exchange import broadcast_json
     from training.held import held
-    from training.run import train_stages
+    from training.train import train_stages
 
     communicator = open_communicator(whole.backend, whole.communication)
     seed = broadcast_json(whole.part.config.optimization.seed, communicator)

@@ -7,7 +7,7 @@ import hashlib
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator, Mapping
+from typing import Any, Iterator, Mapping
 
 import mxnet as mx
 import numpy as np
@@ -29,9 +29,7 @@ from training.results.record import (
     read_result,
     speed_of,
 )
-
-if TYPE_CHECKING:
-    from training.run import Run
+from training.run import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 _HASH_BITS = 40  # exact in a float64, also after a division and a multiplication

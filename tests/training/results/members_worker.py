@@ -19,7 +19,7 @@ def main() -> int:
     from comm.horovod import HorovodCommunicator
     from comm.watch.watchdog import watched
     from tasks.pretraining.task import Pretraining
-    from training.run import train_stages
+    from training.train import train_stages
 
     def run(member, own, stop):
         options = parse_options([*words, *member.words, "--resume", "--ckpt_dir", own], "")

@@ -24,8 +24,8 @@ from training.report import read_metrics
 from training.results.members import Member, Plan, members_of, run_members
 from training.results.record import FINISHED, NOT_FINITE, UNFINISHED, Result, has_result, read_result
 from training.results.summary import read_members
-from training.run import train_stages
 from training.stopping import StopRequest
+from training.train import train_stages
 
 TINY = [
     *("--model", "bert_1_32_2", "--operators", "mxnet", "--dummy_data_len", "16", "--batch_size", "2"),

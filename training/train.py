@@ -1,0 +1,147 @@
+"""Training from the first stage to the last: a run is opened, taken through the loop and closed."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from dataclasses import replace
+from typing import Sequence
+
+from base.errors import RUN_AGAIN
+from comm.base import Communicator
+from tasks.base import Task
+from training.agreement import agree, describe
+from training.config import RunConfig
+from training.device import choose_computing
+from training.held import held
+from training.loop import Loop, lacks_evaluation
+from training.own_checkpoints import check_new
+from training.pipeline.ranks import check_same, place_ranks
+from training.results.of_run import figures_of, recording
+from training.results.record import FINISHED, UNFINISHED
+from training.run import Crew, Run, open_run
+from training.run_inputs import Part, RunInputs
+from training.start import Start, find_start, processes_to_count
+from training.stopping import StopRequest
+
+
+def train(config: RunConfig, inputs: RunInputs, task: Task, communicator: Communicator) -> int:
+    """`train_stages` for a run without stages."""
+    return train_stages([Part(config, inputs)], task, communicator)
+
+
+def train_stages(
+    parts: Sequence[Part], task: Task, communicator: Communicator, stop: StopRequest | None = None
+) -> int:
+    """Trains, evaluates and saves a run, or its stages one after the other; every rank calls it.
+
+    Each stage is opened from what is on the disk, and closed before the next: a launch of both stages takes
+    the same steps as one that is interrupted anywhere and resumed. `stop`: what listens to signals, where one
+    launch has several runs.
+
+    Returns:
+        The exit code of the process: 0, 75 (run me again) when its time is up, 143 after SIGTERM or SIGUSR1,
+        130 after Ctrl-C.
+
+    Raises:
+        InputError: bad input that could not be identified before mxnet was imported.
+        TrainingError: gradients that stay non-finite, a disk that is full.
+    """
+    stop = stop or StopRequest()
+    stop.leave()
+    if communicator.size > 1:
+        computing = choose_computing(parts[0].config.model, communicator)
+        agree({**describe(parts, communicator.size), **computing.description()}, communicator)
+    check_same([part.config.pipeline for part in parts])
+    with held(parts[0].config.checkpoint.ckpt_dir, communicator):
+        pipeline = parts[0].config.pipeline
+        ranks = place_ranks(pipeline, communicator) if pipeline.stages > 1 else None
+        return _train_held(parts, task, Crew(communicator, ranks), stop)
+
+
+def _train_held(parts: Sequence[Part], task: Task, crew: Crew, stop: StopRequest) -> int:
+    """`train_stages` in a directory that no other run has."""
+    communicator = crew.communicator
+    (first, inputs), *others = parts
+    if communicator.rank == 0 and inputs.trains:
+        check_new(first)  # once more: another run may have ended there since the first time
+    start = find_start(first, communicator, inputs.initial)
+    if others and start.begins_stage_2 and lacks_evaluation(start, parts[0], communicator):
+        start = replace(start, stage=1, begun=start.facts["begun"], resets=frozenset())
+    elif others and start.stage == 2 and first.optimization.num_steps not in (None, start.begun):
+        given = first.optimization.num_steps
+        start.messages.append(f"--num_steps {given}: stage 1 has ended with step {start.begun}, and stays so")
+    remaining = [part for part in parts if (part.config.start.stage or 0) >= (start.stage or 0)]
+    for part in remaining[1:]:
+        processes = processes_to_count(start, remaining[0].config, crew.processes)
+        _check_ahead(part, remaining[0], processes, communicator)
+    code, end = _train_stage(remaining[0], start, task, crew, stop)
+    for config, inputs in remaining[1:]:
+        if code:
+            break
+        stop.leave()
+        communicator.forget()
+        gc.collect()  # a network is a circle of references
+        part = Part(_after(config, end), inputs)
+        code, end = _train_stage(part, find_start(part.config, communicator), task, crew, stop)
+    return code
+
+
+def _train_stage(part: Part, start: Start, task: Task, crew: Crew, stop: StopRequest) -> tuple[int, int]:
+    """Trains one stage, or evaluates where there is nothing to train on. Returns the exit code, and the last
+    step.
+
+    With a signal that comes after the last step of stage 1, or no time left, stage 2 is left to --resume.
+    """
+    with contextlib.ExitStack() as stack:
+        run = open_run(part, start, task, crew, stack)
+        if run.feed is None:
+            _evaluate_alone(run)
+            return 0, start.step
+        with recording(run) as recorder:
+            loop = Loop(run, stop)
+            code = loop.to_the_end()
+            more = part.config.start.stages == "both" and start.stage == 1
+            if code == 0 and more:
+                flags = [stop.exit_code is None, loop.deadline.allows(saves=True)]
+                keep_going, in_time = crew.communicator.all_agree(flags)
+                if not (keep_going and in_time):
+                    why = "time is up" if keep_going else "stopped by a signal"
+                    run.reporter.warn(
+                        f"{why} at the end of stage 1, step {loop.step}; --resume begins stage 2"
+                    )
+                    code = RUN_AGAIN if keep_going else stop.exit_code or 143
+            recorder.update(**figures_of(run), status=UNFINISHED if code or more else FINISHED)
+        return code, loop.step
+
+
+def _evaluate_alone(run: Run) -> None:
+    """Evaluates a run that does not train, with a results.json where that is a result of its own."""
+    if not run.inputs.about.is_result:
+        run.evaluate(run.start.step)
+        return
+    with recording(run) as recorder:
+        run.evaluate(run.start.step)
+        recorder.update(**figures_of(run), status=FINISHED)
+
+
+def _check_ahead(part: Part, first: Part, processes: int, communicator: Communicator) -> None:
+    """Finds errors in a stage before the one in front of it takes days: in its plan, and in data of its own,
+    which is tokenized or converted into the cache. Every rank calls it. `processes`: those that --accumulate
+    counts for.
+
+    Raises:
+        InputError: as `train_stages`.
+    """
+    config, inputs = part
+    inputs.plan(config, processes)
+    inputs.completed(config, communicator).open_ahead(first.inputs, communicator)
+
+
+def _after(config: RunConfig, end: int) -> RunConfig:
+    """The settings of a stage that follows on one which this process has ended at step `end`."""
+    return replace(
+        config,
+        checkpoint=replace(config.checkpoint, resume=False, start_step=end),
+        report=replace(config.report, profile=None),  # a trace is of a launch's first steps
+    )
