@@ -11,7 +11,7 @@ scheduler, for GPUs, and sends data between all pairs of hosts, both ways. Spare
 looked at, too. Prints a table, and below it what is to be mended, a line each; with --json the same as JSON.
 
 Exit codes: 0 nothing to mend, 1 something, 2 bad input. Run it in the folder, and with the interpreter, of
-the run. Nothing is written on any host. docs/launching.md is the guide.
+the run. Nothing is written on any host. docs/ssh.md is the guide.
 """
 
 from __future__ import annotations

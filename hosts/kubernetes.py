@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--name", required=True, metavar="NAME", help="of the run, and of its objects")
     parser.add_argument("--namespace", default="default", metavar="NAME", help="(default: default)")
-    text = "container image with this project set up (docs/launching.md, Containers)"
+    text = "container image with this project set up (docs/containers.md)"
     parser.add_argument("--image", required=True, metavar="IMAGE", help=text)
     text = "this project's folder in the image (default /opt/bert)"
     parser.add_argument("--directory", type=path_name, default="/opt/bert", metavar="DIR", help=text)
@@ -127,7 +127,7 @@ def _resource_options(parser: argparse.ArgumentParser) -> None:
         "servers"
     )
     add("--server_memory", default="8Gi", metavar="SIZE", help=text)
-    text = "YAML with fields that are merged into the jobs and pods: tolerations, queues (docs/launching.md)"
+    text = "YAML with fields that are merged into the jobs and pods: tolerations, queues (docs/kubernetes.md)"
     add("--patch", type=path_name, metavar="FILE", help=text)
 
 

@@ -15,7 +15,7 @@ without a new checkpoint. A host that fails or does not answer --host_tries time
 spare host, `# spare: name slots=N` in the host file, takes its place, else the run goes on with fewer, down
 to --min_hosts, until the host answers again. Each restart is a line here and in restarts.jsonl in --ckpt_dir.
 Exit codes: 0 complete, 2 bad input, 143 or 130 stopped by a signal, 75 saved and to be run again (--again
-does that); none of these is started again. docs/launching.md is the guide.
+does that); none of these is started again. docs/ssh.md is the guide.
 
 Each line of output begins with its origin: [rank 3], [server 0], [scheduler], [mpirun]. SIGINT (Ctrl-C),
 SIGTERM and SIGUSR1 reach the ranks, which save a checkpoint after their step and end; a second Ctrl-C kills

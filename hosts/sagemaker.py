@@ -6,7 +6,7 @@
         --channel corpus=s3://BUCKET/corpus --checkpoints s3://BUCKET/checkpoints \\
         --tokens_per_gpu 8192 --accumulate 2 -- --data 'channel:corpus/*.txt' --vocab channel:corpus/vocab.txt
 
-The image needs this project (docs/launching.md, Containers) and SageMaker's training toolkit;
+The image needs this project (docs/containers.md) and SageMaker's training toolkit;
 run_sagemaker.py is the entry point. The call needs `pip install sagemaker`; printing it needs the standard
 library only, and talks to nobody. With --tokens_per_gpu the run is the plan of hparams.py; without it, a
 script and all of its options follow the --.

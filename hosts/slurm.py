@@ -10,7 +10,7 @@ With --tokens_per_gpu the run is the plan of hparams.py for nodes x tasks_per_no
 and all of its options follow the --. Submit it in the project's folder, which all nodes share, with .venv.
 
 --notice seconds before the time limit, and when the job is preempted in a cluster that announces that
-(docs/launching.md), the run saves a checkpoint and ends, the job is queued again, and the next start goes on
+(docs/slurm.md), the run saves a checkpoint and ends, the job is queued again, and the next start goes on
 with --resume. The nodes are reached through srun, not ssh (hosts/srun.py). Needs the standard library only;
 asks no Slurm.
 """
