@@ -1,4 +1,4 @@
-#!/usr/bin/env python
+#!/usr/bin/env python3
 """Answers questions about the host that it runs on; hosts/reach.py and hosts/check.py start it on every host.
 
     python hosts/answer.py TOKEN

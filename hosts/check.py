@@ -1,4 +1,4 @@
-#!/usr/bin/env python
+#!/usr/bin/env python3
 """Looks at all hosts of a host file before a run: are they reached, are they alike, is there room, how fast
 is the network between them.
 

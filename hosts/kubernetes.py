@@ -1,4 +1,4 @@
-#!/usr/bin/env python
+#!/usr/bin/env python3
 """Writes what Kubernetes needs for a run: an MPIJob (Kubeflow's MPI operator) for Horovod, Indexed Jobs for
 BytePS.
 

@@ -1,4 +1,4 @@
-#!/usr/bin/env python
+#!/usr/bin/env python3
 """Starts a run on all hosts of a host file, over Horovod or BytePS, and starts it again after a failure.
 
     python hosts/launch.py --hostfile hosts/4x_p3dn --backend hvd -- run_pretraining_hvd.py --ckpt_dir ckpt

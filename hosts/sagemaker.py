@@ -1,4 +1,4 @@
-#!/usr/bin/env python
+#!/usr/bin/env python3
 """Prints the Python call that starts a run on Amazon SageMaker, over Horovod.
 
     python hosts/sagemaker.py --image ACCOUNT.dkr.ecr.REGION.amazonaws.com/bert:1 \\

@@ -1,4 +1,4 @@
-#!/usr/bin/env python
+#!/usr/bin/env python3
 """Writes a batch script for Slurm that starts a run over Horovod or BytePS on several nodes.
 
     python hosts/slurm.py --backend hvd --nodes 4 --tasks_per_node 8 --gpus_per_node 8 --cpus_per_task 12 \\

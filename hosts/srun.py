@@ -1,4 +1,4 @@
-#!/usr/bin/env python
+#!/usr/bin/env python3
 """Remote shell over Slurm, for --ssh of hosts/launch.py inside an allocation: clusters often allow no ssh.
 
     srun.py HOST TEXT...     runs the text, a command for sh, on a node of this job, with this one's streams
