@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from base.errors import InputError
-from data.classification import submission
+from data.classification import glue
 from data.classification.embedded import HEADER, main, pairs_of, write_tsv
 from data.classification.glue import TASKS, GlueFolder, Predictions, write_submission
 from data.classification.own import OwnFiles, read_own
@@ -33,9 +33,9 @@ def test_files_of_a_submission(tmp_path):
 def test_numbers_are_clipped_to_the_task_s_range():
     task = TASKS["STS-B"]
     values = np.array([-0.2, 5.4, 2.34567], dtype=np.float32)
-    found = submission.lines(Predictions(["0", "1", "2"], values, task.labels, task.least, task.most))
+    found = glue.lines(Predictions(["0", "1", "2"], values, task.labels, task.least, task.most))
     assert found == ["index\tprediction", "0\t0.000", "1\t5.000", "2\t2.346"]
-    assert submission.lines(Predictions(["0"], np.array([7.5]), ()))[1] == "0\t7.500"  # own files: any number
+    assert glue.lines(Predictions(["0"], np.array([7.5]), ()))[1] == "0\t7.500"  # own files: any number
 
 
 def test_nothing_is_written_where_something_is_wrong(tmp_path):
