@@ -197,6 +197,8 @@ class DataUnpickler(_Library):
         for key, value in zip(items[::2], items[1::2]):
             if not isinstance(key, (str, int, float, type(None), Global, _Opaque)):
                 raise Damaged("a key of a dict is neither a string nor a number")
+            if key != key:  # Python 3.9 gives all NaNs one hash
+                raise Damaged("a key of a dict is not a number")
             if isinstance(key, int) and abs(key) > _MAX_KEY:
                 raise Damaged("a key of a dict is a huge number")
             target[key] = value

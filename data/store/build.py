@@ -37,8 +37,8 @@ _BUFFER = 1 << 18
 _BLOCK = 1 << 20  # numbers
 
 
-class DiskFull(InputError):
-    """The disk is full; what is unfinished stays, and the next call goes on with it."""
+class Interrupted(InputError):
+    """A full disk, or another error of the system: what is unfinished stays, and the next call goes on."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,9 @@ def build_columns(
             }
             write_json(os.path.join(partial, MANIFEST), content)
         except BaseException as error:
+            # It may be there already, if only its folder's sync failed, and must not outlive the columns.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(partial, MANIFEST))
             table.remove()  # it is made again from the units' folders, and they may need the space
             if isinstance(error, OSError) and error.errno in _FULL:
                 raise _disk_full(partial, units, error) from error
@@ -155,8 +158,8 @@ def make_directory(
     files only whole ones; in the folder UNFINISHED it keeps what is not part of the result. Other processes
     that make the same directory meanwhile wait here, then find it. Returns at once if `directory` is there
     with this identity.
-    Raises InputError for what `make` rejects (nothing is left), DiskFull, or if `directory` holds something
-    else.
+    Raises InputError for what `make` rejects (nothing is left), or if `directory` holds something else;
+    Interrupted.
     """
     directory, identity = os.path.abspath(directory), as_json(identity)
     label = as_json(label if label is not None else identity)
@@ -186,7 +189,7 @@ def make_directory(
                 sync_directory(partial)
             except BaseException as error:
                 # Bad input would stop the next call at the same place.
-                goes_on = not isinstance(error, InputError) or isinstance(error, (WorkerCrash, DiskFull))
+                goes_on = not isinstance(error, InputError) or isinstance(error, (WorkerCrash, Interrupted))
                 if not alone or not goes_on:
                     shutil.rmtree(partial, ignore_errors=True)
                 raise
@@ -199,12 +202,12 @@ def make_directory(
             sync_directory(os.path.dirname(directory))
     except OSError as error:
         if error.errno in _FULL:
-            raise DiskFull(
+            raise Interrupted(
                 f"{partial}: {error.strerror}; free some space and give the same command again: it goes on "
                 "where it stopped"
             ) from error
         where = f" ({error.filename})" if error.filename else ""
-        raise InputError(f"cannot build {directory}: {error.strerror or error}{where}") from error
+        raise Interrupted(f"cannot build {directory}: {error.strerror or error}{where}") from error
 
 
 def is_built(directory: str, identity: Mapping[str, Any]) -> bool:
@@ -435,7 +438,7 @@ class _Table:
             writer.remove()
 
 
-def _disk_full(partial: str, units: Sequence[Unit], error: OSError) -> DiskFull:
+def _disk_full(partial: str, units: Sequence[Unit], error: OSError) -> Interrupted:
     total = sum(unit.size for unit in units)
     done = written = 0
     for name in os.listdir(os.path.join(partial, UNFINISHED)):
@@ -446,7 +449,7 @@ def _disk_full(partial: str, units: Sequence[Unit], error: OSError) -> DiskFull:
     # About a byte of store for a byte of text; once for the units that are missing, and all once more.
     wanted = (written / done if done else 1) * (total - done + total)
     free = shutil.disk_usage(os.path.dirname(partial)).free
-    return DiskFull(
+    return Interrupted(
         f"{partial}: {error.strerror} ({free / 1e6:.0f} MB free, about {max(wanted / 1e6, 1):.0f} MB more "
         "needed); free some space and give the same command again: it goes on where it stopped"
     )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -9,13 +10,16 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+import base.files
 from base.errors import InputError
 from base.locks import locked
+from base.progress import Silent
 from base.workers import WorkerCrash
-from data.store.build import BuildPlan, build_columns
+from data.store.build import UNFINISHED, BuildPlan, build_columns, make_directory
 from data.store.columns import map_column
 from tests.data.building import CODE, COLUMNS, Numbers, NumberUnit, build, expected
 from tests.processes import run_command, start_command, until
@@ -238,6 +242,36 @@ def test_a_part_that_is_half_appended_does_not_count(tmp_path, reference, monkey
             build(tmp_path / "out", UNITS, 1, size=1)
     build(tmp_path / "out", UNITS, 1, size=1)
     assert content(tmp_path / "out") == reference
+
+
+def test_a_stop_right_after_the_manifest_leaves_no_manifest_without_columns(tmp_path, reference, monkeypatch):
+    honest = base.files.sync_directory
+
+    def interrupted(path):
+        honest(path)
+        if os.path.exists(os.path.join(path, "manifest.json")):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(base.files, "sync_directory", interrupted)
+        build(tmp_path / "out", UNITS, 1, size=1)
+    build(tmp_path / "out", UNITS, 1, size=1)
+    assert content(tmp_path / "out") == reference
+
+
+def test_an_error_of_the_system_inside_keeps_what_is_outside(tmp_path):
+    """An export makes a store on its way."""
+
+    def outer(partial):
+        def inner(store):
+            Path(store, UNFINISHED, "an hour's work").touch()
+            raise OSError(errno.ESTALE, "Stale file handle")
+
+        make_directory(os.path.join(partial, UNFINISHED, "store"), {"is": "inner"}, inner, Silent())
+
+    with pytest.raises(InputError, match="Stale file handle"):
+        make_directory(str(tmp_path / "out"), {"is": "outer"}, outer, Silent())
+    assert list(tmp_path.glob("out.partial/*/store.partial/*/an hour's work"))
 
 
 def test_a_file_that_may_not_grow_leaves_a_build_that_goes_on(tmp_path, reference):
