@@ -294,7 +294,8 @@ class Conversation:
         if not (host.reply or "").startswith("{"):
             host.err.seek(0)
             words = host.err.read().decode("utf-8", "replace")
-            return Asked(self._question.broken(name, host.reply or "", words, host.process.wait()))
+            code = host.process.poll() or 0  # a remote shell may stay open after its reply
+            return Asked(self._question.broken(name, host.reply or "", words, code))
         answer: dict[str, Any] = json.loads(host.reply or "")
         if "error" in answer and len(answer) == 1:
             return Asked(Fault(f"cannot be looked at: {answer['error']}"))

@@ -11,7 +11,8 @@ import time
 import pytest
 
 from base.errors import InputError
-from hosts.reach import Fault, Question, check, explained, faults_of, summed_up
+from hosts.reach import Conversation, Fault, Question, check, explained, faults_of, summed_up
+from tests.processes import LIMIT
 
 # As OpenSSH 9.2's client has written them.
 WORDS = {
@@ -102,3 +103,14 @@ def test_what_is_no_answer(asked):
     assert faults["node-2"].why.startswith("has no no-such-program on the PATH") and faults["node-2"].lasting
     faults, _ = asked('exec sh -c "$*"', python="no-such-python")
     assert set(faults) == {"this machine", "node-2"} and faults["node-2"].lasting
+
+
+def test_a_shell_that_stays_open_after_its_reply(tmp_path):
+    """A start-up file may leave a program behind that keeps ssh's streams."""
+    shell = tmp_path / "shell"
+    shell.write_text('#!/bin/sh\nshift\nsh -c "$*"\nexec sleep 3600\n')
+    shell.chmod(0o755)
+    question = Question((str(shell),), "/no/such/folder", sys.executable, os.environ["PATH"])
+    with Conversation(["node-2"], question) as conversation:
+        answer = conversation.ask({"node-2": {}}, LIMIT)["node-2"].answer
+        assert isinstance(answer, Fault) and answer.why.startswith("has no folder")
