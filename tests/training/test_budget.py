@@ -200,7 +200,8 @@ def test_the_learning_rate_follows_the_share(killed_and_resumed):
     for before, each in zip([{"training_s": 0.0}, *lines], lines[:-1]):
         # The step began within its log interval of 5 steps, however long each took; its place was known then.
         first = min(before["training_s"], each["training_s"] - 5 * each["step_s"])
-        near = [first / SECONDS, (each["training_s"] + each["step_s"]) / SECONDS]
+        # Its end is foreseen from the shortest of at least three of these steps: below 5/3 of their mean.
+        near = [first / SECONDS, (each["training_s"] + 2 * each["step_s"]) / SECONDS]
         bounds = [schedule(max(1, min(TICKS, round(share * TICKS)))) for share in near]
         assert each["lr"] <= LR
         if near[0] > WARMUP:
