@@ -20,7 +20,6 @@ import statistics
 import sys
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Callable, Hashable, Mapping, NamedTuple, Sequence, TypeVar
 
 from base import machine
@@ -84,12 +83,7 @@ class Store:
             ) from None
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._lock is not None
         self._lock.close()
 

@@ -317,8 +317,8 @@ class Found:
 
 
 class Probe:
-    """Asks hosts for their facts, all at once; `result` does not wait. This machine is asked, too: the others
-    are compared with it.
+    """Asks hosts for their facts, all at once; `result` does not wait for answers. This machine is asked,
+    too: the others are compared with it.
 
     Attributes:
         hosts: those that are asked.

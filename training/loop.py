@@ -45,13 +45,7 @@ class Agreed(NamedTuple):
     finite: bool
     keeps_peak: bool
     in_time: bool
-    budget: Sequence[bool] = ()
-
-    @classmethod
-    def of(cls, result: StepResult) -> Agreed:
-        """Names the flags that the ranks have agreed on with a step."""
-        sound, finite, keeps_peak, in_time, *budget = result.agreed
-        return cls(sound, finite, keeps_peak, in_time, budget)
+    budget: Sequence[bool]
 
 
 class Loop:
@@ -120,9 +114,8 @@ class Loop:
         while keep_going and self.in_time and not self._complete():
             self.step += 1
             lr = run.plan.schedule(self.budget.ticks if self.budget else self.step - run.start.begun)
-            result = self._take(lr)
+            result, agreed = self._take(lr)
             keep_going = result.keep_going
-            agreed = Agreed.of(result)
             self.in_time = agreed.in_time
             if self.budget:
                 self.budget.take(agreed.budget)
@@ -160,7 +153,7 @@ class Loop:
         assert self.run.plan.num_steps is not None, "steps where there are no hours"
         return self.step - self.run.start.begun >= self.run.plan.num_steps
 
-    def _take(self, lr: float) -> StepResult:
+    def _take(self, lr: float) -> tuple[StepResult, Agreed]:
         run = self.run
         self.step_begun = time.monotonic()
         self.trace.before_step()
@@ -170,7 +163,8 @@ class Loop:
         keep_going = self.stop.exit_code is None
         result = self.take_step(self.step, micro_batches, lr, keep_going, self._flags)
         self.trace.after_step(micro_batches)
-        agreed = Agreed.of(result)
+        sound, finite, keeps_peak, in_time, *budget = result.agreed
+        agreed = Agreed(sound, finite, keeps_peak, in_time, budget)
         run.saver.check(agreed.sound, agreed.finite)
         try:
             run.skips.update(result.applied, self.step, self.last_good.sentence)
@@ -192,7 +186,7 @@ class Loop:
             f"step {self.step}: lr {lr:.6g}, gradient norm {result.grad_norm:.4g},"
             f" loss scale {run.scaler.scale:g}" + ("" if result.applied else ", not finite: skipped")
         )
-        return result
+        return result, agreed
 
     def _flags(self) -> list[bool]:
         """This rank's flags of `Agreed`. What is being saved is copied first: the update may change it."""

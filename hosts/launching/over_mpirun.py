@@ -43,6 +43,7 @@ from hosts.launching.parts import (
     Part,
     Wiring,
     python_of,
+    words_of,
 )
 from hosts.mpirun import AS_ROOT, KEEPALIVE, options_of_mpirun, variables, version
 from hosts.shell import this_machine
@@ -136,12 +137,7 @@ def daemon(command: Sequence[str], folders: Sequence[str], mpirun: Mpirun) -> li
 def program(given: str, only_show: bool) -> Mpirun:
     """The program of --mpirun. Raises InputError when it is empty, cannot be split as by a shell, names no
     program, or another MPI's."""
-    try:
-        words = shlex.split(given)
-    except ValueError as error:
-        raise InputError(f"--mpirun {given}: {error}") from None
-    if not words:
-        raise InputError("--mpirun: is empty; write for example: --mpirun 'mpirun -mca pml ucx'")
+    words = words_of("--mpirun", given, "mpirun -mca pml ucx")
     if shutil.which(words[0]) is not None:
         return Mpirun(tuple(words), version(words[0]))
     if only_show:

@@ -259,6 +259,17 @@ class Access:
         return [*self.ssh, part.host, text]
 
 
+def words_of(flag: str, given: str, example: str) -> list[str]:
+    """Words of an option's value, as a shell would split it. Raises InputError if there are none."""
+    try:
+        words = shlex.split(given)
+    except ValueError as error:
+        raise InputError(f"{flag} {given}: {error}") from None
+    if not words:
+        raise InputError(f"{flag}: is empty; write for example: {flag} '{example}'")
+    return words
+
+
 def ssh_words(given: str, only_show: bool = False) -> tuple[str, ...]:
     """Words of --ssh, with the options that a launcher needs if it is OpenSSH's client.
 
@@ -269,12 +280,7 @@ def ssh_words(given: str, only_show: bool = False) -> tuple[str, ...]:
     Raises:
         InputError: it is empty, cannot be split, or names no program.
     """
-    try:
-        words = shlex.split(given)
-    except ValueError as error:
-        raise InputError(f"--ssh {given}: {error}") from None
-    if not words:
-        raise InputError("--ssh: is empty; write for example: --ssh 'ssh -p 2222'")
+    words = words_of("--ssh", given, "ssh -p 2222")
     if shutil.which(words[0]) is None and not only_show:
         raise InputError(f"--ssh {given}: there is no program {words[0]} here")
     if os.path.basename(words[0]) == "ssh":
