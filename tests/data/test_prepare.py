@@ -62,10 +62,9 @@ def error_line(capsys, arguments):
     return err
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_the_whole_directory_is_the_same_for_any_number_of_workers(words, reference, tmp_path, workers):
+def test_the_whole_directory_is_the_same_for_any_number_of_workers(words, reference, tmp_path):
     output = tmp_path / "store"
-    result = run_command([*PREPARE, *words, "--output", output, "--num_workers", str(workers)]).check()
+    result = run_command([*PREPARE, *words, "--output", output, "--num_workers", "3"]).check()
     assert same_directories(output, reference)
     assert os.listdir(tmp_path) == ["store"]
     store = TokenStore.open(str(output))
@@ -160,11 +159,10 @@ def test_memory_does_not_depend_on_the_size_of_the_text(embedded, tmp_path):
         assert large < 120, peaks
 
 
-@pytest.mark.parametrize("format", ["npz", "hdf5", "tfrecord", "ofrecord"])
-def test_text_becomes_files_of_instances_by_way_of_a_store(embedded, tmp_path, capsys, format):
+def test_text_becomes_files_of_instances_by_way_of_a_store(embedded, tmp_path, capsys):
     """The same files from text in one command, and from a store in two."""
     text = ["--input", str(embedded / "corpus" / "eval.txt"), "--vocab", str(embedded / "vocab.txt")]
-    masks = ["--format", format, "--dupe_factor", "2", "--max_seq_length", "64", "--seed", "3"]
+    masks = ["--format", "ofrecord", "--dupe_factor", "2", "--max_seq_length", "64", "--seed", "3"]
     masks += ["--num_workers", "1", "--instances_per_file", "300"]
     assert main([*text, *masks, "--output", str(tmp_path / "one")]) == 0
     assert main([*text, "--output", str(tmp_path / "store")]) == 0
@@ -176,7 +174,7 @@ def test_text_becomes_files_of_instances_by_way_of_a_store(embedded, tmp_path, c
     assert len(names) > 1
     for name in names:
         facts = peek(str(tmp_path / "one" / name))
-        assert facts.format == format and facts.width == 64
+        assert facts.format == "ofrecord" and facts.width == 64
         one, two = (list(read_instances(str(tmp_path / which / name), 2000)) for which in ("one", "two"))
         for first, second in zip(one, two):
             assert all(np.array_equal(a, b) for a, b in zip(first, second))
