@@ -19,7 +19,7 @@ from base.errors import InputError
 from base.progress import Printed
 from data.export import INSTANCES_PER_FILE, CopiesConfig, FileConfig, export, file_rows, text_rows
 from data.formats.write import FORMATS
-from data.opening import INSTANCES, TEXT, TOKEN_STORE, identified_data, load_vocabulary, tokenizer_settings
+from data.opening import INSTANCES, TEXT, TOKEN_STORE, load_vocabulary, named_data, tokenizer_settings
 from data.options import DataConfig, add_option, add_options, check_tokenizer, data_config
 from data.store.build import build_columns, is_built
 from data.store.cache import describe_sources
@@ -71,7 +71,7 @@ def parse(arguments: Sequence[str] | None) -> PrepareConfig:
 
 def prepare(config: PrepareConfig) -> None:
     """Makes the output, and prints its figures on one line. Raises InputError."""
-    data, output, files = identified_data(config.input, "--input"), config.output, config.files
+    data, output, files = named_data(config.input, "--input", raw=None), config.output, config.files
     if data.kind != TOKEN_STORE:
         _check_apart(config.input, data.paths, output)
     if files is None:

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from base.errors import InputError
-from data.opening import epoch_stores
-from data.options import BatchingConfig, MaskingConfig
+from base.progress import Silent
+from data.opening import TEXT, DataFiles, open_data
+from data.options import BatchingConfig, DataConfig, MaskingConfig, TokenizerConfig
 from data.pretraining.batches import (
     EPOCH_SHIFT,
     PretrainingBatches,
@@ -389,36 +390,33 @@ def test_padding_of_wikitext_is_below_5_percent_with_ten_buckets(wikitext, vocab
     assert padding_share(store, length, 16, False, 10) < 0.05
 
 
-def test_tokenizers_that_do_not_sample_have_one_store(embedded, vocab, tmp_path):
-    paths = [str(embedded / "corpus" / "eval.txt")]
-    store = epoch_stores(paths, lambda seed: TokenizerSettings(vocab), str(tmp_path))
-    assert store.num_documents > 5 and len(list(tmp_path.glob("tokens-*/"))) == 1
-
-
-def test_sampling_tokenizers_have_a_store_for_each_epoch(embedded, tmp_path):
+def test_sampling_tokenizers_have_a_store_for_each_epoch_and_others_one(embedded, vocab, tmp_path):
     sentencepiece = pytest.importorskip("sentencepiece")
-    text = embedded / "corpus" / "eval.txt"
+    text, model = str(embedded / "corpus" / "eval.txt"), str(tmp_path / "m.model")
     sentencepiece.SentencePieceTrainer.train(
-        input=str(text),
-        model_prefix=str(tmp_path / "m"),
+        input=text,
+        model_prefix=model[:-6],
         vocab_size=500,
         user_defined_symbols=["[CLS]", "[SEP]", "[MASK]"],
         pad_id=3,
         minloglevel=2,
     )
-    model = str(tmp_path / "m.model")
-    vocab = load_sentencepiece(model)
-    cache = tmp_path / "cache"
-    stores = epoch_stores(
-        [str(text)],
-        lambda seed: TokenizerSettings(vocab, model, nbest=-1, alpha=0.2, seed=seed),
-        str(cache),
-    )
-    source = TextSource(stores, vocab, MaskingConfig(64, 0.1, 0.15, 10))
-    assert all(len(source.lengths(0, epoch)) > 20 for epoch in (0, 1, 10))
-    directories = [path for path in cache.glob("tokens-*") if path.is_dir()]
-    assert len(directories) == 2, "epoch 10 samples as epoch 0 does"
-    assert not np.array_equal(stores(0).ids, stores(1).ids)
+
+    def stores(tokenizer, words):
+        """The stores of epochs 0, 1 and 10, by the number of tokens, and the number of directories."""
+        cache = tmp_path / words.kind
+        masking = MaskingConfig(64, 0.1, 0.15, 10)
+        config = DataConfig(cache_dir=str(cache), tokenizer=tokenizer, masking=masking)
+        opened = open_data(DataFiles(TEXT, (text,)), config, words, len(words), 1, Silent())
+        assert opened.tokens.num_documents > 5
+        counts = [int(opened.source.lengths(0, epoch).sum()) for epoch in (0, 1, 10)]
+        return counts, sum(path.is_dir() for path in cache.glob("tokens-*"))
+
+    assert stores(TokenizerConfig(), vocab)[1] == 1
+    sampling = TokenizerConfig(sentencepiece=model, sp_nbest=-1, sp_alpha=0.2)
+    (first, second, _), number = stores(sampling, load_sentencepiece(model))
+    assert number == 2, "epoch 10 samples as epoch 0 does"
+    assert first != second
 
 
 def test_a_dummy_batch_is_full_and_valid():
