@@ -29,7 +29,7 @@ from data.tokenizing.tokenizer import (
 )
 from data.tokenizing.vocab import SPECIAL_TOKENS, load_vocab, vocabulary_from_tokens
 from data.tokenizing.wordpiece import NOT_BETWEEN_WORDS
-from data.train_vocab import train_wordpiece
+from data.train_vocab import TrainingText, train_wordpiece
 from tests.data.wikitext import SHARED
 
 SQUAD = SHARED / "squad-v2.0-dev-3articles.json"
@@ -180,7 +180,8 @@ def large_vocabulary(request, embedded, tmp_path_factory):
         assert len(found) == 30_522
         return found
     path = str(tmp_path_factory.mktemp("large") / "vocab.txt")
-    train_wordpiece(sorted(map(str, (embedded / "corpus").glob("train-*.txt"))), path, 8000)
+    text = TrainingText(sorted(map(str, (embedded / "corpus").glob("train-*.txt"))))
+    train_wordpiece(text, path, 8000)
     return load_vocab(path)
 
 
@@ -206,7 +207,7 @@ def test_wordpiece_equals_gluonnlp_on_real_and_odd_text(vocab, real_lines):
 
 def test_cased_wordpiece_equals_gluonnlp_where_there_are_no_accents(embedded, real_lines, tmp_path):
     path = str(tmp_path / "vocab.txt")
-    train_wordpiece([str(embedded / "corpus" / "train-1.txt")], path, 2000, cased=True)
+    train_wordpiece(TrainingText([str(embedded / "corpus" / "train-1.txt")]), path, 2000, cased=True)
     vocab = load_vocab(path)
     theirs = gluonnlp.data.BERTTokenizer(gluonnlp_vocab(vocab), lower=False)
     lookup = vocab.ids()
