@@ -94,9 +94,8 @@ def test_building_again_does_nothing_until_something_is_missing(tmp_path, librar
 def library(tmp_path_factory):
     """A small standard library: enough words, a test directory, a broken file and no help pages."""
     root = tmp_path_factory.mktemp("library")
-    words = (
-        "the quick brown fox jumps over lazy dogs while many good people watch it from their houses".split()
-    )
+    text = "the quick brown fox jumps over lazy dogs while many good people watch it from their houses"
+    words = text.split(" ")
     for module in range(40):
         sentences = [
             " ".join(
