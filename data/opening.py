@@ -192,10 +192,10 @@ def open_data(
             raise InputError("--raw: give --vocab or --sentencepiece, to tokenize the text with")
 
         def store_of(epoch: int) -> TokenStore:
-            """Where SentencePiece samples, each of the first ten epochs has a segmentation of its own, made
-            while the epoch before it is in use. On one core that makes 0.2 million tokens a second with
-            --sp_nbest -1, 0.1 with 64 (without sampling 0.7); and low --sp_alpha makes more tokens of a text
-            (0.1: nearly twice as many)."""
+            # Where SentencePiece samples, each of the first ten epochs has a segmentation of its own, made
+            # while the epoch before it is in use; from the eleventh on they are used again. One core makes
+            # 0.2 million tokens a second with --sp_nbest -1, 0.1 with 64 (without sampling 0.7). Low
+            # --sp_alpha makes more tokens of a text (0.1: nearly twice as many).
             settings = tokenizer_settings(config.tokenizer, vocabulary, epoch % SAMPLED_STORES)
             return cached_store(data.paths, settings, cache, num_workers, text, progress)
 

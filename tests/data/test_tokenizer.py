@@ -225,8 +225,12 @@ def test_special_tokens_written_in_a_text_are_plain_text(vocab):
 
 
 def test_the_fingerprint_tells_case_and_vocabulary_apart(vocab):
-    assert WordPieceTokenizer(vocab).fingerprint == WordPieceTokenizer(vocab).fingerprint
-    assert WordPieceTokenizer(vocab).fingerprint != WordPieceTokenizer(vocab, cased=True).fingerprint
+    assert TokenizerSettings(vocab).fingerprint == TokenizerSettings(vocab).fingerprint
+    assert TokenizerSettings(vocab).fingerprint != TokenizerSettings(vocab, cased=True).fingerprint
+    # As stores of earlier versions have it.
+    assert TokenizerSettings(vocab).fingerprint == (
+        f"wordpiece-1 cased=False max_chars=200 vocab={vocab.sha256}"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -320,8 +324,8 @@ def test_settings_travel_to_other_processes_and_build_the_same_tokenizer(vocab, 
     ):
         arrived = pickle.loads(pickle.dumps(original))
         built = arrived.build()
-        assert original.samples == built.samples == tokenizer.samples == samples
-        assert original.fingerprint == arrived.fingerprint == built.fingerprint == tokenizer.fingerprint
+        assert original.samples == arrived.samples == samples
+        assert original.fingerprint == arrived.fingerprint
         lines = real_lines[:200]
         assert built.encode_batch(lines, stream=2) == tokenizer.encode_batch(lines, stream=2)
 
@@ -340,9 +344,7 @@ def test_a_model_that_changes_during_the_run_is_refused(model, tmp_path):
 
 def test_only_sampling_tokenizers_have_the_seed_in_their_fingerprint(model):
     vocab = load_sentencepiece(model)
-    prints = [
-        SentencePieceTokenizer(model, vocab, nbest=n, seed=s).fingerprint for n in (0, -1) for s in (1, 2)
-    ]
+    prints = [TokenizerSettings(vocab, model, nbest=n, seed=s).fingerprint for n in (0, -1) for s in (1, 2)]
     assert prints[0] == prints[1] and len(set(prints)) == 3
 
 
