@@ -35,11 +35,12 @@ from base.errors import InputError
 from bench.quick import default_text, finish, measurement, settle
 from bench.raw_path import Settings, create_instances, gluonnlp_tokenizer, read_documents
 from bench.raw_path import batches as raw_batches
-from data.masked_copies import CopiesConfig, build_masked
+from data.masked_copies import CopiesConfig, masked_plan
 from data.options import BatchingConfig, MaskingConfig
 from data.pretraining.batches import PretrainingBatches, prefetched
 from data.pretraining.sources import InstanceSource, Source, TextSource
 from data.sharing import Share
+from data.store.build import build_columns
 from data.store.instances import InstanceStore
 from data.store.tokens import TokenStore, build_store
 from data.text.corpus import expand_inputs
@@ -151,7 +152,7 @@ def prepare(paths: Sequence[str], vocab_path: str, folder: str, least_tokens: in
             sources[f"ours, {length}{', whole words' if words else ''}"] = source
         stored = os.path.join(folder, f"stored-{length}")
         copies = CopiesConfig(MaskingConfig(length, SHORT_SEQ_PROB, MASKED_LM_PROB, predictions))
-        build_masked([directory], copies, stored, {"length": length})
+        build_columns(stored, masked_plan([directory], copies, {"length": length}), num_workers=1)
         sources[f"ours, {length}, stored masks"] = InstanceSource(InstanceStore.open(stored), vocab.pad_id)
     return sources
 

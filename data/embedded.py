@@ -30,7 +30,7 @@ from data.store.tokens import TokenStore, build_store
 from data.text.corpus import expand_globs
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import MAX_VOCAB_SIZE, load_vocab
-from data.train_vocab import MIN_VOCAB_SIZE, train_wordpiece
+from data.train_vocab import MIN_VOCAB_SIZE, TrainingText, train_wordpiece
 
 MIN_WORDS = 3
 MIN_LETTERS = 0.72  # share of letters and spaces in a sentence; below it is code, a table or a signature
@@ -173,7 +173,7 @@ def build(output: str, vocab_size: int = DEFAULT_VOCAB_SIZE, library: str | None
         _write_documents(os.path.join(corpus, f"train-{index}.txt"), kept[index::TRAIN_FILES])
     _write_documents(os.path.join(corpus, "eval.txt"), held_out)
     paths = expand_globs(os.path.join(corpus, "train-*.txt"), "--output")
-    train_wordpiece(paths, os.path.join(output, "vocab.txt"), vocab_size)
+    train_wordpiece(TrainingText(paths), os.path.join(output, "vocab.txt"), vocab_size)
     result = {"settings": settings, "bytes": size, **_statistics(paths, output)}
     result["eval_documents"] = len(held_out)
     result["eval_sentences"] = sum(len(document) for document in held_out)

@@ -13,9 +13,8 @@ import os
 import shutil
 import sys
 import tempfile
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -47,7 +46,7 @@ from data.opening import (
     inspected_data,
     open_data,
 )
-from data.options import DataConfig, add_option, add_options, data_config
+from data.options import add_option, add_options, data_config
 
 _HELP = """\
 Shows what a training would see: decoded instances with their masks, how long sentences and sequences are,
@@ -72,50 +71,49 @@ _IDLE = {  # kind: options that do nothing there, and why
 }
 
 
-@dataclass(frozen=True)
-class InspectConfig:
-    """One command: the data, and what is shown of it."""
-
-    paths: tuple[str, ...]
-    data: DataConfig
-    given: frozenset[str]  # names of options with a value
-    num_workers: int
-    seed: int
-    epoch: int
-    num: int
-    start: int | None  # the first instance to show; None: random ones
-    pieces: bool
-    plot: str | None
-    no_plot: bool
-    json: bool
-
-
 def inspect(
-    config: InspectConfig, data: DataFiles, opened: OpenedData, style: Style
+    options: argparse.Namespace, data: DataFiles, opened: OpenedData, style: Style
 ) -> tuple[dict[str, Any], list[Instance]]:
     """All that is to be shown: numbers as JSON has them, and the decoded instances.
 
     Memory is that of a training process (an epoch's plan and order, about 25 bytes a sequence; the store is
     mapped), and of the samples that masks are counted in.
     """
-    source, vocab, seed, epoch = opened.source, opened.vocabulary, config.seed, config.epoch
+    source, vocab, seed, epoch = opened.source, opened.vocabulary, options.seed, options.epoch
+    manifest = opened.manifest
+    counts = dict(manifest["counts"])
+    skipped, unknown_marks = counts.pop("skipped", 0), counts.pop("unknown_marks", None)
     masks, occurrences = mask_facts(source, seed, epoch, vocab)
     facts: dict[str, Any] = {
-        "path": ",".join(config.paths),
+        "path": ",".join(options.path),
         "kind": KINDS[data.kind],
-        **_manifest_facts(opened),
+        "counts": counts,
+        "vocabulary": None
+        if vocab is None
+        else {"size": len(vocab), "kind": vocab.kind, "sha256": vocab.sha256},
+        "settings": {
+            name.replace("_", " "): value
+            for name, value in manifest.items()
+            if name in ("tokenizer", "text", "settings") and value
+        },
+        "sources": [{"name": each["name"], "size": each["size"]} for each in manifest["sources"]],
+        "skipped": skipped,
+        "skipped_messages": list(manifest.get("messages", [])),
     }
     if opened.tokens is not None:
         assert vocab is not None
-        facts["text"] = {**text_facts(opened.tokens), "repeated": repeated_sequences(opened.tokens, vocab)}
-        facts["text"]["unknown_marks"] = opened.manifest["counts"].get("unknown_marks")
+        facts["text"] = {
+            **text_facts(opened.tokens),
+            "repeated": repeated_sequences(opened.tokens, vocab),
+            "unknown_marks": unknown_marks,
+        }
         occurrences = store_occurrences(opened.tokens, vocab)
     facts["lengths"] = length_facts(source, seed, epoch)
-    facts["batches"] = batch_facts(source, config.data.batching, seed, epoch)
+    facts["batches"] = batch_facts(source, data_config(options).batching, seed, epoch)
     facts["masks"] = masks
     facts["tokens"] = token_facts(occurrences, vocab)
     facts["warnings"] = warnings(facts)
-    instances = decode(source, seed, epoch, _chosen(config, facts["lengths"]["number"]))
+    instances = decode(source, seed, epoch, _chosen(options, facts["lengths"]["number"]))
     words = Words(vocab, style)
     facts["shown"] = {"seed": seed, "epoch": epoch}
     facts["instances"] = [
@@ -132,7 +130,9 @@ def inspect(
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     try:
-        return _run(_parse(arguments))
+        options = _parser().parse_args(arguments)
+        with tempfile.TemporaryDirectory(prefix="inspect-") as scratch:
+            return _run(options, scratch)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -145,91 +145,61 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _run(config: InspectConfig) -> int:
+def _run(options: argparse.Namespace, scratch: str) -> int:
+    """Looks at the data and prints. What is tokenized or converted goes to --cache_dir, where a training
+    finds it, or to `scratch`."""
     # Names of tokens and files hold anything; what the terminal's encoding lacks is written as an escape.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
-    data = inspected_data(config.paths, config.data.raw)
+    data = inspected_data(options.path, options.raw)
     names, reason = _IDLE[data.kind]
     for name in names:  # whoever gives an option believes that it counts
-        if name in config.given:
-            raise InputError(f"--{name} does nothing here: {config.paths[0]} {reason}")
-    with _cache(config.data) as cached:
-        vocabulary = common_vocabulary(cached.tokenizer, data)
-        if data.kind == INSTANCES:  # before the first of them is converted
-            check_instances(data.paths, cached.masking.max_seq_length, cached.masking.max_predictions_per_seq)
-        size = len(vocabulary) if vocabulary is not None else ANY_VOCABULARY
-        opened = open_data(data, cached, vocabulary, size, config.num_workers, Printed())
-        style = _style(config.pieces)
-        facts, instances = inspect(config, data, opened, style)
-        name = os.path.basename(os.path.abspath(data.paths[0]))
-        # By default not beside the data: a glob that named it would take the picture for data.
-        picture = None if config.no_plot or config.json else f"{name}.lengths.png"
-        if config.plot is not None:
-            picture = os.path.expanduser(config.plot)
+        if getattr(options, name) not in (None, False):
+            raise InputError(f"--{name} does nothing here: {options.path[0]} {reason}")
+    config = data_config(options)
+    config = replace(config, cache_dir=config.cache_dir or scratch)
+    vocabulary = common_vocabulary(config.tokenizer, data)
+    if data.kind == INSTANCES:  # before the first of them is converted
+        check_instances(data.paths, config.masking.max_seq_length, config.masking.max_predictions_per_seq)
+    size = len(vocabulary) if vocabulary is not None else ANY_VOCABULARY
+    opened = open_data(data, config, vocabulary, size, options.num_workers, Printed())
+    style = _style(options.pieces)
+    facts, instances = inspect(options, data, opened, style)
+
+    name = os.path.basename(os.path.abspath(data.paths[0]))
+    # By default not beside the data: a glob that named it would take the picture for data.
+    picture = None if options.no_plot or options.json else f"{name}.lengths.png"
+    if options.plot is not None:
+        picture = os.path.expanduser(options.plot)
+    if picture is not None:
+        try:
+            draw_lengths(picture, f"{name}: {facts['kind']}", facts)
+        except OSError as error:
+            if options.plot is not None:
+                raise InputError(f"--plot: cannot write {picture}: {error.strerror}") from error
+            # It is the default, and the bars in the terminal say the same.
+            print(f"no picture: cannot write {picture}: {error.strerror}", file=sys.stderr)
+            picture = None
+    if options.json:
+        print(json.dumps(facts, indent=1, ensure_ascii=True))
+    else:
+        print("\n".join(report(facts, instances, opened.vocabulary, style)))
         if picture is not None:
-            try:
-                draw_lengths(picture, f"{name}: {facts['kind']}", facts)
-            except OSError as error:
-                if config.plot is not None:
-                    raise InputError(f"--plot: cannot write {picture}: {error.strerror}") from error
-                # It is the default, and the bars in the terminal say the same.
-                print(f"no picture: cannot write {picture}: {error.strerror}", file=sys.stderr)
-                picture = None
-        if config.json:
-            print(json.dumps(facts, indent=1, ensure_ascii=True))
-        else:
-            print("\n".join(report(facts, instances, opened.vocabulary, style)))
-            if picture is not None:
-                print(f"picture of the lengths: {picture}")
-        sys.stdout.flush()
+            print(f"picture of the lengths: {picture}")
+    sys.stdout.flush()
     return 0
 
 
-@contextmanager
-def _cache(config: DataConfig) -> Iterator[DataConfig]:
-    """The configuration with a cache: --cache_dir, where a training finds what is tokenized or converted, or
-    a temporary directory that is removed at the end."""
-    if config.cache_dir:
-        yield config
-        return
-    with tempfile.TemporaryDirectory(prefix="inspect-") as directory:
-        yield replace(config, cache_dir=directory)
-
-
-def _manifest_facts(opened: OpenedData) -> dict[str, Any]:
-    """Content of the manifest, under the same names for every kind of store."""
-    manifest, vocab = opened.manifest, opened.vocabulary
-    counts = dict(manifest["counts"])
-    skipped = counts.pop("skipped", 0)
-    counts.pop("unknown_marks", None)
-    settings = {
-        name.replace("_", " "): value
-        for name, value in manifest.items()
-        if name in ("tokenizer", "text", "settings") and value
-    }
-    return {
-        "counts": counts,
-        "vocabulary": None
-        if vocab is None
-        else {"size": len(vocab), "kind": vocab.kind, "sha256": vocab.sha256},
-        "settings": settings,
-        "sources": [{"name": each["name"], "size": each["size"]} for each in manifest["sources"]],
-        "skipped": skipped,
-        "skipped_messages": list(manifest.get("messages", [])),
-    }
-
-
-def _chosen(config: InspectConfig, total: int) -> list[int]:
+def _chosen(options: argparse.Namespace, total: int) -> list[int]:
     """The instances to show: `num` from --start on, or as many at random, the same ones for a seed."""
-    if config.start is not None:
-        if config.start >= total:
+    if options.start is not None:
+        if options.start >= total:
             raise InputError(
-                f"--start {config.start}: the epoch has {total} instances, from 0 to {total - 1}"
+                f"--start {options.start}: the epoch has {total} instances, from 0 to {total - 1}"
             )
-        return list(range(config.start, min(config.start + config.num, total)))
-    rng = np.random.default_rng([config.seed, config.epoch])
-    return sorted(rng.choice(total, min(config.num, total), replace=False).tolist())
+        return list(range(options.start, min(options.start + options.num, total)))
+    rng = np.random.default_rng([options.seed, options.epoch])
+    return sorted(rng.choice(total, min(options.num, total), replace=False).tolist())
 
 
 def _style(pieces: bool) -> Style:
@@ -246,24 +216,6 @@ def _style(pieces: bool) -> Style:
         colour=terminal and not os.environ.get("NO_COLOR"),
         unicode=unicode,
         pieces=pieces,
-    )
-
-
-def _parse(arguments: Sequence[str] | None) -> InspectConfig:
-    options = _parser().parse_args(arguments)
-    return InspectConfig(
-        tuple(options.path),
-        data_config(options),
-        frozenset(name for name, value in vars(options).items() if value not in (None, False)),
-        options.num_workers,
-        options.seed,
-        options.epoch,
-        options.num,
-        options.start,
-        options.pieces,
-        options.plot,
-        options.no_plot,
-        options.json,
     )
 
 

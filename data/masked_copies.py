@@ -8,11 +8,10 @@ from typing import Any, Mapping, Sequence
 import numpy as np
 
 from base.errors import InputError
-from base.progress import Progress
 from data.formats.records import BLOCK_INSTANCES, PretrainingArrays
 from data.options import MaskingConfig
 from data.pretraining.sources import Batch, TextSource
-from data.store.build import BuildPlan, Part, build_columns
+from data.store.build import BuildPlan, Part
 from data.store.instances import FORMAT, RowWriter, instance_columns, store_manifest
 from data.store.tokens import TokenStore
 
@@ -80,19 +79,12 @@ class MaskCopies:
         return {"counts": rows.finish()}
 
 
-def build_masked(
-    stores: Sequence[str],
-    copies: CopiesConfig,
-    directory: str,
-    identity: Mapping[str, Any],
-    num_workers: int = 1,
-    progress: Progress | None = None,
-) -> None:
-    """Write copies 0 to dupe_factor - 1 of all pairs, in order, into an instance store at `directory`.
+def masked_plan(stores: Sequence[str], copies: CopiesConfig, identity: Mapping[str, Any]) -> BuildPlan:
+    """The building of an instance store of copies 0 to dupe_factor - 1 of all pairs, in order.
 
     `stores` are directories of token stores: one, or for a tokenizer that samples one for each copy, which
     repeat if they are fewer. Memory: a worker holds the plans of two epochs (see TextSource).
-    Raises InputError for options out of range and as data.store.build.build_columns.
+    Raises InputError for options out of range.
     """
     opened = [TokenStore.open(store) for store in stores]
     copies.source(opened)  # so that bad options are named before anything is written
@@ -106,7 +98,7 @@ def build_masked(
             CopyPiece(f"copy {epoch}, piece {piece + 1} of {pieces}", size, epoch, piece, pieces)
             for piece in range(pieces)
         ]
-    plan = BuildPlan(
+    return BuildPlan(
         instance_columns(vocab_size),
         lambda: units,
         MaskCopies(stores, copies),
@@ -114,7 +106,6 @@ def build_masked(
         store_manifest(vocab_size, [{"name": unit.name} for unit in units]),
         what="masking",
     )
-    build_columns(directory, plan, num_workers, progress)
 
 
 def as_arrays(batch: Batch) -> PretrainingArrays:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from base.errors import InputError
 from base.progress import Progress
 from data.formats.read import check_limits, identify, peek
-from data.options import DataConfig, TextConfig, TokenizerConfig, check_tokenizer
+from data.options import DataConfig, TokenizerConfig, check_tokenizer
 from data.pretraining.sources import InstanceSource, Source, TextSource
 from data.store.build import unfinished_build
 from data.store.instances import InstanceStore, cached_instances, instance_columns, is_instance_store
@@ -58,13 +57,28 @@ class OpenedData:
         return store.manifest
 
 
-def named_data(patterns: str | None, flag: str, raw: bool) -> DataFiles:
-    """The data that `patterns` (globs, files and folders, separated by commas) name; `raw` says that files
-    are text.
+def named_data(patterns: str | None, flag: str, raw: bool | None) -> DataFiles:
+    """The data that `patterns` (globs, files and folders, separated by commas) name.
 
-    Raises InputError naming `flag` where nothing is there, and for parts of stores.
+    `raw` says that files are text (True) or have masks (False); with None their content says it.
+    Raises InputError naming `flag` where nothing is there, for parts of stores, and for files of both kinds.
     """
-    return _store_or_files(patterns, flag, TEXT if raw else INSTANCES) if patterns else DataFiles(NOTHING)
+    if not patterns:
+        return DataFiles(NOTHING)
+    directory = os.path.expanduser(patterns.strip())
+    if is_store(directory):
+        return DataFiles(TOKEN_STORE, (directory,))
+    paths = [path for path in expand_inputs(patterns, flag) if not _is_export_manifest(path)]
+    _check_no_stores(paths, flag)
+    if raw is not None:
+        return DataFiles(TEXT if raw else INSTANCES, paths)
+    instances = [path for path in paths if _instances_format(path)]
+    if instances and len(instances) < len(paths):
+        other = next(path for path in paths if path not in set(instances))
+        raise InputError(
+            f"{flag}: {instances[0]} holds instances and {other} does not; prepare them separately"
+        )
+    return DataFiles(INSTANCES if instances else TEXT, paths)
 
 
 def inspected_data(names: Sequence[str], raw: bool) -> DataFiles:
@@ -72,34 +86,13 @@ def inspected_data(names: Sequence[str], raw: bool) -> DataFiles:
 
     Raises InputError as `named_data`, and for a store with something beside it.
     """
-    patterns = ",".join(names)
-    directory = os.path.expanduser(patterns.strip())
-    if is_instance_store(directory):
-        return DataFiles(INSTANCE_STORE, (directory,))
     for name in names:
-        path = os.path.expanduser(name)
+        path = os.path.expanduser(name.strip())
         if len(names) > 1 and (is_store(path) or is_instance_store(path)):
             raise InputError(f"{name} is a store, which is looked at alone; name nothing beside it")
-    return _store_or_files(patterns, "PATH", TEXT if raw else INSTANCES)
-
-
-def identified_data(patterns: str, flag: str) -> DataFiles:
-    """As `named_data`, with text and files with masks identified by their content.
-
-    Raises InputError as `named_data`, and for files of both kinds.
-    """
-    data = _store_or_files(patterns, flag, TEXT)
-    if data.kind != TEXT:
-        return data
-    instances = [path for path in data.paths if _holds_instances(path)]
-    if not instances:
-        return data
-    if len(instances) < len(data.paths):
-        other = next(path for path in data.paths if path not in set(instances))
-        raise InputError(
-            f"{flag}: {instances[0]} holds instances and {other} does not; prepare them separately"
-        )
-    return DataFiles(INSTANCES, data.paths)
+        if is_instance_store(path):
+            return DataFiles(INSTANCE_STORE, (path,))
+    return named_data(",".join(names), "PATH", raw)
 
 
 def check_text(paths: Sequence[str]) -> None:
@@ -108,14 +101,12 @@ def check_text(paths: Sequence[str]) -> None:
     Lines are checked when they are tokenized, and no more where the text is in the cache already.
     """
     for path in paths:
-        try:
-            kind = identify(path)
-        except InputError:
-            continue
-        raise InputError(
-            f"{path} is not text but {kind.format}, which is read without --raw "
-            "(as --data_eval beside text: with --eval_use_npz)"
-        )
+        known = _instances_format(path)
+        if known:
+            raise InputError(
+                f"{path} is not text but {known}, which is read without --raw "
+                "(as --data_eval beside text: with --eval_use_npz)"
+            )
 
 
 def check_instances(paths: Sequence[str], max_seq_length: int | None, max_predictions: int | None) -> int:
@@ -190,29 +181,36 @@ def open_data(
         InputError: bad data, with the file and the line or record; text without a vocabulary.
     """
     cache = os.path.expanduser(config.cache_dir or "")
+    text, masking = config.text, config.masking
     if data.kind == TOKEN_STORE:
         store = TokenStore.open(data.paths[0])
         words = store.vocabulary if vocabulary is None else vocabulary
-        return OpenedData(TextSource(store, words, config.masking), words, tokens=store)
+        return OpenedData(TextSource(store, words, masking), words, tokens=store)
+
     if data.kind == TEXT:
         if vocabulary is None:
             raise InputError("--raw: give --vocab or --sentencepiece, to tokenize the text with")
-        stores = epoch_stores(
-            data.paths,
-            partial(tokenizer_settings, config.tokenizer, vocabulary),
-            cache,
-            num_workers,
-            config.text,
-            progress,
+
+        def store_of(epoch: int) -> TokenStore:
+            # Where SentencePiece samples, each of the first ten epochs has a segmentation of its own, made
+            # while the epoch before it is in use; from the eleventh on they are used again. One core makes
+            # 0.2 million tokens a second with --sp_nbest -1, 0.1 with 64 (without sampling 0.7). Low
+            # --sp_alpha makes more tokens of a text (0.1: nearly twice as many).
+            settings = tokenizer_settings(config.tokenizer, vocabulary, epoch % SAMPLED_STORES)
+            return cached_store(data.paths, settings, cache, num_workers, text, progress)
+
+        first = store_of(0)
+        samples = tokenizer_settings(config.tokenizer, vocabulary).samples
+        return OpenedData(
+            TextSource(store_of if samples else first, vocabulary, masking), vocabulary, tokens=first
         )
-        first = stores if isinstance(stores, TokenStore) else stores(0)
-        return OpenedData(TextSource(stores, vocabulary, config.masking), vocabulary, tokens=first)
+
     if data.kind == INSTANCE_STORE:
         instances = InstanceStore.open(data.paths[0])
-        limits = config.masking.max_seq_length, config.masking.max_predictions_per_seq
+        limits = masking.max_seq_length, masking.max_predictions_per_seq
         check_limits(data.paths[0], instances.width, instances.prediction_width, *limits)
     else:
-        skip = config.text.skip_bad_records
+        skip = text.skip_bad_records
         instances = cached_instances(data.paths, vocab_size, cache, num_workers, skip, progress)
     if vocabulary is not None and len(vocabulary) < instances.vocab_size < ANY_VOCABULARY:
         raise InputError(
@@ -223,53 +221,17 @@ def open_data(
     return OpenedData(InstanceSource(instances, pad_id), vocabulary, instances=instances)
 
 
-def epoch_stores(
-    paths: Sequence[str],
-    settings_of: Callable[[int], TokenizerSettings],
-    cache_dir: str,
-    num_workers: int = 1,
-    text: TextConfig = TextConfig(),
-    progress: Progress | None = None,
-) -> TokenStore | Callable[[int], TokenStore]:
-    """The `store` of a TextSource: one store, or for a tokenizer that samples one for each of ten epochs.
-
-    `settings_of` gives the tokenizer's settings for a seed. Sampling (--sp_nbest other than 0 and 1) costs
-    one tokenization for each of the first ten epochs, in the background while the epoch before it is in use;
-    from the eleventh epoch on the ten stores are used again. Measured on one core: 0.2 million tokens a
-    second with --sp_nbest -1, 0.1 with 64 (without sampling 0.7). Disk: ten times about 2.5 bytes a token,
-    and low --sp_alpha makes more tokens of the same text (0.1: nearly twice as many).
-    """
-    first = settings_of(0)
-    if not first.samples:
-        return cached_store(paths, first, cache_dir, num_workers, text, progress)
-
-    def store_of(epoch: int) -> TokenStore:
-        settings = settings_of(epoch % SAMPLED_STORES)
-        return cached_store(paths, settings, cache_dir, num_workers, text, progress)
-
-    return store_of
-
-
-def _store_or_files(patterns: str, flag: str, kind: str) -> DataFiles:
-    directory = os.path.expanduser(patterns.strip())
-    if is_store(directory):
-        return DataFiles(TOKEN_STORE, (directory,))
-    paths = expand_inputs(patterns, flag)
-    paths = [path for path in paths if not _is_export_manifest(path)]
-    _check_no_stores(paths, flag)
-    return DataFiles(kind, paths)
-
-
 def _is_export_manifest(path: str) -> bool:
     return os.path.basename(path) == MANIFEST and read_json(path).get("format") == EXPORT_FORMAT
 
 
-def _holds_instances(path: str) -> bool:
+def _instances_format(path: str) -> str:
+    """The format of a file with masks; empty for text, and for something else, which the reader of text
+    rejects."""
     try:
-        identify(path)
-    except InputError:  # text; or something else, which the reader of text says
-        return False
-    return True
+        return identify(path).format
+    except InputError:
+        return ""
 
 
 def _check_no_stores(paths: Sequence[str], flag: str) -> None:
@@ -278,8 +240,7 @@ def _check_no_stores(paths: Sequence[str], flag: str) -> None:
     A store whose manifest.json is missing or damaged, or that is unfinished, is identified by its other
     files. `flag` is what messages call the source of the paths.
     """
-    for directory in dict.fromkeys(os.path.dirname(path) or "." for path in paths):
-        part = next(path for path in paths if (os.path.dirname(path) or ".") == directory)
+    for directory, part in {os.path.dirname(path) or ".": path for path in reversed(paths)}.items():
         if is_store(directory):
             raise InputError(
                 f"{flag}: {part} is a part of a token store; name the folder {directory}, and nothing beside "
@@ -292,30 +253,25 @@ def _check_no_stores(paths: Sequence[str], flag: str) -> None:
             )
         unfinished, kind = unfinished_build(directory)
         names = set(os.listdir(directory))
-        for each, own, other in (
-            ("token store", _TOKEN_NAMES, _INSTANCE_NAMES),
-            ("instance store", _INSTANCE_NAMES, _TOKEN_NAMES),
-        ):
-            if not kind and names & (own - other) and len(names & own) > 1:
-                kind = each
+        if not kind and names & (_TOKEN_NAMES - _INSTANCE_NAMES) and len(names & _TOKEN_NAMES) > 1:
+            kind = "token store"
+        if not kind and names & (_INSTANCE_NAMES - _TOKEN_NAMES) and len(names & _INSTANCE_NAMES) > 1:
+            kind = "instance store"
         if not kind:
             continue
-        again = "prepare the text again with data.prepare"
-        if kind != "token store":
-            again = "name the files that it was made from"
+        article, again = "an", "name the files that it was made from"
+        if kind == "token store":
+            article, again = "a", "prepare the text again with data.prepare"
         if unfinished:
             raise InputError(
                 f"{flag}: {unfinished} is an unfinished {kind}: {again}; a build that is given the same way "
                 "goes on where it was"
             )
+        fault = f"without its {MANIFEST}"
         manifest = os.path.join(directory, MANIFEST)
-        if not os.path.exists(manifest):
-            fault = f"without its {MANIFEST}"
-        elif not read_json(manifest):
-            fault = f"whose {MANIFEST} is damaged"
-        else:
-            fault = f"whose {MANIFEST} is damaged or of another version"
+        if os.path.exists(manifest):
+            fault = f"whose {MANIFEST} is damaged{' or of another version' if read_json(manifest) else ''}"
         raise InputError(
-            f"{flag}: {directory} is {'a' if kind == 'token store' else 'an'} {kind} {fault}: copy that file "
-            f"anew if there is a copy, or delete the folder and {again}"
+            f"{flag}: {directory} is {article} {kind} {fault}: copy that file anew if there is a copy, or "
+            f"delete the folder and {again}"
         )

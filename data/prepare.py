@@ -17,9 +17,9 @@ from typing import Any, Mapping, Sequence
 from base.command_line import OptionParser, count, num_processes, path_name, path_names, positive_int, whole
 from base.errors import InputError
 from base.progress import Printed
-from data.export import INSTANCES_PER_FILE, CopiesConfig, Exported, FileConfig, export_instances, export_text
+from data.export import INSTANCES_PER_FILE, CopiesConfig, FileConfig, export, file_rows, text_rows
 from data.formats.write import FORMATS
-from data.opening import INSTANCES, TOKEN_STORE, identified_data, load_vocabulary, tokenizer_settings
+from data.opening import INSTANCES, TEXT, TOKEN_STORE, load_vocabulary, named_data, tokenizer_settings
 from data.options import DataConfig, add_option, add_options, check_tokenizer, data_config
 from data.store.build import build_columns, is_built
 from data.store.cache import describe_sources
@@ -58,8 +58,7 @@ def parse(arguments: Sequence[str] | None) -> PrepareConfig:
     data = data_config(options)
     check_tokenizer(data.tokenizer)
     data.masking.check()
-    skip = data.text.skip_bad_records
-    files = FileConfig(options.format, options.gzip, options.instances_per_file, skip)
+    files = FileConfig(options.format, options.gzip, options.instances_per_file)
     return PrepareConfig(
         options.input,
         os.path.abspath(os.path.expanduser(options.output)),
@@ -72,10 +71,10 @@ def parse(arguments: Sequence[str] | None) -> PrepareConfig:
 
 def prepare(config: PrepareConfig) -> None:
     """Makes the output, and prints its figures on one line. Raises InputError."""
-    data = identified_data(config.input, "--input")
+    data, output, files = named_data(config.input, "--input", raw=None), config.output, config.files
     if data.kind != TOKEN_STORE:
-        _check_apart(config.input, data.paths, config.output)
-    if config.files is None:
+        _check_apart(config.input, data.paths, output)
+    if files is None:
         if data.kind == TOKEN_STORE:
             raise InputError(
                 f"--input {data.paths[0]} is a token store already; give --format to make files of it"
@@ -86,27 +85,30 @@ def prepare(config: PrepareConfig) -> None:
                 "--format to convert it, or train on it as it is"
             )
         _make_store(config, data.paths)
-    elif data.kind == INSTANCES:
-        size = len(_vocabulary(config))
-        exported = export_instances(
-            data.paths, size, config.output, config.files, config.num_workers, Printed()
-        )
-        _report_files(config.output, exported)
+        return
+    made_on_the_way, progress = f"{output}.tokens", Printed()
+    if data.kind == INSTANCES:
+        skip = config.data.text.skip_bad_records
+        rows = file_rows(data.paths, len(_vocabulary(config)), skip, progress)
+    elif data.kind == TOKEN_STORE:
+        rows = text_rows(data.paths, config.copies)
     else:
-        stores = data.paths if data.kind == TOKEN_STORE else _temporary_stores(config, data.paths)
-        exported = export_text(
-            stores, config.output, config.copies, config.files, config.num_workers, Printed()
-        )
-        if data.kind != TOKEN_STORE:
-            shutil.rmtree(_temporary_folder(config))
-        _report_files(config.output, exported)
+        rows = text_rows(_temporary_stores(config, data.paths, made_on_the_way), config.copies)
+    manifest = export(rows, output, files, config.num_workers, progress)
+    if data.kind == TEXT:
+        shutil.rmtree(made_on_the_way)
+    counts, size = manifest["counts"], sum(file["size"] for file in manifest["files"])
+    print(
+        f"{output}: {len(manifest['files']):,} files, {size:,} bytes; {counts['instances']:,} "
+        f"instances, {counts['tokens']:,} tokens, {counts['predictions']:,} predictions"
+    )
+    _report_skipped(manifest)
 
 
 def _make_store(config: PrepareConfig, paths: Sequence[str]) -> None:
     progress, output, text = Printed(), config.output, config.data.text
     settings = tokenizer_settings(config.data.tokenizer, _vocabulary(config))
-    sources = describe_sources(paths, progress=progress)
-    plan = token_store_plan(sources, settings, text)
+    plan = token_store_plan(describe_sources(paths, progress=progress), settings, text)
     if is_built(output, plan.identity):
         print(f"{output} is there already, of the same text and settings: nothing to do")
         return
@@ -121,25 +123,20 @@ def _make_store(config: PrepareConfig, paths: Sequence[str]) -> None:
         f"{counts['tokens']:,} tokens; {size:,} bytes, {size / counts['tokens']:.2f} a token; "
         f"{seconds:.1f} s, {counts['tokens'] / seconds / 1e6:.2f} M tokens/s"
     )
-    _report_skipped(counts, manifest["messages"])
+    _report_skipped(manifest)
 
 
-def _temporary_folder(config: PrepareConfig) -> str:
-    return f"{config.output}.tokens"
-
-
-def _temporary_stores(config: PrepareConfig, paths: Sequence[str]) -> list[str]:
-    """Token stores of the text beside the output: one, or for a tokenizer that samples one a copy."""
-    words = _vocabulary(config)
-    folder, text, progress = _temporary_folder(config), config.data.text, Printed()
+def _temporary_stores(config: PrepareConfig, paths: Sequence[str], folder: str) -> list[str]:
+    """Token stores of the text in `folder`: one, or for a tokenizer that samples one a copy."""
+    words, text = _vocabulary(config), config.data.text
     samples = tokenizer_settings(config.data.tokenizer, words).samples
     directories = []
     for copy in range(config.copies.dupe_factor if samples else 1):
         settings = tokenizer_settings(config.data.tokenizer, words, copy)
-        store = cached_store(paths, settings, folder, config.num_workers, text, progress)
+        store = cached_store(paths, settings, folder, config.num_workers, text, Printed())
         directories.append(store.directory)
         if copy == 0:
-            _report_skipped(store.manifest["counts"], store.manifest["messages"])
+            _report_skipped(store.manifest)
     return directories
 
 
@@ -156,31 +153,23 @@ def _vocabulary(config: PrepareConfig) -> Vocabulary:
 
 def _check_apart(patterns: str, paths: Sequence[str], output: str) -> None:
     """Raises InputError where the output would become part of the input when the command is given again."""
+
+    def is_below(path: str, folder: str) -> bool:
+        path, folder = os.path.realpath(path), os.path.realpath(folder)
+        return os.path.commonpath([path, folder]) == folder
+
     folders = [os.path.expanduser(piece.strip()) for piece in patterns.split(",")]
-    inside = [folder for folder in folders if os.path.isdir(folder) and _is_below(output, folder)]
-    inside += [path for path in paths if _is_below(path, output)]
+    inside = [folder for folder in folders if os.path.isdir(folder) and is_below(output, folder)]
+    inside += [path for path in paths if is_below(path, output)]
     if inside:
         raise InputError(f"--output {output} and --input {inside[0]}: one lies in the other; keep them apart")
 
 
-def _is_below(path: str, folder: str) -> bool:
-    path, folder = os.path.realpath(path), os.path.realpath(folder)
-    return os.path.commonpath([path, folder]) == folder
-
-
-def _report_files(output: str, exported: Exported) -> None:
-    counts = exported.counts
-    print(
-        f"{output}: {exported.num_files:,} files, {exported.num_bytes:,} bytes; {counts['instances']:,} "
-        f"instances, {counts['tokens']:,} tokens, {counts['predictions']:,} predictions"
-    )
-    _report_skipped(counts, exported.messages)
-
-
-def _report_skipped(counts: Mapping[str, Any], messages: Sequence[str]) -> None:
-    if counts.get("skipped"):
-        print(f"skipped {counts['skipped']:,} bad records:", file=sys.stderr)
-        for message in messages[:_MESSAGES_SHOWN]:
+def _report_skipped(manifest: Mapping[str, Any]) -> None:
+    skipped = manifest["counts"].get("skipped")
+    if skipped:
+        print(f"skipped {skipped:,} bad records:", file=sys.stderr)
+        for message in manifest["messages"][:_MESSAGES_SHOWN]:
             print(f"  {message}", file=sys.stderr)
 
 

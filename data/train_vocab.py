@@ -121,19 +121,25 @@ ALPHABET_LIMIT = (
 )
 
 
-def wordpiece_tokens(text: TrainingText, vocab_size: int, cased: bool = False) -> list[str]:
-    """The vocabulary's tokens, special tokens first; fewer than `vocab_size` if the text has no more.
+def train_wordpiece(text: TrainingText, output: str, vocab_size: int, cased: bool = False) -> int:
+    """Train and write `output`, a vocab.txt with the special tokens first. Returns its number of tokens,
+    fewer than `vocab_size` if the text has no more.
 
-    The same text gives the same tokens. Memory grows with the number of distinct words, not with the text.
+    The same text gives the same file. Memory grows with the number of distinct words, not with the text.
     Raises InputError for bad text or none, and for a `vocab_size` below MIN_VOCAB_SIZE.
     """
     if vocab_size < MIN_VOCAB_SIZE:
         raise InputError(f"--vocab_size {vocab_size}: must be at least {MIN_VOCAB_SIZE}")
-    alphabet = _alphabet(text, cased, min(ALPHABET_LIMIT, vocab_size // 8))
+    normalizer = bert_normalizer(cased)
+    counts: Counter[str] = Counter()
+    for line in text.passes("counting characters"):
+        counts.update(normalizer.normalize_str(line))
+    frequent = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))
+    alphabet = sorted(frequent[: min(ALPHABET_LIMIT, vocab_size // 8)])
     if not alphabet:
         raise InputError("--input: no text to train a vocabulary on")
     tokenizer = Tokenizer(WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = bert_normalizer(cased)
+    tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = BertPreTokenizer()
     # Left alone, the trainer numbers characters in the order of a randomized hash table, and its merges break
     # ties by these numbers. Naming all characters beforehand, the continuing ones as if special, makes it
@@ -150,17 +156,9 @@ def wordpiece_tokens(text: TrainingText, vocab_size: int, cased: bool = False) -
     )
     tokenizer.train_from_iterator(text.passes("counting words"), trainer)
     ids = tokenizer.get_vocab()
-    return sorted(ids, key=ids.__getitem__)
-
-
-def _alphabet(text: TrainingText, cased: bool, limit: int) -> list[str]:
-    """The `limit` most frequent characters of the cleaned text, in code point order."""
-    normalizer = bert_normalizer(cased)
-    counts: Counter[str] = Counter()
-    for line in text.passes("counting characters"):
-        counts.update(normalizer.normalize_str(line))
-    frequent = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))
-    return sorted(frequent[:limit])
+    with replacing(output) as handle:
+        handle.write("".join(token + "\n" for token in sorted(ids, key=ids.__getitem__)).encode("utf-8"))
+    return len(load_vocab(output))
 
 
 def _joins_words(character: str) -> bool:
@@ -176,17 +174,16 @@ _MAX_SENTENCE_BYTES = 1 << 24  # the trainer leaves out longer ones; sentences h
 _THREADS = 16
 
 
-def sentencepiece_model(
-    text: TrainingText, vocab_size: int, cased: bool = False, model_type: str = "unigram"
-) -> bytes:
-    """The content of a .model file with [PAD], [UNK], [CLS], [SEP], [MASK] as pieces 0 to 4.
+def train_sentencepiece(
+    text: TrainingText, output: str, vocab_size: int, cased: bool = False, model_type: str = "unigram"
+) -> int:
+    """Train and write `output`, a SentencePiece model with [PAD], [UNK], [CLS], [SEP], [MASK] as pieces 0 to
+    4. Returns its number of pieces.
 
     It is trained on basic tokens, as SentencePieceTokenizer uses it. The same text gives the same bytes with
     the same release of SentencePiece. Memory grows with the text.
     Raises InputError for bad text or none, and when `vocab_size` does not fit the text.
     """
-    if model_type not in MODEL_TYPES:
-        raise InputError(f"--sp_model_type {model_type}: must be one of {', '.join(MODEL_TYPES)}")
     try:
         import sentencepiece  # only SentencePiece vocabularies need it
     except ImportError as error:
@@ -213,12 +210,13 @@ def sentencepiece_model(
             minloglevel=2,
         )
     except (RuntimeError, SystemError) as error:
-        if sentences.error is not None:
-            raise sentences.error from None
-        raise InputError(_explain(str(error), vocab_size, sentences.given)) from error
+        if sentences.error is None:
+            raise InputError(_explain(str(error), vocab_size, sentences.given)) from error
     if sentences.error is not None:
         raise sentences.error
-    return model.getvalue()
+    with replacing(output) as handle:
+        handle.write(model.getvalue())
+    return len(load_sentencepiece(output))
 
 
 class _Sentences:
@@ -263,38 +261,7 @@ def _explain(message: str, vocab_size: int, given: int) -> str:
     return f"SentencePiece cannot train on this text: {' '.join(message.split())}"
 
 
-__all__ = ["MIN_VOCAB_SIZE", "train_sentencepiece", "train_wordpiece"]
-
-
-def train_wordpiece(
-    paths: Sequence[str], output: str, vocab_size: int, cased: bool = False, text: TrainingText | None = None
-) -> int:
-    """Train and write `output`, a vocab.txt with the special tokens first. Returns its number of tokens.
-
-    The text is that of the files at `paths`, or `text` if given. The same text gives the same file. Errors as
-    in `wordpiece_tokens`.
-    """
-    tokens = wordpiece_tokens(text if text is not None else TrainingText(paths), vocab_size, cased)
-    with replacing(output) as handle:
-        handle.write("".join(token + "\n" for token in tokens).encode("utf-8"))
-    return len(load_vocab(output))
-
-
-def train_sentencepiece(
-    text: TrainingText, output: str, vocab_size: int, cased: bool = False, model_type: str = "unigram"
-) -> int:
-    """Train and write `output`, a SentencePiece model. Returns its number of pieces.
-
-    Errors as in `sentencepiece_model`.
-    """
-    content = sentencepiece_model(text, vocab_size, cased, model_type)
-    with replacing(output) as handle:
-        handle.write(content)
-    return len(load_sentencepiece(output))
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command's arguments."""
+def _parser() -> OptionParser:
     arguments = OptionParser(
         prog="python -m data.train_vocab",
         description="Train a WordPiece vocabulary or a SentencePiece model on raw text.",
@@ -302,12 +269,7 @@ def parser() -> argparse.ArgumentParser:
         "million sentences with a million distinct words; SentencePiece holds the sentences as well.",
     )
     add = arguments.add_argument
-    add(
-        "--input",
-        type=path_names,
-        required=True,
-        help="text: files, globs and directories, comma-separated",
-    )
+    add("--input", type=path_names, required=True, help="text: files, globs and directories, comma-separated")
     add(
         "--output",
         type=path_name,
@@ -337,7 +299,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     try:
-        options = parser().parse_args(arguments)
+        options = _parser().parse_args(arguments)
         _train(options)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -366,7 +328,7 @@ def _train(options: argparse.Namespace) -> None:
     if options.type == SENTENCEPIECE:
         size = train_sentencepiece(text, output, options.vocab_size, options.cased, options.sp_model_type)
     else:
-        size = train_wordpiece(paths, output, options.vocab_size, options.cased, text)
+        size = train_wordpiece(text, output, options.vocab_size, options.cased)
     for message in text.messages:
         print(f"skipped: {message}", file=sys.stderr)
     if text.skipped:

@@ -105,81 +105,50 @@ def draw_lengths(path: str, title: str, facts: dict[str, Any]) -> None:
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": [3, 2]})
     figure.suptitle(title)
-    _draw_sequences(left, facts)
+
+    batches, lengths = facts["batches"], facts["lengths"]
+    bounds = [bucket["padded_to"] for bucket in batches["buckets"]]
+    # Nearly all sequences are of full length; on a linear axis the others would not be seen.
+    log = max(count for _, count in lengths["counts"]) > 0.2 * lengths["number"]
+    left.set(
+        title=f"{lengths['number']:,} sequences; {batches['padding_share']:.1%} of positions are padding "
+        f"({len(bounds)} bucket{'s' * (len(bounds) != 1)})",
+        xlabel="tokens, with [CLS] and [SEP]",
+        ylabel="sequences" + " (log scale)" * log,
+        yscale="log" if log else "linear",
+    )
+    if log:
+        left.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else "")
+    _draw_counts(left, lengths["counts"], bounds[-1], 64)
+    ends = [bound + 0.5 for bound in bounds]
+    style = {"color": _RED, "linestyle": "--", "linewidth": 1}
+    left.vlines(ends, 0, 1, transform=left.get_xaxis_transform(), label="a bucket ends here", **style)
+    left.legend(loc="upper left", framealpha=0.9)
+
     if "text" in facts:
-        _draw_sentences(right, facts["text"]["sentence_lengths"])
+        shown = facts["text"]["sentence_lengths"]
+        # The longest one in a hundred would squeeze all others into a corner.
+        below = np.cumsum([count for _, count in shown["counts"]])
+        end = shown["counts"][int(np.searchsorted(below, 0.99 * below[-1]))][0]
+        words = (f"{shown['number']:,} sentences (shortest 99%)", "tokens", "sentences")
     else:
-        _draw_predictions(right, facts["masks"]["predictions_per_sequence"])
+        shown = facts["masks"]["predictions_per_sequence"]
+        end = shown["largest"]
+        words = (f"predictions of {shown['number']:,} sequences", "masked tokens", "sequences")
+    right.set(title=words[0], xlabel=words[1], ylabel=words[2])
+    _draw_counts(right, shown["counts"], end, 80)
+    right.axvline(shown["mean"], color=_GREY, linestyle=":", label=f"mean {shown['mean']:.1f}")
+    right.legend()
     with replacing(path) as handle:
         figure.savefig(handle, format="png", metadata={"Software": None})
 
 
-def _draw_sequences(axes: Axes, facts: dict[str, Any]) -> None:
-    batches, lengths = facts["batches"], facts["lengths"]
-    longest = batches["buckets"][-1]["padded_to"]
-    _draw_bars(axes, lengths["counts"], longest, 64)
-    for number, bucket in enumerate(batches["buckets"]):
-        axes.axvline(
-            bucket["padded_to"] + 0.5,
-            color=_RED,
-            linestyle="--",
-            linewidth=1,
-            label="a bucket ends here" if number == 0 else None,
-        )
-    # Nearly all sequences are of full length; on a linear axis the others would not be seen.
-    log = max(count for _, count in lengths["counts"]) > 0.2 * lengths["number"]
-    if log:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else "")
-    buckets = len(batches["buckets"])
-    axes.set(
-        title=f"{lengths['number']:,} sequences; {batches['padding_share']:.1%} of positions are padding "
-        f"({buckets} bucket{'s' * (buckets != 1)})",
-        xlabel="tokens, with [CLS] and [SEP]",
-        ylabel="sequences" + " (log scale)" * log,
-        xlim=(0, longest * 1.02),
-    )
-    axes.legend(loc="upper left", framealpha=0.9)
-
-
-def _draw_sentences(axes: Axes, facts: dict[str, Any]) -> None:
-    counts = facts["counts"]
-    # The longest one in a hundred would squeeze all others into a corner.
-    below = np.cumsum([count for _, count in counts])
-    end = counts[int(np.searchsorted(below, 0.99 * below[-1]))][0]
-    _draw_bars(axes, counts, end, 50)
-    axes.axvline(facts["mean"], color=_GREY, linestyle=":", label=f"mean {facts['mean']:.1f}")
-    axes.set(
-        title=f"{facts['number']:,} sentences (shortest 99%)",
-        xlabel="tokens",
-        ylabel="sentences",
-        xlim=(0, end * 1.02),
-    )
-    axes.legend(loc="upper right")
-
-
-def _draw_predictions(axes: Axes, facts: dict[str, Any]) -> None:
-    _draw_bars(axes, facts["counts"], facts["largest"], 80)
-    axes.axvline(facts["mean"], color=_GREY, linestyle=":", label=f"mean {facts['mean']:.1f}")
-    axes.set(
-        title=f"predictions of {facts['number']:,} sequences", xlabel="masked tokens", ylabel="sequences"
-    )
-    axes.legend(loc="upper left")
-
-
-def _draw_bars(axes: Axes, counts: Sequence[Sequence[int]], high: int, most: int) -> None:
-    """Bars for the values up to `high`, of one width."""
-    drawn = bins([pair for pair in counts if pair[0] <= high], most=most)
-    axes.bar(
-        [each.first - 0.5 + 0.04 * _width(each) for each in drawn],
-        [each.number for each in drawn],
-        [0.92 * _width(each) for each in drawn],
-        align="edge",
-        color=_BLUE,
-    )
+def _draw_counts(axes: Axes, counts: Sequence[Sequence[int]], high: int, most: int) -> None:
+    """At most `most` bars of one width, a power of 2, for the (value, number) pairs up to `high`."""
+    values, numbers = np.array(counts).T
+    width = next(1 << power for power in itertools.count() if high <= most << power)
+    edges = np.arange(-0.5 if values[0] == 0 else 0.5, high + width + 0.5, width)
+    axes.hist(values, edges, weights=numbers, color=_BLUE, rwidth=0.92)
+    axes.set_xlim(0, high * 1.02)
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
-
-
-def _width(each: Bin) -> int:
-    return (each.first if each.last is None else each.last) - each.first + 1

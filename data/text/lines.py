@@ -13,6 +13,7 @@ import lzma
 import os
 import re
 import stat
+import sys
 import zlib
 from contextlib import contextmanager
 from typing import IO, Any, Callable, Iterator
@@ -215,60 +216,29 @@ def _one_by_one(
 def _raw_blocks(path: str, start: int, end: int | None, limit: int) -> Iterator[tuple[int, bytes | None]]:
     """(byte offset, whole lines) of the range; None stands for one line of more than `limit` bytes.
 
-    Where the lines of a block end does not decide whether a line is too long: only the first line of a block
-    can be, since what is read at once is never more than the limit.
+    What is read at once is never more than the limit, so that only the last line of a block can be too long.
     """
     step = max(1, min(BLOCK_BYTES, limit))
     with open_text(path) as handle:
-        position = start
-        pending = bytearray()  # the beginning of a line whose end is not read yet
-        begin = start  # where it begins
-        too_long = False  # it is, and what was read of it is dropped
-        for block, more in _pieces(handle, path, (start, end), step):
-            position += len(block)
-            first = block.find(b"\n")
-            if first < 0 and more:
-                if not too_long:
-                    pending += block
-                    too_long = len(pending) > limit
-                if too_long:
-                    pending.clear()
+        position = handle.seek(start)
+        left = sys.maxsize if end is None else end - start
+        while block := handle.read(min(step, left)):
+            left -= len(block)
+            unfinished = len(block) - (block.rfind(b"\n") + 1)  # bytes of the line that the block ends in
+            rest = handle.readline(min(limit + 1 - unfinished, left)) if unfinished else b""
+            left -= len(rest)
+            if unfinished + len(rest) <= limit or rest.endswith(b"\n"):
+                yield position, block + rest
+                position += len(block) + len(rest)
                 continue
-            # Whole lines at last: the pending one, then the others.
-            after_first = first + 1 if first >= 0 else len(block)
-            length = len(pending) + (first if first >= 0 else len(block))
-            if too_long or length > limit:
-                yield begin, None
-                pending.clear()
-                too_long = False
-                block = block[after_first:]
-                begin = position - len(block)
-            whole = block.rfind(b"\n") + 1 if more else len(block)
-            if whole:
-                pending += block[:whole]
-                yield begin, bytes(pending)
-                begin = position - (len(block) - whole)
-                pending.clear()
-            pending += block[whole:]
-        # A range ends with a line's end or with the file's, so nothing is pending here.
-
-
-def _pieces(
-    handle: IO[bytes], path: str, place: tuple[int, int | None], step: int
-) -> Iterator[tuple[bytes, bool]]:
-    """The bytes of a range, up to `step` at a time, and whether more follow."""
-    position, end = place
-
-    def read() -> bytes:
-        return handle.read(step if end is None else min(step, end - position))
-
-    handle.seek(position)
-    block = read()
-    while block:
-        position += len(block)
-        following = read()
-        yield block, bool(following)
-        block = following
+            if unfinished < len(block):
+                yield position, block[:-unfinished]
+            yield position + len(block) - unfinished, None
+            position += len(block) + len(rest)
+            while rest and not rest.endswith(b"\n"):
+                rest = handle.readline(min(step, left))
+                left -= len(rest)
+                position += len(rest)
     if end is not None and position < end:
         raise InputError(
             f"{path} became shorter while it was read (it ends at byte {position}, expected {end}); "

@@ -12,7 +12,6 @@ import numpy as np
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from base.errors import InputError
-from base.files import sha256_of
 from data.text.corpus import UNKNOWN
 from data.tokenizing.vocab import Vocabulary, vocabulary_from_pieces
 from data.tokenizing.wordpiece import WordTable, bert_normalizer, lists_of, without_surrogates
@@ -165,12 +164,6 @@ class SentencePieceTokenizer:
         self._nbest, self._alpha, self._seed = nbest, alpha, seed
         self._unk_id = vocab.unk_id
         self._table = WordTable(self._best)
-        self.fingerprint = sentencepiece_fingerprint(path, vocab, cased, nbest, alpha, seed)
-
-    @property
-    def samples(self) -> bool:
-        """True if segmentations are sampled, so that a text may give other tokens under another seed."""
-        return samples(self._nbest)
 
     def encode_batch(self, lines: Sequence[str], stream: int = 0) -> list[list[int]]:
         """The ids of each line, without special tokens.
@@ -182,7 +175,7 @@ class SentencePieceTokenizer:
 
     def encode_flat(self, lines: Sequence[str], stream: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """As `encode_batch`, in two arrays: all ids, int32, and where each line ends in them, int64."""
-        return self._sampled(lines, stream) if self.samples else self._table.encode_flat(lines)
+        return self._sampled(lines, stream) if samples(self._nbest) else self._table.encode_flat(lines)
 
     def _pieces(self, text: str) -> list[str]:
         """The basic tokens of a word or a line."""
@@ -227,24 +220,6 @@ class SentencePieceTokenizer:
 def samples(nbest: int) -> bool:
     """True if SentencePiece samples segmentations with this --sp_nbest."""
     return nbest not in (0, 1)
-
-
-def sentencepiece_fingerprint(
-    path: str, vocab: Vocabulary, cased: bool, nbest: int, alpha: float, seed: int
-) -> str:
-    """Identity of a SentencePiece tokenizer: another one may give other tokens. Reads the model's file.
-
-    Raises InputError when it cannot be read.
-    """
-    sampling = ""
-    if samples(nbest):
-        # Releases draw differently; the best segmentation is the same in all.
-        sampling = f" nbest={nbest} alpha={alpha} seed={seed} release={sentencepiece_release()}"
-    try:
-        model = sha256_of(path)
-    except OSError as error:
-        raise InputError(f"--sentencepiece: cannot read {path}: {error.strerror}") from error
-    return f"sentencepiece-1 cased={cased} model={model} vocab={vocab.sha256}{sampling}"
 
 
 def load_sentencepiece(path: str) -> Vocabulary:

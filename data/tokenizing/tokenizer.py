@@ -16,21 +16,22 @@ text has the same tokens everywhere.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol, Sequence
 
 import numpy as np
 
 from base.errors import InputError
+from base.files import sha256_of
 from data.tokenizing.sentencepiece_tokenizer import (
     SentencePieceTokenizer,
     load_sentencepiece,
     samples,
-    sentencepiece_fingerprint,
+    sentencepiece_release,
 )
 from data.tokenizing.vocab import SPECIAL_TOKENS, Vocabulary
-from data.tokenizing.wordpiece import WordPieceTokenizer, bert_normalizer, wordpiece_fingerprint
+from data.tokenizing.wordpiece import MAX_CHARS_PER_WORD, WordPieceTokenizer, bert_normalizer
 
 __all__ = [
     "SentencePieceTokenizer",
@@ -43,17 +44,7 @@ __all__ = [
 
 
 class Tokenizer(Protocol):
-    """Interface of a tokenizer for the token store.
-
-    `fingerprint` changes whenever the same text may give other tokens; it is part of a store's identity.
-    """
-
-    fingerprint: str
-
-    @property
-    def samples(self) -> bool:
-        """True if the ids of a line are sampled anew under another seed."""
-        ...
+    """Interface of a tokenizer for the token store."""
 
     def encode_batch(self, lines: Sequence[str], stream: int = 0) -> list[list[int]]:
         """The ids of each line, without special tokens; possibly none.
@@ -94,15 +85,26 @@ class TokenizerSettings:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The fingerprint of the tokenizer; travels with the settings, so that `build` can compare.
+        """Identity of the tokenizer, part of that of a store: another one may give other tokens. It travels
+        with the settings, so that `build` can compare.
 
         Raises InputError when the SentencePiece model cannot be read.
         """
+        words = f"vocab={self.vocabulary.sha256}"
         if self.sentencepiece is None:
-            return wordpiece_fingerprint(self.vocabulary, self.cased)
-        return sentencepiece_fingerprint(
-            self.sentencepiece, self.vocabulary, self.cased, self.nbest, self.alpha, self.seed
-        )
+            return f"wordpiece-1 cased={self.cased} max_chars={MAX_CHARS_PER_WORD} {words}"
+        sampling = ""
+        if self.samples:
+            # Releases draw differently; the best segmentation is the same in all.
+            release = sentencepiece_release()
+            sampling = f" nbest={self.nbest} alpha={self.alpha} seed={self.seed} release={release}"
+        try:
+            model = sha256_of(self.sentencepiece)
+        except OSError as error:
+            raise InputError(
+                f"--sentencepiece: cannot read {self.sentencepiece}: {error.strerror}"
+            ) from error
+        return f"sentencepiece-1 cased={self.cased} model={model} {words}{sampling}"
 
     def build(self) -> Tokenizer:
         """The tokenizer. Raises InputError for a SentencePiece model that is not, or no longer, the one."""
@@ -112,7 +114,7 @@ class TokenizerSettings:
         tokenizer = SentencePieceTokenizer(
             self.sentencepiece, self.vocabulary, self.cased, self.nbest, self.alpha, self.seed
         )
-        if tokenizer.fingerprint != expected:
+        if replace(self).fingerprint != expected:  # of the file as it is now
             raise InputError(f"--sentencepiece: {self.sentencepiece} changed during the run; start again")
         return tokenizer
 

@@ -155,8 +155,6 @@ class WordPieceTokenizer:
     Gives what `tokenizers` gives for the same line, at over ten times its speed.
     """
 
-    samples = False  # the same text always gives the same tokens
-
     def __init__(self, vocab: Vocabulary, cased: bool = False) -> None:
         unknown = vocab.tokens[vocab.unk_id]
         # To any sane vocabulary the separator is a character it has not, like the one it is replaced by.
@@ -172,7 +170,6 @@ class WordPieceTokenizer:
         # Releases since 0.20 skip the offsets that nobody here reads.
         self._encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
         self._table = WordTable(self._encode_words)
-        self.fingerprint = wordpiece_fingerprint(vocab, cased)
 
     def encode_batch(self, lines: Sequence[str], stream: int = 0) -> list[list[int]]:
         """The ids of each line, without special tokens. `stream` makes no difference."""
@@ -200,8 +197,3 @@ class WordPieceTokenizer:
                 else:
                     encoded[-1].append(index)
         return encoded
-
-
-def wordpiece_fingerprint(vocab: Vocabulary, cased: bool) -> str:
-    """Identity of a WordPiece tokenizer: another one may give other tokens."""
-    return f"wordpiece-1 cased={cased} max_chars={MAX_CHARS_PER_WORD} vocab={vocab.sha256}"

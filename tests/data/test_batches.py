@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from base.errors import InputError
-from data.opening import epoch_stores
-from data.options import BatchingConfig, MaskingConfig
+from base.progress import Silent
+from data.opening import TEXT, DataFiles, open_data
+from data.options import BatchingConfig, DataConfig, MaskingConfig, TokenizerConfig
 from data.pretraining.batches import (
     EPOCH_SHIFT,
     PretrainingBatches,
@@ -24,6 +25,7 @@ from data.pretraining.sources import TextSource
 from data.sharing import Share
 from data.store.tokens import TokenStore, build_store
 from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
+from data.tokenizing.vocab import vocabulary_from_tokens
 from tests.processes import until
 
 
@@ -293,18 +295,12 @@ def test_a_negative_position_is_refused(source):
 @pytest.mark.parametrize("world_size", [1, 2, 3, 40])
 def test_evaluation_sees_every_sample_once_with_the_same_masks(source, world_size):
     count = len(source.lengths(0, 0))
-    seen = []
-    for rank in range(world_size):
-        for batch in evaluation_batches(source, 32, rank, world_size):
-            assert len(batch.input_ids) <= 32
-            seen += rows_of(batch)
-    assert len(seen) == count
+    ranks = [list(evaluation_batches(source, 32, rank, world_size)) for rank in range(world_size)]
+    batches = [batch for rank in ranks for batch in rank]
+    seen = [row for batch in batches for row in rows_of(batch)]
+    assert len(seen) == count and max(len(batch.input_ids) for batch in batches) <= 32
+    assert max(map(len, ranks)) - min(map(len, ranks)) <= 1
     assert sorted(seen) == sorted(row for b in evaluation_batches(source, 9, 0, 1) for row in rows_of(b))
-
-
-def test_evaluation_is_dealt_evenly(source):
-    per_rank = [len(list(evaluation_batches(source, 8, rank, 3))) for rank in range(3)]
-    assert max(per_rank) - min(per_rank) <= 1
 
 
 @pytest.mark.parametrize(
@@ -320,19 +316,11 @@ def test_evaluation_is_dealt_evenly(source):
     ],
 )
 def test_options_out_of_range_name_their_flag(store, vocab, changes, message):
-    options = {
-        "max_seq_length": 64,
-        "short_seq_prob": 0.1,
-        "masked_lm_prob": 0.15,
-        "max_predictions_per_seq": 10,
-    }
     with pytest.raises(InputError, match=message):
-        TextSource(store, vocab, MaskingConfig(**{**options, **changes}))
+        TextSource(store, vocab, MaskingConfig(**changes))
 
 
 def test_a_store_of_another_vocabulary_is_refused(store):
-    from data.tokenizing.vocab import vocabulary_from_tokens
-
     other = vocabulary_from_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
     with pytest.raises(InputError, match="another vocabulary"):
         TextSource(store, other, MaskingConfig(64, 0.1, 0.15, 10)).lengths(0, 0)
@@ -389,36 +377,33 @@ def test_padding_of_wikitext_is_below_5_percent_with_ten_buckets(wikitext, vocab
     assert padding_share(store, length, 16, False, 10) < 0.05
 
 
-def test_tokenizers_that_do_not_sample_have_one_store(embedded, vocab, tmp_path):
-    paths = [str(embedded / "corpus" / "eval.txt")]
-    store = epoch_stores(paths, lambda seed: TokenizerSettings(vocab), str(tmp_path))
-    assert store.num_documents > 5 and len(list(tmp_path.glob("tokens-*/"))) == 1
-
-
-def test_sampling_tokenizers_have_a_store_for_each_epoch(embedded, tmp_path):
+def test_sampling_tokenizers_have_a_store_for_each_epoch_and_others_one(embedded, vocab, tmp_path):
     sentencepiece = pytest.importorskip("sentencepiece")
-    text = embedded / "corpus" / "eval.txt"
+    text, model = str(embedded / "corpus" / "eval.txt"), str(tmp_path / "m.model")
     sentencepiece.SentencePieceTrainer.train(
-        input=str(text),
-        model_prefix=str(tmp_path / "m"),
+        input=text,
+        model_prefix=model[:-6],
         vocab_size=500,
         user_defined_symbols=["[CLS]", "[SEP]", "[MASK]"],
         pad_id=3,
         minloglevel=2,
     )
-    model = str(tmp_path / "m.model")
-    vocab = load_sentencepiece(model)
-    cache = tmp_path / "cache"
-    stores = epoch_stores(
-        [str(text)],
-        lambda seed: TokenizerSettings(vocab, model, nbest=-1, alpha=0.2, seed=seed),
-        str(cache),
-    )
-    source = TextSource(stores, vocab, MaskingConfig(64, 0.1, 0.15, 10))
-    assert all(len(source.lengths(0, epoch)) > 20 for epoch in (0, 1, 10))
-    directories = [path for path in cache.glob("tokens-*") if path.is_dir()]
-    assert len(directories) == 2, "epoch 10 samples as epoch 0 does"
-    assert not np.array_equal(stores(0).ids, stores(1).ids)
+
+    def stores(tokenizer, words):
+        """The stores of epochs 0, 1 and 10, by the number of tokens, and the number of directories."""
+        cache = tmp_path / words.kind
+        masking = MaskingConfig(64, 0.1, 0.15, 10)
+        config = DataConfig(cache_dir=str(cache), tokenizer=tokenizer, masking=masking)
+        opened = open_data(DataFiles(TEXT, (text,)), config, words, len(words), 1, Silent())
+        assert opened.tokens.num_documents > 5
+        counts = [int(opened.source.lengths(0, epoch).sum()) for epoch in (0, 1, 10)]
+        return counts, sum(path.is_dir() for path in cache.glob("tokens-*"))
+
+    assert stores(TokenizerConfig(), vocab)[1] == 1
+    sampling = TokenizerConfig(sentencepiece=model, sp_nbest=-1, sp_alpha=0.2)
+    (first, second, _), number = stores(sampling, load_sentencepiece(model))
+    assert number == 2, "epoch 10 samples as epoch 0 does"
+    assert first != second
 
 
 def test_a_dummy_batch_is_full_and_valid():

@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 
 import pytest
 
 from base.errors import InputError
-from data import train_vocab
 from data.embedded import build, main, prose_sentences
 from data.text.corpus import documents
 from data.tokenizing.vocab import SPECIAL_TOKENS, load_vocab
@@ -96,25 +94,8 @@ def test_building_again_does_nothing_until_something_is_missing(tmp_path, librar
 def library(tmp_path_factory):
     """A small standard library: enough words, a test directory, a broken file and no help pages."""
     root = tmp_path_factory.mktemp("library")
-    words = [
-        "the",
-        "quick",
-        "brown",
-        "fox",
-        "jumps",
-        "over",
-        "lazy",
-        "dogs",
-        "while",
-        "many",
-        "good",
-        "people",
-        "watch",
-        "it",
-        "from",
-        "their",
-        "houses",
-    ]
+    text = "the quick brown fox jumps over lazy dogs while many good people watch it from their houses"
+    words = text.split(" ")
     for module in range(40):
         sentences = [
             " ".join(
@@ -146,36 +127,3 @@ def test_too_little_text_says_what_to_install(tmp_path):
 def test_the_command_reports_bad_input_in_one_line(tmp_path, capsys):
     assert main(["--output", str(tmp_path / "out"), "--vocab_size", "5"]) == 2
     assert capsys.readouterr().err == "error: --vocab_size 5: must be at least 100\n"
-
-
-def test_a_vocabulary_for_ones_own_text(tmp_path, embedded, capsys):
-    output = tmp_path / "vocab.txt"
-    arguments = [
-        "--input",
-        str(embedded / "corpus" / "train-0.txt"),
-        "--output",
-        str(output),
-        "--vocab_size",
-        "500",
-    ]
-    assert train_vocab.main(arguments) == 0
-    assert "500 tokens" in capsys.readouterr().out
-    uncased = load_vocab(str(output))
-    assert all(token == token.lower() for token in uncased.tokens[5:])
-    arguments[3] = str(tmp_path / "cased.txt")
-    assert train_vocab.main([*arguments, "--cased"]) == 0
-    assert any("The" in token for token in load_vocab(arguments[3]).tokens)
-
-
-@pytest.mark.parametrize(
-    "content, message", [(b"ok\n\xff\n", "line 2: .*UTF-8"), (b" \n", "no text"), (None, "no file")]
-)
-def test_training_on_bad_text_leaves_nothing(tmp_path, capsys, content, message):
-    output = tmp_path / "vocab.txt"
-    if content is not None:
-        (tmp_path / "text.txt").write_bytes(content)
-    assert train_vocab.main(["--input", str(tmp_path / "text.txt"), "--output", str(output)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1
-    assert re.search(message, error)
-    assert not output.exists()

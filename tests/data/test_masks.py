@@ -123,14 +123,8 @@ def test_every_candidate_and_every_set_of_candidates_is_equally_likely():
 def test_whole_words_are_masked_whole_and_stop_at_the_separator():
     generator = np.random.default_rng(2)
     ids = make_rows(np.full(2000, 64), 64, generator)
-    _, positions, _, weights = mask(
-        ids,
-        np.full(2000, 64),
-        sample_keys(1, 0, np.arange(2000)),
-        VOCAB,
-        masking(0.15, True),
-        20,
-    )
+    keys = sample_keys(1, 0, np.arange(2000))
+    _, positions, _, weights = mask(ids, np.full(2000, 64), keys, VOCAB, masking(0.15, True), 20)
     split_words = 0
     for row in range(len(ids)):
         chosen = set(positions[row, weights[row] > 0].tolist())
@@ -199,14 +193,8 @@ def test_a_word_that_fits_is_found_behind_many_that_do_not():
 def test_whole_words_reach_the_number_of_predictions_that_shuffled_words_reach():
     generator = np.random.default_rng(3)
     ids = make_rows(np.full(4000, 40), 40, generator)
-    _, _, _, weights = mask(
-        ids,
-        np.full(4000, 40),
-        sample_keys(1, 0, np.arange(4000)),
-        VOCAB,
-        masking(0.15, True),
-        20,
-    )
+    keys = sample_keys(1, 0, np.arange(4000))
+    _, _, _, weights = mask(ids, np.full(4000, 40), keys, VOCAB, masking(0.15, True), 20)
     expected = []
     for row in ids:
         words, taken = words_of(row, 40), 0
@@ -221,14 +209,8 @@ def test_whole_words_reach_the_number_of_predictions_that_shuffled_words_reach()
 @pytest.mark.parametrize("whole_words", [False, True])
 def test_more_predictions_than_candidates_mask_all_of_them(whole_words):
     ids = np.array([[2, 7, 8, 3, 9, 3, 0, 0]], dtype=np.int32)
-    _, positions, labels, weights = mask(
-        ids,
-        np.array([6]),
-        np.array([1], dtype=np.uint64),
-        VOCAB,
-        masking(1.0, whole_words),
-        8,
-    )
+    key = np.array([1], dtype=np.uint64)
+    _, positions, labels, weights = mask(ids, np.array([6]), key, VOCAB, masking(1.0, whole_words), 8)
     assert positions[0].tolist() == [1, 2, 4, 0, 0, 0, 0, 0] and weights[0].sum() == 3
     assert labels[0].tolist() == [7, 8, 9, 0, 0, 0, 0, 0]
 
@@ -247,14 +229,8 @@ def test_a_row_does_not_depend_on_its_batch(whole_words):
     ids, keys = make_rows(lengths, 64, generator), sample_keys(1, 2, np.arange(50))
     whole = mask(ids, lengths, keys, VOCAB, masking(0.15, whole_words), 10)
     for row in range(50):
-        alone = mask(
-            ids[[row], :60],
-            lengths[[row]],
-            keys[[row]],
-            VOCAB,
-            masking(0.15, whole_words),
-            10,
-        )
+        rules = masking(0.15, whole_words)
+        alone = mask(ids[[row], :60], lengths[[row]], keys[[row]], VOCAB, rules, 10)
         assert (alone[0][0] == whole[0][row, :60]).all()
         assert all((one[0] == all_rows[row]).all() for one, all_rows in zip(alone[1:], whole[1:]))
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,9 +11,8 @@ from base.errors import InputError
 from data.options import TextConfig
 from data.text.corpus import read_unit, sentences, text_units
 from data.text.lines import Problems, line_blocks
-from tests.processes import LIMIT
+from tests.processes import ROOT, run_command
 
-ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
 
 
@@ -179,6 +177,12 @@ print(peak() - before, count, len(messages))
 """
 
 
+def reading(path, text_format):
+    """Megabytes that reading takes in a process of its own, and the numbers of sentences and of messages."""
+    command = [sys.executable, "-c", MEMORY, str(path), text_format]
+    return map(float, run_command(command, cwd=str(ROOT)).check().stdout.split())
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("text_format", ["lines", "wikiextractor"])
 def test_memory_for_a_line_of_100_mb(tmp_path, text_format):
@@ -188,15 +192,7 @@ def test_memory_for_a_line_of_100_mb(tmp_path, text_format):
         for _ in range(100):
             handle.write(b"0123456 " * 125_000)
         handle.write(b"\nTwo.\n" if text_format == "lines" else b"\nTwo.\n</doc>\n")
-    result = subprocess.run(
-        [sys.executable, "-c", MEMORY, str(path), text_format],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=True,
-    )
-    megabytes, count, messages = map(float, result.stdout.split())
+    megabytes, count, messages = reading(path, text_format)
     assert (count, messages) == (3, 1)  # two sentences, the end of the document; the long line
     assert megabytes < 60
     path.unlink()
@@ -206,15 +202,7 @@ def test_memory_for_a_line_of_100_mb(tmp_path, text_format):
 def test_memory_for_the_longest_paragraph_allowed(tmp_path):
     path = tmp_path / "text"
     path.write_bytes((PARAGRAPH * (16 * MIB // len(PARAGRAPH.encode("utf-8")))).encode("utf-8"))
-    result = subprocess.run(
-        [sys.executable, "-c", MEMORY, str(path), "lines"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=True,
-    )
-    megabytes, count, messages = map(float, result.stdout.split())
+    megabytes, count, messages = reading(path, "lines")
     assert messages == 0 and count == 16 * MIB // len(PARAGRAPH.encode("utf-8")) + 1
     assert megabytes < 200
 

@@ -15,10 +15,8 @@ from data.train_vocab import (
     MODEL_TYPES,
     TrainingText,
     main,
-    sentencepiece_model,
     train_sentencepiece,
     train_wordpiece,
-    wordpiece_tokens,
 )
 
 SYLLABLES = ["ka", "lo", "mi", "ter", "son", "ra", "\u00e9l", "bu"]
@@ -79,17 +77,20 @@ def test_words_that_were_taken_out_are_not_learned(tmp_path):
     path.write_text(" = Title = \n\n <unk> walks to the <unk> and walks on . \n" * 40, "utf-8")
     text = TrainingText([str(path)], TextConfig("wikitext"))
     assert not any(UNKNOWN in line for line in text.passes("x"))
-    tokens = wordpiece_tokens(text, 120)
+    train_wordpiece(text, str(tmp_path / "vocab.txt"), 120)
+    tokens = load_vocab(str(tmp_path / "vocab.txt")).tokens
     assert "walks" in tokens and not any("unk" in token or UNKNOWN in token for token in tokens[5:])
 
 
 def test_wordpiece_training_is_repeatable_and_its_vocabulary_covers_the_text(corpus, tmp_path):
-    paths = [str(corpus / "a.txt"), str(corpus / "b.txt")]
     for name in ("one", "two"):
-        size = train_wordpiece(paths, str(tmp_path / name), 300)
+        size = train_wordpiece(text_of(corpus), str(tmp_path / name), 300)
     vocab = load_vocab(str(tmp_path / "one"))
     assert digest(tmp_path / "one") == digest(tmp_path / "two")
     assert 100 < size == len(vocab) <= 300 and vocab.tokens[:5] == SPECIAL_TOKENS
+    assert all(token == token.lower() for token in vocab.tokens[5:])
+    train_wordpiece(text_of(corpus), str(tmp_path / "cased"), 300, cased=True)
+    assert any(token[0].isupper() for token in load_vocab(str(tmp_path / "cased")).tokens)
     encoded = WordPieceTokenizer(vocab).encode_batch(list(text_of(corpus).passes("x")))
     assert not any(vocab.unk_id in ids for ids in encoded)
 
@@ -132,23 +133,22 @@ def test_gluonnlp_takes_a_trained_model(corpus, tmp_path):
     ],
 )
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_a_vocabulary_size_that_does_not_fit_the_text(corpus, vocab_size, message, model_type):
+def test_a_vocabulary_size_that_does_not_fit_the_text(corpus, tmp_path, vocab_size, message, model_type):
     pytest.importorskip("sentencepiece")
     with pytest.raises(InputError, match=message) as caught:
-        sentencepiece_model(text_of(corpus), vocab_size, model_type=model_type)
-    assert "\n" not in str(caught.value)
+        train_sentencepiece(text_of(corpus), str(tmp_path / "m"), vocab_size, model_type=model_type)
+    assert "\n" not in str(caught.value) and os.listdir(tmp_path) == []
 
 
 def test_bad_text_is_the_same_error_for_both_kinds(tmp_path):
     pytest.importorskip("sentencepiece")
     (tmp_path / "bad.txt").write_bytes(b"good line\n" * 50 + b"bad \xff line\n")
-    for make in (wordpiece_tokens, sentencepiece_model):
-        with pytest.raises(InputError, match=r"bad\.txt.*line 51"):
-            make(TrainingText([str(tmp_path / "bad.txt")]), 150)
     (tmp_path / "blank.txt").write_bytes(b" \n\n")
-    for make in (wordpiece_tokens, sentencepiece_model):
-        with pytest.raises(InputError, match="--input: no text to train"):
-            make(TrainingText([str(tmp_path / "blank.txt")]), 150)
+    for train in (train_wordpiece, train_sentencepiece):
+        for name, message in (("bad", r"bad\.txt.*line 51"), ("blank", "--input: no text to train")):
+            with pytest.raises(InputError, match=message):
+                train(TrainingText([str(tmp_path / f"{name}.txt")]), str(tmp_path / "out"), 150)
+    assert sorted(os.listdir(tmp_path)) == ["bad.txt", "blank.txt"]
 
 
 def test_the_command_writes_either_kind(corpus, tmp_path, capsys):
