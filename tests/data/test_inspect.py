@@ -356,6 +356,7 @@ def test_a_directory_that_takes_no_picture_is_no_error(directory, tmp_path, caps
         (["{text}", "--raw"], ["--vocab"]),
         (["{npz}", "--short_seq_prob", "0.2"], ["--short_seq_prob", "nothing"]),
         (["{npz}", "--max_seq_length", "63"], ["--max_seq_length 63", "pretrain.npz", "64 tokens"]),
+        (["{npz}", "--max_seq_length", "513"], ["--max_seq_length 513", "512 positions"]),
         (["{npz}", "--max_predictions_per_seq", "9"], ["--max_predictions_per_seq 9", "10 predictions"]),
         (["{torn}"], ["{torn} is a token store whose manifest.json is damaged"]),
         (["{npz}", "--vocab", "{other}"], ["pretrain.npz", "instance"]),

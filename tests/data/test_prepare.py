@@ -224,6 +224,8 @@ def test_skipped_records_are_counted_and_named(tmp_path, embedded, capsys):
         (["--sentencepiece", "x.model"], "--vocab and --sentencepiece"),
         (["--masked_lm_prob", "0"], "argument --masked_lm_prob: '0' is not"),
         (["--short_seq_prob", "1.5"], "argument --short_seq_prob: '1.5' is not"),
+        (["--dupe_factor", "0"], "argument --dupe_factor: '0' is not"),
+        (["--seed", "-1"], "argument --seed: '-1' is not"),
         (["--format", "npz", "--max_seq_length", "4"], "--max_seq_length 4"),
         (["--format", "npz", "--max_seq_length", "1024"], "--max_seq_length 1024"),
     ],
