@@ -50,9 +50,9 @@ from training.finetuning.options import (
     parse,
 )
 from training.finetuning.several import Prepared, fine_tune
-from training.initial import Wanted
-from training.own_checkpoints import check_checkpoints, continues
 from training.run_inputs import About, Part
+from training.start.decision import check_start
+from training.start.initial import Wanted
 
 DEFAULTS = Defaults(epochs=3, batch_size=32, batch_size_eval=32, max_seq_length=128)
 FILES = ("task_name", "data_dir", "language", "train_file", "dev_file", "test_file")
@@ -124,13 +124,14 @@ def prepare(argv: Sequence[str] | None) -> tuple[Part, Labelling, str, Communica
             f"--max_seq_length {config.max_length}: the model has {found.bert.positions} positions"
         )
     run = finetuning_config(options, found)
-    check_checkpoints(run, Wanted(found.bert, found.vocab_size, found.tokenizer.vocabulary), trains=True)
     texts = read_glue(config) if config.task_name else read_own_files(config)
     if options.only_predict and not texts.evaluated:
         raise InputError("--only_predict needs something to evaluate: give --dev_file or --test_file")
-    training, evaluation, messages = features(texts, config, found, run.checkpoint.ckpt_dir)
     head = (max(1, len(texts.labelling.labels)), found.bert.units)
-    shapes = {"label_classifier.weight": head, "label_classifier.bias": head[:1]}
+    parameters = TaskParameters(True, {"label_classifier.weight": head, "label_classifier.bias": head[:1]})
+    wanted = Wanted(found.bert, found.vocab_size, found.tokenizer.vocabulary)
+    start = check_start(run, wanted, lambda: take_initial(found, parameters))
+    training, evaluation, messages = features(texts, config, found, run.checkpoint.ckpt_dir)
     inputs = FinetuningInputs(
         training,
         evaluation,
@@ -138,7 +139,7 @@ def prepare(argv: Sequence[str] | None) -> tuple[Part, Labelling, str, Communica
         found.vocab_size,
         config.max_length,
         options.epochs,
-        None if continues(run) else take_initial(found, TaskParameters(True, shapes)),
+        start,
         messages,
         DATA_OPTIONS,
         FILES if evaluation else (),

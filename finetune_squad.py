@@ -51,10 +51,11 @@ from training.finetuning.options import (
     parse,
 )
 from training.finetuning.several import Prepared, fine_tune
-from training.initial import Wanted
-from training.own_checkpoints import check_checkpoints, continues, newest_manifest
-from training.pretrained import NUMBERED
 from training.run_inputs import About, Part
+from training.start.decision import check_start
+from training.start.directory import newest_manifest
+from training.start.initial import Wanted
+from training.start.weights import NUMBERED
 
 DEFAULTS = Defaults(epochs=3, batch_size=32, batch_size_eval=24, max_seq_length=384)
 _LISTED = 5  # ids in a message
@@ -176,13 +177,15 @@ def prepare(argv: Sequence[str] | None) -> tuple[Part, str, CommunicationConfig]
         raise InputError(
             f"--max_seq_length {squad.windows.max_seq_length}: the model has {found.bert.positions} positions"
         )
-    vocabulary = found.tokenizer.vocabulary
-    check_checkpoints(config, Wanted(found.bert, found.vocab_size, vocabulary), trains=True)
+    wanted = Wanted(found.bert, found.vocab_size, found.tokenizer.vocabulary)
+    parameters = TaskParameters(False, _head(found))
+    start = check_start(config, wanted, lambda: take_initial(found, parameters))
     inputs = read_inputs(squad, found, config.checkpoint.ckpt_dir)
     inputs = replace(
         inputs,
         messages=(*messages, *inputs.messages),
         epochs=options.epochs,
+        start=start,
         about=About(
             data="SQuAD 2.0" if options.version_2 else "SQuAD 1.1",
             epochs=None if options.num_steps or options.only_predict else options.epochs,
@@ -190,9 +193,6 @@ def prepare(argv: Sequence[str] | None) -> tuple[Part, str, CommunicationConfig]
             is_result=True,
         ),
     )
-    if not continues(config):
-        parameters = TaskParameters(False, _head(found))
-        inputs = replace(inputs, initial=take_initial(found, parameters))
     return Part(config, inputs), backend, communication_config(options)
 
 

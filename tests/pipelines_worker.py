@@ -35,7 +35,6 @@ from tests.training.tiny import VOCAB_SIZE, random_batch
 from training.checkpoint import load_step, save
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler
-from training.parameters import live_arrays, restore_parameters
 from training.pipeline.options import PipelineConfig
 from training.pipeline.parameters import begin_stages, restore_stages
 from training.pipeline.placement import place_of, replica_groups
@@ -44,7 +43,8 @@ from training.pipeline.saving import check_tied, gather
 from training.pipeline.split import make_split
 from training.pipeline.step import PipelineStep
 from training.saving import Saver
-from training.start import Start, restore_states
+from training.start.restoring import live_arrays, restore_parameters, restore_states
+from training.start.start import Start
 from training.step import StepSettings, TrainStep, dropout_seed
 
 TASK = Pretraining()
@@ -250,10 +250,8 @@ class Runner:
             return Start()
         folder = self.folder(case.start)
         (step,) = [int(path.stem) for path in Path(folder).glob("*.params")]
-        start = Start(step=step, facts={"step": step, "options": {}})
-        if self.world.rank == 0:
-            start.checkpoint = load_step(folder, step, print)
-        return start
+        own = load_step(folder, step, print) if self.world.rank == 0 else None
+        return Start(step=step, facts={"step": step, "options": {}}, checkpoint=own)
 
     def save(self, case: Case, network: Any, optimizer: Optimizer, ranks: Ranks, step: int) -> str:
         """The checkpoint, as a run saves it; the message of an error."""

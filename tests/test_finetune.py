@@ -133,11 +133,11 @@ class TestSquad:
     def test_training_goes_on_from_another_head(self, data, answered, tmp_path):
         """--init_from of a fine-tuned model takes BERT alone; --model_parameters its head too."""
         part, *_ = finetune_squad.prepare(squad(data, tmp_path, model=None, vocab=None, init_from=answered))
-        assert "span_classifier.weight" not in part.inputs.initial.tensors
-        assert any("random numbers for the head" in each for each in part.inputs.initial.messages)
+        assert "span_classifier.weight" not in part.inputs.start.initial.tensors
+        assert any("random numbers for the head" in each for each in part.inputs.start.initial.messages)
         words = squad(data, tmp_path, model=None, vocab=None, model_parameters=answered)
         part, *_ = finetune_squad.prepare(words)
-        head = part.inputs.initial.tensors["span_classifier.weight"].read()
+        head = part.inputs.start.initial.tensors["span_classifier.weight"].read()
         np.testing.assert_array_equal(head, parameters(answered)["span_classifier.weight"])
 
 

@@ -7,10 +7,7 @@ start_options       its options that say where a run starts, and its stages
 gluonnlp_options    those of GluonNLP's that it takes as its own, or rejects
 pairs               options that have a value for each stage
 config              frozen settings made once from the options
-stages              two stages in one directory: where a run goes on
-initial             parameters to begin with, compared with the run's
-saved_vocabulary    the vocabulary beside the checkpoints
-own_checkpoints     the checkpoints of the run's own directory
+start/              the one door into a run: fresh, from parameters, from a checkpoint
 budget              hours instead of steps
 deadline            the end of a run's time on its machine
 plan                steps, learning rate and warmup: given, or the paper's
@@ -24,9 +21,6 @@ entry               exceptions to one line and an exit code
 exchange            values of one rank for all
 agreement           the ranks have the same options, data and code
 device              device, dtype and operators of a rank
-held                the run's directory, for this run alone
-start               the one door into a run: fresh, from parameters, from a checkpoint
-parameters          the numbers of the network that a run begins with
 run_file            run.yaml, the options of a run
 model               the network, or a stage of it, with those numbers
 run                 everything that a run has, and its state, opened
@@ -47,7 +41,6 @@ states_file         optimizer states in a file, checked before they are believed
 checkpoint          three files a checkpoint, complete or not there
 saving              the state copied, and written by a thread
 last_good           the checkpoint to go back to when gradients are not finite
-pretrained          weights of a checkpoint, or of any other file
 pretrained_options  what a command line adds to them
 profiling/          traces of steps
 profile             command: the parts of a step's time

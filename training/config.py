@@ -51,7 +51,7 @@ class BatchConfig:
     """Sequences of a step: `batch_size` of a process and micro-batch, in tokens with `use_avg_len`.
 
     `processes`: those that `accumulate` counts for. It is not an option: the run's start says it
-    (training.start.processes_to_count).
+    (training.start.start.processes_to_count).
     """
 
     batch_size: int

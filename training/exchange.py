@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Callable
 
 import mxnet as mx
 import numpy as np
 
+from base.errors import InputError
 from comm.base import Communicator
 
 
@@ -21,3 +22,21 @@ def broadcast_json(value: Any, communicator: Communicator, root: int = 0) -> Any
         text[:] = mx.nd.array(encoded, ctx=mx.cpu(), dtype="uint8")
     communicator.broadcast([text], root)
     return json.loads(text.asnumpy().tobytes().decode())
+
+
+def from_rank_0(make: Callable[[], Any], communicator: Communicator) -> Any:
+    """The value that rank 0 makes, on every rank, through JSON. Every rank calls it.
+
+    Raises:
+        InputError: on every rank, where `make` raises it.
+    """
+    value = error = None
+    if communicator.rank == 0:
+        try:
+            value = make()
+        except InputError as found:
+            error = str(found)
+    value, error = broadcast_json([value, error], communicator)
+    if error is not None:
+        raise InputError(error)
+    return value

@@ -34,14 +34,14 @@ from data.tokenizing.vocab import Vocabulary
 from lamb_paper import STAGE_LENGTHS
 from training.config import RunConfig
 from training.feed import DummyFeed, EvaluationFeed, Feed, FileFeed
-from training.initial import Initial, Wanted, find_initial
 from training.options import PUBLISHED_VOCABULARIES
-from training.own_checkpoints import check_checkpoints, continues
 from training.plan import RunPlan, make_plan
 from training.report import Reporter
 from training.run_inputs import About, Part, RunInputs
-from training.saved_vocabulary import check_room
-from training.stages import length_message
+from training.start.decision import check_start
+from training.start.initial import Wanted, find_initial
+from training.start.start import Start
+from training.start.vocabulary import check_room
 
 MOST_PADDING = 128  # rows more than tokens: NVIDIA pads to multiples of 8, for its matrix units, others to 64
 
@@ -64,7 +64,7 @@ DATA_OPTIONS = (
 class Inputs:
     """The data of pretraining, and the parameters that it begins with. See training.run_inputs.RunInputs.
 
-    `train` is nothing when random tokens (--dummy_data_len) take its place. `initial` is rank 0's alone.
+    `train` is nothing when random tokens (--dummy_data_len) take its place.
     """
 
     train: DataFiles
@@ -73,7 +73,7 @@ class Inputs:
     vocab_size: int  # rows of the model's word embedding
     max_seq_length: int
     config: DataConfig = field(default_factory=DataConfig)  # with a cache and the sequence length filled in
-    initial: Initial | None = None  # of --init_from
+    start: Start = Start()
     messages: tuple[str, ...] = ()  # warnings for people
     data_options: ClassVar[Sequence[str]] = DATA_OPTIONS
     about: ClassVar[About] = About()
@@ -185,9 +185,26 @@ def check_parts(configs: Iterable[RunConfig]) -> list[Part]:
                 "--data and --data_2 have different vocabularies; both stages train one model, with one "
                 "vocabulary"
             )
-        message = length_message((first.max_seq_length, second.max_seq_length))
-        checked[0] = (begun, replace(first, messages=(message,) if message else ()))
+        checked[0] = (begun, replace(first, messages=_check_lengths(first, second)))
     return [Part(config, inputs) for config, inputs in checked]
+
+
+def _check_lengths(first: Inputs, second: Inputs) -> tuple[str, ...]:
+    """A warning where both stages have sequences of one length. Raises InputError where stage 2's are the
+    shorter ones."""
+    lengths = first.max_seq_length, second.max_seq_length
+    if lengths[1] < lengths[0]:
+        raise InputError(
+            f"--max_seq_length: stage 1 has sequences of {lengths[0]} tokens and stage 2 of {lengths[1]}, "
+            "but the second stage is there to learn longer positions; exchange them, or train the shorter "
+            "ones as a run of its own with --init_from"
+        )
+    if lengths[1] > lengths[0]:
+        return ()
+    return (
+        f"both stages have sequences of {lengths[0]} tokens; the paper's have 128, then 512 "
+        "(--max_seq_length 128,512)",
+    )
 
 
 def check_inputs(config: RunConfig) -> Inputs:
@@ -206,21 +223,18 @@ def check_inputs(config: RunConfig) -> Inputs:
     if data.dummy_data_len:  # of --data only the names count
         train = DataFiles(NOTHING)
     max_seq_length = _check_data(config, train, evaluation)
-    initial = None
+    start = Start()
     if config.start.is_first:
-        wanted = Wanted(config.model.bert, vocab_size, vocabulary)
-        check_checkpoints(config, wanted, bool(data.data or data.dummy_data_len))
-        # The others get the numbers from rank 0, and may not see its disk.
+        wanted = Wanted(config.model.bert, vocab_size, vocabulary, config.trains)
+        start = check_start(config, wanted, lambda: find_initial(config.start, wanted))
         if launched_rank(os.environ) == 0:
-            if config.start.init_from and not continues(config):
-                initial = find_initial(config.start, wanted)
             check_room(config.checkpoint.ckpt_dir, vocabulary, data.tokenizer)
     filled = replace(
         data,
         cache_dir=data.cache_dir or os.path.join(config.checkpoint.ckpt_dir, "tokens"),
         masking=replace(data.masking, max_seq_length=max_seq_length),
     )
-    return Inputs(train, evaluation, vocabulary, vocab_size, max_seq_length, filled, initial)
+    return Inputs(train, evaluation, vocabulary, vocab_size, max_seq_length, filled, start)
 
 
 def _check_files_of_both(config: RunConfig, inputs: Inputs) -> None:

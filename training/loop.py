@@ -11,19 +11,15 @@ import numpy as np
 
 from base.errors import RUN_AGAIN, NotFiniteError
 from bert.flops import BACKWARD, size_of
-from comm.base import Communicator
 from tasks.base import Floors
 from training.budget import Budget
 from training.deadline import EVALUATION, SAVE, SAVED_BYTES, STEP, Deadline, began, end_of_time
-from training.exchange import broadcast_json
 from training.last_good import LastGood
 from training.metrics import Totals, figures, finite_or_none
 from training.pipeline.step import PipelineStep
 from training.profiling.profiler import TraceOfSteps
-from training.report import Ending, read_metrics, summarize
+from training.report import Ending, summarize
 from training.run import Run
-from training.run_inputs import Part
-from training.start import Start
 from training.step import StepResult, StepSettings, TrainStep, dropout_seed
 from training.stopping import StopRequest
 from training.utilisation import Peak
@@ -105,9 +101,7 @@ class Loop:
         """
         run = self.run
         keep_going = True
-        if run.start.begins_stage_2 or lacks_evaluation(
-            run.start, Part(run.config, run.inputs), run.communicator
-        ):
+        if run.start.begins_stage_2 or run.start.lacks_evaluation:
             run.evaluate(self.step)  # at stage 2's length, or because the run was killed before it
         self.stop.listen()
         self.clock.begin()
@@ -251,27 +245,6 @@ class Loop:
             return
         run.save(self.step, ended, prunes=ended and not skipped)
         self.last_good.saved(self.step)
-
-
-def lacks_evaluation(start: Start, part: Part, communicator: Communicator) -> bool:
-    """Whether the run was killed between saving the checkpoint that it goes on from and the evaluation that
-    belongs to it. Every rank calls it; rank 0 looks into the metrics."""
-    facts, config = start.facts, part.config
-    saved = facts.get("options", {})
-    names = part.inputs.evaluation_options
-    evaluated = names and all(saved.get(name) == config.options[name] for name in names)
-    if not evaluated or not start.step or start.step != facts["step"]:
-        return False
-    interval = facts.get("ckpt_interval", saved.get("ckpt_interval", 0))
-    if not facts.get("ended") and (not interval or start.step % interval):
-        return False  # saved because of a signal
-    lacking, place = False, (start.step, facts.get("stage"))
-    if communicator.rank == 0:
-        lacking = not any(
-            "eval_sequences" in line and (line["step"], line.get("stage")) == place
-            for line in read_metrics(config.checkpoint.ckpt_dir)
-        )
-    return bool(broadcast_json(lacking, communicator))
 
 
 def exchanged_bytes(gradients: Sequence[mx.nd.NDArray], compression: str) -> int:

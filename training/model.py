@@ -15,12 +15,12 @@ from bert.weights.published import load_published
 from comm.base import Communicator
 from tasks.base import Task
 from training.device import choose_computing
-from training.parameters import restore_parameters
 from training.pipeline.options import check_dtype
 from training.pipeline.parameters import begin_stages
 from training.pipeline.ranks import Ranks
 from training.run_inputs import Part
-from training.start import Start
+from training.start.restoring import restore_parameters
+from training.start.start import Start
 
 
 @dataclass

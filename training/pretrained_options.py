@@ -19,8 +19,8 @@ from bert.weights.exporting import looks_cased
 from bert.weights.tensors import Weights
 from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
 from data.tokenizing.vocab import SENTENCEPIECE, vocabulary_from_tokens
-from training.pretrained import find_weights
-from training.saved_vocabulary import FILES
+from training.start.vocabulary import FILES
+from training.start.weights import find_weights
 
 
 @dataclass(frozen=True)

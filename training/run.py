@@ -30,7 +30,6 @@ from training.optimizer.moments import MomentType, check_moments
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler, LossScaler, SkipCounter, StaticScaler
 from training.optimizer.update_rule import Rule
-from training.parameters import live_arrays
 from training.pipeline.evaluation import evaluate_stages
 from training.pipeline.parameters import restore_stages
 from training.pipeline.placement import Place
@@ -41,16 +40,16 @@ from training.plan import RunPlan
 from training.report import Reporter, RunReporter, SilentReporter, Span
 from training.run_file import write_run_file
 from training.run_inputs import Part, RunInputs
-from training.saved_vocabulary import write_vocabulary
 from training.saving import Saver
-from training.stages import data_seed
-from training.start import (
+from training.start.restoring import live_arrays, restore_states
+from training.start.start import (
     Start,
     changed_options,
+    data_seed,
     position_to_continue,
     processes_to_count,
-    restore_states,
 )
+from training.start.vocabulary import write_vocabulary
 from training.start_options import OPTIMIZER, SCHEDULE
 
 

@@ -9,9 +9,9 @@ from comm.base import Communicator
 from data.tokenizing.vocab import Vocabulary
 from training.config import RunConfig
 from training.feed import EvaluationFeed, Feed
-from training.initial import Initial
 from training.plan import RunPlan
 from training.report import Reporter
+from training.start.start import Start
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class RunInputs(Protocol):
         vocabulary: None where it is not known, or not yet.
         vocab_size: rows of the model's word embedding.
         max_seq_length: tokens of the longest sequence.
-        initial: parameters that the run begins with; rank 0's alone.
+        start: where the run begins, as it was decided before MXNet was imported; of its first stage.
         messages: warnings for people.
         trains: whether there is something to train on.
         data_options: names of the options that a position in the data depends on.
@@ -54,7 +54,7 @@ class RunInputs(Protocol):
     def max_seq_length(self) -> int: ...
 
     @property
-    def initial(self) -> Initial | None: ...
+    def start(self) -> Start: ...
 
     @property
     def messages(self) -> tuple[str, ...]: ...

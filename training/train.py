@@ -13,15 +13,14 @@ from tasks.base import Task
 from training.agreement import agree, describe
 from training.config import RunConfig
 from training.device import choose_computing
-from training.held import held
-from training.loop import Loop, lacks_evaluation
-from training.own_checkpoints import check_new
+from training.loop import Loop
 from training.pipeline.ranks import check_same, place_ranks
 from training.results.of_run import figures_of, recording
 from training.results.record import FINISHED, UNFINISHED
 from training.run import Crew, Run, open_run
 from training.run_inputs import Part, RunInputs
-from training.start import Start, find_start, processes_to_count
+from training.start.lock import after_stage_1, locked, settle
+from training.start.start import Start, processes_to_count
 from training.stopping import StopRequest
 
 
@@ -53,24 +52,16 @@ def train_stages(
         computing = choose_computing(parts[0].config.model, communicator)
         agree({**describe(parts, communicator.size), **computing.description()}, communicator)
     check_same([part.config.pipeline for part in parts])
-    with held(parts[0].config.checkpoint.ckpt_dir, communicator):
+    with locked(parts[0].config.checkpoint.ckpt_dir, communicator):
         pipeline = parts[0].config.pipeline
         ranks = place_ranks(pipeline, communicator) if pipeline.stages > 1 else None
-        return _train_held(parts, task, Crew(communicator, ranks), stop)
+        return _train_locked(parts, task, Crew(communicator, ranks), stop)
 
 
-def _train_held(parts: Sequence[Part], task: Task, crew: Crew, stop: StopRequest) -> int:
+def _train_locked(parts: Sequence[Part], task: Task, crew: Crew, stop: StopRequest) -> int:
     """`train_stages` in a directory that no other run has."""
-    communicator = crew.communicator
-    (first, inputs), *others = parts
-    if communicator.rank == 0 and inputs.trains:
-        check_new(first)  # once more: another run may have ended there since the first time
-    start = find_start(first, communicator, inputs.initial)
-    if others and start.begins_stage_2 and lacks_evaluation(start, parts[0], communicator):
-        start = replace(start, stage=1, begun=start.facts["begun"], resets=frozenset())
-    elif others and start.stage == 2 and first.optimization.num_steps not in (None, start.begun):
-        given = first.optimization.num_steps
-        start.messages.append(f"--num_steps {given}: stage 1 has ended with step {start.begun}, and stays so")
+    communicator, (first, inputs) = crew.communicator, parts[0]
+    start = settle(inputs.start, first, inputs.evaluation_options, communicator)
     remaining = [part for part in parts if (part.config.start.stage or 0) >= (start.stage or 0)]
     for part in remaining[1:]:
         processes = processes_to_count(start, remaining[0].config, crew.processes)
@@ -82,8 +73,9 @@ def _train_held(parts: Sequence[Part], task: Task, crew: Crew, stop: StopRequest
         stop.leave()
         communicator.forget()
         gc.collect()  # a network is a circle of references
-        part = Part(_after(config, end), inputs)
-        code, end = _train_stage(part, find_start(part.config, communicator), task, crew, stop)
+        config = replace(config, report=replace(config.report, profile=None))  # a trace is of the first steps
+        start = after_stage_1(config, end, communicator)
+        code, end = _train_stage(Part(config, inputs), start, task, crew, stop)
     return code
 
 
@@ -136,12 +128,3 @@ def _check_ahead(part: Part, first: Part, processes: int, communicator: Communic
     config, inputs = part
     inputs.plan(config, processes)
     inputs.completed(config, communicator).open_ahead(first.inputs, communicator)
-
-
-def _after(config: RunConfig, end: int) -> RunConfig:
-    """The settings of a stage that follows on one which this process has ended at step `end`."""
-    return replace(
-        config,
-        checkpoint=replace(config.checkpoint, resume=False, start_step=end),
-        report=replace(config.report, profile=None),  # a trace is of a launch's first steps
-    )

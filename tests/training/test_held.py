@@ -16,7 +16,8 @@ from comm.local import LocalCommunicator
 from tests.processes import ROOT, start_ranks, until, wait_for_file
 from tests.training.small_runs import SANE, command, handlers, trained
 from training.checkpoint import list_steps
-from training.held import LOCK_FILE, held
+from training.start.decision import check_start
+from training.start.lock import LOCK_FILE, locked
 
 __all__ = ["handlers"]  # a fixture for all tests of this module
 LOCAL = LocalCommunicator()
@@ -24,18 +25,18 @@ LOCAL = LocalCommunicator()
 
 def test_the_folder_is_held_inside_and_free_outside(tmp_path):
     folder = tmp_path / "new" / "run"
-    with held(str(folder), LOCAL):
+    with locked(str(folder), LOCAL):
         holder = json.loads((folder / LOCK_FILE).read_text())
         assert holder["process"] == os.getpid()
         named = rf"--ckpt_dir {folder} is held by process {os.getpid()} on "
-        with pytest.raises(InputError, match=named), held(str(folder), LOCAL):
+        with pytest.raises(InputError, match=named), locked(str(folder), LOCAL):
             raise AssertionError("two have it")
         assert (folder / LOCK_FILE).exists()
     assert not list(folder.iterdir())
 
 
 def test_an_exception_gives_it_back(tmp_path):
-    with pytest.raises(ZeroDivisionError), held(str(tmp_path), LOCAL):
+    with pytest.raises(ZeroDivisionError), locked(str(tmp_path), LOCAL):
         raise ZeroDivisionError
     assert not list(tmp_path.iterdir())
 
@@ -44,13 +45,13 @@ def test_a_folder_that_cannot_be_written_to(tmp_path):
     (tmp_path / "file").write_text("")
     folder = f"{tmp_path}/file/run"
     said = f"--ckpt_dir {folder}: run.lock cannot be written"
-    with pytest.raises(InputError, match=said), held(folder, LOCAL):
+    with pytest.raises(InputError, match=said), locked(folder, LOCAL):
         pass
 
 
 def test_a_holder_on_another_host_is_watched(tmp_path, monkeypatch, capfd):
     """With every rank informed each second, so that no exchange takes long."""
-    monkeypatch.setattr("training.held._POLL", 0.01)
+    monkeypatch.setattr("training.start.lock._POLL", 0.01)
     gone = {**asdict(Holder.myself()), "host": "elsewhere", "boot": "another"}
     (tmp_path / LOCK_FILE).write_text(json.dumps(gone))
     exchanged = []
@@ -61,7 +62,7 @@ def test_a_holder_on_another_host_is_watched(tmp_path, monkeypatch, capfd):
             if len(exchanged) == 10:  # it shows a sign of life
                 os.utime(tmp_path / LOCK_FILE)
 
-    with pytest.raises(InputError, match="elsewhere"), held(str(tmp_path), Counting()):
+    with pytest.raises(InputError, match="elsewhere"), locked(str(tmp_path), Counting()):
         pass
     assert len(exchanged) >= 10
     said = capfd.readouterr().err
@@ -90,9 +91,14 @@ def test_two_runs_and_a_killed_one(tmp_path, capfd):
 
 def test_a_run_that_ended_between_check_and_lock_is_not_overwritten(tmp_path, monkeypatch):
     folder = tmp_path / "run"
-    monkeypatch.setattr("training.inputs.check_checkpoints", lambda *_: None)  # it saw nothing yet
-    folder.mkdir()
-    (folder / "0000002.json").write_text("{}")
+
+    def check_and_see_another_run_end(*arguments):
+        start = check_start(*arguments)
+        folder.mkdir()
+        (folder / "0000002.json").write_text("{}")
+        return start
+
+    monkeypatch.setattr("training.inputs.check_start", check_and_see_another_run_end)
     with pytest.raises(InputError, match="holds checkpoints up to step 2"):
         trained(folder, *SANE)
 

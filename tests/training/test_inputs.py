@@ -380,6 +380,7 @@ class TestCheckpoints:
     def save(self, step: int = 5, **facts: Any) -> None:
         vocabulary = load_vocab("vocab.txt")
         made_with = {"model": MODEL, "vocab_size": 20, "vocab_sha256": vocabulary.sha256, **facts}
+        made_with = {"options": {}, "scaler": {}, "skips": {}, "blocks": 0, **made_with}
         ones = {"word_embed.0.weight": np.ones((20, 16), np.float32)}
         checkpoint.save("ckpt", step, ones, {"t": np.array(step)}, made_with)
 

@@ -13,8 +13,8 @@ from data.options import TokenizerConfig
 from data.tokenizing.vocab import vocabulary_from_tokens
 from tests.bert.weights.building import SMALL, WORDS, arrays, write
 from training.checkpoint import save
-from training.pretrained import find_weights
-from training.saved_vocabulary import write_vocabulary
+from training.start.vocabulary import write_vocabulary
+from training.start.weights import find_weights
 
 CONFIG = replace(SMALL, activation="tanh")
 VOCABULARY = vocabulary_from_tokens(WORDS)

@@ -31,19 +31,20 @@ from tests.training.tiny import (
 from training.checkpoint import block_arrays
 from training.config import run_config
 from training.exchange import broadcast_json
-from training.inputs import DataFiles, Inputs
+from training.inputs import DATA_OPTIONS, DataFiles, Inputs
 from training.model import Model
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler, SkipCounter
 from training.options import parse_options
-from training.parameters import all_finite, restore_parameters
 from training.report import SilentReporter
 from training.run import Run as TrainingRun
 from training.saving import Saver
-from training.start import (
+from training.start.decision import decide
+from training.start.initial import Wanted
+from training.start.restoring import all_finite, restore_parameters
+from training.start.start import (
     Start,
     changed_options,
-    find_start,
     position_to_continue,
     processes_to_count,
 )
@@ -64,6 +65,13 @@ BATCH = random_batch(np.random.default_rng(3), 4, 12, 4, least_masked=1)
 def options_of(directory: Path, *arguments: str) -> Any:
     argv = ["--model", MODEL, "--data", "x.npz", "--ckpt_dir", str(directory), *arguments]
     return parse_options(argv, "description")
+
+
+def start_of(options: Any, trains: bool = True, pretrained: bool = False) -> Start:
+    """The decision on how the run of these options begins."""
+    config = run_config(options)
+    config = replace(config, model=replace(config.model, pretrained=pretrained))
+    return decide(config, Wanted(config.model.bert, VOCAB_SIZE, None, trains), lambda: None)
 
 
 class Run:
@@ -102,7 +110,7 @@ class Run:
         run.saver.check(run.saver.finish(), run.saver.finite)
 
     def restore(self, options: Any) -> Start:
-        start = find_start(run_config(options), LOCAL)
+        start = start_of(options)
         restore_parameters(start, network_parameters(self.network), LOCAL, mx.cpu())
         self.renew_optimizer()
         self.in_training(options, start).restore()
@@ -125,7 +133,7 @@ class TestRoundTrip:
         assert not same_bits(second.everything(), saved)
         found = second.restore(options)
 
-        assert found.step == 4 and found.messages == []
+        assert found.step == 4 and found.messages == ()
         assert same_bits(second.everything(), saved)
         assert second.optimizer.t == 3
         assert second.scaler.state() == first.scaler.state() and second.scaler.scale == 512.0
@@ -140,7 +148,7 @@ class TestRoundTrip:
     def test_the_facts_of_the_run(self, tmp_path):
         run, options = Run(), options_of(tmp_path, "--resume", "--lr", "0.5")
         run.save(options, 4, position=(3 << EPOCH_SHIFT) + 11)
-        facts = find_start(run_config(options), LOCAL).facts
+        facts = start_of(options).facts
         assert (facts["model"], facts["vocab_size"], facts["seed"], facts["world_size"]) == (
             MODEL,
             VOCAB_SIZE,
@@ -182,9 +190,9 @@ class TestFinding:
         run.save(options_of(tmp_path), 2)
         (tmp_path / "0000002.params").write_bytes(b"short")
         with pytest.raises(InputError, match=r"0000002\.params"):
-            find_start(run_config(options_of(tmp_path, "--start_step", "2")), LOCAL)
+            start_of(options_of(tmp_path, "--start_step", "2"))
         with pytest.raises(InputError, match="--start_step 3"):
-            find_start(run_config(options_of(tmp_path, "--start_step", "3")), LOCAL)
+            start_of(options_of(tmp_path, "--start_step", "3"))
 
     def test_start_step_takes_that_step_and_not_the_newest(self, tmp_path):
         run, options = Run(), options_of(tmp_path, "--start_step", "1")
@@ -197,32 +205,24 @@ class TestFinding:
         assert other.restore(options).step == 1 and same_bits(other.everything(), saved)
 
     def test_nothing_to_resume(self, tmp_path):
-        found = find_start(run_config(options_of(tmp_path, "--resume")), LOCAL)
+        found = start_of(options_of(tmp_path, "--resume"))
         assert found.step == 0 and found.checkpoint is None and found.facts == {}
-        assert found.messages == []
+        assert found.messages == ()
 
-    def test_a_new_run_looks_for_nothing(self, tmp_path):
+    def test_a_new_run_takes_nothing_and_leaves_what_is_there(self, tmp_path):
         Run().save(options_of(tmp_path), 2)
-        assert find_start(run_config(options_of(tmp_path)), LOCAL) == Start()
+        assert start_of(options_of(tmp_path), trains=False) == Start()
+        with pytest.raises(InputError, match="holds checkpoints up to step 2"):
+            start_of(options_of(tmp_path))
 
 
-class TestKind:
-    """The three ways through the one door."""
-
-    def test_fresh_initialised_and_resumed(self, tmp_path):
-        assert find_start(run_config(options_of(tmp_path)), LOCAL).kind == "fresh"
-        Run().save(options_of(tmp_path), 2)
-        assert find_start(run_config(options_of(tmp_path, "--resume")), LOCAL).kind == "resumed"
-        (tmp_path / "0000002.json").unlink()
-        assert find_start(run_config(options_of(tmp_path, "--start_step", "2")), LOCAL).kind == "initialised"
-
-    def test_published_parameters_begin_a_run_and_never_replace_a_checkpoints(self, tmp_path):
-        words = ("--model", "bert_12_768_12", "--pretrained", "--resume")
-        start = find_start(run_config(options_of(tmp_path, *words)), LOCAL)
-        assert (start.kind, start.published) == ("initialised", "book_corpus_wiki_en_uncased")
-        Run().save(options_of(tmp_path), 2)
-        start = find_start(run_config(options_of(tmp_path, *words)), LOCAL)
-        assert (start.kind, start.published) == ("resumed", None)
+def test_published_parameters_begin_a_run_and_never_replace_a_checkpoints(tmp_path):
+    options = options_of(tmp_path, "--resume")
+    start = start_of(options, pretrained=True)
+    assert (start.step, start.published) == (0, "book_corpus_wiki_en_uncased")
+    Run().save(options_of(tmp_path), 2)
+    start = start_of(options, pretrained=True)
+    assert (start.step, start.published) == (2, None)
 
 
 class TestBareParameters:
@@ -241,14 +241,14 @@ class TestBareParameters:
         assert not any(array.any() for array in run.optimizer.state().values())
         (message,) = found.messages
         assert "0000002.params" in message and "optimizer" in message
-        assert position_to_continue(found, vars(options), 4) == (2 * 3 * 4, []), (
+        assert position_to_continue(found, vars(options), 4, DATA_OPTIONS) == (2 * 3 * 4, []), (
             "as many batches as its steps have taken on all ranks"
         )
 
     @pytest.mark.parametrize("other", ["bert_1_32_4", "bert_2_64_4", "bert_3_32_4"])
     def test_of_another_model_it_is_one_clear_line(self, tmp_path, other):
         tiny_network(model=other).bert.save_parameters(str(tmp_path / "0000002.params"))
-        with pytest.raises(InputError, match=r"0000002\.params .*--model") as caught:
+        with pytest.raises(InputError, match=r"0000002\.params .*name its model and vocabulary") as caught:
             Run().restore(options_of(tmp_path, "--start_step", "2"))
         assert "\n" not in str(caught.value)
 
@@ -262,7 +262,7 @@ class TestBareParameters:
         trained = Run(seed=1)
         trained.network.bert.save_parameters(str(tmp_path / "0000002.params"))
         half = half_precision()
-        found = find_start(run_config(options_of(tmp_path, "--start_step", "2")), LOCAL)
+        found = start_of(options_of(tmp_path, "--start_step", "2"))
         restore_parameters(found, half._collect_params_with_prefix(), LOCAL, mx.cpu())
         for name, parameter in trainable(half).items():
             expected = weights(trained.network)[name].astype(np.float16)
@@ -274,7 +274,7 @@ class TestBareParameters:
         parameter = trainable(trained.network.bert)["decoder.0.weight"]
         parameter.set_data(parameter.data() + 1e5)
         trained.network.bert.save_parameters(str(tmp_path / "0000002.params"))
-        found = find_start(run_config(options_of(tmp_path, "--start_step", "2")), LOCAL)
+        found = start_of(options_of(tmp_path, "--start_step", "2"))
         with pytest.raises(InputError, match=r"0000002\.params.*not finite in float16.*--dtype float32"):
             restore_parameters(found, half_precision()._collect_params_with_prefix(), LOCAL, mx.cpu())
         restore_parameters(found, network_parameters(Run().network), LOCAL, mx.cpu())
@@ -314,13 +314,16 @@ class TestPosition:
         return Start(step=10, facts=facts)
 
     def test_a_new_run_begins_at_the_beginning(self, tmp_path):
-        assert position_to_continue(Start(), vars(options_of(tmp_path)), 2) == (0, [])
+        assert position_to_continue(Start(), vars(options_of(tmp_path)), 2, DATA_OPTIONS) == (0, [])
 
     @pytest.mark.parametrize("size", [1, 2, 3, 4, 1000])
     def test_any_number_of_processes_goes_on_exactly(self, tmp_path, size):
         options = options_of(tmp_path)
         found = self.found(options, 2, 100)
-        assert position_to_continue(found, vars(options), size) == ((2 << EPOCH_SHIFT) + 100, [])
+        assert position_to_continue(found, vars(options), size, DATA_OPTIONS) == (
+            (2 << EPOCH_SHIFT) + 100,
+            [],
+        )
 
     @pytest.mark.parametrize(
         "changed, flag",
@@ -337,7 +340,7 @@ class TestPosition:
     )
     def test_options_that_the_position_depends_on(self, tmp_path, changed, flag):
         saved, now = options_of(tmp_path), options_of(tmp_path, *changed)
-        position, messages = position_to_continue(self.found(saved, 0, 100), vars(now), 2)
+        position, messages = position_to_continue(self.found(saved, 0, 100), vars(now), 2, DATA_OPTIONS)
         assert position == 100
         (message,) = messages
         assert message.startswith(f"{flag} differ")
@@ -347,7 +350,7 @@ class TestPosition:
             options_of(tmp_path),
             options_of(tmp_path, "--lr", "0.1", "--log_interval", "1", "--resume"),
         )
-        assert position_to_continue(self.found(saved, 0, 100), vars(now), 2) == (100, [])
+        assert position_to_continue(self.found(saved, 0, 100), vars(now), 2, DATA_OPTIONS) == (100, [])
 
 
 class TestProcesses:

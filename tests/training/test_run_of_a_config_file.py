@@ -15,7 +15,7 @@ from tasks.pretraining.task import Pretraining
 from training.config import run_config
 from training.inputs import check_inputs
 from training.options import parse_options
-from training.pretrained import find_weights
+from training.start.weights import find_weights
 from training.train import train
 
 BASE = {

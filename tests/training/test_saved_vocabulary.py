@@ -10,7 +10,7 @@ import pytest
 from base.errors import InputError, TrainingError
 from data.options import TokenizerConfig
 from data.tokenizing.vocab import load_vocab, vocabulary_from_tokens
-from training import saved_vocabulary as saved
+from training.start import vocabulary as saved
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "wörd", "##s", "\u3000x"]
 WORDS = vocabulary_from_tokens(TOKENS)

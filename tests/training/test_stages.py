@@ -40,7 +40,7 @@ from training.optimizer.optimizer import Optimizer
 from training.optimizer.schedule import Schedule
 from training.options import parse_options
 from training.report import RunReporter
-from training.stages import data_seed
+from training.start.start import data_seed
 from training.stopping import Stopped
 
 
@@ -127,7 +127,7 @@ MOMENTS: dict[str, tuple[Any, str, int, bool]] = {
     "after stage 1's end is saved": (training.saving, "save", 2, False),
     "after stage 1's last evaluation": (RunReporter, "evaluation", 2, False),
     "after stage 1's report": (training.loop, "summarize", 1, False),
-    "before stage 2's start is looked for": (training.train, "find_start", 2, True),
+    "before stage 2's start is looked for": (training.train, "after_stage_1", 1, True),
     "when stage 2 is open": (training.train, "open_run", 2, False),
     "after stage 2's first evaluation": (RunReporter, "evaluation", 3, False),
     "in stage 2's second step": (training.loop.Loop, "_take", FIRST + 2, True),

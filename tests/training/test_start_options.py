@@ -240,8 +240,8 @@ class TestParameters:
         with pytest.raises(InputError, match=f"a network of GELU by erf, this run a network of {network}"):
             self.check(trained, corpus, tmp_path / "run", **changes)
         inputs = self.check(trained, corpus, tmp_path / "run", init_partial=True, **changes)
-        assert "decoder.3.weight (not there)" in inputs.initial.messages[0]
-        assert inputs.initial.messages[1].endswith(f"this run {network}: it computes something else")
+        assert "decoder.3.weight (not there)" in inputs.start.initial.messages[0]
+        assert inputs.start.initial.messages[1].endswith(f"this run {network}: it computes something else")
 
     def test_another_vocabulary_of_one_size(self, trained, corpus, tmp_path):
         tokens = Path(corpus.vocab).read_text().splitlines()
@@ -257,8 +257,8 @@ class TestParameters:
         inputs = self.check(
             trained, corpus, tmp_path / "run", vocab=tmp_path / "vocab.txt", init_partial=True
         )
-        assert not {"word_embed.0.weight", "decoder.3.bias"} & set(inputs.initial.tensors)
-        assert "pooler.weight" in inputs.initial.tensors
+        assert not {"word_embed.0.weight", "decoder.3.bias"} & set(inputs.start.initial.tensors)
+        assert "pooler.weight" in inputs.start.initial.tensors
 
     def test_states_that_are_not_there(self, trained, corpus, tmp_path):
         bare = tmp_path / "bare.params"
@@ -272,7 +272,7 @@ class TestParameters:
         path = write_all(tmp_path / "encoder.params", bare)
         with pytest.raises(InputError, match="lacks the pooler, the masked-LM head; .*--init_partial"):
             self.check(path, corpus, tmp_path / "run")
-        (message, *_) = self.check(path, corpus, tmp_path / "run", init_partial=True).initial.messages
+        (message, *_) = self.check(path, corpus, tmp_path / "run", init_partial=True).start.initial.messages
         assert "pooler.weight (not there)" in message and "decoder.3.bias (not there)" in message
 
     def test_numbers_that_are_not_finite(self, trained, corpus, tmp_path):

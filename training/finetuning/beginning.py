@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Mapping
 
 from base.errors import InputError
-from base.launchers import launched_rank
 from bert.configuration import BertConfig
 from bert.weights.bare_params import expected_shapes
 from bert.weights.names import POOLER, part_of
@@ -16,8 +14,8 @@ from bert.weights.tensors import Tensor, Weights
 from data.options import TokenizerConfig
 from data.tokenizing.tokenizer import TokenizerSettings, load_sentencepiece
 from data.tokenizing.vocab import load_vocab
-from training.initial import Initial, check_finite
 from training.pretrained_options import PretrainedConfig, described_tokenizer, find_described
+from training.start.initial import Initial, check_finite
 
 INIT_FROM, MODEL_PARAMETERS = "--init_from", "--model_parameters"
 
@@ -106,14 +104,13 @@ def _random(config: BeginningConfig) -> Found:
 
 
 def take_initial(found: Found, parameters: TaskParameters) -> Initial | None:
-    """The parameters to begin with, all of them looked at; None for random ones, and on ranks but 0, which
-    get the numbers from it.
+    """The parameters to begin with, all of them looked at; None for random ones.
 
     Raises:
         InputError: --model_parameters has no head of this task; numbers that are not finite.
     """
     weights = found.weights
-    if weights is None or launched_rank(os.environ) != 0:
+    if weights is None:
         return None
     wanted = expected_shapes(found.bert, found.vocab_size)
     needed = [name for name in wanted if part_of(name) is None or _is_pooler(name, parameters)]

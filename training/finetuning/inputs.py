@@ -18,10 +18,10 @@ from tasks.base import Collector
 from training.config import RunConfig
 from training.feed import EvaluationFeed, Feed, FileFeed
 from training.finetuning.plan import Epochs, make_finetuning_plan, step_examples
-from training.initial import Initial
 from training.plan import RunPlan
 from training.report import Reporter
 from training.run_inputs import About, RunInputs
+from training.start.start import Start
 
 _TOGETHER = 512  # examples of a batch whose digest is computed
 
@@ -53,7 +53,7 @@ class FinetuningInputs:
     vocab_size: int
     max_seq_length: int
     epochs: float
-    initial: Initial | None = None
+    start: Start = Start()
     messages: tuple[str, ...] = ()
     data_options: Sequence[str] = ()
     evaluation_options: Sequence[str] = ()

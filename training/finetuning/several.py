@@ -75,7 +75,7 @@ def fine_tune(
 
     from training.agreement import agree, describe
     from training.exchange import broadcast_json
-    from training.held import held
+    from training.start.lock import locked
     from training.train import train_stages
 
     communicator = open_communicator(whole.backend, whole.communication)
@@ -96,7 +96,7 @@ def fine_tune(
 
     note = _say if communicator.rank == 0 else _keep_silent
     agree(description, communicator)
-    with held(place, communicator):
+    with locked(place, communicator):
         if communicator.rank == 0:
             check_plan(place, plan, resume)  # once more: another launch may have ended there since
         code = run_members(plan, place, run, communicator, note)

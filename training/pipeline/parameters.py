@@ -19,9 +19,9 @@ from bert.weights.names import DECODER, EMBEDDING
 from bert.weights.params_file import read_index
 from training.exchange import broadcast_json
 from training.optimizer.optimizer import STATES, Optimizer, check_state, content_of, parameter_of
-from training.parameters import as_dtype, fitted, live_arrays, not_finite
 from training.pipeline.ranks import PARAMETERS, Ranks
-from training.start import Start
+from training.start.restoring import as_dtype, fitted, live_arrays, not_finite
+from training.start.start import Start
 from training.start_options import OPTIMIZER
 
 
@@ -48,7 +48,7 @@ def begin_stages(start: Start, network: Any, ranks: Ranks, seed: int, stdev: flo
 
 
 def restore_stages(start: Start, network: Any, optimizer: Optimizer, ranks: Ranks) -> None:
-    """`training.start.restore_states` over stages. Every rank calls it.
+    """`training.start.restoring.restore_states` over stages. Every rank calls it.
 
     Raises:
         InputError: on rank 0, for states of another model or dtype.

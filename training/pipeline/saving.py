@@ -18,8 +18,8 @@ from bert.weights.names import EMBEDDING
 from comm.base import Communicator, Pending
 from training.exchange import broadcast_json
 from training.optimizer.optimizer import STATES, Optimizer, T, parameter_of
-from training.parameters import live_arrays
 from training.pipeline.ranks import STATE, Ranks
+from training.start.restoring import live_arrays
 
 
 class Elsewhere:

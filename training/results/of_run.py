@@ -119,7 +119,7 @@ def count_hosts(communicator: Communicator) -> int:
 
 def _setting(run: Run, hosts: int, before: Result | None, facts: Mapping[str, Any]) -> Result:
     """The result of a run that begins, or goes on after `before`."""
-    initial, about = run.inputs.initial, run.inputs.about
+    initial, about = run.start.initial, run.inputs.about
     named: dict[str, Any] = {"init_from": run.config.start.init_from}
     if initial is not None:
         named["began_with"] = _sha256_of_file(initial.source)

@@ -16,7 +16,7 @@ from bert.weights.names import DECODER, DECODER_BIAS, EMBEDDING
 from bert.weights.tensors import Tensor, Weights
 from data.tokenizing.vocab import Vocabulary
 from training.checkpoint import PARAMS, Checkpoint, load_step
-from training.pretrained import find_weights
+from training.start.weights import find_weights
 from training.start_options import RESETS, StartConfig
 
 POSITIONS = "encoder.position_weight"
@@ -45,21 +45,23 @@ class Initial:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The run's side: its network, and its vocabulary where it is known."""
+    """The run's side: its network, its vocabulary where it is known, and whether it `trains` and saves."""
 
     bert: BertConfig
     vocab_size: int
     vocabulary: Vocabulary | None
+    trains: bool = True
 
 
-def find_initial(start: StartConfig, wanted: Wanted) -> Initial:
-    """The parameters that --init_from names, all of them looked at. Rank 0 calls it.
+def find_initial(start: StartConfig, wanted: Wanted) -> Initial | None:
+    """The parameters that --init_from names, all of them looked at; None without it.
 
     Raises:
         InputError: they are missing, damaged, not finite or of another model or vocabulary; a part is missing
             or does not fit and --init_partial is not given; --reset keeps states that they do not have.
     """
-    assert start.init_from is not None
+    if start.init_from is None:
+        return None
     weights = find_weights(start.init_from, FLAG, wanted.bert)
     source = f"{FLAG} {weights.source}"
     checkpoint = None

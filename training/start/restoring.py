@@ -1,7 +1,5 @@
-"""The parameters that a run begins with: the checkpoint's, those of --init_from, or those it has initialized.
-
-Rank 0 alone reads them.
-"""
+"""Parameters and optimizer states that a run begins with, from rank 0 to all: a checkpoint's, those of
+--init_from, or those that rank 0 has initialized."""
 
 from __future__ import annotations
 
@@ -15,8 +13,11 @@ from bert.weights.bare_params import check_index
 from bert.weights.names import DECODER, EMBEDDING
 from bert.weights.params_file import read_index
 from comm.base import Communicator
-from training.initial import Initial
-from training.start import Start
+from training.exchange import broadcast_json
+from training.optimizer.optimizer import Optimizer
+from training.start.initial import Initial
+from training.start.start import Start
+from training.start_options import OPTIMIZER
 
 
 def restore_parameters(
@@ -45,6 +46,23 @@ def restore_parameters(
         if start.checkpoint.manifest is None:
             _check_finite(path, named)
     communicator.broadcast(list(live_arrays(named).values()))
+
+
+def restore_states(start: Start, optimizer: Optimizer, communicator: Communicator) -> None:
+    """Gives every rank the optimizer's states of the checkpoint. Where they begin anew, only the float32
+    masters of float16 parameters are taken over, which are the parameters themselves at full precision.
+
+    Raises:
+        InputError: on rank 0, for states of another model or dtype.
+    """
+    if not start.facts:
+        return
+    keeps = start.keeps(OPTIMIZER)
+    if start.checkpoint is not None and (keeps or optimizer.has_masters):
+        with start.checkpoint.open_states() as states:
+            optimizer.restore(states) if keeps else optimizer.restore_masters(states)
+    (optimizer.t,) = broadcast_json([optimizer.t], communicator)
+    communicator.broadcast(list(optimizer.state_arrays().values()))
 
 
 def live_arrays(named: Mapping[str, mx.gluon.Parameter]) -> dict[str, mx.nd.NDArray]:

@@ -13,7 +13,7 @@ from bert.weights.opening import open_weights
 from bert.weights.tensors import Weights
 from data.tokenizing.vocab import WORDPIECE
 from training.checkpoint import PARAMS, list_steps, newest_complete, params_path, read_manifest, verified
-from training.saved_vocabulary import FILES, saved_vocabulary
+from training.start.vocabulary import FILES, saved_vocabulary
 
 _AT_STEP = re.compile(r"(.+):(\d+)")
 NUMBERED = re.compile(r"\d{7,}" + re.escape(PARAMS))

@@ -1,0 +1,151 @@
+"""A run's directory, locked for this run alone, and the decision on its beginning for every rank."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from dataclasses import replace
+from typing import Any, Callable, Iterator, Sequence
+
+from base.claims import PATIENCE, Claim, HeldError
+from base.errors import InputError
+from comm.base import Communicator, abort
+from training.checkpoint import load_step
+from training.config import RunConfig
+from training.exchange import from_rank_0
+from training.report import read_metrics
+from training.start.decision import continuing
+from training.start.directory import look
+from training.start.start import Start
+
+LOCK_FILE = "run.lock"
+_POLL = 1.0  # seconds
+_SHARED = ("step", "begun", "stage", "facts", "source", "published", "lacks_evaluation")
+
+
+@contextlib.contextmanager
+def locked(ckpt_dir: str, communicator: Communicator) -> Iterator[None]:
+    """Locks --ckpt_dir, which is created, inside the block; every rank calls it, rank 0 has the lock.
+
+    Where the other run is on another host and may have gone, it waits up to a minute for a sign of life.
+
+    Raises:
+        InputError: on every rank, another run has it, which is named; or it cannot be written to.
+    """
+    claim = Claim(os.path.join(ckpt_dir, LOCK_FILE), lambda other: _lost(ckpt_dir, other))
+
+    def attempt() -> bool:
+        try:
+            os.makedirs(ckpt_dir, exist_ok=True)
+            return claim.attempt()
+        except HeldError as error:
+            raise InputError(
+                f"--ckpt_dir {ckpt_dir} is held by {error}; wait for its end, or name another directory"
+            ) from error
+        except OSError as error:
+            said = f"--ckpt_dir {ckpt_dir}: {LOCK_FILE} cannot be written there"
+            raise InputError(f"{said}: {error.strerror or error}") from error
+
+    waited = False
+    try:
+        while not from_rank_0(attempt, communicator):
+            if communicator.rank == 0 and not waited:
+                waited = True
+                print(
+                    f"--ckpt_dir {ckpt_dir} was held by {claim.watched}; waiting {PATIENCE:g} s at most for "
+                    "a sign of life",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            time.sleep(_POLL)
+        yield
+    finally:
+        if communicator.rank == 0:
+            claim.release()
+
+
+def _lost(ckpt_dir: str, other: str) -> None:
+    """Ends this process: two runs in one directory would write over each other."""
+    print(
+        f"error: --ckpt_dir {ckpt_dir} is held by {other}, after this process gave no sign of life for "
+        f"{PATIENCE:g} s",
+        file=sys.stderr,
+        flush=True,
+    )
+    abort(1)
+
+
+def settle(
+    start: Start, config: RunConfig, evaluation_options: Sequence[str], communicator: Communicator
+) -> Start:
+    """The start of a run's first stage for every rank; all call it, with the directory locked. Rank 0 decides
+    again where the directory has changed since `start` was decided.
+
+    `evaluation_options`: names of the options that say what is evaluated on.
+
+    Raises:
+        InputError: on every rank, as `decide`.
+    """
+
+    def make() -> Start:
+        found = start
+        if start.again is not None and start.seen != look(config.checkpoint.ckpt_dir):
+            found = start.again()
+        found = replace(found, lacks_evaluation=_lacks_evaluation(found, config, evaluation_options))
+        if config.start.stages != "both" or found.stage != 2:
+            return found
+        if found.begins_stage_2 and found.lacks_evaluation:  # the evaluation that ends stage 1
+            return replace(found, stage=1, begun=found.facts["begun"], resets=frozenset())
+        given = config.optimization.num_steps
+        if given in (None, found.begun):
+            return found
+        said = f"--num_steps {given}: stage 1 has ended with step {found.begun}, and stays so"
+        return replace(found, messages=(*found.messages, said))
+
+    return _shared(make, communicator)
+
+
+def after_stage_1(config: RunConfig, end: int, communicator: Communicator) -> Start:
+    """The start of stage 2, with the settings `config`, from the checkpoint of step `end` that this launch
+    has saved. Every rank calls it.
+
+    Raises:
+        InputError: on every rank, the checkpoint has been damaged since.
+    """
+    place = config.checkpoint.ckpt_dir
+    unsaid: list[str] = []  # of bare parameters only, and these are not
+    return _shared(lambda: continuing(config, load_step(place, end, unsaid.append)), communicator)
+
+
+def _shared(make: Callable[[], Start], communicator: Communicator) -> Start:
+    """The start that rank 0 makes; on other ranks without what is rank 0's alone."""
+    made: list[Start] = []
+
+    def facts() -> dict[str, Any]:
+        made.append(make())
+        shared = {name: getattr(made[0], name) for name in _SHARED}
+        return {**shared, "resets": sorted(made[0].resets)}
+
+    found = from_rank_0(facts, communicator)
+    return made[0] if made else Start(**{**found, "resets": frozenset(found["resets"])})
+
+
+def _lacks_evaluation(start: Start, config: RunConfig, evaluation_options: Sequence[str]) -> bool:
+    """Whether the metrics lack the evaluation that belongs to the checkpoint, since the run was killed."""
+    facts = start.facts
+    saved = facts.get("options", {})
+    evaluates = evaluation_options and all(
+        saved.get(name) == config.options[name] for name in evaluation_options
+    )
+    if not evaluates or not start.step or start.step != facts["step"]:
+        return False
+    interval = facts.get("ckpt_interval", saved.get("ckpt_interval", 0))
+    if not facts.get("ended") and (not interval or start.step % interval):
+        return False  # saved because of a signal
+    place = (start.step, facts.get("stage"))
+    return not any(
+        "eval_sequences" in line and (line["step"], line.get("stage")) == place
+        for line in read_metrics(config.checkpoint.ckpt_dir)
+    )
