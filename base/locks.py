@@ -1,6 +1,6 @@
 """Exclusive locks between processes; a lock ends with the process that holds it.
 
-The package filelock (3.16, the last for Python 3.8) would wait without end on a file system without locks,
+The package filelock (3.16) would wait without end on a file system without locks,
 whose errors it takes for another holder's, and leaves the lock's file behind.
 """
 

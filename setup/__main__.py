@@ -70,6 +70,7 @@ def set_up(environment: Environment, cuda: str, progress: Progress) -> None:
 
     progress.stage("checking this machine")
     machine.check_own_name()
+    environment.check_own()
     packages.refuse_unless_root(missing, os.geteuid())
     cache = wheels.cache_root(os.environ)
     all_wanted = wanted(cuda, ROOT)

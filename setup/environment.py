@@ -12,6 +12,7 @@ from typing import Any, Sequence
 
 from setup.bpslaunch import leave_ranks_unbound
 from setup.byteps_build import native_files
+from setup.errors import SetupError
 from setup.progress import Progress
 from setup.wanted import Wanted, mxnet_requirement
 
@@ -39,6 +40,18 @@ class Environment:
     def summary(self) -> str:
         """A few words for people."""
         return f".venv, Python {_version()}, {mxnet_requirement(self.recorded_cuda() or 'cpu')}"
+
+    def check_own(self) -> None:
+        """Checks that `.venv` is a folder of this checkout: `venv --clear` would empty the one that a link names.
+
+        Raises:
+            SetupError: it is a link.
+        """
+        if self.venv.is_symlink():
+            raise SetupError(
+                f".venv is a link to {os.readlink(self.venv)}, which set-up would empty; remove the link and "
+                "run make again."
+            )
 
     def create(self, cuda: str, progress: Progress) -> None:
         """Makes the environment unless it is there for this Python, this folder and this kind of MXNet.

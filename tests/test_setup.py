@@ -187,6 +187,13 @@ def test_a_compiler_that_does_not_work(clone, tmp_path):
     assert errors == ["setup: the C++ compiler g++ does not work: cannot execute cc1plus"]
 
 
+def test_an_environment_that_is_a_link_to_another_one(clone, tmp_path):
+    (tmp_path / "other/bin").mkdir(parents=True)
+    (clone / ".venv").symlink_to(tmp_path / "other")
+    message = refused(clone, f"PYTHON={BASE_PYTHON}")
+    assert f".venv is a link to {tmp_path / 'other'}" in message and "remove the link" in message
+
+
 def test_no_network(clone):
     message = refused(
         clone,

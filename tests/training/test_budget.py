@@ -197,15 +197,16 @@ def test_the_learning_rate_follows_the_share(killed_and_resumed):
     directory, *_ = killed_and_resumed
     lines = [each for each in lines_of(directory) if "training_s" in each]
     schedule = Schedule(TICKS, LR, round(WARMUP * TICKS))
-    for before, each in zip([{"training_s": 0.0}, *lines], lines[:-1]):
-        # The step began within its log interval of 5 steps, however long each took; its place was known then.
-        first = min(before["training_s"], each["training_s"] - 5 * each["step_s"])
-        # Its end is foreseen from the shortest of at least three of these steps: below 5/3 of their mean.
-        near = [first / SECONDS, (each["training_s"] + 2 * each["step_s"]) / SECONDS]
-        bounds = [schedule(max(1, min(TICKS, round(share * TICKS)))) for share in near]
+    for earlier, before, each in zip(lines, lines[1:], lines[2:-1]):
+        # A step's place is known in the step before it, which began at `first`: the end foreseen there, from the
+        # shortest step so far, none longer than the one before and what was left of the one before that.
+        first = before["training_s"] - before["step_s"]
+        last = before["training_s"] + before["step_s"] + earlier["step_s"]
+        near = [(first - 0.01) / SECONDS, (last + 0.01) / SECONDS]
+        lowest, highest = sorted(schedule(max(1, min(TICKS, round(share * TICKS)))) for share in near)
         assert each["lr"] <= LR
-        if near[0] > WARMUP:
-            assert bounds[1] - 1e-9 <= each["lr"] <= bounds[0] + 1e-9
+        if near[0] > WARMUP or near[1] < WARMUP:
+            assert lowest - 1e-9 <= each["lr"] <= highest + 1e-9
         assert each["budget_left_s"] == pytest.approx(max(0.0, SECONDS - each["training_s"]), abs=0.01)
     assert lines[-1]["lr"] == 0 and lines[-1]["budget_left_s"] == 0
     assert max(each["lr"] for each in lines) > 0.8 * LR
