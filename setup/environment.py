@@ -42,7 +42,7 @@ class Environment:
         return f".venv, Python {_version()}, {mxnet_requirement(self.recorded_cuda() or 'cpu')}"
 
     def check_own(self) -> None:
-        """Checks that `.venv` is a folder of this checkout: `venv --clear` would empty the one that a link names.
+        """Checks that `.venv` is a folder: `venv --clear` would empty the one that a link names.
 
         Raises:
             SetupError: it is a link.

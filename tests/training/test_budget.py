@@ -198,8 +198,8 @@ def test_the_learning_rate_follows_the_share(killed_and_resumed):
     lines = [each for each in lines_of(directory) if "training_s" in each]
     schedule = Schedule(TICKS, LR, round(WARMUP * TICKS))
     for earlier, before, each in zip(lines, lines[1:], lines[2:-1]):
-        # A step's place is known in the step before it, which began at `first`: the end foreseen there, from the
-        # shortest step so far, none longer than the one before and what was left of the one before that.
+        # A step's place is known in the step before it, which began at `first`: the end foreseen there, from
+        # the shortest step so far, no longer than the one before and what was left of the one before that.
         first = before["training_s"] - before["step_s"]
         last = before["training_s"] + before["step_s"] + earlier["step_s"]
         near = [(first - 0.01) / SECONDS, (last + 0.01) / SECONDS]
