@@ -252,12 +252,12 @@ def contract(work: Work) -> list[Result]:
 
 
 def equality(work: Work) -> list[Result]:
-    """The runs of tests/equality_worker.py over both backends."""
+    """The runs of tests/comm/equality_worker.py over both backends."""
     results, of_backends = [], []
     for backend, name in BACKENDS.items():
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
-            worker = str(ROOT / "tests/equality_worker.py")
+            worker = str(ROOT / "tests/comm/equality_worker.py")
             launch(work, backend, [worker, name, scratch, str(work.ranks)], folder)
             ends = [read_arrays(folder / f"{rank}.accumulate-1.parameters.npz") for rank in range(work.ranks)]
         same = all(np.array_equal(ends[0][key], end[key]) for end in ends for key in ends[0])
