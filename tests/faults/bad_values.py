@@ -170,19 +170,6 @@ def run(case: Case) -> Outcome:
     return Outcome(case.option, result.returncode, result.stderr, sum(os.times()[2:4]) - before)
 
 
-def attack(minutes: float, seed: int) -> list[tuple[Case, Outcome]]:
-    """Every case in this process, then as many as there is time for as commands; those that are not good."""
-    until, generator = time.monotonic() + 60 * minutes, random.Random(seed)
-    cases = all_cases()
-    found = [(case, parse(case)) for case in cases]
-    generator.shuffle(cases)
-    for case in cases:
-        if time.monotonic() > until:
-            break
-        found.append((case, run(case)))
-    return [(case, outcome) for case, outcome in found if not outcome.good]
-
-
 def _takes(action: argparse.Action, text: str) -> bool:
     if action.type is None:
         return len(text) <= LONG

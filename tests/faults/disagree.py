@@ -1,19 +1,21 @@
 """Starts runs whose ranks disagree, in one thing at a time, and says how each was met (figure 11).
 
-    python -m tests.faults.disagree --launcher mpirun|gloo|byteps [KIND ...]   # a table; exit 1 if one passes
-
 All must end with code 2 and one line that names the difference, both values and the ranks, within seconds.
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
+import random
 import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
+from unittest import mock
 
+from tests.faults.figure import Attempt, Damage, Program, Setting, Tally
+from tests.faults.jobs import corpus, named, parsed
 from tests.processes import ROOT, RunResult, run_ranks
 
 SCRIPTS = {
@@ -175,31 +177,71 @@ def attack(launcher: str, files: Files, name: str, differs: int = 1) -> Outcome:
     return Outcome(name, fault_of(launcher, result, kind, ckpt_dir), result.seconds, lines[0])
 
 
-def main() -> int:
-    """Tries all kinds, or those named; returns 1 if one is not met."""
-    from data.embedded import build
-
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("kinds", nargs="*")
-    parser.add_argument("--launcher", choices=sorted(SCRIPTS), default="mpirun")
-    options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="disagreeing-"))
-    try:
-        build(str(folder / "embedded"), vocab_size=1024)
-        embedded = folder / "embedded"
-        files = make_files(folder / "files", embedded / "corpus" / "eval.txt", embedded / "vocab.txt")
-        print("| rank 1 differs in | met | s |\n|---|---|---|", flush=True)
-        faults = 0
-        for name in options.kinds or kinds(files):
-            outcome = attack(options.launcher, files, name)
-            faults += bool(outcome.fault)
-            print(f"| {name} | {outcome.fault or 'exit 2'} | {outcome.seconds:.1f} |", flush=True)
-        return int(bool(faults))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+# --- The figure.
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+NOT_COMPARED = "the ranks do not compare what they are about to do"
+CONTENT = "of vocabularies and data only the names are compared"
+COMPARED = {
+    NOT_COMPARED: "None",
+    CONTENT: "agree({name: each for name, each in given[0].items() if name.startswith('--')}, *given[1:])",
+}
+PATCH = """
+import base.threads
+_set_threads = base.threads.set_threads
+def _set_and_damage(*given):
+    chosen = _set_threads(*given)
+    import training.agreement, training.run, training.train, training.inputs
+    agree = training.agreement.agree
+    for module in (training.agreement, training.run, training.train, training.inputs):
+        if hasattr(module, "agree"):
+            module.agree = lambda *given, **named: COMPARED
+    return chosen
+base.threads.set_threads = _set_and_damage
+"""
+RUNPY = "runpy.run_path("
+
+
+def cases(setting: Setting) -> Iterator[str]:
+    """Every kind of disagreement, of either rank."""
+    text = corpus(setting)
+    files = make_files(setting.work / "names", text / "corpus" / "eval.txt", text / "vocab.txt")
+    every = [named(differs=rank, kind=kind) for kind in kinds(files) for rank in (1, 0)]
+    random.Random(setting.seed).shuffle(every)
+    return iter(every)
+
+
+@contextlib.contextmanager
+def opened(setting: Setting) -> Iterator[Attempt]:
+    """Tries a case: a run of two ranks, of which one differs."""
+    text = corpus(setting)
+    files = make_files(setting.work / "files", text / "corpus" / "eval.txt", text / "vocab.txt")
+    starter = _STARTER
+    if setting.damage:
+        patch = PATCH.strip().replace("COMPARED", COMPARED[setting.damage])
+        starter = starter.replace(RUNPY, f"{patch}\n{RUNPY}".replace("{", "{{").replace("}", "}}"), 1)
+
+    def attempt(case: str) -> Tally:
+        parts = parsed(case)
+        outcome = attack(setting.launcher, files, parts["kind"], int(parts["differs"]))
+        return Tally.of(outcome.fault and f"{outcome.fault}: {outcome.message}")
+
+    with mock.patch.object(sys.modules[__name__], "_STARTER", starter):
+        yield attempt
+
+
+CASE = named(differs=1, kind="lr")
+UNNOTICED = "it trained|nobody says|it saved|had to be ended"
+PROGRAM = Program(
+    "11",
+    "ranks that disagree: options, data, vocabulary, code, versions",
+    "rejected with 2, naming what differs and where",
+    weight=0.7,
+    seconds=15,
+    cases=cases,
+    opened=opened,
+    damages={
+        NOT_COMPARED: Damage(CASE, UNNOTICED),
+        CONTENT: Damage(named(differs=1, kind="shuffled vocabulary"), UNNOTICED),
+    },
+)

@@ -1,19 +1,13 @@
 """Kills a run of two stages around the boundary, resumes it, and compares it with an undisturbed one.
 
-    python -m tests.faults.kill_at_boundary --backend hvd --ranks 2     # exit code 1 if any moment differs
-
 Every process of the run gets SIGKILL as soon as its directory shows the moment. Compared is what must not
 differ by one bit: parameters and states at the end of each stage, and metrics.jsonl but for times and speeds.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
-import shutil
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
@@ -141,37 +135,3 @@ def _lines(directory: Path) -> list[Mapping[str, Any]]:
             with contextlib.suppress(ValueError):  # it is being written
                 found.append(json.loads(line))
     return found
-
-
-def main() -> int:
-    """Kills at every moment; returns 1 if a resumed run differs."""
-    from data.embedded import build
-
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--backend", choices=sorted(SCRIPTS), default="hvd")
-    parser.add_argument("--ranks", type=int, default=2)
-    options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="killing-"))
-    try:
-        build(str(folder / "embedded"), vocab_size=1024)
-        work = job(options.backend, options.ranks, folder / "embedded")
-        with work.start(folder / "whole") as run:
-            run.wait().check()
-        print(
-            "| killed when | newest checkpoint | lines of metrics | resumed |\n|---|---|---|---|", flush=True
-        )
-        different = False
-        for number, moment in enumerate(MOMENTS):
-            outcome = kill_and_resume(work, folder / str(number), moment, folder / "whole")
-            result = ", ".join(outcome.differences) or "bit-identical"
-            different |= bool(outcome.differences)
-            print(f"| {moment} | {outcome.newest} | {outcome.lines} | {result} |", flush=True)
-        return int(different)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

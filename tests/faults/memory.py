@@ -1,8 +1,5 @@
 """Memory of a run by steps: a line through what each of its processes holds, in bytes a step.
 
-    python -m tests.faults.memory --steps 20000             # all backends; exits with 1 if one grows
-    python -m tests.faults.memory --backends hvd --steps 5000
-
 A run is the real script on two ranks with a tiny model. Counted is what a process alone has written to
 (Private_Dirty of /proc/PID/smaps_rollup). Steps before WARM_UP fill caches, pools and heaps. A process grows
 if the line's slope is above LIMIT by more than two of its standard errors.
@@ -10,25 +7,22 @@ if the line's slope is above LIMIT by more than two of its standard errors.
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import ctypes
 import json
 import math
-import os
-import sys
-import tempfile
+import shutil
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
+from tests.faults.figure import Attempt, Damage, Program, Setting, Tally
+from tests.faults.jobs import SCRIPTS, corpus, named, parsed, patched
 from tests.processes import ROOT, Run, start_ranks
 
 LIMIT = 64.0  # bytes a step: 60 MB in 900,000
 WARM_UP = 5000  # the plans of 50 epochs of a small text
-BACKENDS = ("local", "hvd", "byteps")
-SCRIPTS = {"local": "run_pretraining_hvd.py", "hvd": "run_pretraining_hvd.py"}
-LAUNCHERS = {"local": "none", "hvd": "mpirun", "byteps": "byteps"}
 
 
 @dataclass(frozen=True)
@@ -60,9 +54,9 @@ def slope(process: str, points: Sequence[tuple[int, int]]) -> Slope:
     return Slope(process, rise, math.sqrt(rest / max(1, count - 2) / spread), steps)
 
 
-def of_a_run(backend: str, steps: int, corpus: Path, work: Path) -> list[Slope]:
+def of_a_run(launcher: str, script: Path, steps: int, corpus: Path, work: Path) -> list[Slope]:
     """Slopes of all processes of a run of `steps` steps after WARM_UP. `corpus`: of data.embedded."""
-    directory = work / f"memory-{backend}"
+    directory = work / "memory"
     text = corpus / "corpus" / "eval.txt"
     options = {
         "data": text, "vocab": corpus / "vocab.txt", "cache_dir": corpus / "tokens", "model": "bert_1_32_2",
@@ -71,11 +65,9 @@ def of_a_run(backend: str, steps: int, corpus: Path, work: Path) -> list[Slope]:
         "progress": "none", "peak_tflops": 1,
     }  # fmt: skip
     words = ["--raw", *(str(word) for name, value in options.items() for word in (f"--{name}", value))]
-    script = ROOT / SCRIPTS.get(backend, f"run_pretraining_{backend}.py")
-    ranks = 1 if backend == "local" else 2
     points: dict[str, list[tuple[int, int]]] = {}
     last = 0
-    with start_ranks(script, ranks, LAUNCHERS[backend], timeout=3600 * 6, args=words) as run:
+    with start_ranks(script, 2, launcher, timeout=3600 * 6, args=words) as run:
         while run.poll() is None:
             time.sleep(0.5)
             step = _step(directory)
@@ -84,7 +76,7 @@ def of_a_run(backend: str, steps: int, corpus: Path, work: Path) -> list[Slope]:
                 for name, pid in _processes(run, script.name).items():
                     held = private_bytes(pid)
                     if held:
-                        points.setdefault(f"{backend} {name}", []).append((step, held))
+                        points.setdefault(f"{launcher} {name}", []).append((step, held))
         run.wait().check()
     return [slope(name, each) for name, each in points.items() if len(each) > 2]
 
@@ -153,26 +145,56 @@ def growth_of(
     return min(found)
 
 
-def main() -> int:
-    """Runs all; returns 1 if a process grows."""
-    from data.embedded import build
-
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--steps", type=int, default=20_000)
-    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=BACKENDS)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    grows = False
-    with tempfile.TemporaryDirectory(prefix="memory-") as folder:
-        build(os.path.join(folder, "embedded"), vocab_size=1024)
-        for backend in options.backends:
-            for each in of_a_run(backend, options.steps, Path(folder) / "embedded", Path(folder)):
-                print(json.dumps(asdict(each)) if options.json else each, flush=True)
-                grows |= each.grows
-    return int(grows)
+# --- The figure.
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+STEPS = 20_000
+LEAK = "a step leaves 2 KB"
+PATCH = """
+import training.step
+kept = []
+call = training.step.TrainStep.__call__
+def leaking(self, *given, **named):
+    kept.append(bytearray(2048))
+    kept[-1][::64] = bytes([1]) * 32
+    return call(self, *given, **named)
+training.step.TrainStep.__call__ = leaking
+"""
+
+
+def cases(setting: Setting) -> Iterator[str]:
+    """One run."""
+    return iter([named(steps=STEPS)])
+
+
+@contextlib.contextmanager
+def opened(setting: Setting) -> Iterator[Attempt]:
+    """Tries a case: a run, each of whose processes is one thing that is tried."""
+    script = ROOT / SCRIPTS[setting.backend.partition("_")[0]]
+    if setting.damage:
+        target = setting.work / script.name
+        target.write_text(patched(script, PATCH), encoding="utf-8")
+        script = target
+
+    def attempt(case: str) -> Tally:
+        work = setting.work / "run"
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        slopes = of_a_run(setting.launcher, script, int(parsed(case)["steps"]), corpus(setting), work)
+        assert slopes, "no process was measured"
+        growing = [str(each) for each in slopes if each.grows]
+        return Tally(len(slopes), len(slopes) - len(growing), tuple(growing))
+
+    yield attempt
+
+
+PROGRAM = Program(
+    "memory",
+    "memory of each process of a run over 20,000 steps",
+    "flat: under 64 bytes a step",
+    weight=2,
+    seconds=400,
+    cases=cases,
+    opened=opened,
+    damages={LEAK: Damage(named(steps=2000), "bytes a step")},
+)

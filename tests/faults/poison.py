@@ -1,8 +1,6 @@
 """Makes a loss or a gradient of one rank infinite or NaN, in either stage of a run, and compares all ranks'
 steps (figure 6).
 
-    python -m tests.faults.poison --launcher mpirun|gloo|byteps [--ranks 3]   # exit code 1 at a fault
-
 The real scripts run both stages on random tokens; before a step's gradients are averaged, the rank whose turn
 it is gets a bad number. Each rank records, for each step, whether it was applied, its loss scale, and the
 digest of its parameters after it.
@@ -10,15 +8,17 @@ digest of its parameters after it.
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import json
 import shutil
 import sys
-import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Iterator, NamedTuple
+from unittest import mock
 
 from tests.faults.disagree import SCRIPTS
+from tests.faults.figure import Attempt, Damage, Program, Setting, Tally
+from tests.faults.jobs import named, parsed
 from tests.processes import ROOT, run_ranks
 from tests.training.small_runs import command
 
@@ -149,24 +149,76 @@ def _lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def main() -> int:
-    """Runs all poisons; returns 1 if there are faults."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--launcher", choices=sorted(SCRIPTS), default="mpirun")
-    parser.add_argument("--ranks", type=int, default=2)
-    options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="poisoning-"))
-    try:
-        report = attack(options.launcher, options.ranks, folder)
-    finally:
+# --- The figure.
+
+
+ALONE = "a rank goes by its own gradients"
+TAKEN = "a step is taken whatever its gradients are"
+# Indented as the part of tests/faults/poison.py that they become.
+PATCHES = {
+    ALONE: """
+    import training.step as of_steps
+    agreed = of_steps.TrainStep.__call__
+    def alone(self, *given, **named):
+        own = self._communicator
+        average = own.average
+        own.average = lambda arrays: None
+        try:
+            return agreed(self, *given, **named)
+        finally:
+            own.average = average
+    of_steps.TrainStep.__call__ = alone
+""",
+    TAKEN: """
+    import math
+    import training.step as of_steps
+    norm_of = of_steps.global_norm
+    def finite(*given):
+        norm = norm_of(*given)
+        return norm if math.isfinite(norm) else 1.0
+    of_steps.global_norm = finite
+""",
+}
+BEFORE = "    import training.step as step_module\n"
+
+
+def cases(setting: Setting) -> Iterator[str]:
+    """All kinds of numbers on every rank in both stages: one run of two ranks, and one of three."""
+    return (named(ranks=ranks) for ranks in (2, 3))
+
+
+@contextlib.contextmanager
+def opened(setting: Setting) -> Iterator[Attempt]:
+    """Tries a case: a run with a bad number in two of three steps."""
+    # Damage comes below the recording of steps.
+    patch = PATCHES.get(setting.damage, "").replace("{", "{{").replace("}", "}}")
+    starter = _STARTER.replace(BEFORE, f"{patch}\n{BEFORE}", 1)
+    assert BEFORE in _STARTER
+
+    def attempt(case: str) -> Tally:
+        folder = setting.work / "run"
         shutil.rmtree(folder, ignore_errors=True)
-    for stage, poisons in report.poisons.items():
-        print(f"stage {stage}: {', '.join(f'{each.kind} on rank {each.rank}' for each in poisons)}")
-    print("\n".join(report.faults) or "all skipped alike")
-    return int(bool(report.faults))
+        folder.mkdir()
+        report = attack(setting.launcher, int(parsed(case)["ranks"]), folder)
+        tried = sum(map(len, report.poisons.values()))
+        held = tried - len(report.faults) if report.complete else 0
+        return Tally(tried, max(0, held), tuple(report.faults[:3]))
+
+    with mock.patch.object(sys.modules[__name__], "_STARTER", starter):
+        yield attempt
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+CASE = named(ranks=2)
+PROGRAM = Program(
+    "6",
+    "not finite on one rank: loss or gradient, each rank, both stages",
+    "all ranks skip that step alike",
+    weight=0.3,
+    seconds=30,
+    cases=cases,
+    opened=opened,
+    damages={
+        ALONE: Damage(CASE, "differ from step"),
+        TAKEN: Damage(CASE, "applied: Poison"),
+    },
+)

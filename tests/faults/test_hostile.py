@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from tests.faults.hostile import COMMANDS, KINDS
-from tests.faults.hostile_files import BY_COMMANDS, OF_OTHERS
+from tests.faults.hostile import BY_COMMANDS, COMMANDS, KINDS, OF_OTHERS
 from tests.processes import ROOT, run_command
 
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""The comparison behind figure 6 sees all damage; `python -m tests.faults.poison` runs it on real ranks."""
+"""The comparison behind figure 6 sees all damage; `--figures 6` runs it on real ranks."""
 
 from __future__ import annotations
 
