@@ -30,7 +30,7 @@ class Ours(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """Where and how the step computes."""
+    """Device, number types and operators of a step."""
 
     device: mx.Context
     dtype: str

@@ -16,7 +16,7 @@ from unittest import mock
 
 from tests.faults.figure import Attempt, Damage, Program, Setting, Tally
 from tests.faults.jobs import corpus, named, parsed
-from tests.processes import ROOT, RunResult, run_ranks
+from tests.processes import ROOT, RunResult, run_ranks, words_of
 
 SCRIPTS = {
     "mpirun": "run_pretraining_hvd.py",
@@ -102,15 +102,13 @@ def make_files(folder: Path, text: Path, vocabulary: Path) -> Files:
 def arguments(files: Files, ckpt_dir: Path, **changes: Any) -> list[str]:
     """The command line that the ranks have in common."""
     options: dict[str, Any] = {
+        "raw": True,
         "data": files.text, "vocab": files.vocabulary, "model": "bert_1_32_2", "max_seq_length": 32,
         "batch_size": 4, "num_buckets": 2, "num_data_workers": 1, "num_steps": 3, "lr": 0.001,
         "warmup_ratio": 0.1, "log_interval": 1, "ckpt_interval": 3, "peak_tflops": 1, "comm_timeout": 120,
         "ckpt_dir": ckpt_dir, "cache_dir": files.folder / "tokens", **changes,
     }  # fmt: skip
-    words = ["--raw"]
-    for name, value in options.items():
-        words += [f"--{name}", str(value)]
-    return words
+    return words_of(options)
 
 
 def kinds(files: Files) -> Mapping[str, Kind]:

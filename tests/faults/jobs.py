@@ -10,7 +10,7 @@ from typing import Any, Sequence
 from data.embedded import build
 from tests.faults.figure import Setting
 from tests.faults.kill_at_boundary import metrics
-from tests.processes import ROOT, Run, start_ranks
+from tests.processes import ROOT, Run, start_ranks, words_of
 
 SCRIPTS = {"hvd": "run_pretraining_hvd.py", "byteps": "run_pretraining_byteps.py"}
 STEPS = (10, 10)  # of the stages
@@ -55,23 +55,15 @@ class Job:
         text = corpus(self.setting)
         held_out = text / "corpus" / "eval.txt"
         options = {
-            "stages": "both", "data": held_out, "data_eval": held_out, "vocab": text / "vocab.txt",
+            "raw": True, "resume": True, "stages": "both", "data": held_out, "data_eval": held_out,
+            "vocab": text / "vocab.txt",
             "cache_dir": text / "tokens", "model": "bert_1_32_2", "max_seq_length": "16,64",
             "batch_size": "8,2", "accumulate": self.accumulate, "num_buckets": 2,
             "num_steps": ",".join(map(str, STEPS)), "lr": "0.02,0.01", "warmup_ratio": "0.2,0.5",
             "log_interval": 1, "ckpt_interval": INTERVAL, "seed": 3, "progress": "lines", "peak_tflops": 1,
             "comm_timeout": 60, "ckpt_dir": directory, **changes,
         }  # fmt: skip
-        return [
-            "--raw",
-            "--resume",
-            *(
-                str(word)
-                for name, value in options.items()
-                if value is not None
-                for word in (f"--{name}", value)
-            ),
-        ]
+        return words_of(options)
 
     def start(self, directory: Path, **options: Any) -> Run:
         """Starts or resumes the run; `options` as of `start_ranks`."""

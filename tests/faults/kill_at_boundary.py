@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
-from tests.processes import ROOT, start_ranks
+from tests.processes import ROOT, start_ranks, words_of
 
 FIRST, SECOND = 6, 6  # steps of the stages
 END = FIRST + SECOND
@@ -58,18 +58,14 @@ def job(backend: str, ranks: int, corpus: Path) -> Job:
     """Both stages over the embedded text in `corpus` (of data.embedded), of a few seconds."""
     text = str(corpus / "corpus" / "eval.txt")
     options = {
-        "stages": "both", "data": text, "data_eval": text, "vocab": corpus / "vocab.txt",
+        "raw": True, "stages": "both", "data": text, "data_eval": text, "vocab": corpus / "vocab.txt",
         "cache_dir": corpus / "tokens", "model": "bert_1_32_2", "max_seq_length": "16,64",
         "batch_size": "8,2",
         "num_buckets": 2, "num_steps": f"{FIRST},{SECOND}",
         "lr": "0.02,0.01", "warmup_ratio": "0.2,0.5",
         "log_interval": 1, "ckpt_interval": 3, "seed": 3, "progress": "lines", "peak_tflops": 1,
     }  # fmt: skip
-    return Job(backend, ranks, ["--raw", *(str(word) for item in options.items() for word in _flag(*item))])
-
-
-def _flag(name: str, value: Any) -> tuple[str, Any]:
-    return f"--{name}", value
+    return Job(backend, ranks, words_of(options))
 
 
 def _file(name: str) -> Moment:

@@ -19,7 +19,7 @@ from typing import Any, Callable, Iterator, Sequence
 
 from tests.faults.figure import Attempt, Damage, Program, Setting, Tally
 from tests.faults.jobs import SCRIPTS, corpus, named, parsed, patched
-from tests.processes import ROOT, Run, start_ranks
+from tests.processes import ROOT, Run, start_ranks, words_of
 
 LIMIT = 64.0  # bytes a step: 60 MB in 900,000
 WARM_UP = 5000  # the plans of 50 epochs of a small text
@@ -59,15 +59,15 @@ def of_a_run(launcher: str, script: Path, steps: int, corpus: Path, work: Path) 
     directory = work / "memory"
     text = corpus / "corpus" / "eval.txt"
     options = {
-        "data": text, "vocab": corpus / "vocab.txt", "cache_dir": corpus / "tokens", "model": "bert_1_32_2",
-        "max_seq_length": 16, "batch_size": 8, "num_steps": WARM_UP + steps, "lr": 0.001,
+        "raw": True, "data": text, "vocab": corpus / "vocab.txt", "cache_dir": corpus / "tokens",
+        "model": "bert_1_32_2", "max_seq_length": 16, "batch_size": 8, "num_steps": WARM_UP + steps,
+        "lr": 0.001,
         "warmup_ratio": 0.1, "log_interval": 50, "ckpt_interval": 10**6, "ckpt_dir": directory,
         "progress": "none", "peak_tflops": 1,
     }  # fmt: skip
-    words = ["--raw", *(str(word) for name, value in options.items() for word in (f"--{name}", value))]
     points: dict[str, list[tuple[int, int]]] = {}
     last = 0
-    with start_ranks(script, 2, launcher, timeout=3600 * 6, args=words) as run:
+    with start_ranks(script, 2, launcher, timeout=3600 * 6, args=words_of(options)) as run:
         while run.poll() is None:
             time.sleep(0.5)
             step = _step(directory)

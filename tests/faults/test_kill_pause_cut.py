@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import LIMIT, ROOT, environ_of, nothing_new, run_ranks, start_ranks, until
+from tests.processes import LIMIT, ROOT, environ_of, nothing_new, run_ranks, start_ranks, until, words_of
 from training.checkpoint import list_steps, newest_complete
 
 SCRIPTS = {
@@ -28,6 +28,9 @@ UNFINISHED = re.compile(r"\d{7}\.(params|states\.npz|json)\.tmp-.*")
 
 def arguments(corpus, directory, **changes) -> list[str]:
     options = {
+        "raw": True,
+        "use_avg_len": True,
+        "resume": True,
         "data": corpus.train,
         "vocab": corpus.vocab,
         "model": "bert_1_32_2",
@@ -46,10 +49,7 @@ def arguments(corpus, directory, **changes) -> list[str]:
         "peak_tflops": 1,  # else measured
         **changes,
     }
-    words = ["--raw", "--use_avg_len", "--resume"]
-    for name, value in options.items():
-        words += [f"--{name}", str(value)]
-    return words
+    return words_of(options)
 
 
 def start(launcher, args):
