@@ -29,24 +29,23 @@ import tests.comm.equality_worker as worker
 make = worker.make_communicator
 def damaged(name):
     communicator = make(name)
-    average = communicator.average
+    average = communicator.scaled_average  # of gradients; `average` is for the counts that divide them
     def wrong(arrays):
-        if len(arrays) == 1:  # the counts that gradients are divided by: a factor in both would cancel
-            return average(arrays)
 {body}
-    communicator.average = wrong
+        return factor
+    communicator.scaled_average = wrong
     return communicator
 worker.make_communicator = damaged
 worker.main(sys.argv[1], Path(sys.argv[2]), worker.World(*map(int, sys.argv[3:])))
 """
 BODIES = {
-    "the last gradient is not averaged": "        average(arrays[:-1])",
+    "the last gradient is not averaged": "        factor = average(arrays[:-1])",
     "gradients are summed, not averaged": """
-        average(arrays)
+        factor = average(arrays)
         for array in arrays:
             array *= communicator.size""",
     "one number in a million is off by 0.01%": """
-        average(arrays)
+        factor = average(arrays)
         arrays[0][0] *= 1.0001""",
 }
 

@@ -161,12 +161,12 @@ PATCHES = {
     agreed = of_steps.TrainStep.__call__
     def alone(self, *given, **named):
         own = self._communicator
-        average = own.average
-        own.average = lambda arrays: None
+        average = own.scaled_average
+        own.scaled_average = lambda arrays: 1.0
         try:
             return agreed(self, *given, **named)
         finally:
-            own.average = average
+            own.scaled_average = average
     of_steps.TrainStep.__call__ = alone
 """,
     TAKEN: """
