@@ -28,7 +28,8 @@ from bench.workers import peak_bytes
 from bert.configuration import named_config
 from data.pretraining.batches import dummy_batch
 from lamb_paper import default_max_predictions
-from training.optimizer.scaler import DynamicScaler, StaticScaler
+from training.optimizer.scaler import DynamicScaler, LossScaler, StaticScaler
+from training.step import TrainStep
 
 LR = 1e-3
 DIFFERENT = 4  # steps with batches of their own; then these again
@@ -55,10 +56,8 @@ def batches(sizes: Sizes, step: int) -> list[Any]:
     return [dummy_batch(sizes.rows, sizes.length, masked, VOCABULARY, rng) for _ in range(sizes.accumulate)]
 
 
-def losses(device: mx.Context, model: str, dtype: str, sizes: Sizes) -> dict[str, Any]:
+def losses(take: TrainStep, scaler: LossScaler, sizes: Sizes, device: mx.Context) -> dict[str, Any]:
     """Losses of the masked words, each the mean over a step's, and what the loss scale did."""
-    scaler = StaticScaler() if dtype == "float32" else DynamicScaler()
-    take = pretraining_step(named_config(model), Kind(device, dtype), sizes.accumulate, scaler).step
     masked = sizes.rows * sizes.accumulate * default_max_predictions(sizes.length)
     seen, skipped = [], 0
     for step in range(1, sizes.steps + 1):
@@ -68,10 +67,8 @@ def losses(device: mx.Context, model: str, dtype: str, sizes: Sizes) -> dict[str
     return {"losses": seen, "skipped": skipped, "scale": scaler.scale}
 
 
-def speed(device: mx.Context, model: str, dtype: str, sizes: Sizes) -> dict[str, Any]:
+def speed(take: TrainStep, scaler: LossScaler, sizes: Sizes, device: mx.Context) -> dict[str, Any]:
     """Median seconds of a step behind two that are not counted, sequences a second, bytes of memory."""
-    scaler = StaticScaler() if dtype == "float32" else DynamicScaler()
-    take = pretraining_step(named_config(model), Kind(device, dtype), sizes.accumulate, scaler).step
     seconds = []
     for step in range(1, sizes.steps + 3):
         mine = batches(sizes, step)
@@ -139,7 +136,10 @@ def answer(arguments: Sequence[str]) -> Mapping[str, Any]:
             return beyond(device)
         numbers = dict(word.split("=") for word in rest[3:])
         sizes = Sizes(*(int(numbers[name]) for name in Sizes._fields))
-        return {"losses": losses, "speed": speed}[what](device, rest[1], rest[2], sizes)
+        model, dtype = rest[1:3]
+        scaler = StaticScaler() if dtype == "float32" else DynamicScaler()
+        take = pretraining_step(named_config(model), Kind(device, dtype), sizes.accumulate, scaler).step
+        return {"losses": losses, "speed": speed}[what](take, scaler, sizes, device)
     except (mx.MXNetError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

@@ -145,7 +145,13 @@ def add_text_options(parser: OptionParser, text: str = "text files, a sentence a
 
 
 def given_text(options: argparse.Namespace, folder: str) -> tuple[list[str], str]:
-    """Files of --input and the vocabulary of --vocab; without them those of `default_text`."""
+    """Files of --input and the vocabulary of --vocab; without them those of `default_text`.
+
+    Raises:
+        InputError: one of the two is given alone.
+    """
+    if bool(options.input) != bool(options.vocab):
+        raise InputError("--input and --vocab belong together; without both the embedded text is taken")
     if options.input:
         return expand_inputs(options.input, "--input"), options.vocab
     return default_text(folder)

@@ -210,8 +210,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     settle(options, {"repeats": 5, "batches": 100}, {"repeats": 1, "batches": 10})
     scale = QUICK if options.quick else Scale()
-    if bool(options.input) != bool(options.vocab):
-        parser.error("--input and --vocab belong together")
     with tempfile.TemporaryDirectory() as folder:
         paths, vocab_path = given_text(options, folder)
         sources = prepare(paths, vocab_path, folder, scale.least_tokens)

@@ -97,8 +97,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help=f"does everything run? ({means})")
     options = parser.parse_args(arguments)
     settle(options, {"rounds": 5}, {"rounds": 2})
-    if bool(options.input) != bool(options.vocab):
-        raise InputError("--input and --vocab belong together; without both the embedded text is taken")
     with tempfile.TemporaryDirectory() as folder:
         paths, vocab_path = given_text(options, folder)
         texts = (line for line in sentences(paths) if line is not None)
