@@ -1,20 +1,15 @@
 """Runs that are killed and go on with another number of ranks, by the feeds themselves: every sample comes
 once an epoch, and a step has the same samples with the same masks as in a run that nothing happened to.
 
-    python -m tests.faults.change_feeds --seed 0 --kills 10     # both kinds of data; code 1 if any differs
-
 Without MXNet. All ranks of a run are feeds in this process, read ahead in threads as in training; a kill
 loses the steps since the last checkpoint, which has the position alone.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import random
-import sys
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
@@ -221,29 +216,3 @@ def _text_source(work: Path, rng: random.Random) -> TextSource:
     vocabulary: Vocabulary = load_vocab(str(work / "vocab.txt"))
     build_store([str(work / "text.txt")], TokenizerSettings(vocabulary), str(work / "store"))
     return TextSource(TokenStore.open(str(work / "store")), vocabulary, MaskingConfig(32, 0.2, 0.15, 5))
-
-
-def main() -> int:
-    """Prints a table of both kinds; returns 1 if a sample was lost, repeated or masked in another way."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kills", type=int, default=10)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="elastic-") as folder:
-        outcomes = [
-            pretraining(Path(folder), options.seed, options.kills),
-            finetuning(options.seed, options.kills),
-        ]
-    print("| data | ranks | micro-batches | steps | done twice | samples | epochs | result |")
-    print("|---|---|---|---|---|---|---|---|")
-    for each in outcomes:
-        cells = (each.kind, *("-".join(map(str, each.sizes)), each.micro_batches, each.steps, each.repeated))
-        result = "; ".join(each.errors) or "each once"
-        print("|", " | ".join(map(str, (*cells, each.samples, each.epochs, result))), "|")
-    return int(any(each.errors for each in outcomes))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
