@@ -41,13 +41,7 @@ from base.command_line import count, path_name, positive, positive_int, rate
 from base.errors import InputError
 from base.tables import Row, Table, terminal
 from base.threads import set_threads
-from bench.finetune_data import (
-    read_split,
-    shown_sizes,
-    write_batches_of_seeds,
-    write_cases,
-    write_trainings,
-)
+from bench.finetune_data import SIZES, read_split, shown_sizes, write_cases, write_evaluation, write_trainings
 from bench.finetune_work import (
     CASES,
     INITIAL_STDEV,
@@ -86,7 +80,7 @@ from data.questions.answers import AnswerSettings, Logits, answer
 from data.questions.cloze import ClozeSettings, make_questions, split_documents
 from data.questions.scores import score_v1, score_v2
 from data.questions.squad_files import Questions
-from data.questions.windows import Windows
+from data.questions.windows import Windows, make_windows
 from data.text.corpus import documents
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab, vocabulary_from_tokens
@@ -132,11 +126,13 @@ def prepare(options: argparse.Namespace, folder: str) -> Work:
         vocabulary_from_tokens(weights.vocabulary, weights.source), cased=bool(weights.cased)
     )
     train, asked = read_split(*files, options.version_2)
-    windows, num_steps = write_trainings(folder, train, asked, tokenizer, options.epochs)
-    settings = Settings(num_steps, list(range(options.seeds)), options.lr, dropout=options.dropout)
+    windows = make_windows(asked, tokenizer, SIZES)
+    write_evaluation(folder, windows)
+    taught, seeds = make_windows(train, tokenizer, SIZES, training=True), list(range(options.seeds))
+    num_steps = write_trainings(folder, taught, seeds, options.epochs)
+    settings = Settings(num_steps, seeds, options.lr, dropout=options.dropout)
     write_settings(folder, settings)
-    write_batches_of_seeds(folder, train, tokenizer, settings)
-    tokens = write_cases(folder, train, tokenizer)
+    tokens = write_cases(folder, train, taught, tokenizer)
     sizes = f"{weights.config.description}; {shown_sizes(train, asked, num_steps)}"
     return Work(folder, settings, asked, windows, tokens, sizes)
 
