@@ -121,7 +121,7 @@ test: setup ## run the tests (SLOW=0 leaves out BERT-large, ARGS="-k hparams" go
 	case $$no_ranks,$$ranks,$$alone in 5,5,5|*[!05,]*) exit 1;; esac
 
 reliability: setup ## attack real runs for MINUTES=240 on a quiet machine: docs/reliability.md (SEED=1, FIGURES=1,7)
-	$(PY) -m tests.reliability --minutes $(or $(MINUTES),240) --seed $(or $(SEED),1) \
+	$(PY) -m tests.faults --minutes $(or $(MINUTES),240) --seed $(or $(SEED),1) \
 		$(if $(FIGURES),--figures $(FIGURES)) $(ARGS)
 
 bench: setup ## measure against peers: step, fine-tuning, loader, tokenizers, questions (BENCH=step; ARGS=--quick)

@@ -1,12 +1,10 @@
 """Measurements against peers.
 
-quick              --quick and the default text of all measurements
+harness            --quick, --json, rounds, quartiles, ratios and the default text of all measurements
+workers            processes that take a step on request: the worker's side, and the parent's
 step               command: a training step, against Hugging Face on PyTorch and GluonNLP
-contestants        the participants of bench.step, and their interpreters
-work               sizes, matrix products and memory of the measured step
-rounds             interleaved rounds, ratios, spread, the table
-workers, serve     processes that take a step on request: the parent's side, and those of a measurement; the
-                   worker's side
+work               sizes and matrix products of that step
+ours               this project's step, for the workers
 step_ours          the worker of this project
 peer_torch         the worker of Hugging Face on PyTorch
 peer_gluonnlp      the worker of GluonNLP
@@ -17,7 +15,7 @@ questions          command: SQuAD's features, answers and scores, against a pure
 question_loop      that loop: Google's algorithms, question by question
 finetune           command: fine-tuning, scores over seeds and speed, against Hugging Face on PyTorch
 finetune_data      questions and sentence pairs to its batches
-finetune_work      its settings and batches in files
+finetune_work      its settings and batches in files, and the steps of both workers
 finetune_ours      the worker of this project
 finetune_torch     the worker of Hugging Face on PyTorch
 launches           of the training script, for the two below

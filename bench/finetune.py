@@ -39,15 +39,9 @@ import numpy as np
 from base import machine
 from base.command_line import count, path_name, positive, positive_int, rate
 from base.errors import InputError
+from base.tables import Row, Table, terminal
 from base.threads import set_threads
-from bench.contestants import NO_TORCH, ROOT, environment, find_torch_python
-from bench.finetune_data import (
-    read_split,
-    shown_sizes,
-    write_batches_of_seeds,
-    write_cases,
-    write_trainings,
-)
+from bench.finetune_data import SIZES, read_split, shown_sizes, write_cases, write_evaluation, write_trainings
 from bench.finetune_work import (
     CASES,
     INITIAL_STDEV,
@@ -62,10 +56,20 @@ from bench.finetune_work import (
     training_name,
     write_settings,
 )
-from bench.quick import default_text, finish, measurement, settle
-from bench.rounds import ratios, spread
+from bench.harness import (
+    Spread,
+    default_text,
+    end_at,
+    finish,
+    in_turns,
+    measurement,
+    note,
+    ratios,
+    settle,
+    spread,
+)
 from bench.work import DTYPES, native_dtypes
-from bench.workers import Contestants, end_at, note
+from bench.workers import NO_TORCH, ROOT, Contestants, find_torch_python
 from bert.configuration import named_config
 from bert.weights.bare_params import expected_shapes
 from bert.weights.exporting import export
@@ -76,7 +80,7 @@ from data.questions.answers import AnswerSettings, Logits, answer
 from data.questions.cloze import ClozeSettings, make_questions, split_documents
 from data.questions.scores import score_v1, score_v2
 from data.questions.squad_files import Questions
-from data.questions.windows import Windows
+from data.questions.windows import Windows, make_windows
 from data.text.corpus import documents
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab, vocabulary_from_tokens
@@ -122,11 +126,13 @@ def prepare(options: argparse.Namespace, folder: str) -> Work:
         vocabulary_from_tokens(weights.vocabulary, weights.source), cased=bool(weights.cased)
     )
     train, asked = read_split(*files, options.version_2)
-    windows, num_steps = write_trainings(folder, train, asked, tokenizer, options.epochs)
-    settings = Settings(num_steps, list(range(options.seeds)), options.lr, dropout=options.dropout)
+    windows = make_windows(asked, tokenizer, SIZES)
+    write_evaluation(folder, windows)
+    taught, seeds = make_windows(train, tokenizer, SIZES, training=True), list(range(options.seeds))
+    num_steps = write_trainings(folder, taught, seeds, options.epochs)
+    settings = Settings(num_steps, seeds, options.lr, dropout=options.dropout)
     write_settings(folder, settings)
-    write_batches_of_seeds(folder, train, tokenizer, settings)
-    tokens = write_cases(folder, train, tokenizer)
+    tokens = write_cases(folder, train, taught, tokenizer)
     sizes = f"{weights.config.description}; {shown_sizes(train, asked, num_steps)}"
     return Work(folder, settings, asked, windows, tokens, sizes)
 
@@ -165,7 +171,7 @@ def start(contestants: Contestants, work: Work, dtype: str, torch_python: str | 
         python = sys.executable if key == OURS else torch_python
         if python is not None:
             words = [python, "-m", module, work.folder, dtype]
-            contestants.start(key, f"{TITLES[key]} ({dtype})", words, environment(key != OURS, os.environ))
+            contestants.start(key, f"{TITLES[key]} ({dtype})", words, key != OURS)
 
 
 def measure_losses(work: Work, contestants: Contestants) -> dict[str, list[float]]:
@@ -191,7 +197,7 @@ def measure_scores(work: Work, contestants: Contestants) -> dict[str, dict[str, 
     """Trains every seed by every contestant, in turns; score -> contestant -> seed -> value."""
     found: dict[str, dict[str, dict[int, float]]] = {score: {} for score in SCORES}
     for seed in work.settings.seeds:
-        for key in contestants.in_turns(seed):
+        for key in in_turns(contestants.keys, seed):
             taken = contestants.step(key, LIMIT, training_name(seed))
             if taken is None:
                 continue
@@ -232,8 +238,7 @@ def measure_speed(contestants: Contestants, rounds: int) -> dict[str, list[dict[
                 for suffix in ("", SHORT)
                 if not suffix or (key != OURS and name not in WITHOUT_PADDING)
             ]
-            shift = number % len(entries) if entries else 0
-            for key, suffix in entries[shift:] + entries[:shift]:
+            for key, suffix in in_turns(entries, number):
                 answered = contestants.step(key, LIMIT, name + suffix)
                 if answered is not None:
                     taken[key + suffix] = answered["seconds"]
@@ -274,27 +279,20 @@ def scores_table(scores: Mapping[str, Mapping[str, Mapping[int, float]]]) -> str
     return "\n".join(lines)
 
 
-def speed_table(rows: Sequence[Figures], tokens: Mapping[str, int]) -> str:
+def speed_table(rows: Sequence[Figures], tokens: Mapping[str, int], title: str) -> Table:
     """Seconds and ratios by case, for people."""
-    lines = []
-    for case_name, case in CASES.items():
-        lines.append(f"{case.title} ({tokens[case_name]:,} tokens)")
-        for row in rows:
-            if row["case"] != case_name:
-                continue
-            key, short = row["contestant"].replace(SHORT, ""), row["contestant"].endswith(SHORT)
-            padding = ""
-            if key != OURS and case_name not in WITHOUT_PADDING:
-                padding = f", padded to {'the longest' if short else case.padded}"
-            ratio = f"{_quartiles(row['to_ours'], 2)} to ours" if "to_ours" in row else ""
-            title = f"  {TITLES[key]}{padding}"
-            lines.append(f"{title:34} {_quartiles(row['seconds'], 3)} s  {ratio}".rstrip())
-    return "\n".join(lines)
-
-
-def _quartiles(values: Mapping[str, float], digits: int) -> str:
-    median, low, high = (f"{values[name]:.{digits}f}" for name in ("median", "low", "high"))
-    return f"{median} ({low} to {high})"
+    shown = []
+    for row in rows:
+        name, key = row["case"], row["contestant"].replace(SHORT, "")
+        short = key != row["contestant"]
+        padding = "the longest" if short else str(CASES[name].padded)
+        cells = [f"{CASES[name].title} ({tokens[name]:,} tokens)", TITLES[key]]
+        cells.append("" if key == OURS or name in WITHOUT_PADDING else padding)
+        cells.append(Spread(**row["seconds"]).shown(3))
+        cells.append(Spread(**row["to_ours"]).shown(2) if "to_ours" in row else "")
+        shown.append(Row(cells))
+    head = ("", "", "padded to", "seconds (quartiles)", "to ours")
+    return Table(title, head, shown, names=3)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -368,7 +366,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 rounds = measure_speed(contestants, options.rounds) if options.rounds else {}
             rows = summarize_speed(rounds)
             if rounds:
-                print(f"{dtype}, {options.rounds} rounds\n{speed_table(rows, work.tokens)}\n", flush=True)
+                shown = speed_table(rows, work.tokens, f"{dtype}, {options.rounds} rounds")
+                print(f"{terminal(shown)}\n", flush=True)
             failed |= bool(contestants.left_out)
             results.append({"dtype": dtype, "rows": rows, "rounds": rounds, "facts": contestants.facts})
     if options.torch_python is None:

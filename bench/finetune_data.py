@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from bench.finetune_work import (
     FULL_ANSWERS,
     PAIRS,
     WINDOWS,
-    Settings,
     training_name,
     write_batches,
 )
@@ -23,7 +22,7 @@ from data.classification.examples import Examples
 from data.classification.features import featurize
 from data.finetuning.batching import EvaluationOrder, Grouping, TrainingOrder
 from data.questions.squad_files import SCORE, TRAIN, Questions, read_questions
-from data.questions.windows import QuestionBatch, Windows, WindowSettings, collate, make_windows
+from data.questions.windows import QuestionBatch, Windows, WindowSettings, collate
 from data.text.sentences import split_sentences
 from data.tokenizing.tokenizer import TokenizerSettings
 
@@ -58,32 +57,27 @@ def read_split(train_file: str, dev_file: str | None, version_2: bool) -> tuple[
     return train, asked
 
 
-def write_trainings(
-    folder: str, train: Questions, asked: Questions, tokenizer: TokenizerSettings, epochs: float
-) -> tuple[Windows, int]:
-    """Writes the windows to evaluate on; returns them, and the number of steps of a training."""
-    windows = make_windows(asked, tokenizer, SIZES)
+def write_evaluation(folder: str, windows: Windows) -> None:
+    """Writes the batches of windows to evaluate on."""
     order = EvaluationOrder(windows.lengths, EVALUATED, 0, 1, grouping=_GROUPING)
     write_batches(folder, EVALUATION, [collate(windows, *rows) for rows in order.batches()])
-    taught = make_windows(train, tokenizer, SIZES, training=True)
-    return windows, _order(taught, seed=0).num_steps(epochs)
 
 
-def write_batches_of_seeds(
-    folder: str, train: Questions, tokenizer: TokenizerSettings, settings: Settings
-) -> None:
-    """Writes the batches of each training: by length, in an order of the seed."""
-    windows = make_windows(train, tokenizer, SIZES, training=True)
-    for seed in settings.seeds:
+def write_trainings(folder: str, windows: Windows, seeds: Sequence[int], epochs: float) -> int:
+    """Writes the batches of each training: by length, in an order of the seed. Returns their number."""
+    num_steps = _order(windows, seed=0).num_steps(epochs)
+    for seed in seeds:
         order = _order(windows, seed)
-        batches = [collate(windows, *order.micro_batches(step)[0]) for step in range(settings.num_steps)]
+        batches = [collate(windows, *order.micro_batches(step)[0]) for step in range(num_steps)]
         write_batches(folder, training_name(seed), batches)
+    return num_steps
 
 
-def write_cases(folder: str, train: Questions, tokenizer: TokenizerSettings) -> dict[str, int]:
+def write_cases(
+    folder: str, train: Questions, windows: Windows, tokenizer: TokenizerSettings
+) -> dict[str, int]:
     """Writes the batches of the cases, from questions drawn at random; returns their tokens without padding,
-    by the name of the case."""
-    windows = make_windows(train, tokenizer, SIZES, training=True)
+    by the name of the case. `windows`: of the questions `train`."""
     generator = np.random.default_rng(0)
     full = _full(windows, generator)
     cases = {

@@ -7,17 +7,21 @@
     logits_CONTESTANT_SEED.npz  outputs on evaluation.npz, which the contestants write
     losses_CONTESTANT.json      losses of the first steps, which the contestants write
 
-NumPy and the standard library only: the workers of all contestants read it, whatever their environment has.
+The steps of both workers are made here, of a `Learner` that each has. NumPy and the standard library only:
+the workers read it, whatever their environment has.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
-from typing import Any, Iterator, Mapping, NamedTuple, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Protocol, Sequence
 
 import numpy as np
+
+from bench.workers import ReadLoss, Steps, TakeStep, no_loss
 
 Arrays = Mapping[str, np.ndarray]
 MODEL, SETTINGS = "model", "settings.json"
@@ -64,12 +68,14 @@ class Settings:
     clip_norm: float = 1.0
     dropout: float = 0.1
 
-    def rate(self, step: int) -> float:
-        """The learning rate of a step, from 1 on: linear warmup, then linear decay to 0."""
+    def rates(self, steps: int) -> list[float]:
+        """Learning rates of the first steps: linear warmup, then linear decay to 0."""
         warmup = int(self.warmup_ratio * self.num_steps)
-        if step <= warmup:
-            return self.lr * step / warmup
-        return self.lr * (self.num_steps - step) / max(1, self.num_steps - warmup)
+        rest = max(1, self.num_steps - warmup)
+        return [
+            self.lr * (step / warmup if step <= warmup else (self.num_steps - step) / rest)
+            for step in range(1, steps + 1)
+        ]
 
 
 def write_settings(folder: str, settings: Settings) -> None:
@@ -117,28 +123,22 @@ def logits_name(contestant: str, seed: int) -> str:
     return f"logits_{contestant}_{seed}"
 
 
-def write_logits(folder: str, name: str, outputs: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-    """Writes outputs: of each batch the examples' numbers (B,), and logits (B, 2, L) of starts and ends."""
+def write_logits(folder: str, name: str, batches: Sequence[Arrays], logits: Sequence[np.ndarray]) -> None:
+    """Writes of each batch the examples' numbers (B,), and logits (B, 2, L) of starts and ends."""
     arrays: dict[str, Any] = {}
-    for number, (examples, logits) in enumerate(outputs):
-        arrays[f"{number}/examples"], arrays[f"{number}/logits"] = examples, logits
+    for number, (batch, both) in enumerate(zip(batches, logits)):
+        arrays[f"{number}/examples"], arrays[f"{number}/logits"] = batch["examples"], both
     np.savez(os.path.join(folder, f"{name}.npz"), **arrays)
 
 
 def read_logits(folder: str, name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields what `write_logits` was given."""
+    """Yields what `write_logits` has written."""
     for each in read_batches(folder, name):
         yield each["examples"], each["logits"]
 
 
-def write_losses(folder: str, contestant: str, losses: Sequence[float]) -> None:
-    """Writes the losses of the first steps."""
-    with open(os.path.join(folder, f"{LOSSES}_{contestant}.json"), "w", encoding="utf-8") as file:
-        json.dump(list(losses), file)
-
-
 def read_losses(folder: str, contestant: str) -> list[float]:
-    """Returns what `write_losses` was given."""
+    """Losses of the first steps."""
     with open(os.path.join(folder, f"{LOSSES}_{contestant}.json"), encoding="utf-8") as file:
         return [float(loss) for loss in json.load(file)]
 
@@ -154,3 +154,73 @@ def padded_to(batch: Arrays, length: int) -> dict[str, np.ndarray]:
             array = wide
         found[name] = array
     return found
+
+
+class Learner(Protocol):
+    """A contestant's network with a head above the folder's BERT."""
+
+    def begin(self, seed: int) -> None:
+        """Takes the weights as they are in the folder, a new head and a new optimizer."""
+
+    def batches(self, stored: Sequence[Arrays], padded: int | None = None) -> Sequence[Any]:
+        """Stored batches in its own form, padded to `padded` tokens; None: to the longest of each."""
+
+    def train(self, batches: Sequence[Any], rates: Sequence[float], exact: bool = False) -> ReadLoss:
+        """A step for each batch; the last one's loss. `exact`: no place of padding can be an answer."""
+
+    def logits(self, batches: Sequence[Any]) -> list[np.ndarray]:
+        """Logits (B, 2, L) of starts and ends, batch by batch, without dropout."""
+
+
+def serve_learners(folder: str, key: str, make: Callable[[str, Settings], Learner], pads: bool) -> Steps:
+    """The steps of a worker: the trainings for the scores, the first losses, the cases.
+
+    Args:
+        make: from PAIRS or WINDOWS, whose head is meant, and settings.
+        pads: whether the cases with padding come padded to their full length too, as SHORT says.
+    """
+    settings = read_settings(folder)
+    answers, labels = make(WINDOWS, settings), make(PAIRS, settings)
+    for learner in (answers, labels):
+        learner.begin(seed=0)
+
+    def train(seed: int) -> ReadLoss:
+        answers.begin(seed)
+        stored = read_batches(folder, training_name(seed))
+        loss = answers.train(answers.batches(stored), settings.rates(len(stored)))
+
+        def evaluate() -> float | None:
+            evaluation = read_batches(folder, EVALUATION)
+            write_logits(
+                folder, logits_name(key, seed), evaluation, answers.logits(answers.batches(evaluation))
+            )
+            return loss()
+
+        return evaluate
+
+    def take_first_steps() -> ReadLoss:
+        learner, seed = make(WINDOWS, replace(settings, dropout=0.0)), settings.seeds[0]
+        learner.begin(seed)
+        batches = learner.batches(read_batches(folder, training_name(seed))[:LOSS_STEPS])
+        rates = settings.rates(len(batches))
+        losses = [learner.train([batch], [rate], exact=True)() for batch, rate in zip(batches, rates)]
+        with open(os.path.join(folder, f"{LOSSES}_{key}.json"), "w", encoding="utf-8") as file:
+            json.dump(losses, file)
+        return lambda: losses[-1]
+
+    def case_step(learner: Learner, case: Case, batches: Sequence[Any]) -> ReadLoss:
+        if case.trains:
+            return learner.train(batches, [1e-6] * len(batches))
+        learner.logits(batches)
+        return no_loss
+
+    steps: dict[str, TakeStep] = {training_name(seed): partial(train, seed) for seed in settings.seeds}
+    steps[LOSSES] = take_first_steps
+    for name, case in CASES.items():
+        learner, stored = (labels if name == PAIRS else answers), read_batches(folder, name)
+        paddings = {name: case.padded, name + SHORT: None} if pads else {name: None}
+        if name in WITHOUT_PADDING:
+            paddings.pop(name + SHORT, None)
+        for request, padded in paddings.items():
+            steps[request] = partial(case_step, learner, case, learner.batches(stored, padded))
+    return steps

@@ -33,9 +33,8 @@ from base.command_line import positive_int
 from base.errors import InputError
 from base.processes import run_in_session
 from base.tables import Row, Table, terminal
-from bench.contestants import ROOT
-from bench.quick import NOTICE, measurement, settle, write_figures
-from bench.workers import end_at
+from bench.harness import NOTICE, end_at, measurement, settle, write_figures
+from bench.workers import ROOT
 from training.entry import exit_code
 
 TIME_LIMIT = 1800.0  # seconds for one process or launch
@@ -206,19 +205,13 @@ def backends(work: Work) -> list[Result]:
     for backend in BACKENDS:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
-            script = [str(ROOT / f"run_pretraining_{backend}.py"), "--ckpt_dir", str(folder / "ckpt")]
-            script += ["--dummy_data_len", str(work.length), "--max_seq_length", str(work.length)]
-            script += ["--model", work.models[0], "--batch_size", str(work.rows * work.ranks)]
-            script += [
-                "--num_steps",
-                str(work.steps),
-                "--log_interval",
-                "1",
-                "--lr",
-                "0.001",
-                "--dropout",
-                "0",
-            ]
+            options = {
+                "ckpt_dir": folder / "ckpt", "dummy_data_len": work.length, "max_seq_length": work.length,
+                "model": work.models[0], "batch_size": work.rows * work.ranks, "num_steps": work.steps,
+                "log_interval": 1, "lr": 0.001, "dropout": 0,
+            }  # fmt: skip
+            words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+            script = [str(ROOT / f"run_pretraining_{backend}.py"), *words]
             launch(work, backend, script, folder)
             rows = (folder / "ckpt" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         seen = [json.loads(row) for row in rows]
@@ -252,12 +245,12 @@ def contract(work: Work) -> list[Result]:
 
 
 def equality(work: Work) -> list[Result]:
-    """The runs of tests/equality_worker.py over both backends."""
+    """The runs of tests/comm/equality_worker.py over both backends."""
     results, of_backends = [], []
     for backend, name in BACKENDS.items():
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
-            worker = str(ROOT / "tests/equality_worker.py")
+            worker = str(ROOT / "tests/comm/equality_worker.py")
             launch(work, backend, [worker, name, scratch, str(work.ranks)], folder)
             ends = [read_arrays(folder / f"{rank}.accumulate-1.parameters.npz") for rank in range(work.ranks)]
         same = all(np.array_equal(ends[0][key], end[key]) for end in ends for key in ends[0])

@@ -22,20 +22,16 @@ import mxnet as mx
 import numpy as np
 
 from base.errors import is_out_of_memory
-from bench.serve import peak_bytes
+from bench.ours import Kind, pretraining_step
 from bench.work import VOCABULARY
+from bench.workers import peak_bytes
 from bert.configuration import named_config
-from bert.model import build_model, initialize, trainable
-from bert.operators import choose_operators
-from comm.local import LocalCommunicator
 from data.pretraining.batches import dummy_batch
 from lamb_paper import default_max_predictions
-from tasks.pretraining.task import Pretraining
-from training.optimizer.optimizer import Optimizer
-from training.optimizer.scaler import DynamicScaler, StaticScaler
-from training.step import StepSettings, TrainStep
+from training.optimizer.scaler import DynamicScaler, LossScaler, StaticScaler
+from training.step import TrainStep
 
-CLIP_NORM, LR = 1.0, 1e-3
+LR = 1e-3
 DIFFERENT = 4  # steps with batches of their own; then these again
 BLOCK = 1 << 30  # elements of float64; an array has less than 2^31
 BLOCKS = 64  # 512 GiB: more than any device has
@@ -53,25 +49,6 @@ class Sizes(NamedTuple):
     accumulate: int
 
 
-def set_up(device: mx.Context, model: str, dtype: str, sizes: Sizes) -> tuple[TrainStep, Any]:
-    """The step of a run of one process on `device`, without dropout, and its loss scaler.
-
-    Raises:
-        InputError: the device cannot compute in this dtype.
-    """
-    config, task = named_config(model), Pretraining()
-    operators = choose_operators("auto", dtype, device, config)
-    bert = build_model(config, VOCABULARY, 0.0)
-    initialize(bert, device, "float32", seed=0)
-    parameters = trainable(bert)
-    weights = [parameter.data(device) for parameter in parameters.values()]
-    optimizer = Optimizer("lamb", list(parameters), weights, native=operators == "fused")
-    network = task.network(bert, config, dtype, 0.0, operators)
-    scaler = StaticScaler() if dtype == "float32" else DynamicScaler()
-    settings = StepSettings(sizes.accumulate, CLIP_NORM, lambda step, number: step)
-    return TrainStep(task, network, optimizer, scaler, LocalCommunicator(), settings), scaler
-
-
 def batches(sizes: Sizes, step: int) -> list[Any]:
     """The micro-batches of a step: random tokens."""
     rng = np.random.default_rng(step % DIFFERENT)
@@ -79,9 +56,8 @@ def batches(sizes: Sizes, step: int) -> list[Any]:
     return [dummy_batch(sizes.rows, sizes.length, masked, VOCABULARY, rng) for _ in range(sizes.accumulate)]
 
 
-def losses(device: mx.Context, model: str, dtype: str, sizes: Sizes) -> dict[str, Any]:
+def losses(take: TrainStep, scaler: LossScaler, sizes: Sizes, device: mx.Context) -> dict[str, Any]:
     """Losses of the masked words, each the mean over a step's, and what the loss scale did."""
-    take, scaler = set_up(device, model, dtype, sizes)
     masked = sizes.rows * sizes.accumulate * default_max_predictions(sizes.length)
     seen, skipped = [], 0
     for step in range(1, sizes.steps + 1):
@@ -91,9 +67,8 @@ def losses(device: mx.Context, model: str, dtype: str, sizes: Sizes) -> dict[str
     return {"losses": seen, "skipped": skipped, "scale": scaler.scale}
 
 
-def speed(device: mx.Context, model: str, dtype: str, sizes: Sizes) -> dict[str, Any]:
+def speed(take: TrainStep, scaler: LossScaler, sizes: Sizes, device: mx.Context) -> dict[str, Any]:
     """Median seconds of a step behind two that are not counted, sequences a second, bytes of memory."""
-    take, _ = set_up(device, model, dtype, sizes)
     seconds = []
     for step in range(1, sizes.steps + 3):
         mine = batches(sizes, step)
@@ -161,7 +136,10 @@ def answer(arguments: Sequence[str]) -> Mapping[str, Any]:
             return beyond(device)
         numbers = dict(word.split("=") for word in rest[3:])
         sizes = Sizes(*(int(numbers[name]) for name in Sizes._fields))
-        return {"losses": losses, "speed": speed}[what](device, rest[1], rest[2], sizes)
+        model, dtype = rest[1:3]
+        scaler = StaticScaler() if dtype == "float32" else DynamicScaler()
+        take = pretraining_step(named_config(model), Kind(device, dtype), sizes.accumulate, scaler).step
+        return {"losses": losses, "speed": speed}[what](take, scaler, sizes, device)
     except (mx.MXNetError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Mapping, Sequence
 
 from base.processes import run_in_session
+from bench.workers import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 WARM_UP = 2  # intervals
 
 

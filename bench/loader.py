@@ -30,9 +30,10 @@ from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
-from base.command_line import path_name, path_names, positive_int
+from base.command_line import positive_int
 from base.errors import InputError
-from bench.quick import default_text, finish, measurement, settle
+from base.tables import EMPTY, Row, Table, terminal
+from bench.harness import add_text_options, finish, given_text, measurement, settle
 from bench.raw_path import Settings, create_instances, gluonnlp_tokenizer, read_documents
 from bench.raw_path import batches as raw_batches
 from data.masked_copies import CopiesConfig, masked_plan
@@ -43,7 +44,6 @@ from data.sharing import Share
 from data.store.build import build_columns
 from data.store.instances import InstanceStore
 from data.store.tokens import TokenStore, build_store
-from data.text.corpus import expand_inputs
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import load_vocab
 from training.entry import exit_code
@@ -190,33 +190,28 @@ def summarize(figures: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]
     return rows
 
 
-def table(rows: Sequence[dict[str, Any]], waiting: dict[str, float]) -> str:
-    lines = [f"{'M tokens per CPU second':30} {'batches':>8} {'plan':>6} {'in all':>8}   against GluonNLP"]
+def table(rows: Sequence[dict[str, Any]], waiting: dict[str, float]) -> Table:
+    shown = []
     for row in rows:
-        batches = f"{row['tokens/s'] / 1e6:.2f}" if row["tokens/s"] else ""
-        plan = f"{row['plan']:.0%}" if row["plan"] is not None else ""
+        batches = f"{row['tokens/s'] / 1e6:.2f}" if row["tokens/s"] else EMPTY
+        plan = f"{row['plan']:.0%}" if row["plan"] is not None else EMPTY
         ratio = f"{row['ratio']:.1f} ({row['lowest']:.1f} to {row['highest']:.1f})"
-        lines.append(f"{row['name']:30} {batches:>8} {plan:>6} {row['in all'] / 1e6:>8.2f}   {ratio}")
-    lines += [f"waiting for {name}: {share:.2%} of the time" for name, share in waiting.items()]
-    return "\n".join(lines)
+        shown.append(Row([row["name"], batches, plan, f"{row['in all'] / 1e6:.2f}", ratio]))
+    notes = [f"waiting for {name}: {share:.2%} of the time" for name, share in waiting.items()]
+    head = ("", "batches", "plan", "in all", "against GluonNLP")
+    return Table("M tokens per CPU second", head, shown, notes=notes)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = measurement("loader", __doc__, "1 repeat, 10 batches, little text")
-    parser.add_argument("--input", type=path_names, metavar="GLOB", help="text files, a sentence a line")
-    parser.add_argument("--vocab", type=path_name, metavar="FILE", help="BERT vocab.txt, needed with --input")
+    add_text_options(parser)
     parser.add_argument("--repeats", type=positive_int, metavar="N", help="of all rows (default: 5)")
     parser.add_argument("--batches", type=positive_int, metavar="N", help="a measurement (default: 100)")
     options = parser.parse_args(arguments)
     settle(options, {"repeats": 5, "batches": 100}, {"repeats": 1, "batches": 10})
     scale = QUICK if options.quick else Scale()
-    if bool(options.input) != bool(options.vocab):
-        parser.error("--input and --vocab belong together")
     with tempfile.TemporaryDirectory() as folder:
-        if options.input:
-            paths, vocab_path = expand_inputs(options.input, "--input"), options.vocab
-        else:
-            paths, vocab_path = default_text(folder)
+        paths, vocab_path = given_text(options, folder)
         sources = prepare(paths, vocab_path, folder, scale.least_tokens)
         with open(paths[0], encoding="utf-8") as handle:
             lines = list(itertools.islice(handle, scale.raw_lines))
@@ -233,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for count in (1, 2, 8)
         }
     rows = summarize(figures)
-    print(table(rows, waiting))
+    print(terminal(table(rows, waiting)))
     finish(options, {"rows": rows, "repeats": figures, "waiting": waiting})
     return 0
 

@@ -2,7 +2,7 @@
 
     python -m bench.peer_gluonnlp gluonnlp MODEL float32
 
-See bench/serve.py for what it reads and writes. One thing is not as it comes: all cores compute (the parent
+See bench/workers.py for what it reads and writes. One thing is not as it comes: all cores compute (the parent
 sets OMP_NUM_THREADS), where MXNet by itself takes half of them.
 """
 
@@ -17,18 +17,18 @@ import mxnet as mx
 import numpy as np
 from gluonnlp.model.bert import BERTEncoder, BERTModel
 
-from bench.serve import ReadLoss, TakeStep, Unsupported, serve
 from bench.work import DROPOUT, VOCABULARY, Work, gflop, products
+from bench.workers import ReadLoss, TakeStep, Unsupported, serve
 
 
 def set_up(work: Work) -> tuple[TakeStep, dict[str, Any]]:
     if work.peers_dtype != "float32":
         raise Unsupported("GluonNLP's BERT trains in float32 on CPUs")
-    size, (sequences, length, masked) = work.size, work.batch
+    size, (sequences, length, masked) = work.config, work.batch
     encoder = BERTEncoder(
         num_layers=size.layers,
         units=size.units,
-        hidden_size=4 * size.units,
+        hidden_size=size.hidden,
         max_length=512,
         num_heads=size.heads,
         dropout=DROPOUT,

@@ -2,7 +2,7 @@
 
     python -m bench.peer_torch torch|torch_high|torch_masked|products_torch MODEL 128|512 DTYPE
 
-Runs in an environment of its own that has torch and transformers; see bench/serve.py for what it reads and
+Runs in an environment of its own that has torch and transformers; see bench/workers.py for what it reads and
 writes. BertForPreTraining as it comes scores the vocabulary for all positions ("torch"). The same layers
 applied to the masked positions only, as a user could write it, are "torch_masked". bfloat16 is
 torch.autocast; bfloat16x3, which is not PyTorch's, is float32 here. "torch_high" is "torch" with PyTorch's
@@ -17,24 +17,22 @@ from typing import Any
 
 import torch
 
-from bench.serve import ReadLoss, TakeStep, Unsupported, best_gflops, no_loss, serve
-from bench.work import DROPOUT, VOCABULARY, Work, gflop, products
-
-SQUARE = 2048  # rows and columns of the product that gives the machine's peak
+from bench.work import DROPOUT, SQUARE, VOCABULARY, Work, gflop, products
+from bench.workers import ReadLoss, TakeStep, Unsupported, best_gflops, no_loss, serve
 
 
 def set_up_model(kind: str, work: Work) -> tuple[TakeStep, dict[str, Any]]:
     import transformers
 
     transformers.logging.set_verbosity_error()
-    size, (sequences, length, positions) = work.size, work.batch
+    size, (sequences, length, positions) = work.config, work.batch
     torch.manual_seed(0)
     config = transformers.BertConfig(
         vocab_size=VOCABULARY,
         hidden_size=size.units,
         num_hidden_layers=size.layers,
         num_attention_heads=size.heads,
-        intermediate_size=4 * size.units,
+        intermediate_size=size.hidden,
         hidden_dropout_prob=DROPOUT,
         attention_probs_dropout_prob=DROPOUT,
     )
@@ -87,7 +85,7 @@ def set_up_products(work: Work) -> tuple[TakeStep, dict[str, Any]]:
     def array(*shape: int) -> Any:
         return torch.randn(*shape).to(number)
 
-    chosen = products(work.size, work.batch)
+    chosen = products(work.config, work.batch)
     jobs = []
     for product in chosen:
         batch = (product.batch,) if product.batch > 1 else ()

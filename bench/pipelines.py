@@ -31,10 +31,9 @@ from base.command_line import at_least, positive_int
 from base.errors import NO_MEMORY, InputError
 from base.tables import Row, Table, terminal
 from bench import launches
+from bench.harness import end_at, finish, measurement, ratios, settle, spread, with_progress
 from bench.launches import ROOT, step_seconds
-from bench.quick import finish, measurement, settle, with_progress
-from bench.rounds import ratios, spread
-from bench.workers import end_at
+from bench.work import VOCABULARY
 from bert.configuration import named_config
 from bert.memory import FUSED, Batch
 from lamb_paper import default_max_predictions
@@ -46,7 +45,6 @@ TIME_LIMIT = 600.0  # seconds for one launch
 LENGTH = 128
 LOG_INTERVAL = 3
 SPEED, MEMORY, LIMIT = PARTS = ("speed", "memory", "limit")
-VOCABULARY = 30522  # of random tokens without a vocabulary
 USUAL = {
     "parts": list(PARTS),
     "stages": [2],
@@ -171,7 +169,7 @@ def speed_table(figures: Sequence[Mapping[str, Any]], work: Work) -> Table:
         step = statistics.median(one["pipeline"] for one in each["rounds"]) * each["accumulate"]
         cells = [str(each["stages"]), str(each["accumulate"]), f"{step:.3f}"]
         cells += [f"{value:.2f}" for value in per_second]
-        cells += [f"{share.median:.2f} ({share.low:.2f} to {share.high:.2f})", f"{each['ideal']:.2f}"]
+        cells += [f"{share.shown(2)}", f"{each['ideal']:.2f}"]
         cells.append(f"{100 * bubble(each['stages'], each['accumulate']):.0f}%")
         rows.append(Row(cells))
     head = ("stages", "micro-batches", "s/step", "sequences/s", "of ranks", "share (quartiles)", "ideal")

@@ -25,8 +25,9 @@ import numpy as np
 
 from base.command_line import path_name, positive_int
 from base.errors import InputError
+from base.tables import Row, Table, terminal
+from bench.harness import default_text, finish, measurement, settle
 from bench.question_loop import best_answers, features, hugging_face, mean_f1
-from bench.quick import default_text, finish, measurement, settle
 from data.questions.answers import AnswerSettings, Logits, answer
 from data.questions.cloze import ClozeSettings, make_questions
 from data.questions.scores import score_v2
@@ -83,11 +84,9 @@ def ours(questions: Questions, vocab: Vocabulary, logits: Logits) -> tuple[dict[
 
 def loop(questions: Questions, vocab: Vocabulary, logits: Logits) -> tuple[dict[str, float], list[float]]:
     """The same of the pure-Python loop."""
-    pairs = [(logits.start, logits.end)]
     bounds = logits.bounds.tolist()
     windows_logits = [
-        (start[begin:end].tolist(), stop[begin:end].tolist())
-        for start, stop in pairs
+        (logits.start[begin:end].tolist(), logits.end[begin:end].tolist())
         for begin, end in zip(bounds, bounds[1:])
     ]
     clock = _Clock()
@@ -166,11 +165,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         questions = repeated(read_questions(path, "--squad"), options.questions)
         rows = measure(questions, load_vocab(vocab_path), options.repeats)
     cores = len(os.sched_getaffinity(0))
-    print(f"{len(questions)} questions about {len(questions.contexts)} contexts; seconds, {cores} cores")
-    print(f"{'':10}{'loop':>8}{'ours':>8}{'ratio':>8}  (lowest)")
-    for row in rows:
-        ratio = f"{row['ratio']:>8.1f}  ({row['lowest']:.1f})"
-        print(f"{row['part']:10}{row['loop']:>8.2f}{row['ours']:>8.2f}{ratio}")
+    title = f"{len(questions)} questions about {len(questions.contexts)} contexts; seconds, {cores} cores"
+    shown = [
+        Row(
+            [
+                each["part"],
+                *(f"{each[name]:.2f}" for name in ("loop", "ours")),
+                f"{each['ratio']:.1f} ({each['lowest']:.1f})",
+            ]
+        )
+        for each in rows
+    ]
+    print(terminal(Table(title, ("", "loop", "ours", "ratio (lowest)"), shown)))
     finish(options, {"questions": len(questions), "cores": cores, "rows": rows})
     return 0
 

@@ -41,13 +41,13 @@ class Instance:
     labels: list[str]
 
 
-def gluonnlp_tokenizer(tokens: Sequence[str]) -> Callable[[str], list[str]]:
-    """GluonNLP's BERTTokenizer (lower case) with a WordPiece vocabulary given as its tokens in order."""
+def gluonnlp_tokenizer(tokens: Sequence[str], lower: bool = True) -> Callable[[str], list[str]]:
+    """GluonNLP's BERTTokenizer with a WordPiece vocabulary given as its tokens in order."""
     import gluonnlp
 
     counter = gluonnlp.data.count_tokens(tokens)
     ids = {token: index for index, token in enumerate(tokens)}
-    return gluonnlp.data.BERTTokenizer(gluonnlp.vocab.BERTVocab(counter, token_to_idx=ids), lower=True)
+    return gluonnlp.data.BERTTokenizer(gluonnlp.vocab.BERTVocab(counter, token_to_idx=ids), lower=lower)
 
 
 def read_documents(lines: Iterable[str], tokenize: Callable[[str], list[str]]) -> list[Document]:

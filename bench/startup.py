@@ -23,10 +23,9 @@ from typing import Mapping, Sequence
 from base import machine
 from base.command_line import positive_int
 from base.processes import run_in_session
+from base.tables import Row, Table, terminal
+from bench.harness import default_text, end_at, finish, measurement, settle, spread
 from bench.launches import ROOT, command, failure, launch
-from bench.quick import default_text, finish, measurement, settle
-from bench.rounds import spread
-from bench.workers import end_at
 from training.entry import exit_code
 
 TIME_LIMIT = 120.0  # seconds for one launch
@@ -61,16 +60,19 @@ def first_step_after(script: Sequence[str], ranks: int) -> float:
         return float(json.loads(first)["time"]) - begun
 
 
-def table(repeats: Sequence[Mapping[str, float]]) -> str:
+def table(repeats: Sequence[Mapping[str, float]], ranks: int) -> Table:
     """Medians, with quartiles, beside the goals."""
-    lines = [f"{'':14} {'seconds (quartiles)':26}  goal"]
-    for name in repeats[0]:
-        time_s = spread([each[name] for each in repeats])
-        goal = f"{GOALS[name]:g}" if name in GOALS else ""
-        lines.append(
-            f"{name:14} {f'{time_s.median:.3f} ({time_s.low:.3f} to {time_s.high:.3f})':26}  {goal}".rstrip()
+    rows = [
+        Row(
+            [
+                name,
+                spread([each[name] for each in repeats]).shown(3),
+                f"{GOALS[name]:g}" if name in GOALS else "",
+            ]
         )
-    return "\n".join(lines)
+        for name in repeats[0]
+    ]
+    return Table(f"first step of {ranks} ranks", ("", "seconds (quartiles)", "goal"), rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for _ in range(options.repeats)
         ]
     here, load = machine.describe(ROOT), others.shares(sum(os.times()[:4]))
-    print(f"{machine.line(here)}\nfirst step of {options.ranks} ranks\n\n{table(repeats)}\n")
+    print(f"{machine.line(here)}\n\n{terminal(table(repeats, options.ranks))}\n")
     print(f"other programs took {load['others']:.1%} of the machine, its host {load['stolen']:.1%}")
     finish(options, {"machine": {**here, **load}, "ranks": options.ranks, "seconds": repeats})
     return 0

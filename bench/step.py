@@ -30,52 +30,136 @@ import math
 import os
 import resource
 import signal
+import statistics
 import sys
 import time
-from dataclasses import dataclass, field
-from typing import Any, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from base import machine
 from base.command_line import path_name, positive_int
 from base.errors import InputError
 from base.memory import available_bytes
+from base.tables import Row, Table, terminal
 from base.threads import set_threads
-from bench import contestants
-from bench.contestants import CONTESTANTS, OURS, ROOT
-from bench.quick import finish, measurement, settle
-from bench.rounds import plan_sessions, summarize, table
-from bench.work import BATCHES, DTYPES, MODELS, SPLIT, Work, native_dtypes, parameters, size_of
-from bench.workers import Contestants, end_at, note
+from bench.harness import Round, Spread, end_at, finish, in_turns, measurement, note, ratios, settle, spread
+from bench.work import BATCHES, DTYPES, MODELS, SPLIT, VOCABULARY, Work, native_dtypes
+from bench.workers import KEEPS_MEMORY, NO_TORCH, ROOT, Contestants, find_torch_python
+from bert import memory
 from training.entry import exit_code
 
+OURS, PRODUCTS = "ours", "products"
 LARGE = 2e8  # parameters from which on half of the rounds and one warm-up must do
 WARM_UPS = 2  # steps: the first plans memory, the second finds it planned
 QUICK_MODEL = "bert_1_64_1"
+LIBRARIES = 0.6e9  # bytes of a process beside the model
+HEAD = ("", "s/step (quartiles)", "tokens/s", "to ours (quartiles)", "per FLOP", "GFLOP", "GFLOP/s", "GiB")
 
 
-@dataclass
-class Session:
-    """Results of workers that lived at the same time. `rounds`: seconds of a step, by contestant."""
+class Contestant(NamedTuple):
+    """A worker, by its key on the command line."""
 
-    rounds: list[dict[str, float]] = field(default_factory=list)
-    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
-    failed: bool = False
-    idle_cpu: float = 0.0  # of workers that wait, while another computes
-    idle_wall: float = 0.0
+    title: str
+    module: str
+    trains: bool = True  # False: matrix products alone
+
+    @property
+    def needs_torch(self) -> bool:
+        return self.module == "bench.peer_torch"
+
+
+CONTESTANTS = {
+    OURS: Contestant("ours", "bench.step_ours"),
+    "ours_mxnet": Contestant("ours, MXNet's operators", "bench.step_ours"),
+    "torch": Contestant("Hugging Face on PyTorch", "bench.peer_torch"),
+    "torch_masked": Contestant("the same, masked positions", "bench.peer_torch"),
+    "torch_high": Contestant("PyTorch, matmul precision high", "bench.peer_torch"),
+    "gluonnlp": Contestant("GluonNLP", "bench.peer_gluonnlp"),
+    PRODUCTS: Contestant("our matrix products alone", "bench.step_ours", trains=False),
+    "products_torch": Contestant("PyTorch's products alone", "bench.peer_torch", trains=False),
+}
+# A large model's step takes long, and the peers differ there as they do on a small one.
+DEFAULTS = {"large": (OURS, "torch", "gluonnlp", PRODUCTS)}
+DEFAULT = (OURS, "ours_mxnet", "torch", "torch_masked", "gluonnlp", PRODUCTS)
+
+
+class Plan(NamedTuple):
+    """`sessions`: contestants whose workers live at the same time. `repeats`: how often all sessions are run;
+    more than 1 where every contestant is alone, so that a slow minute does not meet only one of them."""
+
+    sessions: list[list[str]]
+    repeats: int
+
+
+class Session(NamedTuple):
+    """Workers that lived at the same time, and in every round the seconds of a step, by contestant.
+
+    `idle_cpu`, `idle_wall`: seconds of those that waited while another computed.
+    """
+
+    workers: Contestants
+    rounds: list[dict[str, float]]
+    idle_cpu: float
+    idle_wall: float
+
+
+def command(key: str, work: Work, torch_python: str | None) -> list[str]:
+    """The worker's command line; ValueError where it needs torch and there is none."""
+    contestant = CONTESTANTS[key]
+    if contestant.needs_torch and torch_python is None:
+        raise ValueError("no environment with torch")
+    python = torch_python if contestant.needs_torch else sys.executable
+    return [str(python), "-m", contestant.module, key, *work.words]
+
+
+def memory_estimate(work: Work) -> float:
+    """Bytes that a contestant's process is likely to need at most, to decide how many fit at a time.
+
+    Weights, gradients and two moments; libraries; MXNet's activations in 32 bits, with scores of the
+    vocabulary for all tokens, as Hugging Face has them.
+    """
+    batch = memory.Batch(work.batch.sequences, work.length, work.length)
+    activations = memory.activation_bytes(work.config, VOCABULARY, batch, memory.MXNET, memory.FLOAT32)
+    return 1.2 * (16 * memory.parameter_count(work.config, VOCABULARY) + LIBRARIES) + activations
+
+
+def plan_sessions(keys: Sequence[str], work: Work, available: float) -> Plan:
+    """As few sessions as the memory allows. Each has ours, if it takes part: ratios are taken within one.
+
+    Raises:
+        ValueError: not even one worker fits.
+    """
+    most = memory_estimate(work)
+    needs = {key: most * (1.0 if CONTESTANTS[key].trains else 0.5) for key in keys}
+    if max(needs.values()) > available:
+        raise ValueError(
+            f"needs about {max(needs.values()) / 2**30:.0f} GiB, {available / 2**30:.0f} GiB are available"
+        )
+    base = OURS if OURS in keys else keys[0]
+    sessions: list[list[str]] = []
+    waiting = [key for key in keys if key != base]
+    while waiting:
+        session, left = [base], available - needs[base]
+        for key in list(waiting):
+            if needs[key] <= left:
+                session.append(key)
+                waiting.remove(key)
+                left -= needs[key]
+        if len(session) == 1:
+            return Plan([[key] for key in keys], 2)
+        sessions.append(session)
+    return Plan(sessions or [[base]], 1)
 
 
 def run_session(
     work: Work, keys: Sequence[str], rounds: int, warm_ups: int, torch_python: str | None
 ) -> Session:
     """Starts the contestants one after the other, warms each up, takes the rounds, ends them."""
-    found = Session()
+    found, idle_cpu, idle_wall = [], 0.0, 0.0
     with Contestants({key: CONTESTANTS[key].title for key in keys}) as running:
         for key in keys:
-            words = contestants.command(key, work, torch_python)
             name = f"{CONTESTANTS[key].title} ({work})"
             peer = CONTESTANTS[key].module != CONTESTANTS[OURS].module
-            running.start(key, name, words, contestants.environment(peer, os.environ))
+            running.start(key, name, command(key, work, torch_python), peer)
             answers = [running.step(key) for _ in range(warm_ups)]
             warm = [answer["seconds"] for answer in answers if answer is not None]
             if key in running.keys:
@@ -83,27 +167,28 @@ def run_session(
                 note(f"  {name}: ready, warm-up {' '.join(f'{each:.2f}' for each in warm)} s")
         for number in range(rounds):
             seconds: dict[str, float] = {}
-            for key in running.in_turns(number):
+            for key in in_turns(running.keys, number):
                 waiting = [other for other in running.keys if other != key]
                 before, begun = running.cpu_seconds(waiting), time.monotonic()
                 answer = running.step(key)
                 if answer is None:
                     continue
-                found.idle_cpu += running.cpu_seconds(waiting) - before
-                found.idle_wall += (time.monotonic() - begun) * len(waiting)
+                idle_cpu += running.cpu_seconds(waiting) - before
+                idle_wall += (time.monotonic() - begun) * len(waiting)
                 seconds[key] = answer["seconds"]
                 running.facts[key].setdefault("losses", []).append(answer["loss"])
-            found.rounds.append(seconds)
+            found.append(seconds)
         running.end()
-    found.facts, found.left_out, found.failed = running.facts, running.left_out, running.failed
-    return found
+    return Session(running, found, idle_cpu, idle_wall)
 
 
 def measure(
     work: Work, keys: Sequence[str], rounds: int, torch_python: str | None
 ) -> tuple[dict[str, Any], bool]:
     """The figures of one work, and whether every contestant that began came through."""
-    rounds, warm_ups = (math.ceil(rounds / 2), 1) if parameters(work.size) > LARGE else (rounds, WARM_UPS)
+    warm_ups = WARM_UPS
+    if memory.parameter_count(work.config, VOCABULARY) > LARGE:
+        rounds, warm_ups = math.ceil(rounds / 2), 1
     plan = plan_sessions(keys, work, available_bytes())
     note(f"{work}: " + "; ".join(", ".join(CONTESTANTS[k].title for k in s) for s in plan.sessions))
     others, own = machine.Others(), _own_cpu_seconds()
@@ -121,7 +206,7 @@ def measure(
             merged += [row for each in in_repeat for row in each]
     # Children count when they have ended and been waited for, which all of them have.
     shares = others.shares(_own_cpu_seconds() - own)
-    facts = {key: value for session in sessions for key, value in session.facts.items()}
+    facts = {key: value for session in sessions for key, value in session.workers.facts.items()}
     peak = max((each["square_gflops"] for each in facts.values() if "square_gflops" in each), default=None)
     result = {
         **work._asdict(),
@@ -135,11 +220,76 @@ def measure(
             merged, {key: facts[key]["gflop"] for key in keys if key in facts}, peak, work.batch.tokens
         ),
         "seconds": merged,
-        "left_out": {key: why for session in sessions for key, why in session.left_out.items()},
+        "left_out": {key: why for session in sessions for key, why in session.workers.left_out.items()},
     }
     for key, figures in result["contestants"].items():
         figures.update(title=CONTESTANTS[key].title, **facts[key])
-    return result, not any(session.failed for session in sessions)
+    return result, not any(session.workers.failed for session in sessions)
+
+
+def summarize(
+    rounds: Sequence[Round], gflop_of: Mapping[str, float], peak_gflops: float | None, tokens: int
+) -> dict[str, Any]:
+    """The figures of a model and dtype by contestant, and "outside_products", the share of our step that is
+    no product of a matrix by weights. Contestants without a single step are left out.
+
+    Args:
+        gflop_of: contestant -> 10^9 operations of its step's matrix products.
+        peak_gflops: 10^9 operations a second that count as 100%, if that is known.
+        tokens: of a step.
+    """
+    result: dict[str, Any] = {}
+    for key, gflop in gflop_of.items():
+        seconds = [each[key] for each in rounds if key in each]
+        if not seconds:
+            continue
+        step = spread(seconds)
+        figures: dict[str, Any] = {"step_s": step._asdict(), "gflop": gflop, "gflops": gflop / step.median}
+        if peak_gflops:
+            figures["of_peak"] = figures["gflops"] / peak_gflops
+        if CONTESTANTS[key].trains:
+            figures["tokens_per_s"] = tokens / step.median
+        compared = ratios(rounds, key, OURS)
+        if compared and key != OURS:
+            figures["to_ours"] = spread(compared)._asdict()
+            scale = gflop_of[OURS] / gflop
+            figures["to_ours_per_flop"] = statistics.median(compared) * scale
+        result[key] = figures
+    outside = [1 - ratio for ratio in ratios(rounds, PRODUCTS, OURS)]
+    return {"contestants": result, "outside_products": spread(outside)._asdict() if outside else None}
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """A result for people; `result` as in the JSON file."""
+    rows = []
+    for key, figures in result["contestants"].items():
+        if "step_s" not in figures:
+            continue
+        ratio, trains = figures.get("to_ours"), CONTESTANTS[key].trains
+        of_peak = f" ({figures['of_peak']:.0%})" if "of_peak" in figures else ""
+        cells = [CONTESTANTS[key].title, Spread(**figures["step_s"]).shown(3)]
+        cells.append(f"{figures['tokens_per_s']:.0f}" if trains else "")
+        cells.append(Spread(**ratio).shown(2) if ratio else "1" if key == OURS else "")
+        cells.append(f"{figures['to_ours_per_flop']:.2f}" if ratio and trains else "")
+        cells += [f"{figures['gflop']:.0f}", f"{figures['gflops']:.0f}{of_peak}"]
+        cells.append(f"{figures['peak_bytes'] / 2**30:.1f}" if figures.get("peak_bytes") else "")
+        rows.append(Row(cells))
+    notes = []
+    if result.get("outside_products"):
+        median, low, high = (100 * value for value in result["outside_products"].values())
+        share = f"{median:.0f}% of our step ({low:.0f} to {high:.0f})"
+        notes.append(f"outside products of a matrix by weights: {share}")
+    if result.get("peak_gflops"):
+        peak = f"{result['peak_gflops']:.0f} GFLOP/s, the fastest square product"
+        notes.append(f"100% of the matrix peak: {peak}")
+    notes.append(
+        f"{result['rounds']} rounds; other programs took {result['others']:.1%} of the machine,"
+        f" its host {result['stolen']:.1%}; waiting workers {result['idle']:.1%} of a core"
+    )
+    for key, why in result["left_out"].items():
+        said = why.splitlines()
+        notes.append(f"{CONTESTANTS[key].title}: " + " ".join(dict.fromkeys([said[0], said[-1]])))
+    return Table(result["work"], HEAD, rows, notes=notes)
 
 
 def _own_cpu_seconds() -> float:
@@ -169,8 +319,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     settle(options, usual, {"models": [QUICK_MODEL], "lengths": lengths[:1], "rounds": 2})
     try:
         for model in options.models:
-            size_of(model)
-        options.torch_python = contestants.find_torch_python(options.torch_python, os.environ)
+            Work(model, lengths[0], DTYPES[0]).config  # noqa: B018
+        options.torch_python = find_torch_python(options.torch_python, os.environ)
         options.threads = set_threads()
     except (ValueError, InputError) as error:
         parser.error(str(error))
@@ -182,12 +332,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end_at(signal.SIGTERM)  # with all workers
     here = machine.describe(ROOT)
     dtypes = options.dtypes or native_dtypes(here)
-    kept = " ".join(f"{name}={value}" for name, value in contestants.KEEPS_MEMORY.items())
+    kept = " ".join(f"{name}={value}" for name, value in KEEPS_MEMORY.items())
     heading = f"{machine.line(here)}\nevery contestant has {options.threads} threads; peers also {kept}"
     print(heading + f"; load before the start {here['load_before']}\n", flush=True)
     results, sound = [], True
     for work in itertools.starmap(Work, itertools.product(options.models, options.lengths, dtypes)):
-        keys = options.contestants or list(contestants.DEFAULTS.get(work.model, contestants.DEFAULT))
+        keys = options.contestants or list(DEFAULTS.get(work.model, DEFAULT))
         if options.torch_python is None:
             keys = [key for key in keys if not CONTESTANTS[key].needs_torch]
         if not keys:
@@ -199,9 +349,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         results.append(result)
         sound &= whole
-        print(table(result) + "\n", flush=True)
+        print(terminal(table(result)) + "\n", flush=True)
     if options.torch_python is None:
-        print(contestants.NO_TORCH)
+        print(NO_TORCH)
     if set(DTYPES) - set(dtypes) and not options.dtypes:
         print(
             "bfloat16 was left out: this processor does not multiply it; --dtypes bfloat16 measures it anyway"

@@ -2,110 +2,81 @@
 
     python -m bench.step_ours ours|ours_mxnet|products MODEL 128|512 float32|bfloat16|bfloat16x3
 
-See bench/serve.py for what it reads and writes. The step is the one of training/run.py: forward, backward,
-norm, agreement, clipping, LAMB. "ours" is on the fused operators of native/operators, "ours_mxnet" on MXNet's
-own, as on machines where they are not built.
+See bench/workers.py for what it reads and writes. "ours" is on the fused operators of native/operators,
+"ours_mxnet" on MXNet's own, as on machines where they are not built.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import Any, Callable
 
 import gluonnlp
 import mxnet as mx
 import numpy as np
 
-from base.errors import InputError
-from bench.serve import ReadLoss, TakeStep, Unsupported, best_gflops, no_loss, serve
-from bench.work import DROPOUT, MODELS, VOCABULARY, Batch, Product, Work, gflop, products
-from bert.configuration import named_config
-from bert.model import build_model, initialize, trainable
-from bert.operators import choose_operators, load_operators
-from comm.local import LocalCommunicator
+from bench.ours import Kind, pretraining_step
+from bench.work import DROPOUT, SQUARE, VOCABULARY, Product, Work, gflop, products
+from bench.workers import ReadLoss, TakeStep, Unsupported, best_gflops, no_loss, serve
+from bert.operators import load_operators
 from data.pretraining.batches import dummy_batch
-from tasks.pretraining.task import Pretraining
-from training.optimizer.optimizer import Optimizer
-from training.optimizer.scaler import StaticScaler
-from training.step import StepSettings, TrainStep
 
-SQUARE = 2048  # rows and columns of the product that gives the machine's peak
-CLIP_NORM = 1.0
+Multiplication = tuple[Callable[[], Any], Callable[[Any], None]]  # forward, and backward from its results
 
 
 def set_up_step(work: Work, operators: str) -> tuple[TakeStep, dict[str, Any]]:
     """The step of a run of one process on the CPU; `operators` as for this option."""
-    config, device, task = named_config(MODELS.get(work.model, work.model)), mx.cpu(), Pretraining()
-    try:
-        operators = choose_operators(operators, work.dtype, device, config)
-    except InputError as reason:
-        raise Unsupported(str(reason)) from None
-    fused = operators == "fused"
-    bert = build_model(config, VOCABULARY, DROPOUT)
-    initialize(bert, device, "float32", seed=0)
-    parameters = trainable(bert)
-    weights = [parameter.data(device) for parameter in parameters.values()]
-    optimizer = Optimizer("lamb", list(parameters), weights, native=fused)
-    network = task.network(bert, config, work.dtype, DROPOUT, operators)
-    settings = StepSettings(1, CLIP_NORM, lambda step, number: step)  # seeds of dropout
-    step = TrainStep(task, network, optimizer, StaticScaler(), LocalCommunicator(), settings)
-    batch = dummy_batch(*work.batch, VOCABULARY, np.random.default_rng(0))
+    ours = pretraining_step(work.config, Kind(mx.cpu(), work.dtype, DROPOUT, operators))
+    fused, size = ours.operators == "fused", work.batch
+    batch = dummy_batch(*size, VOCABULARY, np.random.default_rng(0))
     count = 0
 
     def take_step() -> ReadLoss:
         nonlocal count
         count += 1
-        result = step(count, [batch], lr=1e-4)
+        sums = ours.step(count, [batch], lr=1e-4).sums
         mx.nd.waitall()
-        return lambda: mean_loss(result.sums, work.batch)
+
+        def mean_loss() -> float:
+            mlm, nsp = (float(value) for value in sums[:2].asnumpy())
+            return mlm / (size.sequences * size.masked) + nsp / size.sequences
+
+        return mean_loss
 
     facts = {
         "operators": "fused" if fused else "MXNet's",
-        "parameters": sum(int(np.prod(each.shape)) for each in parameters.values()),
-        "gflop": gflop(products(work.size, work.batch, top=work.batch.needed if fused else None)),
+        "parameters": ours.parameters,
+        "gflop": gflop(products(work.config, size, top=size.needed if fused else None)),
     }
     return take_step, facts
 
 
-def mean_loss(sums: Any, batch: Batch) -> float:
-    mlm, nsp = (float(value) for value in sums[:2].asnumpy())
-    return mlm / (batch.sequences * batch.masked) + nsp / batch.sequences
+def multiplication(product: Product, dtype: str, fused: bool) -> Multiplication:
+    """Products of one shape by weights of their own: functions for forward and both of the backward pass."""
+    rows = mx.nd.random.normal(shape=(product.rows, product.inner))
+    gradient = mx.nd.random.normal(shape=(product.rows, product.columns))
+    shape = product.columns, product.inner
+    weights = [mx.nd.random.normal(0, 0.02, shape) for _ in range(product.times)]
+    for array in (rows, *weights):
+        array.attach_grad()
+    if fused:
+        packed = [mx.nd.bert_pack(weight, num_weights=1, dtype=dtype) for weight in weights]
+        options = {"num_weights": 1, "bias": 0, "dtype": dtype}
+    else:
+        options = {"num_hidden": product.columns, "no_bias": True, "flatten": False}
 
-
-class Multiplication:
-    """Products of one shape by weights of their own: forward, then both of the backward pass."""
-
-    def __init__(self, product: Product, dtype: str, fused: bool):
-        self._fused, self._dtype, self._columns = fused, dtype, product.columns
-        self._input = mx.nd.random.normal(shape=(product.rows, product.inner))
-        self._input.attach_grad()
-        self._weights = [
-            mx.nd.random.normal(0, 0.02, (product.columns, product.inner)) for _ in range(product.times)
-        ]
-        self._gradient = mx.nd.random.normal(shape=(product.rows, product.columns))
-        for weight in self._weights:
-            weight.attach_grad()
-        if fused:
-            self._packed = [mx.nd.bert_pack(weight, num_weights=1, dtype=dtype) for weight in self._weights]
-
-    def forward(self) -> list[Any]:
+    def forward() -> list[Any]:
         with mx.autograd.record():
-            return [self._product(index) for index in range(len(self._weights))]
+            if fused:
+                return [mx.nd.bert_dense(rows, *each, **options) for each in zip(weights, packed)]
+            return [mx.nd.FullyConnected(rows, weight, None, **options) for weight in weights]
 
-    def backward(self, results: list[Any]) -> None:
+    def backward(results: list[Any]) -> None:
         for result in results:
-            result.backward(self._gradient)
+            result.backward(gradient)
 
-    def _product(self, index: int) -> Any:
-        weight = self._weights[index]
-        if not self._fused:
-            return mx.nd.FullyConnected(
-                self._input, weight, None, num_hidden=self._columns, no_bias=True, flatten=False
-            )
-        return mx.nd.bert_dense(
-            self._input, weight, self._packed[index], num_weights=1, bias=0, dtype=self._dtype
-        )
+    return forward, backward
 
 
 def set_up_products(work: Work) -> tuple[TakeStep, dict[str, Any]]:
@@ -116,25 +87,20 @@ def set_up_products(work: Work) -> tuple[TakeStep, dict[str, Any]]:
     fused = load_operators() and hasattr(mx.nd, "bert_dense")
     if work.dtype != "float32" and not fused:
         raise Unsupported(f"products in {work.dtype} need the fused operators")
-    everything = products(work.size, work.batch, top=work.batch.needed if fused else None)
+    everything = products(work.config, work.batch, top=work.batch.needed if fused else None)
     chosen = [product for product in everything if product.weights]
-    jobs = [Multiplication(product, work.dtype, fused) for product in chosen]
 
-    def take_step() -> ReadLoss:
-        results = [job.forward() for job in jobs]
-        for job, result in zip(jobs, results):
-            job.backward(result)
+    def compute(jobs: list[Multiplication]) -> ReadLoss:
+        results = [forward() for forward, _ in jobs]
+        for (_, backward), result in zip(jobs, results):
+            backward(result)
         mx.nd.waitall()
         return no_loss
 
-    square = Multiplication(Product(1, 1, SQUARE, SQUARE, SQUARE, True), work.dtype, fused)
-
-    def multiply() -> None:
-        square.backward(square.forward())
-        mx.nd.waitall()
-
-    peak = best_gflops(multiply, 3 * 2 * SQUARE**3 / 1e9)
-    return take_step, {"gflop": gflop(chosen), "square_gflops": peak}
+    jobs = [multiplication(product, work.dtype, fused) for product in chosen]
+    square = multiplication(Product(1, 1, SQUARE, SQUARE, SQUARE, True), work.dtype, fused)
+    peak = best_gflops(lambda: compute([square]), 3 * 2 * SQUARE**3 / 1e9)
+    return lambda: compute(jobs), {"gflop": gflop(chosen), "square_gflops": peak}
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ Without --input the text is the embedded English, which `make pretrain` trains o
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import sys
@@ -17,16 +18,15 @@ import tempfile
 import time
 from typing import Callable, Sequence
 
-from tokenizers import Tokenizer as HuggingFaceTokenizer
-from tokenizers.models import WordPiece
-from tokenizers.pre_tokenizers import BertPreTokenizer
-
-from base.command_line import OptionParser, at_least, path_name, path_names
+from base.command_line import OptionParser, at_least
 from base.errors import InputError
-from bench.quick import NOTICE, default_text, settle
-from data.text.corpus import expand_inputs, sentences
+from base.tables import Row, Table, terminal
+from bench.harness import NOTICE, add_text_options, given_text, settle
+from bench.question_loop import hugging_face
+from bench.raw_path import gluonnlp_tokenizer
+from data.text.corpus import sentences
 from data.tokenizing.vocab import Vocabulary, load_vocab
-from data.tokenizing.wordpiece import MAX_CHARS_PER_WORD, WordPieceTokenizer, bert_normalizer
+from data.tokenizing.wordpiece import WordPieceTokenizer
 from training.entry import exit_code
 
 LINES_PER_CALL = 1000
@@ -34,26 +34,23 @@ QUICK_LINES = 5000
 GLUONNLP = "gluonnlp BERTTokenizer"
 
 
-def hugging_face(vocab: Vocabulary, cased: bool) -> Callable[[list[str]], int]:
-    """Hugging Face `tokenizers`, whole lines in batches; returns a counter of tokens."""
-    model = WordPiece(vocab.ids(), unk_token="[UNK]", max_input_chars_per_word=MAX_CHARS_PER_WORD)
-    tokenizer = HuggingFaceTokenizer(model)
-    tokenizer.normalizer = bert_normalizer(cased)
-    tokenizer.pre_tokenizer = BertPreTokenizer()
-    encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
-    return lambda lines: sum(len(encoding.ids) for encoding in encode(lines, add_special_tokens=False))
-
-
-def gluonnlp(vocab: Vocabulary, cased: bool) -> Callable[[list[str]], int] | None:
-    """GluonNLP's BERTTokenizer, or None where it is not installed."""
-    try:
-        import gluonnlp as nlp
-    except ImportError:
-        return None
-    ids = vocab.ids()
-    theirs = nlp.vocab.BERTVocab(nlp.data.count_tokens(vocab.tokens), token_to_idx=ids)
-    tokenize = nlp.data.BERTTokenizer(theirs, lower=not cased)
-    return lambda lines: sum(len([ids[token] for token in tokenize(line)]) for line in lines)
+def counters(vocab: Vocabulary, cased: bool) -> dict[str, Callable[[list[str]], int]]:
+    """Functions that count the tokens of lines, by tokenizer; GluonNLP's where it is installed."""
+    flat, lists, theirs = (
+        *(WordPieceTokenizer(vocab, cased) for _ in range(2)),
+        hugging_face(vocab, cased),
+    )
+    encode = getattr(theirs, "encode_batch_fast", theirs.encode_batch)
+    found: dict[str, Callable[[list[str]], int]] = {}
+    with contextlib.suppress(ImportError):
+        tokenize, ids = gluonnlp_tokenizer(vocab.tokens, not cased), vocab.ids()
+        found[GLUONNLP] = lambda lines: sum(len([ids[token] for token in tokenize(line)]) for line in lines)
+    found["Hugging Face tokenizers"] = lambda lines: sum(
+        len(each.ids) for each in encode(lines, add_special_tokens=False)
+    )
+    found["ours, encode_batch"] = lambda lines: sum(map(len, lists.encode_batch(lines)))
+    found["ours, encode_flat"] = lambda lines: len(flat.encode_flat(lines)[0])
+    return found
 
 
 def measure(lines: Sequence[str], vocab: Vocabulary, cased: bool, rounds: int) -> list[dict[str, object]]:
@@ -61,20 +58,11 @@ def measure(lines: Sequence[str], vocab: Vocabulary, cased: bool, rounds: int) -
 
     Raises RuntimeError when the tokenizers do not agree in the number of tokens.
     """
-    flat = WordPieceTokenizer(vocab, cased)
-    lists = WordPieceTokenizer(vocab, cased)
-    tokenizers: dict[str, Callable[[list[str]], int] | None] = {
-        GLUONNLP: gluonnlp(vocab, cased),
-        "Hugging Face tokenizers": hugging_face(vocab, cased),
-        "ours, encode_batch": lambda block: sum(map(len, lists.encode_batch(block))),
-        "ours, encode_flat": lambda block: len(flat.encode_flat(block)[0]),
-    }
-    seconds: dict[str, list[float]] = {name: [] for name, count in tokenizers.items() if count is not None}
-    tokens = dict.fromkeys(seconds, 0)
+    tokenizers = counters(vocab, cased)
+    seconds: dict[str, list[float]] = {name: [] for name in tokenizers}
+    tokens = dict.fromkeys(tokenizers, 0)
     for _ in range(rounds):
         for name, count in tokenizers.items():
-            if count is None:
-                continue
             started, total = time.process_time(), 0
             for start in range(0, len(lines), LINES_PER_CALL):
                 total += count(list(lines[start : start + LINES_PER_CALL]))
@@ -101,8 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog="Without --input it measures on the default corpus, which `make pretrain` trains on too.",
         allow_abbrev=False,
     )
-    parser.add_argument("--input", type=path_names, help="text: files, globs, directories, comma-separated")
-    parser.add_argument("--vocab", type=path_name, help="a BERT vocab.txt, needed with --input")
+    add_text_options(parser, "text: files, globs, directories, comma-separated")
     parser.add_argument("--cased", action="store_true")
     parser.add_argument("--rounds", type=at_least(2), help="at least 2 (default: 5)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -110,13 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help=f"does everything run? ({means})")
     options = parser.parse_args(arguments)
     settle(options, {"rounds": 5}, {"rounds": 2})
-    if bool(options.input) != bool(options.vocab):
-        raise InputError("--input and --vocab belong together; without both the embedded text is taken")
     with tempfile.TemporaryDirectory() as folder:
-        if options.input:
-            paths, vocab_path = expand_inputs(options.input, "--input"), options.vocab
-        else:
-            paths, vocab_path = default_text(folder)
+        paths, vocab_path = given_text(options, folder)
         texts = (line for line in sentences(paths) if line is not None)
         lines = list(itertools.islice(texts, QUICK_LINES if options.quick else None))
         vocab = load_vocab(vocab_path)
@@ -126,10 +108,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps({"lines": len(lines), "quick": options.quick, "rows": rows}, indent=1))
         return 0
-    print(f"{len(lines)} sentences; millions of tokens a CPU second")
-    print(f"{'':26}{'tokens':>10}{'first':>8}{'best':>8}")
-    for row in rows:
-        print(f"{row['tokenizer']:26}{row['tokens']:>10}{row['first']:>8.2f}{row['best']:>8.2f}")
+    title = f"{len(lines)} sentences; millions of tokens a CPU second"
+    shown = [
+        Row([str(row["tokenizer"]), str(row["tokens"]), f"{row['first']:.2f}", f"{row['best']:.2f}"])
+        for row in rows
+    ]
+    print(terminal(Table(title, ("", "tokens", "first", "best"), shown)))
     if GLUONNLP not in [row["tokenizer"] for row in rows]:
         print(f"{GLUONNLP}: left out: gluonnlp is not installed here")
     if options.quick:

@@ -1,18 +1,20 @@
-"""The training step that bench/step.py measures: its sizes, its matrix products and its memory.
+"""The training step that bench/step.py measures: its sizes and its matrix products.
 
-Standard library only: the workers of all contestants read it, whatever their environment has.
+Without MXNet and NumPy: the workers of all contestants read it, whatever their environment has.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Any, Mapping, NamedTuple, Sequence
+
+from bert.configuration import BFLOAT16X3, BertConfig, named_config
 
 VOCABULARY = 30522  # BERT's uncased one
 DROPOUT = 0.1
 MODELS = {"base": "bert_12_768_12", "large": "bert_24_1024_16"}
 DTYPES = ("float32", "bfloat16")
-SPLIT = "bfloat16x3"  # ours alone: the peers, which have no such products, then compute in float32
+SPLIT = BFLOAT16X3  # ours alone: the peers, which have no such products, then compute in float32
+SQUARE = 2048  # rows and columns of the product that gives the machine's peak
 
 
 class Batch(NamedTuple):
@@ -35,12 +37,6 @@ class Batch(NamedTuple):
 BATCHES = {128: Batch(8, 128, 20), 512: Batch(2, 512, 80)}  # by length: the recipe's two stages
 
 
-class Size(NamedTuple):
-    layers: int
-    units: int
-    heads: int
-
-
 class Work(NamedTuple):
     """One step that all contestants take: a model of MODELS or by its name, a length of BATCHES, a dtype."""
 
@@ -49,9 +45,9 @@ class Work(NamedTuple):
     dtype: str
 
     @property
-    def size(self) -> Size:
-        """Raises ValueError for a model of another form."""
-        return size_of(self.model)
+    def config(self) -> BertConfig:
+        """Raises InputError for a model of another form."""
+        return named_config(MODELS.get(self.model, self.model))
 
     @property
     def batch(self) -> Batch:
@@ -76,6 +72,11 @@ class Work(NamedTuple):
         return f"{self.model}, {self.batch.sequences} x {self.length} tokens, {self.dtype}"
 
 
+def native_dtypes(machine: Mapping[str, Any]) -> list[str]:
+    """The dtypes that the processor of base/machine.py's description multiplies."""
+    return [dtype for dtype in DTYPES if dtype == "float32" or machine["native_bf16"]]
+
+
 class Product(NamedTuple):
     """`times` times `batch` products of (rows, inner) by (inner, columns) in the forward pass. The backward
     pass has two of the same cost for each: one for the gradient of either factor."""
@@ -88,24 +89,10 @@ class Product(NamedTuple):
     weights: bool  # one factor is a parameter
 
 
-def native_dtypes(machine: Mapping[str, Any]) -> list[str]:
-    """Those that the processor of base/machine.py's description multiplies."""
-    return [dtype for dtype in DTYPES if dtype == "float32" or machine["native_bf16"]]
-
-
-def size_of(model: str) -> Size:
-    """The size of "base", "large" or `bert_LAYERS_UNITS_HEADS`; ValueError for another form."""
-    match = re.fullmatch(r"bert_([1-9]\d*)_([1-9]\d*)_([1-9]\d*)", MODELS.get(model, model))
-    if not match:
-        raise ValueError(f"{model}: use {', '.join(MODELS)} or bert_LAYERS_UNITS_HEADS")
-    size = Size(*map(int, match.groups()))
-    if size.units % size.heads:
-        raise ValueError(f"{model}: {size.heads} heads do not divide {size.units} units")
-    return size
-
-
-def products(size: Size, batch: Batch, decoded: int | None = None, top: int | None = None) -> list[Product]:
-    """The matrix products of a forward pass.
+def products(
+    config: BertConfig, batch: Batch, decoded: int | None = None, top: int | None = None
+) -> list[Product]:
+    """The matrix products of a forward pass, each by its shape: bert/flops.py counts the same.
 
     Args:
         decoded: positions for which the vocabulary is scored, by default the masked ones, as GluonNLP and
@@ -113,10 +100,10 @@ def products(size: Size, batch: Batch, decoded: int | None = None, top: int | No
         top: positions that the top layer goes on with above its attention, by default all. The losses look at
             `batch.needed` of them; the fused operators compute no others.
     """
-    units, heads, length = size.units, size.heads, batch.length
+    units, heads, length = config.units, config.heads, batch.length
     decoded = batch.sequences * batch.masked if decoded is None else decoded
     chosen = []
-    for layers, rows in ((size.layers - 1, batch.tokens), (1, batch.tokens if top is None else top)):
+    for layers, rows in ((config.layers - 1, batch.tokens), (1, batch.tokens if top is None else top)):
         attention = layers, batch.sequences * heads
         chosen += [
             Product(layers, 1, batch.tokens, 3 * units, units, True),  # query, key, value
@@ -139,24 +126,3 @@ def gflop(chosen: list[Product]) -> float:
     """Floating-point operations of a step's matrix products in 10^9, forward and backward; a multiplication
     and an addition are two."""
     return 3 * sum(2 * p.times * p.batch * p.rows * p.columns * p.inner for p in chosen) / 1e9
-
-
-def parameters(size: Size) -> int:
-    """Trainable numbers of the model with both heads."""
-    layers, units, _ = size
-    layer = 12 * units**2 + 13 * units
-    embeddings = (VOCABULARY + 512 + 2 + 2) * units
-    heads = 2 * (units**2 + units) + 2 * units + VOCABULARY + 2 * units + 2
-    return layers * layer + embeddings + heads
-
-
-def memory_estimate(size: Size, batch: Batch) -> float:
-    """Bytes that a contestant's process is likely to need at most, to decide how many fit at a time.
-
-    Weights, gradients and two moments; activations by the count of Korthikanti et al., arXiv:2205.05198, with
-    32 bits; scores of the vocabulary for all tokens and their gradients; libraries; and a fifth on top.
-    """
-    tokens = batch.tokens
-    activations = size.layers * (68 * tokens * size.units + 10 * size.heads * tokens * batch.length)
-    scores = 3 * 4 * tokens * VOCABULARY
-    return 1.2 * (16 * parameters(size) + activations + scores + 0.6e9)

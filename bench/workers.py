@@ -1,4 +1,17 @@
-"""The parent's side of benchmarks: starts workers, has them take steps, and ends them whatever happens."""
+"""Processes that take a step on request: the worker's side, and the parent's, which ends them all.
+
+Lines on a worker's standard input are "step", "step NAME" or "end", answers are JSON objects, one a line, on
+what was standard output; whatever libraries print goes to standard error.
+
+    worker                                  parent
+    {"ready": FACTS} or {"unsupported": WHY}
+                                            step, or step NAME where a worker has several
+    {"seconds": S, "loss": L}
+                                            end
+    {"peak_bytes": N}
+
+Standard library only: the workers of all contestants import it, whatever their environment has.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +25,30 @@ import subprocess
 import sys
 import tempfile
 import time
-from types import FrameType, TracebackType
-from typing import Any, Callable, Iterable, Mapping, NoReturn, Sequence
+from pathlib import Path
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
 from base.processes import kill_group
-from bench.launches import ROOT
 
+ROOT = Path(__file__).resolve().parent.parent
 SET_UP_LIMIT = 300.0  # seconds
 STEP_LIMIT = 300.0
 END_LIMIT = 20.0
 TICKS = os.sysconf("SC_CLK_TCK")
+NO_TORCH = (
+    "PyTorch was left out: there is no environment for it. To make one: python3 -m venv .venv-torch && "
+    ".venv-torch/bin/pip install torch==2.13.0 transformers  (or --torch_python, TORCH_PYTHON)"
+)
+# glibc's malloc gives freed memory back to the system and takes it again, page by page, unless it may not.
+# PyTorch's steps are about a fifth faster with it; ours keep their memory anyway.
+KEEPS_MEMORY = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    "MALLOC_TOP_PAD_": str(1 << 26),
+}
+ReadLoss = Callable[[], Optional[float]]
+TakeStep = Callable[[], ReadLoss]
+Steps = Union[TakeStep, Mapping[str, TakeStep]]
 
 
 class WorkerError(Exception):
@@ -29,27 +56,85 @@ class WorkerError(Exception):
 
 
 class Unsupported(Exception):
-    """A worker says that it cannot do this work here."""
+    """A contestant cannot do this work here; the message says why."""
 
 
-def end_at(*numbers: int) -> None:
-    """Has these signals end this process by SystemExit, and with it all that its `with` blocks hold."""
-    for number in numbers:
-        signal.signal(number, _leave)
+def serve(set_up: Callable[[], tuple[Steps, dict[str, Any]]]) -> None:
+    """Answers the parent until it says "end" or goes away.
+
+    Args:
+        set_up: returns the step, or several by name, and the facts about the contestant. A step returns when
+            all of its work is done; what it returns gives the loss, and is called outside the timing.
+    """
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def answer(value: dict[str, Any]) -> None:
+        answers.write(json.dumps(value) + "\n")
+
+    try:
+        steps, facts = set_up()
+    except Unsupported as reason:
+        answer({"unsupported": str(reason)})
+        return
+    answer({"ready": facts})
+    for line in sys.stdin:
+        if line.strip() == "end":
+            answer({"peak_bytes": peak_bytes()})
+            return
+        take_step = steps if callable(steps) else steps[line.split()[1]]
+        begun = time.perf_counter()
+        read_loss = take_step()
+        seconds = time.perf_counter() - begun
+        answer({"seconds": seconds, "loss": read_loss()})
 
 
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
+def no_loss() -> None:
+    """The ReadLoss of a step that has none."""
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has held so far (VmHWM)."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        line = next(line for line in file if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+
+def best_gflops(multiply: Callable[[], object], gflop: float, seconds: float = 1.5) -> float:
+    """The highest rate of several runs of `multiply`, which takes `gflop` 10^9 operations."""
+    multiply()
+    best, end = 0.0, time.perf_counter() + seconds
+    while not best or time.perf_counter() < end:
+        begun = time.perf_counter()
+        multiply()
+        best = max(best, gflop / (time.perf_counter() - begun))
+    return best
+
+
+def find_torch_python(given: str | None, environ: Mapping[str, str], root: Path = ROOT) -> str | None:
+    """The interpreter of an environment with torch: `given`, else TORCH_PYTHON, else .venv-torch; None where
+    there is none.
+
+    Raises:
+        ValueError: the one that is named does not exist.
+    """
+    for source, path in (("--torch_python", given), ("TORCH_PYTHON", environ.get("TORCH_PYTHON"))):
+        if path:
+            if not os.access(path, os.X_OK) or os.path.isdir(path):
+                raise ValueError(f"{source} {path}: there is no such program")
+            return os.path.abspath(path)
+    own = root / ".venv-torch" / "bin" / "python"
+    return str(own) if own.exists() else None
 
 
 class Worker:
-    """A process that answers lines (bench/serve.py), in a process group of its own.
+    """A process that answers lines, in a process group of its own.
 
     Use it as a context manager: when the block is left it is gone, with all that it has started. A worker
     whose parent is killed reads the end of its input and ends.
     """
 
-    def __init__(self, name: str, command: Sequence[str], cwd: str, environ: Mapping[str, str]):
+    def __init__(self, name: str, command: Sequence[str], environ: Mapping[str, str]):
         self.name = name
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
@@ -57,7 +142,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            cwd=cwd,
+            cwd=str(ROOT),
             env=dict(environ),
             start_new_session=True,
         )
@@ -66,9 +151,7 @@ class Worker:
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         kill_group(self._process)
         for stream in (self._process.stdin, self._process.stdout, self._log):
             with contextlib.suppress(OSError):  # what was still to be written to a worker that has ended
@@ -82,13 +165,22 @@ class Worker:
         facts: dict[str, Any] = answer["ready"]
         return facts
 
-    def step(self, limit: float = STEP_LIMIT, name: str = "") -> dict[str, Any]:
-        """One step, of a worker with several that of this name: {"seconds": ..., "loss": ...}."""
-        return self._ask(f"step {name}".rstrip(), limit)
+    def ask(self, request: str, limit: float = STEP_LIMIT) -> dict[str, Any]:
+        """The answer to "step", "step NAME" or "end".
 
-    def end(self, limit: float = END_LIMIT) -> dict[str, Any]:
-        """Asks for the closing report: {"peak_bytes": ...}."""
-        return self._ask("end", limit)
+        Raises:
+            WorkerError: none comes, or one with a loss that is not finite: its seconds say nothing.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(request.encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise self._failure("ended") from None
+        answer = self._read(limit)
+        if answer.get("loss") is not None and not math.isfinite(answer["loss"]):
+            raise WorkerError(f"{self.name}: the loss is {answer['loss']}")
+        return answer
 
     def cpu_seconds(self) -> float:
         """CPU time of the worker so far; of a worker that has ended, 0."""
@@ -98,15 +190,6 @@ class Worker:
         except OSError:
             return 0.0
         return (int(fields[11]) + int(fields[12])) / TICKS
-
-    def _ask(self, word: str, limit: float) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(word.encode() + b"\n")
-            self._process.stdin.flush()
-        except OSError:
-            raise self._failure("ended") from None
-        return self._read(limit)
 
     def _read(self, limit: float) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -138,8 +221,7 @@ class Worker:
 
 
 class Contestants:
-    """Workers of a measurement, by key. One that fails is left out from then on, and named; so is one whose
-    loss is not finite, since its seconds say nothing.
+    """Workers of a measurement, by key. One that fails is left out from then on, and named.
 
     Use it as a context manager, as a worker.
 
@@ -159,20 +241,20 @@ class Contestants:
     def __enter__(self) -> Contestants:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for worker in self._workers.values():
-            worker.__exit__(kind, error, trace)
+            worker.__exit__()
 
     @property
     def keys(self) -> list[str]:
         """Those that take part."""
         return list(self._workers)
 
-    def start(self, key: str, name: str, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Starts a worker in this project's folder; returns when it is ready or left out."""
-        self._workers[key] = worker = Worker(name, command, str(ROOT), environ)
+    def start(self, key: str, name: str, command: Sequence[str], peer: bool) -> None:
+        """Starts a worker in this project's folder, a peer with a malloc that keeps its memory; returns when
+        it is ready or left out."""
+        environ = {**os.environ, **KEEPS_MEMORY} if peer else os.environ
+        self._workers[key] = worker = Worker(name, command, environ)
         facts = self._guarded(key, worker.wait_until_ready)
         if facts is not None:
             self.facts[key] = facts
@@ -182,26 +264,13 @@ class Contestants:
         if key not in self._workers:
             return None
         worker = self._workers[key]
-
-        def step() -> dict[str, Any]:
-            answer = worker.step(limit, name)
-            if answer["loss"] is not None and not math.isfinite(answer["loss"]):
-                raise WorkerError(f"{worker.name}: the loss is {answer['loss']}")
-            return answer
-
-        return self._guarded(key, step)
+        return self._guarded(key, lambda: worker.ask(f"step {name}".rstrip(), limit))
 
     def end(self) -> None:
         """Asks every worker for its closing report, which joins its facts."""
         for key in self.keys:
-            report = self._guarded(key, self._workers[key].end)
-            self.facts[key].update(report or {})
-
-    def in_turns(self, number: int) -> list[str]:
-        """The keys in the order of a round: nobody is always the next after the same one."""
-        keys = self.keys
-        first = number % max(1, len(keys))
-        return keys[first:] + keys[:first]
+            worker = self._workers[key]
+            self.facts[key].update(self._guarded(key, lambda: worker.ask("end", END_LIMIT)) or {})  # noqa: B023
 
     def cpu_seconds(self, keys: Iterable[str]) -> float:
         """CPU time of these workers so far."""
@@ -213,11 +282,6 @@ class Contestants:
         except (Unsupported, WorkerError) as error:
             self.failed |= isinstance(error, WorkerError)
             self.left_out[key] = str(error)
-            note(f"  {self._titles[key]}: {error}")
-            self._workers.pop(key).__exit__(None, None, None)
+            print(f"  {self._titles[key]}: {error}", file=sys.stderr, flush=True)
+            self._workers.pop(key).__exit__()
             return None
-
-
-def note(text: str) -> None:
-    """Shows progress on standard error."""
-    print(text, file=sys.stderr, flush=True)

@@ -22,22 +22,21 @@ _ROWS_MULTIPLE = 16
 class FusedBert(mx.gluon.HybridBlock):
     """A BERT whose layers a subclass calls in its `hybrid_forward`, to put its heads and losses above them.
 
-    Gradients replace what is in their arrays, also under grad_req "add": MXNet does not report grad_req to
-    extension operators (training.optimizer.accumulation sums them up).
+    A backward pass overwrites the gradients, also under grad_req "add": MXNet does not report grad_req to
+    extension operators. training.optimizer.accumulation adds the micro-batches' gradients up.
 
     Args:
         bert: from bert.model.build_model for `config`, initialized, in float32, on the CPU.
-        dtype: "float32", or "bfloat16" for matrix products of numbers rounded to that type, or "bfloat16x3"
-            for those of numbers split into two of that type, but in float32 in the attention and in the
-            scores of the vocabulary. Everything else, sums within the products included, is float32 in all.
-        dropout: its rate.
+        dtype: of the factors of matrix products. "bfloat16" rounds each factor; "bfloat16x3" writes each as
+            the sum of two bfloat16 numbers, except in the attention and the scores of the vocabulary, which
+            stay float32. Everything else is float32, the sums within products included.
+        dropout: the rate.
         head_products: names of the weights that the heads above multiply by `Layers.product`.
         part: of `bert`, what this network has; None for all.
     """
 
     adds_in_backward = False  # whether grad_req "add" is heeded
-    # Whether the layers work on the tokens alone, sequences end to end, and not on padding.
-    packs_sequences = False
+    packs_sequences = False  # whether rows are the tokens of all sequences end to end, without padding
 
     def __init__(
         self,
@@ -85,8 +84,8 @@ class FusedBert(mx.gluon.HybridBlock):
         return mx.nd.bert_pack(*weights, num_weights=len(weights), dtype=self._dtype, out=out)
 
     def pack_weights(self) -> None:
-        """Casts and rearranges the weights; to be called whenever anything has changed them but an update
-        that writes `packed_copies` itself."""
+        """Casts and rearranges the weights. Call it whenever the weights have changed, unless the update has
+        written `packed_copies` itself."""
         for names, packed in self.packed_copies().items():
             self._pack([self._reg_params[name].data() for name in names], out=packed)
 
@@ -100,12 +99,12 @@ class FusedBert(mx.gluon.HybridBlock):
 
     @property
     def packed_dtype(self) -> str:
-        """That of the packed copies."""
+        """The dtype of the packed copies."""
         return self._dtype
 
     def count_squares(self) -> None:
-        """Makes backward passes from now on count the squares of the gradients of the layers' weights as they
-        write them, which saves the global norm from reading these again."""
+        """Has each backward pass from now on sum the squares of the gradients that it writes for the layers'
+        weights, so that the global norm need not read them again."""
         if _SQUARES not in self._reg_params:
             squares = mx.gluon.Parameter(f"{self.prefix}{_SQUARES}", shape=(1,), init="zeros")
             squares.initialize(ctx=mx.cpu())
@@ -114,18 +113,19 @@ class FusedBert(mx.gluon.HybridBlock):
             self._clear_cached_op()
 
     def counted_squares(self) -> tuple[frozenset[str], mx.nd.NDArray]:
-        """Weights by name, and the sum of the squares of their gradients, (1,) float32, of the last backward
-        pass; `count_squares` has been called before it. Infinite where only the root is within float32."""
+        """Names of the weights, and the sum of the squares of their gradients in the last backward pass, (1,)
+        float32; call `count_squares` before that pass. The sum is infinite where float32 cannot hold it, even
+        if it can hold the root."""
         return frozenset(self._counted), self._reg_params[_SQUARES].grad()
 
     def remove_padding(self) -> None:
-        """Leaves padding out of all layers from now on; to be called before the first batch. Losses stay the
-        same but for rounding, and for dropout, whose masks are others."""
+        """Leaves padding out of all layers from now on. Call it before the first batch. Only rounding changes
+        the losses, and dropout, which draws other masks."""
         self.packs_sequences = True
 
     def forward(self, input_ids: mx.nd.NDArray, segment_ids: Any, valid_lengths: Any, *others: Any) -> Any:
-        """Computes on arrays: calls `hybrid_forward`, with places for `valid_lengths` where padding is left
-        out (`encode`), since the number of rows must be known before a graph runs.
+        """Calls `hybrid_forward` on arrays. Where padding is left out, places (see `encode`) replace
+        `valid_lengths`: the number of rows must be known before a graph runs.
 
         Raises:
             ValueError: a sequence without tokens, or longer than `input_ids`, where padding is left out.
@@ -168,11 +168,11 @@ class FusedBert(mx.gluon.HybridBlock):
 
 
 class _Packed(mx.gluon.Parameter):
-    """A copy of weights that no gradient is taken of.
+    """A copy of weights that has no gradient.
 
-    Each forward pass has a handle of its own for the memory. MXNet records which graph an array without a
-    gradient belongs to, and the first backward pass deletes that: a second graph of the same parameters that
-    waits for its backward pass would then fail.
+    Each forward pass gets a handle of its own on the memory. MXNet notes in an array without a gradient which
+    graph it belongs to, and the first backward pass deletes the note. A second graph that shares the array
+    and still waits for its backward pass would then fail.
     """
 
     def data(self, ctx: mx.Context | None = None) -> mx.nd.NDArray:
@@ -180,9 +180,9 @@ class _Packed(mx.gluon.Parameter):
 
 
 class SameValues(mx.gluon.Parameter):
-    """The values of another parameter, in the same memory, where no gradient is taken of them.
+    """The values of another parameter, in the same memory, without a gradient.
 
-    Each forward pass has a handle of its own, as that of `_Packed`.
+    Each forward pass gets a handle of its own, as with `_Packed`.
     """
 
     def __init__(self, name: str, original: mx.gluon.Parameter):
@@ -199,8 +199,8 @@ class Layers:
     Args:
         F: mx.nd or mx.sym.
         weights: arrays or symbols by structural name, and the packed copies of `FusedBert`.
-        packs: whether rows (T, units) of sequences end to end take the place of (B, L, units), and places
-            that of lengths.
+        packs: whether activations are rows (T, units) of sequences end to end instead of (B, L, units), with
+            places instead of lengths.
     """
 
     def __init__(
@@ -217,8 +217,8 @@ class Layers:
         # MXNet does not tell extension operators whether it trains or predicts, this does: dropout of a one
         # leaves 1 in prediction and 0 or 2 in training.
         self._mode = F.Dropout(F.ones((1,)), p=0.5)
-        # The mode is an input of every layer, and its own gradient is of no use. The layers return another
-        # number in its place: the sum of squares of their weights' gradients.
+        # Every layer has the mode as an input, whose gradient nobody needs. The layers therefore return the
+        # sum of squares of their weights' gradients as that gradient.
         self.counts = _SQUARES in weights
         self._squares = {"squares": int(self.counts)}
         self.counted: list[str] = []  # weights whose gradients' squares are counted
@@ -227,8 +227,12 @@ class Layers:
         self._unread: list[Any] = []  # outputs that the last operator keeps for its backward pass alone
 
     def words(self, input_ids: Any, valid_lengths: Any, predicted_ids: Any) -> tuple[Any, Any]:
-        """The word table where it is the decoder's weight too (native/operators/words.cc): the words' rows,
-        for `embed`, and an array for the decoder of as many rows as `predicted_ids` has elements."""
+        """Looks words up in a table that is the decoder's weight too (native/operators/words.cc).
+
+        Returns:
+            The words' rows, for `embed`, and an array for the decoder with a row for each of
+            `predicted_ids`.
+        """
         places = [valid_lengths] if self._packs else []
         rows, decoder = self.F.bert_words(
             self.weights["word_embed.0.weight"], input_ids, predicted_ids, *places,
@@ -239,7 +243,7 @@ class Layers:
     def embed(self, input_ids: Any, segment_ids: Any, valid_lengths: Any, rows: Any = None) -> Any:
         """(B, L) tokens and segments -> (B, L, units): three embeddings, LayerNorm, dropout.
 
-        `rows`: of the words, from `words`; None looks them up."""
+        `rows`: the words' rows, from `words`; None looks them up here."""
         places = [valid_lengths] if self._packs else []
         return self.F.bert_embed(
             input_ids, segment_ids, self.weights["word_embed.0.weight"] if rows is None else rows,
@@ -251,7 +255,7 @@ class Layers:
     def layer(self, index: int, x: Any, valid_lengths: Any, positions: Any = None) -> Any:
         """Transformer layer `index`: (B, L, units) -> the same; with `positions` as `FusedBert.encode`.
 
-        Layers are to be called one after the other, each with what the one before has returned.
+        Call the layers in order, each with the result of the one before.
         """
         cell = _cell(index)
         if positions is None:
@@ -274,7 +278,7 @@ class Layers:
         return y
 
     def _attention_at(self, cell: str, x: Any, valid_lengths: Any, positions: Any) -> Any:
-        """The attention half of a layer, above the attention for the first token and `positions` alone."""
+        """The attention half of a layer; after the attention only the first token and `positions` go on."""
         names = _projections(cell)
         projected = self._dense(x, names, [self.weights[f"{name}.bias"] for name in names])
         context = self.F.bert_attention(
@@ -287,7 +291,7 @@ class Layers:
         return self._add_norm(f"{cell}proj", context, x, f"{cell}layer_norm")
 
     def product(self, x: Any, name: str) -> Any:
-        """x W^T; the bias is added by whatever comes next."""
+        """x W^T without the bias, which the next operator adds."""
         return self._dense(x, (name,), [])
 
     def activated(self, x: Any, name: str) -> Any:
@@ -316,14 +320,18 @@ class Layers:
         return y
 
     def _next_mode(self) -> Any:
-        """The mode for the operator that reads what the last one has returned: with it, MXNet fills no zeros
-        for the gradients of what the last one keeps for its backward pass (native/operators/unread.cc)."""
+        """The mode for the next operator.
+
+        It passes through bert_unread, together with the outputs that the operator before keeps for its own
+        backward pass: MXNet then writes no zeros as their gradients (native/operators/unread.cc).
+        """
         unread, self._unread = self._unread, []
         if not unread:
             return self._mode
         if not self.counts:
             return self.F.bert_unread(self._mode, *unread, outputs=len(unread))
-        # Two of each last one: with static memory MXNet loses the sum of more gradients of one array.
+        # Two copies, for the next operator and for those after it: with static memory MXNet loses the sum of
+        # more gradients of one array.
         mode, self._mode = self.F.bert_unread(self._mode, *unread, outputs=len(unread), copies=2)
         return mode
 
@@ -340,7 +348,7 @@ class Layers:
 
 
 def places_of(lengths: np.ndarray, longest: int, multiple: int = 1) -> np.ndarray:
-    """The sequence and the position in it of each row of sequences end to end, int32 (T, 2): T is the sum of
+    """The sequence of each row and the position in it, of sequences end to end, int32 (T, 2). T is the sum of
     the lengths, rounded up to a multiple; rows beyond the sum have (-1, -1).
 
     Raises:

@@ -7,6 +7,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+from tests.processes import words_of
+
 ANIMALS = ["cat", "dog", "horse", "cow", "bird", "fish"]
 COLOURS = ["red", "blue", "green", "black", "white", "brown"]
 OTHERS = ["the", "is", "what", "colour", "of", "and", "in", "garden", "sits", "very", "it", "a"]
@@ -58,17 +60,6 @@ def _sentence(rng: random.Random, label: int) -> str:
     words = [rng.choice([*ANIMALS, *OTHERS]) for _ in range(rng.randint(3, 12))]
     words.insert(rng.randint(0, len(words)), rng.choice((BAD, GOOD)[label]))
     return f"{' '.join(words)}\t{label}\n"
-
-
-def words_of(options: dict[str, Any]) -> list[str]:
-    """The command line of options by name."""
-    words: list[str] = []
-    for name, value in options.items():
-        if value is True:
-            words.append(f"--{name}")
-        elif value is not None and value is not False:
-            words += [f"--{name}", str(value)]
-    return words
 
 
 def common(folder: Path, **changes: Any) -> dict[str, Any]:

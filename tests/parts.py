@@ -25,8 +25,8 @@ WITHOUT_RANKS = [
         *("comm/test_run_processes.py", "comm/test_wire.py", "comm/test_places.py"),
         *("native/test_operators_library.py", "test_network.py"),
         *("test_hparams.py", "test_imports.py", "test_parts.py", "test_no_vanishing.py"),
-        *("test_lamb_paper.py", "test_scripts.py", "test_setup.py", "test_values.py", "test_damage.py"),
-        "test_reliability.py",
+        *("test_lamb_paper.py", "test_scripts.py", "setup/test_setup.py"),
+        *("faults/test_bad_values.py", "faults/test_flip_bytes.py", "faults/test_program.py"),
     )
 ]
 # Half a minute among the ranks'; among the others many seconds, or a launch that several share.
@@ -35,8 +35,9 @@ LONG = [
     for name in (
         *("bench/test_quick.py", "bench/test_step.py", "bench/test_pipelines.py", "comm/test_watchdog.py"),
         *("test_comparison.py", "test_finetune.py", "test_messages.py", "test_pretraining.py"),
-        *("test_stages.py", "test_pipelines.py", "test_failure.py", "test_equality.py", "test_sagemaker.py"),
-        *("test_make_finetune.py", "test_saving_in_a_run.py", "hosts/test_lost_hosts.py"),
+        *("test_pipelines.py", "test_sagemaker.py", "test_make_finetune.py", "comm/test_equality.py"),
+        *("faults/test_kill_at_boundary.py", "faults/test_kill_pause_cut.py", "hosts/test_lost_hosts.py"),
+        "faults/test_fill_disk.py",
         *("training/results/test_members_on_ranks.py", "training/test_step_on_ranks.py"),
         *("training/test_budget.py", "training/test_following.py", "training/test_held.py"),
         *("training/test_run_file.py", "training/test_stopping.py"),

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, Sequence
 from base import machine
 from base.command_line import OptionParser, not_empty, path_name, positive_int
 from base.tables import Row, Table, terminal
+from bench.harness import write_figures
 from bench.launches import step_seconds
-from bench.quick import write_figures
 from bert.configuration import named_config
 from bert.memory import parameter_count
 from tests.namespaces import INTERFACE, TwoHosts, two_hosts

@@ -33,7 +33,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from base.tables import Row, Table, markdown
-from bench.quick import write_figures
+from bench.harness import write_figures
 from bert.weights.names import EMBEDDING
 from tests.pipelines_worker import CLIP_NORM, STALE, SWAPPED, UNTIED, Case
 from tests.processes import run_ranks

@@ -427,6 +427,17 @@ def python_3_9() -> str | None:
     return str(installed[0]) if installed else None
 
 
+def words_of(options: Mapping[str, Any]) -> list[str]:
+    """The command line of options by name: True is a flag alone, None and False leave an option out."""
+    words: list[str] = []
+    for name, value in options.items():
+        if value is True:
+            words.append(f"--{name}")
+        elif value is not None and value is not False:
+            words += [f"--{name}", str(value)]
+    return words
+
+
 def environ_of(pid: int) -> list[str]:
     """`NAME=VALUE` for each variable that a process was started with; empty if it is gone."""
     return _read_words(pid, "environ")

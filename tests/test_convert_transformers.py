@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import convert
-from bench.contestants import find_torch_python
+from bench.workers import find_torch_python
 from bert.configuration import BertConfig
 from bert.weights.opening import open_weights
 from tests.bert.weights.networks import Inputs, mxnet_logits, random_inputs
@@ -28,7 +28,7 @@ CHANGES = {"relu": {"layer_norm_eps": 1e-3, "tie_word_embeddings": False}}  # of
 def transformers(folder: Path, tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     python = find_torch_python(None, os.environ)
     if python is None:
-        pytest.skip("no environment with PyTorch and transformers (bench.contestants says how to make one)")
+        pytest.skip("no environment with PyTorch and transformers (bench.workers says how to make one)")
     (folder / "tasks.json").write_text(json.dumps(tasks))
     command = [python, str(ROOT / "tests" / "transformers_worker.py"), str(folder / "tasks.json")]
     result = run_command(command, cwd=folder, env={"HF_HUB_OFFLINE": "1"}).check()

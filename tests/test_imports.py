@@ -51,8 +51,7 @@ SETUP_CHECKS = {
 IMPLEMENTATIONS = ("comm.horovod", "comm.byteps", "comm.local")
 STARTS_RANKS = {
     "training.profile",
-    "bench.step_ours",
-    "bench.gpu_worker",
+    "bench.ours",
     "bench.finetune_ours",
     "comparison.messages.rank",
 }

@@ -11,11 +11,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.faults import attack_pipelines
+from tests.faults.test_kill_pause_cut import SCRIPTS, arguments, find
 from tests.pipelines import COUNTS, LAYERS, LOSSES, compare, launch, reference
 from tests.pipelines_worker import CLIP_NORM, DAMAGES, LOOSE, STALE, SWAPPED, UNTIED, Case
 from tests.processes import start_ranks
-from tests.reliability import attacked_stages
-from tests.test_failure import SCRIPTS, arguments, find
 from training.checkpoint import list_steps
 
 TWO = Case("two", COUNTS[2], replicas=2, accumulate=3, steps=3, overflow=2)
@@ -87,8 +87,10 @@ def test_a_word_embedding_that_differs_is_not_saved(found):
 
 
 def test_a_stage_that_stops_is_named_and_the_others_end(corpus, tmp_path):
-    """One of the attacks of tests/reliability/attacked_stages.py, on two replicas of two stages."""
-    case = attacked_stages.Case(3, attacked_stages.STOPPED, attacked_stages.STEPS, 0, "1f1b", "intra_first")
+    """One of the attacks of tests/faults/attack_pipelines.py, on two replicas of two stages."""
+    case = attack_pipelines.Case(
+        3, attack_pipelines.STOPPED, attack_pipelines.STEPS, 0, "1f1b", "intra_first"
+    )
     changes = {
         "ckpt_interval": 2,
         "log_interval": 1,
@@ -102,5 +104,5 @@ def test_a_stage_that_stops_is_named_and_the_others_end(corpus, tmp_path):
             time.sleep(0.05)
         os.kill(victim, signal.SIGSTOP)
         result = run.wait()
-    assert attacked_stages.judged(case, result, 0.0, tmp_path, 0) == ""
+    assert attack_pipelines.judged(case, result, 0.0, tmp_path, 0) == ""
     assert f"pid {victim}" in result.stderr

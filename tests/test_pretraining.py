@@ -14,7 +14,7 @@ import pytest
 
 import lamb_paper
 from bert.weights.params_file import read_index
-from tests.processes import run_command, run_ranks, start_ranks, wait_for_file
+from tests.processes import run_command, run_ranks, start_ranks, wait_for_file, words_of
 from training.checkpoint import newest_complete
 from training.optimizer.schedule import Schedule
 
@@ -47,13 +47,7 @@ def options(corpus, ckpt_dir, **changes) -> list[str]:
         "ckpt_dir": ckpt_dir,
         **changes,
     }
-    words = []
-    for name, value in chosen.items():
-        if value is True:
-            words.append(f"--{name}")
-        elif value is not None:
-            words += [f"--{name}", str(value)]
-    return words
+    return words_of(chosen)
 
 
 def train(args, ranks=1, launcher="none", **kwargs):

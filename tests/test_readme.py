@@ -640,7 +640,7 @@ def helps_of() -> dict[str, str]:
         "hosts/sagemaker.py",
         "-m bench.step",
     ]
-    modules += ["-m training.profile", "-m tests.reliability"]
+    modules += ["-m training.profile", "-m tests.faults"]
     modules += ["compare.py", "-m bench.pipelines", "-m tests.pipeline_hosts"]
     modules += ["convert.py", "predict.py", "results.py", "finetune_squad.py", "finetune_classifier.py"]
     return {each: run_command([sys.executable, *each.split(), "--help"]).check().stdout for each in modules}

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from bench import quick, tokenize_text
-from bench.contestants import find_torch_python
+from bench import harness, tokenize_text
+from bench.workers import find_torch_python
 from tests.embedded import built_once
 from tests.processes import ROOT, run_command
 
@@ -34,7 +34,7 @@ SHOWS = {
 @pytest.fixture
 def text(tmp_path_factory) -> dict[str, str]:
     """Variables with which a measurement finds its text, which takes seconds to write."""
-    return {"BENCH_TEXT": str(built_once(tmp_path_factory, quick.VOCAB_SIZE))}
+    return {"BENCH_TEXT": str(built_once(tmp_path_factory, harness.VOCAB_SIZE))}
 
 
 def commands() -> list[str]:
@@ -55,7 +55,7 @@ def test_all_measurements_run_to_their_end(tmp_path):
     assert parts[1::2] == BY_DEFAULT
     for name, output in zip(parts[1::2], parts[2::2]):
         assert SHOWS[name] in output, name
-        assert output.rstrip().endswith(quick.NOTICE), name
+        assert output.rstrip().endswith(harness.NOTICE), name
         if name in ("step", "finetune") and find_torch_python(None, os.environ) is None:
             (line,) = (line for line in output.splitlines() if "PyTorch" in line)
             assert line.startswith("PyTorch was left out")
@@ -82,15 +82,15 @@ def test_startup_quick(text):
     }
     # Measured one after the other; beside other tests any of them may be the longest.
     assert min(seconds.values()) > 0 and sum(seconds.values()) < elapsed
-    assert result.stdout.rstrip().endswith(quick.NOTICE)
+    assert result.stdout.rstrip().endswith(harness.NOTICE)
 
 
 def test_what_is_named_stays():
     options = argparse.Namespace(quick=True, rounds=9, sizes=None, repeats=None)
-    quick.settle(options, {"rounds": 5, "sizes": "large", "repeats": 3}, {"rounds": 2, "sizes": "small"})
+    harness.settle(options, {"rounds": 5, "sizes": "large", "repeats": 3}, {"rounds": 2, "sizes": "small"})
     assert (options.rounds, options.sizes, options.repeats) == (9, "small", 3)
     options = argparse.Namespace(quick=False, rounds=None)
-    quick.settle(options, {"rounds": 5}, {"rounds": 2})
+    harness.settle(options, {"rounds": 5}, {"rounds": 2})
     assert options.rounds == 5
 
 
@@ -99,7 +99,7 @@ def test_a_tokenizer_that_is_not_there_is_left_out(monkeypatch, capsys, corpus):
     assert tokenize_text.main(["--quick", "--input", corpus.held_out, "--vocab", corpus.vocab]) == 0
     output = capsys.readouterr().out
     assert "gluonnlp BERTTokenizer: left out: gluonnlp is not installed here" in output
-    assert output.count("gluonnlp BERTTokenizer") == 1 and quick.NOTICE in output
+    assert output.count("gluonnlp BERTTokenizer") == 1 and harness.NOTICE in output
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,12 @@ import time
 import pytest
 
 from base import machine
-from bench.contestants import CONTESTANTS, OURS, PRODUCTS, command, find_torch_python
-from bench.rounds import plan_sessions, ratios, spread, summarize, table
-from bench.work import BATCHES, Product, Work, gflop, memory_estimate, parameters, products, size_of
-from bench.workers import Contestants, Unsupported, Worker, WorkerError
-from bert.flops import BACKWARD, Size, forward_flops
+from base.tables import terminal
+from bench.harness import in_turns, ratios, spread
+from bench.step import CONTESTANTS, OURS, PRODUCTS, command, memory_estimate, plan_sessions, summarize, table
+from bench.work import BATCHES, Product, Work, gflop, products
+from bench.workers import Contestants, Unsupported, Worker, WorkerError, find_torch_python
+from bert.flops import BACKWARD, forward_flops, size_of
 from tests.processes import LIMIT, ROOT, run_command, until
 
 BASE, LARGE = Work("base", 128, "float32"), Work("large", 128, "float32")
@@ -23,17 +24,11 @@ LONG_WORK = Work("base", 512, "bfloat16")
 
 
 def worker(code: str, name: str = "w") -> Worker:
-    code = "import json, os, subprocess, sys, time\nfrom bench.serve import serve, Unsupported\n" + code
-    return Worker(name, [sys.executable, "-c", code], str(ROOT), os.environ)
+    code = "import json, os, subprocess, sys, time\nfrom bench.workers import serve, Unsupported\n" + code
+    return Worker(name, [sys.executable, "-c", code], os.environ)
 
 
 # what is counted
-
-
-@pytest.mark.parametrize("name", ["bert_0_32_2", "bert_2_30_4", "tiny", "bert_2_32"])
-def test_models_of_no_size_are_rejected(name):
-    with pytest.raises(ValueError, match=name):
-        size_of(name)
 
 
 def test_gflop_of_one_product_is_two_operations_forward_and_four_backward():
@@ -47,33 +42,20 @@ def test_gflop_of_bert_base():
     small = 8 * (2 * 768**2 + 2 * 2 * 768)
     for decoded in (160, 1024):
         expected = 3 * (layers + scores + decoded * head + small) / 1e9
-        assert gflop(products(BASE.size, SHORT, decoded)) == pytest.approx(expected, rel=1e-12)
+        assert gflop(products(BASE.config, SHORT, decoded)) == pytest.approx(expected, rel=1e-12)
     # Scoring every position is a fifth more work, the top layer that ends with what is needed 4% less.
-    whole = gflop(products(BASE.size, SHORT))
-    assert gflop(products(BASE.size, SHORT, SHORT.tokens)) / whole == pytest.approx(1.22, abs=0.01)
+    whole = gflop(products(BASE.config, SHORT))
+    assert gflop(products(BASE.config, SHORT, SHORT.tokens)) / whole == pytest.approx(1.22, abs=0.01)
     saved = 3 * 2 * 9 * 768**2 * (SHORT.tokens - SHORT.needed) / 1e9
-    assert whole - gflop(products(BASE.size, SHORT, top=SHORT.needed)) == pytest.approx(saved)
+    assert whole - gflop(products(BASE.config, SHORT, top=SHORT.needed)) == pytest.approx(saved)
 
 
 def test_gflop_is_what_the_profile_counts():
     for work, batch, top in ((BASE, SHORT, None), (LARGE, SHORT, 21), (BASE, LONG, 81)):
-        size = work.size
-        counted = forward_flops(Size(size.layers, size.units, 4 * size.units, 30522), *batch, top)
+        size = work.config
+        counted = forward_flops(size_of(size, 30522), *batch, top)
         mine = gflop(products(size, batch, top=None if top is None else batch.needed))
         assert mine == pytest.approx((1 + BACKWARD) * counted.total / 1e9, rel=1e-12)
-
-
-def test_parameters_are_those_of_the_model():
-    import mxnet as mx
-
-    from bert.configuration import named_config
-    from bert.model import build_model, initialize, trainable
-
-    model = build_model(named_config("bert_2_32_4"), 30522)
-    initialize(model, mx.cpu(), "float32", 0)
-    found = sum(parameter.data().size for parameter in trainable(model).values())
-    assert parameters(size_of("bert_2_32_4")) == found
-    assert parameters(BASE.size) == 110_106_428  # as PyTorch counts BertForPreTraining
 
 
 # who runs together
@@ -85,20 +67,20 @@ def test_all_run_together_where_memory_allows():
 
 
 def test_where_only_some_fit_each_meets_ours():
-    need = memory_estimate(LARGE.size, SHORT)
+    need = memory_estimate(LARGE)
     plan = plan_sessions([OURS, "torch", "gluonnlp", PRODUCTS], LARGE, 2.6 * need)
     assert plan.repeats == 1
     assert plan.sessions == [[OURS, "torch", PRODUCTS], [OURS, "gluonnlp"]]
 
 
 def test_where_no_two_fit_they_take_turns():
-    plan = plan_sessions([OURS, "torch"], LARGE, 1.2 * memory_estimate(LARGE.size, SHORT))
+    plan = plan_sessions([OURS, "torch"], LARGE, 1.2 * memory_estimate(LARGE))
     assert plan == ([[OURS], ["torch"]], 2)
 
 
 def test_what_does_not_fit_is_rejected():
     with pytest.raises(ValueError, match="GiB"):
-        plan_sessions([OURS, "torch"], LARGE, 0.9 * memory_estimate(LARGE.size, SHORT))
+        plan_sessions([OURS, "torch"], LARGE, 0.9 * memory_estimate(LARGE))
 
 
 def test_one_contestant_alone():
@@ -130,7 +112,7 @@ def test_summary_and_table():
     assert contestants[OURS]["of_peak"] == pytest.approx(100 / 1.5 / 200)
     assert found["outside_products"]["median"] == pytest.approx(0.2)
     rest = {"rounds": 2, "others": 0.01, "stolen": 0.0, "idle": 0.0, "peak_gflops": 200.0}
-    text = table({"work": str(LONG_WORK), **rest, **found, "left_out": {"gluonnlp": "ended\nwhy"}})
+    text = terminal(table({"work": str(LONG_WORK), **rest, **found, "left_out": {"gluonnlp": "ended\nwhy"}}))
     assert text.startswith("base, 2 x 512 tokens, bfloat16\n")
     assert "2.00 (2.00 to 2.00)" in text and "(33%)" in text and "GluonNLP: ended why" in text
     assert "20% of our step" in text
@@ -152,12 +134,12 @@ serve(set_up)
 """
     with worker(code) as one:
         assert one.wait_until_ready() == {"gflop": 2}
-        answers = [one.step() for _ in range(3)]
+        answers = [one.ask("step") for _ in range(3)]
         assert all(0.02 <= answer["seconds"] < LIMIT and answer["loss"] == 1.5 for answer in answers)
         before = one.cpu_seconds()
         time.sleep(0.3)
         assert one.cpu_seconds() - before <= 0.02  # it does not spin while it waits
-        assert 1e6 < one.end()["peak_bytes"] < 1e9
+        assert 1e6 < one.ask("end")["peak_bytes"] < 1e9
 
 
 def test_what_a_worker_cannot_do_is_kept_apart():
@@ -185,12 +167,12 @@ def test_a_worker_that_dies_between_steps_is_named():
         one.wait_until_ready()
         for _ in range(2):  # the second time it is gone already
             with pytest.raises(WorkerError, match="w ended with code 3"):
-                one.step()
+                one.ask("step")
 
 
 def test_a_contestant_that_fails_is_left_out():
     """The others go on; what a loss that is no number took is no figure."""
-    code = "from bench.serve import serve\nimport os\nserve(lambda: (lambda: {}, {{}}))"
+    code = "from bench.workers import serve\nimport os\nserve(lambda: (lambda: {}, {{}}))"
     steps = {
         "sound": "(lambda: 1.5)",
         "dies": "os._exit(3)",
@@ -198,13 +180,13 @@ def test_a_contestant_that_fails_is_left_out():
     }
     with Contestants({**{key: key.upper() for key in steps}, "unable": "UNABLE"}) as running:
         for key, step in steps.items():
-            running.start(key, key, [sys.executable, "-c", code.format(step)], os.environ)
+            running.start(key, key, [sys.executable, "-c", code.format(step)], False)
         assert running.keys == list(steps) and not running.failed
-        unable = "from bench.serve import serve, Unsupported\ndef f(): raise Unsupported('no')\nserve(f)"
-        running.start("unable", "unable", [sys.executable, "-c", unable], os.environ)
+        unable = "from bench.workers import serve, Unsupported\ndef f(): raise Unsupported('no')\nserve(f)"
+        running.start("unable", "unable", [sys.executable, "-c", unable], False)
         assert running.left_out == {"unable": "no"} and not running.failed
-        assert running.in_turns(1) == ["dies", "diverges", "sound"]
-        answers = {key: running.step(key) for key in running.in_turns(0)}
+        assert in_turns(running.keys, 1) == ["dies", "diverges", "sound"]
+        answers = {key: running.step(key) for key in running.keys}
         assert answers["sound"]["loss"] == 1.5 and answers["dies"] is answers["diverges"] is None
         assert running.keys == ["sound"] and running.failed and running.step("dies") is None
         assert "ended with code 3" in running.left_out["dies"] and "nan" in running.left_out["diverges"]
@@ -221,7 +203,7 @@ serve(lambda: (lambda: time.sleep(60), {"child": child.pid}))
         pid = one.wait_until_ready()["child"]
         assert os.path.exists(f"/proc/{pid}")
         with pytest.raises(WorkerError, match="did not answer"):
-            one.step(0.2)
+            one.ask("step", 0.2)
     until(lambda: not _runs(pid))
 
 

@@ -1,12 +1,10 @@
-"""Two ranks that work together until the last one fails: `failing_worker.py DIRECTORY raise|abort|kill`.
+"""Two ranks that work together until the last one fails: `failing_worker.py DIRECTORY raise|abort`.
 
 DIRECTORY/noticed holds what another rank's wait ended with.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -30,8 +28,6 @@ def main():
             raise RuntimeError("this rank has failed")
         if how == "abort":
             abort(7)
-        if how == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
     try:
         comm.average([array])
         comm.all_agree([True])

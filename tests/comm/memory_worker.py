@@ -15,7 +15,7 @@ from pathlib import Path
 import mxnet as mx
 
 from comm.byteps.communicator import BytePSCommunicator
-from tests.memory import growth_of, private_bytes
+from tests.faults.memory import growth_of, private_bytes
 from tests.processes import environ_of
 
 

@@ -18,9 +18,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
     [
         ("mpirun", "raise", 1),
         ("mpirun", "abort", 7),
-        ("mpirun", "kill", 128 + 9),
         ("gloo", "raise", 1),
-        ("gloo", "kill", 1),
     ],
 )
 def test_a_rank_that_ends_ends_the_run(launcher, how, exit_code, tmp_path):

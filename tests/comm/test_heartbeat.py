@@ -32,8 +32,8 @@ from comm.watch.heartbeat import (
 )
 from comm.watch.watchdog import SchedulerWatch
 from comm.watch.wire import BEAT, HELLO, Channel, Message
+from tests.faults.strangers import DAMAGES, attack
 from tests.processes import LIMIT, start_command, until
-from tests.strangers import DAMAGES, attack
 
 TIMEOUT, INTERVAL = 3.0, 0.1
 HERE = "127.0.0.1"

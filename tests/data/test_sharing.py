@@ -11,7 +11,7 @@ from data.options import BatchingConfig, MaskingConfig
 from data.pretraining.batches import PretrainingBatches
 from data.pretraining.sources import TextSource
 from data.sharing import Share
-from tests import elastic
+from tests.faults import change_feeds
 
 SIZES = (1, 2, 3, 4, 6)
 
@@ -71,7 +71,7 @@ class Steps:
                 for _ in range(batches.micro_batches):
                     assert batches.position == before  # it stays where it is within a step
                     of_ranks[-1].append(next(stream))
-            self.batches.append(elastic._by_number(of_ranks))
+            self.batches.append(change_feeds._by_number(of_ranks))
             (place,) = {batches.position for batches, _ in feeds}
             self.positions.append(place)
 
@@ -107,16 +107,16 @@ class TestKills:
 
     @pytest.mark.parametrize("seed", range(3))
     def test_every_sample_comes_once_an_epoch(self, seed, tmp_path):
-        outcome = elastic.pretraining(tmp_path, seed)
+        outcome = change_feeds.pretraining(tmp_path, seed)
         assert outcome.errors == () and outcome.epochs >= 1 and outcome.repeated
         assert len(outcome.sizes) == 11
 
     @pytest.mark.parametrize("seed", range(3))
     def test_every_example_comes_once_an_epoch(self, seed):
-        outcome = elastic.finetuning(seed)
+        outcome = change_feeds.finetuning(seed)
         assert outcome.errors == () and outcome.epochs >= 1
 
     def test_it_can_fail(self, tmp_path):
-        lost = elastic.pretraining(tmp_path, 0, damage=lambda position: position + 1)
+        lost = change_feeds.pretraining(tmp_path, 0, damage=lambda position: position + 1)
         assert any("samples" in error for error in lost.errors)
-        assert elastic.finetuning(0, damage=lambda position: position + 1).errors
+        assert change_feeds.finetuning(0, damage=lambda position: position + 1).errors

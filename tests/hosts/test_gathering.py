@@ -22,8 +22,8 @@ from hosts.batch.gathering import (
     Verdict,
     read_secret,
 )
+from tests.faults.strangers import bother
 from tests.processes import LIMIT, until
-from tests.strangers import bother
 
 SHAPE = Shape(2, 1, 4)
 SECRET = b"s" * 32

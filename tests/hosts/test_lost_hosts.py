@@ -1,14 +1,14 @@
 """A real run under hosts/launch.py that loses one of two hosts, goes on with the other, and gets it back
-(tests/reliability/lost_hosts.py has more of them)."""
+(tests/faults/lose_hosts.py has more of them)."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.embedded import built_once
+from tests.faults.figure import Setting
+from tests.faults.lose_hosts import opened
 from tests.namespaces import Unavailable
-from tests.reliability.figure import Setting
-from tests.reliability.lost_hosts import opened
 
 
 def test_a_run_that_loses_a_host_and_takes_it_back(tmp_path_factory, tmp_path):

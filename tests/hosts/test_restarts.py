@@ -1,5 +1,5 @@
 """hosts/launch.py starts a run again: what it decides, and what it then does, with real processes of a script
-that behaves like training (restarted.py). Training itself: tests/test_stages.py."""
+that behaves like training (restarted.py). Training itself: tests/faults/test_kill_at_boundary.py."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """hosts/slurm.py: the script's text, its behaviour at signals, and a job on a real cluster
-(tests/slurm_cluster.py). Jobs that are queued again are in tests/slurm_runs.py: Slurm lets them wait for two
-minutes."""
+(tests/slurm_cluster.py). Jobs that are queued again are in tests/faults/slurm_runs.py: Slurm lets them wait
+for two minutes."""
 
 from __future__ import annotations
 

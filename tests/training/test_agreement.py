@@ -14,7 +14,7 @@ from base.errors import InputError
 from comm.local import LocalCommunicator
 from data.fingerprint import fingerprint
 from data.opening import DataFiles
-from tests import disagreeing
+from tests.faults import disagree
 from tests.processes import LIMIT, ROOT, start_command
 from training.agreement import agree, describe
 from training.config import stage_config
@@ -70,7 +70,7 @@ class _Rank(LocalCommunicator):
 @pytest.fixture(scope="module")
 def files(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
-    return disagreeing.make_files(folder, Path(corpus.held_out), Path(corpus.vocab))
+    return disagree.make_files(folder, Path(corpus.held_out), Path(corpus.vocab))
 
 
 def described(words) -> dict[str, str]:
@@ -86,9 +86,9 @@ NOT_OF_OPTIONS = ("code", "version", "a byte of the text")
 
 
 def test_every_kind_of_disagreement_is_named(files, tmp_path):
-    words = disagreeing.arguments(files, tmp_path)
+    words = disagree.arguments(files, tmp_path)
     alike = described(words)
-    kinds = disagreeing.kinds(files)
+    kinds = disagree.kinds(files)
     assert len(kinds) >= 30
     for name, kind in kinds.items():
         if name in NOT_OF_OPTIONS:
@@ -100,7 +100,7 @@ def test_every_kind_of_disagreement_is_named(files, tmp_path):
 
 
 def test_both_values_are_in_the_message(files, tmp_path):
-    words = disagreeing.arguments(files, tmp_path)
+    words = disagree.arguments(files, tmp_path)
     (message, _) = map(str, outcomes(described(words), described([*words, "--lr", "0.5", "--seed", "7"])))
     assert "--lr is 0.001 on rank 0 (" in message and "0.5 on rank 1 (" in message
     assert "--seed is left out on rank 0 (" in message and "7 on rank 1 (" in message
@@ -112,8 +112,8 @@ def test_ranks_that_agree(files, tmp_path):
     copies.mkdir()
     for path in (files.text, files.vocabulary):
         shutil.copy(path, copies / f"copy-of-{path.name}")
-    words = disagreeing.arguments(files, tmp_path / "one")
-    other = disagreeing.arguments(
+    words = disagree.arguments(files, tmp_path / "one")
+    other = disagree.arguments(
         files,
         tmp_path / "other",
         data=copies / f"copy-of-{files.text.name}",
@@ -149,7 +149,7 @@ def test_many_ranks_and_many_differences_fit_into_a_line():
 
 
 def test_code_and_versions_are_described(files, tmp_path):
-    alike = described(disagreeing.arguments(files, tmp_path))
+    alike = described(disagree.arguments(files, tmp_path))
     assert {"the code of training/step.py", "the code of run_pretraining_hvd.py"} <= set(alike)
     assert {"the version of python", "the version of mxnet", "the version of numpy"} <= set(alike)
 
@@ -183,7 +183,7 @@ class TestFingerprint:
 class TestRuns:
     def test_as_the_issue_has_it(self, files, tmp_path):
         """One mpirun with two command lines."""
-        words = [str(ROOT / "run_pretraining_hvd.py"), *disagreeing.arguments(files, tmp_path)]
+        words = [str(ROOT / "run_pretraining_hvd.py"), *disagree.arguments(files, tmp_path)]
         each = ["-np", "1", sys.executable, *words]
         command = ["mpirun", "--oversubscribe", "--bind-to", "none", *each, ":", *each, "--lr", "0.5"]
         allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -196,5 +196,5 @@ class TestRuns:
         """Too little for samples: found when the text has been tokenized."""
         one, other = (fingerprint(DataFiles("text", [str(path)])) for path in (files.text, files.other_byte))
         assert one == other
-        outcome = disagreeing.attack("byteps", files, "a byte of the text")
+        outcome = disagree.attack("byteps", files, "a byte of the text")
         assert outcome.fault == "", outcome

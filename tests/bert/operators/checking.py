@@ -10,6 +10,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+EPS = 1e-12
+PREDICT, TRAIN = 1, 2  # what F.Dropout(F.ones((1,)), p=0.5) can be
 IS_VARIANT = "OPERATORS_VARIANT" in os.environ  # in a process that test_variants.py has started
 # For tests of what no instruction set and no number of threads changes, such as the order of MXNet's engine.
 same_in_variants = pytest.mark.skipif(IS_VARIANT, reason="the same in every variant")
@@ -44,6 +46,12 @@ def fails(message: str) -> Iterator[None]:
     finally:
         with contextlib.suppress(mx.MXNetError):
             mx.nd.waitall()
+
+
+def rounded(array: np.ndarray) -> np.ndarray:
+    """The nearest bfloat16 (of equally near ones the even) as float32; rounded to float32 first."""
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).view(np.float32)
 
 
 def kept_scale(rate: float) -> float:

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from bert.operators import load_operators
-from tests.bert.operators.checking import assert_gradients_match, kept_scale, run
+from tests.bert.operators.checking import PREDICT, TRAIN, assert_gradients_match, kept_scale, rounded, run
 
 if not load_operators():
     pytest.skip("the operators are not built", allow_module_level=True)
 
-PREDICT, TRAIN = 1, 2  # what F.Dropout(F.ones((1,)), p=0.5) can be
 # batch, length, heads, head size: typical ones, sizes of 1, below, between and above the vectors' widths.
 SHAPES = [
     (2, 128, 2, 64),
@@ -69,25 +68,6 @@ def random_inputs(
     return rng.standard_normal((batch, length, 3 * heads * size)).astype(np.float32), lengths
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_context_and_gradient_are_those_of_the_float64_reference(shape):
-    rng = np.random.default_rng(1)
-    qkv, lengths = random_inputs(shape, rng)
-    heads = shape[2]
-    output_gradient = rng.standard_normal((*qkv.shape[:2], qkv.shape[2] // 3)).astype(np.float32)
-    context, gradients = run(lambda q, n: attend(q, n, heads), [qkv, lengths], output_gradient, [0])
-    expected = reference(qkv.astype(np.float64), lengths, heads)
-    np.testing.assert_allclose(context, expected, rtol=0, atol=5e-6)
-
-    def function(q: np.ndarray, n: np.ndarray) -> np.ndarray:
-        return reference(q, n, heads)
-
-    assert_gradients_match(function, [qkv, lengths], gradients, [0], output_gradient, rng)
-    for sequence, length in enumerate(lengths):
-        keys_and_values = gradients[0][sequence, length:, qkv.shape[2] // 3 :]
-        assert (keys_and_values == 0).all()
-
-
 def test_sequences_without_keys_have_context_and_gradient_zero():
     qkv = np.random.default_rng(2).standard_normal((2, 9, 3 * 24)).astype(np.float32)
     lengths = np.array([0, -1], np.int32)
@@ -96,17 +76,6 @@ def test_sequences_without_keys_have_context_and_gradient_zero():
     )
     assert (context == 0).all()
     assert (gradients[0] == 0).all()
-
-
-def test_the_whole_gradient_is_written():
-    rng = np.random.default_rng(9)
-    qkv, lengths = (mx.nd.array(array, dtype=array.dtype) for array in random_inputs((4, 70, 1, 12), rng))
-    qkv.attach_grad()
-    qkv.grad[:] = np.nan
-    with mx.autograd.record():
-        context = attend(qkv, lengths, 1)[0]
-    context.backward()
-    assert np.isfinite(qkv.grad.asnumpy()).all()
 
 
 def test_what_stands_behind_the_length_does_not_matter():
@@ -233,10 +202,8 @@ def test_backward_pass_uses_the_forward_pass_mask():
     assert_gradients_match(function, [qkv, lengths], gradients, [0], output_gradient, rng)
 
 
-def rounded(array: np.ndarray) -> np.ndarray:
-    """float64 values rounded to float32 and that to bfloat16, to the nearest and to even."""
-    bits = array.astype(np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(float)
+def low(array: np.ndarray) -> np.ndarray:
+    return rounded(array).astype(float)
 
 
 def low_reference(
@@ -248,21 +215,21 @@ def low_reference(
     batch, length, columns = qkv.shape
     root = 1 / np.sqrt(columns / 3 / heads)
     query, key, value = split(qkv.astype(float), heads)
-    query, key, value = rounded(np.float32(root) * query), rounded(key), rounded(value)
-    gradient = rounded(output_gradient.reshape(batch, length, heads, -1).transpose(0, 2, 1, 3).astype(float))
+    query, key, value = low(np.float32(root) * query), low(key), low(value)
+    gradient = low(output_gradient.reshape(batch, length, heads, -1).transpose(0, 2, 1, 3).astype(float))
     exists = (np.arange(length) < lengths[:, None])[:, None, None, :]
     scores = np.where(exists, query @ key.swapaxes(2, 3), -1e30)
     numerators = np.exp(scores - scores.max(axis=-1, keepdims=True)) * exists
     denominators = np.maximum(numerators.sum(axis=-1, keepdims=True), 1e-30)
     scale = float(np.max(factors)) or 1.0
-    context = rounded(factors / scale * numerators) @ value * scale / denominators
+    context = low(factors / scale * numerators) @ value * scale / denominators
     probabilities = numerators / denominators
     mean = (gradient * context).sum(axis=-1, keepdims=True)
-    of_scores = rounded(probabilities * (factors * (gradient @ value.swapaxes(2, 3)) - mean))
+    of_scores = low(probabilities * (factors * (gradient @ value.swapaxes(2, 3)) - mean))
     parts = [
         root * of_scores @ key,
         of_scores.swapaxes(2, 3) @ query,
-        rounded(factors * probabilities).swapaxes(2, 3) @ gradient,
+        low(factors * probabilities).swapaxes(2, 3) @ gradient,
     ]
     qkv_gradient = np.stack(parts).transpose(1, 3, 0, 2, 4).reshape(qkv.shape)
     return context.transpose(0, 2, 1, 3).reshape(output_gradient.shape), qkv_gradient

@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 
 from bert.operators import load_operators
-from tests.bert.operators.checking import assert_gradients_match, kept_scale, run
+from tests.bert.operators.checking import EPS, TRAIN, assert_gradients_match, kept_scale, run
 
 if not load_operators():
     pytest.skip("the operators are not built", allow_module_level=True)
 
-EPS = 1e-12
-PREDICT, TRAIN = 1, 2  # what F.Dropout(F.ones((1,)), p=0.5) can be
 # Rows of one, sizes below, between and above the vectors' widths, one axis, three axes.
 SHAPES = [(1, 3), (3, 5), (17,), (2, 3, 16), (5, 31), (1, 129), (2, 33, 64)]
 
@@ -53,33 +51,6 @@ def dropout_factors(shape: tuple, rate: float) -> np.ndarray:
     assert (normalised != 0).any(axis=-1).all(), "a row was kept or dropped as a whole"
     mx.random.seed(5)
     return np.where(normalised > 0, kept_scale(rate), 0.0)
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_layer_norm(shape):
-    rng = np.random.default_rng(0)
-    x, _, _, gamma, beta = random_inputs(shape, rng)
-    output_gradient = rng.standard_normal(shape).astype("float32")
-    operator = partial(mx.nd.bert_layer_norm, eps=EPS)
-
-    output, gradients = run(operator, [x, gamma, beta], output_gradient, (0, 1, 2))
-
-    np.testing.assert_allclose(output, layer_norm(x, gamma, beta), atol=1e-5)
-    assert_gradients_match(layer_norm, [x, gamma, beta], gradients, (0, 1, 2), output_gradient, rng, 5e-4)
-
-
-@pytest.mark.parametrize("dropout, mode", [(0.0, TRAIN), (0.9, PREDICT)])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_add_norm_without_dropout(shape, dropout, mode):
-    rng = np.random.default_rng(1)
-    arrays = random_inputs(shape, rng)
-    output_gradient = rng.standard_normal(shape).astype("float32")
-
-    operator = partial(fused, dropout=dropout, mode=mode)
-    output, gradients = run(operator, arrays, output_gradient, range(5))
-
-    np.testing.assert_allclose(output, add_norm(*arrays), atol=1e-5)
-    assert_gradients_match(add_norm, arrays, gradients, range(5), output_gradient, rng, 5e-4)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
@@ -142,83 +113,6 @@ def test_nan_stays_in_its_row():
     assert not np.isnan(output[[0, 2]]).any()
 
 
-class Chain(mx.gluon.HybridBlock):
-    """LayerNorm(residual + Dropout(x + bias)), fused or by MXNet's operators."""
-
-    def __init__(self, fused: bool, dropout: float):
-        super().__init__()
-        self._fused = fused
-        self._dropout = dropout
-        for index, name in enumerate(("bias", "gamma", "beta")):
-            value = np.random.default_rng(index).standard_normal(48)
-            setattr(self, name, self.params.get(name, shape=(48,), init=mx.init.Constant(mx.nd.array(value))))
-
-    def hybrid_forward(self, F, x, residual, bias, gamma, beta):
-        mode = F.Dropout(F.ones((1,)), p=0.5)
-        if self._fused:
-            out = F.bert_add_norm(x, bias, residual, gamma, beta, mode, dropout=self._dropout, eps=EPS)[0]
-        else:
-            x = F.Dropout(F.broadcast_add(x, bias), p=self._dropout)
-            out = F.LayerNorm(residual + x, gamma, beta, eps=EPS)
-        return out * 1
-
-
-def run_block(block: mx.gluon.HybridBlock, *inputs: mx.nd.NDArray) -> list[np.ndarray]:
-    """The output and all gradients, of the second call: the first one traces the block."""
-    for x in inputs:
-        x.attach_grad()
-    for _ in range(2):
-        with mx.autograd.record():
-            output = block(*inputs)
-        output.backward(mx.nd.cos(mx.nd.arange(output.size)).reshape(output.shape))
-    parameters = [parameter.grad() for parameter in block.collect_params().values()]
-    return [array.asnumpy() for array in (output, *(x.grad for x in inputs), *parameters)]
-
-
-def test_hybridized_block_gives_what_mxnets_operators_give():
-    x, residual = mx.nd.random.normal(shape=(2, 9, 48)), mx.nd.random.normal(shape=(2, 9, 48))
-    results = []
-    for fused_ in (True, False):
-        block = Chain(fused_, 0.0)
-        block.initialize()
-        block.hybridize(static_alloc=True, static_shape=True)
-        results.append(run_block(block, x, residual))
-    for ours, theirs in zip(*results):
-        np.testing.assert_allclose(ours, theirs, atol=1e-5)
-
-
-def test_hybridized_dropout_in_training_and_prediction():
-    x, residual = mx.nd.random.normal(shape=(4, 48)), mx.nd.random.normal(shape=(4, 48))
-    block = Chain(True, 0.5)
-    block.initialize()
-    block.hybridize(static_alloc=True, static_shape=True)
-    predicted = block(x, residual).asnumpy()
-    trained = []
-    for seed in (1, 1, 2):
-        mx.random.seed(seed)
-        with mx.autograd.record():
-            trained.append([block(x, residual).asnumpy() for _ in range(2)])
-    np.testing.assert_array_equal(block(x, residual).asnumpy(), predicted)
-    np.testing.assert_array_equal(trained[0], trained[1])  # the same seed, the same elements
-    assert np.abs(trained[0][0] - trained[0][1]).max() > 0.1  # other elements in the next step
-    assert np.abs(trained[0][0] - trained[2][0]).max() > 0.1  # and for another seed
-    assert np.abs(trained[0][0] - predicted).max() > 0.1
-
-
-def test_the_same_bits_each_time():
-    rng = np.random.default_rng(6)
-    arrays = random_inputs((301, 77), rng)
-    dy = rng.standard_normal((301, 77)).astype("float32")
-    results = []
-    for _ in range(4):
-        mx.random.seed(9)
-        output, gradients = run(partial(fused, dropout=0.3), arrays, dy, range(5))
-        results.append([output, *gradients])
-    for again in results[1:]:
-        for first, other in zip(results[0], again):
-            np.testing.assert_array_equal(first, other)
-
-
 def test_outputs_may_be_inputs():
     rng = np.random.default_rng(7)
     x, bias, residual, gamma, beta = map(mx.nd.array, random_inputs((37, 29), rng))
@@ -239,11 +133,3 @@ def test_attributes_outside_their_range_are_errors(attributes):
     x, row, mode = mx.nd.ones((2, 3)), mx.nd.ones((3,)), mx.nd.ones((1,))
     with pytest.raises(mx.MXNetError):
         mx.nd.bert_add_norm(x, row, x, row, row, mode, **{"eps": EPS, **attributes})[0].wait_to_read()
-
-
-def test_shapes_that_do_not_fit_are_errors():
-    x, row, mode = mx.nd.ones((2, 3)), mx.nd.ones((3,)), mx.nd.ones((1,))
-    with pytest.raises(mx.MXNetError):
-        mx.nd.bert_layer_norm(x, mx.nd.ones((2,)), row, eps=EPS).wait_to_read()
-    with pytest.raises(mx.MXNetError):
-        mx.nd.bert_add_norm(x, row, mx.nd.ones((3, 3)), row, row, mode, dropout=0, eps=EPS)[0].wait_to_read()

@@ -11,7 +11,7 @@ import pytest
 from bert.fused import places_of
 from bert.operators import load_operators
 from tests.bert.operators import test_attention, test_embed
-from tests.bert.operators.checking import assert_gradients_match, kept_scale, run
+from tests.bert.operators.checking import EPS, TRAIN, assert_gradients_match, kept_scale, run
 
 if not load_operators():
     pytest.skip("the operators are not built", allow_module_level=True)
@@ -128,8 +128,8 @@ def test_dropout_of_probabilities_is_the_same_backward_and_independent_between_r
 
 def embed(*arrays: mx.nd.NDArray, dropout: float = 0.0) -> mx.nd.NDArray:
     *tables, places = arrays
-    mode = mx.nd.array([test_embed.TRAIN])
-    return mx.nd.bert_embed(*tables, mode, places, dropout=dropout, eps=test_embed.EPS, packed=1)[0]
+    mode = mx.nd.array([TRAIN])
+    return mx.nd.bert_embed(*tables, mode, places, dropout=dropout, eps=EPS, packed=1)[0]
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3])

@@ -12,9 +12,8 @@ import pytest
 
 from bert.operators import load_operators
 from tests.bert.operators import test_feed_forward, test_self_attention
-from tests.bert.operators.checking import run
-from tests.bert.operators.test_dense import SHAPES, arrays, operator, rounded
-from tests.bert.operators.test_norm import TRAIN
+from tests.bert.operators.checking import TRAIN, rounded, run
+from tests.bert.operators.test_dense import SHAPES, arrays, operator
 
 pytestmark = pytest.mark.skipif(not load_operators(), reason="the operators are not built")
 

@@ -8,7 +8,7 @@ import pytest
 
 from bert.operators import load_operators
 from tests.bert.operators import test_feed_forward, test_self_attention
-from tests.bert.operators.test_norm import EPS, TRAIN
+from tests.bert.operators.checking import EPS, TRAIN
 
 if not load_operators():
     pytest.skip("the operators are not built", allow_module_level=True)

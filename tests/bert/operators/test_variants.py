@@ -23,7 +23,7 @@ if not load_operators():
 HERE = Path(__file__).parent
 EVERYTHING = ["attention", "decode_loss", "dense", "dropout", "embed", "feed_forward", "gather", "gelu"]
 EVERYTHING += ["lamb", "bfloat16_moments", "norm", "packed", "packed_update", "self_attention", "split"]
-EVERYTHING += ["squares", "words"]
+EVERYTHING += ["squares", "words", "every_operator"]
 PRODUCTS = ["attention", "decode_loss", "dense", "feed_forward", "packed", "packed_update", "self_attention"]
 PRODUCTS += ["split", "squares", "words"]
 

@@ -11,14 +11,12 @@ import pytest
 
 from bert.fused import places_of
 from bert.operators import load_operators
-from tests.bert.operators.checking import assert_gradients_match, fails, run, same_in_variants
+from tests.bert.operators.checking import EPS, TRAIN, assert_gradients_match, fails, run, same_in_variants
 from tests.bert.operators.test_decode_loss import cross_entropy
 
 if not load_operators():
     pytest.skip("the operators are not built", allow_module_level=True)
 
-EPS = 1e-12
-TRAIN = 2
 # batch, length, units, vocabulary, decoder's rows, share of these that count; 9000 words are several chunks
 SIZES = [
     (1, 1, 1, 1, 1, 1.0),

@@ -9,8 +9,8 @@ import pytest
 from base.tables import terminal
 from bert.configuration import named_config
 from bert.memory import FUSED, MXNET, Batch, activation_bytes, parameter_count
+from tests.faults.test_bad_values import parts_of
 from tests.processes import ROOT
-from tests.test_values import parts_of
 from training.estimate import estimate
 from training.pipeline.options import PipelineConfig
 from training.pipeline.shares import (

@@ -1,0 +1,129 @@
+"""One rank of a training run whose result must not depend on how its ranks exchange gradients.
+
+    python tests/comm/equality_worker.py local|horovod|byteps OUTPUT_DIRECTORY [RANKS [SEED]]
+
+It trains once for each entry of RUNS and writes, as OUTPUT_DIRECTORY/<rank>.<run>. and an ending: steps.json
+(what every step saw), gradients.npz (averaged, of the first step, times the loss scale) and parameters.npz
+(after the last step). A process of its own takes the micro-batches of all RANKS ranks (2 by default), one
+rank's after the other's, and so the same global batch. SEED is that of the data. OMP_NUM_THREADS=1 is the
+caller's to set: sums in several threads are formed in another order. RANKS_DEVICE=gpu (bench/gpu.py) gives
+each rank the GPU of its place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from bert.model import trainable
+from comm.base import Communicator
+from data.pretraining.batches import Batch
+from tasks.pretraining.fused import FusedPretrainingLoss
+from tests.training.tiny import make_step, random_batch, tiny_network, weights
+from training.optimizer.scaler import DynamicScaler
+from training.step import TrainStep
+
+RANKS = 2
+RUNS = {"accumulate-1": 1, "accumulate-3": 3, "accumulate-1-again": 1}  # name: micro-batches of a rank
+STEPS = 50
+OVERFLOW_STEP = 20
+DATA_REPEATS_AFTER = 5  # steps: the model learns these by heart, and the losses show every lost update
+# Every micro-batch has as many sequences and masked tokens as any other. A rank divides by its own numbers, a
+# process of its own by those of the whole step: only so do both weigh every token alike.
+ROWS, LENGTH, MASKED = 4, 16, 4
+LR = 0.005
+CLIP_NORM = 1.0
+GROWTH_INTERVAL = 8  # the loss scale changes several times on the way
+HUGE_WEIGHT = 2.0**120  # times the loss scale it is beyond float32's range
+
+
+@dataclass(frozen=True)
+class World:
+    """Ranks of the global batch, and the seed of its content."""
+
+    ranks: int = RANKS
+    seed: int = 0
+
+
+def make_communicator(name: str) -> Communicator:
+    if name == "horovod":
+        from comm.horovod import HorovodCommunicator
+
+        return HorovodCommunicator()
+    if name == "byteps":
+        from comm.byteps.communicator import BytePSCommunicator
+
+        return BytePSCommunicator(bucket_bytes=1 << 14)  # several buckets, as a large model has
+    if name == "local":
+        from comm.local import LocalCommunicator
+
+        return LocalCommunicator()
+    raise ValueError(f"no communicator {name!r}: choose local, horovod or byteps")
+
+
+def micro_batches(step: int, accumulate: int, rank: int, world: World) -> list[Batch]:
+    """A rank's share of the global batch. In OVERFLOW_STEP the last rank's last sequence makes its gradient
+    overflow; the other ranks' stay finite."""
+    batches = [
+        random_batch(
+            np.random.default_rng([step % DATA_REPEATS_AFTER, rank, number, world.seed]),
+            *(ROWS, LENGTH, MASKED, MASKED),
+        )
+        for number in range(accumulate)
+    ]
+    if step == OVERFLOW_STEP and rank == world.ranks - 1:
+        masked_weights = batches[-1].masked_weights.copy()
+        # A pair that cancels: a large sum of weights would divide the gradient by as much.
+        masked_weights[-1, :2] = HUGE_WEIGHT, -HUGE_WEIGHT
+        batches[-1] = batches[-1]._replace(masked_weights=masked_weights)
+    return batches
+
+
+def train(communicator: Communicator, accumulate: int, path: Path, world: World) -> None:
+    """One run; its files' names begin with `path`."""
+    shares = range(world.ranks) if communicator.size == 1 else [communicator.rank]
+    # The ranks begin apart: that they are brought together is part of what must work.
+    operators = "fused" if mx.context.current_context().device_type == "cpu" else "mxnet"
+    network = tiny_network(seed=communicator.rank, spread=0.1, operators=operators)
+    communicator.broadcast([parameter.data() for parameter in trainable(network.bert).values()])
+    scaler = DynamicScaler(growth_interval=GROWTH_INTERVAL)
+    take_step, _ = make_step(network, accumulate * len(shares), CLIP_NORM, scaler, communicator)
+    seen: dict[str, list[Any]] = {"sums": [], "grad_norm": [], "applied": [], "scale": []}
+    for step in range(1, STEPS + 1):
+        batches = [batch for rank in shares for batch in micro_batches(step, accumulate, rank, world)]
+        seen["scale"].append(scaler.scale)
+        result = take_step(step, batches, lr=LR)
+        seen["sums"].append(result.sums.asnumpy().tolist())
+        seen["grad_norm"].append(result.grad_norm)
+        seen["applied"].append(result.applied)
+        if step == 1:
+            np.savez(f"{path}.gradients.npz", **gradients_of(take_step, network))
+    mx.nd.waitall()
+    np.savez(f"{path}.parameters.npz", **weights(network))
+    Path(f"{path}.steps.json").write_text(json.dumps(seen), encoding="utf-8")
+
+
+def gradients_of(take_step: TrainStep, network: FusedPretrainingLoss) -> dict[str, np.ndarray]:
+    """The step's averages over the ranks, by name."""
+    names, factor = trainable(network.bert), np.float32(take_step.factor)
+    return {name: array.asnumpy() / factor for name, array in zip(names, take_step.gradients)}
+
+
+def main(backend: str, directory: Path, world: World = World()) -> None:
+    communicator = make_communicator(backend)
+    on_gpu = os.environ.get("RANKS_DEVICE") == "gpu"
+    with mx.gpu(communicator.local_rank) if on_gpu else mx.cpu():
+        for name, accumulate in RUNS.items():
+            train(communicator, accumulate, directory / f"{communicator.rank}.{name}", world)
+        communicator.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), World(*map(int, sys.argv[3:])))

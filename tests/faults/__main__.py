@@ -1,0 +1,179 @@
+"""Measure how reliable runs are: thirteen figures, each tried as often as the time allows.
+
+    python -m tests.faults --minutes 240                           # all, to docs/reliability.md
+    python -m tests.faults --minutes 10 --figures 1,7 --backends byteps
+    python -m tests.faults --figures 1 --backends byteps --case first=7,accumulate=3   # one case again
+    python -m tests.faults --minutes 60 --damage                   # what each figure notices
+
+Rule of thumb: a case starts two processes once or twice and takes 20 to 60 s on two cores; 240 minutes try
+every case of most figures. Run it on a machine that does nothing else: limits of seconds are part of some
+figures. It ends with 1 if anything failed, with 2 for bad options, with 130 or 143 when it was stopped, and
+leaves neither processes nor files but the page and its JSON. Needs root, for namespaces and small disks.
+
+The programs: catalogue.py. In order: figure (the words of it), jobs (the run that is attacked), a module for
+each figure, measuring (time and order), report (the page).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn, Sequence
+
+from base.command_line import whole
+from base.machine import describe
+from tests.faults.catalogue import PROGRAMS
+from tests.faults.figure import BACKENDS, Figure, Program
+from tests.faults.measuring import Caught, Clock, Plan, measure, tally_of, try_damages, units_of
+from tests.faults.report import Page, read, shown, write
+from tests.processes import MARKER, ROOT
+
+PAGE = ROOT / "docs" / "reliability.md"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    options = _parser().parse_args(argv)
+    programs = [each for each in PROGRAMS if not options.figures or each.number in options.figures]
+    os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")  # ranks are as many as cores
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
+    folder = Path(tempfile.mkdtemp(prefix="reliability-"))
+    try:
+        plan = Plan(units_of(programs, options.backends), options.seed, folder, options.skip)
+        if options.case:
+            return _try_case(plan, options.case)
+        return _measure(plan, options, programs)
+    finally:
+        _end_processes()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _measure(plan: Plan, options: argparse.Namespace, programs: Sequence[Program]) -> int:
+    figures: dict[tuple[str, str], Figure] = {}
+    damages: list[Caught] = []
+
+    def keep(figure: Figure) -> None:
+        figures[figure.number, figure.backend] = figure
+
+    code, facts = 0, _facts(options)
+    clock = Clock(options.minutes)
+    try:
+        if options.damage:
+            try_damages(plan, clock, damages.append)
+        else:
+            measure(plan, clock, keep)
+    except SystemExit as stopped:
+        code = int(str(stopped.code))
+    tried = Page().with_results(facts, figures.values(), damages)
+    print(shown(tried, PROGRAMS), flush=True)
+    if options.output is not None:
+        page = read(options.output.with_suffix(".json")).with_results(facts, figures.values(), damages)
+        write(page, PROGRAMS, options.output)
+        print(f"\n{options.output}, {options.output.with_suffix('.json')}", flush=True)
+    failed = any(each.tried and not each.holds for each in figures.values())
+    return code or int(failed or any(each.noticed is False for each in damages))
+
+
+def _try_case(plan: Plan, case: str) -> int:
+    """Tries one case on each unit, and says what happened."""
+    failed = False
+    for program, backend in plan.units:
+        with program.opened(plan.setting(program, backend, 600.0)) as attempt:
+            tally = tally_of(attempt, case)
+        failed |= tally.held < tally.tried
+        result = "\n".join([f"{tally.held} of {tally.tried} held", *tally.failures])
+        print(f"{program.number} {backend} {case}: {result}", flush=True)
+    return int(failed)
+
+
+def _facts(options: argparse.Namespace) -> dict[str, Any]:
+    machine = describe(ROOT)
+    parts = (machine["cpu"], f"{machine['cores']} cores", f"{machine['memory_gib']:g} GiB", machine["system"])
+    return {
+        "machine": ", ".join(parts),
+        "date": machine["date"],
+        "commit": machine["commit"],
+        "minutes": options.minutes,
+        "seed": options.seed,
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.faults",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    text = "for everything together (default 30); each figure has its share, what one leaves others get"
+    parser.add_argument("--minutes", type=_minutes, default=30.0, metavar="M", help=text)
+    numbers = ", ".join(each.number for each in PROGRAMS)
+    text = f"of {numbers}; with commas (default: all)"
+    parser.add_argument(
+        "--figures", type=_choices([each.number for each in PROGRAMS]), metavar="N", help=text
+    )
+    text = f"of {', '.join(BACKENDS)} (default: all)"
+    backends = _choices(list(BACKENDS))
+    parser.add_argument("--backends", type=backends, default=tuple(BACKENDS), metavar="NAME", help=text)
+    text = "of the order of cases and of all that is random in them (default 1)"
+    parser.add_argument("--seed", type=int, default=1, metavar="S", help=text)
+    text = "leave out so many cases of each figure, which the same seed has tried before (default 0)"
+    parser.add_argument(
+        "--skip", type=whole(0, 10**6, "no figure has so many"), default=0, metavar="N", help=text
+    )
+    text = "try this one case of --figures and --backends, and write no page"
+    parser.add_argument("--case", default="", metavar="NAME", help=text)
+    text = "break deliberately what each figure is about, and see whether it notices"
+    parser.add_argument("--damage", action="store_true", help=text)
+    text = "the page to write, with its JSON beside it (default docs/reliability.md)"
+    parser.add_argument("--output", type=Path, default=PAGE, metavar="FILE", help=text)
+    text = "write no page"
+    parser.add_argument("--no_output", dest="output", action="store_const", const=None, help=text)
+    return parser
+
+
+def _minutes(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text}: give a number of minutes above 0")
+    return value
+
+
+def _choices(known: Sequence[str]) -> Any:
+    def choose(text: str) -> tuple[str, ...]:
+        chosen = tuple(text.split(","))
+        for name in chosen:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r}: choose from {', '.join(known)}")
+        return chosen
+
+    return choose
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    """Ends the command in order: contexts end their processes, the table shows what there is."""
+    signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(128 + number)
+
+
+def _end_processes() -> None:
+    """Kills what the marker of tests/processes.py shows to be of this process; contexts have left nothing,
+    unless one of them was interrupted while it began."""
+    own = f"{MARKER}={os.getpid()}-".encode()
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and own in (entry / "environ").read_bytes():
+                os.kill(int(entry.name), signal.SIGKILL)
+        except OSError:
+            continue
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,291 @@
+"""Attacks on pipelines: a rank of a run of two replicas of two stages is killed, stopped or gets SIGTERM, or
+the disk is full, while each of the four takes steps, and while rank 0 saves and the others send it what they
+hold. All end in time, the missing one is named, and the resumed run has the bits of one left alone.
+
+A run as short as this saves for milliseconds, a few times: too short to be caught from outside on a busy
+machine. Rank 0 therefore stops itself at the moment that is to be attacked (`STOPPING_ITSELF`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+from tests.faults.fail_and_restart import fill
+from tests.faults.figure import Attempt, Damage, Program, Setting, Tally
+from tests.faults.jobs import LAST, LIMIT, ONE_THREAD, Job, differences, named, parsed
+from tests.faults.kill_at_boundary import metrics
+from tests.faults.kill_pause_cut import PATCHES as MISSING
+from tests.faults.test_kill_pause_cut import find
+from tests.processes import Run, RunResult, start_ranks
+from training.checkpoint import newest_complete
+from training.pipeline.options import SCHEDULES
+from training.pipeline.placement import PLACEMENTS
+
+STAGES, RANKS = 2, 4
+KILLED, STOPPED, TERMINATED, FULL = HOW = ("killed", "stopped", "SIGTERM", "disk full")
+STEPS, SAVING = WHEN = ("steps", "saving")
+RECEIVING = "receiving"  # what the other stages hold; then the files of a checkpoint are written
+MOMENTS = (RECEIVING, ".params", ".states.npz", ".json")  # of saving
+DISK = 64 << 20
+LONGEST = 900.0  # seconds of a launch; it takes 8 on two cores of its own, and 300 on ones shared with twenty
+PATIENCE = 15  # --comm_timeout of a run of which a rank is stopped; four ranks on two cores join slowly
+SIGNALS = {KILLED: signal.SIGKILL, STOPPED: signal.SIGSTOP, TERMINATED: signal.SIGTERM}
+UNSEEN, UNNAMED, UNSAVED = (
+    "signs of life are not looked at",
+    "nobody is named",
+    "a stopped run saves nothing",
+)
+PATCHES = {
+    UNSEEN: MISSING[UNSEEN],
+    UNNAMED: MISSING[UNNAMED],
+    # On all ranks: one alone that does not save with the others leaves them waiting.
+    UNSAVED: """
+import training.loop
+save = training.loop.Loop._save
+training.loop.Loop._save = lambda self, planned, at_end: (
+    None if at_end and not self._complete() else save(self, planned, at_end)
+)
+""",
+}
+
+# Formatted with the first step whose checkpoint counts, and the moment.
+STOPPING_ITSELF = """
+import os, re, signal, threading
+import training.pipeline.saving, training.saving
+at, wanted = {step}, {moment!r}
+begin, receive, sync = (
+    training.saving.Saver.begin, training.pipeline.saving.Elsewhere.receive, os.fsync
+)
+saved = 0
+def stop(moment):
+    nonlocal wanted
+    if moment == wanted and saved >= at:
+        wanted = None
+        # To this thread: one to the process is another thread's to take, and this one goes on until then.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+def begin_step(self, step, *given, **more):
+    nonlocal saved
+    saved = step
+    begin(self, step, *given, **more)
+def stop_and_receive(self, into):
+    stop("receiving")
+    return receive(self, into)
+def stop_and_sync(descriptor):
+    name = os.readlink(f"/proc/self/fd/{{descriptor}}")
+    found = re.fullmatch(r".*/\\d{{7}}([.a-z]+)\\.tmp-[^/]*", name)
+    if found:
+        stop(found[1])
+    sync(descriptor)
+training.saving.Saver.begin = begin_step
+training.pipeline.saving.Elsewhere.receive = stop_and_receive
+os.fsync = stop_and_sync
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Parts of a case's name. `who`: the rank that is attacked, when `step` is logged, or in the first saving
+    from then on."""
+
+    who: int
+    how: str
+    when: str
+    step: int
+    schedule: str
+    placement: str
+
+    @classmethod
+    def of(cls, text: str) -> Case:
+        """Reads a case's name."""
+        parts = parsed(text)
+        return cls(**{**parts, "who": int(parts["who"]), "step": int(parts["step"])})  # type: ignore[arg-type]
+
+    @property
+    def stops_itself(self) -> str:
+        """A patch that stops rank 0 while it saves, at one of the moments by chance; empty for no stop."""
+        if self.when != SAVING or self.how == FULL:
+            return ""
+        moment = random.Random(str(self)).choice(MOMENTS)
+        return STOPPING_ITSELF.format(step=self.step, moment=moment)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of the run, beside the others' of tests/faults/jobs.py."""
+        return {
+            "model": f"bert_{STAGES}_32_2",
+            "pipeline_stages": STAGES,
+            "pipeline_schedule": self.schedule,
+            "placement": self.placement,
+        }
+
+
+def cases(setting: Setting) -> Iterator[str]:
+    """The full product of who, how and when, in an order by the seed, with steps, schedules and placements by
+    chance. The disk is rank 0's."""
+    draw = random.Random(setting.seed)
+    every = [
+        (who, how, when)
+        for who, how, when in itertools.product(range(RANKS), HOW, WHEN)
+        if how != FULL or (who, when) == (0, SAVING)
+    ]
+    draw.shuffle(every)
+    for who, how, when in every:
+        step = draw.randrange(5, LAST - 5)
+        kinds = {"schedule": draw.choice(SCHEDULES), "placement": draw.choice(PLACEMENTS)}
+        yield named(who=who, how=how, when=when, step=step, **kinds)
+
+
+@contextlib.contextmanager
+def opened(setting: Setting) -> Iterator[Attempt]:
+    """Tries a case: a run that is attacked, and resumed."""
+    disk = setting.work / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(disk)], check=True)
+
+    def attempt(text: str) -> Tally:
+        case = Case.of(text)
+        expected = undisturbed(setting, case)
+        directory = disk / "run"
+        shutil.rmtree(directory, ignore_errors=True)
+        (disk / "filled").unlink(missing_ok=True)
+        patience = {"comm_timeout": PATIENCE} if case.how == STOPPED else {}
+        job = Job(setting, 2, PATCHES.get(setting.damage, "") + case.stops_itself)
+        with started(job, case, directory, **patience) as run:
+            failure = attacked(case, run, directory)
+        (disk / "filled").unlink(missing_ok=True)
+        if failure:
+            return Tally.of(failure)
+        with started(Job(setting, 2), case, directory) as run:
+            run.wait().check()
+        return Tally.of(differences(directory, expected))
+
+    try:
+        yield attempt
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def undisturbed(setting: Setting, case: Case) -> Path:
+    """The directory of a run that nothing happens to, made once: schedules and placements have the same
+    bits."""
+    directory = setting.shared / "whole-stages"
+    if not (directory / f"{LAST:07d}.json").exists():
+        with started(Job(setting, 2), case, directory) as run:
+            run.wait().check()
+    return directory
+
+
+def started(job: Job, case: Case, directory: Path, **options: Any) -> Run:
+    """Starts or resumes the run."""
+    words = job.words(directory, **case.options, **options)
+    return start_ranks(job.script, RANKS, timeout=LONGEST, args=words, env=ONE_THREAD, grace=15.0)
+
+
+def attacked(case: Case, run: Run, directory: Path) -> str:
+    """Attacks a run at the moment of its case and waits for its end. Returns what is wrong; empty for
+    nothing.
+
+    Raises:
+        AssertionError: the moment did not come, or a process outlives the launcher.
+    """
+    victim = find(run, "mpirun", case.who)
+    saving = find(run, "mpirun", 0)
+    if case.stops_itself:
+        _wait_until(run, lambda: is_stopped(saving), "rank 0 did not stop while it saved")
+    else:
+        _wait_until(run, lambda: last_step(directory) >= case.step, f"step {case.step} was not logged")
+    before = last_step(directory)
+    if case.how == FULL:
+        fill(directory.parent / "filled")
+    else:
+        os.kill(victim, SIGNALS[case.how])
+    if case.stops_itself and (case.who, case.how) != (0, STOPPED):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(saving, signal.SIGCONT)
+    run.end_within(4 * LIMIT)
+    begun = time.monotonic()
+    result = run.wait()
+    return judged(case, result, time.monotonic() - begun, directory, before)
+
+
+def judged(case: Case, result: RunResult, seconds: float, directory: Path, before: int) -> str:
+    """Reason why the end of an attacked run is not as it should be; empty if it is. `before`: the step that
+    was logged last before the attack."""
+    told = result.describe(1500)
+    said = result.stderr + "".join(rank.stderr for rank in result.ranks)
+    if result.timed_out or result.returncode == 0:
+        return f"it did not end: {told}"
+    if seconds > LIMIT:
+        return f"it ended after {seconds:.0f} s: {told}"
+    newest = newest_complete(str(directory), lambda message: None)
+    if newest is None:
+        return f"no complete checkpoint is left: {told}"
+    if case.how == TERMINATED:
+        if result.returncode != 143:
+            return f"code {result.returncode} in place of 143: {told}"
+        if newest.step < before:
+            return f"step {before} had been taken, and the newest checkpoint is that of step {newest.step}"
+    elif case.how == FULL:
+        if not re.search("error: .*(disk|space)", said):
+            return f"no error names the disk: {told}"
+    elif not _is_named(case.who, said):
+        return f"nobody names rank {case.who}: {told}"
+    return ""
+
+
+def last_step(directory: Path) -> int:
+    """The last step in the metrics; 0 for none."""
+    return max((each["step"] for each in metrics(directory) if "lr" in each), default=0)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process has been stopped by a signal."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0] == "T"
+    return False
+
+
+def _is_named(rank: int, said: str) -> bool:
+    reasons = re.findall(r".*(?:error: |(?:mpi|prte)run noticed).*", said)
+    return any(re.search(rf"rank {rank}\b", line) for line in reasons)
+
+
+def _wait_until(run: Run, holds: Callable[[], bool], otherwise: str) -> None:
+    end = time.monotonic() + LONGEST
+    while not holds():
+        assert run.poll() is None, f"{otherwise}: {run.wait().describe()}"
+        assert time.monotonic() < end, otherwise
+        time.sleep(0.001)
+
+
+def _case(who: int, how: str) -> str:
+    return named(who=who, how=how, when=STEPS, step=5, schedule="1f1b", placement="intra_first")
+
+
+PROGRAM = Program(
+    "stages",
+    "each rank of 2 replicas of 2 stages killed, stopped, SIGTERM, disk full, in steps and while saving",
+    "all end within 30 s, named; resumed to the undisturbed run's bits",
+    weight=1.5,
+    seconds=45,
+    backends=("hvd_mpi",),
+    cases=cases,
+    opened=opened,
+    damages={
+        UNSEEN: Damage(_case(3, STOPPED), "did not end|ended after"),
+        UNNAMED: Damage(_case(3, STOPPED), "nobody names rank 3"),
+        UNSAVED: Damage(_case(1, TERMINATED), "the newest checkpoint is that"),
+    },
+    note="mpirun only, over which stages exchange messages; --comm_timeout 15",
+)

@@ -1,0 +1,195 @@
+"""Every option of every command with values that it cannot take: one line and exit code 2, at once.
+
+`all_cases` lists them from the commands' own parsers, so that an option which is added is attacked too.
+`parse` tries a case in this process, by the command's own parsing; `run` starts the command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from unittest import mock
+
+import convert
+import finetune_classifier
+import finetune_squad
+import hparams
+import predict
+import results
+from base.command_line import OptionParser
+from base.errors import InputError
+from bench import finetune, loader, pipelines, questions, step, tokenize_text
+from comparison.backends import BACKENDS
+from comparison.options import parse_options as parse_comparison
+from data import convert_npz, embedded, inspect, prepare, train_vocab
+from data.classification import embedded as embedded_pairs
+from data.questions import cloze, score
+from hosts import launch
+from tests.processes import run_command
+from training import profile
+from training.options import parse_options
+
+ROOT = Path(__file__).resolve().parents[2]
+LONG, DIGITS = 5_000, "9" * 26
+_UNKNOWN = "--no_such_option"
+
+
+class Command(NamedTuple):
+    """A command: the words that start it, and what parses its options in this process."""
+
+    words: tuple[str, ...]
+    parse: Callable[[list[str]], Any]
+
+
+class Case(NamedTuple):
+    """An option with a value that it cannot take. `line`: as it would be typed."""
+
+    command: str
+    option: str
+    value: str
+
+    @property
+    def line(self) -> str:
+        shown = self.value if len(self.value) < 60 else f"{self.value[:20]}... ({len(self.value)})"
+        return f"{self.command} {self.option}={shown!r}"
+
+
+class Outcome(NamedTuple):
+    """The exit code, what was written to standard error, and seconds: of CPU time of a process, of the clock
+    otherwise."""
+
+    option: str
+    code: int | None
+    error: str
+    seconds: float
+
+    @property
+    def good(self) -> bool:
+        """Exit code 2, one line that names the option, under a second."""
+        one_line = len(self.error.splitlines()) == 1 and self.option in self.error
+        return self.code == 2 and one_line and self.seconds < 1
+
+
+COMMANDS: dict[str, Command] = {
+    **{
+        name: Command((name,), lambda words: parse_options(words, ""))
+        for name in ("run_pretraining_hvd.py", "run_pretraining_byteps.py")
+    },
+    "finetune_squad.py": Command(("finetune_squad.py",), finetune_squad.options_of),
+    "finetune_classifier.py": Command(("finetune_classifier.py",), finetune_classifier.options_of),
+    "compare.py": Command(("compare.py",), lambda words: parse_comparison(words, BACKENDS)),
+    "hparams.py": Command(("hparams.py",), hparams.main),
+    "convert.py": Command(("convert.py",), convert.parse),
+    "predict.py": Command(("predict.py",), predict.parse),
+    "results.py": Command(("results.py",), results.parse_options),
+    "hosts/launch.py": Command(("hosts/launch.py",), launch.main),
+    "data.prepare": Command(("-m", "data.prepare"), prepare.parse),
+    "data.train_vocab": Command(("-m", "data.train_vocab"), train_vocab.main),
+    "data.inspect": Command(("-m", "data.inspect"), inspect.main),
+    "data.embedded": Command(("-m", "data.embedded"), embedded.main),
+    "data.convert_npz": Command(("-m", "data.convert_npz"), convert_npz.main),
+    "data.questions.cloze": Command(("-m", "data.questions.cloze"), cloze.main),
+    "data.questions.score": Command(("-m", "data.questions.score"), score.main),
+    "data.classification.embedded": Command(("-m", "data.classification.embedded"), embedded_pairs.main),
+    "training.profile": Command(("-m", "training.profile"), profile.main),
+    **{
+        f"bench.{module.__name__.split('.')[-1]}": Command(("-m", module.__name__), module.main)
+        for module in (step, pipelines, loader, tokenize_text, questions, finetune)
+    },
+}
+
+
+def all_cases() -> list[Case]:
+    """Each option that takes a value, of each command, with each value that is bad for its kind."""
+    return [
+        Case(name, action.option_strings[0], value)
+        for name, command in COMMANDS.items()
+        for action in options_of(command)
+        for value in bad_values(action)
+    ]
+
+
+def sample(seed: int, number: int) -> list[Case]:
+    """So many of them, and of each command at least one."""
+    generator, cases = random.Random(seed), all_cases()
+    first = {name: generator.choice([case for case in cases if case.command == name]) for name in COMMANDS}
+    return [*first.values(), *generator.sample(cases, min(number, len(cases)))]
+
+
+def options_of(command: Command) -> list[argparse.Action]:
+    """Options of a command that take a value, from the parser that it makes."""
+    made: list[argparse.ArgumentParser] = []
+    original = argparse.ArgumentParser.parse_known_args
+
+    def noting(self: argparse.ArgumentParser, *words: Any, **keywords: Any) -> Any:
+        made.append(self)
+        return original(self, *words, **keywords)
+
+    with mock.patch.object(argparse.ArgumentParser, "parse_known_args", noting):
+        _attempt(command, [_UNKNOWN])
+    found: dict[str, argparse.Action] = {}
+    # The longest first: others may read one of its options in advance, as text.
+    for parser in sorted(made, key=lambda parser: -len(parser._actions)):
+        assert isinstance(parser, OptionParser)
+        for action in parser._actions:
+            if action.option_strings and action.nargs != 0:
+                found.setdefault(action.option_strings[0], action)
+    return list(found.values())
+
+
+def bad_values(action: argparse.Action) -> Iterator[str]:
+    """Values that no option of this kind takes."""
+    yield ""
+    if action.choices is not None:
+        yield "nonsense"
+    elif _takes(action, "x"):  # a name or a path
+        yield "x" * (LONG if not _takes(action, "x" * LONG) else 70_000)
+    else:
+        yield from ("x", "nan", "-inf", "1e999", "9" * 60, "-" + "9" * 60, "0x10", "1;2")
+        if not _takes(action, "0.5"):
+            yield DIGITS
+
+
+def parse(case: Case) -> Outcome:
+    """The case in this process. A command that takes the value and goes on to work is not stopped."""
+    return _attempt(COMMANDS[case.command], [f"{case.option}={case.value}"], case.option)
+
+
+def run(case: Case) -> Outcome:
+    """The case as a command of its own; its seconds are the CPU time of the process and what it started."""
+    before = sum(os.times()[2:4])
+    command = [sys.executable, *COMMANDS[case.command].words, f"{case.option}={case.value}"]
+    result = run_command(command, cwd=ROOT)
+    return Outcome(case.option, result.returncode, result.stderr, sum(os.times()[2:4]) - before)
+
+
+def _takes(action: argparse.Action, text: str) -> bool:
+    if action.type is None:
+        return len(text) <= LONG
+    assert callable(action.type)
+    try:
+        action.type(text)
+    except (ValueError, TypeError, argparse.ArgumentTypeError):
+        return False
+    return True
+
+
+def _attempt(command: Command, words: Sequence[str], option: str = "") -> Outcome:
+    begun, error, code = time.process_time(), io.StringIO(), None
+    with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            found = command.parse(list(words))
+            code = found if isinstance(found, int) else None
+        except InputError as bad:
+            code = 2
+            print(f"error: {bad}", file=sys.stderr)
+        except SystemExit as left:
+            code = left.code if isinstance(left.code, int) else 1
+    return Outcome(option, code, error.getvalue(), time.process_time() - begun)

@@ -1,0 +1,169 @@
+"""Elasticity under hosts/launch.py: a host of a run is lost and left out, the run goes on with fewer ranks or
+a spare host, takes the lost one back, and computes what the undisturbed run does.
+
+Hosts are network namespaces of this machine (tests/namespaces.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import random
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Iterator, Mapping
+
+from tests.faults.change_ranks import last_step, options, undisturbed, wait_for_a_step, wrong
+from tests.faults.figure import Attempt, Damage, Program, Setting, Tally
+from tests.faults.jobs import ONE_THREAD, Job, named, parsed, python
+from tests.faults.taken import patch, steps_in
+from tests.faults.test_kill_pause_cut import wait_for_checkpoint
+from tests.namespaces import ADDRESSES, INTERFACE, SPARE_ADDRESS, TwoHosts, two_hosts
+from tests.processes import ROOT, Run, start_command
+
+BACKENDS = {"hvd_mpi": "hvd", "byteps": "byteps"}
+ALPHA, BETA = ADDRESSES
+SECONDS = 600.0
+LOST_STATES = "the optimizer's states begin anew"
+OWN_COUNTS = "a rank divides its losses by what it has itself"
+PATCHES = {
+    LOST_STATES: """
+import training.run
+training.run.restore_states = lambda *given, **named: None
+""",
+    OWN_COUNTS: """
+import training.step
+from comm.local import LocalCommunicator
+factors = training.step.TrainStep._factors
+training.step.TrainStep._factors = lambda self, batches, sharing: factors(self, batches, LocalCommunicator())
+""",
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Hosts of a run that loses its second one. `hosts`: the host file; with BytePS a line is a worker of
+    `local` ranks. `ranks`: as they follow each other. `after`: hosts of the start that follows the loss."""
+
+    hosts: Mapping[str, int]
+    spare: int
+    local: int
+    ranks: tuple[int, ...]
+    after: tuple[str, ...]
+
+    def hostfile(self, backend: str) -> str:
+        """The text of the host file."""
+        lines = []
+        for name, slots in self.hosts.items():
+            own = [slots] if backend == "hvd" else [self.local] * (slots // self.local)
+            lines += [f"{name} slots={each}" for each in own]
+        if self.spare:
+            lines.append(f"# spare: {SPARE_ADDRESS} slots={self.spare}")
+        return "".join(f"{line}\n" for line in lines)
+
+
+KINDS = {
+    "pair": Kind({ALPHA: 1, BETA: 1}, 0, 1, (2, 1, 2), (ALPHA,)),
+    "fewer": Kind({ALPHA: 2, BETA: 2}, 0, 2, (4, 2, 4), (ALPHA,)),
+    "remainder": Kind({ALPHA: 3, BETA: 1}, 0, 1, (4, 3, 4), (ALPHA,)),
+    "spare": Kind({ALPHA: 2, BETA: 2}, 2, 2, (4,), (ALPHA, SPARE_ADDRESS)),
+}
+
+
+def cases(setting: Setting) -> Iterator[str]:
+    """Endless: the kinds in turn, with another step at which the host is lost."""
+    draw = random.Random(setting.seed)
+    while True:
+        for kind in KINDS:
+            yield named(kind=kind, step=draw.randrange(5, 16), away=draw.randrange(3, 9))
+
+
+@contextlib.contextmanager
+def opened(setting: Setting) -> Iterator[Attempt]:
+    """Tries a case: a host is lost after `step` steps, and answers again `away` steps after those that the
+    others have gone on with."""
+
+    def attempt(case: str) -> Tally:
+        parts = parsed(case)
+        kind, code = KINDS[parts["kind"]], PATCHES.get(setting.damage, "")
+        expected = undisturbed(setting, micro_batches=kind.ranks[0])
+        folder = setting.work / "case"
+        shutil.rmtree(folder, ignore_errors=True)
+        (folder / "run" / "taken").mkdir(parents=True)
+        patched = patch(folder / "run" / "taken") + code
+        with two_hosts(folder, spare=bool(kind.spare)) as hosts:
+            hosts.hostfile.write_text(kind.hostfile(BACKENDS[setting.backend]), encoding="ascii")
+            with started(Job(setting, 1, patched), folder / "run", hosts) as run:
+                disturb(run, folder / "run", hosts, parts)
+                run.wait().check()
+        found = list(itertools.islice(wrong(folder / "run", expected), 3))
+        found += unlike_kind(folder / "run", kind)
+        return Tally.of("; ".join(found))
+
+    yield attempt
+
+
+def started(job: Job, directory: Path, hosts: TwoHosts) -> Run:
+    """Starts the run under the launcher, on the first host."""
+    words = python(ROOT / "hosts" / "launch.py", "--backend", BACKENDS[job.setting.backend])
+    words = [*hosts.prefix, *words, "--hostfile", hosts.hostfile, "--ssh", hosts.agent]
+    words += ["--interface", INTERFACE, "--min_hosts", "1", "--backoff", "0.1", "--rejoin_interval", "0.1"]
+    script = python(job.script, *job.words(directory, **options(job.setting)))
+    return start_command([*words, "--", *script], timeout=SECONDS, env=ONE_THREAD, grace=15.0)
+
+
+def disturb(run: Run, directory: Path, hosts: TwoHosts, parts: Mapping[str, str]) -> None:
+    """Takes the second host away, waits until the others have gone on, and gives it back."""
+    wait_for_a_step(run, directory, int(parts["step"]))
+    wait_for_checkpoint(run, directory)
+    hosts.lose(1)
+    until(run, lambda: f"{BETA} is left out: it does not answer" in run.stderr())
+    wait_for_a_step(run, directory, last_step(directory) + int(parts["away"]))
+    hosts.give_back(1)
+
+
+def until(run: Run, done: Callable[[], Any]) -> None:
+    """Waits for something that a run does.
+
+    Raises:
+        AssertionError: it ended before, or it took too long.
+    """
+    end = time.monotonic() + SECONDS
+    while not done():
+        assert run.poll() is None, run.wait().describe()
+        assert time.monotonic() < end, run.stderr()
+        time.sleep(0.01)
+
+
+def unlike_kind(directory: Path, kind: Kind) -> Iterator[str]:
+    """Differences between a run and its kind: numbers of ranks, and the restarts noted."""
+    steps, _ = steps_in(directory / "taken")
+    ranks = tuple(size for size, _ in itertools.groupby(step.ranks for step in steps.values()))
+    if ranks != kind.ranks:
+        yield f"ranks were {ranks}, not {kind.ranks}"
+    noted = (directory / "restarts.jsonl").read_text(encoding="utf-8").splitlines()
+    names = ("reason", "host", "hosts", "left_out")
+    restarts = [tuple(each.get(name) for name in names) for each in map(json.loads, noted)]
+    expected: list[tuple[Any, ...]] = [("failure", BETA, list(kind.after), [BETA])]
+    if len(kind.ranks) > 1:
+        expected.append(("rejoin", None, list(kind.hosts), []))
+    if restarts != expected:
+        yield f"restarts.jsonl has {restarts}, not {expected}"
+
+
+CASE = named(kind="remainder", step=6, away=3)
+PROGRAM = Program(
+    "hosts",
+    "a host is lost; fewer ranks or a spare host go on; it is taken back: samples, masks, losses",
+    "the undisturbed run's within rounding",
+    weight=1.5,
+    seconds=60,
+    backends=tuple(BACKENDS),
+    cases=cases,
+    opened=opened,
+    damages={name: Damage(CASE, "differ") for name in PATCHES},
+    note="mpirun and BytePS only, which hosts/launch.py starts; hosts are network namespaces of one machine",
+)

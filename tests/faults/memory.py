@@ -1,0 +1,200 @@
+"""Memory of a run by steps: a line through what each of its processes holds, in bytes a step.
+
+A run is the real script on two ranks with a tiny model. Counted is what a process alone has written to
+(Private_Dirty of /proc/PID/smaps_rollup). Steps before WARM_UP fill caches, pools and heaps. A process grows
+if the line's slope is above LIMIT by more than two of its standard errors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import math
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Iterator, Sequence
+
+from tests.faults.figure import Attempt, Damage, Program, Setting, Tally
+from tests.faults.jobs import SCRIPTS, corpus, named, parsed, patched
+from tests.processes import ROOT, Run, start_ranks, words_of
+
+LIMIT = 64.0  # bytes a step: 60 MB in 900,000
+WARM_UP = 5000  # the plans of 50 epochs of a small text
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Growth of one process, in bytes a step, over `steps` steps. `error`: its standard error."""
+
+    process: str
+    bytes_a_step: float
+    error: float
+    steps: int
+
+    @property
+    def grows(self) -> bool:
+        """Whether it grows for certain."""
+        return self.bytes_a_step - 2 * self.error > LIMIT
+
+    def __str__(self) -> str:
+        return f"{self.process}: {self.bytes_a_step:.0f} ± {self.error:.0f} bytes a step over {self.steps:,}"
+
+
+def slope(process: str, points: Sequence[tuple[int, int]]) -> Slope:
+    """The line of least squares through (step, bytes), at least three of them."""
+    count = len(points)
+    mean_x, mean_y = (sum(axis) / count for axis in zip(*points))
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    rise = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+    rest = sum((y - mean_y - rise * (x - mean_x)) ** 2 for x, y in points)
+    steps = points[-1][0] - points[0][0]
+    return Slope(process, rise, math.sqrt(rest / max(1, count - 2) / spread), steps)
+
+
+def of_a_run(launcher: str, script: Path, steps: int, corpus: Path, work: Path) -> list[Slope]:
+    """Slopes of all processes of a run of `steps` steps after WARM_UP. `corpus`: of data.embedded."""
+    directory = work / "memory"
+    text = corpus / "corpus" / "eval.txt"
+    options = {
+        "raw": True, "data": text, "vocab": corpus / "vocab.txt", "cache_dir": corpus / "tokens",
+        "model": "bert_1_32_2", "max_seq_length": 16, "batch_size": 8, "num_steps": WARM_UP + steps,
+        "lr": 0.001,
+        "warmup_ratio": 0.1, "log_interval": 50, "ckpt_interval": 10**6, "ckpt_dir": directory,
+        "progress": "none", "peak_tflops": 1,
+    }  # fmt: skip
+    points: dict[str, list[tuple[int, int]]] = {}
+    last = 0
+    with start_ranks(script, 2, launcher, timeout=3600 * 6, args=words_of(options)) as run:
+        while run.poll() is None:
+            time.sleep(0.5)
+            step = _step(directory)
+            if step >= max(WARM_UP, last + steps // 100):
+                last = step
+                for name, pid in _processes(run, script.name).items():
+                    held = private_bytes(pid)
+                    if held:
+                        points.setdefault(f"{launcher} {name}", []).append((step, held))
+        run.wait().check()
+    return [slope(name, each) for name, each in points.items() if len(each) > 2]
+
+
+def _processes(run: Run, script: str) -> dict[str, int]:
+    ranks = {f"rank {number}": pid for number, pid in enumerate(run.find(script))}
+    servers = {f"server {number}": pid for number, pid in enumerate(run.find_role("server"))}
+    return {**ranks, **servers}
+
+
+def _step(directory: Path) -> int:
+    try:
+        lines = (directory / "metrics.jsonl").read_text().splitlines()
+        return int(json.loads(lines[-1])["step"])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def private_bytes(pid: int) -> int:
+    """Memory that process `pid` alone has written to; 0 if it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_Dirty"))
+
+
+class _Mallinfo(ctypes.Structure):
+    """glibc's struct mallinfo2; older ones have ints in it, and another name."""
+
+    _fields_ = [
+        *((f"unused{number}", ctypes.c_size_t) for number in range(4)),
+        ("hblkhd", ctypes.c_size_t),  # in blocks of their own
+        *((f"unused{number}", ctypes.c_size_t) for number in range(4, 6)),
+        ("uordblks", ctypes.c_size_t),  # in heaps
+        *((f"unused{number}", ctypes.c_size_t) for number in range(6, 8)),
+    ]
+
+
+def allocated_bytes() -> int:
+    """Bytes that this process has taken by malloc and not given back, to the byte."""
+    function = ctypes.CDLL(None).mallinfo2
+    function.restype = _Mallinfo
+    found: Any = function()
+    return int(found.uordblks + found.hblkhd)
+
+
+def growth_of(
+    work: Callable[[], Any],
+    times: int,
+    settle: Callable[[], Any],
+    held: Callable[[], int] = allocated_bytes,
+) -> float:
+    """Bytes that a call of `work` adds to what is `held`: the least mean of three series of `times` calls,
+    since growth is in all of them, and what is made once in one. `settle` waits for what is queued."""
+    found = []
+    for _ in range(times):
+        work()
+    for _ in range(3):
+        settle()
+        before = held()
+        for _ in range(times):
+            work()
+        settle()
+        found.append((held() - before) / times)
+    return min(found)
+
+
+# --- The figure.
+
+
+STEPS = 20_000
+LEAK = "a step leaves 2 KB"
+PATCH = """
+import training.step
+kept = []
+call = training.step.TrainStep.__call__
+def leaking(self, *given, **named):
+    kept.append(bytearray(2048))
+    kept[-1][::64] = bytes([1]) * 32
+    return call(self, *given, **named)
+training.step.TrainStep.__call__ = leaking
+"""
+
+
+def cases(setting: Setting) -> Iterator[str]:
+    """One run."""
+    return iter([named(steps=STEPS)])
+
+
+@contextlib.contextmanager
+def opened(setting: Setting) -> Iterator[Attempt]:
+    """Tries a case: a run, each of whose processes is one thing that is tried."""
+    script = ROOT / SCRIPTS[setting.backend.partition("_")[0]]
+    if setting.damage:
+        target = setting.work / script.name
+        target.write_text(patched(script, PATCH), encoding="utf-8")
+        script = target
+
+    def attempt(case: str) -> Tally:
+        work = setting.work / "run"
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        slopes = of_a_run(setting.launcher, script, int(parsed(case)["steps"]), corpus(setting), work)
+        assert slopes, "no process was measured"
+        growing = [str(each) for each in slopes if each.grows]
+        return Tally(len(slopes), len(slopes) - len(growing), tuple(growing))
+
+    yield attempt
+
+
+PROGRAM = Program(
+    "memory",
+    "memory of each process of a run over 20,000 steps",
+    "flat: under 64 bytes a step",
+    weight=2,
+    seconds=400,
+    cases=cases,
+    opened=opened,
+    damages={LEAK: Damage(named(steps=2000), "bytes a step")},
+)

@@ -1,0 +1,193 @@
+"""The table of all figures: in a terminal, as docs/reliability.md, and as JSON beside it.
+
+A command that tries some figures replaces these in the JSON and leaves the others, each with the run in which
+it was measured.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Iterable, Sequence
+
+from base.files import replacing
+from base.tables import EMPTY, Row, Table, markdown, terminal
+from tests.faults.figure import BACKENDS, ONCE, Failure, Figure, Program
+from tests.faults.measuring import Caught
+
+INTRODUCTION = """\
+# Reliability
+
+Measured by `python -m tests.faults`, which attacks real runs of a small BERT with two processes: a cell
+is "held of tried". `make reliability MINUTES=240` writes this page anew; more minutes try more cases, another
+seed others. A cell in bold failed; the cases are below, with the command that tries each again. The command's
+damages break deliberately what a figure is about, to see that the figure notices.
+[tested.md](tested.md) lists all other tests.
+"""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A figure and the number of the command, in `Page.commands`, that measured it."""
+
+    figure: Figure
+    command: int
+
+
+@dataclass(frozen=True)
+class Page:
+    """All that the page shows. `commands`: machine, date, commit, minutes and seed of each that measured
+    something."""
+
+    commands: tuple[dict[str, Any], ...] = ()
+    figures: tuple[Measured, ...] = ()
+    damages: tuple[Caught, ...] = ()
+    damaged_by: int = 0
+
+    def with_results(
+        self, facts: dict[str, Any], figures: Iterable[Figure], damages: Sequence[Caught]
+    ) -> Page:
+        """The page with the results of one more command in place of older ones of the same figures."""
+        number = len(self.commands)
+        new = {(figure.number, figure.backend): Measured(figure, number) for figure in figures}
+        old = [each for each in self.figures if (each.figure.number, each.figure.backend) not in new]
+        tried = {(each.number, each.backend) for each in damages}
+        kept = [each for each in self.damages if (each.number, each.backend) not in tried]
+        return Page(
+            (*self.commands, facts),
+            (*old, *new.values()),
+            (*kept, *damages),
+            number if damages else self.damaged_by,
+        )._without_unused()
+
+    def _without_unused(self) -> Page:
+        used = {each.command for each in self.figures} | ({self.damaged_by} if self.damages else set())
+        order = {old: new for new, old in enumerate(sorted(used))}
+        return Page(
+            tuple(self.commands[old] for old in order),
+            tuple(Measured(each.figure, order[each.command]) for each in self.figures),
+            self.damages,
+            order.get(self.damaged_by, 0),
+        )
+
+
+def read(path: Path) -> Page:
+    """The page of an earlier command; an empty one if there is none."""
+    if not path.exists():
+        return Page()
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    return Page(
+        tuple(stored["commands"]),
+        tuple(Measured(_figure(each["figure"]), each["command"]) for each in stored["figures"]),
+        tuple(Caught(**each) for each in stored["damages"]),
+        stored["damaged_by"],
+    )
+
+
+def _figure(stored: dict[str, Any]) -> Figure:
+    return Figure(**{**stored, "failures": tuple(Failure(**each) for each in stored["failures"])})
+
+
+def write(page: Page, programs: Sequence[Program], path: Path) -> None:
+    """Writes the page, and its JSON under the same name."""
+    with replacing(str(path.with_suffix(".json"))) as file:
+        file.write(json.dumps(asdict(page), indent=1).encode() + b"\n")
+    with replacing(str(path)) as file:
+        file.write(text(page, programs).encode())
+
+
+def text(page: Page, programs: Sequence[Program]) -> str:
+    """The page in Markdown."""
+    parts = [INTRODUCTION, markdown(table([each.figure for each in page.figures], programs))]
+    parts += [_when(page), _failures(page), _damages(page)]
+    return "\n".join(part.rstrip() + "\n" for part in parts if part)
+
+
+def table(figures: Sequence[Figure], programs: Sequence[Program]) -> Table:
+    """A row for each program, a column for each backend."""
+    found = {(figure.number, figure.backend): figure for figure in figures}
+    rows, notes = [], []
+    for program in programs:
+        mine = [
+            found[program.number, backend]
+            for backend in (ONCE, *BACKENDS)
+            if (program.number, backend) in found
+        ]
+        if not mine:
+            continue
+        cells = [
+            cell(found.get((program.number, ONCE)) or found.get((program.number, backend)))
+            for backend in BACKENDS
+        ]
+        rows.append(Row([program.number, program.name, program.goal, *cells]))
+        # "any" row: one number, in the first column only
+        if program.backends == (ONCE,):
+            rows[-1] = Row([program.number, program.name, program.goal, cells[0], EMPTY, EMPTY])
+            notes.append(f"{program.number}: the same with all backends.")
+        notes += [f"{program.number}: {note}" for note in dict.fromkeys(each.note for each in mine) if note]
+    head = ["#", "figure", "goal", *BACKENDS.values()]
+    return Table("Figures", head, rows, names=3, notes=notes)
+
+
+def cell(figure: Figure | None) -> str:
+    """Held of tried, in bold where it failed."""
+    if figure is None:
+        return EMPTY
+    if not figure.tried:
+        return "not tried"
+    shown = f"{figure.held:,} of {figure.tried:,}"
+    return shown if figure.holds else f"**{shown}**"
+
+
+def shown(page: Page, programs: Sequence[Program]) -> str:
+    """The table for a terminal, with what failed."""
+    parts = [terminal(table([each.figure for each in page.figures], programs)) if page.figures else ""]
+    parts += [f"{each.command}\n    {each.what}" for one in page.figures for each in one.figure.failures]
+    if page.damages:
+        parts.append(terminal(_damage_table(page.damages)))
+    return "\n\n".join(filter(None, parts))
+
+
+def _when(page: Page) -> str:
+    rows = []
+    for number, facts in enumerate(page.commands):
+        of_it = dict.fromkeys(each.figure.number for each in page.figures if each.command == number)
+        about = ", ".join(of_it) + (
+            (" and " if of_it else "") + "damages" if page.damages and number == page.damaged_by else ""
+        )
+        keys = ("machine", "date", "commit", "minutes", "seed")
+        rows.append(Row([about, *(str(facts[name]) for name in keys)]))
+    return markdown(
+        Table("Measured", ["figures", "machine", "date", "commit", "minutes", "seed"], rows, names=4)
+    )
+
+
+def _failures(page: Page) -> str:
+    found = [(one.figure, each) for one in page.figures for each in one.figure.failures]
+    if not found:
+        return ""
+    rows = [
+        Row([figure.number, BACKENDS.get(figure.backend, "all"), each.what, f"`{each.command}`"])
+        for figure, each in found
+    ]
+    return markdown(Table("Failures", ["#", "backend", "case", "try again"], rows, names=4))
+
+
+def _damages(page: Page) -> str:
+    return markdown(_damage_table(page.damages)) if page.damages else ""
+
+
+def _damage_table(damages: Sequence[Caught]) -> Table:
+    words = {True: "yes", False: "**no**", None: "not tried"}
+    rows = [
+        Row([each.number, each.damage, BACKENDS.get(each.backend, "all"), words[each.noticed], each.said])
+        for each in sorted(damages, key=lambda each: (_order(each.number), each.damage, each.backend))
+    ]
+    return Table(
+        "Deliberate damage", ["#", "damage", "backend", "caught", "what the figure says"], rows, names=5
+    )
+
+
+def _order(number: str) -> tuple[int, str]:
+    return (int(number), "") if number.isdigit() else (100, number)

@@ -1,0 +1,56 @@
+"""A run on a disk that is full at each of its first writes (tests/faults/fill_disk.py is the long form), and
+one of two ranks under which it becomes full: all ranks stop, and the last checkpoint is whole."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from tests.faults.fill_disk import WRITERS, attack
+from tests.processes import ROOT, run_ranks, words_of
+from tests.training.small_runs import handlers
+from training.checkpoint import list_steps, newest_complete
+
+__all__ = ["handlers"]  # a fixture for all tests of this module
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_run_ends_with_one_line_and_goes_on_when_there_is_room(tmp_path):
+    """Of the pages that are free there are none for run.yaml, for metrics, for events, for a checkpoint."""
+    outcome = attack(tmp_path, [WRITERS[0]._replace(pages=(2, 3, 4, 24, 25))])
+    assert outcome.tried == outcome.held == 8, outcome.failures
+
+
+def test_all_ranks_agree_to_stop_when_the_disk_is_full(corpus, tmp_path):
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("mounting a small file system needs root")
+    place = tmp_path / "disk"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4M", "tmpfs", str(place)], check=True)
+    try:
+        words = words_of({
+            "raw": True, "num_steps": 4000, "ckpt_interval": 5, "log_interval": 10, "max_seq_length": 32,
+            "batch_size": 64, "model": "bert_1_32_2", "lr": 0.001, "warmup_ratio": 0.1, "data": corpus.train,
+            "vocab": corpus.vocab, "cache_dir": tmp_path / "tokens", "ckpt_dir": place / "ckpt",
+            "peak_tflops": 1,
+        })  # fmt: skip
+        script = ROOT / "run_pretraining_hvd.py"
+        result = run_ranks(script, 2, "mpirun", args=words)
+        assert result.returncode == 1 and not result.timed_out, result.describe()
+        error = re.search(
+            r"error: cannot save the checkpoint of step (\d+) .*No space left on device.*", result.stderr
+        )
+        assert error and result.stderr.count("Traceback") == 0, result.describe()
+        steps = list_steps(str(place / "ckpt"))
+        failed = int(error[1])
+        assert steps and max(steps) == failed - 5 and f"of step {failed - 5} is intact" in error[0]
+        newest = newest_complete(str(place / "ckpt"), lambda message: pytest.fail(message))
+        assert newest is not None and newest.step == failed - 5
+        assert not [name for name in os.listdir(place / "ckpt") if ".tmp-" in name]
+        assert f"saved {place}/ckpt/{failed - 5:07d}.params" in result.stdout
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)

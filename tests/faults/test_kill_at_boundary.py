@@ -1,0 +1,130 @@
+"""Both stages in one launch on two real ranks, over Horovod and over BytePS; killed at the boundary."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.embedded import built_once
+from tests.faults.kill_at_boundary import (
+    END,
+    FIRST,
+    MOMENTS,
+    SCRIPTS,
+    Job,
+    differences,
+    job,
+    kill_and_resume,
+    metrics,
+)
+from tests.processes import LIMIT, ROOT, Run, RunResult, environ_of, start_command, until
+from training.checkpoint import list_steps, read_manifest
+
+
+def launched(work: Job, directory: Path, hosts: str) -> Run:
+    """Starts a run under hosts/launch.py."""
+    hostfile = directory / "hosts"
+    hostfile.write_text(hosts, "ascii")
+    words = ["--hostfile", hostfile, "--backend", work.backend, "--backoff", "0.1"]
+    script = [ROOT / SCRIPTS[work.backend], *work.words, "--ckpt_dir", directory]
+    return start_command([sys.executable, ROOT / "hosts" / "launch.py", *words, "--", *script])
+
+
+def kill_rank_1(run: Run, directory: Path, moment: str, **variables: object) -> None:
+    wanted = {f"{name}={value}" for name, value in variables.items()}
+
+    def ranks() -> list[int]:
+        found = [pid for name in SCRIPTS.values() for pid in run.find(name)]
+        return [pid for pid in found if wanted <= set(environ_of(pid))]
+
+    (pid,) = until(ranks, run)  # now: to look for it takes longer than some steps
+    until(lambda: MOMENTS[moment](directory), run, pause=0.0005)
+    os.kill(pid, signal.SIGKILL)
+
+
+def check_restart(result: RunResult, directory: Path, step: int) -> None:
+    """One restart was made and noted; it went on after `step`, or a later checkpoint that a busy machine made
+    before the kill; no half file was left."""
+    (record,) = map(json.loads, (directory / "restarts.jsonl").read_text("utf-8").splitlines())
+    step = max(step, record["step"])
+    assert (record["failed"], record["code"], record["step"]) == ("rank 1", 137, step), record
+    assert record["hosts"] == ["localhost"] and record["reason"] == "failure" and record["lost_s"] < LIMIT
+    assert f"launch: restart 1 at {record['time']}" in result.stderr, result.describe()
+    # A run that was evaluated at the end of stage 1, too, before the kill goes on in stage 2.
+    assert re.search(rf"(continuing|stage 2 begins) after step {step}\b", result.stdout), result.describe()
+    assert not list(directory.glob("*.tmp-*"))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    return built_once(tmp_path_factory, vocab_size=1024)
+
+
+@pytest.fixture(scope="module")
+def horovod(text) -> Job:
+    return job("hvd", 2, text)
+
+
+@pytest.fixture(scope="module")
+def whole(horovod, tmp_path_factory) -> Path:
+    """An uninterrupted launch of two Horovod processes."""
+    directory = tmp_path_factory.mktemp("whole")
+    with horovod.start(directory) as run:
+        result = run.wait().check()
+    assert result.ranks[1].stdout == "" and result.ranks[1].stderr == ""
+    said = result.ranks[0].stdout
+    assert f"stage 2 begins after step {FIRST}" in said
+    assert "stage 1, step 6/6" in said and f"stage 2, step 7/{END}" in said
+    assert "Stage 2 brought mlm_loss on held-out text of 64 tokens from " in said
+    return directory
+
+
+def test_two_stages_on_two_ranks(whole):
+    manifests = [read_manifest(str(whole), step) for step in list_steps(str(whole))]
+    assert [(each["step"], each["stage"], each["world_size"]) for each in manifests] == [
+        (3, 1, 2),
+        (6, 1, 2),
+        (9, 2, 2),
+        (12, 2, 2),
+    ]
+    assert manifests[2]["blocks"] == 3 * 2, "stage 2's data begin anew, for both ranks"
+    lines = metrics(whole)
+    assert [each["step"] for each in lines if "lr" in each] == list(range(1, END + 1))
+    assert all(math.isfinite(each["mlm_loss"]) for each in lines if "lr" in each)
+
+
+def test_killed_at_the_boundary_and_resumed(horovod, whole, tmp_path):
+    outcome = kill_and_resume(horovod, tmp_path, "stage 2 is evaluated before its first step", whole)
+    assert outcome.newest >= FIRST and outcome.differences == []
+
+
+def test_a_rank_is_killed_and_the_launcher_starts_the_run_again(horovod, whole, tmp_path):
+    """At the boundary, on two Horovod processes: the end has the bits of the undisturbed run."""
+    with launched(horovod, tmp_path, "localhost slots=2\n") as run:
+        kill_rank_1(run, tmp_path, "its end is saved", OMPI_COMM_WORLD_RANK=1)
+        result = run.wait().check()
+    assert differences(tmp_path, whole) == []
+    check_restart(result, tmp_path, FIRST)
+
+
+def test_over_byteps_it_is_the_same_training(text, whole, tmp_path):
+    """Names are declared in stage 1, and serve the arrays of stage 2; two ranks' sums have the same bits. A
+    worker is killed in stage 2, and the launcher starts the run again."""
+    with launched(job("byteps", 2, text), tmp_path, "localhost slots=1\n" * 2) as run:
+        kill_rank_1(run, tmp_path, "its first checkpoint is saved", DMLC_WORKER_ID=1, DMLC_ROLE="worker")
+        result = run.wait().check()
+    check_restart(result, tmp_path, FIRST + 3)
+    assert differences(tmp_path, whole) == []
+    of_horovod = [each for each in metrics(whole) if "lr" in each]
+    of_byteps = [each for each in metrics(tmp_path) if "lr" in each]
+    assert [each["stage"] for each in of_byteps] == [each["stage"] for each in of_horovod]
+    for found, expected in zip(of_byteps, of_horovod):
+        assert found["mlm_loss"] == pytest.approx(expected["mlm_loss"], rel=1e-5)
+        assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-3)

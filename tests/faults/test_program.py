@@ -1,0 +1,238 @@
+"""The program of reliability figures: its time, its page, its exit, and figures that are cheap (the long form
+is `make reliability`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from tests.faults import attack_pipelines
+from tests.faults.catalogue import PROGRAMS
+from tests.faults.figure import BACKENDS, ONCE, Damage, Figure, Program, Setting, Tally
+from tests.faults.jobs import LAST, differences, patched
+from tests.faults.measuring import Caught, Clock, Plan, measure, try_damages, units_of
+from tests.faults.report import Page, read, text, write
+from tests.processes import run_command, start_command, until
+
+FACTS = {"machine": "a machine", "date": "today", "commit": "abc", "minutes": 1, "seed": 3}
+
+
+def program(attempt, number="77", cases=("a=1", "a=2", "a=3"), **more) -> Program:
+    @contextmanager
+    def opened(setting: Setting):
+        (setting.work / "file").write_text(setting.damage)
+        yield lambda case: attempt(setting, case)
+
+    given = {"seconds": 0.01, "backends": (ONCE,), **more}
+    return Program(number, "a figure", "a goal", cases=lambda setting: iter(cases), opened=opened, **given)
+
+
+def measured(programs, folder, minutes=1.0, backends=tuple(BACKENDS)) -> dict[tuple[str, str], Figure]:
+    found = {}
+
+    def keep(figure):
+        found[figure.number, figure.backend] = figure
+
+    measure(Plan(units_of(programs, backends), 3, folder), Clock(minutes), keep)
+    return found
+
+
+def test_cases_are_counted_and_failures_can_be_repeated(tmp_path):
+    def attempt(setting, case):
+        if case == "a=2":
+            raise AssertionError("it | broke")
+        return Tally(10, 10)
+
+    figure = measured([program(attempt, backends=("byteps",))], tmp_path)["77", "byteps"]
+    assert (figure.tried, figure.held, figure.holds) == (21, 20, False)
+    (failure,) = figure.failures
+    assert failure.what == "a=2: it | broke"
+    words = "--figures 77 --backends byteps --seed 3 --case 'a=2'"
+    assert failure.command == f"python -m tests.faults {words}"
+    assert not list(tmp_path.glob("77*")), "files are left"
+
+
+def test_a_program_that_breaks_is_a_failure_of_its_figure_alone(tmp_path):
+    broken = replace(program(None, "76"), opened=lambda setting: 1 / 0)
+    found = measured([broken, program(lambda *_: Tally())], tmp_path)
+    assert not found["76", ONCE].holds and "ZeroDivisionError" in found["76", ONCE].failures[0].what
+    assert found["77", ONCE].holds
+
+
+def test_time_is_shared_and_kept(tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+
+    def slow(setting, case):
+        clock[0] += 0.1
+        return Tally()
+
+    endless = ["a"] * 1000
+    programs = [program(slow, "1", endless, weight=1), program(slow, "2", endless, weight=3)]
+    found = measured(programs, tmp_path, minutes=1.2 / 60)
+    assert 0.8 < clock[0] < 1.5
+    first, second = (found[number, ONCE].tried for number in "12")
+    assert 1 <= first < second
+    assert measured([program(slow, seconds=100)], tmp_path)["77", ONCE].note.startswith("not tried: ")
+
+
+def test_what_is_not_tried_does_not_hold(tmp_path):
+    found = measured([program(lambda *_: Tally(), cases=())], tmp_path)
+    assert len(found) == 1 and not any(figure.holds for figure in found.values())
+
+
+def test_damage_counts_where_the_figure_says_why(tmp_path):
+    said = {"noticed": "other bits", "unnoticed": "", "of another reason": "ImportError"}
+    each = {name: Damage("a=1", "other bits") for name in said}
+    caught: list[Caught] = []
+    spoilt = program(lambda setting, case: Tally.of(said[setting.damage]), damages=each)
+    try_damages(Plan(units_of([spoilt], []), 3, tmp_path), Clock(1), caught.append)
+    assert [(one.damage, one.noticed) for one in caught] == [
+        ("noticed", True),
+        ("unnoticed", False),
+        ("of another reason", False),
+    ]
+
+
+def test_the_page_keeps_what_other_commands_measured(tmp_path):
+    path = tmp_path / "page.md"
+    programs = [program(None), program(None, "78", backends=("byteps", "hvd_mpi"))]
+    second = Figure("78", "a figure", "a goal", "byteps", 5, 4)
+    first = [replace(program(None).empty(ONCE), tried=5, held=5), second]
+    caught = [Caught("77", "a damage", ONCE, True, "other bits")]
+    write(Page().with_results(FACTS, first, caught), programs, path)
+    again = [replace(second, tried=1000, held=1000), Figure("78", "b", "c", "hvd_mpi")]
+    write(read(path.with_suffix(".json")).with_results({**FACTS, "seed": 4}, again, []), programs, path)
+    page = path.read_text()
+    assert "| 77 | a figure | a goal | 5 of 5 | – | – |" in page
+    assert "| 78 | a figure | a goal | not tried | – | 1,000 of 1,000 |" in page
+    assert "| 77 and damages | a machine | today | abc | 1 | 3 |" in page
+    assert "| 78 | a machine | today | abc | 1 | 4 |" in page
+    assert "| 77 | a damage | all | yes | other bits |" in page
+    assert json.loads(path.with_suffix(".json").read_text())["commands"] == [FACTS, {**FACTS, "seed": 4}]
+
+
+def test_the_page_shows_failures_in_bold(tmp_path):
+    figure = measured([program(lambda *_: Tally.of("it broke"))], tmp_path)["77", ONCE]
+    page = text(Page().with_results(FACTS, [figure], []), [program(None)])
+    assert "**0 of 3**" in page and page.count("a=2: it broke") == 1
+
+
+def test_every_figure_of_the_table_is_there():
+    numbers = [program.number for program in PROGRAMS]
+    assert [each for each in numbers if each.isdigit()] == [str(n) for n in range(1, 14) if n != 5]
+    assert {"5a", "5b", "feeds", "hosts", "memory", "restarts"} <= set(numbers) and len(set(numbers)) == len(
+        numbers
+    )
+    assert all(program.damages for program in PROGRAMS), "a figure that notices nothing"
+    for program in PROGRAMS:
+        for damage in program.damages.values():
+            assert re.compile(damage.noticed) and damage.case
+
+
+WITHOUT_FILES = [program for program in PROGRAMS if program.number != "11"]  # 11 makes files
+
+
+@pytest.mark.parametrize("one", WITHOUT_FILES, ids=lambda one: one.number)
+def test_cases_depend_on_the_seed_alone(one, tmp_path):
+    def cases(seed):
+        setting = Setting(one.backends[0], seed, tmp_path, tmp_path, 1.0)
+        return [case for case, _ in zip(one.cases(setting), range(20))]
+
+    assert cases(1) == cases(1) and (len(cases(1)) < 20 or cases(1) != cases(2)), cases(1)
+
+
+def test_differences_between_runs(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{LAST:07d}.params").write_bytes(b"123")
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 1, "lr": 1, "time": 2}\n')
+    assert differences(tmp_path / "a", tmp_path / "b") == ""
+    (tmp_path / "a" / f"{LAST:07d}.params").write_bytes(b"124")
+    (tmp_path / "a" / "metrics.jsonl").write_text('{"step": 1, "lr": 2, "time": 2}\n')
+    assert differences(tmp_path / "a", tmp_path / "b").endswith(f": {LAST:07d}.params, metrics.jsonl")
+
+
+def test_a_patch_is_run_when_the_threads_are_set(tmp_path):
+    script = tmp_path / "script.py"
+    print_it = "print(sys.argv[1], sys.damaged)"
+    script.write_text(f"import sys, base.threads\nbase.threads.set_threads()\n{print_it}\n")
+    (tmp_path / "patched.py").write_text(patched(script, "import mxnet\nsys.damaged = mxnet.__name__"))
+    result = run_command([sys.executable, tmp_path / "patched.py", "word"]).check()
+    assert result.stdout == "word mxnet\n"
+
+
+SAVES_TWICE = """
+import sys, base.threads
+base.threads.set_threads()
+import numpy as np
+from training.saving import Saver
+saver = Saver(sys.argv[1], 0, None)
+saver._report = lambda: None
+for step in (4, 8):
+    saver.begin(step, {"weight": np.ones(3, np.float32)}, {"t": np.array(step)}, {})
+    saver.finish()
+    print("saved", step, flush=True)
+"""
+
+
+def test_a_run_stops_itself_while_it_saves(tmp_path):
+    """As attacks on pipelines have it: at one moment of the first saving from a step on."""
+    script = tmp_path / "script.py"
+    script.write_text(SAVES_TWICE)
+    patch = attack_pipelines.STOPPING_ITSELF.format(step=5, moment=".states.npz")
+    (tmp_path / "patched.py").write_text(patched(script, patch))
+    with start_command([sys.executable, tmp_path / "patched.py", tmp_path / "saved"]) as run:
+        until(lambda: attack_pipelines.is_stopped(run.pid), run)
+        left = sorted(path.name.partition(".tmp-")[0] for path in (tmp_path / "saved").glob("*8*.tmp-*"))
+        assert left == ["0000008.json", "0000008.params", "0000008.states.npz"]
+        assert run.stdout() == "saved 4\n"
+        os.kill(run.pid, signal.SIGCONT)
+        assert run.wait().check().stdout == "saved 4\nsaved 8\n"
+
+
+# --- The command.
+
+
+def command(*words: object) -> list[object]:
+    return [sys.executable, "-m", "tests.faults", *words]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--minutes", "0"), ("--figures", "1,99"), ("--backends", "nccl"), ("--skip", "-1")],
+    ids=lambda words: words[0],
+)
+def test_bad_options(words):
+    result = run_command(command(*words))
+    assert result.returncode == 2 and words[1].split(",")[-1] in result.stderr
+
+
+def test_a_cheap_figure_and_its_damage(tmp_path):
+    """The short form: those figures that need no ranks, for seconds."""
+    cheap = [each for each in PROGRAMS if each.backends == (ONCE,) and each.seconds <= 5]
+    chosen = [each.number for each in cheap]
+    page = tmp_path / "page.md"
+    words = ("--figures", ",".join(chosen), "--minutes", "0.15", "--output", page)
+    result = run_command(command(*words), env={"TMPDIR": str(tmp_path)}).check()
+    assert re.search(r"\d+ of \d+", result.stdout) and "**" not in page.read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["page.json", "page.md"]
+
+
+def test_a_signal_ends_it_in_order(tmp_path):
+    """With the table so far, without processes or files."""
+    env = {"TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    words = ("--figures", "1", "--backends", "hvd_mpi", "--output", tmp_path / "page.md")
+    with start_command(command(*words), env=env) as run:
+        until(lambda: list(tmp_path.glob("reliability-*/shared/embedded/vocab.txt")), run)
+        run.signal(signal.SIGTERM)
+        result = run.wait()  # raises LeftoverProcesses
+    assert result.returncode == 143, result.describe()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["page.json", "page.md"]
