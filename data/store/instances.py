@@ -20,7 +20,7 @@ from base.progress import Progress
 from data.formats.read import read_instances
 from data.formats.records import PretrainingArrays
 from data.options import MAX_POSITIONS
-from data.store.build import BuildPlan, Column, Part, build_columns
+from data.store.build import BuildPlan, Part, build_columns
 from data.store.cache import (
     SourceFile,
     describe_sources,
@@ -28,7 +28,7 @@ from data.store.cache import (
     open_or_build,
     remember_verified,
 )
-from data.store.columns import check_mapped, map_column, mapped_files
+from data.store.columns import Column, check_sums, map_columns
 from data.store.manifest import MANIFEST, MESSAGES_KEPT, check_figures, read_json
 from data.store.mapped import MappedFiles
 
@@ -57,11 +57,11 @@ class InstanceStore:
     prediction_widths: np.ndarray  # (S,) int32
     manifest: dict[str, Any]
     directory: str
-    files: tuple[MappedFiles, ...] = ()
+    files: MappedFiles
 
     def check(self) -> None:
         """To be called after reading: raises InputError if a file was cut meanwhile, which reads as zeros."""
-        check_mapped(self.files)
+        self.files.check()
 
     @property
     def num_instances(self) -> int:
@@ -107,34 +107,20 @@ class InstanceStore:
         manifest = read_json(os.path.join(directory, MANIFEST))
         if manifest.get("format") != FORMAT:
             raise InputError(f"{directory} is not a store of instances of the form {FORMAT}")
-        arrays = {}
         try:
             check_figures(manifest)
-            columns = [
-                (column, manifest["columns"][column.name])
-                for column in instance_columns(int(manifest["vocab_size"]))
-            ]
-            files = [
-                MANIFEST,
-                *(str(shard["file"]) for _, described in columns for shard in described["shards"]),
-            ]
-            check = verify and not is_verified(directory, files)
-            for column, described in columns:
-                if described["dtype"] != np.dtype(column.dtype).str:
-                    raise InputError(f"the column {column.name} has another type")
-                array = map_column(directory, described["shards"], column.dtype, check)
-                if len(array) != described["length"]:
-                    raise InputError(f"the column {column.name} has another length")
-                arrays[column.name] = array
-            store = InstanceStore(
-                **arrays, manifest=manifest, directory=directory, files=mapped_files(arrays.values())
-            )
+            columns = instance_columns(int(manifest["vocab_size"]))
+            arrays, files = map_columns(directory, manifest["columns"], columns)
+            unknown = verify and not is_verified(directory, files.paths)
+            if unknown:
+                check_sums(directory, manifest["columns"])
+            store = InstanceStore(**arrays, manifest=manifest, directory=directory, files=files)
             _check_lengths(store)
-            if check:
+            if unknown:
                 for start in range(0, store.num_instances, _CHECK_ROWS):
                     _check_rows(store, start, min(start + _CHECK_ROWS, store.num_instances))
                 store.check()
-                remember_verified(directory, files)
+                remember_verified(directory, files.paths)
         except (InputError, KeyError, TypeError, ValueError) as error:
             what = str(error) if isinstance(error, InputError) else "its manifest is incomplete"
             raise InputError(

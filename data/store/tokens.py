@@ -18,7 +18,7 @@ import numpy as np
 from base.errors import InputError
 from base.progress import Progress
 from data.options import TextConfig
-from data.store.build import BuildPlan, Column, Part, build_columns
+from data.store.build import BuildPlan, Part, build_columns
 from data.store.cache import (
     SourceFile,
     describe_sources,
@@ -27,7 +27,7 @@ from data.store.cache import (
     open_or_build,
     remember_verified,
 )
-from data.store.columns import check_mapped, map_column, mapped_files
+from data.store.columns import Column, check_sums, map_columns
 from data.store.manifest import MANIFEST, MESSAGES_KEPT, check_figures, read_json
 from data.store.mapped import MappedFiles
 from data.text.corpus import UNKNOWN, TextUnit, read_unit, text_units
@@ -37,7 +37,6 @@ from data.tokenizing.vocab import Vocabulary, save_vocabulary, vocabulary_from_s
 FORMAT = "token-store-2"
 _KIND = "token-store-"
 _CHECK_BLOCK = 1 << 22
-_COLUMNS = ("ids", "sentences", "documents")
 LINES_PER_BATCH = 4096
 CHARACTERS_PER_BATCH = 1 << 20
 _MAX_UINT16_VOCABULARY = 1 << 16
@@ -49,8 +48,8 @@ class TokenStore:
 
     `ids` has shape (tokens,), `sentences` (number of sentences + 1,) and `documents` (number of documents +
     1,), the last two int64 offsets, strictly increasing: no sentence and no document is empty. `manifest` is
-    the content of manifest.json and `directory` where the store lies, both empty for one made in memory, as
-    are the `files` that are mapped.
+    the content of manifest.json and `directory` where the store lies, both empty for one made in memory, that
+    has no mapped `files`.
     """
 
     ids: np.ndarray
@@ -59,11 +58,12 @@ class TokenStore:
     vocabulary_sha256: str
     manifest: Mapping[str, Any] = field(default_factory=dict, repr=False)
     directory: str = ""
-    files: tuple[MappedFiles, ...] = field(default=(), repr=False)
+    files: MappedFiles | None = field(default=None, repr=False)
 
     def check(self) -> None:
         """To be called after reading: raises InputError if a file was cut meanwhile, which reads as zeros."""
-        check_mapped(self.files)
+        if self.files is not None:
+            self.files.check()
 
     @property
     def num_tokens(self) -> int:
@@ -92,34 +92,21 @@ class TokenStore:
         manifest = _read_manifest(directory)
         try:
             check_figures(manifest)
-            columns = manifest["columns"]
-            described = [(columns[name]["shards"], np.dtype(_kind(columns[name]))) for name in _COLUMNS]
-            files = [shard["file"] for shards, _ in described for shard in shards]
-        except (KeyError, TypeError, ValueError) as error:
-            raise _damaged(directory, "its manifest is incomplete") from error
-        kinds = [dtype.str for _, dtype in described]
-        if kinds[0] not in ("<u2", "<u4") or kinds[1:] != ["<i8", "<i8"]:
-            raise _damaged(directory, f"its columns are of the types {', '.join(kinds)}")
-        check = verify and not is_verified(directory, [MANIFEST, *map(str, files)])
-        try:
-            ids, sentences, documents = (
-                map_column(directory, shards, dtype, check) for shards, dtype in described
+            columns = token_columns(len(manifest["vocabulary"]["tokens"]))
+            arrays, files = map_columns(directory, manifest["columns"], columns)
+            words = str(manifest.get("vocabulary_sha256"))
+            store = TokenStore(
+                **arrays, vocabulary_sha256=words, manifest=manifest, directory=directory, files=files
             )
+            if verify and not is_verified(directory, files.paths):
+                check_sums(directory, manifest["columns"])
+                _check_structure(store)
+                store.check()
+                remember_verified(directory, files.paths)
         except InputError as error:
             raise _damaged(directory, str(error)) from error
-        store = TokenStore(
-            ids,
-            sentences,
-            documents,
-            str(manifest.get("vocabulary_sha256")),
-            manifest,
-            directory,
-            mapped_files((ids, sentences, documents)),
-        )
-        if check:
-            _check_structure(store, directory)
-            store.check()
-            remember_verified(directory, [MANIFEST, *files])
+        except (KeyError, TypeError, ValueError) as error:
+            raise _damaged(directory, "its manifest is incomplete") from error
         return store
 
 
@@ -220,14 +207,6 @@ def _named(paths: Sequence[str]) -> str:
     return f"{paths[0]}{' and the other files' if len(paths) > 1 else ''}"
 
 
-def _kind(column: Mapping[str, Any]) -> str:
-    """The name of a column's type. Raises ValueError for one that no column has."""
-    kind = column["dtype"]
-    if kind not in ("<u2", "<u4", "<i8"):
-        raise ValueError(f"a column of the type {kind!r}")
-    return str(kind)
-
-
 def _read_manifest(directory: str) -> dict[str, Any]:
     path = os.path.join(directory, MANIFEST)
     if not os.path.isfile(path):
@@ -248,7 +227,8 @@ def _read_manifest(directory: str) -> dict[str, Any]:
     return manifest
 
 
-def _check_structure(store: TokenStore, directory: str) -> None:
+def _check_structure(store: TokenStore) -> None:
+    """Raises InputError if a store's columns and its vocabulary do not fit each other."""
     levels = (
         ("sentences", store.sentences, store.num_tokens),
         ("documents", store.documents, store.num_sentences),
@@ -259,13 +239,12 @@ def _check_structure(store: TokenStore, directory: str) -> None:
             for start in range(0, len(offsets) - 1, _CHECK_BLOCK)
         )
         if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != end or not increasing:
-            raise _damaged(directory, f"the offsets of its {name} do not fit")
-    vocabulary = store.vocabulary
-    if vocabulary.sha256 != store.vocabulary_sha256:
-        raise _damaged(directory, "its vocabulary is another one than the manifest says")
+            raise InputError(f"the offsets of its {name} do not fit")
+    if store.vocabulary.sha256 != store.vocabulary_sha256:
+        raise InputError("its vocabulary is another one than the manifest says")
     for start in range(0, store.num_tokens, _CHECK_BLOCK):
-        if store.ids[start : start + _CHECK_BLOCK].max() >= len(vocabulary):
-            raise _damaged(directory, "it holds ids outside the vocabulary")
+        if store.ids[start : start + _CHECK_BLOCK].max() >= len(store.vocabulary):
+            raise InputError("it holds ids outside the vocabulary")
 
 
 def _damaged(directory: str, what: str) -> InputError:

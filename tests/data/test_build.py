@@ -20,7 +20,7 @@ from base.locks import locked
 from base.progress import Silent
 from base.workers import WorkerCrash
 from data.store.build import UNFINISHED, BuildPlan, build_columns, make_directory
-from data.store.columns import map_column
+from data.store.columns import map_columns
 from tests.data.building import CODE, COLUMNS, Numbers, NumberUnit, build, expected
 from tests.processes import run_command, start_command, until
 
@@ -68,11 +68,9 @@ def test_the_columns_are_the_parts_one_after_the_other(tmp_path):
     build(tmp_path / "out", UNITS, 2)
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text("utf-8"))
     wanted = expected(UNITS)
-    for column in COLUMNS:
-        described = manifest["columns"][column.name]
-        values = map_column(str(tmp_path / "out"), described["shards"], described["dtype"], verify=True)
-        assert values.tolist() == wanted[column.name]
-        assert values.dtype == column.dtype and len(values) == described["length"]
+    columns, _ = map_columns(str(tmp_path / "out"), manifest["columns"], COLUMNS)
+    assert {name: column.tolist() for name, column in columns.items()} == wanted
+    assert {name: column.dtype for name, column in columns.items()} == {c.name: c.dtype for c in COLUMNS}
     assert len(manifest["columns"]["ids"]["shards"]) > 2, "too little for several shards"
     assert manifest["counts"] == {"ids": len(wanted["ids"]), "ones": UNITS}
     assert manifest["messages"] == [f"message {number}" for number in range(0, UNITS, 3)]
@@ -161,10 +159,10 @@ def test_what_is_damaged_in_a_partial_build_is_made_again(tmp_path, stopped, ref
     elif damage == "result":
         (unfinished / "7" / "result.json").write_bytes(b'{"counts": {"ids": 1, "ones')
     elif damage == "numbers":
-        with open(unfinished / "7" / "weights.bin", "r+b") as handle:
+        with open(unfinished / "7" / "weights-00000.bin", "r+b") as handle:
             handle.write(b"flip")
     elif damage == "missing":
-        os.unlink(unfinished / "7" / "ids.bin")
+        os.unlink(unfinished / "7" / "ids-00000.bin")
     else:  # of a build that was killed; the longest that it can be
         (tmp_path / "out.partial" / "ids-00000.bin").write_bytes(b"x" * (1 << 16))
     build(stopped, UNITS, 1, size=1)

@@ -188,7 +188,7 @@ def test_a_worker_that_dies_is_an_error_naming_the_file_and_the_rest_is_kept(tmp
     command = [sys.executable, "-c", CHILD, "1", target, *paths, large]
 
     def has_begun():
-        return bool(glob.glob(f"{target}.partial/unfinished/1.tmp-*/ids.bin"))
+        return bool(glob.glob(f"{target}.partial/unfinished/1.tmp-*/ids-00000.bin"))
 
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as child:
         until(has_begun)
