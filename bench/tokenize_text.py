@@ -26,7 +26,7 @@ from base.errors import InputError
 from bench.quick import NOTICE, default_text, settle
 from data.text.corpus import expand_inputs, sentences
 from data.tokenizing.vocab import Vocabulary, load_vocab
-from data.tokenizing.wordpiece import MAX_CHARS_PER_WORD, WordPieceTokenizer, bert_normalizer
+from data.tokenizing.wordpiece import MAX_CHARS_PER_WORD, WordPieceTokenizer, bert_normalizer, lists_of
 from training.entry import exit_code
 
 LINES_PER_CALL = 1000
@@ -66,8 +66,8 @@ def measure(lines: Sequence[str], vocab: Vocabulary, cased: bool, rounds: int) -
     tokenizers: dict[str, Callable[[list[str]], int] | None] = {
         GLUONNLP: gluonnlp(vocab, cased),
         "Hugging Face tokenizers": hugging_face(vocab, cased),
-        "ours, encode_batch": lambda block: sum(map(len, lists.encode_batch(block))),
-        "ours, encode_flat": lambda block: len(flat.encode_flat(block)[0]),
+        "ours, as lists": lambda block: sum(map(len, lists_of(*lists.encode(block)))),
+        "ours": lambda block: len(flat.encode(block)[0]),
     }
     seconds: dict[str, list[float]] = {name: [] for name, count in tokenizers.items() if count is not None}
     tokens = dict.fromkeys(seconds, 0)

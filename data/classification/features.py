@@ -222,4 +222,4 @@ class _Encoder:
     def __call__(self, job: _Job) -> tuple[np.ndarray, np.ndarray]:
         if self._tokenizer is None:
             self._tokenizer = self._settings.build()
-        return self._tokenizer.encode_flat(job.texts, job.stream)
+        return self._tokenizer.encode(job.texts, job.stream)

@@ -323,7 +323,7 @@ class _SentenceWriter:
         """Tokenize and append what was collected. Sentences without tokens are left out."""
         # A tokenizer that samples draws from this stream: it depends on the place in the text alone.
         stream = (self._part.number << 32) + self._batches
-        ids, ends = self._tokenizer.encode_flat(self._batch, stream)
+        ids, ends = self._tokenizer.encode(self._batch, stream)
         if len(ids) and not 0 <= ids.min() <= ids.max() < self._vocab_size:
             raise InputError(
                 f"the tokenizer gives ids up to {ids.max()}, outside the vocabulary of {self._vocab_size}"

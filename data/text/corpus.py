@@ -29,7 +29,6 @@ __all__ = [
     "UNKNOWN",
     "TextUnit",
     "documents",
-    "expand_globs",
     "expand_inputs",
     "read_unit",
     "sentences",
@@ -64,23 +63,37 @@ class TextUnit:
         return self.end - self.start
 
 
-def expand_globs(patterns: str, flag: str) -> list[str]:
-    """The files that comma-separated glob patterns name, sorted and each once.
+def expand_inputs(patterns: str, flag: str) -> list[str]:
+    """The files that comma-separated paths and glob patterns name, sorted and each once.
 
-    `~` is expanded and `**` crosses directories. `flag` (such as "--data") is what error messages call the
-    source.
+    `~` is expanded and `**` crosses directories. A directory stands for all files below it, but empty and
+    hidden ones and those in hidden directories; links to directories are not followed. `flag` (such as
+    "--data") is what error messages call the source.
     Raises InputError when a pattern matches no file, or when a file is empty or cannot be read.
     """
-    return _expand(patterns, flag, directories=False)
-
-
-def expand_inputs(patterns: str, flag: str) -> list[str]:
-    """As `expand_globs`, and a directory stands for all files below it.
-
-    Of those, empty and hidden ones and those in hidden directories are left out; links to directories are not
-    followed. Raises InputError also when none remains.
-    """
-    return _expand(patterns, flag, directories=True)
+    pieces = [piece.strip() for piece in patterns.split(",") if piece.strip()]
+    if not pieces:
+        raise InputError(f"{flag}: no file given")
+    paths = set()
+    for piece in pieces:
+        matches: list[str] = []
+        empty: list[str] = []
+        named = os.path.expanduser(piece)
+        # A name with brackets in it is a pattern that does not match itself.
+        for path in [named] if os.path.exists(named) else glob.glob(named, recursive=True):
+            if not os.path.isdir(path):
+                _check_file(path, flag)
+                matches.append(path)
+            else:
+                for below in _files_below(path, flag):
+                    # A file below may be empty (WikiExtractor leaves such), a file that was named may not.
+                    (matches if os.path.getsize(below) else empty).append(below)
+        if empty and not matches:
+            raise InputError(f"{flag}: {piece} holds nothing but empty files: {_listed(sorted(empty))}")
+        if not matches:
+            raise InputError(f"{flag}: no file matches {piece!r}")
+        paths.update(matches)
+    return sorted(paths)
 
 
 def text_units(
@@ -156,32 +169,6 @@ def documents(
             document = []
         else:
             document.append(sentence)
-
-
-def _expand(patterns: str, flag: str, directories: bool) -> list[str]:
-    pieces = [piece.strip() for piece in patterns.split(",") if piece.strip()]
-    if not pieces:
-        raise InputError(f"{flag}: no file given")
-    paths = set()
-    for piece in pieces:
-        matches: list[str] = []
-        empty: list[str] = []
-        named = os.path.expanduser(piece)
-        # A name with brackets in it is a pattern that does not match itself.
-        for path in [named] if os.path.exists(named) else glob.glob(named, recursive=True):
-            if not os.path.isdir(path):
-                _check_file(path, flag)
-                matches.append(path)
-            elif directories:
-                for below in _files_below(path, flag):
-                    # A file below may be empty (WikiExtractor leaves such), a file that was named may not.
-                    (matches if os.path.getsize(below) else empty).append(below)
-        if empty and not matches:
-            raise InputError(f"{flag}: {piece} holds nothing but empty files: {_listed(sorted(empty))}")
-        if not matches:
-            raise InputError(f"{flag}: no file matches {piece!r}")
-        paths.update(matches)
-    return sorted(paths)
 
 
 def _files_below(directory: str, flag: str) -> Iterator[str]:

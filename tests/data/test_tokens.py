@@ -20,6 +20,7 @@ from data.store.tokens import TokenizeUnit, TokenStore, build_store, cached_stor
 from data.text.corpus import documents, text_units
 from data.tokenizing.tokenizer import TokenizerSettings, WordPieceTokenizer, load_sentencepiece
 from data.tokenizing.vocab import vocabulary_from_tokens
+from data.tokenizing.wordpiece import lists_of
 from tests.data.token_stores import stored_documents, stores_in
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -41,7 +42,7 @@ def test_a_store_holds_what_the_tokenizer_says_of_each_sentence(embedded, vocab,
     paths = [str(embedded / "corpus" / name) for name in ("train-2.txt", "train-3.txt", "eval.txt")]
     build_store(paths, settings, str(tmp_path / "store"))
     store = TokenStore.open(str(tmp_path / "store"))
-    expected = [WordPieceTokenizer(vocab).encode_batch(document) for document in documents(paths)]
+    expected = [lists_of(*WordPieceTokenizer(vocab).encode(document)) for document in documents(paths)]
     assert store.num_sentences > 4096, "fewer lines than one batch"
     assert store.ids.dtype == np.uint16
     assert stored_documents(store) == expected
@@ -215,7 +216,7 @@ def test_text_that_cannot_be_trained_on_is_an_input_error(tmp_path, settings, co
 
 def test_ids_outside_the_vocabulary_are_refused(text, vocab):
     class TooLarge:
-        def encode_flat(self, lines, stream):
+        def encode(self, lines, stream):
             return np.full(len(lines), 1_000_000, dtype=np.int32), np.arange(1, len(lines) + 1)
 
     class Settings:

@@ -13,6 +13,7 @@ from data.classification.examples import Examples
 from data.classification.features import featurize, truncated_pairs
 from data.finetuning.batching import EvaluationOrder, Grouping, TrainingOrder
 from data.tokenizing.tokenizer import TokenizerSettings
+from data.tokenizing.wordpiece import lists_of
 
 
 def cut(first: list[int], second: list[int], most: int) -> tuple[list[int], list[int]]:
@@ -27,11 +28,11 @@ def written_out(examples: Examples, settings: TokenizerSettings, most: int) -> l
     vocab, tokenizer = settings.vocabulary, settings.build()
     rows = []
     for place, text in enumerate(examples.first):
-        (first,) = tokenizer.encode_batch([text])
+        (first,) = lists_of(*tokenizer.encode([text]))
         if examples.second is None:
             rows.append(([vocab.cls_id, *first[: most - 2], vocab.sep_id], min(len(first), most - 2) + 2))
             continue
-        (second,) = tokenizer.encode_batch([examples.second[place]])
+        (second,) = lists_of(*tokenizer.encode([examples.second[place]]))
         first, second = cut(first, second, most - 3)
         rows.append(([vocab.cls_id, *first, vocab.sep_id, *second, vocab.sep_id], len(first) + 2))
     return rows
