@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from base.errors import InputError
 from data.questions import score
-from data.questions.scores import best_threshold, normalize_answer, score_v1, score_v2
+from data.questions.score import best_threshold, normalize_answer, score_v1, score_v2
 from data.questions.squad_files import Questions, read_questions
 from tests.data.questions.squad import REASON, SHARED, question, squad, written
 
