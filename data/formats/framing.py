@@ -116,7 +116,7 @@ def frames(stream: Stream, checksums: bool) -> Iterator[Frame]:
     more = 4 if checksums else 0  # bytes of a checksum, after the length and after the data
     try:
         while header := stream.read(8 + more):
-            length = int.from_bytes(header[:8], "little", signed=True)
+            length = int.from_bytes(header[:8], "little", signed=not checksums)
             fault = ""
             if len(header) < 8 + more:
                 fault = "the file ends inside its length"

@@ -282,33 +282,6 @@ def test_a_file_that_may_not_grow_leaves_a_build_that_goes_on(tmp_path, referenc
     assert content(tmp_path / "out") == reference
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """Words that run a command with file systems of their own at `tmp_path / "disk"`."""
-    if os.geteuid() != 0 or not shutil.which("unshare"):
-        pytest.skip("a mount namespace needs root and unshare")
-    (tmp_path / "disk").mkdir()
-    prefix = ["unshare", "--mount", "--propagation", "private", "sh", "-c"]
-    if run_command([*prefix, f"mount -t tmpfs -o size=300k none {tmp_path / 'disk'}"]).returncode:
-        pytest.skip("this machine does not let tests mount a tmpfs")
-    return prefix
-
-
-def test_a_full_disk_leaves_a_build_that_goes_on(tmp_path, small_disk, reference):
-    """On a real file system that is full; it grows between the two commands."""
-    disk = tmp_path / "disk"
-    script = (
-        f"mount -t tmpfs -o size=200k none {disk} && cd {disk} || exit 9; "
-        '"$@"; echo "first $?"; ls; mount -o remount,size=2m . ; "$@"; echo "second $?"; '
-        f"rm -rf {tmp_path}/kept; cp -r {disk}/out {tmp_path}/kept"
-    )
-    result = run_command([*small_disk, script, "sh", *command(disk / "out", 2)])
-    assert result.stdout.split() == ["first", "2", "out.partial", "second", "0"], result.describe()
-    (line,) = result.stderr.splitlines()
-    assert "No space left on device" in line and str(disk) in line and "same command again" in line
-    assert content(tmp_path / "kept") == reference
-
-
 def test_what_is_there_is_kept_or_refused(tmp_path, reference):
     out = tmp_path / "out"
     out.mkdir()  # an empty directory is as good as none

@@ -164,20 +164,14 @@ def squad_lines():
     return [paragraph["context"] for paragraph in paragraphs] + questions
 
 
-def test_wordpiece_equals_gluonnlp_and_hugging_face_on_paragraphs(vocab, paragraphs):
-    assert len(paragraphs) > 50 and max(map(len, paragraphs)) > 1500
-    theirs = gluonnlp.data.BERTTokenizer(gluonnlp_vocab(vocab), lower=True)
-    lookup = vocab.ids()
-    ours = lists_of(*WordPieceTokenizer(vocab).encode(paragraphs))
-    assert ours == hugging_face(vocab)(paragraphs)
-    assert ours == [[lookup[token] for token in theirs(line)] for line in paragraphs]
-
-
 @pytest.fixture(
-    scope="module", params=["trained", *(["bert_base"] if importlib.util.find_spec(REAL_VOCABULARY) else [])]
+    scope="module",
+    params=["small", "trained", *(["bert_base"] if importlib.util.find_spec(REAL_VOCABULARY) else [])],
 )
-def large_vocabulary(request, embedded, tmp_path_factory):
-    """As many tokens as the corpus gives; that of bert-base-uncased too where a package has brought it."""
+def any_vocabulary(request, embedded, vocab, tmp_path_factory):
+    """2,000 tokens, and as many as the corpus gives; that of bert-base-uncased where a package brought it."""
+    if request.param == "small":
+        return vocab
     if request.param == "bert_base":
         (package,) = importlib.util.find_spec(REAL_VOCABULARY).submodule_search_locations
         found = load_vocab(os.path.join(package, "model", "vocab.txt"))
@@ -189,24 +183,15 @@ def large_vocabulary(request, embedded, tmp_path_factory):
     return load_vocab(path)
 
 
-def test_wordpiece_equals_both_with_a_large_vocabulary(large_vocabulary, real_lines, paragraphs):
-    vocab = large_vocabulary
-    assert len(vocab) > 6000
+def test_wordpiece_equals_gluonnlp_and_hugging_face(any_vocabulary, real_lines, paragraphs):
+    vocab = any_vocabulary
+    assert len(paragraphs) > 50 and max(map(len, paragraphs)) > 1500
     lines = [*real_lines, *paragraphs]
     theirs = gluonnlp.data.BERTTokenizer(gluonnlp_vocab(vocab), lower=True)
     lookup = vocab.ids()
     ours = lists_of(*WordPieceTokenizer(vocab).encode(lines))
     assert ours == hugging_face(vocab)(lines)
     assert ours == [[lookup[token] for token in theirs(line)] for line in lines]
-
-
-def test_wordpiece_equals_gluonnlp_on_real_and_odd_text(vocab, real_lines):
-    theirs = gluonnlp.data.BERTTokenizer(gluonnlp_vocab(vocab), lower=True)
-    lookup = vocab.ids()
-    ours = lists_of(*WordPieceTokenizer(vocab).encode(real_lines))
-    assert sum(map(len, ours)) > 50_000
-    for line, ids in zip(real_lines, ours):
-        assert ids == [lookup[token] for token in theirs(line)], line
 
 
 def test_cased_wordpiece_equals_gluonnlp_where_there_are_no_accents(embedded, real_lines, tmp_path):
