@@ -53,6 +53,18 @@ class Part:
         self.writers[name].append(values)
 
 
+class Skipped:
+    """Records that `work` leaves out, to be called for each: their number and the first messages."""
+
+    def __init__(self) -> None:
+        self.count, self.messages = 0, []  # type: int, list[str]
+
+    def __call__(self, message: str, number: int = 1) -> None:
+        self.count += number
+        if len(self.messages) < MESSAGES_KEPT:
+            self.messages.append(message)
+
+
 class Unit(Protocol):
     """A piece of input: `name` is for messages, `size` (bytes) for progress. It is pickled."""
 

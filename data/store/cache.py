@@ -35,6 +35,11 @@ class SourceFile(NamedTuple):
     sha256: str
 
     @property
+    def name(self) -> str:
+        """The path, for messages: a file may be a unit of a build."""
+        return self.path
+
+    @property
     def described(self) -> dict[str, Any]:
         """Name, size and SHA-256, for a manifest: nothing that depends on the machine."""
         return {"name": os.path.basename(self.path), "size": self.size, "sha256": self.sha256}

@@ -20,7 +20,7 @@ from base.progress import Progress
 from data.formats.read import read_instances
 from data.formats.records import PretrainingArrays
 from data.options import MAX_POSITIONS
-from data.store.build import BuildPlan, Part, build_columns
+from data.store.build import BuildPlan, Part, Skipped, build_columns
 from data.store.cache import (
     SourceFile,
     describe_sources,
@@ -29,7 +29,7 @@ from data.store.cache import (
     remember_verified,
 )
 from data.store.columns import Column, check_sums, map_columns
-from data.store.manifest import MANIFEST, MESSAGES_KEPT, check_figures, read_json
+from data.store.manifest import MANIFEST, check_figures, read_json
 from data.store.mapped import MappedFiles
 
 FORMAT = "instance-store-1"
@@ -258,33 +258,16 @@ def _check_rows(store: InstanceStore, start: int, stop: int) -> None:
 
 
 @dataclass(frozen=True)
-class InstanceFile:
-    """One source file as a unit of data.store.build."""
-
-    name: str
-    path: str
-    size: int
-
-
-@dataclass(frozen=True)
 class ConvertFile:
     """Reads and checks one file in a worker process and appends its instances to a part."""
 
     vocab_size: int
     skip_bad_records: bool
 
-    def __call__(self, unit: InstanceFile, part: Part) -> dict[str, Any]:
-        skipped = 0
-        messages: list[str] = []
-
-        def on_bad(message: str, number: int) -> None:
-            nonlocal skipped
-            skipped += number
-            if len(messages) < MESSAGES_KEPT:
-                messages.append(message)
-
+    def __call__(self, unit: SourceFile, part: Part) -> dict[str, Any]:
+        skipped = Skipped()
         rows = RowWriter(part)
-        blocks = read_instances(unit.path, self.vocab_size, on_bad if self.skip_bad_records else None)
+        blocks = read_instances(unit.path, self.vocab_size, skipped if self.skip_bad_records else None)
         with open(os.devnull, "w") as nowhere:
             try:
                 while True:
@@ -297,7 +280,7 @@ class ConvertFile:
             finally:
                 faulthandler.cancel_dump_traceback_later()
         counts = rows.finish()
-        return {"counts": {**counts, "skipped": skipped}, "messages": messages}
+        return {"counts": {**counts, "skipped": skipped.count}, "messages": skipped.messages}
 
 
 def build_instances(
@@ -322,7 +305,6 @@ def build_instances(
 
 def instance_store_plan(sources: Sequence[SourceFile], vocab_size: int, skip_bad_records: bool) -> BuildPlan:
     """The building of a store of files of instances; see `build_instances`."""
-    units = [InstanceFile(source.path, os.path.abspath(source.path), source.size) for source in sources]
 
     def check(counts: Mapping[str, int], lengths: Mapping[str, int]) -> None:
         if not counts.get("instances"):
@@ -331,7 +313,7 @@ def instance_store_plan(sources: Sequence[SourceFile], vocab_size: int, skip_bad
 
     return BuildPlan(
         instance_columns(vocab_size),
-        lambda: units,
+        lambda: sources,
         ConvertFile(vocab_size, skip_bad_records),
         {
             "format": FORMAT,

@@ -11,14 +11,14 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, Mapping, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from base.errors import InputError
 from base.progress import Progress
 from data.options import TextConfig
-from data.store.build import BuildPlan, Part, build_columns
+from data.store.build import BuildPlan, Part, Skipped, build_columns
 from data.store.cache import (
     SourceFile,
     describe_sources,
@@ -28,7 +28,7 @@ from data.store.cache import (
     remember_verified,
 )
 from data.store.columns import Column, check_sums, map_columns
-from data.store.manifest import MANIFEST, MESSAGES_KEPT, check_figures, read_json
+from data.store.manifest import MANIFEST, check_figures, read_json
 from data.store.mapped import MappedFiles
 from data.text.corpus import UNKNOWN, TextUnit, read_unit, text_units
 from data.tokenizing.tokenizer import Tokenizer, TokenizerSettings
@@ -273,68 +273,46 @@ class TokenizeUnit:
     def __call__(self, unit: TextUnit, part: Part) -> dict[str, Any]:
         if self._tokenizer is None:
             self._tokenizer = self._settings.build()
-        writer = _SentenceWriter(self._tokenizer, len(self._settings.vocabulary), part)
-        messages: list[str] = []
-        skipped = 0
-
-        def on_bad(message: str) -> None:
-            nonlocal skipped
-            skipped += 1
-            if len(messages) < MESSAGES_KEPT:
-                messages.append(message)
-
-        for sentence in read_unit(unit, self._text, on_bad):
-            writer.write(sentence)
-        writer.flush()
+        vocab_size, skipped = len(self._settings.vocabulary), Skipped()
+        lines = sentences = tokens = unknown_marks = 0
+        batches = _batches(read_unit(unit, self._text, skipped))
+        for number, (batch, document_ends) in enumerate(batches):
+            # A tokenizer that samples draws from this stream: it depends on the place in the text alone.
+            ids, ends = self._tokenizer.encode(batch, (part.number << 32) + number)
+            if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
+                raise InputError(
+                    f"the tokenizer gives ids up to {ids.max()}, outside the vocabulary of {vocab_size}"
+                )
+            kept = np.diff(ends, prepend=0) > 0  # sentences without tokens are left out
+            before = np.concatenate([[0], np.cumsum(kept)])  # sentences kept before each line
+            part.append("ids", ids.astype(np.uint32))
+            part.append("sentences", tokens + ends[kept])
+            part.append("documents", sentences + before[document_ends])
+            lines, tokens, sentences = lines + len(batch), tokens + len(ids), sentences + int(before[-1])
+            # Words that the text's makers took out: <unk> in WikiText.
+            unknown_marks += sum(line.count(UNKNOWN) for line in batch)
         counts = {
-            "lines": writer.lines,
-            "sentences": writer.sentences,
-            "tokens": writer.tokens,
-            "skipped": skipped,
-            "unknown_marks": writer.unknown_marks,
+            "lines": lines,
+            "sentences": sentences,
+            "tokens": tokens,
+            "skipped": skipped.count,
+            "unknown_marks": unknown_marks,
         }
-        return {"counts": counts, "messages": messages}
+        return {"counts": counts, "messages": skipped.messages}
 
 
-class _SentenceWriter:
-    """Collects sentences into batches for the tokenizer and appends what it gives."""
-
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, part: Part) -> None:
-        self._tokenizer, self._vocab_size, self._part = tokenizer, vocab_size, part
-        self.lines = self.sentences = self.tokens = 0
-        self.unknown_marks = 0  # words that the text's makers took out: <unk> in WikiText
-        self._batch: list[str] = []
-        self._document_ends: list[int] = []  # lines of the batch before each
-        self._characters = 0
-        self._batches = 0
-
-    def write(self, sentence: str | None) -> None:
-        """A sentence, or None for a document's end."""
+def _batches(sentences: Iterable[str | None]) -> Iterator[tuple[list[str], list[int]]]:
+    """Lines for one call of the tokenizer each, and how many of them are before each document's end."""
+    batch: list[str] = []
+    document_ends: list[int] = []
+    characters = 0
+    for sentence in sentences:
         if sentence is None:
-            self._document_ends.append(len(self._batch))
-            return
-        self._batch.append(sentence)
-        self.unknown_marks += sentence.count(UNKNOWN)
-        self._characters += len(sentence)
-        if len(self._batch) >= LINES_PER_BATCH or self._characters >= CHARACTERS_PER_BATCH:
-            self.flush()
-
-    def flush(self) -> None:
-        """Tokenize and append what was collected. Sentences without tokens are left out."""
-        # A tokenizer that samples draws from this stream: it depends on the place in the text alone.
-        stream = (self._part.number << 32) + self._batches
-        ids, ends = self._tokenizer.encode(self._batch, stream)
-        if len(ids) and not 0 <= ids.min() <= ids.max() < self._vocab_size:
-            raise InputError(
-                f"the tokenizer gives ids up to {ids.max()}, outside the vocabulary of {self._vocab_size}"
-            )
-        kept = np.diff(ends, prepend=0) > 0
-        before = np.concatenate([[0], np.cumsum(kept)])  # sentences kept before each line
-        self._part.append("ids", ids.astype(np.uint32))
-        self._part.append("sentences", self.tokens + ends[kept])
-        self._part.append("documents", self.sentences + before[self._document_ends])
-        self.lines += len(self._batch)
-        self.tokens += len(ids)
-        self.sentences += int(before[-1])
-        self._batches += 1
-        self._batch, self._document_ends, self._characters = [], [], 0
+            document_ends.append(len(batch))
+            continue
+        batch.append(sentence)
+        characters += len(sentence)
+        if len(batch) >= LINES_PER_BATCH or characters >= CHARACTERS_PER_BATCH:
+            yield batch, document_ends
+            batch, document_ends, characters = [], [], 0
+    yield batch, document_ends
