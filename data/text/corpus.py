@@ -10,18 +10,7 @@ from typing import Callable, Iterator, Sequence
 
 from base.errors import InputError
 from data.options import TextConfig
-from data.text.formats import (
-    BOOKS,
-    DOC,
-    JSON,
-    LINES,
-    WIKITEXT,
-    border,
-    detect_format,
-    doc_paragraphs,
-    json_paragraphs,
-    wikitext_paragraphs,
-)
+from data.text.formats import BOOKS, DOC, JSON, LINES, border, detect_format, paragraphs
 from data.text.lines import Problems, is_packed, line_blocks, open_text
 from data.text.sentences import UNKNOWN, split_sentences
 
@@ -127,14 +116,8 @@ def read_unit(
     one_sentence = unit.format in (LINES, BOOKS) and not settings.split_sentences
     limit = MAX_SENTENCE_BYTES if one_sentence else MAX_PARAGRAPH_BYTES
     blocks = line_blocks(unit.path, unit.start, None if unit.packed else unit.end, limit, problems)
-    if unit.format == WIKITEXT:
-        return _split(wikitext_paragraphs(blocks))
-    if unit.format == DOC:
-        return _split(doc_paragraphs(blocks, problems))
-    if unit.format == JSON:
-        return _split(json_paragraphs(blocks, problems))
-    paragraphs = _book(blocks, unit) if unit.format == BOOKS else _plain(blocks, unit)
-    return _split(paragraphs) if settings.split_sentences else paragraphs
+    found = paragraphs(unit.format, blocks, problems, inside=unit.start > 0, ends=unit.last)
+    return found if one_sentence else _split(found)
 
 
 def sentences(
@@ -224,33 +207,6 @@ def _format_of(path: str, wanted: str) -> str:
         # Whatever else it is, reading it as elements names the line at fault.
         return JSON if detected == JSON else DOC
     return wanted
-
-
-def _plain(blocks: Iterator[tuple[int, list[str | None]]], unit: TextUnit) -> Iterator[str | None]:
-    inside = unit.start > 0  # a document may come from the part before
-    for _, lines in blocks:
-        for line in lines:
-            if line is None:
-                continue
-            line = line.strip()
-            if line:
-                inside = True
-                yield line
-            elif inside:
-                inside = False
-                yield None
-    if inside and unit.last:
-        yield None
-
-
-def _book(blocks: Iterator[tuple[int, list[str | None]]], unit: TextUnit) -> Iterator[str | None]:
-    for _, lines in blocks:
-        for line in lines:
-            line = line and line.strip()
-            if line:
-                yield line
-    if unit.last:
-        yield None
 
 
 def _split(paragraphs: Iterator[str | None]) -> Iterator[str | None]:
