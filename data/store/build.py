@@ -27,9 +27,10 @@ from base.locks import locked
 from base.progress import Progress, Silent
 from base.workers import WorkerCrash, in_order
 from data.store.columns import SHARD_BYTES, Column, ColumnWriter, check_sums
-from data.store.manifest import MANIFEST, MESSAGES_KEPT, as_json, read_json, sealed, write_json
+from data.store.manifest import MANIFEST, as_json, read_json, sealed, write_json
 
 UNFINISHED = "unfinished"  # the folder of what is not part of the result
+MESSAGES_KEPT = 20  # of records that were left out, in a manifest
 IN_PROCESS_BYTES = 1 << 20  # less input than this is not worth half a second for starting a worker
 _LABEL = "identity.json"  # in the folder: what is being built
 _RESULT = "result.json"  # of a unit: its counts, messages, and its columns as in a manifest
