@@ -13,10 +13,10 @@ all over the store, which is fast as long as it fits into the memory that the sy
 
 from __future__ import annotations
 
+import functools
 import os
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial as partial_of
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
@@ -135,7 +135,7 @@ def export(
             _FileJob(os.path.join(partial, files.file_name(number)), start, stop)
             for number, (start, stop) in enumerate(zip(bounds, bounds[1:]))
         ]
-        work = partial_of(_write_file, files, (rows.key, rows.pad_id), directory)
+        work = functools.partial(_write_file, files, (rows.key, rows.pad_id), directory)
         token_bytes = store.ids.itemsize + store.segments.itemsize
         described = []
         reporter.begin(f"writing {files.format}", store.num_tokens * token_bytes)
