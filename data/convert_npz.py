@@ -19,7 +19,7 @@ import numpy as np
 
 from base.command_line import OptionParser, path_name, path_names
 from base.errors import InputError
-from data.formats.npz import BoundedFile
+from data.formats.npz import BoundedFile, read_header
 from data.formats.records import (
     BLOCK_INSTANCES,
     PretrainingArrays,
@@ -152,12 +152,7 @@ class _ArrayUnpickler(pickle.Unpickler):
 def _read_column(member: IO[bytes], source: str, name: str) -> np.ndarray:
     """One array of the archive; rows of numbers come padded with 0."""
     try:
-        version = np.lib.format.read_magic(member)
-        read_header = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }[version]
-        shape, fortran, dtype = read_header(member)
+        shape, fortran, dtype, _ = read_header(member)
         if dtype.hasobject:
             column = _rows(_ArrayUnpickler(member).load())
         else:
