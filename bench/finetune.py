@@ -78,7 +78,7 @@ from bert.weights.opening import open_weights
 from bert.weights.tensors import Tensor, Weights
 from data.questions.answers import AnswerSettings, Logits, answer
 from data.questions.cloze import ClozeSettings, make_questions, split_documents
-from data.questions.scores import score_v1, score_v2
+from data.questions.score import score_v1, score_v2
 from data.questions.squad_files import Questions
 from data.questions.windows import Windows, make_windows
 from data.text.corpus import documents

@@ -30,7 +30,7 @@ from bench.harness import default_text, finish, measurement, settle
 from bench.question_loop import best_answers, features, hugging_face, mean_f1
 from data.questions.answers import AnswerSettings, Logits, answer
 from data.questions.cloze import ClozeSettings, make_questions
-from data.questions.scores import score_v2
+from data.questions.score import score_v2
 from data.questions.squad_files import Questions, read_questions
 from data.questions.windows import Windows, WindowSettings, collate, make_windows
 from data.text.corpus import documents

@@ -19,7 +19,7 @@ import numpy as np
 
 from base.command_line import OptionParser, path_name, path_names
 from base.errors import InputError
-from data.formats.npz import BoundedFile
+from data.formats.npz import BoundedFile, read_header
 from data.formats.records import (
     BLOCK_INSTANCES,
     PretrainingArrays,
@@ -31,7 +31,7 @@ from data.formats.records import (
 )
 from data.formats.write import write_instances
 from data.options import MAX_POSITIONS
-from data.text.corpus import expand_globs
+from data.text.corpus import expand_inputs
 
 _NUMBER_TYPES = {"i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8"}
 _ANY_VOCABULARY = 1 << 31  # ids are checked against the vocabulary where the file is used
@@ -69,7 +69,9 @@ def convert(source: str, target: str) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     parser = OptionParser(description="Turn GluonNLP's npz files into padded arrays.")
-    parser.add_argument("--input", type=path_names, required=True, help="npz files: globs, comma-separated")
+    parser.add_argument(
+        "--input", type=path_names, required=True, help="npz files: globs and folders, comma-separated"
+    )
     parser.add_argument(
         "--output",
         type=path_name,
@@ -78,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     try:
         options = parser.parse_args(arguments)
-        paths = expand_globs(options.input, "--input")
+        paths = expand_inputs(options.input, "--input")
         targets = [os.path.join(options.output, os.path.basename(path)) for path in paths]
         if len(set(targets)) < len(targets):
             raise InputError("--input: two files have the same name")
@@ -150,12 +152,7 @@ class _ArrayUnpickler(pickle.Unpickler):
 def _read_column(member: IO[bytes], source: str, name: str) -> np.ndarray:
     """One array of the archive; rows of numbers come padded with 0."""
     try:
-        version = np.lib.format.read_magic(member)
-        read_header = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }[version]
-        shape, fortran, dtype = read_header(member)
+        shape, fortran, dtype, _ = read_header(member)
         if dtype.hasobject:
             column = _rows(_ArrayUnpickler(member).load())
         else:

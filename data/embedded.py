@@ -27,7 +27,7 @@ from base.files import replacing
 from base.json_files import read_json_object
 from data.store.entropy import unigram_entropy
 from data.store.tokens import TokenStore, build_store
-from data.text.corpus import expand_globs
+from data.text.corpus import expand_inputs
 from data.tokenizing.tokenizer import TokenizerSettings
 from data.tokenizing.vocab import MAX_VOCAB_SIZE, load_vocab
 from data.train_vocab import MIN_VOCAB_SIZE, TrainingText, train_wordpiece
@@ -172,7 +172,7 @@ def build(output: str, vocab_size: int = DEFAULT_VOCAB_SIZE, library: str | None
     for index in range(TRAIN_FILES):
         _write_documents(os.path.join(corpus, f"train-{index}.txt"), kept[index::TRAIN_FILES])
     _write_documents(os.path.join(corpus, "eval.txt"), held_out)
-    paths = expand_globs(os.path.join(corpus, "train-*.txt"), "--output")
+    paths = expand_inputs(os.path.join(corpus, "train-*.txt"), "--output")
     train_wordpiece(TrainingText(paths), os.path.join(output, "vocab.txt"), vocab_size)
     result = {"settings": settings, "bytes": size, **_statistics(paths, output)}
     result["eval_documents"] = len(held_out)

@@ -13,10 +13,11 @@ all over the store, which is fast as long as it fits into the memory that the sy
 
 from __future__ import annotations
 
+import functools
 import os
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -131,10 +132,10 @@ def export(
         num_files = -(-store.num_instances // files.instances_per_file)
         bounds = [store.num_instances * number // num_files for number in range(num_files + 1)]
         jobs = [
-            _FileJob(os.path.join(partial, files.file_name(number)), start, stop, directory)
+            _FileJob(os.path.join(partial, files.file_name(number)), start, stop)
             for number, (start, stop) in enumerate(zip(bounds, bounds[1:]))
         ]
-        work = _WriteFile(files, rows.key, rows.pad_id)
+        work = functools.partial(_write_file, files, (rows.key, rows.pad_id), directory)
         token_bytes = store.ids.itemsize + store.segments.itemsize
         described = []
         reporter.begin(f"writing {files.format}", store.num_tokens * token_bytes)
@@ -160,43 +161,40 @@ def export(
     return read_json(os.path.join(output, MANIFEST))
 
 
-@dataclass(frozen=True)
-class _FileJob:
-    """One file to write: places `start` to `stop` of the order of an instance store."""
+class _FileJob(NamedTuple):
+    """One file to write: places `start` to `stop` of the order of the instance store."""
 
     name: str  # its path
     start: int
     stop: int
-    store: str
 
 
-@dataclass(frozen=True)
-class _WriteFile:
-    """Writes the file of a job, unless it is there; returns the manifest's entry for it. Picklable."""
+def _write_file(
+    files: FileConfig, order: tuple[int | None, int], store: str, job: _FileJob
+) -> dict[str, Any]:
+    """Writes the file of a job, unless it is there; returns the manifest's entry for it.
 
-    files: FileConfig
-    key: int | None
-    pad_id: int
+    `order`: the key of the permutation, and what fills short rows; `store`: the directory of the instances.
+    """
+    if not os.path.exists(job.name):
+        compress = files.gzip or files.format in ("npz", "hdf5")
+        write_instances(job.name, files.format, _blocks(store, order, job), compress)
+    return {
+        "file": os.path.basename(job.name),
+        "size": os.path.getsize(job.name),
+        "sha256": sha256_of(job.name),
+        "instances": job.stop - job.start,
+    }
 
-    def __call__(self, job: _FileJob) -> dict[str, Any]:
-        if not os.path.exists(job.name):
-            compress = self.files.gzip or self.files.format in ("npz", "hdf5")
-            write_instances(job.name, self.files.format, self._blocks(job), compress)
-        return {
-            "file": os.path.basename(job.name),
-            "size": os.path.getsize(job.name),
-            "sha256": sha256_of(job.name),
-            "instances": job.stop - job.start,
-        }
 
-    def _blocks(self, job: _FileJob) -> Iterator[PretrainingArrays]:
-        store = InstanceStore.open(job.store, verify=False)
-        predictions = max(1, store.prediction_width)
-        id_type = id_dtype(store.vocab_size)
-        types = (id_type, np.uint8, np.uint16, id_type, np.float32, np.uint8, np.int32)
-        for start in range(job.start, job.stop, BLOCK_INSTANCES):
-            rows = np.arange(start, min(start + BLOCK_INSTANCES, job.stop))
-            if self.key is not None:
-                rows = permuted(rows, store.num_instances, self.key)
-            arrays = as_arrays(padded_batch(store, rows, store.width, predictions, self.pad_id))
-            yield PretrainingArrays(*(column.astype(kind) for column, kind in zip(arrays, types)))
+def _blocks(directory: str, order: tuple[int | None, int], job: _FileJob) -> Iterator[PretrainingArrays]:
+    (key, pad_id), store = order, InstanceStore.open(directory, verify=False)
+    predictions = max(1, store.prediction_width)
+    id_type = id_dtype(store.vocab_size)
+    types = (id_type, np.uint8, np.uint16, id_type, np.float32, np.uint8, np.int32)
+    for start in range(job.start, job.stop, BLOCK_INSTANCES):
+        rows = np.arange(start, min(start + BLOCK_INSTANCES, job.stop))
+        if key is not None:
+            rows = permuted(rows, store.num_instances, key)
+        arrays = as_arrays(padded_batch(store, rows, store.width, predictions, pad_id))
+        yield PretrainingArrays(*(column.astype(kind) for column, kind in zip(arrays, types)))

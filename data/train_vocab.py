@@ -26,6 +26,7 @@ from base.errors import InputError
 from base.files import replacing
 from base.progress import Printed, Progress, Silent
 from data.options import TextConfig, add_options, data_config
+from data.store.build import Skipped
 from data.text.corpus import UNKNOWN, expand_inputs, read_unit, text_units
 from data.tokenizing.tokenizer import load_sentencepiece
 from data.tokenizing.vocab import (
@@ -39,15 +40,15 @@ from data.tokenizing.vocab import (
 )
 from data.tokenizing.wordpiece import MAX_CHARS_PER_WORD, bert_normalizer, without_surrogates
 
-MESSAGES_KEPT = 5
+_MESSAGES_SHOWN = 5
 
 
 class TrainingText:
     """Sentences of text files, to be gone through as often as needed.
 
     If there are more than `max_sentences` (0: no limit), just as many are drawn by `seed`, uniformly and in
-    the order of the text; every pass draws the same ones. Nothing is held in memory. `skipped` and `messages`
-    tell of the bad records that the last pass left out, if `settings` says so.
+    the order of the text; every pass draws the same ones. Nothing is held in memory. `skipped` tells of the
+    bad records that the last pass left out, if `settings` says so.
     Raises InputError for bad text while iterating.
     """
 
@@ -64,8 +65,7 @@ class TrainingText:
         self._max_sentences, self._seed = max_sentences, seed
         self._progress = progress if progress is not None else Silent()
         self._sentences: int | None = None
-        self.skipped = 0
-        self.messages: list[str] = []
+        self.skipped = Skipped()
 
     @property
     def sentences(self) -> int:
@@ -95,12 +95,12 @@ class TrainingText:
             raise InputError(f"the text changed while it was read: {', '.join(self._paths)}; start again")
 
     def _all(self, what: str) -> Iterator[str]:
-        self.skipped, self.messages = 0, []
+        self.skipped = Skipped()
         self._progress.begin(what, sum(unit.size for unit in self._units))
         done = 0
         try:
             for unit in self._units:
-                for sentence in read_unit(unit, self._settings, self._on_bad):
+                for sentence in read_unit(unit, self._settings, self.skipped):
                     if sentence is not None:
                         # A word that the text's makers took out teaches nothing.
                         yield without_surrogates(sentence.replace(UNKNOWN, " "))
@@ -108,11 +108,6 @@ class TrainingText:
                 self._progress.update(done, {})
         finally:
             self._progress.end()
-
-    def _on_bad(self, message: str) -> None:
-        self.skipped += 1
-        if len(self.messages) < MESSAGES_KEPT:
-            self.messages.append(message)
 
 
 MIN_VOCAB_SIZE = 100
@@ -329,10 +324,10 @@ def _train(options: argparse.Namespace) -> None:
         size = train_sentencepiece(text, output, options.vocab_size, options.cased, options.sp_model_type)
     else:
         size = train_wordpiece(text, output, options.vocab_size, options.cased)
-    for message in text.messages:
+    for message in text.skipped.messages[:_MESSAGES_SHOWN]:
         print(f"skipped: {message}", file=sys.stderr)
-    if text.skipped:
-        print(f"skipped {text.skipped} bad records in all", file=sys.stderr)
+    if text.skipped.count:
+        print(f"skipped {text.skipped.count} bad records in all", file=sys.stderr)
     fewer = size < options.vocab_size
     reason = f", fewer than --vocab_size {options.vocab_size}: the text has no more" if fewer else ""
     print(f"wrote {output}: {size} tokens{reason}")

@@ -18,7 +18,7 @@ import finetune_classifier
 import finetune_squad
 from base.errors import InputError
 from bert.weights.params_file import read_index
-from data.questions.scores import score_v2
+from data.questions.score import score_v2
 from data.questions.squad_files import SCORE, read_questions
 from tests.faults.kill_at_boundary import metrics
 from tests.finetuned import classifier, squad, write_data

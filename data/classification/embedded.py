@@ -16,7 +16,7 @@ from typing import Sequence
 from base.command_line import OptionParser, count, path_name, positive_int
 from base.errors import InputError
 from base.files import replacing
-from data.text.corpus import documents, expand_globs
+from data.text.corpus import documents, expand_inputs
 
 LABELS = ("elsewhere", "follows")
 HEADER = ("sentence1", "sentence2", "label")
@@ -62,7 +62,9 @@ def build(corpus: str, output: str, train_pairs: int, dev_pairs: int, seed: int 
     """Writes both files under `output`; returns their numbers of pairs. Raises InputError and OSError."""
     files = {"train": ("train-*.txt", train_pairs), "dev": ("eval.txt", dev_pairs)}
     made = {
-        name: pairs_of(list(documents(expand_globs(os.path.join(corpus, pattern), "--corpus"))), wanted, seed)
+        name: pairs_of(
+            list(documents(expand_inputs(os.path.join(corpus, pattern), "--corpus"))), wanted, seed
+        )
         for name, (pattern, wanted) in files.items()
     }
     os.makedirs(output, exist_ok=True)

@@ -5,25 +5,16 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field
-from typing import Iterable, Mapping, NamedTuple, Sequence
+from typing import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from base.errors import InputError
 from base.files import sha256_of
+from data.classification.tables import Row
 
 _MOST_LABELS = 1000
 _SHOWN = 8
-
-
-class Row(NamedTuple):
-    """One line of a file; `label` is "" where the file has none."""
-
-    place: str  # flag, file and line, for messages
-    id: str
-    first: str
-    second: str
-    label: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +39,16 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.first)
+
+
+def examples_of(
+    path: str, rows: Sequence[Row], texts: int, labels: np.ndarray | None, skipped: Sequence[str] = ()
+) -> Examples:
+    """The examples of a file's rows, which have one or two `texts`."""
+    second = [row.second for row in rows] if texts == 2 else None
+    return Examples(
+        path, [row.first for row in rows], second, labels, [row.id for row in rows], list(skipped)
+    )
 
 
 def collect_labels(rows: Iterable[Row]) -> tuple[str, ...]:

@@ -10,62 +10,9 @@ import numpy as np
 from base.errors import InputError
 from base.workers import in_order
 from data.classification.examples import Examples
+from data.finetuning.batching import ragged_places
 from data.tokenizing.tokenizer import Tokenizer, TokenizerSettings
 from data.tokenizing.vocab import Vocabulary
-
-
-class Ragged(NamedTuple):
-    """Rows of whole numbers: row i is values[ends[i - 1] : ends[i]], the first one values[: ends[0]]."""
-
-    values: np.ndarray  # integers (T,)
-    ends: np.ndarray  # int64 (N,), rising
-
-    @property
-    def starts(self) -> np.ndarray:
-        """Beginning of each row in `values`, int64 (N,)."""
-        return np.concatenate((np.zeros(1, np.int64), self.ends[:-1])) if len(self.ends) else self.ends
-
-    def lengths(self) -> np.ndarray:
-        """Length of each row, int32 (N,)."""
-        return (self.ends - self.starts).astype(np.int32)
-
-    def row(self, number: int) -> np.ndarray:
-        """Row `number`, from 0 on: a view."""
-        start = int(self.ends[number - 1]) if number else 0
-        return self.values[start : int(self.ends[number])]
-
-    def lengths_of(self, rows: np.ndarray) -> np.ndarray:
-        """Length of each of the rows numbered `rows`, integers (B,): int64 (B,)."""
-        return self._places(np.asarray(rows, dtype=np.int64))[1]
-
-    def padded(self, rows: np.ndarray, width: int, fill: int = 0) -> np.ndarray:
-        """The rows numbered `rows`, integers (B,), filled up to `width`: a new int32 array (B, width).
-
-        Raises ValueError if one of them is longer than `width`.
-        """
-        rows = np.asarray(rows, dtype=np.int64)
-        start, lengths = self._places(rows)
-        if len(rows) and lengths.max() > width:
-            raise ValueError(f"a row of {lengths.max()} does not fit into {width}")
-        out = np.full((len(rows), width), fill, dtype=np.int32)
-        place = np.arange(width)
-        inside = place < lengths[:, None]
-        out[inside] = self.values[(start[:, None] + place)[inside]]
-        return out
-
-    def _places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Beginnings of the rows, and their lengths; int64 both."""
-        start = np.where(rows > 0, self.ends[rows - 1], 0)
-        return start, self.ends[rows] - start
-
-
-def ragged(rows: Sequence[Sequence[int]]) -> Ragged:
-    """The rows, one after the other, as int32 values."""
-    ends = np.cumsum(np.fromiter((len(row) for row in rows), dtype=np.int64, count=len(rows)))
-    total = int(ends[-1]) if len(rows) else 0
-    values = np.fromiter((value for row in rows for value in row), dtype=np.int32, count=total)
-    return Ragged(values, ends)
-
 
 DEFAULT_LENGTH = 128
 LEAST_LENGTH = 8
@@ -88,14 +35,16 @@ class Features:
     """The tokens of N examples, [CLS] A [SEP] or [CLS] A [SEP] B [SEP].
 
     Attributes:
-        tokens: with the special tokens, N rows.
+        tokens: int32 (T,), with the special tokens; example i has tokens[bounds[i] : bounds[i + 1]].
+        bounds: int64 (N + 1,).
         first: int32 (N,), tokens of segment 0: [CLS] A [SEP].
         labels: int32 or float32 (N,); None for a file without labels.
         pad_id: of the token that fills short rows.
         truncated: examples that lost tokens.
     """
 
-    tokens: Ragged
+    tokens: np.ndarray
+    bounds: np.ndarray
     first: np.ndarray
     labels: np.ndarray | None
     pad_id: int
@@ -106,16 +55,21 @@ class Features:
 
     def lengths(self) -> np.ndarray:
         """Tokens of each example, int32 (N,)."""
-        return self.tokens.lengths()
+        return np.diff(self.bounds).astype(np.int32)
 
     def collate(self, examples: np.ndarray, padded_length: int) -> Batch:
-        """The examples with these numbers, int64 (B,), padded to a length no less than any of theirs."""
-        valid = self.tokens.lengths_of(examples)
+        """The examples with these numbers, int64 (B,), padded to a length no less than any of theirs
+        (ValueError)."""
+        starts = self.bounds[examples]
+        valid = self.bounds[examples + 1] - starts
         place = np.arange(padded_length)
-        segments = (place >= self.first[examples][:, None]) & (place < valid[:, None])
+        inside = place < valid[:, None]
+        input_ids = np.full(inside.shape, self.pad_id, dtype=np.int32)
+        input_ids[inside] = self.tokens[ragged_places(starts, valid)]
+        segments = (place >= self.first[examples][:, None]) & inside
         labels = np.zeros(len(examples), np.int32) if self.labels is None else self.labels[examples]
         return Batch(
-            self.tokens.padded(examples, padded_length, self.pad_id),
+            input_ids,
             segments.astype(np.int32),
             valid.astype(np.int32),
             labels,
@@ -148,8 +102,9 @@ def featurize(
     else:
         kept = np.stack(truncated_pairs(lengths[:count], lengths[count:], max_length - 3))
     losers = int((kept.sum(axis=0) < lengths.reshape(len(kept), count).sum(axis=0)).sum())
-    tokens, first = _assemble(ids, starts.reshape(len(kept), count), kept, settings.vocabulary)
-    return Features(tokens, first, examples.labels, settings.vocabulary.pad_id, losers)
+    tokens, bounds = _assemble(ids, starts.reshape(len(kept), count), kept, settings.vocabulary)
+    first = (kept[0] + 2).astype(np.int32)
+    return Features(tokens, bounds, first, examples.labels, settings.vocabulary.pad_id, losers)
 
 
 def truncated_pairs(first: np.ndarray, second: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
@@ -166,26 +121,20 @@ def truncated_pairs(first: np.ndarray, second: np.ndarray, most: int) -> tuple[n
 
 def _assemble(
     ids: np.ndarray, starts: np.ndarray, kept: np.ndarray, vocab: Vocabulary
-) -> tuple[Ragged, np.ndarray]:
-    """Rows with special tokens, and the tokens of their first segments, int32 (N,).
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of all examples with the special ones, int32 (T,), and their bounds, int64 (N + 1,).
 
     `starts` in `ids` and `kept` lengths of the texts: int64 (1, N), or (2, N) for pairs.
     """
-    lengths = kept.sum(axis=0) + len(kept) + 1
-    ends = np.cumsum(lengths)
-    row_starts = ends - lengths
-    values = np.empty(int(ends[-1]), dtype=np.int32)
-    values[row_starts] = vocab.cls_id
-    place = row_starts + 1
-    for text_starts, text_lengths in zip(starts, kept):
-        within = np.arange(int(text_lengths.sum())) - np.repeat(
-            np.cumsum(text_lengths) - text_lengths, text_lengths
-        )
-        values[np.repeat(place, text_lengths) + within] = ids[np.repeat(text_starts, text_lengths) + within]
-        place = place + text_lengths
-        values[place] = vocab.sep_id
-        place = place + 1
-    return Ragged(values, ends), (kept[0] + 2).astype(np.int32)
+    bounds = np.concatenate([[0], np.cumsum(kept.sum(axis=0) + len(kept) + 1)])
+    tokens = np.empty(int(bounds[-1]), dtype=np.int32)
+    tokens[bounds[:-1]] = vocab.cls_id
+    place = bounds[:-1] + 1
+    for text_starts, lengths in zip(starts, kept):
+        tokens[ragged_places(place, lengths)] = ids[ragged_places(text_starts, lengths)]
+        tokens[place + lengths] = vocab.sep_id
+        place = place + lengths + 1
+    return tokens, bounds
 
 
 def _encode_all(
@@ -222,4 +171,4 @@ class _Encoder:
     def __call__(self, job: _Job) -> tuple[np.ndarray, np.ndarray]:
         if self._tokenizer is None:
             self._tokenizer = self._settings.build()
-        return self._tokenizer.encode_flat(job.texts, job.stream)
+        return self._tokenizer.encode(job.texts, job.stream)

@@ -15,13 +15,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
-from typing import Callable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from base.errors import InputError
 from base.files import replacing
-from data.classification.examples import Examples, Row, check_training, class_labels, number_labels
+from data.classification.examples import (
+    Examples,
+    check_training,
+    class_labels,
+    examples_of,
+    number_labels,
+)
 from data.classification.tables import Table
 
 MOST_SKIPPED = 0.01  # of a file's lines
@@ -216,102 +222,62 @@ class GlueFolder:
         return True
 
     def _read(self, file: OfficialFile) -> Examples:
-        path = self.path(file)
-        is_test = file in self.task.test
-        kept = self._msr_pairs(path, file) if os.path.basename(path) == _MSR_TRAIN else None
-        reader = _Reader(path, file, is_test, kept, self._language if file.language else "")
-        rows = list(reader.rows())
-        reader.check_skipped(len(rows))
+        """The examples of a file. A broken line or an empty text is left out, but in a test file an error:
+        every line of one has to be predicted. (An empty text there is a text.)"""
+        path, is_test = self.path(file), file in self.task.test
+        table = Table(path, _FLAG, header=file.header or True)
+        missing = [
+            name for name in (*file.texts, file.label, file.language) if name and name not in table.columns
+        ]
+        if missing:
+            raise InputError(
+                f"{_FLAG}: {path} has no column {missing[0]!r} (it has {_listed(table.columns)}); is it the"
+                " official file?"
+            )
+        skipped: list[str] = []
+
+        def report(problem: str) -> None:
+            if is_test:
+                raise InputError(f"{problem}; download the file again")
+            skipped.append(problem)
+
+        own_id = next((name for name in _IDS if name in table.columns), "") if is_test else ""
+        rows = table.rows(file.texts, file.label, report, self._kept(file, table), is_test, own_id)
+        lines = len(rows) + len(skipped)
+        if len(skipped) > MOST_SKIPPED * lines:
+            raise InputError(
+                f"{skipped[0]}; {len(skipped)} of {lines} lines are like this, above {MOST_SKIPPED:.0%}; "
+                "download the file again"
+            )
         if not rows:
             wanted = f" in the language {self._language!r}" if file.language else ""
             raise InputError(f"{_FLAG}: {path} has no examples{wanted}")
         labels = None
-        if file.label:
-            labels = (
-                class_labels(rows, self.task.labels)
-                if self.task.labels
-                else number_labels(rows, self.task.least, self.task.most)
-            )
-        second = [row.second for row in rows] if len(file.texts) == 2 else None
-        first, ids = [row.first for row in rows], [row.id for row in rows]
-        return Examples(path, first, second, labels, ids, reader.skipped)
+        if file.label and self.task.regression:
+            labels = number_labels(rows, self.task.least, self.task.most)
+        elif file.label:
+            rows = [row._replace(label=_RENAMED.get(row.label, row.label)) for row in rows]
+            labels = class_labels(rows, self.task.labels)
+        return examples_of(path, rows, len(file.texts), labels, skipped)
 
-    def _msr_pairs(self, path: str, file: OfficialFile) -> Callable[[tuple[str, str]], bool]:
-        """Whether a pair of the original MRPC's training file, by its ids, belongs to a split."""
-        ids = os.path.join(os.path.dirname(path), _DEV_IDS)
+    def _kept(self, file: OfficialFile, table: Table) -> Callable[[list[str]], bool] | None:
+        """Whether a line belongs to what is read, where a file has several languages, or two splits."""
+        if file.language:
+            language = table.columns.index(file.language)
+            return lambda cells: cells[language] == self._language
+        if os.path.basename(table.path) != _MSR_TRAIN:
+            return None
+        ids = os.path.join(os.path.dirname(table.path), _DEV_IDS)
         if not os.path.isfile(ids):
             raise InputError(
-                f"{_FLAG}: {path} has GLUE's training and development pairs in one; put {_DEV_IDS} beside it"
+                f"{_FLAG}: {table.path} has GLUE's training and development pairs in one; put {_DEV_IDS} "
+                "beside it"
             )
-        table = Table(ids, _FLAG, header=_MSR_IDS)
-        dev = {(line.cells[0], line.cells[1]) for line in table.lines() if not line.problem}
-        is_dev = file is not self.task.train
-        return lambda pair: (pair in dev) == is_dev
-
-
-class _Reader:
-    """Rows of one official file, and what is left out of them."""
-
-    def __init__(
-        self,
-        path: str,
-        file: OfficialFile,
-        is_test: bool,
-        kept: Callable[[tuple[str, str]], bool] | None,
-        language: str,
-    ) -> None:
-        self.skipped: list[str] = []
-        self._table = Table(path, _FLAG, header=file.header or True)
-        self._file, self._is_test, self._kept, self._language = file, is_test, kept, language
-        wanted = [*file.texts, *([file.label] if file.label else []), *([file.language] if language else [])]
-        missing = [name for name in wanted if name not in self._table.columns]
-        if missing:
-            raise InputError(
-                f"{_FLAG}: {path} has no column {missing[0]!r} (it has {_listed(self._table.columns)}); is it"
-                " the official file?"
-            )
-
-    def rows(self) -> Iterator[Row]:
-        """The rows. A broken line or an empty text is left out, but in a test file an error: every line of
-        one has to be predicted. (An empty text there is a text.)"""
-        file, columns = self._file, self._table.columns
-        texts = [columns.index(name) for name in file.texts]
-        label = columns.index(file.label) if file.label else -1
-        own_id = next((columns.index(name) for name in _IDS if name in columns), -1) if self._is_test else -1
-        language = columns.index(file.language) if self._language else -1
-        pair = [columns.index(name) for name in _MSR_IDS] if self._kept else []
-        count = 0
-        for line in self._table.lines():
-            cells, problem = line.cells, line.problem
-            if not problem and self._kept and not self._kept((cells[pair[0]], cells[pair[1]])):
-                continue
-            if not problem and language >= 0 and cells[language] != self._language:
-                continue
-            if not problem and not self._is_test and not all(cells[text].strip() for text in texts):
-                problem = "a text is empty"
-            place = self._table.place(line.number)
-            if problem:
-                if self._is_test:
-                    raise InputError(f"{place}: {problem}; download the file again")
-                self.skipped.append(f"{place}: {problem}")
-                continue
-            given = cells[label] if label >= 0 else ""
-            yield Row(
-                place,
-                cells[own_id] if own_id >= 0 else str(count),
-                cells[texts[0]],
-                cells[texts[1]] if len(texts) == 2 else "",
-                _RENAMED.get(given, given),
-            )
-            count += 1
-
-    def check_skipped(self, kept: int) -> None:
-        """Raises InputError where more than MOST_SKIPPED of the lines are left out."""
-        if len(self.skipped) > MOST_SKIPPED * (kept + len(self.skipped)):
-            raise InputError(
-                f"{self.skipped[0]}; {len(self.skipped)} of {kept + len(self.skipped)} lines are like this, "
-                f"above {MOST_SKIPPED:.0%}; download the file again"
-            )
+        dev = {
+            tuple(line.cells[:2]) for line in Table(ids, _FLAG, header=_MSR_IDS).lines() if not line.problem
+        }
+        pair, is_dev = [table.columns.index(name) for name in _MSR_IDS], file is not self.task.train
+        return lambda cells: ((cells[pair[0]], cells[pair[1]]) in dev) == is_dev
 
 
 def _listed(columns: Sequence[str]) -> str:

@@ -8,14 +8,14 @@ from typing import NamedTuple, Sequence
 from base.errors import InputError
 from data.classification.examples import (
     Examples,
-    Row,
     check_files_differ,
     check_training,
     class_labels,
     collect_labels,
+    examples_of,
     number_labels,
 )
-from data.classification.tables import JSON_LINES, Table
+from data.classification.tables import JSON_LINES, Row, Table
 
 TRAIN, DEV, TEST = "--train_file", "--dev_file", "--test_file"
 # Names that public data sets give their columns; the first that a file has are taken.
@@ -100,70 +100,62 @@ def read_own(
         raise InputError(f"--labels {','.join(labels)}: two different labels at least, each once")
     given = {TRAIN: files.train, DEV: files.dev, TEST: files.test}
     check_files_differ({flag: path for flag, path in given.items() if path})
-    rows = {flag: _Rows(path, flag, columns) for flag, path in given.items() if path}
-    texts = {flag: len(each.texts) for flag, each in rows.items()}
+    read = {flag: _read(path, flag, columns) for flag, path in given.items() if path}
+    texts = {flag: each.texts for flag, each in read.items()}
     if len(set(texts.values())) > 1:
         raise InputError(
             f"{TRAIN} has {texts[TRAIN]} text columns, but another file has {3 - texts[TRAIN]}; give"
             " --text_columns"
         )
-    names = () if regression else tuple(labels) or collect_labels(rows[TRAIN].rows)
-    examples = {flag: each.examples(names) for flag, each in rows.items()}
+    names = () if regression else tuple(labels) or collect_labels(read[TRAIN].rows)
+    examples = {flag: each.examples(names) for flag, each in read.items()}
     check_training(examples[TRAIN], len(names))
     return OwnData(names, examples[TRAIN], examples.get(DEV), examples.get(TEST))
 
 
-class _Rows:
-    """The rows of one file; every line must be whole."""
+class _File(NamedTuple):
+    """The rows of one file, which have one or two `texts`."""
 
-    def __init__(self, path: str, flag: str, columns: Columns) -> None:
-        table = Table(path, flag, header=not columns.by_position)
-        if table.kind == JSON_LINES and columns.by_position:
-            raise InputError(f"{flag}: {path} has JSON lines, whose texts have names: give --text_columns")
-        self._path = path
-        self.texts = columns.texts or _known(table, flag)
-        self.label = columns.label or next((name for name in KNOWN_LABELS if name in table.columns), "")
-        needed = [*self.texts, *([self.label] if columns.label and flag != TEST else [])]
-        missing = [name for name in needed if name not in table.columns]
-        if missing:
-            kind = "column" if table.kind != JSON_LINES else "key"
-            raise InputError(
-                f"{flag}: {path} has no {kind} {missing[0]!r}, but {', '.join(table.columns[:8])}"
-            )
-        if self.label not in table.columns:
-            self.label = ""
-        if not self.label and flag != TEST:
-            raise InputError(f"{flag}: {path} has no column {KNOWN_LABELS[0]!r}; give --label_column")
-        self.rows = self._read(table)
-        if not self.rows:
-            raise InputError(f"{flag}: {path} has no examples")
+    path: str
+    rows: list[Row]
+    texts: int
+    labelled: bool
 
     def examples(self, labels: Sequence[str]) -> Examples:
         """The file's examples, with labels out of `labels`, or numbers where there are none."""
         values = None
-        if self.label:
+        if self.labelled:
             values = class_labels(self.rows, labels) if labels else number_labels(self.rows)
-        second = [row.second for row in self.rows] if len(self.texts) == 2 else None
-        first, ids = [row.first for row in self.rows], [row.id for row in self.rows]
-        return Examples(self._path, first, second, values, ids)
+        return examples_of(self.path, self.rows, self.texts, values)
 
-    def _read(self, table: Table) -> list[Row]:
-        texts = [table.columns.index(name) for name in self.texts]
-        label = table.columns.index(self.label) if self.label else -1
-        rows: list[Row] = []
-        for line in table.lines():
-            place = table.place(line.number)
-            if line.problem:
-                raise InputError(f"{place}: {line.problem}; repair or remove the line")
-            for text, name in zip(texts, self.texts):
-                if not line.cells[text].strip():
-                    raise InputError(f"{place}: the text in {name!r} is empty; remove the line")
-            given = line.cells[label].strip() if label >= 0 else ""
-            if label >= 0 and not given:
-                raise InputError(f"{place}: there is no label in {self.label!r}; remove the line")
-            second = line.cells[texts[1]] if len(texts) == 2 else ""
-            rows.append(Row(place, str(len(rows)), line.cells[texts[0]], second, given))
-        return rows
+
+def _read(path: str, flag: str, columns: Columns) -> _File:
+    """Reads a file, of which every line must be whole."""
+    table = Table(path, flag, header=not columns.by_position)
+    if table.kind == JSON_LINES and columns.by_position:
+        raise InputError(f"{flag}: {path} has JSON lines, whose texts have names: give --text_columns")
+    texts = columns.texts or _known(table, flag)
+    label = columns.label or next((name for name in KNOWN_LABELS if name in table.columns), "")
+    needed = [*texts, *([label] if columns.label and flag != TEST else [])]
+    missing = [name for name in needed if name not in table.columns]
+    if missing:
+        kind = "column" if table.kind != JSON_LINES else "key"
+        raise InputError(f"{flag}: {path} has no {kind} {missing[0]!r}, but {', '.join(table.columns[:8])}")
+    if label not in table.columns:
+        label = ""
+    if not label and flag != TEST:
+        raise InputError(f"{flag}: {path} has no column {KNOWN_LABELS[0]!r}; give --label_column")
+
+    def report(problem: str) -> None:
+        raise InputError(f"{problem}; repair or remove the line")
+
+    rows = table.rows(texts, label, report)
+    for row in rows:
+        if label and not row.label:
+            report(f"{row.place}: there is no label in {label!r}")
+    if not rows:
+        raise InputError(f"{flag}: {path} has no examples")
+    return _File(path, rows, len(texts), bool(label))
 
 
 def _known(table: Table, flag: str) -> tuple[str, ...]:

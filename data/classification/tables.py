@@ -10,7 +10,7 @@ import codecs
 import csv
 import json
 import os
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 from base.errors import InputError
 from data.text.lines import open_text
@@ -26,6 +26,16 @@ class Line(NamedTuple):
     number: int  # in the file, from 1 on; of a CSV row with line breaks its last
     cells: list[str]
     problem: str = ""
+
+
+class Row(NamedTuple):
+    """One example of a table; `second` is "" where each has one text, `label` where the file has none."""
+
+    place: str  # flag, file and line, for messages
+    id: str
+    first: str
+    second: str
+    label: str
 
 
 class Table:
@@ -71,6 +81,38 @@ class Table:
             yield self._checked(self._first)
         for line in self._lines:
             yield self._checked(line)
+
+    def rows(
+        self,
+        texts: Sequence[str],
+        label: str,
+        report: Callable[[str], None],
+        keep: Callable[[list[str]], bool] | None = None,
+        any_text: bool = False,
+        id_column: str = "",
+    ) -> list[Row]:
+        """The lines as examples, of the columns `texts` and, where there is one, `label`.
+
+        `keep` says of a line's cells whether it is one of the examples. Broken lines, and without `any_text`
+        those with an empty text, go to `report`, which raises or has them left out. Ids are those of
+        `id_column`; without one examples are numbered.
+        """
+        rows: list[Row] = []
+        for line in self.lines():
+            place, problem = self.place(line.number), line.problem
+            if not problem and keep is not None and not keep(line.cells):
+                continue
+            cells = dict(zip(self.columns, line.cells))
+            if not problem and not any_text:
+                empty = [name for name in texts if not cells[name].strip()]
+                problem = f"the text in {empty[0]!r} is empty" if empty else ""
+            if problem:
+                report(f"{place}: {problem}")
+                continue
+            own_id = cells[id_column] if id_column else str(len(rows))
+            second = cells[texts[1]] if len(texts) == 2 else ""
+            rows.append(Row(place, own_id, cells[texts[0]], second, cells[label].strip() if label else ""))
+        return rows
 
     def _begin(self) -> Line | None:
         try:

@@ -207,6 +207,13 @@ def dealt(count: int, rank: int, world_size: int) -> np.ndarray:
     return np.sort(np.concatenate((there, back)))
 
 
+def ragged_places(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Places of rows in an array that has them one after the other: starts[0], starts[0] + 1, ... `counts[0]`
+    numbers, then those of the next row; int64."""
+    ends = np.cumsum(counts)
+    return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - counts), counts)
+
+
 def _checked(lengths: np.ndarray, max_length: int) -> np.ndarray:
     lengths = np.asarray(lengths, dtype=np.int64)
     if lengths.ndim != 1 or not len(lengths):

@@ -107,70 +107,40 @@ def is_tfrecord_header(start: bytes) -> bool:
     return len(start) >= 12 and masked_crc(start[:8]) == struct.unpack_from("<I", start, 8)[0]
 
 
-def tfrecord_frames(stream: Stream) -> Iterator[Frame]:
-    """The records. After a damaged length or a cut record the error is the last Frame.
+def frames(stream: Stream, checksums: bool) -> Iterator[Frame]:
+    """The records of a TFRecord file, which has checksums, or of an OFRecord file.
 
-    A wrong checksum of the data is an error of that record alone.
+    After a damaged or implausible length, or a cut record, there are no more: the error is the last Frame. A
+    wrong checksum of the data is an error of that record alone.
     """
-    while True:
-        try:
-            header = stream.read(12)
-            if not header:
+    more = 4 if checksums else 0  # bytes of a checksum, after the length and after the data
+    try:
+        while header := stream.read(8 + more):
+            length = int.from_bytes(header[:8], "little", signed=not checksums)
+            fault = ""
+            if len(header) < 8 + more:
+                fault = "the file ends inside its length"
+            elif checksums and not is_tfrecord_header(header):
+                fault = "its length has a wrong checksum, so that and all that follows is lost"
+            elif not (0 if checksums else 1) <= length <= MAX_RECORD:
+                fault = f"its length {length} cannot be, so that and all that follows is lost"
+            else:
+                data = stream.read(length + more)
+                if len(data) < length + more:
+                    fault = "the file ends inside it"
+            if fault:
+                yield Frame(b"", fault)
                 return
-            if len(header) < 12:
-                yield Frame(b"", "the file ends inside its header")
-                return
-            if not is_tfrecord_header(header):
-                yield Frame(b"", "its length has a wrong checksum, so that and all that follows is lost")
-                return
-            length = int.from_bytes(header[:8], "little")
-            if length > MAX_RECORD:
-                yield Frame(b"", f"it is {length} bytes long, above {MAX_RECORD}; all that follows is lost")
-                return
-            data = stream.read(length + 4)
-        except zlib.error as error:
-            yield Frame(b"", f"the compressed data are damaged from here on ({error})")
-            return
-        if len(data) < length + 4:
-            yield Frame(b"", "the file ends inside it")
-            return
-        stored = int.from_bytes(data[length:], "little")
-        data = data[:length]
-        yield Frame(data) if masked_crc(data) == stored else Frame(b"", "its checksum is wrong")
+            record, checksum = data[:length], data[length:]
+            good = not checksums or masked_crc(record) == int.from_bytes(checksum, "little")
+            yield Frame(record) if good else Frame(b"", "its checksum is wrong")
+    except zlib.error as error:
+        yield Frame(b"", f"the compressed data are damaged from here on ({error})")
 
 
-def ofrecord_frames(stream: Stream) -> Iterator[Frame]:
-    """The records. After an implausible length or a cut record there are no more: the error is last."""
-    while True:
-        try:
-            header = stream.read(8)
-            if not header:
-                return
-            length = int.from_bytes(header, "little", signed=True)
-            if len(header) < 8 or not 0 < length <= MAX_RECORD:
-                text = (
-                    f"its length {length} cannot be"
-                    if len(header) == 8
-                    else "the file ends inside its length"
-                )
-                yield Frame(b"", f"{text}, so that and all that follows is lost")
-                return
-            data = stream.read(length)
-        except zlib.error as error:
-            yield Frame(b"", f"the compressed data are damaged from here on ({error})")
-            return
-        if len(data) < length:
-            yield Frame(b"", "the file ends inside it")
-            return
-        yield Frame(data)
-
-
-def tfrecord_framed(data: bytes) -> bytes:
-    """`data` as a record of a TFRecord file."""
+def framed(data: bytes, checksums: bool) -> bytes:
+    """`data` as a record of a TFRecord file, which has checksums, or of an OFRecord file."""
     header = struct.pack("<Q", len(data))
+    if not checksums:
+        return header + data
     return header + struct.pack("<I", masked_crc(header)) + data + struct.pack("<I", masked_crc(data))
-
-
-def ofrecord_framed(data: bytes) -> bytes:
-    """`data` as a record of an OFRecord file."""
-    return struct.pack("<q", len(data)) + data

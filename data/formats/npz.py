@@ -127,20 +127,26 @@ def _open_columns(path: str, stack: ExitStack) -> tuple[dict[str, _Column], tupl
     return columns, check_shapes(path, {name: column.shape for name, column in columns.items()})
 
 
+def read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype, int]:
+    """Shape, whether the order is Fortran's, type, and size in bytes of an array's header, which is read.
+
+    The header is a Python literal: for a damaged one this can raise anything.
+    """
+    start = stream.read(8)
+    length_size = {(1, 0): 2, (2, 0): 4}[np.lib.format.read_magic(io.BytesIO(start))]
+    length_field = stream.read(length_size)
+    length = int.from_bytes(length_field, "little")
+    if length > _HEADER_LIMIT:
+        raise ValueError("a header too long")
+    header = io.BytesIO(length_field + stream.read(length))
+    read = np.lib.format.read_array_header_1_0 if length_size == 2 else np.lib.format.read_array_header_2_0
+    return (*read(header), 8 + length_size + length)
+
+
 def _open_column(path: str, name: str, stream: IO[bytes], size: int) -> _Column:
     try:
-        start = stream.read(8)
-        length_size = {(1, 0): 2, (2, 0): 4}[np.lib.format.read_magic(io.BytesIO(start))]
-        length_field = stream.read(length_size)
-        length = int.from_bytes(length_field, "little")
-        if length > _HEADER_LIMIT:
-            raise ValueError("a header too long")
-        header = io.BytesIO(length_field + stream.read(length))
-        read_header = (
-            np.lib.format.read_array_header_1_0 if length_size == 2 else np.lib.format.read_array_header_2_0
-        )
-        shape, fortran, dtype = read_header(header)
-    except Exception as error:  # the header is a Python literal: a damaged one can fail in any way
+        shape, fortran, dtype, header_size = read_header(stream)
+    except Exception as error:
         raise InputError(f"{path}: {name} is damaged or no array ({one_line(error)})") from error
     if dtype.hasobject:
         raise InputError(
@@ -153,7 +159,7 @@ def _open_column(path: str, name: str, stream: IO[bytes], size: int) -> _Column:
     count = 1
     for extent in shape:
         count *= extent
-    if any(extent < 0 for extent in shape) or 8 + length_size + length + count * dtype.itemsize != size:
+    if any(extent < 0 for extent in shape) or header_size + count * dtype.itemsize != size:
         raise InputError(f"{path}: {name} is damaged: its shape {shape} does not fit its {size} bytes")
     return _Column(stream, shape, dtype)
 

@@ -90,7 +90,7 @@ def _unpacked_start(start: bytes) -> bytes | None:
 def _is_ofrecord(path: str, packed: bool) -> bool:
     """True if there is a first record that parses and has at least one field of BERT's."""
     with framing.Stream(path, packed) as stream:
-        frame = next(framing.ofrecord_frames(stream), None)
+        frame = next(framing.frames(stream, checksums=False), None)
     if frame is None or frame.error:
         return False
     try:

@@ -7,15 +7,15 @@ max_predictions_per_seq; instances of different lengths in one file are read too
 from __future__ import annotations
 
 import gzip
-from typing import IO, Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+from contextlib import ExitStack
+from typing import IO, Any, Iterator, Sequence
 
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 from google.protobuf.message import DecodeError
 
 from base.errors import InputError
-from data.formats import framing
-from data.formats.framing import Frame, Stream
+from data.formats.framing import Stream, framed, frames
 from data.formats.records import BLOCK_INSTANCES, Damage, FileFacts, RawBlock, Spool
 from data.options import MAX_POSITIONS
 
@@ -23,7 +23,7 @@ from data.options import MAX_POSITIONS
 def example_type(lists_as_bytes: bool = False) -> Any:
     """The message class tf.train.Example: its map is `message.features.feature`.
 
-    With `lists_as_bytes` the lists of numbers are lists of bytes, as `decode_packed` takes them.
+    With `lists_as_bytes` the lists of numbers are lists of bytes, for `Messages.decode_together`.
     """
     kinds = (("float_list", "float", 2), ("int64_list", "int64", 3))
     example = {"name": "Example", "field": [_field("features", 1, ".records.Features")]}
@@ -103,79 +103,29 @@ def _field(name: str, number: int, kind: str, repeated: bool = False) -> dict[st
 TOKEN_FIELDS = ("input_ids", "input_mask", "segment_ids")
 PREDICTION_FIELDS = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
 FIELDS = (*TOKEN_FIELDS, *PREDICTION_FIELDS, "next_sentence_labels")
+# Fields of which a record has as many numbers each, and the most of these
+_GROUPS = ((TOKEN_FIELDS, MAX_POSITIONS), (PREDICTION_FIELDS, MAX_POSITIONS), (FIELDS[-1:], 1))
 _BLOCK_BYTES = 16 << 20  # of records held at a time; 1024 of 512 tokens take below 8 MiB
 _INTEGERS = ("int64_list", "int32_list")
 _FLOATS = ("float_list", "double_list")
-
-
-class _Codec(NamedTuple):
-    message_type: Callable[..., Any]
-    features: Callable[[Any], Any]  # message -> its map from names to features
-    frames: Callable[[Stream], Iterator[Frame]]
-    framed: Callable[[bytes], bytes]
-    integers: str  # the kind of list that integers are written as
-
-
-_CODECS = {
-    "tfrecord": _Codec(
-        example_type,
-        lambda message: message.features.feature,
-        framing.tfrecord_frames,
-        framing.tfrecord_framed,
-        "int64_list",
-    ),
-    "ofrecord": _Codec(
-        ofrecord_type,
-        lambda message: message.feature,
-        framing.ofrecord_frames,
-        framing.ofrecord_framed,
-        "int32_list",
-    ),
-}
+_MAX_VARINT = 4  # bytes: below 2**28, so the same number as int32 and as int64; larger is wrong here anyway
 
 
 class _BadRecord(Exception):
     """Fault of one record."""
 
 
-class _Rows:
-    """Rows of a block as they are parsed."""
-
-    def __init__(self, limit: int) -> None:
-        self.indices: list[int] = []
-        self._width = self._predictions = 1
-        self._columns = {
-            name: np.zeros((limit, MAX_POSITIONS), float if name == "masked_lm_weights" else np.int64)
-            for name in FIELDS
-        }
-
-    def add(self, index: int, row: dict[str, np.ndarray]) -> None:
-        place = len(self.indices)
-        for name, values in row.items():
-            self._columns[name][place, : len(values)] = values
-        self._width = max(self._width, len(row["input_ids"]))
-        self._predictions = max(self._predictions, len(row["masked_lm_ids"]))
-        self.indices.append(index)
-
-    def block(self) -> RawBlock:
-        count = len(self.indices)
-        columns = {name: self._columns[name][:count, : self._width] for name in TOKEN_FIELDS}
-        columns.update({name: self._columns[name][:count, : self._predictions] for name in PREDICTION_FIELDS})
-        columns["next_sentence_labels"] = self._columns["next_sentence_labels"][:count, 0]
-        return RawBlock(np.array(self.indices, dtype=np.int64), columns)
-
-
 def peek(path: str, format: str, packed: bool) -> FileFacts:
     """The facts from the first record. Raises InputError where that is damaged."""
-    codec = _CODECS[format]
+    messages = Messages(format)
     with Stream(path, packed) as stream:
-        frame = next(codec.frames(stream), None)
+        frame = next(frames(stream, messages.is_example), None)
         if frame is None:
             raise InputError(f"{path} holds no instances")
         try:
             if frame.error:
                 raise _BadRecord(frame.error)
-            row = _parse(frame.data, codec, codec.message_type())
+            row = messages.parse(frame.data)
         except _BadRecord as error:
             raise InputError(f"{path}: instance 0: {error}") from error
     return FileFacts(format, None, len(row["input_ids"]), len(row["masked_lm_ids"]))
@@ -186,126 +136,159 @@ def blocks(path: str, format: str, packed: bool) -> Iterator[RawBlock | Damage]:
 
     Raises InputError for a file without records.
     """
-    decoder = _Decoder(_CODECS[format])
+    messages = Messages(format)
     records: list[bytes] = []
     size = index = 0
     with Stream(path, packed) as stream:
-        for frame in _CODECS[format].frames(stream):
+        for frame in frames(stream, messages.is_example):
             if not frame.error:
                 records.append(frame.data)
                 size += len(frame.data)
             if frame.error or len(records) == BLOCK_INSTANCES or size > _BLOCK_BYTES:
-                yield from decoder.decode(index, records)
+                yield from messages.blocks(index, records)
                 index += len(records)
                 records, size = [], 0
             if frame.error:
                 yield Damage(f"instance {index}: {frame.error}", 1)
                 index += 1
-    yield from decoder.decode(index, records)
+    yield from messages.blocks(index, records)
     if not index + len(records):
         raise InputError(f"{path} holds no instances")
 
 
-class _Decoder:
-    """Records to blocks: all at once if they are of the usual form, else one by one."""
+def write(handle: IO[bytes], spool: Spool, format: str, compress: bool) -> None:
+    """Writes the instances padded to the widest, as the formats' readers expect; gzip if `compress`."""
+    messages = Messages(format)
+    places = np.arange(spool.width)
+    with ExitStack() as stack:
+        out: Any = handle
+        if compress:  # without name and time: the same bytes
+            out = stack.enter_context(gzip.GzipFile("", "wb", fileobj=handle, mtime=0))
+        for arrays in spool.blocks():
+            columns = {
+                "input_ids": arrays.input_ids.tolist(),
+                "input_mask": (places < arrays.valid_lengths[:, None]).astype(int).tolist(),
+                "segment_ids": arrays.segment_ids.tolist(),
+                "masked_lm_positions": arrays.masked_lm_positions.tolist(),
+                "masked_lm_ids": arrays.masked_lm_ids.tolist(),
+                "masked_lm_weights": arrays.masked_lm_weights.tolist(),
+                "next_sentence_labels": arrays.next_sentence_labels[:, None].tolist(),
+            }
+            records = []
+            for row in zip(*columns.values()):
+                message = messages.type()
+                features = messages.features(message)
+                for name, values in zip(columns, row):
+                    kind = "float_list" if name == "masked_lm_weights" else messages.integers
+                    getattr(features[name], kind).value.extend(values)
+                records.append(framed(message.SerializeToString(deterministic=True), messages.is_example))
+            out.write(b"".join(records))
 
-    def __init__(self, codec: _Codec) -> None:
-        self._codec = codec
-        self._message_type = codec.message_type()
-        self._layout = Layout(
-            codec.message_type(lists_as_bytes=True),
-            codec.features,
-            TOKEN_FIELDS,
-            PREDICTION_FIELDS,
-            ("next_sentence_labels",),
-        )
 
-    def decode(self, first: int, records: list[bytes]) -> Iterator[RawBlock | Damage]:
+class Messages:
+    """The messages of a format, and their decoding: all at once where they are of the usual form, else one by
+    one."""
+
+    def __init__(self, format: str) -> None:
+        self.is_example = format == "tfrecord"
+        make = example_type if self.is_example else ofrecord_type
+        self.type, self._type_of_lists = make(), make(lists_as_bytes=True)
+        self.integers = "int64_list" if self.is_example else "int32_list"  # the kind that is written
+
+    def features(self, message: Any) -> Any:
+        """The message's map from names to features."""
+        return message.features.feature if self.is_example else message.feature
+
+    def blocks(self, first: int, records: list[bytes]) -> Iterator[RawBlock | Damage]:
         """Blocks and damage in the records' order; `first` is the first record's place in the file."""
         if not records:
             return
-        columns = self._decode_together(records)
+        indices, columns = list(range(first, first + len(records))), self.decode_together(records)
         if columns is None:
-            yield from self._decode_singly(first, records)
-        else:
-            columns["next_sentence_labels"] = columns["next_sentence_labels"][:, 0]
-            yield RawBlock(np.arange(first, first + len(records)), columns)
+            rows, good = [], []
+            for index, record in zip(indices, records):
+                try:
+                    rows.append(self.parse(record))
+                    good.append(index)
+                except _BadRecord as error:
+                    yield Damage(f"instance {index}: {error}", 1)
+            if not rows:
+                return
+            indices, columns = good, {}
+            for name in FIELDS:
+                lists = [row[name] for row in rows]
+                columns[name] = _padded(np.concatenate(lists), np.array([len(each) for each in lists]))
+        columns["next_sentence_labels"] = columns["next_sentence_labels"][:, 0]
+        yield RawBlock(np.array(indices, dtype=np.int64), columns)
 
-    def _decode_together(self, records: list[bytes]) -> dict[str, np.ndarray] | None:
+    def parse(self, record: bytes) -> dict[str, np.ndarray]:
+        """The fields of one record as arrays; raises _BadRecord."""
         try:
-            features = self._codec.features(self._message_type.FromString(records[0]))
+            features = self.features(self.type.FromString(record))
+        except DecodeError:
+            raise _BadRecord("it is not a message of the format") from None
+        row = {}
+        for name in FIELDS:
+            if name not in features:
+                raise _BadRecord(f"it lacks the field {name}")
+            row[name] = _numbers(name, features[name])
+        for names, limit in _GROUPS:
+            first = len(row[names[0]])
+            for name in names:
+                if len(row[name]) != first:
+                    raise _BadRecord(f"{name} has {len(row[name])} values, but {names[0]} {first}")
+            if not 1 <= first <= limit:
+                expected = f"1 to {limit}" if limit > 1 else "1"
+                raise _BadRecord(f"{names[0]} has {first} values, expected {expected}")
+        return row
+
+    def decode_together(self, records: Sequence[bytes]) -> dict[str, np.ndarray] | None:
+        """The fields of all records as columns padded with 0, or None if any record is not of the usual form.
+
+        A packed list is a length-delimited field, as bytes are. So with message types that call these lists
+        bytes, protobuf still parses the records, but hands the lists over whole; those of a field are then
+        joined over all records and decoded together, over twice as fast as number by number
+        (https://protobuf.dev/programming-guides/encoding#varints). Anything but the form that every writer
+        gives them is left to the slow way, which knows all of protobuf's forms and says what is wrong.
+
+        Kinds of lists are those of the first record. Integers come as int32, floats as they are.
+        """
+        lists: dict[str, list[bytes]] = {name: [] for name in FIELDS}
+        try:
+            first = self.features(self.type.FromString(records[0]))
+            kinds = {name: str(first[name].WhichOneof("kind")) for name in FIELDS if name in first}
+            if len(kinds) < len(FIELDS) or not all(_fits(name, kind) for name, kind in kinds.items()):
+                return None
+            columns = [(name, kind, lists[name].append) for name, kind in kinds.items()]
+            parse, features_of = self._type_of_lists.FromString, self.features
+            for record in records:
+                features = features_of(parse(record))
+                for name, kind, append in columns:
+                    if name not in features:
+                        return None
+                    numbers = getattr(features[name], kind)
+                    pieces = numbers.value
+                    if len(pieces) != 1:
+                        return None
+                    piece = pieces[0]
+                    # Anything beside the one packed list, as unpacked numbers are, makes the message longer.
+                    if numbers.ByteSize() != 1 + _varint_size(len(piece)) + len(piece):
+                        return None
+                    append(piece)
         except DecodeError:
             return None
-        kinds = {name: features[name].WhichOneof("kind") for name in FIELDS if name in features}
-        if len(kinds) < len(FIELDS) or not all(_fits(name, kind) for name, kind in kinds.items()):
-            return None
-        return decode_packed(records, self._layout, kinds)
-
-    def _decode_singly(self, first: int, records: list[bytes]) -> Iterator[RawBlock | Damage]:
-        rows = _Rows(len(records))
-        for index, record in enumerate(records, first):
-            try:
-                rows.add(index, _parse(record, self._codec, self._message_type))
-            except _BadRecord as error:
-                yield Damage(f"instance {index}: {error}", 1)
-        if rows.indices:
-            yield rows.block()
-
-
-def write(handle: IO[bytes], spool: Spool, format: str, compress: bool) -> None:
-    """Write the instances padded to the widest, as the formats' readers expect; gzip if `compress`."""
-    if compress:
-        with gzip.GzipFile("", "wb", fileobj=handle, mtime=0) as packed:  # no name, no time: the same bytes
-            _write_records(packed, spool, _CODECS[format])
-    else:
-        _write_records(handle, spool, _CODECS[format])
-
-
-def _write_records(handle: Any, spool: Spool, codec: _Codec) -> None:
-    message_type = codec.message_type()
-    places = np.arange(spool.width)
-    for arrays in spool.blocks():
-        columns = {
-            "input_ids": arrays.input_ids.tolist(),
-            "input_mask": (places < arrays.valid_lengths[:, None]).astype(int).tolist(),
-            "segment_ids": arrays.segment_ids.tolist(),
-            "masked_lm_positions": arrays.masked_lm_positions.tolist(),
-            "masked_lm_ids": arrays.masked_lm_ids.tolist(),
-            "masked_lm_weights": arrays.masked_lm_weights.tolist(),
-            "next_sentence_labels": arrays.next_sentence_labels[:, None].tolist(),
-        }
-        records = []
-        for row in zip(*columns.values()):
-            message = message_type()
-            features = codec.features(message)
-            for name, values in zip(columns, row):
-                kind = "float_list" if name == "masked_lm_weights" else codec.integers
-                getattr(features[name], kind).value.extend(values)
-            records.append(codec.framed(message.SerializeToString(deterministic=True)))
-        handle.write(b"".join(records))
-
-
-def _parse(record: bytes, codec: _Codec, message_type: Any) -> dict[str, np.ndarray]:
-    """The fields of one record as arrays; raises _BadRecord."""
-    try:
-        features = codec.features(message_type.FromString(record))
-    except DecodeError:
-        raise _BadRecord("it is not a message of the format") from None
-    row = {}
-    for name in FIELDS:
-        if name not in features:
-            raise _BadRecord(f"it lacks the field {name}")
-        row[name] = _numbers(name, features[name])
-    for names, limit in ((TOKEN_FIELDS, MAX_POSITIONS), (PREDICTION_FIELDS, MAX_POSITIONS)):
-        first = len(row[names[0]])
-        for name in names:
-            if len(row[name]) != first:
-                raise _BadRecord(f"{name} has {len(row[name])} values, but {names[0]} {first}")
-        if not 1 <= first <= limit:
-            raise _BadRecord(f"{names[0]} has {first} values, expected 1 to {limit}")
-    if len(row["next_sentence_labels"]) != 1:
-        raise _BadRecord(f"next_sentence_labels has {len(row['next_sentence_labels'])} values, expected 1")
-    return row
+        out = {}
+        for group, limit in _GROUPS:
+            leader: np.ndarray | None = None  # numbers of each record's list
+            for name in group:
+                decoded = _decode_lists(lists[name], kinds[name])
+                if decoded is None or decoded[1].max() > limit:
+                    return None
+                leader = decoded[1] if leader is None else leader
+                if (decoded[1] != leader).any():
+                    return None
+                out[name] = _padded(*decoded)
+        return out
 
 
 def _fits(name: str, kind: str | None) -> bool:
@@ -319,68 +302,6 @@ def _numbers(name: str, feature: Any) -> np.ndarray:
         return np.fromiter(values, float if kind in _FLOATS else np.int64, len(values))
     held = "nothing" if kind is None else kind.replace("_list", " numbers").replace("bytes numbers", "bytes")
     raise _BadRecord(f"{name} holds {held}, expected {'numbers' if name.endswith('weights') else 'integers'}")
-
-
-_MAX_VARINT = 4  # bytes: below 2**28, so the same number as int32 and as int64; larger is wrong here anyway
-
-
-class Layout(NamedTuple):
-    """Layout of the fields in a message whose lists are bytes."""
-
-    message_type: Any
-    features: Callable[[Any], Any]
-    token_fields: Sequence[str]
-    prediction_fields: Sequence[str]
-    row_fields: Sequence[str]  # one number each
-
-
-def decode_packed(
-    records: Sequence[bytes], layout: Layout, kinds: Mapping[str, str]
-) -> dict[str, np.ndarray] | None:
-    """The fields of all records as columns padded with 0, or None if any record is not of the usual form.
-
-    A packed list is a length-delimited field, as bytes are. So with message types that call these lists
-    bytes, protobuf still parses the records, but hands the lists over whole; those of a field are then joined
-    over all records and decoded together, over twice as fast as number by number
-    (https://protobuf.dev/programming-guides/encoding#varints). Anything but the form that every writer gives
-    them is left to the slow way, which knows all of protobuf's forms and says what is wrong.
-
-    `kinds` gives each field's kind of list. Integers come as int32, floats as they are.
-    """
-    lists: dict[str, list[bytes]] = {name: [] for name in kinds}
-    columns = [(name, kind, lists[name].append) for name, kind in kinds.items()]
-    parse, features_of = layout.message_type.FromString, layout.features
-    try:
-        for record in records:
-            features = features_of(parse(record))
-            for name, kind, append in columns:
-                if name not in features:
-                    return None
-                numbers = getattr(features[name], kind)
-                pieces = numbers.value
-                if len(pieces) != 1:
-                    return None
-                piece = pieces[0]
-                # Anything beside the one packed list, as unpacked numbers are, makes the message longer.
-                if numbers.ByteSize() != 1 + _varint_size(len(piece)) + len(piece):
-                    return None
-                append(piece)
-    except DecodeError:
-        return None
-    decoded = {name: _decode_lists(lists[name], kind) for name, kind in kinds.items()}
-    out = {}
-    for group, limit in (
-        (layout.token_fields, MAX_POSITIONS),
-        (layout.prediction_fields, MAX_POSITIONS),
-        (layout.row_fields, 1),
-    ):
-        first = decoded[group[0]]
-        for name in group:
-            column = decoded[name]
-            if first is None or column is None or (column[1] != first[1]).any() or column[1].max() > limit:
-                return None
-            out[name] = _padded(*column)
-    return out
 
 
 def _varint_size(value: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import OrderedDict
+from concurrent.futures import Future
 from typing import Callable, Generic, Hashable, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
@@ -27,23 +28,22 @@ class EpochCache(Generic[Key, Result]):
         self._make = make
         self._size_of = size_of
         self._lock = threading.Lock()
-        self._entries: OrderedDict[Key, _Entry[Result]] = OrderedDict()
-        self._held = 0  # bytes of all entries
+        self._entries: OrderedDict[Key, Future[Result]] = OrderedDict()
+        self._sizes: dict[Key, int] = {}  # bytes of the results that are made
 
     def get(self, key: Key) -> Result:
         """The result for `key`. What `make` raises is raised by every `get` that waits for it."""
         entry, is_new = self._entry(key)
         if is_new:
             self._fill(key, entry)
-        entry.done.wait()
-        if entry.error is not None:
+        try:
+            return entry.result()
+        except BaseException:
             # The next `get` tries again: the reason may be gone (a full disk).
             with self._lock:
                 if self._entries.get(key) is entry:
-                    del self._entries[key]  # its size is 0
-            raise entry.error
-        assert entry.result is not None
-        return entry.result
+                    del self._entries[key]
+            raise
 
     def prepare(self, key: Key) -> None:
         """Starts to make the result for `key` in a background thread, unless it is there or being made.
@@ -55,29 +55,28 @@ class EpochCache(Generic[Key, Result]):
         if is_new:
             threading.Thread(target=self._fill, args=(key, entry), name=f"prepare-{key}", daemon=True).start()
 
-    def _entry(self, key: Key) -> tuple[_Entry[Result], bool]:
+    def _entry(self, key: Key) -> tuple[Future[Result], bool]:
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None:
                 self._entries.move_to_end(key)
                 return entry, False
-            while len(self._entries) >= _KEPT and self._held > _SPARE_BYTES:
-                self._held -= self._entries.popitem(last=False)[1].size
-            made = self._entries[key] = _Entry[Result]()
+            while len(self._entries) >= _KEPT and sum(self._sizes.values()) > _SPARE_BYTES:
+                oldest, _ = self._entries.popitem(last=False)
+                self._sizes.pop(oldest, None)
+            made = self._entries[key] = Future()
             return made, True
 
-    def _fill(self, key: Key, entry: _Entry[Result]) -> None:
+    def _fill(self, key: Key, entry: Future[Result]) -> None:
         try:
-            entry.result = self._make(key)
+            result = self._make(key)
             _return_free_memory()
             with self._lock:
                 if self._entries.get(key) is entry:
-                    entry.size = self._size_of(entry.result) + _OVERHEAD_BYTES
-                    self._held += entry.size
+                    self._sizes[key] = self._size_of(result) + _OVERHEAD_BYTES
+            entry.set_result(result)
         except BaseException as error:  # raised by every `get` of the result
-            entry.error = error
-        finally:
-            entry.done.set()
+            entry.set_exception(error)
 
 
 def _return_free_memory() -> None:
@@ -88,13 +87,3 @@ def _return_free_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-class _Entry(Generic[Result]):
-    """A result, or the error in its place, once `done` is set. `size` in bytes, 0 until then."""
-
-    def __init__(self) -> None:
-        self.done = threading.Event()
-        self.result: Result | None = None
-        self.error: BaseException | None = None
-        self.size = 0

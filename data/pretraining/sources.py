@@ -203,20 +203,10 @@ def padded_batch(
     `indices` are integers of shape (B,). Raises ValueError if an instance does not fit in, InputError naming
     a file of the store that was cut since the store was opened.
     """
-    try:
-        return _padded_batch(store, indices, padded_length, num_predictions, pad_id)
-    finally:
-        store.check()
-
-
-def _padded_batch(
-    store: InstanceStore, indices: np.ndarray, padded_length: int, num_predictions: int, pad_id: int
-) -> Batch:
     token_ends, prediction_ends = store.token_ends, store.prediction_ends
-    following = indices + 1
-    start, lengths = token_ends[indices], store.lengths[indices]
-    first = prediction_ends[indices]
-    counts = prediction_ends[following] - first
+    start, lengths, first = token_ends[indices], store.lengths[indices], prediction_ends[indices]
+    counts = prediction_ends[indices + 1] - first
+    store.check()  # zeros in the place of these would be wrong places
     if len(indices) and (lengths.max() > padded_length or counts.max() > num_predictions):
         raise ValueError(
             f"instances of up to {lengths.max()} tokens and {counts.max()} predictions do not fit into "
@@ -242,6 +232,8 @@ def _padded_batch(
             values = column.take(source, mode="clip").astype(dtype)
             np.copyto(values, 0, where=outside)
         columns.append(values)
+    labels = store.labels[indices].astype(np.int32)
+    store.check()
     return Batch(
         input_ids,
         segment_ids,
@@ -249,7 +241,7 @@ def _padded_batch(
         columns[0],
         columns[1],
         columns[2],
-        store.labels[indices].astype(np.int32),
+        labels,
     )
 
 

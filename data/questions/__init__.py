@@ -5,6 +5,5 @@ squad_files  SQuAD's JSON files to questions, and their division by article
 offsets      texts to tokens and the characters that they stand for
 windows      questions to windows over their contexts, and windows to batches
 answers      logits of windows to the best answers, and files of these in Google's format
-scores       exact match, F1 and thresholds as the official scripts compute them
-score        command: a file of predictions to its scores
+score        exact match, F1 and thresholds as the official scripts compute them, and their command
 """

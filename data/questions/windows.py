@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from base.errors import InputError
+from data.finetuning.batching import ragged_places
 from data.options import MAX_POSITIONS
 from data.questions.offsets import OffsetEncoder, Tokens
 from data.questions.squad_files import Questions
@@ -151,9 +152,9 @@ def collate(windows: Windows, examples: np.ndarray, padded: int | None = None) -
     of_context = (position >= queries[:, None] + 2) & (position < lengths[:, None] - 1)
     input_ids = np.full((len(examples), width), pad_id, dtype=np.int32)
     question = windows.question[examples]
-    input_ids[of_query] = windows.queries.ids[_ragged(windows.queries.bounds[question], queries)]
+    input_ids[of_query] = windows.queries.ids[ragged_places(windows.queries.bounds[question], queries)]
     begin = windows.contexts.bounds[windows.context_of[question]] + windows.first[examples]
-    input_ids[of_context] = windows.contexts.ids[_ragged(begin, counts)]
+    input_ids[of_context] = windows.contexts.ids[ragged_places(begin, counts)]
     rows = np.arange(len(examples))
     input_ids[:, 0] = cls_id
     input_ids[rows, queries + 1] = sep_id
@@ -186,9 +187,9 @@ def max_context(windows: Windows, chosen: np.ndarray) -> np.ndarray:
     rows = np.flatnonzero(several[chosen])
     if not rows.size:
         return best
-    flat = _ragged((np.cumsum(counts) - counts)[rows], counts[rows])
+    flat = ragged_places((np.cumsum(counts) - counts)[rows], counts[rows])
     of_row = np.repeat(rows, counts[rows])
-    token = _ragged(first[rows], counts[rows])
+    token = ragged_places(first[rows], counts[rows])
     window = np.asarray(chosen)[of_row]
     own = _context_score(windows, window, token)
     wins = np.ones(len(flat), dtype=bool)
@@ -230,8 +231,8 @@ def answer_tokens(
     base = contexts.bounds[questions.context_of[answered]]
     rows = np.flatnonzero(same & (sizes > 0))
     equal = (
-        own.ids[_ragged(own.bounds[rows], sizes[rows])]
-        == contexts.ids[_ragged((base + first)[rows], sizes[rows])]
+        own.ids[ragged_places(own.bounds[rows], sizes[rows])]
+        == contexts.ids[ragged_places((base + first)[rows], sizes[rows])]
     )
     differing = np.repeat(rows, sizes[rows])[~equal]
     same[differing] = False
@@ -296,12 +297,6 @@ def _encode_parts(encoder: OffsetEncoder, texts: tuple[str, ...]) -> Tokens:
 def _cut(tokens: Tokens, most: int) -> Tokens:
     """The first `most` tokens of each text."""
     sizes = np.minimum(np.diff(tokens.bounds), most)
-    kept = _ragged(tokens.bounds[:-1], sizes)
+    kept = ragged_places(tokens.bounds[:-1], sizes)
     bounds = np.concatenate([[0], np.cumsum(sizes)])
     return Tokens(tokens.ids[kept], tokens.starts[kept], tokens.ends[kept], bounds)
-
-
-def _ragged(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """starts[0], starts[0] + 1, ... `counts[0]` numbers, then those of the next row; int64."""
-    ends = np.cumsum(counts)
-    return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - counts), counts)

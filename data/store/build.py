@@ -11,29 +11,30 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import os
 import shutil
 import uuid
 from dataclasses import dataclass
-from typing import IO, Any, Callable, Mapping, Optional, Protocol, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Protocol, Sequence
 
 import numpy as np
 
 from base.errors import InputError
-from base.files import is_temporary, sha256_of, sync_directory
+from base.files import is_temporary, sync_directory
 from base.locks import locked
 from base.progress import Progress, Silent
 from base.workers import WorkerCrash, in_order
-from data.store.columns import SHARD_BYTES, ColumnWriter
-from data.store.manifest import MANIFEST, MESSAGES_KEPT, as_json, read_json, sealed, write_json
+from data.store.columns import SHARD_BYTES, Column, ColumnWriter, check_sums
+from data.store.manifest import MANIFEST, as_json, read_json, sealed, write_json
 
 UNFINISHED = "unfinished"  # the folder of what is not part of the result
+MESSAGES_KEPT = 20  # of records that were left out, in a manifest
 IN_PROCESS_BYTES = 1 << 20  # less input than this is not worth half a second for starting a worker
 _LABEL = "identity.json"  # in the folder: what is being built
-_RESULT = "result.json"  # of a unit: its counts, messages, and the checksums of its numbers
+_RESULT = "result.json"  # of a unit: its counts, messages, and its columns as in a manifest
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_BUFFER = 1 << 18
 _BLOCK = 1 << 20  # numbers
 
 
@@ -42,28 +43,27 @@ class Interrupted(InputError):
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column of a build.
-
-    With `ends_of` the column holds offsets into that other column: values count from the start of the unit,
-    the builder adds what was there before, and the column begins with an extra 0. With `drop_repeated` an
-    offset equal to the last one is left out.
-    """
-
-    name: str
-    dtype: str
-    ends_of: str | None = None
-    drop_repeated: bool = False
-
-
-class Part(Protocol):
+class Part:
     """Receives the numbers of a unit from `work`; `number` is the unit's place among all units."""
 
     number: int
+    writers: Mapping[str, ColumnWriter]
 
     def append(self, name: str, values: np.ndarray) -> None:
-        """Append to the column `name`. Raises ValueError for integers that its dtype cannot hold."""
-        ...
+        """Appends to the column `name`. Raises ValueError for integers that its dtype cannot hold."""
+        self.writers[name].append(values)
+
+
+class Skipped:
+    """Records that `work` leaves out, to be called for each: their number and the first messages."""
+
+    def __init__(self) -> None:
+        self.count, self.messages = 0, []  # type: int, list[str]
+
+    def __call__(self, message: str, number: int = 1) -> None:
+        self.count += number
+        if len(self.messages) < MESSAGES_KEPT:
+            self.messages.append(message)
 
 
 class Unit(Protocol):
@@ -121,23 +121,27 @@ def build_columns(
     label = {"identity": identity, "units": division.hexdigest(), "shard_bytes": plan.shard_bytes}
 
     def make(partial: str) -> None:
-        table = _Table(partial, plan)
+        writers = {each.name: ColumnWriter(partial, each, plan.shard_bytes) for each in plan.columns}
         try:
-            counts, messages = _append_units(table, partial, plan, units, num_workers, reporter)
-            more = plan.check(counts, table.lengths()) if plan.check is not None else None
+            for column in plan.columns:
+                if column.ends_of is not None:
+                    writers[column.name].append(np.zeros(1, dtype=np.int64))
+            counts, messages = _append_units(writers, partial, plan, units, num_workers, reporter)
+            more = plan.check(counts, _rows(plan, writers)) if plan.check is not None else None
             content = {
                 **plan.manifest,
                 "identity": identity,
                 "counts": {**counts, **(more or {})},
                 "messages": messages,
-                "columns": table.close(),
+                "columns": {name: writer.close() for name, writer in writers.items()},
             }
             write_json(os.path.join(partial, MANIFEST), content)
         except BaseException as error:
             # It may be there already, if only its folder's sync failed, and must not outlive the columns.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(partial, MANIFEST))
-            table.remove()  # it is made again from the units' folders, and they may need the space
+            for writer in writers.values():  # made again from the units' folders, which may need the space
+                writer.remove()
             if isinstance(error, OSError) and error.errno in _FULL:
                 raise _disk_full(partial, units, error) from error
             raise
@@ -239,7 +243,7 @@ def unfinished_build(folder: str) -> tuple[str, str]:
 
 
 def _append_units(
-    table: _Table,
+    writers: Mapping[str, ColumnWriter],
     partial: str,
     plan: BuildPlan,
     units: Sequence[Unit],
@@ -247,16 +251,12 @@ def _append_units(
     progress: Progress,
 ) -> tuple[dict[str, int], list[str]]:
     """Makes the units' folders that are missing and appends all in order; returns counts and messages."""
-    folders = [os.path.join(partial, UNFINISHED, str(number)) for number in range(len(units))]
-    found = {number: result for number, folder in enumerate(folders) if (result := _whole(folder))}
-    for name in os.listdir(os.path.join(partial, UNFINISHED)):  # damaged, or of a worker that was stopped
+    unfinished = os.path.join(partial, UNFINISHED)
+    found = {number: kept for number in range(len(units)) if (kept := _whole(unfinished, number))}
+    for name in os.listdir(unfinished):  # damaged, or of a worker that was stopped
         if name != _LABEL and not (name.isdecimal() and int(name) in found):
-            shutil.rmtree(os.path.join(partial, UNFINISHED, name))
-    jobs = [
-        _UnitJob(unit, number, folders[number], tuple(plan.columns))
-        for number, unit in enumerate(units)
-        if number not in found
-    ]
+            shutil.rmtree(os.path.join(unfinished, name))
+    jobs = [_Job(number, unit) for number, unit in enumerate(units) if number not in found]
     total = sum(unit.size for unit in units)
     done = sum(units[number].size for number in found)
     counts: dict[str, int] = {}
@@ -266,7 +266,7 @@ def _append_units(
         if found:
             progress.note(f"going on with the unfinished {partial}")
         progress.update(done, {})
-        work = _UnitFolder(plan.work)
+        work = functools.partial(_make_folder, plan.work, tuple(plan.columns), plan.shard_bytes, unfinished)
         in_process = not num_workers or (not plan.isolate and total < IN_PROCESS_BYTES)
         made = (
             (work(job) for job in jobs)
@@ -274,12 +274,12 @@ def _append_units(
             else in_order(work, jobs, num_workers, plan.memory_limit)
         )
         with contextlib.closing(made):
-            for number, (unit, folder) in enumerate(zip(units, folders)):
+            for number, unit in enumerate(units):
                 result = found.get(number)
                 if result is None:
                     result = next(made)
                     done += unit.size
-                table.append(folder, result["files"])
+                _append_folder(writers, plan, os.path.join(unfinished, str(number)), result["columns"])
                 for name, count in result["counts"].items():
                     counts[name] = counts.get(name, 0) + count
                 messages = [*messages, *result["messages"]][:MESSAGES_KEPT]
@@ -289,153 +289,75 @@ def _append_units(
     return counts, messages
 
 
-@dataclass(frozen=True)
-class _UnitJob:
-    """One unit to work on, and the folder to make of it."""
+class _Job(NamedTuple):
+    """A unit to work on, and its number."""
 
-    unit: Any
     number: int
-    folder: str
-    columns: tuple[Column, ...]
+    unit: Any
 
     @property
     def name(self) -> str:
         return str(self.unit.name)
 
 
-@dataclass(frozen=True)
-class _UnitFolder:
-    """Calls `work` and makes the folder of a unit: a file for each column, and the result. Picklable if
-    `work` is."""
-
-    work: Work
-
-    def __call__(self, job: _UnitJob) -> dict[str, Any]:
-        temporary = f"{job.folder}.tmp-{os.getpid()}"
-        os.mkdir(temporary)
-        try:
-            with _PartWriter(job, temporary) as part:
-                result = self.work(job.unit, part)
-            content = {
-                "counts": {name: int(number) for name, number in result.get("counts", {}).items()},
-                "messages": list(result.get("messages", [])),
-                "files": part.checksums(),
-            }
-            # Nothing is synced: what a lost machine leaves damaged does not have its checksum.
-            with open(os.path.join(temporary, _RESULT), "wb") as handle:
-                handle.write(sealed(content))
-            os.rename(temporary, job.folder)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        return content
-
-
-class _PartWriter:
-    """A part in files, opened as they are needed."""
-
-    def __init__(self, job: _UnitJob, folder: str) -> None:
-        self.number = job.number
-        self._folder = folder
-        self._dtypes = {column.name: np.dtype(column.dtype) for column in job.columns}
-        self._files: dict[str, tuple[IO[bytes], Any]] = {}
-
-    def append(self, name: str, values: np.ndarray) -> None:
-        dtype = self._dtypes[name]
-        array = np.asarray(values)
-        if len(array) == 0:
-            return
-        if dtype.kind in "iu" and array.dtype != dtype:
-            bounds = np.iinfo(dtype)
-            if array.dtype.kind not in "iub" or array.min() < bounds.min or array.max() > bounds.max:
-                raise ValueError(f"column {name}: values that {dtype} cannot hold")
-        if name not in self._files:
-            path = os.path.join(self._folder, f"{name}.bin")
-            self._files[name] = open(path, "wb", buffering=_BUFFER), hashlib.sha256()  # noqa: SIM115
-        handle, digest = self._files[name]
-        content = np.ascontiguousarray(array, dtype=dtype).data.cast("B")
-        handle.write(content)
-        digest.update(content)
-
-    def checksums(self) -> dict[str, str]:
-        """SHA-256 of the numbers of each column that something was appended to."""
-        return {name: digest.hexdigest() for name, (_, digest) in self._files.items()}
-
-    def __enter__(self) -> _PartWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for handle, _ in self._files.values():
-            try:
-                handle.close()
-            except OSError:
-                if kind is None:
-                    raise
-
-
-def _whole(folder: str) -> dict[str, Any] | None:
-    """The result of a unit if its folder is there and holds what the result says."""
-    result = read_json(os.path.join(folder, _RESULT))
-    files = result.get("files", {})
+def _make_folder(
+    work: Work, columns: Sequence[Column], shard_bytes: int, unfinished: str, job: _Job
+) -> dict[str, Any]:
+    """Calls `work` and makes the folder of a unit, which has a unit's columns and its result."""
+    folder = os.path.join(unfinished, str(job.number))
+    temporary = f"{folder}.tmp-{os.getpid()}"
+    os.mkdir(temporary)
+    # Nothing is synced: what a lost machine leaves damaged does not have its checksum.
+    writers = {column.name: ColumnWriter(temporary, column, shard_bytes, sync=False) for column in columns}
     try:
-        good = all(sha256_of(os.path.join(folder, f"{each}.bin")) == files[each] for each in files)
-    except OSError:
+        result = work(job.unit, Part(job.number, writers))
+        content = {
+            "counts": {name: int(number) for name, number in result.get("counts", {}).items()},
+            "messages": list(result.get("messages", [])),
+            "columns": {name: writer.close() for name, writer in writers.items()},
+        }
+        with open(os.path.join(temporary, _RESULT), "wb") as handle:
+            handle.write(sealed(content))
+        os.rename(temporary, folder)
+    except BaseException:
+        for writer in writers.values():
+            writer.remove()
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return content
+
+
+def _whole(unfinished: str, number: int) -> dict[str, Any] | None:
+    """The result of a unit if its folder is there and holds what the result says."""
+    folder = os.path.join(unfinished, str(number))
+    result = read_json(os.path.join(folder, _RESULT))
+    try:
+        check_sums(folder, result.get("columns", {}))
+    except InputError:
         return None
-    return result if good and result else None
+    return result if "columns" in result else None
 
 
-class _Table:
-    """The columns of a build, filled unit by unit."""
-
-    def __init__(self, partial: str, plan: BuildPlan) -> None:
-        self._columns = plan.columns
-        self._writers = {
-            column.name: ColumnWriter(partial, column.name, column.dtype, plan.shard_bytes)
-            for column in plan.columns
-        }
-        self._lasts = {column.name: 0 for column in plan.columns}
-        for column in plan.columns:
-            if column.ends_of is not None:
-                self._writers[column.name].append(np.zeros(1, dtype=np.int64))
-
-    def lengths(self) -> dict[str, int]:
-        """Elements of each column; of a column of offsets without the 0 that it begins with."""
-        return {
-            column.name: self._writers[column.name].length - (column.ends_of is not None)
-            for column in self._columns
-        }
-
-    def append(self, folder: str, files: Mapping[str, str]) -> None:
-        """Append the numbers of a unit, block by block."""
-        before = self.lengths()
-        for column in self._columns:
-            if column.name not in files:
-                continue
-            with open(os.path.join(folder, f"{column.name}.bin"), "rb") as handle:
+def _append_folder(
+    writers: Mapping[str, ColumnWriter], plan: BuildPlan, folder: str, described: Mapping[str, Any]
+) -> None:
+    """Appends the columns of a unit to those of the build, block by block."""
+    before = _rows(plan, writers)
+    for column in plan.columns:
+        writer = writers[column.name]
+        for shard in described[column.name]["shards"]:
+            with open(os.path.join(folder, shard["file"]), "rb") as handle:
                 while len(values := np.fromfile(handle, dtype=column.dtype, count=_BLOCK)):
                     if column.ends_of is not None:
                         values += before[column.ends_of]
-                        if column.drop_repeated:
-                            values = values[np.diff(values, prepend=self._lasts[column.name]) != 0]
-                        if len(values):
-                            self._lasts[column.name] = int(values[-1])
-                    self._writers[column.name].append(values)
+                    if column.drop_repeated:
+                        values = values[np.diff(values, prepend=writer.last) != 0]
+                    writer.append(values)
 
-    def close(self) -> dict[str, Any]:
-        """Sync and close all columns; returns what the manifest says of them."""
-        return {
-            column.name: {
-                "dtype": np.dtype(column.dtype).str,
-                "length": self._writers[column.name].length,
-                "shards": self._writers[column.name].close(),
-            }
-            for column in self._columns
-        }
 
-    def remove(self) -> None:
-        """Close and remove the files."""
-        for writer in self._writers.values():
-            writer.remove()
+def _rows(plan: BuildPlan, writers: Mapping[str, ColumnWriter]) -> dict[str, int]:
+    """Elements of each column; of a column of offsets without the 0 that it begins with."""
+    return {each.name: writers[each.name].length - (each.ends_of is not None) for each in plan.columns}
 
 
 def _disk_full(partial: str, units: Sequence[Unit], error: OSError) -> Interrupted:

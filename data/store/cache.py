@@ -16,7 +16,7 @@ from base.files import sha256_of_all
 from base.locks import locked
 from base.progress import Progress, Silent
 from data.store.build import BuildPlan, build_columns
-from data.store.manifest import read_json, write_json
+from data.store.manifest import MANIFEST, read_json, write_json
 
 _HASHES = "hashes.json"
 _VERIFIED = "verified.json"
@@ -33,6 +33,11 @@ class SourceFile(NamedTuple):
     path: str
     size: int  # bytes
     sha256: str
+
+    @property
+    def name(self) -> str:
+        """The path, for messages: a file may be a unit of a build."""
+        return self.path
 
     @property
     def described(self) -> dict[str, Any]:
@@ -115,23 +120,21 @@ def open_or_build(
     return opens(directory)
 
 
-def is_verified(directory: str, files: Sequence[str]) -> bool:
-    """True if `remember_verified` was called for these files as they are now.
+def is_verified(directory: str, paths: Sequence[str]) -> bool:
+    """True if `remember_verified` was called for the manifest and these files as they are now.
 
     Goes by size, time of change and inode: damage to the disk itself that came later is not seen.
     """
-    try:
-        return bool(
-            read_json(os.path.join(directory, _VERIFIED)).get("files") == _all_facts(directory, files)
-        )
-    except (OSError, ValueError):  # a name with a NUL
-        return False
-
-
-def remember_verified(directory: str, files: Sequence[str]) -> None:
-    """Note that the checksums of the files in `directory` are right; without effect where it is read-only."""
+    known = read_json(os.path.join(directory, _VERIFIED)).get("files")
     with contextlib.suppress(OSError):
-        write_json(os.path.join(directory, _VERIFIED), {"files": _all_facts(directory, files)})
+        return bool(known == _all_facts(directory, paths))
+    return False
+
+
+def remember_verified(directory: str, paths: Sequence[str]) -> None:
+    """Notes that the checksums of the files are right; without effect where the directory is read-only."""
+    with contextlib.suppress(OSError):
+        write_json(os.path.join(directory, _VERIFIED), {"files": _all_facts(directory, paths)})
 
 
 def _discard_damaged(directory: str, opens: Callable[[str], Any]) -> None:
@@ -147,8 +150,8 @@ def _discard_damaged(directory: str, opens: Callable[[str], Any]) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _all_facts(directory: str, files: Sequence[str]) -> dict[str, list[int]]:
-    return {name: _facts(os.path.join(directory, name)) for name in files}
+def _all_facts(directory: str, paths: Sequence[str]) -> dict[str, list[int]]:
+    return {os.path.basename(path): _facts(path) for path in (os.path.join(directory, MANIFEST), *paths)}
 
 
 def _facts(path: str) -> list[int]:

@@ -10,67 +10,90 @@ import contextlib
 import hashlib
 import mmap
 import os
-from typing import Any, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from base.errors import InputError
 from base.files import sha256_of_all, sync_directory
-from data.store.mapped import MappedFiles, map_files, mapped_at
+from data.store.mapped import MappedFiles, map_files
 
 SHARD_BYTES = 1 << 30
 
 
-class ColumnWriter:
-    """Writes the column `name` in `directory`, an existing directory, over what is there.
+@dataclass(frozen=True)
+class Column:
+    """A column of a build.
 
-    `dtype` is what is stored; `shard_bytes` a multiple of the page size.
+    With `ends_of` the column holds offsets into that other column: values count from the start of the unit,
+    the builder adds what was there before, and the column begins with an extra 0. With `drop_repeated` an
+    offset equal to the last one is left out.
+    """
+
+    name: str
+    dtype: str
+    ends_of: str | None = None
+    drop_repeated: bool = False
+
+
+class ColumnWriter:
+    """Writes a column in `directory`, an existing directory, over what is there.
+
+    `shard_bytes` is a multiple of the page size. `length` is the number of elements so far, `last` the last
+    of them. Without `sync` a lost machine may lose what was written.
     """
 
     def __init__(
-        self, directory: str, name: str, dtype: np.dtype | str, shard_bytes: int = SHARD_BYTES
+        self, directory: str, column: Column, shard_bytes: int = SHARD_BYTES, sync: bool = True
     ) -> None:
-        self.dtype = np.dtype(dtype)
-        if shard_bytes <= 0 or shard_bytes % mmap.PAGESIZE or shard_bytes % self.dtype.itemsize:
+        self._directory, self._name, self._dtype = directory, column.name, np.dtype(column.dtype)
+        if shard_bytes <= 0 or shard_bytes % mmap.PAGESIZE or shard_bytes % self._dtype.itemsize:
             raise ValueError(f"shard_bytes {shard_bytes} is no multiple of the page size {mmap.PAGESIZE}")
-        self._directory, self._name, self._shard_bytes = directory, name, shard_bytes
+        self._shard_bytes, self._sync = shard_bytes, sync
+        self.length = self.last = 0
         self._shards: list[dict[str, Any]] = []
-        self._bytes = 0
+        self._size = 0  # bytes in the open file
         self._file = -1
         self._digest = hashlib.sha256()
 
-    @property
-    def length(self) -> int:
-        """Elements written so far."""
-        return self._bytes // self.dtype.itemsize
-
     def append(self, values: np.ndarray) -> None:
-        """Append a one-dimensional array, converted to the column's dtype."""
-        content = (
-            np.ascontiguousarray(values, dtype=self.dtype).data.cast("B") if len(values) else memoryview(b"")
-        )
+        """Appends a one-dimensional array, converted to the column's dtype. Raises ValueError for integers
+        that this cannot hold."""
+        array, dtype = np.asarray(values), self._dtype
+        if len(array) == 0:
+            return
+        if dtype.kind in "iu" and array.dtype != dtype:
+            bounds = np.iinfo(dtype)
+            if array.dtype.kind not in "iub" or array.min() < bounds.min or array.max() > bounds.max:
+                raise ValueError(f"column {self._name}: values that {dtype} cannot hold")
+        array = np.ascontiguousarray(array, dtype=dtype)
+        content = array.data.cast("B")
         while content:
             if self._file < 0:
                 path = self._path(len(self._shards))
                 self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
-                self._digest = hashlib.sha256()
-            room = self._shard_bytes - self._bytes % self._shard_bytes
-            written = os.write(self._file, content[: min(room, 1 << 30)])
+                self._digest, self._size = hashlib.sha256(), 0
+            written = os.write(self._file, content[: self._shard_bytes - self._size])
             self._digest.update(content[:written])
-            self._bytes += written
+            self._size += written
             content = content[written:]
-            if self._bytes % self._shard_bytes == 0:
+            if self._size == self._shard_bytes:
                 self._end_shard()
+        self.length += len(array)
+        self.last = array[-1].item()
 
-    def close(self) -> list[dict[str, Any]]:
-        """Sync and close; returns `{"file", "size", "sha256"}` of each file in order, none if it is empty."""
+    def close(self) -> dict[str, Any]:
+        """Closes the column; returns what a manifest says of it: dtype, length, and file, size and sha256 of
+        each shard, none if it is empty."""
         if self._file >= 0:
             self._end_shard()
-        sync_directory(self._directory)
-        return [dict(shard) for shard in self._shards]
+        if self._sync:
+            sync_directory(self._directory)
+        return {"dtype": self._dtype.str, "length": self.length, "shards": self._shards}
 
     def remove(self) -> None:
-        """Close and remove the files."""
+        """Closes and removes the files."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -82,62 +105,69 @@ class ColumnWriter:
         return os.path.join(self._directory, f"{self._name}-{number:05d}.bin")
 
     def _end_shard(self) -> None:
-        os.fsync(self._file)
+        if self._sync:
+            os.fsync(self._file)
         os.close(self._file)
         self._file = -1
-        path = self._path(len(self._shards))
-        size, checksum = os.path.getsize(path), self._digest.hexdigest()
-        self._shards.append({"file": os.path.basename(path), "size": size, "sha256": checksum})
+        name = os.path.basename(self._path(len(self._shards)))
+        self._shards.append({"file": name, "size": self._size, "sha256": self._digest.hexdigest()})
 
 
-def map_column(
-    directory: str, shards: Sequence[Mapping[str, Any]], dtype: np.dtype | str, verify: bool
-) -> np.ndarray:
-    """The column as one read-only array over all its files, mapped side by side in the address space.
+def map_columns(
+    directory: str, described: Mapping[str, Any], columns: Sequence[Column]
+) -> tuple[dict[str, np.ndarray], MappedFiles]:
+    """Each column by its name as one read-only array over all its files, mapped side by side.
 
-    `shards` is what `ColumnWriter.close` returned; it may come from a damaged or hostile manifest. With
-    `verify` every checksum is computed. The files stay mapped as long as the array or a view of it lives. One
-    that is cut meanwhile reads as zeros: see `check_mapped`.
-    Raises InputError for a file that is missing or has the wrong size or checksum.
+    `described` holds what `ColumnWriter.close` returned, by the columns' names; it may come from a damaged or
+    hostile manifest. The files stay mapped as long as an array or a view of one lives. One that is cut
+    meanwhile reads as zeros: call `check` of the files after reading.
+    Raises InputError for a column of another type or length, and a file that is missing or has another size.
     """
-    kind = np.dtype(dtype)
-    described = [_described(directory, shard) for shard in shards]
-    for index, (path, size, _) in enumerate(described):
-        last = index == len(described) - 1
-        if size <= 0 or size % (kind.itemsize if last else mmap.PAGESIZE):
-            raise InputError(f"{path}: {size} bytes, which no shard can have; the manifest is damaged")
-        if _size(path) != size:
-            raise InputError(f"{path} is missing or does not have its {size} bytes")
-    if verify:
-        for (path, _, checksum), actual in zip(described, sha256_of_all([path for path, _, _ in described])):
+    files: list[tuple[str, int]] = []
+    extents: list[tuple[int, int]] = []  # of each column: its first file, and its bytes
+    for column in columns:
+        kind, first = np.dtype(column.dtype), len(files)
+        shards = list(_shards(directory, described, column.name))
+        if described[column.name].get("dtype") != kind.str:
+            raise InputError(f"the column {column.name} has another type")
+        for number, (path, size, _) in enumerate(shards, start=1):
+            if size <= 0 or size % (kind.itemsize if number == len(shards) else mmap.PAGESIZE):
+                raise InputError(f"{path}: {size} bytes, which no shard can have; the manifest is damaged")
+            if not os.path.isfile(path) or os.path.getsize(path) != size:
+                raise InputError(f"{path} is missing or does not have its {size} bytes")
+            files.append((path, size))
+        extents.append((first, sum(size for _, size in files[first:])))
+        if described[column.name].get("length") != extents[-1][1] // kind.itemsize:
+            raise InputError(f"the column {column.name} has another length")
+    if not files:
+        raise InputError(f"{directory}: its columns are all empty")
+    memory, places, mapped = map_files(files)
+    arrays = {column.name: np.empty(0, column.dtype) for column in columns}
+    for column, (first, size) in zip(columns, extents):
+        if size:
+            content = memory[places[first] : places[first] + size]
+            arrays[column.name] = np.frombuffer(content, dtype=column.dtype)
+    return arrays, mapped
+
+
+def check_sums(directory: str, described: Mapping[str, Any]) -> None:
+    """Raises InputError naming a file of the columns that is missing or does not have its checksum."""
+    shards = [shard for name in described for shard in _shards(directory, described, name)]
+    try:
+        for (path, _, checksum), actual in zip(shards, sha256_of_all([path for path, _, _ in shards])):
             if actual != checksum:
                 raise InputError(f"{path} does not have its checksum")
-    if not described:
-        return np.empty(0, dtype=kind)
-    return np.frombuffer(map_files([(path, size) for path, size, _ in described]), dtype=kind)
+    except OSError as error:
+        raise InputError(f"cannot read {error.filename}: {error.strerror}") from error
 
 
-def mapped_files(columns: Iterable[np.ndarray]) -> tuple[MappedFiles, ...]:
-    """The files that `map_column` has mapped for these columns, for `check_mapped` after reading."""
-    return tuple(mapped_at(column.ctypes.data) for column in columns if len(column))
-
-
-def check_mapped(files: Iterable[MappedFiles]) -> None:
-    """Raises InputError naming a file that became shorter, or could not be read, while it was mapped."""
-    for each in files:
-        each.check()
-
-
-def _described(directory: str, shard: Mapping[str, Any]) -> tuple[str, int, str]:
+def _shards(directory: str, described: Mapping[str, Any], name: str) -> Iterator[tuple[str, int, str]]:
+    """Path, size and checksum of each file of a column. Raises InputError for a description that is none."""
     try:
-        name, size, checksum = shard["file"], shard["size"], shard["sha256"]
+        for shard in described[name]["shards"]:
+            file, size, checksum = shard["file"], shard["size"], shard["sha256"]
+            if not (isinstance(file, str) and type(size) is int and os.path.basename(file) == file):
+                raise TypeError
+            yield os.path.join(directory, file), size, str(checksum)
     except (KeyError, TypeError) as error:
-        raise InputError(f"{directory}: its manifest describes a shard file wrongly") from error
-    if not (isinstance(name, str) and isinstance(size, int) and os.path.basename(name) == name):
-        raise InputError(f"{directory}: its manifest describes a shard file wrongly")
-    return os.path.join(directory, name), size, str(checksum)
-
-
-def _size(path: str) -> int:
-    """Size of a regular file, -1 where there is none."""
-    return os.path.getsize(path) if os.path.isfile(path) else -1
+        raise InputError(f"{directory}: its manifest describes the column {name} wrongly") from error

@@ -20,7 +20,7 @@ from base.progress import Progress
 from data.formats.read import read_instances
 from data.formats.records import PretrainingArrays
 from data.options import MAX_POSITIONS
-from data.store.build import BuildPlan, Column, Part, build_columns
+from data.store.build import BuildPlan, Part, Skipped, build_columns
 from data.store.cache import (
     SourceFile,
     describe_sources,
@@ -28,8 +28,8 @@ from data.store.cache import (
     open_or_build,
     remember_verified,
 )
-from data.store.columns import check_mapped, map_column, mapped_files
-from data.store.manifest import MANIFEST, MESSAGES_KEPT, check_figures, read_json
+from data.store.columns import Column, check_sums, map_columns
+from data.store.manifest import MANIFEST, check_figures, read_json
 from data.store.mapped import MappedFiles
 
 FORMAT = "instance-store-1"
@@ -57,11 +57,11 @@ class InstanceStore:
     prediction_widths: np.ndarray  # (S,) int32
     manifest: dict[str, Any]
     directory: str
-    files: tuple[MappedFiles, ...] = ()
+    files: MappedFiles
 
     def check(self) -> None:
         """To be called after reading: raises InputError if a file was cut meanwhile, which reads as zeros."""
-        check_mapped(self.files)
+        self.files.check()
 
     @property
     def num_instances(self) -> int:
@@ -107,34 +107,20 @@ class InstanceStore:
         manifest = read_json(os.path.join(directory, MANIFEST))
         if manifest.get("format") != FORMAT:
             raise InputError(f"{directory} is not a store of instances of the form {FORMAT}")
-        arrays = {}
         try:
             check_figures(manifest)
-            columns = [
-                (column, manifest["columns"][column.name])
-                for column in instance_columns(int(manifest["vocab_size"]))
-            ]
-            files = [
-                MANIFEST,
-                *(str(shard["file"]) for _, described in columns for shard in described["shards"]),
-            ]
-            check = verify and not is_verified(directory, files)
-            for column, described in columns:
-                if described["dtype"] != np.dtype(column.dtype).str:
-                    raise InputError(f"the column {column.name} has another type")
-                array = map_column(directory, described["shards"], column.dtype, check)
-                if len(array) != described["length"]:
-                    raise InputError(f"the column {column.name} has another length")
-                arrays[column.name] = array
-            store = InstanceStore(
-                **arrays, manifest=manifest, directory=directory, files=mapped_files(arrays.values())
-            )
+            columns = instance_columns(int(manifest["vocab_size"]))
+            arrays, files = map_columns(directory, manifest["columns"], columns)
+            unknown = verify and not is_verified(directory, files.paths)
+            if unknown:
+                check_sums(directory, manifest["columns"])
+            store = InstanceStore(**arrays, manifest=manifest, directory=directory, files=files)
             _check_lengths(store)
-            if check:
+            if unknown:
                 for start in range(0, store.num_instances, _CHECK_ROWS):
                     _check_rows(store, start, min(start + _CHECK_ROWS, store.num_instances))
                 store.check()
-                remember_verified(directory, files)
+                remember_verified(directory, files.paths)
         except (InputError, KeyError, TypeError, ValueError) as error:
             what = str(error) if isinstance(error, InputError) else "its manifest is incomplete"
             raise InputError(
@@ -272,33 +258,16 @@ def _check_rows(store: InstanceStore, start: int, stop: int) -> None:
 
 
 @dataclass(frozen=True)
-class InstanceFile:
-    """One source file as a unit of data.store.build."""
-
-    name: str
-    path: str
-    size: int
-
-
-@dataclass(frozen=True)
 class ConvertFile:
     """Reads and checks one file in a worker process and appends its instances to a part."""
 
     vocab_size: int
     skip_bad_records: bool
 
-    def __call__(self, unit: InstanceFile, part: Part) -> dict[str, Any]:
-        skipped = 0
-        messages: list[str] = []
-
-        def on_bad(message: str, number: int) -> None:
-            nonlocal skipped
-            skipped += number
-            if len(messages) < MESSAGES_KEPT:
-                messages.append(message)
-
+    def __call__(self, unit: SourceFile, part: Part) -> dict[str, Any]:
+        skipped = Skipped()
         rows = RowWriter(part)
-        blocks = read_instances(unit.path, self.vocab_size, on_bad if self.skip_bad_records else None)
+        blocks = read_instances(unit.path, self.vocab_size, skipped if self.skip_bad_records else None)
         with open(os.devnull, "w") as nowhere:
             try:
                 while True:
@@ -311,7 +280,7 @@ class ConvertFile:
             finally:
                 faulthandler.cancel_dump_traceback_later()
         counts = rows.finish()
-        return {"counts": {**counts, "skipped": skipped}, "messages": messages}
+        return {"counts": {**counts, "skipped": skipped.count}, "messages": skipped.messages}
 
 
 def build_instances(
@@ -336,7 +305,6 @@ def build_instances(
 
 def instance_store_plan(sources: Sequence[SourceFile], vocab_size: int, skip_bad_records: bool) -> BuildPlan:
     """The building of a store of files of instances; see `build_instances`."""
-    units = [InstanceFile(source.path, os.path.abspath(source.path), source.size) for source in sources]
 
     def check(counts: Mapping[str, int], lengths: Mapping[str, int]) -> None:
         if not counts.get("instances"):
@@ -345,7 +313,7 @@ def instance_store_plan(sources: Sequence[SourceFile], vocab_size: int, skip_bad
 
     return BuildPlan(
         instance_columns(vocab_size),
-        lambda: units,
+        lambda: sources,
         ConvertFile(vocab_size, skip_bad_records),
         {
             "format": FORMAT,

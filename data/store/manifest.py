@@ -20,7 +20,6 @@ _OF_MANIFESTS = {
     *("format", "vocabulary_sha256", "tokenizer", "text", "sources", "vocabulary", "vocab_size"),
     *("identity", "counts", "messages", "columns", "files"),
 }
-MESSAGES_KEPT = 20  # of records that were left out, in a manifest
 
 
 def read_json(path: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ before.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import ctypes
 import functools
@@ -40,32 +41,30 @@ class _SignalAction(ctypes.Structure):
 
 
 class MappedFiles:
-    """Files that `map_files` has mapped at addresses from `start` on."""
+    """Files that `map_files` has mapped."""
 
-    def __init__(self, files: Sequence[tuple[str, int]], start: int) -> None:
-        self._paths = [path for path, _ in files]
+    def __init__(self, files: Sequence[tuple[str, int]], start: int, places: Sequence[int]) -> None:
+        self.paths = [path for path, _ in files]
         self._sizes = [size for _, size in files]
-        self._ends = [start + end for end in itertools.accumulate(self._sizes)]
-        self._start = start
+        self._bounds = [start + place for place in places]  # addresses: of each file, and of the end
         self._identities: list[tuple[int, int]] = []
         self._lost: set[int] = set()  # numbers of files of which a page could not be read
-
-    def map(self, number: int, address: int) -> None:
-        """Map file `number` at its address, which must be reserved."""
-        descriptor = os.open(self._paths[number], os.O_RDONLY)
-        try:
-            facts = os.fstat(descriptor)
-            self._identities.append((facts.st_dev, facts.st_ino))
-            _map(address, self._sizes[number], _PROT_READ, _MAP_SHARED | _MAP_FIXED, descriptor)
-        finally:
-            os.close(descriptor)
+        for path, size, address in zip(self.paths, self._sizes, self._bounds):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                facts = os.fstat(descriptor)
+                self._identities.append((facts.st_dev, facts.st_ino))
+                # The range is reserved, so that MAP_FIXED replaces nothing but our own reservation.
+                _map(address, size, _PROT_READ, _MAP_SHARED | _MAP_FIXED, descriptor)
+            finally:
+                os.close(descriptor)
 
     def check(self) -> None:
         """Raises InputError naming the file if one was cut, or could not be read, since it was mapped.
 
         To be called after reading, before what was read is used: it may be zeros. Costs a system call a file.
         """
-        for number, path in enumerate(self._paths):
+        for number, path in enumerate(self.paths):
             size, whole = self._sizes[number], self._sizes[number]
             # A file that was removed or replaced stays as it was where it is mapped.
             with contextlib.suppress(OSError):
@@ -82,52 +81,43 @@ class MappedFiles:
                     f"{path} cannot be read any more: was it cut, or does its disk fail? Make the store again"
                 )
 
-    def covers(self, address: int) -> bool:
-        """True if the address lies in one of the files."""
-        return self._start <= address < self._ends[-1]
-
-    def replace_with_zeros(self, address: int) -> None:
-        """Put zeros in place of the file's pages from the one at `address` on, and note their loss."""
-        number = next(n for n, end in enumerate(self._ends) if address < end)
+    def replace_with_zeros(self, address: int) -> bool:
+        """Puts zeros in place of a file's pages from the one at `address` on, and notes their loss; False
+        where the address is in none of the files."""
+        if not self._bounds[0] <= address < self._bounds[-1]:
+            return False
+        number = bisect.bisect_right(self._bounds, address) - 1
         self._lost.add(number)
         page = address & -mmap.PAGESIZE
         flags = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED
-        _map(page, self._ends[number] - page, _PROT_READ, flags, -1)
+        _map(page, self._bounds[number + 1] - page, _PROT_READ, flags, -1)
+        return True
 
 
 # A process has one handler of a signal, and it is given an address only: here it finds whose that is.
 _mappings: dict[int, MappedFiles] = {}
 
 
-def map_files(files: Sequence[tuple[str, int]]) -> memoryview:
-    """Map files one after the other into one range of addresses, read-only, as long as a view of it lives.
+def map_files(files: Sequence[tuple[str, int]]) -> tuple[memoryview, list[int], MappedFiles]:
+    """Maps files into one range of addresses, read-only, as long as a view of it lives.
 
-    `files` are paths and sizes in bytes, all sizes but the last multiples of the page size. Raises OSError as
-    the system does. `mapped_at` gives the files to check after reading.
+    `files` are paths and sizes in bytes, at least one. Each begins at the next page: those whose sizes are
+    multiples of the page size lie without a gap before the next. Returns the range, where each file begins in
+    it, and the files, to be checked after reading. Raises OSError as the system does.
     """
-    total = sum(size for _, size in files)
-    start = _map(None, total, _PROT_NONE, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1)
-    mapping = MappedFiles(files, start)
+    places = [0, *itertools.accumulate(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for _, size in files)]
+    start = _map(None, places[-1], _PROT_NONE, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1)
     try:
-        # The range is reserved, so that MAP_FIXED replaces nothing but our own reservation.
-        place = start
-        for number, (_, size) in enumerate(files):
-            mapping.map(number, place)
-            place += size
-        region = (ctypes.c_ubyte * total).from_address(start)
+        mapping = MappedFiles(files, start, places)
+        region = (ctypes.c_ubyte * places[-1]).from_address(start)
     except BaseException:
-        _libc().munmap(start, total)
+        _libc().munmap(start, places[-1])
         raise
     _mappings[start] = mapping
     # Views keep `region` alive, and with it the mapping. Not at exit: other threads may still read then.
-    weakref.finalize(region, _unmap, start, total).atexit = False
+    weakref.finalize(region, _unmap, start, places[-1]).atexit = False
     _bus_errors().install()
-    return memoryview(region).toreadonly()
-
-
-def mapped_at(address: int) -> MappedFiles:
-    """The files that are mapped from this address on. Raises KeyError if there are none."""
-    return _mappings[address]
+    return memoryview(region).toreadonly(), places[:-1], mapping
 
 
 class _BusErrors:
@@ -152,10 +142,8 @@ class _BusErrors:
         """Called at once in the thread that reads; Python's own handlers wait for the reading to end."""
         with contextlib.suppress(Exception):
             address = ctypes.c_void_p.from_address(info + _ADDRESS_IN_SIGINFO).value or 0
-            for mapping in list(_mappings.values()):
-                if mapping.covers(address):
-                    mapping.replace_with_zeros(address)
-                    return
+            if any(mapping.replace_with_zeros(address) for mapping in list(_mappings.values())):
+                return
         # None of ours: after this the same address is read again, and the handler of before has its say.
         _libc().sigaction(number, ctypes.byref(self._before), None)
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, Mapping, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from base.errors import InputError
 from base.progress import Progress
 from data.options import TextConfig
-from data.store.build import BuildPlan, Column, Part, build_columns
+from data.store.build import BuildPlan, Part, Skipped, build_columns
 from data.store.cache import (
     SourceFile,
     describe_sources,
@@ -27,8 +27,8 @@ from data.store.cache import (
     open_or_build,
     remember_verified,
 )
-from data.store.columns import check_mapped, map_column, mapped_files
-from data.store.manifest import MANIFEST, MESSAGES_KEPT, check_figures, read_json
+from data.store.columns import Column, check_sums, map_columns
+from data.store.manifest import MANIFEST, check_figures, read_json
 from data.store.mapped import MappedFiles
 from data.text.corpus import UNKNOWN, TextUnit, read_unit, text_units
 from data.tokenizing.tokenizer import Tokenizer, TokenizerSettings
@@ -37,7 +37,6 @@ from data.tokenizing.vocab import Vocabulary, save_vocabulary, vocabulary_from_s
 FORMAT = "token-store-2"
 _KIND = "token-store-"
 _CHECK_BLOCK = 1 << 22
-_COLUMNS = ("ids", "sentences", "documents")
 LINES_PER_BATCH = 4096
 CHARACTERS_PER_BATCH = 1 << 20
 _MAX_UINT16_VOCABULARY = 1 << 16
@@ -49,8 +48,8 @@ class TokenStore:
 
     `ids` has shape (tokens,), `sentences` (number of sentences + 1,) and `documents` (number of documents +
     1,), the last two int64 offsets, strictly increasing: no sentence and no document is empty. `manifest` is
-    the content of manifest.json and `directory` where the store lies, both empty for one made in memory, as
-    are the `files` that are mapped.
+    the content of manifest.json and `directory` where the store lies, both empty for one made in memory, that
+    has no mapped `files`.
     """
 
     ids: np.ndarray
@@ -59,11 +58,12 @@ class TokenStore:
     vocabulary_sha256: str
     manifest: Mapping[str, Any] = field(default_factory=dict, repr=False)
     directory: str = ""
-    files: tuple[MappedFiles, ...] = field(default=(), repr=False)
+    files: MappedFiles | None = field(default=None, repr=False)
 
     def check(self) -> None:
         """To be called after reading: raises InputError if a file was cut meanwhile, which reads as zeros."""
-        check_mapped(self.files)
+        if self.files is not None:
+            self.files.check()
 
     @property
     def num_tokens(self) -> int:
@@ -92,34 +92,21 @@ class TokenStore:
         manifest = _read_manifest(directory)
         try:
             check_figures(manifest)
-            columns = manifest["columns"]
-            described = [(columns[name]["shards"], np.dtype(_kind(columns[name]))) for name in _COLUMNS]
-            files = [shard["file"] for shards, _ in described for shard in shards]
-        except (KeyError, TypeError, ValueError) as error:
-            raise _damaged(directory, "its manifest is incomplete") from error
-        kinds = [dtype.str for _, dtype in described]
-        if kinds[0] not in ("<u2", "<u4") or kinds[1:] != ["<i8", "<i8"]:
-            raise _damaged(directory, f"its columns are of the types {', '.join(kinds)}")
-        check = verify and not is_verified(directory, [MANIFEST, *map(str, files)])
-        try:
-            ids, sentences, documents = (
-                map_column(directory, shards, dtype, check) for shards, dtype in described
+            columns = token_columns(len(manifest["vocabulary"]["tokens"]))
+            arrays, files = map_columns(directory, manifest["columns"], columns)
+            words = str(manifest.get("vocabulary_sha256"))
+            store = TokenStore(
+                **arrays, vocabulary_sha256=words, manifest=manifest, directory=directory, files=files
             )
+            if verify and not is_verified(directory, files.paths):
+                check_sums(directory, manifest["columns"])
+                _check_structure(store)
+                store.check()
+                remember_verified(directory, files.paths)
         except InputError as error:
             raise _damaged(directory, str(error)) from error
-        store = TokenStore(
-            ids,
-            sentences,
-            documents,
-            str(manifest.get("vocabulary_sha256")),
-            manifest,
-            directory,
-            mapped_files((ids, sentences, documents)),
-        )
-        if check:
-            _check_structure(store, directory)
-            store.check()
-            remember_verified(directory, [MANIFEST, *files])
+        except (KeyError, TypeError, ValueError) as error:
+            raise _damaged(directory, "its manifest is incomplete") from error
         return store
 
 
@@ -220,14 +207,6 @@ def _named(paths: Sequence[str]) -> str:
     return f"{paths[0]}{' and the other files' if len(paths) > 1 else ''}"
 
 
-def _kind(column: Mapping[str, Any]) -> str:
-    """The name of a column's type. Raises ValueError for one that no column has."""
-    kind = column["dtype"]
-    if kind not in ("<u2", "<u4", "<i8"):
-        raise ValueError(f"a column of the type {kind!r}")
-    return str(kind)
-
-
 def _read_manifest(directory: str) -> dict[str, Any]:
     path = os.path.join(directory, MANIFEST)
     if not os.path.isfile(path):
@@ -248,7 +227,8 @@ def _read_manifest(directory: str) -> dict[str, Any]:
     return manifest
 
 
-def _check_structure(store: TokenStore, directory: str) -> None:
+def _check_structure(store: TokenStore) -> None:
+    """Raises InputError if a store's columns and its vocabulary do not fit each other."""
     levels = (
         ("sentences", store.sentences, store.num_tokens),
         ("documents", store.documents, store.num_sentences),
@@ -259,13 +239,12 @@ def _check_structure(store: TokenStore, directory: str) -> None:
             for start in range(0, len(offsets) - 1, _CHECK_BLOCK)
         )
         if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != end or not increasing:
-            raise _damaged(directory, f"the offsets of its {name} do not fit")
-    vocabulary = store.vocabulary
-    if vocabulary.sha256 != store.vocabulary_sha256:
-        raise _damaged(directory, "its vocabulary is another one than the manifest says")
+            raise InputError(f"the offsets of its {name} do not fit")
+    if store.vocabulary.sha256 != store.vocabulary_sha256:
+        raise InputError("its vocabulary is another one than the manifest says")
     for start in range(0, store.num_tokens, _CHECK_BLOCK):
-        if store.ids[start : start + _CHECK_BLOCK].max() >= len(vocabulary):
-            raise _damaged(directory, "it holds ids outside the vocabulary")
+        if store.ids[start : start + _CHECK_BLOCK].max() >= len(store.vocabulary):
+            raise InputError("it holds ids outside the vocabulary")
 
 
 def _damaged(directory: str, what: str) -> InputError:
@@ -294,68 +273,46 @@ class TokenizeUnit:
     def __call__(self, unit: TextUnit, part: Part) -> dict[str, Any]:
         if self._tokenizer is None:
             self._tokenizer = self._settings.build()
-        writer = _SentenceWriter(self._tokenizer, len(self._settings.vocabulary), part)
-        messages: list[str] = []
-        skipped = 0
-
-        def on_bad(message: str) -> None:
-            nonlocal skipped
-            skipped += 1
-            if len(messages) < MESSAGES_KEPT:
-                messages.append(message)
-
-        for sentence in read_unit(unit, self._text, on_bad):
-            writer.write(sentence)
-        writer.flush()
+        vocab_size, skipped = len(self._settings.vocabulary), Skipped()
+        lines = sentences = tokens = unknown_marks = 0
+        batches = _batches(read_unit(unit, self._text, skipped))
+        for number, (batch, document_ends) in enumerate(batches):
+            # A tokenizer that samples draws from this stream: it depends on the place in the text alone.
+            ids, ends = self._tokenizer.encode(batch, (part.number << 32) + number)
+            if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
+                raise InputError(
+                    f"the tokenizer gives ids up to {ids.max()}, outside the vocabulary of {vocab_size}"
+                )
+            kept = np.diff(ends, prepend=0) > 0  # sentences without tokens are left out
+            before = np.concatenate([[0], np.cumsum(kept)])  # sentences kept before each line
+            part.append("ids", ids.astype(np.uint32))
+            part.append("sentences", tokens + ends[kept])
+            part.append("documents", sentences + before[document_ends])
+            lines, tokens, sentences = lines + len(batch), tokens + len(ids), sentences + int(before[-1])
+            # Words that the text's makers took out: <unk> in WikiText.
+            unknown_marks += sum(line.count(UNKNOWN) for line in batch)
         counts = {
-            "lines": writer.lines,
-            "sentences": writer.sentences,
-            "tokens": writer.tokens,
-            "skipped": skipped,
-            "unknown_marks": writer.unknown_marks,
+            "lines": lines,
+            "sentences": sentences,
+            "tokens": tokens,
+            "skipped": skipped.count,
+            "unknown_marks": unknown_marks,
         }
-        return {"counts": counts, "messages": messages}
+        return {"counts": counts, "messages": skipped.messages}
 
 
-class _SentenceWriter:
-    """Collects sentences into batches for the tokenizer and appends what it gives."""
-
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, part: Part) -> None:
-        self._tokenizer, self._vocab_size, self._part = tokenizer, vocab_size, part
-        self.lines = self.sentences = self.tokens = 0
-        self.unknown_marks = 0  # words that the text's makers took out: <unk> in WikiText
-        self._batch: list[str] = []
-        self._document_ends: list[int] = []  # lines of the batch before each
-        self._characters = 0
-        self._batches = 0
-
-    def write(self, sentence: str | None) -> None:
-        """A sentence, or None for a document's end."""
+def _batches(sentences: Iterable[str | None]) -> Iterator[tuple[list[str], list[int]]]:
+    """Lines for one call of the tokenizer each, and how many of them are before each document's end."""
+    batch: list[str] = []
+    document_ends: list[int] = []
+    characters = 0
+    for sentence in sentences:
         if sentence is None:
-            self._document_ends.append(len(self._batch))
-            return
-        self._batch.append(sentence)
-        self.unknown_marks += sentence.count(UNKNOWN)
-        self._characters += len(sentence)
-        if len(self._batch) >= LINES_PER_BATCH or self._characters >= CHARACTERS_PER_BATCH:
-            self.flush()
-
-    def flush(self) -> None:
-        """Tokenize and append what was collected. Sentences without tokens are left out."""
-        # A tokenizer that samples draws from this stream: it depends on the place in the text alone.
-        stream = (self._part.number << 32) + self._batches
-        ids, ends = self._tokenizer.encode_flat(self._batch, stream)
-        if len(ids) and not 0 <= ids.min() <= ids.max() < self._vocab_size:
-            raise InputError(
-                f"the tokenizer gives ids up to {ids.max()}, outside the vocabulary of {self._vocab_size}"
-            )
-        kept = np.diff(ends, prepend=0) > 0
-        before = np.concatenate([[0], np.cumsum(kept)])  # sentences kept before each line
-        self._part.append("ids", ids.astype(np.uint32))
-        self._part.append("sentences", self.tokens + ends[kept])
-        self._part.append("documents", self.sentences + before[self._document_ends])
-        self.lines += len(self._batch)
-        self.tokens += len(ids)
-        self.sentences += int(before[-1])
-        self._batches += 1
-        self._batch, self._document_ends, self._characters = [], [], 0
+            document_ends.append(len(batch))
+            continue
+        batch.append(sentence)
+        characters += len(sentence)
+        if len(batch) >= LINES_PER_BATCH or characters >= CHARACTERS_PER_BATCH:
+            yield batch, document_ends
+            batch, document_ends, characters = [], [], 0
+    yield batch, document_ends

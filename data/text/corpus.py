@@ -10,18 +10,7 @@ from typing import Callable, Iterator, Sequence
 
 from base.errors import InputError
 from data.options import TextConfig
-from data.text.formats import (
-    BOOKS,
-    DOC,
-    JSON,
-    LINES,
-    WIKITEXT,
-    border,
-    detect_format,
-    doc_paragraphs,
-    json_paragraphs,
-    wikitext_paragraphs,
-)
+from data.text.formats import BOOKS, DOC, JSON, LINES, border, detect_format, paragraphs
 from data.text.lines import Problems, is_packed, line_blocks, open_text
 from data.text.sentences import UNKNOWN, split_sentences
 
@@ -29,7 +18,6 @@ __all__ = [
     "UNKNOWN",
     "TextUnit",
     "documents",
-    "expand_globs",
     "expand_inputs",
     "read_unit",
     "sentences",
@@ -64,23 +52,37 @@ class TextUnit:
         return self.end - self.start
 
 
-def expand_globs(patterns: str, flag: str) -> list[str]:
-    """The files that comma-separated glob patterns name, sorted and each once.
+def expand_inputs(patterns: str, flag: str) -> list[str]:
+    """The files that comma-separated paths and glob patterns name, sorted and each once.
 
-    `~` is expanded and `**` crosses directories. `flag` (such as "--data") is what error messages call the
-    source.
+    `~` is expanded and `**` crosses directories. A directory stands for all files below it, but empty and
+    hidden ones and those in hidden directories; links to directories are not followed. `flag` (such as
+    "--data") is what error messages call the source.
     Raises InputError when a pattern matches no file, or when a file is empty or cannot be read.
     """
-    return _expand(patterns, flag, directories=False)
-
-
-def expand_inputs(patterns: str, flag: str) -> list[str]:
-    """As `expand_globs`, and a directory stands for all files below it.
-
-    Of those, empty and hidden ones and those in hidden directories are left out; links to directories are not
-    followed. Raises InputError also when none remains.
-    """
-    return _expand(patterns, flag, directories=True)
+    pieces = [piece.strip() for piece in patterns.split(",") if piece.strip()]
+    if not pieces:
+        raise InputError(f"{flag}: no file given")
+    paths = set()
+    for piece in pieces:
+        matches: list[str] = []
+        empty: list[str] = []
+        named = os.path.expanduser(piece)
+        # A name with brackets in it is a pattern that does not match itself.
+        for path in [named] if os.path.exists(named) else glob.glob(named, recursive=True):
+            if not os.path.isdir(path):
+                _check_file(path, flag)
+                matches.append(path)
+            else:
+                for below in _files_below(path, flag):
+                    # A file below may be empty (WikiExtractor leaves such), a file that was named may not.
+                    (matches if os.path.getsize(below) else empty).append(below)
+        if empty and not matches:
+            raise InputError(f"{flag}: {piece} holds nothing but empty files: {_listed(sorted(empty))}")
+        if not matches:
+            raise InputError(f"{flag}: no file matches {piece!r}")
+        paths.update(matches)
+    return sorted(paths)
 
 
 def text_units(
@@ -114,14 +116,8 @@ def read_unit(
     one_sentence = unit.format in (LINES, BOOKS) and not settings.split_sentences
     limit = MAX_SENTENCE_BYTES if one_sentence else MAX_PARAGRAPH_BYTES
     blocks = line_blocks(unit.path, unit.start, None if unit.packed else unit.end, limit, problems)
-    if unit.format == WIKITEXT:
-        return _split(wikitext_paragraphs(blocks))
-    if unit.format == DOC:
-        return _split(doc_paragraphs(blocks, problems))
-    if unit.format == JSON:
-        return _split(json_paragraphs(blocks, problems))
-    paragraphs = _book(blocks, unit) if unit.format == BOOKS else _plain(blocks, unit)
-    return _split(paragraphs) if settings.split_sentences else paragraphs
+    found = paragraphs(unit.format, blocks, problems, inside=unit.start > 0, ends=unit.last)
+    return found if one_sentence else _split(found)
 
 
 def sentences(
@@ -156,32 +152,6 @@ def documents(
             document = []
         else:
             document.append(sentence)
-
-
-def _expand(patterns: str, flag: str, directories: bool) -> list[str]:
-    pieces = [piece.strip() for piece in patterns.split(",") if piece.strip()]
-    if not pieces:
-        raise InputError(f"{flag}: no file given")
-    paths = set()
-    for piece in pieces:
-        matches: list[str] = []
-        empty: list[str] = []
-        named = os.path.expanduser(piece)
-        # A name with brackets in it is a pattern that does not match itself.
-        for path in [named] if os.path.exists(named) else glob.glob(named, recursive=True):
-            if not os.path.isdir(path):
-                _check_file(path, flag)
-                matches.append(path)
-            elif directories:
-                for below in _files_below(path, flag):
-                    # A file below may be empty (WikiExtractor leaves such), a file that was named may not.
-                    (matches if os.path.getsize(below) else empty).append(below)
-        if empty and not matches:
-            raise InputError(f"{flag}: {piece} holds nothing but empty files: {_listed(sorted(empty))}")
-        if not matches:
-            raise InputError(f"{flag}: no file matches {piece!r}")
-        paths.update(matches)
-    return sorted(paths)
 
 
 def _files_below(directory: str, flag: str) -> Iterator[str]:
@@ -237,33 +207,6 @@ def _format_of(path: str, wanted: str) -> str:
         # Whatever else it is, reading it as elements names the line at fault.
         return JSON if detected == JSON else DOC
     return wanted
-
-
-def _plain(blocks: Iterator[tuple[int, list[str | None]]], unit: TextUnit) -> Iterator[str | None]:
-    inside = unit.start > 0  # a document may come from the part before
-    for _, lines in blocks:
-        for line in lines:
-            if line is None:
-                continue
-            line = line.strip()
-            if line:
-                inside = True
-                yield line
-            elif inside:
-                inside = False
-                yield None
-    if inside and unit.last:
-        yield None
-
-
-def _book(blocks: Iterator[tuple[int, list[str | None]]], unit: TextUnit) -> Iterator[str | None]:
-    for _, lines in blocks:
-        for line in lines:
-            line = line and line.strip()
-            if line:
-                yield line
-    if unit.last:
-        yield None
 
 
 def _split(paragraphs: Iterator[str | None]) -> Iterator[str | None]:

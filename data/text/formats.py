@@ -102,7 +102,51 @@ def heading_level(line: str) -> int:
     return left if left == right else 0
 
 
-def wikitext_paragraphs(blocks: Blocks) -> Iterator[str | None]:
+def paragraphs(
+    text_format: str, blocks: Blocks, problems: Problems, inside: bool, ends: bool
+) -> Iterator[str | None]:
+    """Paragraphs of a file of this form, or of a part of it, and None after each document.
+
+    `inside`: a document may come from the part before. `ends`: the part ends the file.
+    """
+    if text_format == WIKITEXT:
+        return _of_wikitext(blocks)
+    if text_format == DOC:
+        return _of_elements(blocks, problems)
+    if text_format == JSON:
+        return _of_json(blocks, problems)
+    return _of_book(blocks, ends) if text_format == BOOKS else _of_lines(blocks, inside, ends)
+
+
+def _of_lines(blocks: Blocks, inside: bool, ends: bool) -> Iterator[str | None]:
+    """Lines; a blank one ends a document."""
+    for _, lines in blocks:
+        for line in lines:
+            if line is None:
+                continue
+            line = line.strip()
+            if line:
+                inside = True
+                yield line
+            elif inside:
+                inside = False
+                yield None
+    if inside and ends:
+        yield None
+
+
+def _of_book(blocks: Blocks, ends: bool) -> Iterator[str | None]:
+    """Lines of one document; blank ones are nothing."""
+    for _, lines in blocks:
+        for line in lines:
+            line = line and line.strip()
+            if line:
+                yield line
+    if ends:
+        yield None
+
+
+def _of_wikitext(blocks: Blocks) -> Iterator[str | None]:
     """Paragraphs of WikiText, None after each article.
 
     A title after a blank line begins an article. Headings are dropped. "@-@", "@,@" and "@.@" are put back
@@ -134,7 +178,7 @@ def wikitext_paragraphs(blocks: Blocks) -> Iterator[str | None]:
         yield None
 
 
-def doc_paragraphs(blocks: Blocks, problems: Problems) -> Iterator[str | None]:
+def _of_elements(blocks: Blocks, problems: Problems) -> Iterator[str | None]:
     """Paragraphs of WikiExtractor's <doc> elements, None after each; the title line on top is dropped.
 
     Reported: text outside of elements, which is left out, and elements without an end, whose text is kept.
@@ -165,11 +209,9 @@ def doc_paragraphs(blocks: Blocks, problems: Problems) -> Iterator[str | None]:
                         *where, what, "is the file whole? Give --text_format lines if it is plain text"
                     )
                 continue
-            if text.endswith("</doc>"):
+            closed = text.endswith("</doc>")
+            if closed:
                 text = text[: -len("</doc>")].strip()
-                closed = True
-            else:
-                closed = False
             if text and not (title is not None and text in (title, html.unescape(title))):
                 yield text
             if text:
@@ -182,7 +224,7 @@ def doc_paragraphs(blocks: Blocks, problems: Problems) -> Iterator[str | None]:
         yield None
 
 
-def json_paragraphs(blocks: Blocks, problems: Problems) -> Iterator[str | None]:
+def _of_json(blocks: Blocks, problems: Problems) -> Iterator[str | None]:
     """Paragraphs of the "text" of JSON lines, which are its lines; None after each record that has some.
 
     Reported and left out: lines that are no JSON object with a string "text".

@@ -14,7 +14,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from base.errors import InputError
 from data.text.corpus import UNKNOWN
 from data.tokenizing.vocab import Vocabulary, vocabulary_from_pieces
-from data.tokenizing.wordpiece import WordTable, bert_normalizer, lists_of, without_surrogates
+from data.tokenizing.wordpiece import WordTable, bert_normalizer, without_surrogates
 
 MAX_MODEL_BYTES = 256 << 20  # the model of mT5's 250,000 pieces has 4 MiB
 
@@ -165,17 +165,9 @@ class SentencePieceTokenizer:
         self._unk_id = vocab.unk_id
         self._table = WordTable(self._best)
 
-    def encode_batch(self, lines: Sequence[str], stream: int = 0) -> list[list[int]]:
-        """The ids of each line, without special tokens.
-
-        When sampling, the same `stream` and lines give the same ids, whatever was encoded before; give each
-        part of a text a stream of its own.
-        """
-        return lists_of(*self.encode_flat(lines, stream))
-
-    def encode_flat(self, lines: Sequence[str], stream: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """As `encode_batch`, in two arrays: all ids, int32, and where each line ends in them, int64."""
-        return self._sampled(lines, stream) if samples(self._nbest) else self._table.encode_flat(lines)
+    def encode(self, lines: Sequence[str], stream: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """All ids of the lines, and where each line ends in them (see Tokenizer)."""
+        return self._sampled(lines, stream) if samples(self._nbest) else self._table.encode(lines)
 
     def _pieces(self, text: str) -> list[str]:
         """The basic tokens of a word or a line."""

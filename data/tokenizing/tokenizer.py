@@ -31,7 +31,7 @@ from data.tokenizing.sentencepiece_tokenizer import (
     sentencepiece_release,
 )
 from data.tokenizing.vocab import SPECIAL_TOKENS, Vocabulary
-from data.tokenizing.wordpiece import MAX_CHARS_PER_WORD, WordPieceTokenizer, bert_normalizer
+from data.tokenizing.wordpiece import MAX_CHARS_PER_WORD, WordPieceTokenizer, bert_normalizer, lists_of
 
 __all__ = [
     "SentencePieceTokenizer",
@@ -44,21 +44,14 @@ __all__ = [
 
 
 class Tokenizer(Protocol):
-    """Interface of a tokenizer for the token store."""
+    """Interface of a tokenizer."""
 
-    def encode_batch(self, lines: Sequence[str], stream: int = 0) -> list[list[int]]:
-        """The ids of each line, without special tokens; possibly none.
+    def encode(self, lines: Sequence[str], stream: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """All ids of the lines, int32 (tokens,), without special tokens, and where each line ends in them,
+        int64 (lines,): line i has ids[ends[i - 1] : ends[i]], the first ids[: ends[0]]; possibly none.
 
         The result depends on the settings, `stream` and the lines alone, not on earlier calls; only a
         tokenizer that samples looks at `stream`, so give each unit of a text its own.
-        """
-        ...
-
-    def encode_flat(self, lines: Sequence[str], stream: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """As `encode_batch`, faster and in two arrays.
-
-        All ids, int32 of shape (tokens,), and where each line ends in them, int64 of shape (lines,): line i
-        has ids[ends[i - 1] : ends[i]], the first ids[: ends[0]].
         """
         ...
 
@@ -129,7 +122,7 @@ def encode_marked(texts: Sequence[str], tokenizer: Tokenizer, vocabulary: Vocabu
     special = dict(zip(SPECIAL_TOKENS, vocabulary.special_ids))
     parts = [_SPECIAL.split(text) for text in texts]  # text and special tokens in turns
     plain = [part for each in parts for part in each if part not in special]
-    encoded = iter(tokenizer.encode_batch(plain))
+    encoded = iter(lists_of(*tokenizer.encode(plain)))
     return [
         [token for part in each for token in ([special[part]] if part in special else next(encoded))]
         for each in parts

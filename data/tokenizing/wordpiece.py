@@ -50,7 +50,7 @@ class WordTable:
         """Words kept."""
         return len(self._young) + len(self._old)
 
-    def encode_flat(self, lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    def encode(self, lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """All ids of the lines, int32 (tokens,), and where each line ends in them, int64 (lines,)."""
         encoded: list[bytes] = []
         lengths: list[int] = []
@@ -60,10 +60,6 @@ class WordTable:
             encoded.append(b"".join(parts))
         ends = np.cumsum(np.array(lengths, dtype=np.int64)) // _ID_BYTES
         return np.frombuffer(b"".join(encoded), dtype=np.int32), ends
-
-    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        """The ids of each line."""
-        return lists_of(*self.encode_flat(lines))
 
     def _encode_block(self, lines: list[str]) -> list[bytes]:
         look_up, join = self._young.__getitem__, b"".join
@@ -104,7 +100,7 @@ class WordTable:
 
 
 def lists_of(ids: np.ndarray, ends: np.ndarray) -> list[list[int]]:
-    """One list of ids for each line, of what `encode_flat` returns."""
+    """One list of ids for each line, of what a tokenizer's `encode` returns."""
     flat, borders = ids.tolist(), [0, *ends.tolist()]
     return [flat[start:end] for start, end in zip(borders, borders[1:])]
 
@@ -171,13 +167,9 @@ class WordPieceTokenizer:
         self._encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
         self._table = WordTable(self._encode_words)
 
-    def encode_batch(self, lines: Sequence[str], stream: int = 0) -> list[list[int]]:
-        """The ids of each line, without special tokens. `stream` makes no difference."""
-        return self._table.encode_batch(lines)
-
-    def encode_flat(self, lines: Sequence[str], stream: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """As `encode_batch`, in two arrays: all ids, int32, and where each line ends in them, int64."""
-        return self._table.encode_flat(lines)
+    def encode(self, lines: Sequence[str], stream: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """All ids of the lines, and where each line ends in them; `stream` makes no difference."""
+        return self._table.encode(lines)
 
     def _encode_words(self, words: Sequence[str]) -> list[list[int]]:
         cleaned = [without_surrogates(word) for word in words]

@@ -10,7 +10,7 @@ import numpy as np
 
 from base.errors import TrainingError
 from data.questions.answers import Answers, AnswerSettings, Logits, answer, write_predictions
-from data.questions.scores import best_threshold, score_v1, score_v2
+from data.questions.score import best_threshold, score_v1, score_v2
 from data.questions.squad_files import Questions
 from data.questions.windows import QuestionBatch, Windows, collate
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from base.errors import InputError
-from data.store.build import BuildPlan, Column, build_columns
+from data.store.build import BuildPlan, build_columns
+from data.store.columns import Column
 
 CODE = "import sys; from tests.data.building import main; sys.exit(main())"
 COLUMNS = [

@@ -12,7 +12,7 @@ from base.errors import InputError
 from data.pretraining.pairs import pair_plan
 from data.pretraining.randomness import draw, ones_among
 from data.store.tokens import TokenStore
-from tests.data.chance import UNLIKELY, chi_square_p, permutation_p
+from tests.data.chance import UNLIKELY, chi_square_p
 
 
 def make_store(documents):
@@ -48,20 +48,6 @@ class OneDocumentsWords:
 
 def word(key, place):
     return int(draw(np.array([key], dtype=np.uint64), np.array([place], dtype=np.uint64))[0])
-
-
-class PythonsRandom:
-    """The same questions, answered by Python's generator."""
-
-    def __init__(self, generator):
-        self.generator = generator
-
-    def uniform(self, chunk, place):
-        return self.generator.random()
-
-    def bits(self, chunk, place):
-        while True:
-            yield self.generator.getrandbits(1)
 
 
 def reference_pairs(documents, max_seq_length, short_seq_prob, words_of):
@@ -199,40 +185,6 @@ def test_without_cuts_every_token_is_used_once_as_a_or_as_its_true_next():
         used = [np.arange(row[0], row[0] + row[1]) for row in rows(pairs)]
         used += [np.arange(row[2], row[2] + row[3]) for row in rows(pairs) if not row[4]]
         assert np.sort(np.concatenate(used)).tolist() == list(range(store.num_tokens))
-
-
-def test_lengths_and_labels_are_distributed_as_in_googles_algorithm():
-    store = make_store(random_documents(0, 120))
-    lists = as_lists(store)
-    for length, short in ((64, 0.1), (128, 0.5)):
-        ours, theirs = [], []
-        for seed in range(12):
-            pairs = pair_plan(store, length, short, seed)
-            columns = (pairs.a_length, pairs.b_length, pairs.is_random, pairs.a_start)
-            ours.append(np.stack([np.asarray(column, dtype=float) for column in columns], axis=1))
-            words = PythonsRandom(random.Random(seed))
-            reference = reference_pairs(lists, length, short, lambda d, words=words: words)
-            theirs.append(np.array([[len(a), len(b), r, a[0]] for a, b, r in reference], dtype=float))
-        # The samples of an epoch depend on each other; the means of whole epochs do not.
-        assert_same_mean([len(epoch) for epoch in ours], [len(epoch) for epoch in theirs])
-        for column in range(4):
-            assert_same_mean([e[:, column].mean() for e in ours], [e[:, column].mean() for e in theirs])
-            assert_same_mean([e[:, column].std() for e in ours], [e[:, column].std() for e in theirs])
-        for column in range(3):
-            counts = (
-                np.array(
-                    [np.bincount(e[:, column].astype(int) // 6, minlength=length // 6 + 1) for e in side]
-                )
-                for side in (ours, theirs)
-            )
-            assert permutation_p(*counts) > 1e-3
-
-
-def assert_same_mean(left, right):
-    """Two samples of equal size agree within 4.5 standard errors of their difference."""
-    left, right = np.asarray(left, dtype=float), np.asarray(right, dtype=float)
-    error = np.sqrt((left.var(ddof=1) + right.var(ddof=1)) / len(left))
-    assert abs(left.mean() - right.mean()) <= 4.5 * error + 1e-9
 
 
 def test_cuts_take_from_front_and_back_alike():

@@ -16,7 +16,7 @@ from data.formats.write import write_instances
 from data.masked_copies import as_arrays
 from data.options import MaskingConfig
 from data.pretraining.sources import TextSource
-from data.store.columns import ColumnWriter, check_mapped, map_column, mapped_files
+from data.store.columns import Column, ColumnWriter, map_columns
 from data.store.instances import build_instances
 from tests.processes import run_command, start_command
 
@@ -101,34 +101,41 @@ def test_a_shard_cut_while_a_process_reads_it(stores, tmp_path, kind, name, left
     )
 
 
-def column(directory, name, elements):
-    writer = ColumnWriter(str(directory), name, "<i8", 8192)
-    writer.append(np.arange(elements))
-    return map_column(str(directory), writer.close(), "<i8", verify=False)
+def mapped(directory, **elements):
+    """Columns by name, of so many numbers each from 0 on, and their files."""
+    columns, described = [Column(name, "<i8") for name in elements], {}
+    for column in columns:
+        writer = ColumnWriter(str(directory), column, 8192)
+        writer.append(np.arange(elements[column.name]))
+        described[column.name] = writer.close()
+    return map_columns(str(directory), described, columns)
 
 
 def test_every_file_beside_the_one_that_was_cut_is_as_it_was(tmp_path):
-    cut, whole = column(tmp_path, "cut", 5000), column(tmp_path, "whole", 3000)
-    check_mapped(mapped_files([cut, whole]))
+    columns, files = mapped(tmp_path, before=1100, cut=5000, whole=3000)
+    other, of_other = mapped(tmp_path, other=3000)
+    files.check()
     os.truncate(tmp_path / "cut-00001.bin", 4096)
     expected = np.arange(5000)
     expected[1024 + 512 : 2048] = 0
-    assert (cut == expected).all() and (whole == np.arange(3000)).all()
-    check_mapped(mapped_files([whole]))
+    assert (columns["cut"] == expected).all()
+    assert (columns["before"] == np.arange(1100)).all() and (columns["whole"] == np.arange(3000)).all()
+    assert (other["other"] == np.arange(3000)).all()
+    of_other.check()
     with pytest.raises(InputError, match=r"cut-00001\.bin became shorter .*: 4,096 of its 8,192 bytes"):
-        check_mapped(mapped_files([whole, cut]))
+        files.check()
     os.truncate(tmp_path / "cut-00001.bin", 8192)  # what was read is still wrong
     with pytest.raises(InputError, match=r"cut-00001\.bin cannot be read any more"):
-        check_mapped(mapped_files([cut]))
+        files.check()
 
 
 def test_files_that_are_replaced_or_removed_stay_mapped_as_they_were(tmp_path):
-    values = column(tmp_path, "x", 3000)
+    columns, files = mapped(tmp_path, x=3000)
     os.unlink(tmp_path / "x-00000.bin")
     (tmp_path / "new").write_bytes(b"short")
     os.replace(tmp_path / "new", tmp_path / "x-00001.bin")
-    assert (values == np.arange(3000)).all()
-    check_mapped(mapped_files([values]))
+    assert (columns["x"] == np.arange(3000)).all()
+    files.check()
 
 
 def test_a_signal_of_another_mapping_is_left_to_the_handler_before(tmp_path):
@@ -136,10 +143,11 @@ def test_a_signal_of_another_mapping_is_left_to_the_handler_before(tmp_path):
 import faulthandler, mmap, os
 faulthandler.enable()
 import numpy as np
-from data.store.columns import ColumnWriter, map_column
-writer = ColumnWriter({str(tmp_path)!r}, "x", "<i8")
+from data.store.columns import Column, ColumnWriter, map_columns
+column = Column("x", "<i8")
+writer = ColumnWriter({str(tmp_path)!r}, column)
 writer.append(np.arange(3000))
-ours = map_column({str(tmp_path)!r}, writer.close(), "<i8", verify=False)
+ours = map_columns({str(tmp_path)!r}, dict(x=writer.close()), [column])[0]["x"]
 with open({str(tmp_path / "other")!r}, "w+b") as handle:
     handle.write(bytes(8192))
     handle.flush()
@@ -162,4 +170,4 @@ def test_a_check_costs_microseconds(store):
             store.check()
         return (time.process_time() - begun) / 200
 
-    assert len(store.files) == 3 and min(seconds() for _ in range(5)) < 100e-6
+    assert len(store.files.paths) == 3 and min(seconds() for _ in range(5)) < 100e-6

@@ -11,7 +11,7 @@ from data.options import MaskingConfig
 from data.pretraining.masks import mask
 from data.pretraining.randomness import draw, sample_keys
 from data.tokenizing.vocab import vocabulary_from_tokens
-from tests.data.chance import UNLIKELY, chi_square_p, same_distribution_p
+from tests.data.chance import UNLIKELY, chi_square_p
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 VOCAB = vocabulary_from_tokens([*SPECIAL, *(f"w{i}" for i in range(60)), *(f"##c{i}" for i in range(35))])
@@ -188,22 +188,6 @@ def test_a_word_that_fits_is_found_behind_many_that_do_not():
     ids = np.tile(np.array([row], dtype=np.int32), (300, 1))
     keys = sample_keys(2, 0, np.arange(300))
     assert check_googles_loop(ids, np.full(300, len(row), dtype=np.int32), keys, 3) > 300 * 20
-
-
-def test_whole_words_reach_the_number_of_predictions_that_shuffled_words_reach():
-    generator = np.random.default_rng(3)
-    ids = make_rows(np.full(4000, 40), 40, generator)
-    keys = sample_keys(1, 0, np.arange(4000))
-    _, _, _, weights = mask(ids, np.full(4000, 40), keys, VOCAB, masking(0.15, True), 20)
-    expected = []
-    for row in ids:
-        words, taken = words_of(row, 40), 0
-        for index in generator.permutation(len(words)):
-            if taken + len(words[index]) <= 6:
-                taken += len(words[index])
-        expected.append(taken)
-    ours = np.bincount(weights.sum(axis=1).astype(int), minlength=7)
-    assert same_distribution_p(ours, np.bincount(expected, minlength=7)) > UNLIKELY
 
 
 @pytest.mark.parametrize("whole_words", [False, True])

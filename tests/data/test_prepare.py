@@ -5,7 +5,6 @@ import filecmp
 import io
 import json
 import os
-import random
 import re
 import signal
 import sys
@@ -74,28 +73,6 @@ def test_the_whole_directory_is_the_same_for_any_number_of_workers(words, refere
     )
     assert len(result.stdout.splitlines()) == 1 and "M tokens/s" in result.stdout and result.stderr == ""
     assert len(store.manifest["sources"]) == 8
-
-
-def test_a_killed_command_given_again_makes_the_same_store(words, reference, tmp_path):
-    generator = random.Random(1)
-    output = tmp_path / "store"
-    command = [*PREPARE, *words, "--output", output, "--num_workers", "2"]
-    killed = 0
-    for _ in range(3):
-        with start_command(command) as run:
-            while run.poll() is None and not list(tmp_path.glob("store.partial/unfinished/[0-9]*")):
-                time.sleep(0.01)
-            time.sleep(generator.random() * 0.3)
-            run.signal(signal.SIGKILL)
-            killed += run.wait().returncode == -signal.SIGKILL
-        if output.exists():
-            break
-    assert killed
-    # A command that is killed between its last two acts leaves an empty file, which nobody holds.
-    left = {"store.lock"} if output.exists() else set()
-    run_command(command).check()
-    assert same_directories(output, reference)
-    assert {"store"} <= set(os.listdir(tmp_path)) <= {"store"} | left
 
 
 def test_ctrl_c_is_one_line_and_the_command_goes_on(words, reference, tmp_path):

@@ -20,6 +20,7 @@ WORKER = """
 import random, sys
 from base.errors import InputError
 from data.tokenizing.sentencepiece_tokenizer import SentencePieceTokenizer, load_sentencepiece
+from data.tokenizing.wordpiece import lists_of
 model, copy, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 good = open(model, "rb").read()
 table = good.rfind(b"nmt_nfkc") + 20  # most of a small model is the table of its normalization
@@ -47,8 +48,8 @@ for seed in range(count):
     print(seed, flush=True)
     try:
         vocab = load_sentencepiece(copy)
-        assert len(SentencePieceTokenizer(copy, vocab).encode_batch(text)) == len(text)
-        SentencePieceTokenizer(copy, vocab, nbest=-1, alpha=0.1).encode_batch(text[:40])
+        assert len(lists_of(*SentencePieceTokenizer(copy, vocab).encode(text))) == len(text)
+        SentencePieceTokenizer(copy, vocab, nbest=-1, alpha=0.1).encode(text[:40])
         outcomes["used"] += 1
     except InputError as error:
         assert copy in str(error) and "\\n" not in str(error), error

@@ -1,12 +1,8 @@
 from __future__ import annotations
 
-import glob
 import os
 import shutil
-import signal
-import subprocess
 import sys
-from functools import partial
 
 import numpy as np
 import pytest
@@ -18,7 +14,7 @@ from data.formats.write import write_instances
 from data.store.instances import InstanceStore, build_instances, cached_instances, is_instance_store
 from tests.data.formats.samples import ragged
 from tests.data.instance_files import VOCAB_SIZE, assert_holds, content, files_of, flip, save
-from tests.processes import LIMIT, run_command, until
+from tests.processes import run_command
 
 ROOT = os.path.join(os.path.dirname(__file__), "..", "..")
 
@@ -129,79 +125,6 @@ def save_large(path, count):
     assert os.path.getsize(path) > count << 22
 
 
-def children_of(pid):
-    found = []
-    for path in glob.glob("/proc/[0-9]*/stat"):
-        try:
-            with open(path) as handle:
-                fields = handle.read().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == pid:
-            found.append(int(path.split("/")[2]))
-    return found
-
-
-def all_gone(pids):
-    return not any(os.path.exists(f"/proc/{pid}") for pid in pids)
-
-
-def test_a_conversion_killed_at_any_moment_goes_on_to_the_same_store(tmp_path):
-    paths, instances = files_of(tmp_path, [50, 60, 900, 70, 80, 30, 90, 100])
-    paths.append(str(tmp_path / "large"))  # the last, so that it is not over too soon
-    save_large(paths[-1], 8)
-    build_instances(paths, VOCAB_SIZE, str(tmp_path / "whole"), num_workers=1)
-    target = str(tmp_path / "store")
-
-    def files_done():
-        return len(glob.glob(f"{target}.partial/unfinished/[0-9]*/result.json"))
-
-    def has_reached(moment, child):
-        return files_done() >= moment or child.poll() is not None
-
-    for moment in (1, 3, 6):
-        # One worker, so that the large file is still to come at each of these moments.
-        command = [sys.executable, "-c", CHILD, "1", target, *paths]
-        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as child:
-            until(partial(has_reached, moment, child))
-            workers = children_of(child.pid)
-            child.send_signal(signal.SIGKILL)
-        assert child.returncode == -signal.SIGKILL, "it was over before it could be killed"
-        until(partial(all_gone, workers))
-        assert files_done() >= moment and not os.path.exists(target)
-    done = run_command([sys.executable, "-c", CHILD, "2", target, *paths], cwd=ROOT).check()
-    assert "going on with the unfinished" in done.stderr
-    found = content(target)
-    assert found == content(tmp_path / "whole")
-    store = InstanceStore.open(target)
-    assert store.num_instances == len(instances) + 8 * 1024
-    assert store.ids[: store.token_ends[len(instances)]].tolist() == [
-        number for instance in instances for number in instance["input_ids"]
-    ]
-    assert not [name for name in os.listdir(tmp_path) if "partial" in name or "lock" in name]
-
-
-def test_a_worker_that_dies_is_an_error_naming_the_file_and_the_rest_is_kept(tmp_path):
-    paths, _ = files_of(tmp_path, [30])
-    large, target = str(tmp_path / "large"), str(tmp_path / "store")
-    save_large(large, 8)
-    command = [sys.executable, "-c", CHILD, "1", target, *paths, large]
-
-    def has_begun():
-        return bool(glob.glob(f"{target}.partial/unfinished/1.tmp-*/ids.bin"))
-
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as child:
-        until(has_begun)
-        (worker,) = children_of(child.pid)
-        os.kill(worker, signal.SIGKILL)
-        error = child.stderr.read()
-    assert f"{large}: its worker process ended by SIGKILL" in error
-    assert child.returncode == 1 and not os.path.exists(target)
-    done = run_command(command, cwd=ROOT).check()
-    assert "going on with the unfinished" in done.stderr
-    assert InstanceStore.open(target).num_instances == 30 + 8 * 1024
-
-
 def test_memory_does_not_grow_with_the_file(tmp_path):
     """Peak memory of the converting processes, for 8 MB and 64 MB of arrays."""
     # This process' own ru_maxrss would begin with what the process that started it had.
@@ -246,18 +169,3 @@ def test_a_damaged_store_in_the_cache_is_built_again(built, tmp_path):
     os.unlink(os.path.join(directory, "manifest.json"))
     assert_holds(cached_instances(paths, VOCAB_SIZE, cache), instances)
     assert [name for name in os.listdir(cache) if not name.endswith(".json")] == [os.path.basename(directory)]
-
-
-def test_of_many_processes_one_converts(built, tmp_path):
-    paths = built[0]
-    script = (
-        "import sys; from base.progress import Printed; from data.store.instances import cached_instances\n"
-        "class Told(Printed):\n"
-        "    def begin(self, what, total): print(what)\n"
-        f"print(cached_instances(sys.argv[2:], {VOCAB_SIZE}, sys.argv[1], 2, progress=Told()).num_instances)"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path / "cache"), *paths]
-    children = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    outputs = [child.communicate(timeout=LIMIT)[0].split("\n") for child in children]
-    assert all("1207" in output for output in outputs)
-    assert sum("converting" in output for output in outputs) == 1

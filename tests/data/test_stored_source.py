@@ -3,10 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from data.options import BatchingConfig
-from data.pretraining.batches import PretrainingBatches, evaluation_batches
 from data.pretraining.sources import Batch, InstanceSource, padded_batch
-from data.sharing import Share
 from data.store.instances import InstanceStore, build_instances
 from tests.data.formats.samples import ragged
 from tests.data.instance_files import VOCAB_SIZE, files_of, save
@@ -121,43 +118,3 @@ def test_instances_that_do_not_fit_are_an_error(three_files):
         padded_batch(store, np.array([0]), 23, 4, 0)
     with pytest.raises(ValueError, match="do not fit into 24 and 3"):
         padded_batch(store, np.array([0]), 24, 3, 0)
-
-
-@pytest.mark.parametrize("use_avg_len", [False, True])
-def test_ten_ranks_share_three_files_and_see_each_instance_once_an_epoch(three_files, use_avg_len):
-    store, instances = three_files
-    number_of = {tuple(instance["input_ids"]): number for number, instance in enumerate(instances)}
-    assert len(number_of) == len(instances)
-    batch_size = 64 if use_avg_len else 4
-    ranks = [
-        iter(
-            PretrainingBatches(
-                InstanceSource(store), BatchingConfig(batch_size, use_avg_len, 3), 11, Share.of(rank, 10)
-            )
-        )
-        for rank in range(10)
-    ]
-    seen = []
-    while len(seen) < 3 * len(instances):
-        for rank in ranks:
-            batch = next(rank)
-            assert len(batch.input_ids)
-            for ids, length in zip(batch.input_ids, batch.valid_lengths):
-                seen.append(number_of[tuple(ids[:length].tolist())])
-    epochs = [seen[start : start + len(instances)] for start in range(0, 3 * len(instances), len(instances))]
-    for epoch in epochs:
-        assert sorted(epoch) == list(range(len(instances)))
-    assert epochs[0] != epochs[1]
-
-
-def test_evaluation_covers_all_files_once(three_files):
-    store, instances = three_files
-    rows = [
-        row
-        for rank in range(10)
-        for batch in evaluation_batches(InstanceSource(store), 8, rank, 10)
-        for row in batch[0]
-    ]
-    assert len({row.tobytes() for row in rows}) <= len(rows) == len(instances)
-    found = sorted(tuple(number for number in row.tolist() if number) for row in rows)
-    assert found == sorted(tuple(instance["input_ids"]) for instance in instances)

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from base.errors import InputError
-from data.text.corpus import documents, expand_globs, sentences
+from data.text.corpus import documents, expand_inputs, sentences
 
 
 def write(path, content):
@@ -33,7 +33,7 @@ def test_globs_expand_sorted_once_each_and_across_commas(tmp_path, monkeypatch):
     for name in ("b.txt", "a.txt", "c.md"):
         write(tmp_path / name, b"x")
     (tmp_path / "d.txt").mkdir()
-    found = expand_globs(f"~/*.txt, {tmp_path}/a.*,~/c.md", "--data")
+    found = expand_inputs(f"~/*.txt, {tmp_path}/a.*,~/c.md", "--data")
     assert [os.path.basename(path) for path in found] == ["a.txt", "b.txt", "c.md"]
 
 
@@ -51,7 +51,7 @@ def test_globs_without_files_name_flag_and_pattern(tmp_path, patterns, message):
     write(tmp_path / "a.txt", b"x")
     write(tmp_path / "empty.txt", b"")
     with pytest.raises(InputError, match=f"^--data: .*{message}"):
-        expand_globs(patterns.format(tmp_path), "--data")
+        expand_inputs(patterns.format(tmp_path), "--data")
 
 
 def test_a_file_that_disappears_is_an_input_error(tmp_path):

@@ -28,7 +28,7 @@ from data.tokenizing.tokenizer import (
     load_sentencepiece,
 )
 from data.tokenizing.vocab import SPECIAL_TOKENS, load_vocab, vocabulary_from_tokens
-from data.tokenizing.wordpiece import NOT_BETWEEN_WORDS
+from data.tokenizing.wordpiece import NOT_BETWEEN_WORDS, lists_of
 from data.train_vocab import TrainingText, train_wordpiece
 from tests.data.wikitext import SHARED
 
@@ -72,7 +72,7 @@ def test_white_space_is_what_the_cleaner_takes_for_it(letters):
     assert len(spaces) == 29
     assert [ids == joined for ids in encode(lines)] == [c in NOT_BETWEEN_WORDS for c in spaces]
     assert all(ids in (joined, split) for ids in encode(lines))
-    assert WordPieceTokenizer(letters).encode_batch(lines) == encode(lines)
+    assert lists_of(*WordPieceTokenizer(letters).encode(lines)) == encode(lines)
 
 
 @pytest.mark.parametrize("cased", [False, True])
@@ -84,7 +84,9 @@ def test_every_kind_of_character_at_every_place_of_a_word(letters, cased):
     assert len(characters) > 4000
     lines = [f"ab{c}cd {c}x y{c} {c} {c}{c}z" for c in characters]
     tokenizer = WordPieceTokenizer(letters, cased)
-    for line, ours, theirs in zip(lines, tokenizer.encode_batch(lines), hugging_face(letters, cased)(lines)):
+    for line, ours, theirs in zip(
+        lines, lists_of(*tokenizer.encode(lines)), hugging_face(letters, cased)(lines)
+    ):
         assert ours == theirs, ascii(line)
 
 
@@ -103,30 +105,28 @@ ODD += "\x00\x0b\x1f\x85"
 def test_any_lines_give_what_hugging_face_gives_for_them(letters, lines, cased):
     theirs = hugging_face(letters, cased)(lines)
     tokenizer = WordPieceTokenizer(letters, cased)
-    assert tokenizer.encode_batch(lines) == theirs
-    assert tokenizer.encode_batch(lines) == theirs  # now from the table
+    assert lists_of(*tokenizer.encode(lines)) == theirs
+    assert lists_of(*tokenizer.encode(lines)) == theirs  # now from the table
 
 
 def test_a_vocabulary_may_have_the_characters_used_between_words():
     vocab = vocabulary_from_tokens([*SPECIAL_TOKENS, "a", "\ufdd1", "##\ufdd1"])
     lines = ["a \ufdd1 a", "a\ufdd1 \ufdd0"]
-    assert (
-        WordPieceTokenizer(vocab).encode_batch(lines) == hugging_face(vocab)(lines) == [[5, 6, 5], [5, 7, 1]]
-    )
+    assert WordPieceTokenizer(vocab).encode(lines) == hugging_face(vocab)(lines) == [[5, 6, 5], [5, 7, 1]]
 
 
 def test_halves_of_surrogate_pairs_are_removed(letters):
     tokenizer = WordPieceTokenizer(letters)
-    assert tokenizer.encode_batch(["a\ud800b \udfff c"]) == tokenizer.encode_batch(["ab c"])
+    assert lists_of(*tokenizer.encode(["a\ud800b \udfff c"])) == lists_of(*tokenizer.encode(["ab c"]))
 
 
-def test_the_flat_form_has_the_same_ids(vocab, real_lines):
+def test_lists_are_the_ids_between_the_ends(vocab, real_lines):
     tokenizer = WordPieceTokenizer(vocab)
     lines = ["", *real_lines[:3000], " ", "\u200b"]
-    ids, ends = tokenizer.encode_flat(lines)
+    ids, ends = tokenizer.encode(lines)
     assert (ids.dtype, ends.dtype, ids.shape, ends.shape) == (np.int32, np.int64, (ends[-1],), (len(lines),))
-    assert [part.tolist() for part in np.split(ids, ends[:-1])] == tokenizer.encode_batch(lines)
-    ids, ends = tokenizer.encode_flat([])
+    assert [part.tolist() for part in np.split(ids, ends[:-1])] == lists_of(*tokenizer.encode(lines))
+    ids, ends = tokenizer.encode([])
     assert (ids.dtype, ends.dtype, len(ids), len(ends)) == (np.int32, np.int64, 0, 0)
 
 
@@ -135,7 +135,7 @@ def test_where_hugging_face_and_gluonnlp_differ():
     vocab = vocabulary_from_tokens([*SPECIAL_TOKENS, "\u03bf", "##\u03c2", "##\u03c3", "x", "\U0002b820"])
     theirs = gluonnlp.data.BERTTokenizer(gluonnlp_vocab(vocab), lower=True)
     texts = ["\u039f\u03a3", "x\ue000", "x\U0002b820"]
-    ours = WordPieceTokenizer(vocab).encode_batch(texts)
+    ours = lists_of(*WordPieceTokenizer(vocab).encode(texts))
     assert [[vocab.tokens[index] for index in ids] for ids in ours] == [
         ["\u03bf", "##\u03c3"],
         ["x"],
@@ -160,20 +160,14 @@ def squad_lines():
     return [paragraph["context"] for paragraph in paragraphs] + questions
 
 
-def test_wordpiece_equals_gluonnlp_and_hugging_face_on_paragraphs(vocab, paragraphs):
-    assert len(paragraphs) > 50 and max(map(len, paragraphs)) > 1500
-    theirs = gluonnlp.data.BERTTokenizer(gluonnlp_vocab(vocab), lower=True)
-    lookup = vocab.ids()
-    ours = WordPieceTokenizer(vocab).encode_batch(paragraphs)
-    assert ours == hugging_face(vocab)(paragraphs)
-    assert ours == [[lookup[token] for token in theirs(line)] for line in paragraphs]
-
-
 @pytest.fixture(
-    scope="module", params=["trained", *(["bert_base"] if importlib.util.find_spec(REAL_VOCABULARY) else [])]
+    scope="module",
+    params=["small", "trained", *(["bert_base"] if importlib.util.find_spec(REAL_VOCABULARY) else [])],
 )
-def large_vocabulary(request, embedded, tmp_path_factory):
-    """As many tokens as the corpus gives; that of bert-base-uncased too where a package has brought it."""
+def any_vocabulary(request, embedded, vocab, tmp_path_factory):
+    """2,000 tokens, and as many as the corpus gives; that of bert-base-uncased where a package brought it."""
+    if request.param == "small":
+        return vocab
     if request.param == "bert_base":
         (package,) = importlib.util.find_spec(REAL_VOCABULARY).submodule_search_locations
         found = load_vocab(os.path.join(package, "model", "vocab.txt"))
@@ -185,24 +179,15 @@ def large_vocabulary(request, embedded, tmp_path_factory):
     return load_vocab(path)
 
 
-def test_wordpiece_equals_both_with_a_large_vocabulary(large_vocabulary, real_lines, paragraphs):
-    vocab = large_vocabulary
-    assert len(vocab) > 6000
+def test_wordpiece_equals_gluonnlp_and_hugging_face(any_vocabulary, real_lines, paragraphs):
+    vocab = any_vocabulary
+    assert len(paragraphs) > 50 and max(map(len, paragraphs)) > 1500
     lines = [*real_lines, *paragraphs]
     theirs = gluonnlp.data.BERTTokenizer(gluonnlp_vocab(vocab), lower=True)
     lookup = vocab.ids()
-    ours = WordPieceTokenizer(vocab).encode_batch(lines)
+    ours = lists_of(*WordPieceTokenizer(vocab).encode(lines))
     assert ours == hugging_face(vocab)(lines)
     assert ours == [[lookup[token] for token in theirs(line)] for line in lines]
-
-
-def test_wordpiece_equals_gluonnlp_on_real_and_odd_text(vocab, real_lines):
-    theirs = gluonnlp.data.BERTTokenizer(gluonnlp_vocab(vocab), lower=True)
-    lookup = vocab.ids()
-    ours = WordPieceTokenizer(vocab).encode_batch(real_lines)
-    assert sum(map(len, ours)) > 50_000
-    for line, ids in zip(real_lines, ours):
-        assert ids == [lookup[token] for token in theirs(line)], line
 
 
 def test_cased_wordpiece_equals_gluonnlp_where_there_are_no_accents(embedded, real_lines, tmp_path):
@@ -215,12 +200,12 @@ def test_cased_wordpiece_equals_gluonnlp_where_there_are_no_accents(embedded, re
         line for line in real_lines if unicodedata.normalize("NFD", line) == line and "\u0301" not in line
     ]
     assert len(lines) > 1000 and any(token[0].isupper() for token in vocab.tokens)
-    for line, ids in zip(lines, WordPieceTokenizer(vocab, cased=True).encode_batch(lines)):
+    for line, ids in zip(lines, lists_of(*WordPieceTokenizer(vocab, cased=True).encode(lines))):
         assert ids == [lookup[token] for token in theirs(line)], line
 
 
 def test_special_tokens_written_in_a_text_are_plain_text(vocab):
-    (ids,) = WordPieceTokenizer(vocab).encode_batch(["[MASK] [CLS] [SEP] [PAD]"])
+    (ids,) = lists_of(*WordPieceTokenizer(vocab).encode(["[MASK] [CLS] [SEP] [PAD]"]))
     assert not set(ids) & {vocab.mask_id, vocab.cls_id, vocab.sep_id, vocab.pad_id}
 
 
@@ -259,7 +244,7 @@ def test_sentencepiece_equals_gluonnlp(model, real_lines):
     # GluonNLP samples with one candidate, which current SentencePiece refuses: give it the best segmentation.
     theirs.sentencepiece = sentencepiece.SentencePieceProcessor(model_file=model).encode_as_pieces
     lines = random.Random(1).sample(real_lines, 800)
-    for line, ids in zip(lines, SentencePieceTokenizer(model, vocab).encode_batch(lines)):
+    for line, ids in zip(lines, lists_of(*SentencePieceTokenizer(model, vocab).encode(lines))):
         assert ids == theirs.convert_tokens_to_ids(theirs(line)), line
         for index in ids:
             first = gluonnlp.data.BERTSPTokenizer.is_first_subword(vocab.tokens[index])
@@ -271,7 +256,7 @@ def test_sampling_depends_on_the_seed_alone(model, real_lines):
 
     def sampled(seed, nbest=-1):
         tokenizer = SentencePieceTokenizer(model, vocab, nbest=nbest, alpha=0.2, seed=seed)
-        return [tokenizer.encode_batch(real_lines[start : start + 20]) for start in (0, 20)]
+        return [lists_of(*tokenizer.encode(real_lines[start : start + 20])) for start in (0, 20)]
 
     best = SentencePieceTokenizer(model, vocab)
     assert sampled(1) == sampled(1)
@@ -279,10 +264,12 @@ def test_sampling_depends_on_the_seed_alone(model, real_lines):
     assert (
         sampled(1, nbest=5)
         != sampled(1, nbest=1)
-        == [best.encode_batch(real_lines[i : i + 20]) for i in (0, 20)]
+        == [lists_of(*best.encode(real_lines[i : i + 20])) for i in (0, 20)]
     )
     spell = best._processor.decode
-    assert [spell(ids) for ids in sampled(1)[0]] == [spell(ids) for ids in best.encode_batch(real_lines[:20])]
+    assert [spell(ids) for ids in sampled(1)[0]] == [
+        spell(ids) for ids in lists_of(*best.encode(real_lines[:20]))
+    ]
 
 
 def test_a_stream_gives_the_same_samples_whatever_came_before(model, real_lines):
@@ -290,22 +277,22 @@ def test_a_stream_gives_the_same_samples_whatever_came_before(model, real_lines)
     lines = real_lines[:30]
     first = SentencePieceTokenizer(model, vocab, nbest=-1, alpha=0.2, seed=1)
     second = SentencePieceTokenizer(model, vocab, nbest=-1, alpha=0.2, seed=1)
-    second.encode_batch(real_lines[30:60], stream=3)
-    assert first.encode_batch(lines, stream=7) == second.encode_batch(lines, stream=7)
-    assert first.encode_batch(lines, stream=7) == first.encode_batch(lines, stream=7)
-    assert first.encode_batch(lines, stream=7) != first.encode_batch(lines, stream=8)
-    ids, ends = first.encode_flat(lines, stream=7)
-    assert [part.tolist() for part in np.split(ids, ends[:-1])] == first.encode_batch(lines, stream=7)
-    large = first.encode_batch(lines, stream=(1 << 40) + 7)  # the builder's streams are large
-    assert large != first.encode_batch(lines, stream=7)
+    second.encode(real_lines[30:60], stream=3)
+    assert lists_of(*first.encode(lines, stream=7)) == lists_of(*second.encode(lines, stream=7))
+    assert lists_of(*first.encode(lines, stream=7)) == lists_of(*first.encode(lines, stream=7))
+    assert lists_of(*first.encode(lines, stream=7)) != lists_of(*first.encode(lines, stream=8))
+    ids, ends = first.encode(lines, stream=7)
+    assert [part.tolist() for part in np.split(ids, ends[:-1])] == lists_of(*first.encode(lines, stream=7))
+    large = lists_of(*first.encode(lines, stream=(1 << 40) + 7))  # the builder's streams are large
+    assert large != lists_of(*first.encode(lines, stream=7))
 
 
 @pytest.mark.parametrize("nbest", [0, -1])
 def test_a_word_that_was_taken_out_is_the_unknown_piece(model, nbest):
     vocab = load_sentencepiece(model)
     tokenizer = SentencePieceTokenizer(model, vocab, nbest=nbest)
-    ((the, *_),) = SentencePieceTokenizer(model, vocab).encode_batch(["the"])
-    (ids,) = tokenizer.encode_batch([f"{UNKNOWN} the {UNKNOWN}s"])
+    ((the, *_),) = lists_of(*SentencePieceTokenizer(model, vocab).encode(["the"]))
+    (ids,) = lists_of(*tokenizer.encode([f"{UNKNOWN} the {UNKNOWN}s"]))
     assert ids[0] == ids[-1] == vocab.unk_id and ids.count(vocab.unk_id) == 2
     assert nbest or ids[1] == the
 
@@ -327,7 +314,7 @@ def test_settings_travel_to_other_processes_and_build_the_same_tokenizer(vocab, 
         assert original.samples == arrived.samples == samples
         assert original.fingerprint == arrived.fingerprint
         lines = real_lines[:200]
-        assert built.encode_batch(lines, stream=2) == tokenizer.encode_batch(lines, stream=2)
+        assert lists_of(*built.encode(lines, stream=2)) == lists_of(*tokenizer.encode(lines, stream=2))
 
 
 def test_a_model_that_changes_during_the_run_is_refused(model, tmp_path):

@@ -11,6 +11,7 @@ from data.options import TextConfig
 from data.text.corpus import UNKNOWN
 from data.tokenizing.tokenizer import SentencePieceTokenizer, WordPieceTokenizer, load_sentencepiece
 from data.tokenizing.vocab import SPECIAL_TOKENS, load_vocab
+from data.tokenizing.wordpiece import lists_of
 from data.train_vocab import (
     MODEL_TYPES,
     TrainingText,
@@ -91,7 +92,7 @@ def test_wordpiece_training_is_repeatable_and_its_vocabulary_covers_the_text(cor
     assert all(token == token.lower() for token in vocab.tokens[5:])
     train_wordpiece(text_of(corpus), str(tmp_path / "cased"), 300, cased=True)
     assert any(token[0].isupper() for token in load_vocab(str(tmp_path / "cased")).tokens)
-    encoded = WordPieceTokenizer(vocab).encode_batch(list(text_of(corpus).passes("x")))
+    encoded = lists_of(*WordPieceTokenizer(vocab).encode(list(text_of(corpus).passes("x"))))
     assert not any(vocab.unk_id in ids for ids in encoded)
 
 
@@ -109,7 +110,7 @@ def test_sentencepiece_training_is_repeatable_and_its_model_spells_the_text(
     assert vocab.tokens[:5] == SPECIAL_TOKENS and vocab.special_ids == (0, 1, 2, 3, 4)
     tokenizer = SentencePieceTokenizer(str(tmp_path / "one.model"), vocab, cased)
     lines = list(text_of(corpus).passes("x"))
-    encoded = tokenizer.encode_batch(lines)
+    encoded = lists_of(*tokenizer.encode(lines))
     assert not any(vocab.unk_id in ids for ids in encoded)
     spelled = "".join(vocab.tokens[index] for index in encoded[0]).replace("\u2581", " ").strip()
     assert spelled.replace(" .", ".") == (lines[0] if cased else lines[0].lower().replace("\u00e9", "e"))

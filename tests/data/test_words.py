@@ -29,15 +29,15 @@ def test_ids_do_not_depend_on_what_is_remembered(generation_words):
     table = WordTable(Spelling(), generation_words)
     for _ in range(30):
         lines = [" ".join(generator.choices(words, k=generator.randrange(6))) for _ in range(20)]
-        assert table.encode_batch(lines) == [spelled(line) for line in lines]
+        assert lists_of(*table.encode(lines)) == [spelled(line) for line in lines]
         assert len(table) <= 2 * generation_words
 
 
 def test_a_word_is_encoded_once_while_it_is_kept():
     spelling = Spelling()
     table = WordTable(spelling, 10)
-    table.encode_batch(["a b a", "c b"])
-    table.encode_batch(["c b a d"])
+    table.encode(["a b a", "c b"])
+    table.encode(["c b a d"])
     assert spelling.asked == ["a", "b", "c", "d"]
 
 
@@ -45,23 +45,23 @@ def test_words_that_keep_coming_outlive_those_that_do_not():
     spelling = Spelling()
     table = WordTable(spelling, 8)
     for number in range(200):
-        table.encode_batch([f"often x{number}"])
+        table.encode([f"often x{number}"])
     assert spelling.asked.count("often") == 1 and len(spelling.asked) == 201
 
 
 def test_long_words_are_not_kept():
     table = WordTable(Spelling())
     long = "x" * (MAX_KEPT_CHARS + 1)
-    assert table.encode_batch([f"a {long} a", long]) == [[97, *[120] * 65, 97], [120] * 65]
+    assert lists_of(*table.encode([f"a {long} a", long])) == [[97, *[120] * 65, 97], [120] * 65]
     assert len(table) == 1
 
 
 def test_lines_without_words_have_no_ids():
-    ids, ends = WordTable(Spelling()).encode_flat(["", "a", " \t", "\x0b", "b\x1fc"])
+    ids, ends = WordTable(Spelling()).encode(["", "a", " \t", "\x0b", "b\x1fc"])
     assert ids.tolist() == [97, 98, 99] and ends.tolist() == [0, 1, 1, 1, 3]
     assert lists_of(ids, ends) == [[], [97], [], [], [98, 99]]
 
 
 def test_many_and_long_lines_are_taken_in_blocks():
     lines = [f"w{number}" for number in range(2000)] + ["long line " * 40_000, "end"]
-    assert WordTable(Spelling()).encode_batch(lines) == [spelled(line) for line in lines]
+    assert lists_of(*WordTable(Spelling()).encode(lines)) == [spelled(line) for line in lines]

@@ -5,7 +5,6 @@ import signal
 import sys
 import time
 
-import numpy as np
 import pytest
 
 from base.errors import InputError
@@ -82,12 +81,6 @@ def test_defects_show_their_traceback(tmp_path):
 def test_what_libraries_print_is_no_result(tmp_path, capfd):
     build(tmp_path / "out", 3, 1, Numbers("print", 1), isolate=True)
     assert capfd.readouterr().out == ""
-
-
-def test_numbers_that_do_not_fit_are_refused(tmp_path):
-    for values in (np.array([70_000]), np.array([-1]), np.array([0.5])):
-        with pytest.raises(ValueError, match="cannot hold"):
-            build(tmp_path / "out", 1, 1, lambda unit, part, v=values: part.append("ids", v), size=1)
 
 
 def test_a_wrong_identity_is_seen(tmp_path):

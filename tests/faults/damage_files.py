@@ -46,16 +46,14 @@ def opened(setting: Setting) -> Iterator[Attempt]:
     def unchecked(content: Any) -> str:
         return "0" * 64
 
-    def unchecked_column(directory: str, shards: Any, dtype: Any, verify: bool) -> Any:
-        return map_column(directory, shards, dtype, verify=False)
-
-    map_column = tokens.map_column
+    def unchecked_sums(directory: str, described: Any) -> None:
+        return None
 
     with contextlib.ExitStack() as stack:
         if setting.damage == UNCHECKED:
             stack.enter_context(mock.patch.object(checkpoint, "sha256_of", unchecked))
         if setting.damage == UNCHECKED_STORES:
-            stack.enter_context(mock.patch.object(tokens, "map_column", unchecked_column))
+            stack.enter_context(mock.patch.object(tokens, "check_sums", unchecked_sums))
         if setting.damage == UNSIGNED:
             stack.enter_context(mock.patch.object(manifest, "checksum_of", unchecked))
         yield attempt

@@ -21,7 +21,8 @@ import numpy as np
 
 from base.errors import InputError
 from base.progress import Silent
-from data.store.build import BuildPlan, Column, Part, build_columns
+from data.store.build import BuildPlan, Part, build_columns
+from data.store.columns import Column
 from data.store.instances import InstanceStore, build_instances
 from data.store.tokens import TokenStore, build_store, cached_store
 from data.tokenizing.tokenizer import TokenizerSettings

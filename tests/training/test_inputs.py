@@ -201,10 +201,10 @@ class TestStore:
     def test_an_unfinished_store(self, place):
         with (
             pytest.raises(KeyboardInterrupt),
-            mock.patch("data.store.build._Table.close", side_effect=KeyboardInterrupt),
+            mock.patch("data.store.build._append_folder", side_effect=KeyboardInterrupt),
         ):
             self.prepare()
-        for data in ("store.partial", "store.partial/unfinished", "store.partial/unfinished/0/ids.bin"):
+        for data in ("store.partial", "store.partial/unfinished", "store.partial/unfinished/0/ids-00000.bin"):
             message = refused(data=data)
             assert message.startswith("--data: store.partial is an unfinished token store: prepare")
 

@@ -13,6 +13,7 @@ from data.classification.examples import Examples
 from data.classification.features import featurize, truncated_pairs
 from data.finetuning.batching import EvaluationOrder, Grouping, TrainingOrder
 from data.tokenizing.tokenizer import TokenizerSettings
+from data.tokenizing.wordpiece import lists_of
 
 
 def cut(first: list[int], second: list[int], most: int) -> tuple[list[int], list[int]]:
@@ -27,11 +28,11 @@ def written_out(examples: Examples, settings: TokenizerSettings, most: int) -> l
     vocab, tokenizer = settings.vocabulary, settings.build()
     rows = []
     for place, text in enumerate(examples.first):
-        (first,) = tokenizer.encode_batch([text])
+        (first,) = lists_of(*tokenizer.encode([text]))
         if examples.second is None:
             rows.append(([vocab.cls_id, *first[: most - 2], vocab.sep_id], min(len(first), most - 2) + 2))
             continue
-        (second,) = tokenizer.encode_batch([examples.second[place]])
+        (second,) = lists_of(*tokenizer.encode([examples.second[place]]))
         first, second = cut(first, second, most - 3)
         rows.append(([vocab.cls_id, *first, vocab.sep_id, *second, vocab.sep_id], len(first) + 2))
     return rows
@@ -60,7 +61,9 @@ def test_tokens_are_those_written_out(pairs, vocab, two, most):
     found = featurize(examples, settings, most)
     wanted = written_out(examples, settings, most)
     assert len(found) == len(wanted) and found.lengths().max() <= most
-    assert [found.tokens.row(n).tolist() for n in range(len(found))] == [row for row, _ in wanted]
+    assert [each.tolist() for each in np.split(found.tokens, found.bounds[1:-1])] == [
+        row for row, _ in wanted
+    ]
     assert found.first.tolist() == [first for _, first in wanted]
     full = written_out(examples, settings, 10_000)
     assert found.truncated == sum(row != whole for (row, _), (whole, _) in zip(wanted, full))
@@ -73,7 +76,8 @@ def test_batches(pairs, vocab):
     assert all(each.dtype == np.int32 for each in batch[:4]) and batch.examples.dtype == np.int64
     assert batch.labels.tolist() == [1, 1, 0, 0] and batch.examples.tolist() == [7, 199, 0, 3]
     for row, number in enumerate(numbers):
-        tokens, first = found.tokens.row(number).tolist(), int(found.first[number])
+        tokens = found.tokens[found.bounds[number] : found.bounds[number + 1]].tolist()
+        first = int(found.first[number])
         padding = 40 - len(tokens)
         assert batch.input_ids[row].tolist() == tokens + [vocab.pad_id] * padding
         assert batch.segment_ids[row].tolist() == [0] * first + [1] * (len(tokens) - first) + [0] * padding
@@ -106,8 +110,8 @@ def test_any_number_of_workers_gives_the_same(pairs, vocab, monkeypatch):
     monkeypatch.setattr(features_module, "_FEW", 0)
     monkeypatch.setattr(features_module, "_PART", 150)
     together = featurize(pairs, TokenizerSettings(vocab), 32, num_workers=2)
-    assert together.tokens.values.tolist() == alone.tokens.values.tolist()
-    assert together.tokens.ends.tolist() == alone.tokens.ends.tolist()
+    assert together.tokens.tolist() == alone.tokens.tolist()
+    assert together.bounds.tolist() == alone.bounds.tolist()
 
 
 def test_a_length_without_room_is_an_error(pairs, vocab):

@@ -123,7 +123,7 @@ def change(path, old: str, new: str) -> None:
             "train.tsv",
             "First 2",
             " ",
-            r"line 4: a text is empty; 1 of 4 lines are like this, above 1%",
+            r"line 4: the text in .sentence1. is empty; 1 of 4 lines are like this, above 1%",
         ),
         ("RTE", "train.tsv", "\tentailment", "\tnot_entailment", "train.tsv: every label is the same in 4 e"),
         ("RTE", "test.tsv", "\tSecond 1", "", r"test.tsv, line 3: 2 columns, not 3; download"),

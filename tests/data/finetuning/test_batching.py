@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from data.classification.features import Ragged, ragged
 from data.finetuning.batching import (
     EvaluationOrder,
     Grouping,
@@ -17,6 +16,7 @@ from data.finetuning.batching import (
     TrainingOrder,
     dealt,
     padded_length,
+    ragged_places,
 )
 
 COUNT, BATCH = 250, 12
@@ -175,18 +175,7 @@ def test_batches_go_on_from_a_position():
         again.seek(-1)
 
 
-def test_ragged_rows():
-    rows = ragged([[5, 6, 7], [], [8], [9, 10]])
-    assert rows.values.dtype == np.int32 and rows.lengths().tolist() == [3, 0, 1, 2]
-    assert [rows.row(number).tolist() for number in range(4)] == [[5, 6, 7], [], [8], [9, 10]]
-    assert rows.lengths_of(np.array([3, 0, 1])).tolist() == [2, 3, 0]
-    assert rows.padded(np.array([3, 0, 1]), 4, fill=-1).tolist() == [
-        [9, 10, -1, -1],
-        [5, 6, 7, -1],
-        [-1, -1, -1, -1],
-    ]
-    assert rows.padded(np.array([], dtype=np.int64), 4).shape == (0, 4)
-    with pytest.raises(ValueError):
-        rows.padded(np.array([0]), 2)
-    empty = ragged([])
-    assert isinstance(empty, Ragged) and len(empty.starts) == 0 and len(empty.values) == 0
+def test_places_of_rows():
+    starts, counts = np.array([4, 0, 9, 2]), np.array([2, 0, 1, 3])
+    assert ragged_places(starts, counts).tolist() == [4, 5, 9, 2, 3, 4]
+    assert ragged_places(starts[:0], counts[:0]).tolist() == []

@@ -6,26 +6,14 @@ import numpy as np
 import pytest
 
 from data.formats import record_files
-from data.formats.record_files import FIELDS, PREDICTION_FIELDS, TOKEN_FIELDS
+from data.formats.record_files import FIELDS
 from tests.data.formats.samples import entries, example, field, integer_list, ofrecord, ragged
 
 KINDS = {name: "float_list" if name == "masked_lm_weights" else "int64_list" for name in FIELDS}
 
 
-def decode(records, kinds=None, message_type=record_files.example_type):
-    features = (
-        (lambda message: message.features.feature)
-        if message_type is record_files.example_type
-        else (lambda message: message.feature)
-    )
-    layout = record_files.Layout(
-        message_type(lists_as_bytes=True),
-        features,
-        TOKEN_FIELDS,
-        PREDICTION_FIELDS,
-        ("next_sentence_labels",),
-    )
-    return record_files.decode_packed(records, layout, kinds or KINDS)
+def decode(records, format="tfrecord"):
+    return record_files.Messages(format).decode_together(records)
 
 
 def rows_by_protobuf(records, name):
@@ -54,8 +42,7 @@ def test_the_same_numbers_as_protobufs(largest):
 
 def test_int32_lists_of_ofrecord():
     instances = ragged(50)
-    kinds = {name: kind.replace("int64", "int32") for name, kind in KINDS.items()}
-    columns = decode([ofrecord(instance) for instance in instances], kinds, record_files.ofrecord_type)
+    columns = decode([ofrecord(instance) for instance in instances], "ofrecord")
     for found, instance in zip(columns["input_ids"], instances):
         assert found[: len(instance["input_ids"])].tolist() == instance["input_ids"]
 

@@ -10,7 +10,7 @@ import pytest
 from tensorboardX.record_writer import RecordWriter
 
 from base.errors import InputError
-from data.formats.framing import tfrecord_framed
+from data.formats.framing import framed
 from data.formats.read import peek, read_instances
 from data.formats.records import FileFacts, PretrainingArrays
 from data.formats.write import FORMATS, write_instances
@@ -234,8 +234,8 @@ def test_nothing_is_written_when_the_instances_fail(tmp_path):
 
 
 def test_the_masked_checksum_is_tensorflows():
-    framed = tfrecord_framed(b"123456789")
+    record = framed(b"123456789", checksums=True)
     # CRC-32C's check value is 0xE3069283 (RFC 3720); masked by hand: rotate right 15, add 0xa282ead8.
     rotated = (0xE3069283 >> 15 | 0xE3069283 << 17) & 0xFFFFFFFF
-    assert framed[-4:] == struct.pack("<I", (rotated + 0xA282EAD8) & 0xFFFFFFFF)
-    assert framed == tfrecord_frame(b"123456789")
+    assert record[-4:] == struct.pack("<I", (rotated + 0xA282EAD8) & 0xFFFFFFFF)
+    assert record == tfrecord_frame(b"123456789")

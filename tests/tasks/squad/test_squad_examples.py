@@ -11,7 +11,7 @@ import pytest
 
 import finetune_squad
 from base.errors import InputError, TrainingError
-from data.questions.scores import score_v2
+from data.questions.score import score_v2
 from tasks.squad.examples import EvaluationWindows
 from tests.finetuned import squad, write_data
 
