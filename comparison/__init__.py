@@ -8,6 +8,7 @@ launch       one launch, of which nothing remains: its memory, the reason of its
 verdicts     paired tests, and the rule for verdicts
 wording      numbers and names for people
 canvas       the common parts of the plots
+report       the files of a report, and its text for the terminal
 runs/        the comparison of training runs
 messages/    the parts of --comm_only
 projection/  the parts of --project

@@ -76,7 +76,7 @@ def name_backends(
     )
 
 
-def save(figure: Figure, path: Path, mark: str = "") -> None:
+def save(figure: Figure, path: Path, mark: str) -> None:
     """Writes a PNG, whole or not at all. `mark`: added to the title, in red. Raises OSError."""
     if mark:
         title = [each.get_text() for each in figure.texts]

@@ -49,9 +49,9 @@ from comparison.messages.plan import (
     that_fit,
     worker_plan,
 )
-from comparison.messages.report import Measured, write_messages
+from comparison.messages.report import Measured, report_of
 from comparison.options import MessagesOptions
-from comparison.wording import beside, write_files
+from comparison.report import as_json, beside, write_text
 
 FOLDER, LEFT_OUT = "messages", "left_out.json"  # under --output
 RESERVE = 1e9  # bytes that stay free for everybody else
@@ -122,9 +122,10 @@ def compare_messages(options: MessagesOptions) -> int:
         finally:
             launches = [made[turn] for turn in _turns(sweep) if turn in made]
             measured = Measured(cells, options.messages, launches, sweep.left_out, complete)
-            report = write_messages(Path(campaign.output), facts, measured)
+            report = report_of(facts, measured)
+            paths = report.write(Path(campaign.output))
             print(report.terminal)
-            print("\n".join(map(str, report.paths)), flush=True)
+            print("\n".join(map(str, paths)), flush=True)
             if not complete:
                 print("interrupted; the same command continues", file=sys.stderr, flush=True)
     return 1 if any(launch["wrong"] or launch["failures"] for launch in launches) else 0
@@ -306,7 +307,7 @@ def send(ranks: Ranks, messages: Sequence[Message], directory: Path) -> dict[str
         here.mkdir(parents=True)
         command = ranks.command(here)
         plan = worker_plan(todo, ranks.dtype, ranks.workers, ranks.seconds, ranks.seed)
-        write_files(here, {PLAN: plan})
+        write_text(here / PLAN, as_json(plan))
         environ = environment(ranks.backend, cluster=ranks.cluster)
         ended = launch(command, environ, here / LOG, ranks.limit_s, ranks.script)
         accounts = [read_rank(here / f"rank-{rank}.jsonl") for rank in range(ranks.workers)]

@@ -19,6 +19,8 @@ from typing import Any
 from base.errors import InputError
 from bert.configuration import BertConfig, named_config
 from comparison.options import SEQUENCES, ProjectionOptions
+from comparison.projection import pipeline_report
+from comparison.projection import report as strategy_report
 from comparison.projection.clusters import CLUSTERS, Cluster
 from comparison.projection.model import (
     COLOCATED,
@@ -29,9 +31,7 @@ from comparison.projection.model import (
     Strategy,
     project_all,
 )
-from comparison.projection.pipeline_report import write_pipelines
 from comparison.projection.pipelines import Pipeline
-from comparison.projection.report import write_projection
 from comparison.projection.validation import SINGLE_GPUS, single_compute_seconds
 from comparison.projection.workload import (
     ELEMENT_BYTES,
@@ -76,14 +76,16 @@ def project(options: ProjectionOptions) -> int:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--output {directory}: {error.strerror}") from error
-    try:
-        if pipelines:
-            print(write_pipelines(directory, plan, pipelines))
-            return 0
+    if pipelines:
+        report = pipeline_report.report_of(plan, pipelines)
+    else:
         projections = project_all(plan.workload, plan.strategies, plan.cluster, plan.gpus)
-        print(write_projection(directory, plan, projections))
+        report = strategy_report.report_of(plan, projections)
+    try:
+        paths = report.write(directory)
     except OSError as error:
         raise InputError(f"--output {directory}: {error.strerror}") from error
+    print(f"{report.terminal}\n\nwritten: {', '.join(map(str, paths))}")
     return 0
 
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
 from base.quantities import digits
 from base.tables import Row, Table
 from bert.configuration import BertConfig, named_config
-from comparison.canvas import COLOURS, new_figure, plain, save
+from comparison.canvas import COLOURS, new_figure, plain
 from comparison.projection.clusters import Cluster
 from comparison.projection.model import Plan
 from comparison.projection.pipelines import (
@@ -27,7 +26,8 @@ from comparison.projection.pipelines import (
     split_by,
 )
 from comparison.projection.workload import Workload, bert_parts, update_seconds
-from comparison.wording import Part, as_markdown, as_terminal, size, write_files
+from comparison.report import Part, Report
+from comparison.wording import milliseconds, size
 from training.pipeline.placement import INTER_FIRST, INTRA_FIRST
 from training.pipeline.shares import bubble
 
@@ -227,7 +227,7 @@ def _solve(predicted: Callable[[float], float], wanted: float, bounds: tuple[flo
     return high
 
 
-MARKDOWN, JSON, PLOT = "pipelines.md", "pipelines.json", "pipelines.png"
+NAME, PLOT = "pipelines", "pipelines.png"
 SCHEMA = 1  # of pipelines.json
 HEAD = (
     *("GPUs", "hosts", "s/step", "computing ms", "waiting ms", "gradients ms", "update ms"),
@@ -248,29 +248,32 @@ LIMITS = f"""\
 """
 
 
-def write_pipelines(directory: Path, plan: Plan, pipelines: Sequence[Pipeline]) -> str:
-    """Writes the three files; returns the text for the terminal.
+def report_of(plan: Plan, pipelines: Sequence[Pipeline]) -> Report:
+    """pipelines.md, pipelines.json, the picture, and what a terminal shows.
 
     Args:
         plan: its strategies are not looked at.
         pipelines: of one number of stages and one schedule, one for each placement.
-
-    Raises:
-        OSError: a file cannot be written.
     """
     found = {
         pipeline: [project_pipeline(plan.workload, pipeline, plan.cluster, gpus) for gpus in plan.gpus]
         for pipeline in pipelines
     }
     points = {reading.title: validate_pipelines(reading) for reading in READINGS}
-    tables = [_table(pipeline, own) for pipeline, own in found.items()]
-    facts, validation = _facts(plan, pipelines[0]), pipeline_tables()
-    text: list[Part] = [f"# Pipelines: {plan.model} on {plan.cluster.title}", facts, *tables]
-    text += ["## Validation", *validation, f"![published and predicted]({PLOT})", LIMITS]
-    write_files(directory, {MARKDOWN: as_markdown(text), JSON: _content(plan, found, points)})
-    save(validation_figure(points), directory / PLOT)
-    names = ", ".join(str(directory / name) for name in (MARKDOWN, JSON, PLOT))
-    return as_terminal([facts, *tables, *validation, f"written: {names}"])
+    facts = _facts(plan, pipelines[0])
+    tables = [*(_table(pipeline, own) for pipeline, own in found.items()), *pipeline_tables()]
+    own = len(pipelines)
+    document: list[Part] = [
+        f"# Pipelines: {plan.model} on {plan.cluster.title}",
+        facts,
+        *tables[:own],
+        "## Validation",
+        *tables[own:],
+        f"![published and predicted]({PLOT})",
+        LIMITS,
+    ]
+    pictures = {PLOT: validation_figure(points)}
+    return Report(NAME, document, _content(plan, found, points), pictures, [facts, *tables])
 
 
 def validation_figure(points: dict[str, list[PipelinePoint]]) -> Figure:
@@ -312,7 +315,7 @@ def _table(pipeline: Pipeline, projections: Sequence[PipelineProjection]) -> Tab
                     f"{each.gpus}",
                     f"{each.hosts}",
                     digits(each.step_s),
-                    *("0" if value < 1e-9 else digits(1e3 * value) for value in times),
+                    *map(milliseconds, times),
                     digits(each.sequences_per_s),
                     f"{100 * each.efficiency:.1f}%",
                     size(each.sent_bytes) if each.sent_bytes else "0",

@@ -3,12 +3,11 @@ projection.png: efficiency by GPUs. projection_validation.png: published and pre
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Sequence
 
 from base.quantities import digits
 from base.tables import Row, Table
-from comparison.canvas import COLOURS, ideal_style, new_figure, plain, save
+from comparison.canvas import COLOURS, ideal_style, new_figure, plain
 from comparison.projection.model import Plan, Projection
 from comparison.projection.validation import (
     CASES,
@@ -24,13 +23,14 @@ from comparison.projection.validation import (
     tables,
     validate,
 )
-from comparison.wording import Part, as_markdown, as_terminal, size, write_files
+from comparison.report import Part, Report
+from comparison.wording import milliseconds, size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MARKDOWN, JSON = "projection.md", "projection.json"
+NAME = "projection"  # of the files
 SCHEMA = 2  # of projection.json; it grows where the meaning of a field changes
 HEAD = (
     "GPUs",
@@ -66,22 +66,30 @@ LIMITS = """\
 """
 
 
-def write_projection(directory: Path, plan: Plan, projections: Sequence[Projection]) -> str:
-    """Writes the four files; returns the text for the terminal. OSError when a file cannot be written."""
+def report_of(plan: Plan, projections: Sequence[Projection]) -> Report:
+    """projection.md, projection.json, both pictures, and what a terminal shows."""
     own = [_table(plan, projections, key) for key in dict.fromkeys(each.strategy for each in projections)]
     points = validate()
-    drawn = draw_all(directory, plan, projections, points)
-    validation = tables()
     first = _summary(plan, projections, points)
-    text: list[Part] = [f"# Projection: {plan.model} on {plan.cluster.title}", first, _facts(plan), *own]
-    text += [f"![efficiency by the number of GPUs]({PROJECTION})", _caption(plan, points)]
-    text += [_parameters(plan), "## Validation", _validation_words(), *validation]
-    text += [f"![published and predicted]({VALIDATION})"]
-    text += ["## Where it must fail", LIMITS, "## Sources of the measurements", _sources()]
-    content = _content(plan, projections, points)
-    write_files(directory, {MARKDOWN: as_markdown(text), JSON: content})
-    names = ", ".join(str(directory / name) for name in (MARKDOWN, JSON, *drawn))
-    return as_terminal([_facts(plan), *own, first, f"written: {names}"])
+    document: list[Part] = [
+        f"# Projection: {plan.model} on {plan.cluster.title}",
+        first,
+        _facts(plan),
+        *own,
+        f"![efficiency by the number of GPUs]({PROJECTION})",
+        _caption(plan, points),
+        _parameters(plan),
+        "## Validation",
+        _validation_words(),
+        *tables(),
+        f"![published and predicted]({VALIDATION})",
+        "## Where it must fail",
+        LIMITS,
+        "## Sources of the measurements",
+        _sources(),
+    ]
+    pictures = {PROJECTION: projection_figure(plan, projections, points), VALIDATION: _validation(points)}
+    return Report(NAME, document, _content(plan, projections, points), pictures, [_facts(plan), *own, first])
 
 
 def _table(plan: Plan, projections: Sequence[Projection], strategy: str) -> Table:
@@ -92,10 +100,10 @@ def _table(plan: Plan, projections: Sequence[Projection], strategy: str) -> Tabl
                 f"{each.gpus}",
                 f"{each.hosts}",
                 digits(each.step_s),
-                _milliseconds(each.compute_s + each.optimizer_s),
-                _milliseconds(each.communication_s),
-                _milliseconds(each.exposed_s),
-                _milliseconds(each.waiting_s),
+                milliseconds(each.compute_s + each.optimizer_s),
+                milliseconds(each.communication_s),
+                milliseconds(each.exposed_s),
+                milliseconds(each.waiting_s),
                 f"{each.sequences_per_s:,.0f}"
                 if each.sequences_per_s >= 100
                 else digits(each.sequences_per_s),
@@ -131,7 +139,7 @@ def _facts(plan: Plan) -> str:
     return (
         f"{plan.model}, {work.elements / 1e6:.1f} M parameters, {size(work.total_bytes)} of gradients that "
         f"travel {overlap}.\nBatch: {plan.batch}. Precision: {plan.precision}.\n"
-        f"A pass takes {digits(work.compute_s)} s, the update {_milliseconds(work.optimizer_s)} ms. "
+        f"A pass takes {digits(work.compute_s)} s, the update {milliseconds(work.optimizer_s)} ms. "
         f"Compute time from: {plan.compute_source}.\n"
         f"Cluster: {plan.cluster.title}."
     )
@@ -229,25 +237,9 @@ def _content(plan: Plan, projections: Sequence[Projection], points: Sequence[Poi
     }
 
 
-def _milliseconds(seconds: float) -> str:
-    return "0" if seconds < 1e-9 else digits(seconds * 1e3)  # less is rounding
-
-
 PROJECTION, VALIDATION = "projection.png", "projection_validation.png"
 BAND = "where measurements would lie, off as in the validation"
 _MARKERS = "osD"
-
-
-def draw_all(
-    directory: Path, plan: Plan, projections: Sequence[Projection], points: Sequence[Point]
-) -> list[str]:
-    """Writes both; returns their names. OSError when a file cannot be written."""
-    for name, figure in (
-        (PROJECTION, projection_figure(plan, projections, points)),
-        (VALIDATION, _validation(points)),
-    ):
-        save(figure, directory / name)
-    return [PROJECTION, VALIDATION]
 
 
 def projection_figure(plan: Plan, projections: Sequence[Projection], points: Sequence[Point]) -> Figure:

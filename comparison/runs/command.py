@@ -26,6 +26,7 @@ from comparison.campaign import (
 )
 from comparison.launch import launch, reason_of_exit
 from comparison.options import RunsOptions
+from comparison.report import beside
 from comparison.runs import agreement
 from comparison.runs.launches import (
     Training,
@@ -38,9 +39,8 @@ from comparison.runs.launches import (
     save,
 )
 from comparison.runs.record import LOG, PROFILED, TIMED, Record, Work, read_run
-from comparison.runs.report import Report, write_report
-from comparison.runs.results import FAILED, NOT_RUN
-from comparison.wording import beside
+from comparison.runs.report import report_of
+from comparison.runs.results import FAILED, NOT_RUN, Results
 
 FUSION = "HOROVOD_FUSION_THRESHOLD"  # bytes; on CPUs the training scripts set 0 where it is not set
 MOST_FAILURES = 2  # of a setting: it is not launched again
@@ -102,8 +102,8 @@ def _compare_in(store: Store, options: RunsOptions) -> int:
         _report(comparison, made, complete=False)
         print("interrupted; the same command continues", file=sys.stderr, flush=True)
         raise
-    report = _report(comparison, made, complete=True)
-    return 1 if any(result.kind in BAD for result in report.results.results) else 0
+    results = _report(comparison, made, complete=True)
+    return 1 if any(result.kind in BAD for result in results.results) else 0
 
 
 def works_of(options: RunsOptions) -> list[Work]:
@@ -215,8 +215,8 @@ def _launch(comparison: Comparison, work: Work) -> Record:
     return record
 
 
-def _report(comparison: Comparison, made: Mapping[Work, Record], complete: bool) -> Report:
-    """Writes and prints it."""
+def _report(comparison: Comparison, made: Mapping[Work, Record], complete: bool) -> Results:
+    """Writes and prints the report."""
     options = comparison.options
     campaign = options.campaign
     facts = {
@@ -233,9 +233,8 @@ def _report(comparison: Comparison, made: Mapping[Work, Record], complete: bool)
         "titles": campaign.titles(),
     }
     records = [made[work] for work in comparison.works if work in made]
-    report = write_report(
-        comparison.store.directory, facts, records, options.settings, campaign.repeats, complete
-    )
+    report, results = report_of(facts, records, options.settings, campaign.repeats, complete)
+    paths = report.write(comparison.store.directory)
     print(report.terminal)
-    print("\n".join(map(str, report.paths)), flush=True)
-    return report
+    print("\n".join(map(str, paths)), flush=True)
+    return results

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
 from base.quantities import digits, percent
@@ -18,7 +17,6 @@ from comparison.canvas import (
     name_backends,
     new_figure,
     plain,
-    save,
     thousands,
     whiskers,
 )
@@ -37,19 +35,14 @@ if TYPE_CHECKING:
 THROUGHPUT, SCALING, BREAKDOWN, LOSSES = "throughput.png", "scaling.png", "breakdown.png", "losses.png"
 
 
-def draw_all(directory: Path, results: Results, facts: Mapping[str, Any]) -> list[str]:
-    """The names of the plots written; one for which there is nothing to show is left out. OSError when a file
-    cannot be written."""
-    drawn = {
+def draw_all(results: Results, facts: Mapping[str, Any]) -> dict[str, Figure | None]:
+    """Names of the plots -> their figures, None for one for which there is nothing to show."""
+    return {
         THROUGHPUT: _throughput(results, facts),
         SCALING: _scaling(results, facts),
         BREAKDOWN: breakdown_figure(results, facts),
         LOSSES: _losses(results, facts),
     }
-    for name, figure in drawn.items():
-        if figure is not None:
-            save(figure, directory / name, facts.get("busy", ""))
-    return [name for name, figure in drawn.items() if figure is not None]
 
 
 def _throughput(results: Results, facts: Mapping[str, Any]) -> Figure | None:
