@@ -30,12 +30,12 @@ from base.command_line import (
 from base.errors import InputError
 from bert.configuration import MOST_LAYERS, parse_model
 from comparison.backends import BYTEPS, BYTEPS_LOCAL, Backend, Cluster, count_gpus, launch_words
-from comparison.campaign import Setting, all_settings
 from comparison.messages.plan import DEFAULT_SIZES, ITEM_BYTES, Cell, Message, parse_messages
 from comparison.projection.clusters import CLUSTERS
 from comparison.projection.model import COLOCATED, PLACEMENTS, STRATEGIES
 from comparison.projection.workload import ELEMENT_BYTES, VOCABULARY
 from comparison.runs.record import Steps
+from comparison.settings import Setting, all_settings
 from comparison.verdicts import FEWEST_REPEATS
 from data.options import MAX_POSITIONS
 from training.options import expand_options

@@ -7,7 +7,7 @@ from typing import Any, Mapping
 from base.quantities import digits, percent
 from base.tables import EMPTY
 from comparison.backends import BACKENDS
-from comparison.campaign import Group
+from comparison.settings import Group
 from comparison.verdicts import DIFFERENT, Pair, Spread
 
 

@@ -31,27 +31,15 @@ from comparison.backends import (
     Cluster,
     environment,
     launch_words,
+    merged,
 )
-from comparison.campaign import (
-    Setting,
-    Store,
-    begin_progress,
-    left_in_words,
-    order_of_repeat,
-    seconds_left,
-    versions,
-    what_counts,
-)
+from comparison.campaign import Campaign, Said, Store, versions, what_counts
 from comparison.launch import Launched, launch, reason_of_exit
-from comparison.messages.plan import (
-    Cell,
-    Message,
-    that_fit,
-    worker_plan,
-)
+from comparison.messages.plan import Cell, Message, that_fit, worker_plan
 from comparison.messages.report import Measured, report_of
 from comparison.options import MessagesOptions
-from comparison.report import as_json, beside, write_text
+from comparison.report import Report, as_json, write_text
+from comparison.settings import Setting, order_of_repeat
 
 FOLDER, LEFT_OUT = "messages", "left_out.json"  # under --output
 RESERVE = 1e9  # bytes that stay free for everybody else
@@ -68,20 +56,6 @@ class Turn(NamedTuple):
         return f"{self.cell.backend}-{self.cell.workers}x-{self.repeat + 1}"
 
 
-class Sweep(NamedTuple):
-    """All that the launches need. `left_out`: messages that do not fit into memory, with the reason. `store`:
-    the directory of the launches."""
-
-    options: MessagesOptions
-    left_out: Mapping[Cell, Mapping[str, str]]
-    store: Store
-
-    def title(self, turn: Turn) -> str:
-        """Name of a launch, for people."""
-        backend = self.options.campaign.backends[turn.cell.backend]
-        return f"{backend.title}, {turn.cell.workers} ranks, repeat {turn.repeat + 1}"
-
-
 def compare_messages(options: MessagesOptions) -> int:
     """Runs the comparison. Returns 0 when it is complete, 1 when a backend was wrong or failed.
 
@@ -89,21 +63,85 @@ def compare_messages(options: MessagesOptions) -> int:
         InputError: before any work.
         KeyboardInterrupt: after the partial report has been written.
     """
-    campaign, cells = options.campaign, options.cells
+    campaign = options.campaign
     campaign.warn_of_few_repeats()
     with Store(os.path.join(campaign.output, FOLDER)) as store:
-        axes = {
+        values = {
             "--backends": list(campaign.backends),
-            "--workers": sorted({cell.workers for cell in cells}),
-        }
-        own = {
+            "--workers": sorted({cell.workers for cell in options.cells}),
             "--seed": campaign.seed,
             "--message_dtype": options.message_dtype,
             "--message_seconds": options.message_seconds,
             "--sizes": [message.name for message in options.messages],
         }
-        store.agree_on(what_counts(own, axes, campaign.cluster), campaign.repeats)
-        sweep = Sweep(options, _left_out(store, options), store)
+        store.agree_on(what_counts(values, campaign.cluster), campaign.repeats)
+        return 0 if Sweep(options, store).run(Path(campaign.output)) else 1
+
+
+class Sweep(Campaign[Turn, "dict[str, Any]"]):
+    """Launches that send messages, in an order drawn for every repeat, backends with as many ranks next to
+    each other. `unfit`: messages that do not fit into memory, with the reason."""
+
+    alike = (lambda turn: turn.cell,)
+    left_out = "left out: no message is left that fits into memory and has not failed"
+
+    def __init__(self, options: MessagesOptions, store: Store):
+        campaign = options.campaign
+        settings = [Setting(*cell, options.message_dtype, 0) for cell in options.cells]
+        turns = [
+            Turn(Cell(setting.backend, setting.workers), repeat)
+            for repeat in range(campaign.repeats)
+            for setting in order_of_repeat(settings, repeat, campaign.seed)
+        ]
+        self.options, self.unfit = options, _unfit(store, options)
+        made = {}
+        for turn in turns:
+            launch = store.load(f"{turn.name}.json", dict)
+            wanted = {message.name for message in options.messages} - set(self.unfit[turn.cell])
+            if launch and (wanted <= set(launch["results"]) or not campaign.retry_failed):
+                made[turn] = launch
+        super().__init__(store, turns, made)
+
+    def title(self, turn: Turn) -> str:
+        backend = self.options.campaign.backends[turn.cell.backend]
+        return f"{backend.title}, {turn.cell.workers} ranks, repeat {turn.repeat + 1}"
+
+    def seconds(self, record: dict[str, Any]) -> float:
+        return float(record["seconds"])
+
+    def will_run(self, turn: Turn) -> bool:
+        return bool(self._to_send(turn))
+
+    def _to_send(self, turn: Turn) -> list[Message]:
+        """The messages that fit into memory and at which the backend has not failed, or was wrong, so far."""
+        avoided = set(self.unfit[turn.cell])
+        for other, earlier in self.made.items():
+            if other.cell == turn.cell:
+                avoided.update(earlier["wrong"], earlier["failures"])
+        return [message for message in self.options.messages if message.name not in avoided]
+
+    def launch(self, turn: Turn) -> Said:
+        cell, options, campaign = turn.cell, self.options, self.options.campaign
+        ranks = Ranks(
+            backend=campaign.backends[cell.backend],
+            script=options.scripts.get(cell.backend, RANK),
+            workers=cell.workers,
+            cluster=campaign.cluster,
+            dtype=options.message_dtype,
+            seconds=options.message_seconds,
+            limit_s=campaign.time_limit,
+            seed=1000 * campaign.seed + turn.repeat,
+        )
+        sent = send(ranks, self._to_send(turn), self.store.directory / turn.name)
+        launch = self.made[turn] = {**cell._asdict(), "repeat": turn.repeat, **sent}
+        self.store.save(f"{turn.name}.json", launch)
+        troubles = [*launch["wrong"].items(), *launch["failures"].items()]
+        text = "; ".join(f"{message}: {text}" for message, text in troubles)
+        others = max(each["others"] for each in launch["attempts"])
+        return Said(text or f"done in {launch['seconds']:.0f} s", others, bool(troubles))
+
+    def report_of(self, records: Sequence[dict[str, Any]], complete: bool) -> tuple[Report, bool]:
+        options, campaign = self.options, self.options.campaign
         facts = {
             "machine": machine.describe(ROOT),
             "versions": versions(),
@@ -114,130 +152,26 @@ def compare_messages(options: MessagesOptions) -> int:
             "confidence": campaign.confidence,
             "options": campaign.given,
         }
-        made = _finished(sweep)
-        complete = False
-        try:
-            _send_missing(sweep, made)
-            complete = True
-        finally:
-            launches = [made[turn] for turn in _turns(sweep) if turn in made]
-            measured = Measured(cells, options.messages, launches, sweep.left_out, complete)
-            report = report_of(facts, measured)
-            paths = report.write(Path(campaign.output))
-            print(report.terminal)
-            print("\n".join(map(str, paths)), flush=True)
-            if not complete:
-                print("interrupted; the same command continues", file=sys.stderr, flush=True)
-    return 1 if any(launch["wrong"] or launch["failures"] for launch in launches) else 0
+        measured = Measured(options.cells, options.messages, records, self.unfit, complete)
+        return report_of(facts, measured), not any(each["wrong"] or each["failures"] for each in records)
 
 
-def _left_out(store: Store, options: MessagesOptions) -> dict[Cell, dict[str, str]]:
+def _unfit(store: Store, options: MessagesOptions) -> dict[Cell, dict[str, str]]:
     """Messages that do not fit into memory. It is looked at once, and they stay left out in the calls that
     continue."""
-    campaign, cells = options.campaign, options.cells
+    cells, backends, cluster = options.cells, options.campaign.backends, options.campaign.cluster
     kept = store.load(LEFT_OUT, dict)
     if kept is not None:
         return {cell: kept.get(Turn(cell, 0).name, {}) for cell in cells}
     available = available_bytes() - RESERVE
-    reasons = {
-        cell: that_fit(
-            campaign.backends[cell.backend],
-            _on_one_host(cell.workers, campaign.cluster),
-            options.messages,
-            available,
-        )[1]
-        for cell in cells
-    }
+    reasons = {}
+    for cell in cells:
+        # The most ranks that a host has; all hosts are taken to have this one's memory.
+        hosts = merged(cluster.first(cell.workers)) if cluster else [("localhost", cell.workers)]
+        ranks = max(slots for _, slots in hosts)
+        reasons[cell] = that_fit(backends[cell.backend], ranks, options.messages, available)[1]
     store.save(LEFT_OUT, {Turn(cell, 0).name: each for cell, each in reasons.items()})
     return reasons
-
-
-def _on_one_host(workers: int, cluster: Cluster | None) -> int:
-    """The most ranks that a host has; all hosts are taken to have this one's memory."""
-    if cluster is None:
-        return workers
-    hosts: dict[str, int] = {}
-    for name, slots in cluster.first(workers):
-        hosts[name] = hosts.get(name, 0) + slots
-    return max(hosts.values())
-
-
-def _turns(sweep: Sweep) -> list[Turn]:
-    """In an order drawn for every repeat, backends with as many ranks next to each other."""
-    options = sweep.options
-    settings = [Setting(*cell, options.message_dtype, 0) for cell in options.cells]
-    return [
-        Turn(Cell(setting.backend, setting.workers), repeat)
-        for repeat in range(options.campaign.repeats)
-        for setting in order_of_repeat(settings, repeat, options.campaign.seed)
-    ]
-
-
-def _finished(sweep: Sweep) -> dict[Turn, dict[str, Any]]:
-    """The launches that were made before; with --retry_failed those only that lack nothing."""
-    made = {}
-    for turn in _turns(sweep):
-        launch = sweep.store.load(f"{turn.name}.json", dict)
-        if launch is None:
-            continue
-        wanted = {message.name for message in sweep.options.messages} - set(sweep.left_out[turn.cell])
-        if wanted <= set(launch["results"]) or not sweep.options.campaign.retry_failed:
-            made[turn] = launch
-    return made
-
-
-def _send_missing(sweep: Sweep, made: dict[Turn, dict[str, Any]]) -> None:
-    """Makes the launches that `made` does not have, and adds them."""
-    turns = _turns(sweep)
-    todo = [turn for turn in turns if turn not in made]
-    progress = begin_progress(len(turns), len(made))
-    try:
-        for number, turn in enumerate(todo, 1):
-            title, wanted = sweep.title(turn), _to_send(sweep, turn, made)
-            progress.start(title)
-            text = "left out: no message is left that fits into memory and has not failed"
-            more, failed = "", False
-            if wanted:
-                launch = made[turn] = _launch(sweep, turn, wanted)
-                troubles = [*launch["wrong"].items(), *launch["failures"].items()]
-                text = "; ".join(f"{message}: {text}" for message, text in troubles)
-                text = text or f"done in {launch['seconds']:.0f} s"
-                more = beside(max(each["others"] for each in launch["attempts"]))
-                failed = bool(troubles)
-            seconds = {other: each["seconds"] for other, each in made.items()}
-            still = [other for other in todo[number:] if _to_send(sweep, other, made)]
-            left = left_in_words(seconds_left(still, seconds, [lambda other: other.cell]))
-            progress.finish(title, text, left + more, failed)
-    finally:
-        progress.end()
-
-
-def _to_send(sweep: Sweep, turn: Turn, made: Mapping[Turn, Mapping[str, Any]]) -> list[Message]:
-    """The messages that fit into memory and at which the backend has not failed, or was wrong, in `made`."""
-    avoided = set(sweep.left_out[turn.cell])
-    for other, earlier in made.items():
-        if other.cell == turn.cell:
-            avoided.update(earlier["wrong"], earlier["failures"])
-    return [message for message in sweep.options.messages if message.name not in avoided]
-
-
-def _launch(sweep: Sweep, turn: Turn, wanted: Sequence[Message]) -> dict[str, Any]:
-    """One launch, kept in the store."""
-    cell, options, campaign = turn.cell, sweep.options, sweep.options.campaign
-    ranks = Ranks(
-        backend=campaign.backends[cell.backend],
-        script=options.scripts.get(cell.backend, RANK),
-        workers=cell.workers,
-        cluster=campaign.cluster,
-        dtype=options.message_dtype,
-        seconds=options.message_seconds,
-        limit_s=campaign.time_limit,
-        seed=1000 * campaign.seed + turn.repeat,
-    )
-    sent = send(ranks, wanted, sweep.store.directory / turn.name)
-    launch = {**cell._asdict(), "repeat": turn.repeat, **sent}
-    sweep.store.save(f"{turn.name}.json", launch)
-    return launch
 
 
 RANK = ROOT / "comparison" / "messages" / "rank.py"

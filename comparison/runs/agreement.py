@@ -14,8 +14,8 @@ import math
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 from comparison.backends import RINGS
-from comparison.campaign import Group, Setting
 from comparison.runs.record import Record
+from comparison.settings import Group, Setting
 
 # Greatest relative difference of two losses, by dtype; see `between_backends`.
 LOSS = {"float32": 1e-4, "bfloat16": 1e-3, "float16": 1e-3}

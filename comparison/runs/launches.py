@@ -16,9 +16,10 @@ from typing import Any, NamedTuple, Sequence
 from base.errors import InputError
 from base.files import sha256_of
 from comparison.backends import BACKENDS, Backend, Cluster, launch_words
-from comparison.campaign import LAUNCHES, Setting, Store
+from comparison.campaign import LAUNCHES, Store
 from comparison.options import EMBEDDED_LENGTH, EMBEDDED_MODEL, Trained
 from comparison.runs.record import METRICS, PROFILED, TIMED, TRACE, Record, Steps, Work
+from comparison.settings import Setting
 from data import embedded
 from training.checkpoint import manifest_name
 from training.config import run_config

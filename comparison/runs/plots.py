@@ -7,7 +7,6 @@ import statistics
 from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
 from base.quantities import digits, percent
-from comparison.campaign import Group, Setting
 from comparison.canvas import (
     ALARM,
     colour,
@@ -23,6 +22,7 @@ from comparison.canvas import (
 from comparison.runs import agreement
 from comparison.runs.results import Breakdown, Figures, Results
 from comparison.runs.sections import short_reason
+from comparison.settings import Group, Setting
 from comparison.wording import batch_unit, group_words, share_with_extremes, title_of
 from training.profiling.breakdown import EXPOSED, IDLE, PYTHON
 from training.profiling.kinds import ATTENTION, COMMUNICATION, KINDS, OPTIMIZER, PRODUCTS

@@ -9,8 +9,8 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 from base.errors import InputError
 from base.json_files import read_json_lines
-from comparison.campaign import Setting
 from comparison.launch import Launched, reason_of_exit
+from comparison.settings import Setting
 from training.checkpoint import PARAMS, read_manifest
 from training.profiling.breakdown import break_down
 from training.profiling.trace import read_trace

@@ -9,12 +9,12 @@ import shlex
 from typing import Any, Mapping, Sequence
 
 from base.tables import Table
-from comparison.campaign import Group, Setting
 from comparison.report import Part, Report, busy_mark, marked, with_others
 from comparison.runs import agreement, plots, sections
 from comparison.runs.agreement import compared
 from comparison.runs.record import TIMED, Record
 from comparison.runs.results import FAILED, NOT_RUN, OUT_OF_MEMORY, Result, Results, gather
+from comparison.settings import Group, Setting
 from comparison.verdicts import DIFFERENT, FEWEST_REPEATS, NOT_SHOWN, TOO_FEW, Pair, rule
 from comparison.wording import batch_unit, group_words, title_of
 

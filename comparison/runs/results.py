@@ -13,9 +13,9 @@ from base.errors import InputError
 from bert.configuration import recorded_config
 from bert.flops import forward_flops, size_of
 from comparison.backends import RINGS
-from comparison.campaign import Group, Setting
 from comparison.runs import agreement
 from comparison.runs.record import PROFILED, TIMED, Record
+from comparison.settings import Group, Setting
 from comparison.verdicts import Pair, Spread, compare, spread
 from training.profiling.breakdown import EXPOSED, PARTS
 

@@ -8,7 +8,6 @@ from typing import Any, Callable, Mapping, Sequence
 
 from base.quantities import digits, duration, percent
 from base.tables import EMPTY, Row, Table
-from comparison.campaign import Setting
 from comparison.runs.results import (
     FAILED,
     NOT_RUN,
@@ -20,6 +19,7 @@ from comparison.runs.results import (
     Results,
     StageTime,
 )
+from comparison.settings import Setting
 from comparison.verdicts import Pair, Spread
 from comparison.wording import (
     batch_unit,

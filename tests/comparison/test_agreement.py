@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from comparison.campaign import Group, Setting
 from comparison.runs.agreement import (
     CONFIRMED,
     UNCONFIRMED,
@@ -23,6 +22,7 @@ from comparison.runs.agreement import (
     outcome,
 )
 from comparison.runs.record import Interval, Record
+from comparison.settings import Group, Setting
 from tests.comparison.synthetic import LOG, SHA256, STEPS, TOKENS, loss_at, norm_at, rate_at, record
 
 TWO, THREE = Group(2, "float32", 512), Group(3, "float32", 512)

@@ -11,9 +11,9 @@ import pytest
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
-from comparison.campaign import Setting, all_settings
 from comparison.runs.record import Record
 from comparison.runs.report import report_of
+from comparison.settings import Setting, all_settings
 from tests.comparison.synthetic import (
     FACTS,
     default_settings,

@@ -16,7 +16,6 @@ import pytest
 
 from base.errors import InputError
 from comparison.backends import BACKENDS
-from comparison.campaign import Setting
 from comparison.main import main
 from comparison.options import parse_options
 from comparison.projection.command import plan_of
@@ -25,6 +24,7 @@ from comparison.projection.report import projection_figure
 from comparison.projection.validation import validate
 from comparison.projection.workload import read_measured
 from comparison.runs.record import PROFILED, TIMED, Interval, Record
+from comparison.settings import Setting
 from tests.processes import LIMIT, ROOT
 
 

@@ -8,9 +8,9 @@ import json
 import numpy as np
 import pytest
 
-from comparison.campaign import Setting
 from comparison.launch import Launched
 from comparison.runs.record import LOG, METRICS, PROFILED, TIMED, Record, Steps, Work, read_run
+from comparison.settings import Setting
 from training.checkpoint import save
 
 SETTING = Setting("byteps", 2, "float32", 512)
