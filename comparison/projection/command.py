@@ -12,9 +12,8 @@ Under --output: projection.md, projection.json, projection.png, projection_valid
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 from base.errors import InputError
 from bert.configuration import BertConfig, named_config
@@ -50,17 +49,6 @@ from training.pipeline.split import check_stages
 MODEL, LENGTH = "bert_24_1024_16", 128
 MOST_GPUS = 1 << 20
 MOST_PARTITIONS = 1 << 20  # of the gradients: a simulation of a minute
-# Options that replace the cluster's value of the same name.
-OVERRIDES = (
-    "gpus_per_host",
-    "inter_gbps",
-    "network_efficiency",
-    "intra_latency_us",
-    "inter_latency_us",
-    "fusion_mb",
-    "cycle_ms",
-    "partition_bytes",
-)
 # Options about gradients without pipelines.
 OF_STRATEGIES = (
     *("strategies", "servers", "server_placement", "fusion_mb", "cycle_ms", "partition_bytes", "measured"),
@@ -140,12 +128,12 @@ def pipelines_of(options: ProjectionOptions) -> list[Pipeline]:
 
 
 def _cluster(options: ProjectionOptions) -> tuple[Cluster, list[str]]:
-    cluster = CLUSTERS[options.cluster or "p3dn"]
-    values: dict[str, Any] = {name: getattr(options, name) for name in OVERRIDES}
-    values = {name: value for name, value in values.items() if value is not None}
+    # An option of the name of one of the cluster's parameters replaces it.
+    names = [each.name for each in fields(Cluster)]
+    values = {name: value for name in names if (value := getattr(options, name, None)) is not None}
     if options.intra_gbps is not None:
         values["intra_gbps"] = {1: options.intra_gbps}
-    return replace(cluster, **values), sorted(values)
+    return replace(CLUSTERS[options.cluster or "p3dn"], **values), sorted(values)
 
 
 def _strategies(options: ProjectionOptions) -> list[Strategy]:

@@ -9,8 +9,9 @@ can do; what else software costs is in neither.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from typing import Iterable, Mapping, NamedTuple, Sequence
+from typing import Any, Generic, Iterable, Mapping, NamedTuple, Sequence, TypeVar
 
 from base.quantities import digits
 from base.tables import EMPTY, Row, Table
@@ -21,7 +22,6 @@ from comparison.projection.model import (
     BytePS,
     FlatRing,
     HierarchicalRing,
-    Projection,
     Strategy,
     project,
 )
@@ -203,50 +203,49 @@ DAY = 86400.0
 LINK_SPEEDS = (1.0, 10.0, 25.0)  # Gbit/s, as Ethernet of its time came
 
 
-class Point(NamedTuple):
-    """One published number and the two predictions of it, all in the case's unit."""
+C = TypeVar("C")  # a case
 
-    case: Case
-    gpus: int
+
+@dataclass(frozen=True)
+class Point(Generic[C]):
+    """One published number and its prediction, in the case's unit.
+
+    `at`: the number of GPUs, or the placement of a pipeline. `calibrated`: a parameter was taken from this
+    very number. `without_overlap`: the prediction with all gradients after the backward pass.
+    """
+
+    case: C
+    at: Any
     published: float
     predicted: float
-    without_overlap: float
+    calibrated: bool
+    without_overlap: float = math.nan
 
-    @property
-    def calibrated(self) -> bool:
-        """True where the compute time was taken from this very number."""
-        return self.gpus == self.case.calibrated_on
-
-    @property
-    def deviation(self) -> float:
+    def deviation(self, overlap: bool = True) -> float:
         """Predicted over published, less one."""
-        return self.predicted / self.published - 1
-
-    @property
-    def deviation_without_overlap(self) -> float:
-        return self.without_overlap / self.published - 1
+        return (self.predicted if overlap else self.without_overlap) / self.published - 1
 
 
-def validate(cases: Iterable[Case] = CASES) -> list[Point]:
+def validate(cases: Iterable[Case] = CASES) -> list[Point[Case]]:
     return [point for case in cases for point in points_of(case)]
 
 
-def points_of(case: Case, cluster: Cluster | None = None) -> list[Point]:
+def points_of(case: Case, cluster: Cluster | None = None) -> list[Point[Case]]:
     """`cluster` in the place of the case's own; the compute time is then taken from the point anew."""
     case = case if cluster is None else replace(case, cluster=cluster)
     work = workload_of(case)
-    after = replace(work, overlap=False)
     return [
-        Point(case, gpus, value, *(_in_unit(case, gpus, each) for each in (work, after)))
+        Point(
+            case, gpus, value, _in_unit(case, gpus, work), gpus == case.calibrated_on,
+            _in_unit(case, gpus, replace(work, overlap=False)),
+        )
         for gpus, value in case.points.items()
-    ]
+    ]  # fmt: skip
 
 
-def mean_deviation(points: Sequence[Point], overlap: bool = True) -> float:
+def mean_deviation(points: Sequence[Point[Any]], overlap: bool = True) -> float:
     """Mean of the absolute deviations, of the points that are predictions."""
-    deviations = [
-        abs(p.deviation if overlap else p.deviation_without_overlap) for p in points if not p.calibrated
-    ]
+    deviations = [abs(point.deviation(overlap)) for point in points if not point.calibrated]
     return sum(deviations) / len(deviations)
 
 
@@ -262,10 +261,10 @@ class ErrorRange(NamedTuple):
         return predicted / (1 + self.most), predicted / (1 + self.least)
 
 
-def error_range(points: Sequence[Point], overlap: bool = True) -> ErrorRange:
+def error_range(points: Sequence[Point[Case]], overlap: bool = True) -> ErrorRange:
     """Times and days are left out: they are of a network whose speed is assumed."""
-    speeds = [p for p in points if not p.calibrated and p.case.unit in (THROUGHPUT, EFFICIENCY)]
-    deviations = [p.deviation if overlap else p.deviation_without_overlap for p in speeds]
+    speeds = [each for each in points if not each.calibrated and each.case.unit in (THROUGHPUT, EFFICIENCY)]
+    deviations = [each.deviation(overlap) for each in speeds]
     return ErrorRange(min(deviations), max(deviations))
 
 
@@ -306,11 +305,10 @@ def implied_gbps(case: Case, gpus: int) -> float | None:
     """The speed of the network, efficiency included, at which the simulated overlap would give the published
     value; None if none does. A measure of the deviation in other units: nothing uses it."""
     wanted = case.points[gpus]
-    cluster = case.cluster
     work = workload_of(case)
 
     def predicted(gbps: float) -> float:
-        own = replace(cluster, inter_gbps=gbps, network_efficiency=1.0)
+        own = replace(case.cluster, inter_gbps=gbps, network_efficiency=1.0)
         return _in_unit(replace(case, cluster=own), gpus, work)
 
     low, high = 1e-2, 1e6
@@ -324,14 +322,11 @@ def implied_gbps(case: Case, gpus: int) -> float | None:
 
 
 def _in_unit(case: Case, gpus: int, work: Workload) -> float:
-    projection: Projection = project(work, case.strategy, case.cluster, gpus)
-    values = {
-        THROUGHPUT: projection.sequences_per_s,
-        EFFICIENCY: projection.efficiency,
-        STEP: projection.step_s,
-        DAYS: projection.step_s * case.steps[gpus] / DAY if case.steps else 0.0,
-    }
-    return values[case.unit]
+    found = project(work, case.strategy, case.cluster, gpus)
+    if case.unit == DAYS:
+        assert case.steps is not None
+        return found.step_s * case.steps[gpus] / DAY
+    return {THROUGHPUT: found.sequences_per_s, EFFICIENCY: found.efficiency, STEP: found.step_s}[case.unit]
 
 
 def _step_seconds(case: Case, gpus: int) -> float:
@@ -371,29 +366,21 @@ def off(deviation: float) -> str:
     return f"{round(100 * deviation, 1) + 0.0:+.1f}%"  # the sum makes +0.0 of -0.0
 
 
-def _points(title: str, points: Sequence[Point]) -> Table:
+def _points(title: str, points: Sequence[Point[Case]]) -> Table:
     rows = []
     for point in points:
-        first = [point.case.title, str(point.gpus), shown(point.case.unit, point.published)]
+        unit = point.case.unit
+        cells = [point.case.title, str(point.at), shown(unit, point.published)]
         if point.calibrated:
-            rows.append(Row(first, "compute time taken from it"))
+            rows.append(Row(cells, "compute time taken from it"))
             continue
-        rows.append(
-            Row(
-                [
-                    *first,
-                    shown(point.case.unit, point.predicted),
-                    off(point.deviation),
-                    shown(point.case.unit, point.without_overlap),
-                    off(point.deviation_without_overlap),
-                ]
-            )
-        )
+        cells += [shown(unit, point.predicted), off(point.deviation())]
+        rows.append(Row([*cells, shown(unit, point.without_overlap), off(point.deviation(overlap=False))]))
     head = ("measurement", "GPUs", "published", "predicted", "off by", "without overlap", "off by")
     return Table(title, head, rows)
 
 
-def _means(points: Sequence[Point]) -> Table:
+def _means(points: Sequence[Point[Case]]) -> Table:
     """By case, to show which of the two predictions is nearer."""
     rows = []
     for case in CASES:
@@ -405,13 +392,13 @@ def _means(points: Sequence[Point]) -> Table:
     return Table("Validation: mean absolute deviation", head, rows)
 
 
-def _losses(points: Sequence[Point]) -> Table:
+def _losses(points: Sequence[Point[Case]]) -> Table:
     """Milliseconds by which steps become longer, from one GPU to a host and from one host to four."""
     rows = []
     for case in CASES:
         if case.unit != THROUGHPUT:
             continue
-        own = {point.gpus: point for point in points if point.case is case}
+        own = {point.at: point for point in points if point.case is case}
         cells = [case.title]
         for few, many in ((1, 8), (8, 32)):
             for field in ("published", "predicted", "without_overlap"):
@@ -448,7 +435,7 @@ def _stories() -> Table:
         for case in (UNIVERSITY_STEPS, UNIVERSITY_DAYS):
             cluster = replace(case.cluster, inter_gbps=speed)
             predictions = [point for point in points_of(case, cluster) if not point.calibrated]
-            cells += [off(point.deviation) for point in predictions]
+            cells += [off(point.deviation()) for point in predictions]
         rows.append(Row(cells))
     head = ["network"]
     for unit in (STEP, DAYS):
