@@ -63,19 +63,18 @@ def compare_messages(options: MessagesOptions) -> int:
         InputError: before any work.
         KeyboardInterrupt: after the partial report has been written.
     """
-    campaign = options.campaign
-    campaign.warn_of_few_repeats()
-    with Store(os.path.join(campaign.output, FOLDER)) as store:
+    options.warn_of_few_repeats()
+    with Store(os.path.join(options.output, FOLDER)) as store:
         values = {
-            "--backends": list(campaign.backends),
+            "--backends": list(options.backends),
             "--workers": sorted({cell.workers for cell in options.cells}),
-            "--seed": campaign.seed,
+            "--seed": options.seed,
             "--message_dtype": options.message_dtype,
             "--message_seconds": options.message_seconds,
             "--sizes": [message.name for message in options.messages],
         }
-        store.agree_on(what_counts(values, campaign.cluster), campaign.repeats)
-        return 0 if Sweep(options, store).run(Path(campaign.output)) else 1
+        store.agree_on(what_counts(values, options.cluster), options.repeats)
+        return 0 if Sweep(options, store).run(Path(options.output)) else 1
 
 
 class Sweep(Campaign[Turn, "dict[str, Any]"]):
@@ -86,24 +85,23 @@ class Sweep(Campaign[Turn, "dict[str, Any]"]):
     left_out = "left out: no message is left that fits into memory and has not failed"
 
     def __init__(self, options: MessagesOptions, store: Store):
-        campaign = options.campaign
         settings = [Setting(*cell, options.message_dtype, 0) for cell in options.cells]
         turns = [
             Turn(Cell(setting.backend, setting.workers), repeat)
-            for repeat in range(campaign.repeats)
-            for setting in order_of_repeat(settings, repeat, campaign.seed)
+            for repeat in range(options.repeats)
+            for setting in order_of_repeat(settings, repeat, options.seed)
         ]
         self.options, self.unfit = options, _unfit(store, options)
         made = {}
         for turn in turns:
             launch = store.load(f"{turn.name}.json", dict)
             wanted = {message.name for message in options.messages} - set(self.unfit[turn.cell])
-            if launch and (wanted <= set(launch["results"]) or not campaign.retry_failed):
+            if launch and (wanted <= set(launch["results"]) or not options.retry_failed):
                 made[turn] = launch
         super().__init__(store, turns, made)
 
     def title(self, turn: Turn) -> str:
-        backend = self.options.campaign.backends[turn.cell.backend]
+        backend = self.options.backends[turn.cell.backend]
         return f"{backend.title}, {turn.cell.workers} ranks, repeat {turn.repeat + 1}"
 
     def seconds(self, record: dict[str, Any]) -> float:
@@ -121,16 +119,16 @@ class Sweep(Campaign[Turn, "dict[str, Any]"]):
         return [message for message in self.options.messages if message.name not in avoided]
 
     def launch(self, turn: Turn) -> Said:
-        cell, options, campaign = turn.cell, self.options, self.options.campaign
+        cell, options = turn.cell, self.options
         ranks = Ranks(
-            backend=campaign.backends[cell.backend],
+            backend=options.backends[cell.backend],
             script=options.scripts.get(cell.backend, RANK),
             workers=cell.workers,
-            cluster=campaign.cluster,
+            cluster=options.cluster,
             dtype=options.message_dtype,
             seconds=options.message_seconds,
-            limit_s=campaign.time_limit,
-            seed=1000 * campaign.seed + turn.repeat,
+            limit_s=options.time_limit,
+            seed=1000 * options.seed + turn.repeat,
         )
         sent = send(ranks, self._to_send(turn), self.store.directory / turn.name)
         launch = self.made[turn] = {**cell._asdict(), "repeat": turn.repeat, **sent}
@@ -141,16 +139,16 @@ class Sweep(Campaign[Turn, "dict[str, Any]"]):
         return Said(text or f"done in {launch['seconds']:.0f} s", others, bool(troubles))
 
     def report_of(self, records: Sequence[dict[str, Any]], complete: bool) -> tuple[Report, bool]:
-        options, campaign = self.options, self.options.campaign
+        options = self.options
         facts = {
             "machine": machine.describe(ROOT),
             "versions": versions(),
-            "titles": campaign.titles(),
-            "command": campaign.command,
+            "titles": options.titles(),
+            "command": options.command,
             "dtype": options.message_dtype,
-            "repeats": campaign.repeats,
-            "confidence": campaign.confidence,
-            "options": campaign.given,
+            "repeats": options.repeats,
+            "confidence": options.confidence,
+            "options": options.given,
         }
         measured = Measured(options.cells, options.messages, records, self.unfit, complete)
         return report_of(facts, measured), not any(each["wrong"] or each["failures"] for each in records)
@@ -159,7 +157,7 @@ class Sweep(Campaign[Turn, "dict[str, Any]"]):
 def _unfit(store: Store, options: MessagesOptions) -> dict[Cell, dict[str, str]]:
     """Messages that do not fit into memory. It is looked at once, and they stay left out in the calls that
     continue."""
-    cells, backends, cluster = options.cells, options.campaign.backends, options.campaign.cluster
+    cells, backends, cluster = options.cells, options.backends, options.cluster
     kept = store.load(LEFT_OUT, dict)
     if kept is not None:
         return {cell: kept.get(Turn(cell, 0).name, {}) for cell in cells}

@@ -49,42 +49,39 @@ def compare_runs(options: RunsOptions) -> int:
         InputError: before any work.
         KeyboardInterrupt: after the partial report has been written.
     """
-    campaign, output = options.campaign, options.campaign.output
-    campaign.warn_of_few_repeats()
+    options.warn_of_few_repeats()
     try:
-        with Store(output) as store:
-            training = plan_training(
-                options.trained, options.settings, options.steps, campaign.seed, campaign.output
-            )
+        with Store(options.output) as store:
+            training = plan_training(options)
             axes = {
-                "--backends": list(campaign.backends),
-                "--workers": campaign.workers,
+                "--backends": list(options.backends),
+                "--workers": options.workers,
                 "--dtypes": options.dtypes,
                 "--batch_sizes": options.batch_sizes,
-                "--seed": campaign.seed,
+                "--seed": options.seed,
                 "--profiles": options.profiles,
             }
             facts = {**axes, **training.facts, **identity(training, store.directory)}
-            store.agree_on(what_counts(facts, campaign.cluster), campaign.repeats)
+            store.agree_on(what_counts(facts, options.cluster), options.repeats)
             works = works_of(options)
             made = finished(store, works)
-            if campaign.retry_failed:
+            if options.retry_failed:
                 made = {work: record for work, record in made.items() if not record.failure}
             return 0 if Runs(options, training, store, works, made).run(store.directory) else 1
     except OSError as error:  # a full disk, a file system that has gone
-        raise InputError(f"--output {output}: {error.filename}: {error.strerror}") from error
+        raise InputError(f"--output {options.output}: {error.filename}: {error.strerror}") from error
 
 
 def works_of(options: RunsOptions) -> list[Work]:
     """A profile of each setting first, which shows early what does not run at all; the others between the
     repeats, so that one slow minute does not meet two profiles of a setting."""
-    profiles, repeats = options.profiles, options.campaign.repeats
+    profiles, repeats = options.profiles, options.repeats
     return [
         Work(setting, kind, number)
         for number in range(max(profiles, repeats))
         for kind, count in ((PROFILED, profiles), (TIMED, repeats))
         if number < count
-        for setting in order_of_repeat(options.settings, number, options.campaign.seed)
+        for setting in order_of_repeat(options.settings, number, options.seed)
     ]
 
 
@@ -137,13 +134,13 @@ class Runs(Campaign[Work, Record]):
         return sum(bool(record.failure) for record in own) < MOST_FAILURES
 
     def launch(self, work: Work) -> Said:
-        campaign, training = self.options.campaign, self.training
-        backend = campaign.backends[work.setting.backend]
+        options, training = self.options, self.training
+        backend = options.backends[work.setting.backend]
         directory = make_directory(self.store, work)
-        command = training.command(work, backend, campaign.cluster, directory)
+        command = training.command(work, backend, options.cluster, directory)
         begun = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        variables = environment(backend, cluster=campaign.cluster)
-        launched = launch(command, variables, directory / LOG, campaign.time_limit, backend.script)
+        variables = environment(backend, cluster=options.cluster)
+        launched = launch(command, variables, directory / LOG, options.time_limit, backend.script)
         steps = training.steps_of(work)
         keep_outcome(directory, steps.total)
         record = self.made[work] = read_run(work, steps, launched, directory, command, begun)
@@ -164,19 +161,19 @@ class Runs(Campaign[Work, Record]):
             progress.note(f"{work.setting.name} {text}")
 
     def report_of(self, records: Sequence[Record], complete: bool) -> tuple[Report, bool]:
-        options, campaign = self.options, self.options.campaign
+        options = self.options
         facts = {
             "machine": machine.describe(ROOT),
             "versions": versions(),
-            "options": campaign.given,
+            "options": options.given,
             **self.training.facts,
-            "confidence": campaign.confidence,
-            "gpus": campaign.gpus,
-            "fused": environment(BACKENDS["hvd_mpi"], cluster=campaign.cluster).get(FUSION, "0") != "0",
+            "confidence": options.confidence,
+            "gpus": options.gpus,
+            "fused": environment(BACKENDS["hvd_mpi"], cluster=options.cluster).get(FUSION, "0") != "0",
             "price_per_hour": options.price_per_hour,
             "gpus_per_instance": options.gpus_per_instance,
-            "command": campaign.command,
-            "titles": campaign.titles(),
+            "command": options.command,
+            "titles": options.titles(),
         }
-        report, results = report_of(facts, records, options.settings, campaign.repeats, complete)
+        report, results = report_of(facts, records, options.settings, options.repeats, complete)
         return report, not any(result.kind in BAD for result in results.results)

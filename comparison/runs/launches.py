@@ -17,7 +17,8 @@ from base.errors import InputError
 from base.files import sha256_of
 from comparison.backends import BACKENDS, Backend, Cluster, launch_words
 from comparison.campaign import LAUNCHES, Store
-from comparison.options import EMBEDDED_LENGTH, EMBEDDED_MODEL, Trained
+from comparison.options import EMBEDDED_LENGTH, EMBEDDED_MODEL, RunsOptions
+from comparison.report import plain
 from comparison.runs.record import METRICS, PROFILED, TIMED, TRACE, Record, Steps, Work
 from comparison.settings import Setting
 from data import embedded
@@ -83,55 +84,52 @@ class Training(NamedTuple):
         return _script_words(self.words, self.steps, self.seed, work, directory)
 
 
-def plan_training(
-    trained: Trained, settings: Sequence[Setting], steps: Steps, seed: int, output: str
-) -> Training:
+def plan_training(options: RunsOptions) -> Training:
     """Settles what is trained, and checks it with the training scripts' own rules for every setting. Builds
-    the embedded text under `output` where no data is named.
+    the embedded text under --output where no data is named.
 
     Raises:
         InputError: an option, or a file, that the scripts would reject.
     """
-    directory = Path(output).resolve()
-    words = _shared_words(trained, directory)
-    parsed = [
+    directory = Path(options.output).resolve()
+    words, steps = _shared_words(options, directory), options.lines
+    script, *_ = (
         parse_script_options(
-            _script_words(words, steps, seed, Work(setting, TIMED, 0), directory / "none"), ""
+            _script_words(words, steps, options.seed, Work(setting, TIMED, 0), directory / "none"), ""
         )
-        for setting in settings
-    ]
-    options = parsed[0]
-    config = run_config(options)
+        for setting in options.settings
+    )
+    config = run_config(script)
     inputs = check_inputs(config)
-    vocabularies = [each for each in (options.vocab, options.sentencepiece) if each]
+    vocabularies = [each for each in (script.vocab, script.sentencepiece) if each]
     return Training(
         words=words,
         steps=steps,
-        seed=seed,
+        seed=options.seed,
         facts={
             **config.model.bert.facts(),
             "vocab_size": inputs.vocab_size,
             "max_seq_length": inputs.max_seq_length,
-            "use_avg_len": options.use_avg_len,
-            "accumulate": options.accumulate,
-            "compression": options.compression,
+            "use_avg_len": script.use_avg_len,
+            "accumulate": script.accumulate,
+            "compression": script.compression,
             "num_steps": steps.total,
             "warmup_steps": steps.warm_up,
             "log_interval": steps.interval,
         },
-        prepares=not options.dummy_data_len and inputs.train.kind in ("text", "instances"),
-        pretrained=bool(options.pretrained),
+        prepares=not script.dummy_data_len and inputs.train.kind in ("text", "instances"),
+        pretrained=bool(script.pretrained),
         files=tuple(map(Path, (*inputs.train.paths, *vocabularies))),
     )
 
 
-def _shared_words(trained: Trained, output: Path) -> tuple[str, ...]:
+def _shared_words(options: RunsOptions, output: Path) -> tuple[str, ...]:
     """Options of the scripts that all launches have."""
-    _check_script_args(trained.script_args)
-    given = {word.partition("=")[0] for word in trained.script_args if word.startswith("--")}
-    words = list(trained.script_args)
-    own: dict[str, Any] = {flag: getattr(trained, flag[2:]) for flag in _OWN}
-    if trained.data is None and "--dummy_data_len" not in given:
+    _check_script_args(options.script_args)
+    given = {word.partition("=")[0] for word in options.script_args if word.startswith("--")}
+    words = list(options.script_args)
+    own: dict[str, Any] = {flag: getattr(options, flag[2:]) for flag in _OWN}
+    if options.data is None and "--dummy_data_len" not in given:
         for flag in ("--raw", "--vocab"):
             if own[flag]:
                 raise InputError(f"{flag}: is for --data, which was left out")
@@ -232,7 +230,7 @@ def remove_checkpoints(directory: Path) -> None:
 
 def save(store: Store, record: Record) -> None:
     work = Work(record.setting, record.kind, record.repeat)
-    store.save(f"{path_of(work)}/{RECORD}", record.to_json())
+    store.save(f"{path_of(work)}/{RECORD}", plain(record))
 
 
 def finished(store: Store, works: Sequence[Work]) -> dict[Work, Record]:

@@ -125,7 +125,8 @@ def _scaling(results: Results, facts: Mapping[str, Any]) -> Figure | None:
 
 
 def _losses(results: Results, facts: Mapping[str, Any]) -> Figure | None:
-    groups = [group for group, members in results.groups().items() if _with_curve(results, members)]
+    known = [each.setting for each in results.results if each.setting in results.curves]
+    groups = list(dict.fromkeys(setting.group for setting in known))
     if not groups:
         return None
     backends = _axes_of(results)[2]
@@ -161,19 +162,12 @@ def _losses(results: Results, facts: Mapping[str, Any]) -> Figure | None:
     return figure
 
 
-def _with_curve(results: Results, members: Sequence[Any]) -> bool:
-    return any(each.setting in results.curves for each in members)
-
-
 def _axes_of(results: Results) -> tuple[list[tuple[str, int]], list[int], list[str]]:
     """Panels (dtype, batch size), workers in rising order, backends in the order given."""
     settings = [each.setting for each in results.results]
     panels = list(dict.fromkeys((each.dtype, each.batch_size) for each in settings))
-    return (
-        panels,
-        sorted({each.workers for each in settings}),
-        list(dict.fromkeys(s.backend for s in settings)),
-    )
+    backends = list(dict.fromkeys(each.backend for each in settings))
+    return panels, sorted({each.workers for each in settings}), backends
 
 
 def _by_workers(results: Results, backend: str, dtype: str, batch_size: int) -> dict[int, Figures]:

@@ -21,6 +21,7 @@ from comparison.projection.model import project, project_all
 from comparison.projection.report import projection_figure
 from comparison.projection.validation import validate
 from comparison.projection.workload import read_measured
+from comparison.report import plain
 from comparison.runs.record import PROFILED, TIMED, Interval, Record
 from comparison.settings import Setting
 from tests.processes import ROOT
@@ -258,7 +259,7 @@ def record(kind: str, repeat: int, step_s: float, workers: int = 1, batch: int =
 def report(tmp_path: Path, records: list[Record], **facts) -> str:
     path = tmp_path / "report.json"
     known = {"model": "bert_2_128_2", "vocab_size": 4096, "accumulate": 2, **facts}
-    path.write_text(json.dumps({"facts": known, "launches": [each.to_json() for each in records]}))
+    path.write_text(json.dumps({"facts": known, "launches": [plain(each) for each in records]}))
     return str(path)
 
 
