@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Iterable, Mapping, NamedTuple, Sequence, TypeVar
+from typing import Any, Generic, Mapping, NamedTuple, Sequence, TypeVar
 
-from base.quantities import digits
-from base.tables import EMPTY, Row, Table
+from base.tables import Row, Table
 from bert.configuration import BertConfig, named_config
 from comparison.projection.clusters import BYTEPS, BYTEPS_README, DLPERF, HETSEQ, UNIVERSITY, Cluster
 from comparison.projection.model import (
@@ -200,7 +199,6 @@ CASES = (
 
 
 DAY = 86400.0
-LINK_SPEEDS = (1.0, 10.0, 25.0)  # Gbit/s, as Ethernet of its time came
 
 
 C = TypeVar("C")  # a case
@@ -226,13 +224,11 @@ class Point(Generic[C]):
         return (self.predicted if overlap else self.without_overlap) / self.published - 1
 
 
-def validate(cases: Iterable[Case] = CASES) -> list[Point[Case]]:
-    return [point for case in cases for point in points_of(case)]
+def validate() -> list[Point[Case]]:
+    return [point for case in CASES for point in points_of(case)]
 
 
-def points_of(case: Case, cluster: Cluster | None = None) -> list[Point[Case]]:
-    """`cluster` in the place of the case's own; the compute time is then taken from the point anew."""
-    case = case if cluster is None else replace(case, cluster=cluster)
+def points_of(case: Case) -> list[Point[Case]]:
     work = workload_of(case)
     return [
         Point(
@@ -301,26 +297,6 @@ def single_compute_seconds(
     return step_flops(parts, sequences) / rate
 
 
-def implied_gbps(case: Case, gpus: int) -> float | None:
-    """The speed of the network, efficiency included, at which the simulated overlap would give the published
-    value; None if none does. A measure of the deviation in other units: nothing uses it."""
-    wanted = case.points[gpus]
-    work = workload_of(case)
-
-    def predicted(gbps: float) -> float:
-        own = replace(case.cluster, inter_gbps=gbps, network_efficiency=1.0)
-        return _in_unit(replace(case, cluster=own), gpus, work)
-
-    low, high = 1e-2, 1e6
-    slower = -1 if case.unit in (STEP, DAYS) else 1  # the sign of what a faster network does to the value
-    if not slower * predicted(low) <= slower * wanted <= slower * predicted(high):
-        return None
-    while high / low > 1 + 1e-5:
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if slower * predicted(middle) < slower * wanted else (low, middle)
-    return high
-
-
 def _in_unit(case: Case, gpus: int, work: Workload) -> float:
     found = project(work, case.strategy, case.cluster, gpus)
     if case.unit == DAYS:
@@ -347,8 +323,6 @@ def tables() -> list[Table]:
         _points("Validation: the measurements the model is judged by", [p for p in points if p.case.main]),
         _points("Validation: the same code at other batch sizes", [p for p in points if not p.case.main]),
         _means(points),
-        _speeds(),
-        _stories(),
         _losses(points),
     ]
 
@@ -409,61 +383,3 @@ def _losses(points: Sequence[Point[Case]]) -> Table:
     for span in ("1 to 8 GPUs", "8 to 32"):
         head += [f"{span}: {name}" for name in ("published", "predicted", "without overlap")]
     return Table("Validation: what a step loses inside a host, and between hosts", head, rows)
-
-
-def _speeds() -> Table:
-    rows = []
-    for case in CASES:
-        if case.unit == THROUGHPUT:
-            continue
-        for gpus in case.points:
-            if gpus == case.calibrated_on:
-                continue
-            assumed = case.cluster.inter_gbps * case.cluster.network_efficiency
-            implied = implied_gbps(case, gpus)
-            text = EMPTY if implied is None else digits(implied)
-            rows.append(Row([case.title, str(gpus), digits(assumed), text]))
-    head = ("measurement", "GPUs", "Gbit/s reckoned with", "Gbit/s that would give the published value")
-    return Table("Validation: the deviation as a speed of the network", head, rows)
-
-
-def _stories() -> Table:
-    """The university's two stories at several speeds of its network, which no source names."""
-    rows = []
-    for speed in LINK_SPEEDS:
-        cells = [f"{speed:.0f} Gbit/s"]
-        for case in (UNIVERSITY_STEPS, UNIVERSITY_DAYS):
-            cluster = replace(case.cluster, inter_gbps=speed)
-            predictions = [point for point in points_of(case, cluster) if not point.calibrated]
-            cells += [off(point.deviation()) for point in predictions]
-        rows.append(Row(cells))
-    head = ["network"]
-    for unit in (STEP, DAYS):
-        head += [f"{'step times' if unit == STEP else 'days'}, {gpus} GPUs" for gpus in (8, 16, 32)]
-    return Table("Validation: the university's step times or its days?", head, rows, notes=[_verdict()])
-
-
-def _verdict() -> str:
-    """The story that one network explains better: the one whose points imply nearly one speed."""
-    spreads = {}
-    for case in (UNIVERSITY_STEPS, UNIVERSITY_DAYS):
-        implied = [implied_gbps(case, gpus) for gpus in case.points if gpus != case.calibrated_on]
-        speeds = [speed for speed in implied if speed is not None]
-        spreads[case.unit] = (min(speeds), max(speeds))
-    ratios = {unit: high / low for unit, (low, high) in spreads.items()}
-    better, worse = sorted(ratios, key=lambda unit: ratios[unit])
-    names = {STEP: "step times", DAYS: "days"}
-    assert UNIVERSITY_DAYS.steps is not None
-    total = UNIVERSITY_STEPS.points[4] * UNIVERSITY_DAYS.steps[4] / DAY
-    return (
-        f"The two differ in the first row only: its step time times its steps is {total:.2f} days, not"
-        f" {UNIVERSITY_DAYS.points[4]:.2f}; on 8, 16 and 32 GPUs they agree within 4%. The {names[better]}"
-        f" fit one network better ({_range(spreads[better])}, a factor of {ratios[better]:.1f}) than the"
-        f" {names[worse]} ({_range(spreads[worse])}, a factor of {ratios[worse]:.1f}). A network faster than"
-        " 10 Gbit/s would speak for the step times on 8 and 16 GPUs. Its speed is not published, so this is"
-        " no proof."
-    )
-
-
-def _range(speeds: tuple[float, float]) -> str:
-    return f"{digits(speeds[0], 2)} to {digits(speeds[1], 2)} Gbit/s"

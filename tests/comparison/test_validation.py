@@ -12,12 +12,10 @@ from comparison.projection.validation import (
     CASES,
     EFFICIENCY,
     LARGE_FLOAT16,
-    STEP,
     THROUGHPUT,
     UNIVERSITY_DAYS,
     UNIVERSITY_STEPS,
     error_range,
-    implied_gbps,
     off,
     points_of,
     single_compute_seconds,
@@ -105,21 +103,6 @@ def test_a_gpus_speed_carries_over_to_its_own_step():
     assert seconds == work.compute_s
     assert seconds + work.optimizer_s == pytest.approx(64 / 171.52)
     assert single_compute_seconds(LARGE_FLOAT16, parts, 32, 900.0) == pytest.approx(seconds / 2)
-
-
-def test_the_implied_speed_gives_the_published_value():
-    for case in CASES:
-        if case.unit == THROUGHPUT:
-            continue
-        for gpus, published in case.points.items():
-            if gpus == case.calibrated_on:
-                continue
-            speed = implied_gbps(case, gpus)
-            cluster = replace(case.cluster, inter_gbps=speed, network_efficiency=1.0)
-            found = next(point for point in points_of(case, cluster) if point.at == gpus)
-            assert found.predicted == pytest.approx(published, rel=1e-4)
-    impossible = replace(UNIVERSITY_STEPS, points={4: 2.60, 8: 2.0}, unit=STEP)
-    assert implied_gbps(impossible, 8) is None
 
 
 def test_the_documentation_has_the_numbers_of_now(shown):
