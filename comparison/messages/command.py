@@ -15,7 +15,6 @@ import shutil
 import statistics
 import sys
 import time
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
@@ -27,8 +26,6 @@ from comparison.backends import (
     BYTEPS,
     BYTEPS_LOCAL,
     ROOT,
-    Backend,
-    Cluster,
     environment,
     launch_words,
     merged,
@@ -119,19 +116,8 @@ class Sweep(Campaign[Turn, "dict[str, Any]"]):
         return [message for message in self.options.messages if message.name not in avoided]
 
     def launch(self, turn: Turn) -> Said:
-        cell, options = turn.cell, self.options
-        ranks = Ranks(
-            backend=options.backends[cell.backend],
-            script=options.scripts.get(cell.backend, RANK),
-            workers=cell.workers,
-            cluster=options.cluster,
-            dtype=options.message_dtype,
-            seconds=options.message_seconds,
-            limit_s=options.time_limit,
-            seed=1000 * options.seed + turn.repeat,
-        )
-        sent = send(ranks, self._to_send(turn), self.store.directory / turn.name)
-        launch = self.made[turn] = {**cell._asdict(), "repeat": turn.repeat, **sent}
+        sent = send(self.options, turn, self._to_send(turn), self.store.directory / turn.name)
+        launch = self.made[turn] = {**turn.cell._asdict(), "repeat": turn.repeat, **sent}
         self.store.save(f"{turn.name}.json", launch)
         troubles = [*launch["wrong"].items(), *launch["failures"].items()]
         text = "; ".join(f"{message}: {text}" for message, text in troubles)
@@ -176,30 +162,6 @@ RANK = ROOT / "comparison" / "messages" / "rank.py"
 LOG, PLAN = "run.log", "plan.json"
 
 
-@dataclass(frozen=True)
-class Ranks:
-    """Ranks to be started: `workers` that run `script` through a backend's launcher. `seconds`: of rounds
-    with one message. `limit_s`: of a whole launch."""
-
-    backend: Backend
-    script: Path
-    workers: int
-    cluster: Cluster | None
-    dtype: str
-    seconds: float
-    limit_s: float
-    seed: int
-
-    @property
-    def library(self) -> str:
-        return "byteps" if self.backend.launcher in (BYTEPS, BYTEPS_LOCAL) else "horovod"
-
-    def command(self, directory: Path) -> list[str]:
-        """Raises InputError."""
-        words = launch_words(self.backend, self.workers, self.cluster, directory)
-        return [*words, sys.executable, str(self.script), self.library, str(directory / PLAN), str(directory)]
-
-
 class Account(NamedTuple):
     """Lines that a rank has written until its end. `results`: by message, `begun`: messages in their order,
     `agreements_s`: seconds of each agreement."""
@@ -210,7 +172,9 @@ class Account(NamedTuple):
     agreements_s: tuple[float, ...] = ()
 
 
-def send(ranks: Ranks, messages: Sequence[Message], directory: Path) -> dict[str, Any]:
+def send(
+    options: MessagesOptions, turn: Turn, messages: Sequence[Message], directory: Path
+) -> dict[str, Any]:
     """Sends all messages and returns, JSON-able:
 
     - `results`: message -> `first_s`, `rounds_s` (slowest rank of each round), `ranks_s` (rounds by rank)
@@ -228,6 +192,10 @@ def send(ranks: Ranks, messages: Sequence[Message], directory: Path) -> dict[str
         KeyboardInterrupt, or what a signal handler raises; nothing is left running then.
         InputError: the host file has no such slots.
     """
+    key, workers = turn.cell
+    backend, script = options.backends[key], options.scripts.get(key, RANK)
+    library = "byteps" if backend.launcher in (BYTEPS, BYTEPS_LOCAL) else "horovod"
+    seed = 1000 * options.seed + turn.repeat
     begun = datetime.now(timezone.utc).isoformat(timespec="seconds")
     outcome: dict[str, Any] = {"begun": begun, "results": {}, "wrong": {}, "failures": {}, "notes": []}
     attempts = outcome["attempts"] = []
@@ -237,12 +205,13 @@ def send(ranks: Ranks, messages: Sequence[Message], directory: Path) -> dict[str
         here = directory / f"start-{len(attempts)}"
         shutil.rmtree(here, ignore_errors=True)
         here.mkdir(parents=True)
-        command = ranks.command(here)
-        plan = worker_plan(todo, ranks.dtype, ranks.workers, ranks.seconds, ranks.seed)
+        command = launch_words(backend, workers, options.cluster, here)
+        command += [sys.executable, str(script), library, str(here / PLAN), str(here)]
+        plan = worker_plan(todo, options.message_dtype, workers, options.message_seconds, seed)
         write_text(here / PLAN, as_json(plan))
-        environ = environment(ranks.backend, cluster=ranks.cluster)
-        ended = launch(command, environ, here / LOG, ranks.limit_s, ranks.script)
-        accounts = [read_rank(here / f"rank-{rank}.jsonl") for rank in range(ranks.workers)]
+        environ = environment(backend, cluster=options.cluster)
+        ended = launch(command, environ, here / LOG, options.time_limit, script)
+        accounts = [read_rank(here / f"rank-{rank}.jsonl") for rank in range(workers)]
         attempts.append(
             {
                 "command": command,
@@ -258,7 +227,7 @@ def send(ranks: Ranks, messages: Sequence[Message], directory: Path) -> dict[str
         outcome["joined"] = [each.joined if each else None for each in accounts]
         answered = _collect(outcome, accounts, todo)
         left = [message for message in todo if message.name not in answered]
-        reason = why(ended, here / LOG, ranks.limit_s, accounts)
+        reason = why(ended, here / LOG, options.time_limit, accounts)
         if not left:
             if ended.returncode:
                 outcome["notes"].append(f"after the last message: {reason}")

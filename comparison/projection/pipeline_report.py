@@ -20,12 +20,11 @@ from comparison.projection.model import Plan
 from comparison.projection.pipelines import (
     Pipeline,
     PipelineProjection,
-    flops_compute_s,
     project_pipeline,
     split_by,
 )
 from comparison.projection.validation import Point, mean_deviation
-from comparison.projection.workload import Workload, bert_parts, update_seconds
+from comparison.projection.workload import Workload, bert_parts, step_flops, update_seconds
 from comparison.report import Part, Report
 from comparison.wording import milliseconds, size
 from training.pipeline.placement import INTER_FIRST, INTRA_FIRST
@@ -135,7 +134,7 @@ def seconds(case: PipelineCase, placement: str, reading: Reading, calibration: C
     cluster = replace(M40, gpus_per_host=case.hosts, inter_gbps=calibration.inter_gbps)
     work = Workload(
         parts=parts,
-        compute_s=flops_compute_s(parts, rows, calibration.flops_s),
+        compute_s=step_flops(parts, rows) / calibration.flops_s,
         optimizer_s=update_seconds(sum(part.elements for part in parts), cluster.memory_gbytes_s),
         gradient_bytes=4,
         sequences=rows,

@@ -21,7 +21,6 @@ from comparison.projection.workload import (
     UPDATE_ACCESSES,
     Part,
     Workload,
-    step_flops,
 )
 from training.pipeline.options import ONE_F_ONE_B
 from training.pipeline.placement import replica_groups, stage_groups
@@ -213,11 +212,6 @@ def project_pipeline(
         efficiency=sequences / gpus / single,
         sent_bytes=wires.sent_bytes(sizes, activations * workload.accumulate),
     )
-
-
-def flops_compute_s(parts: Sequence[Part], sequences: float, flops_s: float) -> float:
-    """Seconds of a forward and backward pass over so many sequences at a rate."""
-    return step_flops(parts, sequences) / flops_s
 
 
 class _Wires:

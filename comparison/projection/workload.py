@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 from base.errors import InputError
 from base.json_files import read_json_object
@@ -161,7 +161,7 @@ def read_measured(path: str) -> Measured:
     Raises:
         InputError: a file that is no report, or one without a good launch of one worker.
     """
-    report = _read(path)
+    report = read_json_object(path, MOST_BYTES, f"--measured {path}")
     try:
         records = [Record.from_json(each) for each in report["launches"]]
         facts = report["facts"]
@@ -197,10 +197,6 @@ def read_measured(path: str) -> Measured:
         dtype=dtype,
         what=f"{path}: {bert.description}, one worker, {dtype}, batch size {batch}, {len(chosen)} launches",
     )
-
-
-def _read(path: str) -> Mapping[str, Any]:
-    return read_json_object(path, MOST_BYTES, f"--measured {path}")
 
 
 def _median(launches: Sequence[Record], value: Any) -> float:
