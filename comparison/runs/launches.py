@@ -11,7 +11,8 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple, Sequence
+from types import MappingProxyType
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from base.errors import InputError
 from base.files import sha256_of
@@ -54,24 +55,24 @@ class Training(NamedTuple):
     words: tuple[str, ...]
     steps: Steps
     seed: int
-    facts: dict[str, Any]
-    prepares: bool
-    pretrained: bool
-    files: tuple[Path, ...]
+    facts: Mapping[str, Any] = MappingProxyType({})
+    prepares: bool = False
+    pretrained: bool = False
+    files: tuple[Path, ...] = ()
 
     def command(
         self, work: Work, backend: Backend, cluster: Cluster | None, directory: Path
     ) -> tuple[str, ...]:
         """All words of a launch. `directory` exists."""
         words = launch_words(backend, work.setting.workers, cluster, directory)
-        return (*words, sys.executable, str(backend.script), *self._script_words(work, directory))
+        return (*words, sys.executable, str(backend.script), *self.script_words(work, directory))
 
     def preparation(self, setting: Setting, directory: Path) -> list[str] | None:
         """The command that tokenizes or converts the data once, by taking a step with it; None where there
         is nothing to do. Then no launch begins later than another because it had to."""
         if not self.prepares:
             return None
-        words = self._script_words(Work(setting, TIMED, 0), directory)
+        words = self.script_words(Work(setting, TIMED, 0), directory)
         changes = ["--num_steps", "1"]  # of two the later one counts
         if not self.pretrained and "--model" in words:
             changes += ["--model", "bert_1_32_2"]
@@ -80,8 +81,18 @@ class Training(NamedTuple):
     def steps_of(self, work: Work) -> Steps:
         return Steps(LAST, 0, LAST) if work.kind == PROFILED else self.steps
 
-    def _script_words(self, work: Work, directory: Path) -> list[str]:
-        return _script_words(self.words, self.steps, self.seed, work, directory)
+    def script_words(self, work: Work, directory: Path) -> list[str]:
+        """The script's options for a launch that leaves its files in `directory`."""
+        total, _, interval = self.steps_of(work)
+        profile = ["--profile", str(directory / TRACE)] if work.kind == PROFILED else []
+        _, _, dtype, batch_size = work.setting
+        return [
+            *self.words,
+            *("--dtype", dtype, "--batch_size", str(batch_size)),
+            *("--num_steps", str(total), "--log_interval", str(interval), "--ckpt_interval", str(total)),
+            *("--seed", str(self.seed), "--progress", "lines", "--ckpt_dir", str(directory / _CKPT)),
+            *profile,
+        ]
 
 
 def plan_training(options: RunsOptions) -> Training:
@@ -91,21 +102,14 @@ def plan_training(options: RunsOptions) -> Training:
     Raises:
         InputError: an option, or a file, that the scripts would reject.
     """
-    directory = Path(options.output).resolve()
-    words, steps = _shared_words(options, directory), options.lines
-    script, *_ = (
-        parse_script_options(
-            _script_words(words, steps, options.seed, Work(setting, TIMED, 0), directory / "none"), ""
-        )
-        for setting in options.settings
-    )
+    directory, steps = Path(options.output).resolve(), options.lines
+    training = Training(_shared_words(options, directory), steps, options.seed)
+    works = [Work(setting, TIMED, 0) for setting in options.settings]
+    script, *_ = [parse_script_options(training.script_words(work, directory / "none"), "") for work in works]
     config = run_config(script)
     inputs = check_inputs(config)
     vocabularies = [each for each in (script.vocab, script.sentencepiece) if each]
-    return Training(
-        words=words,
-        steps=steps,
-        seed=options.seed,
+    return training._replace(
         facts={
             **config.model.bert.facts(),
             "vocab_size": inputs.vocab_size,
@@ -151,23 +155,6 @@ def _shared_words(options: RunsOptions, output: Path) -> tuple[str, ...]:
     if "--cache_dir" not in given:
         words += ["--cache_dir", str(output / "tokens")]
     return tuple(words)
-
-
-def _script_words(shared: Sequence[str], steps: Steps, seed: int, work: Work, directory: Path) -> list[str]:
-    """The script's options for a launch that leaves its files in `directory`."""
-    total, interval = steps.total, steps.interval
-    profile: list[str] = []
-    if work.kind == PROFILED:
-        total = interval = LAST
-        profile = ["--profile", str(directory / TRACE)]
-    _, _, dtype, batch_size = work.setting
-    return [
-        *shared,
-        *("--dtype", dtype, "--batch_size", str(batch_size)),
-        *("--num_steps", str(total), "--log_interval", str(interval), "--ckpt_interval", str(total)),
-        *("--seed", str(seed), "--progress", "lines", "--ckpt_dir", str(directory / _CKPT)),
-        *profile,
-    ]
 
 
 def _check_script_args(words: Sequence[str]) -> None:

@@ -27,19 +27,6 @@ from comparison.projection.workload import bert_parts
 from tests.processes import ROOT
 
 DOCS = (ROOT / "docs" / "projection.md").read_text("utf-8")
-# The greatest deviation of a prediction, as the documentation states it, and that without overlap.
-BOUNDS = {
-    "dlperf float16 128": (0.12, 0.101),
-    "dlperf float16 96": (0.152, 0.111),
-    "dlperf float16 64": (0.211, 0.151),
-    "dlperf float32 64": (0.098, 0.067),
-    "dlperf float32 48": (0.117, 0.06),
-    "dlperf float32 32": (0.186, 0.092),
-    "claim byteps": (0.089, 0.036),
-    "claim hierarchical_ring": (0.365, 0.068),
-    "university s/step": (0.075, 0.217),
-    "university days": (0.126, 0.107),
-}
 
 
 @pytest.fixture(scope="module")
@@ -48,18 +35,15 @@ def shown():
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda each: each.key)
-def test_predictions_are_as_far_off_as_stated(case):
-    limit, without = BOUNDS[case.key]
+def test_a_calibrated_point_is_met_and_others_promise_too_much(case):
+    """By how much is compared with the documentation below."""
     points = points_of(case)
     assert [point.published for point in points] == list(case.points.values())
     for point in points:
         if point.calibrated:
             assert point.predicted == pytest.approx(point.published, rel=1e-9)
-        else:
-            assert abs(point.deviation()) <= limit
-            assert abs(point.deviation(overlap=False)) <= without
-            if case.unit in (THROUGHPUT, EFFICIENCY):
-                assert point.deviation() > 0, "where the model is off, it promises too much"
+        elif case.unit in (THROUGHPUT, EFFICIENCY):
+            assert point.deviation() > 0
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.calibrated_on], ids=lambda each: each.key)
