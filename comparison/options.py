@@ -149,8 +149,8 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Results:
-    """Where results go, and what is made of them. `confidence`: of all verdicts of a report together."""
+class Output:
+    """Folder of the results, and their interpretation."""
 
     output: str = option(
         f"directory of launches and report (default: {OUTPUT}); a comparison in it continues",
@@ -174,7 +174,7 @@ class _Mode:
 
 @dataclass(frozen=True)
 class OfMessages:
-    """What only --comm_only takes."""
+    """Options that only --comm_only takes."""
 
     sizes: Sequence[str] = option(
         "messages: 64KB, 512MB, 200x64KB for 200 arrays at once, bert-base for the gradients of"
@@ -192,16 +192,18 @@ class OfMessages:
 
 
 @dataclass(frozen=True)
-class CampaignOptions(Axes, Trained, Measurement, Results):
+class CampaignOptions(Axes, Trained, Measurement, Output):
     """Options of the comparison of training runs and of --comm_only.
 
     Attributes:
+        script_args: the words after --; none with --comm_only.
         cluster: the hosts of --hostfile; None: this machine.
         gpus: GPUs of this machine; 0: CPUs.
         command: words of the command line, for the report.
         given: every option with its value, for the report.
     """
 
+    script_args: tuple[str, ...] = derived()
     cluster: Cluster | None = derived()
     gpus: int = derived()
     command: tuple[str, ...] = derived()
@@ -219,10 +221,9 @@ class CampaignOptions(Axes, Trained, Measurement, Results):
 
 @dataclass(frozen=True)
 class RunsOptions(CampaignOptions):
-    """Options of the comparison of training runs. `script_args`: the words after --. `settings`: every
-    combination of the axes. `profiles` is 0 with --no_profile."""
+    """Options of the comparison of training runs. `settings`: every combination of the axes. `profiles` is 0
+    with --no_profile."""
 
-    script_args: tuple[str, ...] = derived()
     settings: tuple[Setting, ...] = derived()
 
     @property
@@ -337,6 +338,7 @@ def parse_options(
         "workers": tuple(options.workers),
         "dtypes": tuple(options.dtypes),
         "batch_sizes": tuple(options.batch_sizes),
+        "script_args": tuple(options.script_args),
         "cluster": cluster,
         "command": ("python", "compare.py", *arguments),
         "given": dict(vars(options)),
@@ -394,7 +396,7 @@ _GROUPS: tuple[tuple[str, str | None, type], ...] = (
     ("axes: every combination is compared", None, Axes),
     ("training", "all other options of the training scripts can be given after --", Trained),
     ("measurement", None, Measurement),
-    ("result", None, Results),
+    ("result", None, Output),
     ("instead of the comparison of training runs", None, _Mode),
     ("communication alone (--comm_only)", None, OfMessages),
     ("projection (--project); values in parentheses are the defaults", None, ProjectionOptions),

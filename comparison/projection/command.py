@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Sequence
 
 from base.errors import InputError
 from bert.configuration import BertConfig, named_config
@@ -41,7 +42,6 @@ from comparison.projection.workload import (
     read_measured,
     update_seconds,
 )
-from lamb_paper import LONGEST
 from training.pipeline.options import ONE_F_ONE_B
 from training.pipeline.placement import PLACEMENTS as PIPELINE_PLACEMENTS
 from training.pipeline.split import check_stages
@@ -88,11 +88,8 @@ def plan_of(options: ProjectionOptions) -> Plan:
     gpus = _gpus(options, cluster)
     measured = read_measured(options.measured) if options.measured else None
     if measured:
-        for flag in ("model", "vocab_size", "max_seq_length", "batch_size", "compute_s"):
-            if getattr(options, flag) is not None:
-                raise InputError(
-                    f"--{flag} and --measured exclude each other: the report has the measured one"
-                )
+        flags = ("model", "vocab_size", "max_seq_length", "batch_size", "compute_s")
+        _reject(options, flags, " and --measured exclude each other: the report has the measured one")
     bert = measured.bert if measured else named_config(options.model or MODEL)
     dtype = options.gradient_dtype or ("float32" if measured else "float16")
     workload, source = _workload(options, cluster, bert, dtype, measured)
@@ -113,18 +110,20 @@ def pipelines_of(options: ProjectionOptions) -> list[Pipeline]:
     """
     stages = options.pipeline_stages
     if stages is None:
-        for flag in ("placement", "pipeline_schedule"):
-            if getattr(options, flag) is not None:
-                raise InputError(f"--{flag} is of pipelines: give --pipeline_stages too")
+        _reject(options, ("placement", "pipeline_schedule"), " is of pipelines: give --pipeline_stages too")
         return []
-    for flag in OF_STRATEGIES:
-        if getattr(options, flag) is not None:
-            raise InputError(
-                f"--{flag} is of strategies without pipelines: leave it or --pipeline_stages out"
-            )
+    reason = " is of strategies without pipelines: leave it or --pipeline_stages out"
+    _reject(options, OF_STRATEGIES, reason)
     check_stages(stages, named_config(options.model or MODEL).layers)
     placements = list(dict.fromkeys(options.placement or PIPELINE_PLACEMENTS))
     return [Pipeline(stages, each, options.pipeline_schedule or ONE_F_ONE_B) for each in placements]
+
+
+def _reject(options: ProjectionOptions, flags: Sequence[str], reason: str) -> None:
+    """Raises InputError where one of these was given."""
+    for flag in flags:
+        if getattr(options, flag) is not None:
+            raise InputError(f"--{flag}{reason}")
 
 
 def _cluster(options: ProjectionOptions) -> tuple[Cluster, list[str]]:
@@ -141,9 +140,8 @@ def _strategies(options: ProjectionOptions) -> list[Strategy]:
     if len(set(keys)) < len(keys):
         raise InputError("--strategies: one is named twice")
     if BytePS.key not in keys:
-        for flag in ("servers", "server_placement"):
-            if getattr(options, flag) is not None:
-                raise InputError(f"--{flag} is of BytePS, and --strategies leaves byteps out")
+        reason = " is of BytePS, and --strategies leaves byteps out"
+        _reject(options, ("servers", "server_placement"), reason)
     byteps = BytePS(options.servers, options.server_placement or COLOCATED)
     return [byteps if key == BytePS.key else STRATEGIES[key]() for key in keys]
 
@@ -171,8 +169,6 @@ def _workload(
     options: ProjectionOptions, cluster: Cluster, bert: BertConfig, dtype: str, measured: Measured | None
 ) -> tuple[Workload, str]:
     length = options.max_seq_length or LENGTH
-    if length > LONGEST:
-        raise InputError(f"--max_seq_length {length}: BERT has {LONGEST} positions")
     predictions = round(0.15 * length) + (length == 128)  # 20 of 128, as everybody has it
     vocab_size = measured.vocab_size if measured else options.vocab_size or VOCABULARY
     parts = bert_parts(bert, vocab_size, length, predictions)

@@ -116,7 +116,7 @@ def test_placements_by_what_crosses_the_network() -> None:
 
 @pytest.mark.parametrize("reading", READINGS, ids=["A", "B", "C"])
 def test_the_published_six(reading) -> None:
-    """How far the predictions are off is compared with the guide below."""
+    """Their errors are compared with the guide below."""
     points = validate_pipelines(reading)
     assert [point.published for point in points] == [1.20, 0.80, 5.25, 2.84, 10.96, 5.23]
     for point in points[:2]:
