@@ -146,36 +146,41 @@ def seconds(case: PipelineCase, placement: str, reading: Reading, calibration: C
     return project_pipeline(work, pipeline, cluster, case.hosts**2).step_s
 
 
-def validate_pipelines(reading: Reading) -> list[Point[PipelineCase]]:
-    """All six, with the parameters that the first two give."""
+class Validation(NamedTuple):
+    """All six under a reading, with the parameters that the first two give."""
+
+    reading: Reading
+    calibration: Calibration
+    points: Sequence[Point[PipelineCase]]
+
+
+def validate_pipelines(reading: Reading) -> Validation:
     calibration = calibrate(reading)
-    return [
+    points = [
         Point(case, placement, published, seconds(case, placement, reading, calibration), case is CASES[0])
         for case in CASES
         for placement, published in zip((INTRA_FIRST, INTER_FIRST), case.published)
     ]
+    return Validation(reading, calibration, points)
 
 
-def pipeline_tables() -> list[Table]:
+def pipeline_tables(validations: Sequence[Validation]) -> list[Table]:
     """The six and their predictions under each reading, and what the readings rest on."""
-    found = {reading: validate_pipelines(reading) for reading in READINGS}
     rows = []
-    for index, point in enumerate(found[READINGS[0]]):
-        case = point.case
-        cells = [f"{case.layers} layers, {case.heads} heads", f"{case.hosts} x {case.hosts}", point.at]
-        cells.append(f"{point.published:.2f} s")
-        if point.calibrated:
+    for same in zip(*(each.points for each in validations)):
+        case, placement, published = same[0].case, same[0].at, same[0].published
+        cells = [f"{case.layers} layers, {case.heads} heads", f"{case.hosts} x {case.hosts}", placement]
+        cells.append(f"{published:.2f} s")
+        if same[0].calibrated:
             rows.append(Row(cells, "rate and network taken from these two"))
             continue
-        for points in found.values():
-            cells += [f"{points[index].predicted:.2f} s", f"{100 * points[index].deviation():+.0f}%"]
+        for point in same:
+            cells += [f"{point.predicted:.2f} s", f"{100 * point.deviation():+.0f}%"]
         rows.append(Row(cells))
     head = ["model", "hosts x GPUs", "placement", "published"]
-    for letter in "ABC"[: len(READINGS)]:
-        head += [letter, "off by"]
     calibrations = []
-    for letter, (reading, points) in zip("ABC", found.items()):
-        rate, speed = calibrate(reading)
+    for letter, (reading, (rate, speed), points) in zip("ABC", validations):
+        head += [letter, "off by"]
         cells = [letter, reading.title, f"{rate / 1e12:.2f} TFLOP/s", f"{speed:.1f} Gbit/s"]
         calibrations.append(Row([*cells, f"{100 * mean_deviation(points):.0f}%"]))
     first = Table("Pipelines: the published six", head, rows, names=3)
@@ -232,9 +237,9 @@ def report_of(plan: Plan, pipelines: Sequence[Pipeline]) -> Report:
         pipeline: [project_pipeline(plan.workload, pipeline, plan.cluster, gpus) for gpus in plan.gpus]
         for pipeline in pipelines
     }
-    points = {reading.title: validate_pipelines(reading) for reading in READINGS}
+    validations = [validate_pipelines(reading) for reading in READINGS]
     facts = _facts(plan, pipelines[0])
-    tables = [*(_table(pipeline, own) for pipeline, own in found.items()), *pipeline_tables()]
+    tables = [*(_table(pipeline, own) for pipeline, own in found.items()), *pipeline_tables(validations)]
     own = len(pipelines)
     document: list[Part] = [
         f"# Pipelines: {plan.model} on {plan.cluster.title}",
@@ -245,22 +250,21 @@ def report_of(plan: Plan, pipelines: Sequence[Pipeline]) -> Report:
         f"![published and predicted]({PLOT})",
         LIMITS,
     ]
-    pictures = {PLOT: validation_figure(points)}
-    return Report(NAME, document, _content(plan, found, points), pictures, [facts, *tables])
+    pictures = {PLOT: validation_figure(validations)}
+    return Report(NAME, document, _content(plan, found, validations), pictures, [facts, *tables])
 
 
-def validation_figure(points: dict[str, list[Point[PipelineCase]]]) -> Figure:
+def validation_figure(validations: Sequence[Validation]) -> Figure:
     """Published seconds a step and the predictions under each reading, a panel for each placement."""
     figure = new_figure((11, 4.6))
-    placements = list(dict.fromkeys(point.at for point in next(iter(points.values()))))
-    drawn = figure.subplots(1, len(placements), sharey=True)
-    width = 0.8 / (len(points) + 1)
-    for axes, placement in zip(drawn, placements):
-        bars = {"published": [case.published[placements.index(placement)] for case in CASES]}
-        for title, own in points.items():
-            bars[title] = [point.predicted for point in own if point.at == placement]
+    drawn = figure.subplots(1, 2, sharey=True)
+    width = 0.8 / (len(validations) + 1)
+    for axes, placement in zip(drawn, (INTRA_FIRST, INTER_FIRST)):
+        bars = {"published": [each.published for each in validations[0].points if each.at == placement]}
+        for reading, _, points in validations:
+            bars[reading.title] = [point.predicted for point in points if point.at == placement]
         for index, (title, values) in enumerate(bars.items()):
-            places = [place + (index - len(points) / 2) * width for place in range(len(values))]
+            places = [place + (index - len(validations) / 2) * width for place in range(len(values))]
             colour = "#444444" if not index else COLOURS[(0, 5, 2)[index - 1]]
             axes.bar(places, values, 0.92 * width, color=colour, label=title)
         names = [
@@ -299,7 +303,7 @@ def _facts(plan: Plan, pipeline: Pipeline) -> str:
 def _content(
     plan: Plan,
     found: dict[Pipeline, list[PipelineProjection]],
-    points: dict[str, list[Point[PipelineCase]]],
+    validations: Sequence[Validation],
 ) -> dict[str, Any]:
     work = plan.workload
     return {
@@ -314,7 +318,7 @@ def _content(
         "validation": [
             {
                 "reading": reading.title,
-                **calibrate(reading)._asdict(),
+                **calibration._asdict(),
                 "source": SOURCE,
                 "layers": point.case.layers,
                 "heads": point.case.heads,
@@ -325,7 +329,7 @@ def _content(
                 "predicted": point.predicted,
                 "calibrated": point.calibrated,
             }
-            for reading in READINGS
-            for point in points[reading.title]
+            for reading, calibration, points in validations
+            for point in points
         ],
     }

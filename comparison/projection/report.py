@@ -66,7 +66,7 @@ def report_of(plan: Plan, projections: Sequence[Projection]) -> Report:
         _parameters(plan),
         "## Validation",
         _validation_words(),
-        *tables(),
+        *tables(points),
         f"![published and predicted]({VALIDATION})",
         "## Where it must fail",
         LIMITS,

@@ -316,9 +316,8 @@ def _step_seconds(case: Case, gpus: int) -> float:
     return value
 
 
-def tables() -> list[Table]:
-    """The validation, the same in the terminal, in projection.md and in docs/projection.md."""
-    points = validate()
+def tables(points: Sequence[Point[Case]]) -> list[Table]:
+    """The validation, the same in projection.md and in docs/projection.md. `points`: all of `validate`."""
     return [
         _points("Validation: the measurements the model is judged by", [p for p in points if p.case.main]),
         _points("Validation: the same code at other batch sizes", [p for p in points if not p.case.main]),

@@ -33,6 +33,7 @@ from comparison.wording import (
 )
 
 _SERVICES = ("server", "scheduler")  # the order of their columns
+_LEAST_MS = 0.0005  # of communication: less is none
 NAMES = 4  # columns that say which setting a row is about
 
 Columns = Mapping[str, Callable[[Figures], str]]  # head of a column -> its cells
@@ -127,16 +128,20 @@ def communication(results: Results, facts: Mapping[str, Any]) -> Table | None:
     if not any(each.figures and (each.figures.breakdown or each.notes) for each in results.results):
         return None
 
-    def time(name: str, text: Callable[[Spread], str] = with_extremes) -> Callable[[Figures], str]:
+    def time(name: str) -> Callable[[Figures], str]:
         def cell(own: Figures) -> str:
             if own.breakdown is None:
                 return EMPTY
-            # A share is nothing where its time is nothing.
-            shown = own.breakdown.exposed_ms if name == "exposed_share" else getattr(own.breakdown, name)
-            zero = "0%" if name == "exposed_share" else "0"
-            return text(getattr(own.breakdown, name)) if shown.most >= 0.0005 else zero
+            values: Spread = getattr(own.breakdown, name)
+            return with_extremes(values) if values.most >= _LEAST_MS else "0"
 
         return cell
+
+    def share(own: Figures) -> str:
+        if own.breakdown is None:
+            return EMPTY
+        shown = own.breakdown.exposed_ms.most >= _LEAST_MS
+        return share_with_extremes(own.breakdown.exposed_share) if shown else "0%"
 
     def sent(name: str) -> Callable[[Figures], str]:
         return lambda own: size(getattr(own.traffic, name)) if own.traffic else EMPTY
@@ -145,7 +150,7 @@ def communication(results: Results, facts: Mapping[str, Any]) -> Table | None:
         "under way, ms": time("under_way_ms"),
         "hidden, ms": time("hidden_ms"),
         "exposed, ms": time("exposed_ms"),
-        "exposed share": time("exposed_share", share_with_extremes),
+        "exposed share": share,
         "profiles": lambda own: str(own.breakdown.launches) if own.breakdown else EMPTY,
         "a rank hands over": sent("handed"),
         "a worker sends": sent("worker"),

@@ -31,7 +31,7 @@ DOCS = (ROOT / "docs" / "projection.md").read_text("utf-8")
 
 @pytest.fixture(scope="module")
 def shown():
-    return tables()
+    return tables(validate())
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda each: each.key)
