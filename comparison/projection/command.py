@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Sequence
 
 from base.errors import InputError
-from bert.configuration import BertConfig, named_config
+from bert.configuration import named_config
 from comparison.options import SEQUENCES, ProjectionOptions
 from comparison.projection import pipeline_report
 from comparison.projection import report as strategy_report
@@ -36,7 +36,8 @@ from comparison.projection.validation import SINGLE_GPUS, single_compute_seconds
 from comparison.projection.workload import (
     ELEMENT_BYTES,
     VOCABULARY,
-    Measured,
+    Part,
+    Step,
     Workload,
     bert_parts,
     read_measured,
@@ -84,22 +85,50 @@ def plan_of(options: ProjectionOptions) -> Plan:
         InputError: values that contradict each other, or that no simulation can hold.
     """
     cluster, given = _cluster(options)
-    strategies = _strategies(options)
-    gpus = _gpus(options, cluster)
+    strategies, gpus = _strategies(options), _gpus(options, cluster)
     measured = read_measured(options.measured) if options.measured else None
     if measured:
         flags = ("model", "vocab_size", "max_seq_length", "batch_size", "compute_s")
         _reject(options, flags, " and --measured exclude each other: the report has the measured one")
     bert = measured.bert if measured else named_config(options.model or MODEL)
+    vocab_size = measured.vocab_size if measured else options.vocab_size or VOCABULARY
     dtype = options.gradient_dtype or ("float32" if measured else "float16")
-    workload, source = _workload(options, cluster, bert, dtype, measured)
-    pieces = workload.total_bytes / cluster.partition_bytes + sum(
-        len(part.gradients) for part in workload.parts
+    length = options.max_seq_length or LENGTH
+    predictions = round(0.15 * length) + (length == 128)  # 20 of 128, as everybody has it
+    parts = bert_parts(bert, vocab_size, length, predictions)
+    step = measured.step if measured else _published(options, cluster, dtype, parts)
+    workload = Workload(
+        parts=parts,
+        compute_s=step.compute_s,
+        optimizer_s=step.optimizer_s if options.optimizer_s is None else options.optimizer_s,
+        gradient_bytes=ELEMENT_BYTES[dtype],
+        sequences=step.sequences,
+        length=step.length,
+        accumulate=options.accumulate or 4 * (options.pipeline_stages or 0) or step.accumulate,
+        overlap=(options.overlap or "backward") == "backward",
     )
+    pieces = workload.total_bytes / cluster.partition_bytes + sum(len(part.gradients) for part in parts)
     if pieces > MOST_PARTITIONS:
         raise InputError(f"--model {bert.name}: {pieces:,.0f} messages a step are too many to simulate")
-    computing = measured.dtype if measured else None if options.compute_s is not None else dtype
-    return Plan(bert.description, cluster, workload, strategies, gpus, dtype, computing, source, given)
+    return Plan(bert.description, cluster, workload, strategies, gpus, dtype, step.dtype, step.what, given)
+
+
+def _published(options: ProjectionOptions, cluster: Cluster, dtype: str, parts: Sequence[Part]) -> Step:
+    """The step of a GPU whose speed is given, or was published. Raises InputError where none was."""
+    sequences = float(options.batch_size or SEQUENCES)
+    update_s = update_seconds(sum(part.elements for part in parts), cluster.memory_gbytes_s)
+    length = options.max_seq_length or LENGTH
+    if options.compute_s is not None:
+        return Step(options.compute_s, update_s, sequences, length, 1, None, "--compute_s")
+    single = SINGLE_GPUS[cluster.name].get(dtype)
+    if single is None:
+        raise InputError(f"--gradient_dtype {dtype}: no speed of a GPU is known for it; give --compute_s")
+    compute_s = single_compute_seconds(single, parts, sequences, cluster.memory_gbytes_s)
+    source = (
+        f"the operations a second of bert_{single.layers}_{single.units} in {single.dtype}, "
+        f"{single.sequences_per_s:.4g} sequences/s on one GPU ({single.source})"
+    )
+    return Step(compute_s, update_s, sequences, length, 1, dtype, source)
 
 
 def pipelines_of(options: ProjectionOptions) -> list[Pipeline]:
@@ -163,45 +192,3 @@ def _gpus(options: ProjectionOptions, cluster: Cluster) -> list[int]:
         if count % stages:
             raise InputError(f"--gpus {count}: no multiple of --pipeline_stages {stages}")
     return sorted(options.gpus)
-
-
-def _workload(
-    options: ProjectionOptions, cluster: Cluster, bert: BertConfig, dtype: str, measured: Measured | None
-) -> tuple[Workload, str]:
-    length = options.max_seq_length or LENGTH
-    predictions = round(0.15 * length) + (length == 128)  # 20 of 128, as everybody has it
-    vocab_size = measured.vocab_size if measured else options.vocab_size or VOCABULARY
-    parts = bert_parts(bert, vocab_size, length, predictions)
-    elements = sum(part.elements for part in parts)
-    sequences = measured.sequences if measured else float(options.batch_size or SEQUENCES)
-    update_s = measured.optimizer_s if measured else update_seconds(elements, cluster.memory_gbytes_s)
-    if options.optimizer_s is not None:
-        update_s = options.optimizer_s
-    if measured:
-        compute_s, source = measured.compute_s, measured.what
-    elif options.compute_s is not None:
-        compute_s, source = options.compute_s, "--compute_s"
-    else:
-        singles = SINGLE_GPUS[cluster.name]
-        if dtype not in singles:
-            raise InputError(f"--gradient_dtype {dtype}: no speed of a GPU is known for it; give --compute_s")
-        single = singles[dtype]
-        compute_s = single_compute_seconds(single, parts, sequences, cluster.memory_gbytes_s)
-        source = (
-            f"the operations a second of bert_{single.layers}_{single.units} in {single.dtype}, "
-            f"{single.sequences_per_s:.4g} sequences/s on one GPU ({single.source})"
-        )
-    passes = measured.accumulate if measured else 1
-    return (
-        Workload(
-            parts=parts,
-            compute_s=compute_s,
-            optimizer_s=update_s,
-            gradient_bytes=ELEMENT_BYTES[dtype],
-            sequences=sequences,
-            length=measured.length if measured else length,
-            accumulate=options.accumulate or 4 * (options.pipeline_stages or 0) or passes,
-            overlap=(options.overlap or "backward") == "backward",
-        ),
-        source,
-    )

@@ -110,6 +110,16 @@ def test_a_backend_that_fails_twice_is_not_launched_again(tmp_path):
     assert [name.split("-")[0] for name in launched(retried)] == ["fails"] * 2
 
 
+def test_the_time_limit_is_a_failure(tmp_path):
+    output = tmp_path / "out"
+    result = compare(output, "--backends", "hangs", "--repeats", "1", "--time_limit", "1.5")
+    assert result.returncode == 1
+    (launch,) = report_of(output)["launches"]
+    assert re.fullmatch(
+        r"no end within \d+ s \(--time_limit\); 0 of 8 steps were reported", launch["failure"]
+    )
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signals_end_the_launch_and_leave_a_report(tmp_path, number, code):
     """Also before anything has been measured. `run.wait` fails if a process is left."""

@@ -71,6 +71,13 @@ def test_the_slowest_stage_sets_the_pace_and_transfers_delay() -> None:
     assert max(one.ends_s) == one.ends_s[0] == pytest.approx(0.6 + 2 * 0.03)
 
 
+def test_one_stage_on_one_gpu_is_the_workload() -> None:
+    found = project_pipeline(work(accumulate=3), Pipeline(1, INTRA_FIRST), FREE, 1)
+    assert found.step_s == pytest.approx(0.3 + work().optimizer_s)
+    assert found.efficiency == pytest.approx(1) and found.sent_bytes == 0
+    assert found.sequences_per_s == pytest.approx(24 / found.step_s)
+
+
 @pytest.mark.parametrize("placement", [INTRA_FIRST, INTER_FIRST])
 def test_a_step_is_the_sum_of_its_parts(placement: str) -> None:
     found = project_pipeline(work(accumulate=4), Pipeline(2, placement), P3DN, 16)

@@ -276,11 +276,11 @@ def test_a_measured_step(tmp_path):
         ],
     )
     found = read_measured(path)
-    assert (found.bert.name, found.vocab_size, found.accumulate) == ("bert_2_128_2", 4096, 2)
-    assert found.optimizer_s == pytest.approx(0.02)
-    assert found.compute_s == pytest.approx(0.03)  # (0.08 - 0.02) / 2 passes
-    assert found.sequences == pytest.approx(10)  # 20 a step in 2 passes
-    assert found.length == pytest.approx(24)  # 480 tokens with padding in 20 sequences
+    assert (found.bert.name, found.vocab_size, found.step.accumulate) == ("bert_2_128_2", 4096, 2)
+    assert found.step.optimizer_s == pytest.approx(0.02)
+    assert found.step.compute_s == pytest.approx(0.03)  # (0.08 - 0.02) / 2 passes
+    assert found.step.sequences == pytest.approx(10)  # 20 a step in 2 passes
+    assert found.step.length == pytest.approx(24)  # 480 tokens with padding in 20 sequences
     made = plan("--measured", path, "--gpus_per_host", "1", "--inter_gbps", "1")
     assert made.workload.gradient_bytes == 4
     assert made.workload.backward_ends_s == pytest.approx(0.06)
@@ -291,7 +291,7 @@ def test_a_measured_step(tmp_path):
 
 
 def test_a_measured_step_without_a_profile_is_all_compute(tmp_path):
-    found = read_measured(report(tmp_path, [record(TIMED, 0, 0.08)], accumulate=None))
+    found = read_measured(report(tmp_path, [record(TIMED, 0, 0.08)], accumulate=None)).step
     assert (found.optimizer_s, found.accumulate) == (0.0, 1)
     assert found.compute_s == pytest.approx(0.08)
 
