@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
 from base import machine
 from base.quantities import digits
 from base.tables import EMPTY, Row, Table
-from comparison.canvas import colour, new_figure, plain, whiskers
+from comparison.canvas import colour, legend_below, new_figure, plain, whiskers
 from comparison.messages.plan import (
     UNITS,
     Cell,
@@ -329,11 +329,10 @@ def draw(
                 axes.fill_between(sizes, one_end, other_end, color=style["color"], alpha=0.18, linewidth=0)
         axes.set(title=title, ylabel=unit, xlabel=f"bytes averaged{bands}")
         _scales(axes, [message.nbytes for message in messages])
-    handles, labels = all_axes[0].get_legend_handles_labels()
     if several:
-        handles += axes.plot([], [], "o", color="grey", markersize=9, markerfacecolor="none")
-        labels.append("large hollow: " + ", ".join(several.values()))
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+        label = f"large hollow: {', '.join(several.values())}"
+        all_axes[0].plot([], [], "o", color="grey", markersize=9, markerfacecolor="none", label=label)
+    legend_below(figure, all_axes[0], 4)
     return figure
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
 from base.quantities import digits
 from base.tables import Row, Table
 from bert.configuration import BertConfig, named_config
-from comparison.canvas import COLOURS, new_figure, plain
+from comparison.canvas import COLOURS, legend_below, new_figure, plain
 from comparison.projection.clusters import UNIVERSITY
 from comparison.projection.model import Plan
 from comparison.projection.pipelines import (
@@ -277,8 +277,7 @@ def validation_figure(validations: Sequence[Validation]) -> Figure:
     figure.suptitle(
         "Tesla M40: published and predicted; the first model's two times are calibrated", fontsize=11
     )
-    handles, labels = drawn[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+    legend_below(figure, drawn[0], 2)
     return figure
 
 

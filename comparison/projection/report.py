@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 from base.quantities import digits
 from base.tables import Row, Table
-from comparison.canvas import COLOURS, ideal_style, new_figure, plain
+from comparison.canvas import COLOURS, ideal_style, legend_below, new_figure, plain
 from comparison.projection.model import Plan, Projection
 from comparison.projection.validation import (
     CASES,
@@ -245,7 +245,7 @@ def projection_figure(plan: Plan, projections: Sequence[Projection], points: Seq
     rate.set_ylabel("sequences/s a GPU")
     title = f"{plan.model} on {plan.cluster.title}\n{plan.batch}; {plan.precision}"
     figure.suptitle(title, fontsize=11)
-    figure.legend(*drawn[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    legend_below(figure, drawn[0], 2)
     return figure
 
 
@@ -282,8 +282,7 @@ def _validation(points: Sequence[Point[Case]]) -> Figure:
     for axes, unit, name in ((steps, STEP, "seconds per step"), (days, DAYS, "days of training")):
         _draw_series(axes, [point for point in main if point.case.unit == unit], name)
         axes.set_title(f"a university, by its {'days' if unit == DAYS else 'step times'}", fontsize=10)
-    handles, labels = steps.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    legend_below(figure, steps, 4)
     return figure
 
 

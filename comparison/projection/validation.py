@@ -44,17 +44,9 @@ THROUGHPUT, STEP, DAYS, EFFICIENCY = "sequences/s", "s/step", "days", "efficienc
 
 
 @dataclass(frozen=True)
-class SingleGpu:
-    """A measured throughput of one GPU without communication, in sequences a second."""
-
+class _Model:
     layers: int
     units: int
-    dtype: str
-    sequences: int
-    sequences_per_s: float
-    source: str
-    length: int = 128
-    predictions: int = 20
 
     @property
     def bert(self) -> BertConfig:
@@ -63,7 +55,19 @@ class SingleGpu:
 
 
 @dataclass(frozen=True)
-class Case:
+class SingleGpu(_Model):
+    """A measured throughput of one GPU without communication, in sequences a second."""
+
+    dtype: str
+    sequences: int
+    sequences_per_s: float
+    source: str
+    length: int = 128
+    predictions: int = 20
+
+
+@dataclass(frozen=True)
+class Case(_Model):
     """A series of measurements at growing numbers of GPUs.
 
     Attributes:
@@ -82,8 +86,6 @@ class Case:
     source: str
     cluster: Cluster
     strategy: Strategy
-    layers: int
-    units: int
     dtype: str
     sequences: int
     unit: str
@@ -94,11 +96,6 @@ class Case:
     steps: Mapping[int, int] | None = None
     main: bool = True
     assumed: str = ""
-
-    @property
-    def bert(self) -> BertConfig:
-        """The model, with heads of 64 units, as all of these have."""
-        return named_config(f"bert_{self.layers}_{self.units}_{self.units // 64}")
 
 
 def _dlperf(dtype: str, sequences: int, *speeds: float) -> Case:

@@ -12,6 +12,7 @@ from comparison.canvas import (
     colour,
     grid,
     ideal_style,
+    legend_below,
     line_style,
     name_backends,
     new_figure,
@@ -249,7 +250,7 @@ def breakdown_figure(results: Results, facts: Mapping[str, Any]) -> Figure | Non
     medians = f"median of {most} profiled launches, whiskers from the fastest to the slowest"
     axes.set(title=f"A step of rank 0: {medians if most > 1 else 'one profiled launch'}", xlabel="ms a step")
     plain(axes, "x")
-    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    legend_below(figure, axes, 3)
     return figure
 
 
