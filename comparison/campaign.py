@@ -23,12 +23,11 @@ from typing import IO, Any, Callable, Generic, Hashable, Mapping, NamedTuple, Se
 
 from base import machine
 from base.errors import InputError
-from base.files import replacing
 from base.json_files import read_json_file, read_json_object
 from base.progress import Printed
 from base.quantities import duration
 from comparison.backends import ROOT, Cluster
-from comparison.report import Report, beside
+from comparison.report import Report, as_json, beside, write_text
 
 PLAN, LOCK = "plan.json", "lock"
 LAUNCHES = "launches"  # of training runs, see comparison.runs.launches
@@ -117,10 +116,9 @@ class Store:
                 )
         self.save(PLAN, {**plan, REPEATS: repeats})
 
-    def save(self, name: str, values: Mapping[str, Any]) -> None:
+    def save(self, name: str, values: Any) -> None:
         """Writes a JSON file, whole or not at all. `name`: its path in the directory."""
-        with replacing(str(self.directory / name)) as file:
-            file.write((json.dumps(values, indent=1, allow_nan=False) + "\n").encode("utf-8"))
+        write_text(self.directory / name, as_json(values))
 
     def load(self, name: str, read: Callable[[Any], R]) -> R | None:
         """`read` of the values of a JSON file; None where there is no such file.

@@ -4,7 +4,6 @@ field of what the comparisons take."""
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
 import tempfile
@@ -461,7 +460,7 @@ def _check_axes(
         raise InputError(f"--workers {max(options.workers)}: {options.hostfile} has {cluster.slots} slots")
     if options.gpus and cluster is None:
         _check_gpus(options, backends)
-    if not (math.isfinite(options.confidence) and 0.5 <= options.confidence < 1):
+    if options.confidence == 1:
         raise InputError(f"--confidence {options.confidence:g}: must be at least 0.5 and below 1")
     if options.model:
         parse_model(options.model)

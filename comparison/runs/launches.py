@@ -19,7 +19,6 @@ from base.files import sha256_of
 from comparison.backends import BACKENDS, Backend, Cluster, launch_words
 from comparison.campaign import LAUNCHES, Store
 from comparison.options import EMBEDDED_LENGTH, EMBEDDED_MODEL, RunsOptions
-from comparison.report import plain
 from comparison.runs.record import METRICS, PROFILED, TIMED, TRACE, Record, Steps, Work
 from comparison.settings import Setting
 from data import embedded
@@ -217,7 +216,7 @@ def remove_checkpoints(directory: Path) -> None:
 
 def save(store: Store, record: Record) -> None:
     work = Work(record.setting, record.kind, record.repeat)
-    store.save(f"{path_of(work)}/{RECORD}", plain(record))
+    store.save(f"{path_of(work)}/{RECORD}", record)
 
 
 def finished(store: Store, works: Sequence[Work]) -> dict[Work, Record]:
