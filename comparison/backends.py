@@ -99,14 +99,14 @@ def launch_words(backend: Backend, workers: int, cluster: Cluster | None, direct
         if cluster is None:
             # Waiting ranks must not keep a core from the others: by default Open MPI spins.
             return [*words, "--oversubscribe", "--bind-to", "none", "-mca", "mpi_yield_when_idle", "1"]
-        hosts = _merged(lines)
+        hosts = merged(lines)
         _write(hostfile, hosts)
         return [*words, "--hostfile", str(hostfile), *sum(mpirun.options_of_mpirun(hosts), [])]
     if backend.launcher == HOROVODRUN:
-        named = ",".join(f"{name}:{slots}" for name, slots in _merged(lines))
+        named = ",".join(f"{name}:{slots}" for name, slots in merged(lines))
         return [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", str(workers), "-H", named]
     if backend.launcher == BYTEPS_LOCAL:
-        lines = _merged(lines)
+        lines = merged(lines)
     elif cluster is None:
         lines = [("localhost", 1)] * workers
     if len({slots for _, slots in lines}) > 1:
@@ -129,12 +129,12 @@ def environment(
     if os.geteuid() == 0:
         variables.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     if cluster is not None:
-        variables.update(mpirun.variables(_merged(cluster.lines)))
+        variables.update(mpirun.variables(merged(cluster.lines)))
     variables.update(backend.variables)
     return variables
 
 
-def _merged(lines: Hosts) -> list[tuple[str, int]]:
+def merged(lines: Hosts) -> list[tuple[str, int]]:
     """A host that is listed twice has the sum of its slots."""
     hosts: dict[str, int] = {}
     for name, slots in lines:

@@ -1,4 +1,4 @@
-"""A campaign of launches that a second call continues: its directory, its progress, the time that is left.
+"""A campaign of launches that a second call continues: its directory, its loop, the time that is left.
 
 The comparison of training runs and that of communication alone are such campaigns. In the directory are
 
@@ -10,25 +10,24 @@ beside what each of the two keeps of its launches.
 
 from __future__ import annotations
 
+import abc
 import fcntl
-import itertools
 import json
 import os
 import platform
-import random
 import statistics
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any, Callable, Hashable, Mapping, NamedTuple, Sequence, TypeVar
+from typing import IO, Any, Callable, Generic, Hashable, Mapping, NamedTuple, Sequence, TypeVar
 
 from base import machine
 from base.errors import InputError
-from base.files import replacing
 from base.json_files import read_json_file, read_json_object
 from base.progress import Printed
 from base.quantities import duration
 from comparison.backends import ROOT, Cluster
+from comparison.report import Report, as_json, beside, write_text
 
 PLAN, LOCK = "plan.json", "lock"
 LAUNCHES = "launches"  # of training runs, see comparison.runs.launches
@@ -42,7 +41,7 @@ _VARIABLES = (
 _PLACES = ("_directory", "_tmpdir_base")  # of Open MPI's own files
 _REPORTS = ("report.md", "report.json", LAUNCHES)
 
-R = TypeVar("R")
+R = TypeVar("R")  # what a launch has left
 W = TypeVar("W", bound=Hashable)  # a launch to be made
 
 
@@ -117,10 +116,9 @@ class Store:
                 )
         self.save(PLAN, {**plan, REPEATS: repeats})
 
-    def save(self, name: str, values: Mapping[str, Any]) -> None:
+    def save(self, name: str, values: Any) -> None:
         """Writes a JSON file, whole or not at all. `name`: its path in the directory."""
-        with replacing(str(self.directory / name)) as file:
-            file.write((json.dumps(values, indent=1, allow_nan=False) + "\n").encode("utf-8"))
+        write_text(self.directory / name, as_json(values))
 
     def load(self, name: str, read: Callable[[Any], R]) -> R | None:
         """`read` of the values of a JSON file; None where there is no such file.
@@ -135,12 +133,11 @@ class Store:
             raise InputError(f"{path} is damaged ({error}); remove it to have the launch repeated") from error
 
 
-def what_counts(facts: Mapping[str, Any], axes: Mapping[str, Any], cluster: Cluster | None) -> dict[str, Any]:
-    """The part of a plan that is not about training: axes, hosts, this machine, versions, the environment."""
+def what_counts(values: Mapping[str, Any], cluster: Cluster | None) -> dict[str, Any]:
+    """A plan: a comparison's own values, and hosts, this machine, versions, the environment."""
     here = machine.describe(ROOT)
     return {
-        **axes,
-        **facts,
+        **values,
         "hosts": [list(line) for line in cluster.lines] if cluster else None,
         "machine": {name: here[name] for name in ("cpu", "cores")},
         "versions": versions(),
@@ -184,92 +181,108 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def begin_progress(total: int, done: int) -> Printed:
-    """Bar on a terminal, lines in a log. `total`: launches in all; `done`: those that earlier calls made."""
-    progress = Printed(lines=sys.stdout)
-    progress.begin("", total, "launch", done)
-    return progress
+class Said(NamedTuple):
+    """Words on a launch that has ended, for the progress. `others`: share of this machine's CPU time that
+    other programs took meanwhile."""
+
+    text: str
+    others: float | None = None
+    failed: bool = False
 
 
-def left_in_words(seconds: float) -> str:
-    """Time that the launches to come will take, in words."""
-    return f"about {duration(seconds)} left" if seconds else "none left"
-
-
-def seconds_left(
-    todo: Sequence[W], made: Mapping[W, float], kinds: Sequence[Callable[[W], Hashable]]
-) -> float:
-    """Estimate for the launches to come: each is taken to last as long as its like did, or else as all.
+class Campaign(abc.ABC, Generic[W, R]):
+    """Launches in their order, and a report of them. A subclass says how one is made and what it means.
 
     Args:
-        made: launch -> seconds.
-        kinds: launches of which one of these has the same value are alike; the first kind that any made
-            launch shares counts.
-    """
-    total = 0.0
-    for launch in todo:
-        for kind in (*kinds, _any):
-            seconds = [taken for other, taken in made.items() if kind(other) == kind(launch)]
-            if seconds:
-                total += statistics.median(seconds)
-                break
-    return total
-
-
-def _any(launch: Hashable) -> None:
-    return None
-
-
-class Setting(NamedTuple):
-    """One cell of the comparison.
-
-    `backend`: a key of BACKENDS in `comparison.backends`. `workers`: ranks, as many as GPUs on GPU
-    machines. `batch_size`: --batch_size of the training scripts, in sequences, or in tokens with
-    --use_avg_len.
+        store: where they are kept.
+        works: all of them.
+        made: those of earlier calls, with what they have left; the others are added.
     """
 
-    backend: str
-    workers: int
-    dtype: str
-    batch_size: int
+    # Launches of which one of these has the same value last about as long; the first kind that any launch
+    # made so far shares counts.
+    alike: Sequence[Callable[[Any], Hashable]]
+    left_out = ""  # said of a launch that will not run; "": it is passed over in silence
 
-    @property
-    def group(self) -> Group:
-        return Group(self.workers, self.dtype, self.batch_size)
+    def __init__(self, store: Store, works: Sequence[W], made: dict[W, R]):
+        self.store, self.works, self.made = store, works, made
 
-    @property
-    def name(self) -> str:
-        """For directories and messages."""
-        return f"{self.backend}-{self.workers}x-{self.dtype}-{self.batch_size}"
+    @abc.abstractmethod
+    def title(self, work: W) -> str:
+        """Name of a launch, for people."""
 
+    @abc.abstractmethod
+    def launch(self, work: W) -> Said:
+        """Makes a launch, keeps it in the store and adds it to `made`."""
 
-class Group(NamedTuple):
-    """The settings that compute the same thing: they differ in the backend only."""
+    @abc.abstractmethod
+    def seconds(self, record: R) -> float:
+        """Time that a launch took."""
 
-    workers: int
-    dtype: str
-    batch_size: int
+    @abc.abstractmethod
+    def will_run(self, work: W) -> bool:
+        """False for a launch of which nothing is expected, after those made so far."""
 
+    @abc.abstractmethod
+    def report_of(self, records: Sequence[R], complete: bool) -> tuple[Report, bool]:
+        """The report of the launches so far, and whether all went as it should."""
 
-def all_settings(
-    backends: Sequence[str], workers: Sequence[int], dtypes: Sequence[str], batch_sizes: Sequence[int]
-) -> list[Setting]:
-    """Every combination, the backends of a group one after the other."""
-    groups = itertools.product(workers, dtypes, batch_sizes)
-    return [Setting(backend, *group) for group in groups for backend in backends]
+    def prepare(self, progress: Printed) -> None:
+        """Before the first launch of a call."""
 
+    def after(self, progress: Printed, work: W) -> None:
+        """After a launch."""
 
-def order_of_repeat(settings: Sequence[Setting], repeat: int, seed: int) -> list[Setting]:
-    """All settings once, in an order drawn for this repeat.
+    def run(self, directory: Path) -> bool:
+        """Makes the launches that are missing; writes and prints the report. Whether all went as it should.
 
-    The backends of a group stay next to each other, so that a slow minute of the machine meets all of them;
-    groups, and backends within each, change their places from repeat to repeat, so that none always follows
-    the same one.
-    """
-    generator = random.Random(f"{seed}-{repeat}")
-    groups: dict[Group, list[Setting]] = {}
-    for setting in settings:
-        groups.setdefault(setting.group, []).append(setting)
-    chosen = list(groups.values())
-    generator.shuffle(chosen)
-    return [setting for group in chosen for setting in generator.sample(group, len(group))]
+        Raises:
+            KeyboardInterrupt: after the partial report has been written.
+        """
+        try:
+            self._launch_missing()
+        except KeyboardInterrupt:
+            self._report(directory, complete=False)
+            print("interrupted; the same command continues", file=sys.stderr, flush=True)
+            raise
+        return self._report(directory, complete=True)
+
+    def _launch_missing(self) -> None:
+        progress = Printed(lines=sys.stdout)  # a bar on a terminal, lines in a log
+        progress.begin("", len(self.works), "launch", len(self.made))
+        try:
+            if len(self.made) < len(self.works):
+                self.prepare(progress)
+            for index, work in enumerate(self.works):
+                runs = self.will_run(work)
+                if work in self.made or not (runs or self.left_out):
+                    continue
+                progress.start(self.title(work))
+                said = self.launch(work) if runs else Said(self.left_out)
+                todo = [each for each in self.works[index + 1 :] if each not in self.made]
+                left = self.seconds_left([each for each in todo if self.will_run(each)])
+                words = f"about {duration(left)} left" if left else "none left"
+                progress.finish(self.title(work), said.text, words + beside(said.others), said.failed)
+                self.after(progress, work)
+        finally:
+            progress.end()
+
+    def seconds_left(self, todo: Sequence[W]) -> float:
+        """Estimate for launches to come: each is taken to last as long as its like did, or else as all."""
+        made = {work: self.seconds(record) for work, record in self.made.items()}
+        total = 0.0
+        for launch in todo:
+            for kind in (*self.alike, lambda each: None):
+                seconds = [taken for other, taken in made.items() if kind(other) == kind(launch)]
+                if seconds:
+                    total += statistics.median(seconds)
+                    break
+        return total
+
+    def _report(self, directory: Path, complete: bool) -> bool:
+        records = [self.made[work] for work in self.works if work in self.made]
+        report, good = self.report_of(records, complete)
+        paths = report.write(directory)
+        print(report.terminal)
+        print("\n".join(map(str, paths)), flush=True)
+        return good

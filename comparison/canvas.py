@@ -76,7 +76,13 @@ def name_backends(
     )
 
 
-def save(figure: Figure, path: Path, mark: str = "") -> None:
+def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
+    """The legend of all panels, from those of one of them."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
+
+
+def save(figure: Figure, path: Path, mark: str) -> None:
     """Writes a PNG, whole or not at all. `mark`: added to the title, in red. Raises OSError."""
     if mark:
         title = [each.get_text() for each in figure.texts]

@@ -1,10 +1,9 @@
-"""The command line of compare.py, checked as far as it can be without looking at the data: every option once,
-and what the three comparisons take of them."""
+"""The command line of compare.py, checked as far as it can be without looking at the data: every option is a
+field of what the comparisons take."""
 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
 import tempfile
@@ -29,13 +28,13 @@ from base.command_line import (
 )
 from base.errors import InputError
 from bert.configuration import MOST_LAYERS, parse_model
-from comparison.backends import BYTEPS, BYTEPS_LOCAL, Backend, Cluster, count_gpus, launch_words
-from comparison.campaign import Setting, all_settings
+from comparison.backends import BACKENDS, BYTEPS, BYTEPS_LOCAL, Backend, Cluster, count_gpus, launch_words
 from comparison.messages.plan import DEFAULT_SIZES, ITEM_BYTES, Cell, Message, parse_messages
 from comparison.projection.clusters import CLUSTERS
 from comparison.projection.model import COLOCATED, PLACEMENTS, STRATEGIES
 from comparison.projection.workload import ELEMENT_BYTES, VOCABULARY
 from comparison.runs.record import Steps
+from comparison.settings import Setting, all_settings
 from comparison.verdicts import FEWEST_REPEATS
 from data.options import MAX_POSITIONS
 from training.options import expand_options
@@ -65,64 +64,48 @@ def option(help: str, type: Any = None, metavar: str | None = None, **more: Any)
     return field(metadata={name: value for name, value in known.items() if value is not None})
 
 
+def derived() -> Any:
+    """A field of a dataclass that follows from options."""
+    return field()
+
+
 def options_in(kind: type) -> dict[str, Mapping[str, Any]]:
     """Name of each field that is an option -> arguments of `add_argument`."""
     return {each.name: each.metadata for each in fields(kind) if each.metadata}
 
 
-def taken(kind: type[T], options: argparse.Namespace, **derived: Any) -> T:
-    """The dataclass with `derived`, and with the options of its other fields' names."""
-    names = [each.name for each in fields(kind) if each.name not in derived]  # type: ignore[arg-type]
-    return kind(**{name: getattr(options, name) for name in names}, **derived)
+def taken(kind: type[T], options: argparse.Namespace, **values: Any) -> T:
+    """The dataclass with `values`, and with the options of its other fields' names."""
+    names = [each.name for each in fields(kind) if each.name not in values]  # type: ignore[arg-type]
+    return kind(**{name: getattr(options, name) for name in names}, **values)
 
 
 @dataclass(frozen=True)
-class CampaignOptions:
-    """Options of the comparison of training runs and of --comm_only.
+class Axes:
+    """Every combination is compared; those that were left out have values for this machine."""
 
-    Attributes:
-        output: directory of the results, as given.
-        backends: those that are compared, by their keys, in the order given.
-        workers: numbers of ranks.
-        repeats: launches of each setting.
-        seed: of the order of launches, and of what they compute.
-        cluster: the hosts of --hostfile; None: this machine.
-        gpus: GPUs of this machine; 0: CPUs.
-        time_limit: seconds for one launch.
-        confidence: of all verdicts of a report together.
-        retry_failed: whether failed launches of an earlier call are made again.
-        command: words of the command line, for the report.
-        given: every option with its value, for the report.
-    """
-
-    output: str
-    backends: Mapping[str, Backend]
-    workers: tuple[int, ...]
-    repeats: int
-    seed: int
-    cluster: Cluster | None
-    gpus: int
-    time_limit: float
-    confidence: float
-    retry_failed: bool
-    command: tuple[str, ...]
-    given: Mapping[str, Any]
-
-    def titles(self) -> dict[str, str]:
-        """Key of a backend -> its name for people."""
-        return {key: backend.title for key, backend in self.backends.items()}
-
-    def warn_of_few_repeats(self) -> None:
-        if self.repeats < FEWEST_REPEATS:
-            text = f"warning: --repeats {self.repeats}: verdicts take {FEWEST_REPEATS}; there will be none"
-            print(text, file=sys.stderr, flush=True)
+    backends: Mapping[str, Backend] = option(
+        f"from {', '.join(BACKENDS)} (default: hvd_mpi hvd_gloo byteps; on GPUs without --hostfile"
+        " byteps_local in place of byteps)",
+        nargs="+", metavar="NAME",
+    )  # fmt: skip
+    workers: tuple[int, ...] = option(
+        "processes, on GPU machines as many as GPUs (default: 1 2; on GPUs 1 and all)",
+        num_processes, "N", nargs="+",
+    )  # fmt: skip
+    dtypes: tuple[str, ...] = option(
+        "(default: float32 bfloat16; on GPUs float32 float16)", metavar="NAME", nargs="+", choices=DTYPES
+    )
+    batch_sizes: tuple[int, ...] = option(
+        "--batch_size of the training scripts, for a worker (default: without --data 512 1024 tokens)",
+        positive_int, "B", nargs="+",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Model, data and batches; None and False: left out. `script_args`: the words after --."""
+    """Model, data and batches; None and False: left out."""
 
-    script_args: tuple[str, ...]
     model: str | None = option(f"bert_LAYERS_UNITS_HEADS (default: {EMBEDDED_MODEL})", metavar="NAME")
     data: str | None = option(
         "as for the training scripts (default: the English text in every CPython)", path_names
@@ -137,35 +120,61 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class RunsOptions:
-    """Options of the comparison of training runs.
+class Measurement:
+    """Launches and their steps."""
 
-    Attributes:
-        settings: every combination of backend, workers, dtype and batch size.
-        profiles: launches of each setting with a profile.
-        price_per_hour: of an instance; None: no cost is reported.
-        gpus_per_instance: workers on an instance; None: 1.
-    """
-
-    campaign: CampaignOptions
-    settings: tuple[Setting, ...]
-    dtypes: tuple[str, ...]
-    batch_sizes: tuple[int, ...]
-    steps: Steps
-    profiles: int
-    trained: Trained
-    price_per_hour: float | None
-    gpus_per_instance: int | None
+    repeats: int = option(
+        "launches of every setting, in turns (default 5; with fewer there are no verdicts)",
+        _repetitions, "N", default=FEWEST_REPEATS,
+    )  # fmt: skip
+    steps: int = option("steps of a launch (default 60)", positive_int, "N", default=60)
+    warmup_steps: int = option("steps without figures at its start (default 20)", count, "N", default=20)
+    log_interval: int = option("steps of a sample (default 5)", positive_int, "N", default=5)
+    seed: int = option("seed of the training and of the order of launches (default 0)", count, default=0)
+    hostfile: str | None = option(
+        "Open MPI host file; the first slots are taken; start on the first host; the output directory"
+        " is on all hosts (default: this machine)",
+        path_name, "FILE",
+    )  # fmt: skip
+    time_limit: float = option(
+        "limit of a launch; one that takes longer has failed (default 600)", seconds, "SECONDS", default=600.0
+    )
+    profiles: int = option(
+        "launches of every setting with --profile, for the breakdown of a step (default 3)",
+        _repetitions, "N", default=PROFILES,
+    )  # fmt: skip
+    no_profile: bool = option("no profiled launches, no breakdown of the step", action="store_true")
+    retry_failed: bool = option("repeat launches that failed in an earlier call", action="store_true")
 
 
 @dataclass(frozen=True)
-class MessagesOptions:
-    """Options of --comm_only. `scripts`: what the ranks of a backend run in place of rank.py, by its key."""
+class Output:
+    """Folder of the results, and their interpretation."""
 
-    campaign: CampaignOptions
-    messages: tuple[Message, ...]
-    cells: tuple[Cell, ...]
-    scripts: Mapping[str, Path]
+    output: str = option(
+        f"directory of launches and report (default: {OUTPUT}); a comparison in it continues",
+        path_name,
+        "DIR",
+    )
+    confidence: float = option(
+        "confidence of all verdicts of a report together (default 0.95)", within(0.5, 1), default=0.95
+    )
+    price_per_hour: float | None = option("price of an instance: adds the cost of both stages", positive, "X")
+    gpus_per_instance: int | None = option("workers on an instance (default 1)", positive_int, "N")
+
+
+@dataclass(frozen=True)
+class _Mode:
+    """The comparison that is made instead of the one of training runs."""
+
+    comm_only: bool = option("communication alone, by message size", action="store_true")
+    project: bool = option("predict throughput and efficiency on up to 1024 GPUs", action="store_true")
+
+
+@dataclass(frozen=True)
+class OfMessages:
+    """Options that only --comm_only takes."""
+
     sizes: Sequence[str] = option(
         "messages: 64KB, 512MB, 200x64KB for 200 arrays at once, bert-base for the gradients of"
         " BERT-base (default: 4KB to 512MB in powers of 4, and 200x64KB)",
@@ -179,6 +188,56 @@ class MessagesOptions:
         " (default 0.5)",
         seconds, "S", default=0.5,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CampaignOptions(Axes, Trained, Measurement, Output):
+    """Options of the comparison of training runs and of --comm_only.
+
+    Attributes:
+        script_args: the words after --; none with --comm_only.
+        cluster: the hosts of --hostfile; None: this machine.
+        gpus: GPUs of this machine; 0: CPUs.
+        command: words of the command line, for the report.
+        given: every option with its value, for the report.
+    """
+
+    script_args: tuple[str, ...] = derived()
+    cluster: Cluster | None = derived()
+    gpus: int = derived()
+    command: tuple[str, ...] = derived()
+    given: Mapping[str, Any] = derived()
+
+    def titles(self) -> dict[str, str]:
+        """Key of a backend -> its name for people."""
+        return {key: backend.title for key, backend in self.backends.items()}
+
+    def warn_of_few_repeats(self) -> None:
+        if self.repeats < FEWEST_REPEATS:
+            text = f"warning: --repeats {self.repeats}: verdicts take {FEWEST_REPEATS}; there will be none"
+            print(text, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class RunsOptions(CampaignOptions):
+    """Options of the comparison of training runs. `settings`: every combination of the axes. `profiles` is 0
+    with --no_profile."""
+
+    settings: tuple[Setting, ...] = derived()
+
+    @property
+    def lines(self) -> Steps:
+        """Steps of a timed launch."""
+        return Steps(self.steps, self.warmup_steps, self.log_interval)
+
+
+@dataclass(frozen=True)
+class MessagesOptions(CampaignOptions, OfMessages):
+    """Options of --comm_only. `scripts`: what the ranks of a backend run in place of rank.py, by its key."""
+
+    messages: tuple[Message, ...] = derived()
+    cells: tuple[Cell, ...] = derived()
+    scripts: Mapping[str, Path] = derived()
 
 
 @dataclass(frozen=True)
@@ -255,11 +314,11 @@ def parse_options(
         InputError: an unknown option, a value out of its range, options that exclude each other.
     """
     own, script_args = split_at_dashes(arguments)
-    options = _parser(backends, description).parse_args(own)
+    options = _parser(description).parse_args(own)
     if options.comm_only and options.project:
         raise InputError("--comm_only and --project exclude each other")
     if not options.comm_only:
-        _reject(options, MessagesOptions, "--comm_only")
+        _reject(options, OfMessages, "--comm_only")
     if not options.project:
         _reject(options, ProjectionOptions, "--project")
     if script_args and (options.comm_only or options.project):
@@ -273,35 +332,34 @@ def parse_options(
     options.gpus = count_gpus()
     _fill_axes(options, cluster)
     _check_axes(options, backends, cluster)
-    campaign = taken(
-        CampaignOptions,
-        options,
-        backends={key: backends[key] for key in options.backends},
-        workers=tuple(options.workers),
-        cluster=cluster,
-        command=("python", "compare.py", *arguments),
-        given=dict(vars(options)),
-    )
-    return _of_messages(options, campaign) if options.comm_only else _of_runs(options, campaign)
+    values = {
+        "backends": {key: backends[key] for key in options.backends},
+        "workers": tuple(options.workers),
+        "dtypes": tuple(options.dtypes),
+        "batch_sizes": tuple(options.batch_sizes),
+        "script_args": tuple(options.script_args),
+        "cluster": cluster,
+        "command": ("python", "compare.py", *arguments),
+        "given": dict(vars(options)),
+    }
+    return _of_messages(options, values) if options.comm_only else _of_runs(options, values)
 
 
-def _of_messages(options: argparse.Namespace, campaign: CampaignOptions) -> MessagesOptions:
+def _of_messages(options: argparse.Namespace, values: dict[str, Any]) -> MessagesOptions:
     """Raises InputError for messages that cannot be sent, or a single rank."""
     try:
         messages = parse_messages(options.sizes, options.message_dtype)
     except ValueError as error:
         raise InputError(f"--sizes: {error}") from error
     # The comparison of training has one worker by default, as the base of its efficiency.
-    workers = [number for number in campaign.workers if number > 1]
+    workers = [number for number in options.workers if number > 1]
     if not workers:
         raise InputError("--workers: --comm_only needs 2 or more, since one has nobody to send to")
-    cells = tuple(Cell(key, number) for number in workers for key in campaign.backends)
-    return taken(
-        MessagesOptions, options, campaign=campaign, messages=tuple(messages), cells=cells, scripts={}
-    )
+    cells = tuple(Cell(key, number) for number in workers for key in options.backends)
+    return taken(MessagesOptions, options, **values, messages=tuple(messages), cells=cells, scripts={})
 
 
-def _of_runs(options: argparse.Namespace, campaign: CampaignOptions) -> RunsOptions:
+def _of_runs(options: argparse.Namespace, values: dict[str, Any]) -> RunsOptions:
     """Raises InputError for what only the comparison of training runs needs."""
     steps = Steps(options.steps, options.warmup_steps, options.log_interval)
     for flag in ("steps", "warmup_steps"):
@@ -317,9 +375,9 @@ def _of_runs(options: argparse.Namespace, campaign: CampaignOptions) -> RunsOpti
     settings = all_settings(options.backends, options.workers, options.dtypes, options.batch_sizes)
     with tempfile.TemporaryDirectory() as directory:
         for setting in settings:
-            backend = campaign.backends[setting.backend]
+            backend = values["backends"][setting.backend]
             try:
-                launch_words(backend, setting.workers, campaign.cluster, directory)
+                launch_words(backend, setting.workers, values["cluster"], directory)
             except InputError as error:
                 raise InputError(f"--backends {setting.backend}: {error}") from error
     if options.no_profile and options.profiles != PROFILES:
@@ -328,20 +386,23 @@ def _of_runs(options: argparse.Namespace, campaign: CampaignOptions) -> RunsOpti
         raise InputError(
             "--dtypes float16: MXNet multiplies float16 matrices on GPUs only; there are none here"
         )
-    return taken(
-        RunsOptions,
-        options,
-        campaign=campaign,
-        settings=tuple(settings),
-        dtypes=tuple(options.dtypes),
-        batch_sizes=tuple(options.batch_sizes),
-        steps=steps,
-        profiles=0 if options.no_profile else options.profiles,
-        trained=taken(Trained, options, script_args=tuple(options.script_args)),
-    )
+    profiles = 0 if options.no_profile else options.profiles
+    return taken(RunsOptions, options, **values, settings=tuple(settings), profiles=profiles)
 
 
-def _parser(backends: Mapping[str, Backend], description: str | None) -> argparse.ArgumentParser:
+# Groups of --help.
+_GROUPS: tuple[tuple[str, str | None, type], ...] = (
+    ("axes: every combination is compared", None, Axes),
+    ("training", "all other options of the training scripts can be given after --", Trained),
+    ("measurement", None, Measurement),
+    ("result", None, Output),
+    ("instead of the comparison of training runs", None, _Mode),
+    ("communication alone (--comm_only)", None, OfMessages),
+    ("projection (--project); values in parentheses are the defaults", None, ProjectionOptions),
+)
+
+
+def _parser(description: str | None) -> argparse.ArgumentParser:
     parser = OptionParser(
         prog="compare.py",
         usage="%(prog)s [options] [-- options of the training scripts]",
@@ -350,63 +411,11 @@ def _parser(backends: Mapping[str, Backend], description: str | None) -> argpars
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add = parser.add_argument_group("axes: every combination is compared").add_argument
-    text = (
-        f"from {', '.join(backends)} (default: hvd_mpi hvd_gloo byteps; on GPUs without --hostfile"
-        " byteps_local in place of byteps)"
-    )
-    add("--backends", nargs="+", metavar="NAME", help=text)
-    text = "processes, on GPU machines as many as GPUs (default: 1 2; on GPUs 1 and all)"
-    add("--workers", nargs="+", type=num_processes, metavar="N", help=text)
-    text = "(default: float32 bfloat16; on GPUs float32 float16)"
-    add("--dtypes", nargs="+", choices=DTYPES, metavar="NAME", help=text)
-    text = "--batch_size of the training scripts, for a worker (default: without --data 512 1024 tokens)"
-    add("--batch_sizes", nargs="+", type=positive_int, metavar="B", help=text)
-
-    text = "all other options of the training scripts can be given after --"
-    _add(parser.add_argument_group("training", text), Trained)
-
-    add = parser.add_argument_group("measurement").add_argument
-    text = "launches of every setting, in turns (default 5; with fewer there are no verdicts)"
-    add("--repeats", type=_repetitions, default=FEWEST_REPEATS, metavar="N", help=text)
-    add("--steps", type=positive_int, default=60, metavar="N", help="steps of a launch (default 60)")
-    text = "steps without figures at its start (default 20)"
-    add("--warmup_steps", type=count, default=20, metavar="N", help=text)
-    add("--log_interval", type=positive_int, default=5, metavar="N", help="steps of a sample (default 5)")
-    add("--seed", type=count, default=0, help="seed of the training and of the order of launches (default 0)")
-    text = (
-        "Open MPI host file; the first slots are taken; start on the first host; the output directory"
-        " is on all hosts (default: this machine)"
-    )
-    add("--hostfile", type=path_name, metavar="FILE", help=text)
-    text = "limit of a launch; one that takes longer has failed (default 600)"
-    add("--time_limit", type=seconds, default=600.0, metavar="SECONDS", help=text)
-    text = "launches of every setting with --profile, for the breakdown of a step (default 3)"
-    add("--profiles", type=_repetitions, default=PROFILES, metavar="N", help=text)
-    add("--no_profile", action="store_true", help="no profiled launches, no breakdown of the step")
-    add("--retry_failed", action="store_true", help="repeat launches that failed in an earlier call")
-
-    add = parser.add_argument_group("result").add_argument
-    text = f"directory of launches and report (default: {OUTPUT}); a comparison in it continues"
-    add("--output", type=path_name, metavar="DIR", help=text)
-    text = "confidence of all verdicts of a report together (default 0.95)"
-    add("--confidence", type=within(0.5, 1), default=0.95, help=text)
-    text = "price of an instance: adds the cost of both stages"
-    add("--price_per_hour", type=positive, metavar="X", help=text)
-    add("--gpus_per_instance", type=positive_int, metavar="N", help="workers on an instance (default 1)")
-
-    add = parser.add_argument_group("instead of the comparison of training runs").add_argument
-    add("--comm_only", action="store_true", help="communication alone, by message size")
-    add("--project", action="store_true", help="predict throughput and efficiency on up to 1024 GPUs")
-    _add(parser.add_argument_group("communication alone (--comm_only)"), MessagesOptions)
-    title = "projection (--project); values in parentheses are the defaults"
-    _add(parser.add_argument_group(title), ProjectionOptions)
+    for title, text, kind in _GROUPS:
+        group = parser.add_argument_group(title, text)
+        for name, arguments in options_in(kind).items():
+            group.add_argument(f"--{name}", **arguments)
     return parser
-
-
-def _add(group: Any, kind: type) -> None:
-    for name, arguments in options_in(kind).items():
-        group.add_argument(f"--{name}", **arguments)
 
 
 def _reject(options: argparse.Namespace, kind: type, mode: str) -> None:
@@ -451,7 +460,7 @@ def _check_axes(
         raise InputError(f"--workers {max(options.workers)}: {options.hostfile} has {cluster.slots} slots")
     if options.gpus and cluster is None:
         _check_gpus(options, backends)
-    if not (math.isfinite(options.confidence) and 0.5 <= options.confidence < 1):
+    if options.confidence == 1:
         raise InputError(f"--confidence {options.confidence:g}: must be at least 0.5 and below 1")
     if options.model:
         parse_model(options.model)

@@ -37,7 +37,7 @@ class Pair(NamedTuple):
     `ratio`: geometric mean of second / first over their common repeats, NaN without any; above 1 the first
     is faster. `low`, `high`: its confidence interval, for this pair alone; None where there are too few
     repeats. `p`: of the test, `adjusted`: after Holm over all pairs of the report. `verdict`: DIFFERENT,
-    NOT_SHOWN or TOO_FEW.
+    NOT_SHOWN or TOO_FEW; `faster`: one of the two where they are different.
     """
 
     group: Hashable
@@ -50,13 +50,7 @@ class Pair(NamedTuple):
     p: float | None
     adjusted: float | None
     verdict: str
-
-    @property
-    def faster(self) -> str | None:
-        """The faster of the two; None without a verdict."""
-        if self.verdict != DIFFERENT:
-            return None
-        return self.first if self.ratio > 1 else self.second
+    faster: str | None = None
 
 
 def rule(confidence: float) -> str:
@@ -105,8 +99,10 @@ def compare(groups: Mapping[G, Samples], confidence: float) -> list[Pair]:
             pairs += [_pair(group, first, second, samples, confidence) for second in names[place + 1 :]]
     tested = [index for index, pair in enumerate(pairs) if pair.p is not None]
     for index, adjusted in zip(tested, holm([pairs[index].p or 0.0 for index in tested])):
-        verdict = DIFFERENT if adjusted <= 1 - confidence else NOT_SHOWN
-        pairs[index] = pairs[index]._replace(adjusted=adjusted, verdict=verdict)
+        pair = pairs[index]._replace(adjusted=adjusted, verdict=NOT_SHOWN)
+        if adjusted <= 1 - confidence:
+            pair = pair._replace(verdict=DIFFERENT, faster=pair.first if pair.ratio > 1 else pair.second)
+        pairs[index] = pair
     return pairs
 
 

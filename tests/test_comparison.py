@@ -126,19 +126,8 @@ def test_a_backend_that_sums_instead_of_averaging_is_wrong(judged):
 
 def test_running_out_of_memory_is_a_result(tmp_path):
     output = tmp_path / "out"
-    words = [
-        "--backends",
-        "memory",
-        "--workers",
-        1,
-        "--batch_sizes",
-        4,
-        16384,
-        "--repeats",
-        1,
-        "--no_profile",
-    ]
-    result = run_command(command(FAULTY, output, *words)).check()
+    words = "--backends memory --workers 1 --batch_sizes 4 16384 --repeats 1 --no_profile"
+    result = run_command(command(FAULTY, output, *words.split())).check()
     kinds = {each["setting"]["batch_size"]: each["kind"] for each in report_of(output)["results"]}
     assert kinds == {4: "ok", 16384: "out of memory"}
     record = records_of(output)["memory-1x-float32-16384/1"]
@@ -161,19 +150,8 @@ def write_text(directory: Path) -> list[str]:
 def test_an_interrupted_comparison_goes_on(tmp_path):
     """BytePS with a profile and two repeats: interrupted in the second repeat, which alone is left to do."""
     output = tmp_path / "out"
-    words = [
-        *write_text(tmp_path),
-        "--backends",
-        "byteps",
-        "--workers",
-        2,
-        "--batch_sizes",
-        4,
-        "--repeats",
-        2,
-        "--profiles",
-        1,
-    ]
+    axes = "--backends byteps --workers 2 --batch_sizes 4 --repeats 2 --profiles 1"
+    words = [*write_text(tmp_path), *axes.split()]
     argv = command(ROOT / "compare.py", output, *words, data=())
     with start_command(argv) as run:
         until(lambda: len(list((output / "launches").glob("*/*/record.json"))) >= 2, run)

@@ -124,11 +124,11 @@ def results_of(messages):
 def sender(calls, interrupt_at=-1, failing=None):
     """In place of `send`."""
 
-    def send(ranks, messages, directory):
+    def send(options, turn, messages, directory):
         if len(calls) == interrupt_at:
             calls.append("interrupted")
             raise KeyboardInterrupt
-        calls.append((ranks.backend.key, ranks.workers, [message.name for message in messages]))
+        calls.append((*turn.cell, [message.name for message in messages]))
         failures = {failing: "exit code 1: gone"} if failing in [message.name for message in messages] else {}
         kept = [message for message in messages if message.name not in failures]
         return {

@@ -259,7 +259,7 @@ def test_the_commands_that_compare(command):
     """Their options are understood; tests/comparison runs such commands, cut down."""
     options = parse_comparison(command.words[2:], BACKENDS)
     projects = isinstance(options, ProjectionOptions)
-    assert projects or options.campaign.backends and options.campaign.workers
+    assert projects or options.backends and options.workers
 
 
 @pytest.mark.parametrize("command", FINETUNING, ids=lambda command: command.text[:90])

@@ -3,5 +3,5 @@
 plan     messages, repetitions and memory; latency, bandwidth and verdicts
 rank     one rank of a launch, and arrays whose mean is known
 command  the options and the sweep; one launch, repeated without the size that failed
-report   the tables, the picture and the files
+report   the tables, the picture and the sentences
 """

@@ -15,7 +15,6 @@ import shutil
 import statistics
 import sys
 import time
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
@@ -27,31 +26,17 @@ from comparison.backends import (
     BYTEPS,
     BYTEPS_LOCAL,
     ROOT,
-    Backend,
-    Cluster,
     environment,
     launch_words,
+    merged,
 )
-from comparison.campaign import (
-    Setting,
-    Store,
-    begin_progress,
-    left_in_words,
-    order_of_repeat,
-    seconds_left,
-    versions,
-    what_counts,
-)
+from comparison.campaign import Campaign, Said, Store, versions, what_counts
 from comparison.launch import Launched, launch, reason_of_exit
-from comparison.messages.plan import (
-    Cell,
-    Message,
-    that_fit,
-    worker_plan,
-)
-from comparison.messages.report import Measured, write_messages
+from comparison.messages.plan import Cell, Message, that_fit, worker_plan
+from comparison.messages.report import Measured, report_of
 from comparison.options import MessagesOptions
-from comparison.wording import beside, write_files
+from comparison.report import Report, as_json, write_text
+from comparison.settings import Setting, order_of_repeat
 
 FOLDER, LEFT_OUT = "messages", "left_out.json"  # under --output
 RESERVE = 1e9  # bytes that stay free for everybody else
@@ -68,20 +53,6 @@ class Turn(NamedTuple):
         return f"{self.cell.backend}-{self.cell.workers}x-{self.repeat + 1}"
 
 
-class Sweep(NamedTuple):
-    """All that the launches need. `left_out`: messages that do not fit into memory, with the reason. `store`:
-    the directory of the launches."""
-
-    options: MessagesOptions
-    left_out: Mapping[Cell, Mapping[str, str]]
-    store: Store
-
-    def title(self, turn: Turn) -> str:
-        """Name of a launch, for people."""
-        backend = self.options.campaign.backends[turn.cell.backend]
-        return f"{backend.title}, {turn.cell.workers} ranks, repeat {turn.repeat + 1}"
-
-
 def compare_messages(options: MessagesOptions) -> int:
     """Runs the comparison. Returns 0 when it is complete, 1 when a backend was wrong or failed.
 
@@ -89,182 +60,106 @@ def compare_messages(options: MessagesOptions) -> int:
         InputError: before any work.
         KeyboardInterrupt: after the partial report has been written.
     """
-    campaign, cells = options.campaign, options.cells
-    campaign.warn_of_few_repeats()
-    with Store(os.path.join(campaign.output, FOLDER)) as store:
-        axes = {
-            "--backends": list(campaign.backends),
-            "--workers": sorted({cell.workers for cell in cells}),
-        }
-        own = {
-            "--seed": campaign.seed,
+    options.warn_of_few_repeats()
+    with Store(os.path.join(options.output, FOLDER)) as store:
+        values = {
+            "--backends": list(options.backends),
+            "--workers": sorted({cell.workers for cell in options.cells}),
+            "--seed": options.seed,
             "--message_dtype": options.message_dtype,
             "--message_seconds": options.message_seconds,
             "--sizes": [message.name for message in options.messages],
         }
-        store.agree_on(what_counts(own, axes, campaign.cluster), campaign.repeats)
-        sweep = Sweep(options, _left_out(store, options), store)
+        store.agree_on(what_counts(values, options.cluster), options.repeats)
+        return 0 if Sweep(options, store).run(Path(options.output)) else 1
+
+
+class Sweep(Campaign[Turn, "dict[str, Any]"]):
+    """Launches that send messages, in an order drawn for every repeat, backends with as many ranks next to
+    each other. `unfit`: messages that do not fit into memory, with the reason."""
+
+    alike = (lambda turn: turn.cell,)
+    left_out = "left out: no message is left that fits into memory and has not failed"
+
+    def __init__(self, options: MessagesOptions, store: Store):
+        settings = [Setting(*cell, options.message_dtype, 0) for cell in options.cells]
+        turns = [
+            Turn(Cell(setting.backend, setting.workers), repeat)
+            for repeat in range(options.repeats)
+            for setting in order_of_repeat(settings, repeat, options.seed)
+        ]
+        self.options, self.unfit = options, _unfit(store, options)
+        made = {}
+        for turn in turns:
+            launch = store.load(f"{turn.name}.json", dict)
+            wanted = {message.name for message in options.messages} - set(self.unfit[turn.cell])
+            if launch and (wanted <= set(launch["results"]) or not options.retry_failed):
+                made[turn] = launch
+        super().__init__(store, turns, made)
+
+    def title(self, turn: Turn) -> str:
+        backend = self.options.backends[turn.cell.backend]
+        return f"{backend.title}, {turn.cell.workers} ranks, repeat {turn.repeat + 1}"
+
+    def seconds(self, record: dict[str, Any]) -> float:
+        return float(record["seconds"])
+
+    def will_run(self, turn: Turn) -> bool:
+        return bool(self._to_send(turn))
+
+    def _to_send(self, turn: Turn) -> list[Message]:
+        """The messages that fit into memory and at which the backend has not failed, or was wrong, so far."""
+        avoided = set(self.unfit[turn.cell])
+        for other, earlier in self.made.items():
+            if other.cell == turn.cell:
+                avoided.update(earlier["wrong"], earlier["failures"])
+        return [message for message in self.options.messages if message.name not in avoided]
+
+    def launch(self, turn: Turn) -> Said:
+        sent = send(self.options, turn, self._to_send(turn), self.store.directory / turn.name)
+        launch = self.made[turn] = {**turn.cell._asdict(), "repeat": turn.repeat, **sent}
+        self.store.save(f"{turn.name}.json", launch)
+        troubles = [*launch["wrong"].items(), *launch["failures"].items()]
+        text = "; ".join(f"{message}: {text}" for message, text in troubles)
+        others = max(each["others"] for each in launch["attempts"])
+        return Said(text or f"done in {launch['seconds']:.0f} s", others, bool(troubles))
+
+    def report_of(self, records: Sequence[dict[str, Any]], complete: bool) -> tuple[Report, bool]:
+        options = self.options
         facts = {
             "machine": machine.describe(ROOT),
             "versions": versions(),
-            "titles": campaign.titles(),
-            "command": campaign.command,
+            "titles": options.titles(),
+            "command": options.command,
             "dtype": options.message_dtype,
-            "repeats": campaign.repeats,
-            "confidence": campaign.confidence,
-            "options": campaign.given,
+            "repeats": options.repeats,
+            "confidence": options.confidence,
+            "options": options.given,
         }
-        made = _finished(sweep)
-        complete = False
-        try:
-            _send_missing(sweep, made)
-            complete = True
-        finally:
-            launches = [made[turn] for turn in _turns(sweep) if turn in made]
-            measured = Measured(cells, options.messages, launches, sweep.left_out, complete)
-            report = write_messages(Path(campaign.output), facts, measured)
-            print(report.terminal)
-            print("\n".join(map(str, report.paths)), flush=True)
-            if not complete:
-                print("interrupted; the same command continues", file=sys.stderr, flush=True)
-    return 1 if any(launch["wrong"] or launch["failures"] for launch in launches) else 0
+        measured = Measured(options.cells, options.messages, records, self.unfit, complete)
+        return report_of(facts, measured), not any(each["wrong"] or each["failures"] for each in records)
 
 
-def _left_out(store: Store, options: MessagesOptions) -> dict[Cell, dict[str, str]]:
+def _unfit(store: Store, options: MessagesOptions) -> dict[Cell, dict[str, str]]:
     """Messages that do not fit into memory. It is looked at once, and they stay left out in the calls that
     continue."""
-    campaign, cells = options.campaign, options.cells
+    cells, backends, cluster = options.cells, options.backends, options.cluster
     kept = store.load(LEFT_OUT, dict)
     if kept is not None:
         return {cell: kept.get(Turn(cell, 0).name, {}) for cell in cells}
     available = available_bytes() - RESERVE
-    reasons = {
-        cell: that_fit(
-            campaign.backends[cell.backend],
-            _on_one_host(cell.workers, campaign.cluster),
-            options.messages,
-            available,
-        )[1]
-        for cell in cells
-    }
+    reasons = {}
+    for cell in cells:
+        # The most ranks that a host has; all hosts are taken to have this one's memory.
+        hosts = merged(cluster.first(cell.workers)) if cluster else [("localhost", cell.workers)]
+        ranks = max(slots for _, slots in hosts)
+        reasons[cell] = that_fit(backends[cell.backend], ranks, options.messages, available)[1]
     store.save(LEFT_OUT, {Turn(cell, 0).name: each for cell, each in reasons.items()})
     return reasons
 
 
-def _on_one_host(workers: int, cluster: Cluster | None) -> int:
-    """The most ranks that a host has; all hosts are taken to have this one's memory."""
-    if cluster is None:
-        return workers
-    hosts: dict[str, int] = {}
-    for name, slots in cluster.first(workers):
-        hosts[name] = hosts.get(name, 0) + slots
-    return max(hosts.values())
-
-
-def _turns(sweep: Sweep) -> list[Turn]:
-    """In an order drawn for every repeat, backends with as many ranks next to each other."""
-    options = sweep.options
-    settings = [Setting(*cell, options.message_dtype, 0) for cell in options.cells]
-    return [
-        Turn(Cell(setting.backend, setting.workers), repeat)
-        for repeat in range(options.campaign.repeats)
-        for setting in order_of_repeat(settings, repeat, options.campaign.seed)
-    ]
-
-
-def _finished(sweep: Sweep) -> dict[Turn, dict[str, Any]]:
-    """The launches that were made before; with --retry_failed those only that lack nothing."""
-    made = {}
-    for turn in _turns(sweep):
-        launch = sweep.store.load(f"{turn.name}.json", dict)
-        if launch is None:
-            continue
-        wanted = {message.name for message in sweep.options.messages} - set(sweep.left_out[turn.cell])
-        if wanted <= set(launch["results"]) or not sweep.options.campaign.retry_failed:
-            made[turn] = launch
-    return made
-
-
-def _send_missing(sweep: Sweep, made: dict[Turn, dict[str, Any]]) -> None:
-    """Makes the launches that `made` does not have, and adds them."""
-    turns = _turns(sweep)
-    todo = [turn for turn in turns if turn not in made]
-    progress = begin_progress(len(turns), len(made))
-    try:
-        for number, turn in enumerate(todo, 1):
-            title, wanted = sweep.title(turn), _to_send(sweep, turn, made)
-            progress.start(title)
-            text = "left out: no message is left that fits into memory and has not failed"
-            more, failed = "", False
-            if wanted:
-                launch = made[turn] = _launch(sweep, turn, wanted)
-                troubles = [*launch["wrong"].items(), *launch["failures"].items()]
-                text = "; ".join(f"{message}: {text}" for message, text in troubles)
-                text = text or f"done in {launch['seconds']:.0f} s"
-                more = beside(max(each["others"] for each in launch["attempts"]))
-                failed = bool(troubles)
-            seconds = {other: each["seconds"] for other, each in made.items()}
-            still = [other for other in todo[number:] if _to_send(sweep, other, made)]
-            left = left_in_words(seconds_left(still, seconds, [lambda other: other.cell]))
-            progress.finish(title, text, left + more, failed)
-    finally:
-        progress.end()
-
-
-def _to_send(sweep: Sweep, turn: Turn, made: Mapping[Turn, Mapping[str, Any]]) -> list[Message]:
-    """The messages that fit into memory and at which the backend has not failed, or was wrong, in `made`."""
-    avoided = set(sweep.left_out[turn.cell])
-    for other, earlier in made.items():
-        if other.cell == turn.cell:
-            avoided.update(earlier["wrong"], earlier["failures"])
-    return [message for message in sweep.options.messages if message.name not in avoided]
-
-
-def _launch(sweep: Sweep, turn: Turn, wanted: Sequence[Message]) -> dict[str, Any]:
-    """One launch, kept in the store."""
-    cell, options, campaign = turn.cell, sweep.options, sweep.options.campaign
-    ranks = Ranks(
-        backend=campaign.backends[cell.backend],
-        script=options.scripts.get(cell.backend, RANK),
-        workers=cell.workers,
-        cluster=campaign.cluster,
-        dtype=options.message_dtype,
-        seconds=options.message_seconds,
-        limit_s=campaign.time_limit,
-        seed=1000 * campaign.seed + turn.repeat,
-    )
-    sent = send(ranks, wanted, sweep.store.directory / turn.name)
-    launch = {**cell._asdict(), "repeat": turn.repeat, **sent}
-    sweep.store.save(f"{turn.name}.json", launch)
-    return launch
-
-
 RANK = ROOT / "comparison" / "messages" / "rank.py"
 LOG, PLAN = "run.log", "plan.json"
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """Ranks to be started: `workers` that run `script` through a backend's launcher. `seconds`: of rounds
-    with one message. `limit_s`: of a whole launch."""
-
-    backend: Backend
-    script: Path
-    workers: int
-    cluster: Cluster | None
-    dtype: str
-    seconds: float
-    limit_s: float
-    seed: int
-
-    @property
-    def library(self) -> str:
-        return "byteps" if self.backend.launcher in (BYTEPS, BYTEPS_LOCAL) else "horovod"
-
-    def command(self, directory: Path) -> list[str]:
-        """Raises InputError."""
-        words = launch_words(self.backend, self.workers, self.cluster, directory)
-        return [*words, sys.executable, str(self.script), self.library, str(directory / PLAN), str(directory)]
 
 
 class Account(NamedTuple):
@@ -277,7 +172,9 @@ class Account(NamedTuple):
     agreements_s: tuple[float, ...] = ()
 
 
-def send(ranks: Ranks, messages: Sequence[Message], directory: Path) -> dict[str, Any]:
+def send(
+    options: MessagesOptions, turn: Turn, messages: Sequence[Message], directory: Path
+) -> dict[str, Any]:
     """Sends all messages and returns, JSON-able:
 
     - `results`: message -> `first_s`, `rounds_s` (slowest rank of each round), `ranks_s` (rounds by rank)
@@ -295,6 +192,10 @@ def send(ranks: Ranks, messages: Sequence[Message], directory: Path) -> dict[str
         KeyboardInterrupt, or what a signal handler raises; nothing is left running then.
         InputError: the host file has no such slots.
     """
+    key, workers = turn.cell
+    backend, script = options.backends[key], options.scripts.get(key, RANK)
+    library = "byteps" if backend.launcher in (BYTEPS, BYTEPS_LOCAL) else "horovod"
+    seed = 1000 * options.seed + turn.repeat
     begun = datetime.now(timezone.utc).isoformat(timespec="seconds")
     outcome: dict[str, Any] = {"begun": begun, "results": {}, "wrong": {}, "failures": {}, "notes": []}
     attempts = outcome["attempts"] = []
@@ -304,12 +205,13 @@ def send(ranks: Ranks, messages: Sequence[Message], directory: Path) -> dict[str
         here = directory / f"start-{len(attempts)}"
         shutil.rmtree(here, ignore_errors=True)
         here.mkdir(parents=True)
-        command = ranks.command(here)
-        plan = worker_plan(todo, ranks.dtype, ranks.workers, ranks.seconds, ranks.seed)
-        write_files(here, {PLAN: plan})
-        environ = environment(ranks.backend, cluster=ranks.cluster)
-        ended = launch(command, environ, here / LOG, ranks.limit_s, ranks.script)
-        accounts = [read_rank(here / f"rank-{rank}.jsonl") for rank in range(ranks.workers)]
+        command = launch_words(backend, workers, options.cluster, here)
+        command += [sys.executable, str(script), library, str(here / PLAN), str(here)]
+        plan = worker_plan(todo, options.message_dtype, workers, options.message_seconds, seed)
+        write_text(here / PLAN, as_json(plan))
+        environ = environment(backend, cluster=options.cluster)
+        ended = launch(command, environ, here / LOG, options.time_limit, script)
+        accounts = [read_rank(here / f"rank-{rank}.jsonl") for rank in range(workers)]
         attempts.append(
             {
                 "command": command,
@@ -325,7 +227,7 @@ def send(ranks: Ranks, messages: Sequence[Message], directory: Path) -> dict[str
         outcome["joined"] = [each.joined if each else None for each in accounts]
         answered = _collect(outcome, accounts, todo)
         left = [message for message in todo if message.name not in answered]
-        reason = why(ended, here / LOG, ranks.limit_s, accounts)
+        reason = why(ended, here / LOG, options.time_limit, accounts)
         if not left:
             if ended.returncode:
                 outcome["notes"].append(f"after the last message: {reason}")

@@ -209,19 +209,12 @@ def evaluate(
         left_out: messages that were not sent at all, with the reason.
     """
     own = {cell: [each for each in launches if (each["backend"], each["workers"]) == cell] for cell in cells}
-    reasons: dict[Cell, dict[str, str]] = {}
-    notes: dict[Cell, list[str]] = {}
+    reasons = {cell: dict(left_out.get(cell, {})) for cell in cells}
     samples: dict[Cell, dict[str, dict[int, float]]] = {}
     for cell in cells:
-        reasons[cell] = dict(left_out.get(cell, {}))
-        notes[cell] = []
-        for launch in own[cell]:
-            reasons[cell].update(
-                {name: f"failed: {text}" for name, text in launch["failures"].items()},
-            )
-            notes[cell] += [f"repeat {launch['repeat'] + 1}: {text}" for text in launch["notes"]]
-        for launch in own[cell]:
-            reasons[cell].update({name: f"wrong: {text}" for name, text in launch["wrong"].items()})
+        for word, name in (("failed", "failures"), ("wrong", "wrong")):
+            for launch in own[cell]:
+                reasons[cell].update({message: f"{word}: {text}" for message, text in launch[name].items()})
         samples[cell] = {
             message.name: {
                 launch["repeat"]: statistics.median(launch["results"][message.name]["rounds_s"])
@@ -230,23 +223,40 @@ def evaluate(
             }
             for message in messages
         }
-    figures = {
-        cell: {
-            message.name: _figures(cell, message, own[cell], samples)
-            for message in messages
-            if samples[cell][message.name]
+    references = {}
+    for cell in cells:
+        backends = [each.backend for each in cells if each.workers == cell.workers]
+        references[cell] = Cell(reference_of(backends), cell.workers)
+    figures: dict[Cell, dict[str, Figures]] = {cell: {} for cell in cells}
+    for cell, message in itertools.product(cells, messages):
+        values, others = (samples[each][message.name] for each in (cell, references[cell]))
+        if not values:
+            continue
+        latency = spread(list(values.values()))
+        ratios = [value / others[repeat] for repeat, value in values.items() if repeat in others]
+        first = [each["results"][message.name]["first_s"] for each in own[cell] if each["repeat"] in values]
+        figures[cell][message.name] = Figures(
+            latency_s=latency,
+            samples=values,
+            first_s=spread(first),
+            algorithm=message.nbytes / latency.median,
+            bus=bus_bandwidth(message.nbytes, latency.median, cell.workers),
+            ratio=spread(ratios) if ratios and references[cell] != cell else None,
+        )
+    correct = [cell for cell in cells if not any(launch["wrong"] for launch in own[cell])]
+    groups = {
+        Place(cell.workers, message.name, cell.backend): {
+            each.backend: samples[each][message.name] for each in (references[cell], cell)
         }
+        for workers in dict.fromkeys(cell.workers for cell in cells)
+        for message in messages
+        for cell in correct
+        if cell.workers == workers and references[cell] != cell and references[cell] in correct
+    }
+    notes = {
+        cell: [f"repeat {launch['repeat'] + 1}: {text}" for launch in own[cell] for text in launch["notes"]]
         for cell in cells
     }
-    correct = [cell for cell in cells if not any(launch["wrong"] for launch in own[cell])]
-    groups = {}
-    for workers in dict.fromkeys(cell.workers for cell in cells):
-        reference = Cell(reference_of([cell.backend for cell in cells if cell.workers == workers]), workers)
-        others = [cell for cell in correct if cell.workers == workers and cell != reference]
-        for message, other in itertools.product(messages, others if reference in correct else ()):
-            groups[Place(workers, message.name, other.backend)] = {
-                cell.backend: samples[cell][message.name] for cell in (reference, other)
-            }
     starts = {cell: start for cell in correct if (start := _start(own[cell]))}
     return Outcome(figures, reasons, notes, compare(groups, confidence), starts)
 
@@ -258,30 +268,6 @@ def _start(launches: Sequence[Mapping[str, Any]]) -> Start | None:
         [each[name] for each in first if each.get(name) is not None] for name in ("start_up_s", "agreement_s")
     )
     return Start(spread(ups), spread(agreements)) if ups and agreements else None
-
-
-def _figures(
-    cell: Cell,
-    message: Message,
-    launches: Sequence[Mapping[str, Any]],
-    samples: Mapping[Cell, Mapping[str, Mapping[int, float]]],
-) -> Figures:
-    own = samples[cell][message.name]
-    latency = spread(list(own.values()))
-    reference = Cell(
-        reference_of([each.backend for each in samples if each.workers == cell.workers]), cell.workers
-    )
-    others = samples[reference][message.name]
-    common = [repeat for repeat in own if repeat in others]
-    first = [launch["results"][message.name]["first_s"] for launch in launches if launch["repeat"] in own]
-    return Figures(
-        latency_s=latency,
-        samples=own,
-        first_s=spread(first),
-        algorithm=message.nbytes / latency.median,
-        bus=bus_bandwidth(message.nbytes, latency.median, cell.workers),
-        ratio=spread([own[each] / others[each] for each in common]) if common and reference != cell else None,
-    )
 
 
 def reference_of(backends: Sequence[str]) -> str:

@@ -3,13 +3,12 @@ bandwidth by size."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
 
 from base import machine
 from base.quantities import digits
 from base.tables import EMPTY, Row, Table
-from comparison.canvas import colour, new_figure, plain, save, whiskers
+from comparison.canvas import colour, legend_below, new_figure, plain, whiskers
 from comparison.messages.plan import (
     UNITS,
     Cell,
@@ -23,23 +22,15 @@ from comparison.messages.plan import (
     place_of,
     reference_of,
 )
+from comparison.report import Part, Report, busy_mark, marked, with_others
 from comparison.verdicts import DIFFERENT, FEWEST_REPEATS, NOT_SHOWN, Pair, Spread, spread
-from comparison.wording import (
-    Part,
-    as_markdown,
-    as_terminal,
-    busy_mark,
-    marked,
-    memory,
-    verdict,
-    with_others,
-    write_files,
-)
+from comparison.wording import memory, verdict, with_range
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-MARKDOWN, JSON, PICTURE = "messages.md", "messages.json", "messages.png"
+NAME, PICTURE = "messages", "messages.png"
 DEFINITIONS = """\
 - A message is one array, or several (`200x64KB`) that are averaged in one call, as gradients are. 1 KB is
   1024 bytes, 1 MB/s is 10^6 bytes a second. Every backend averages through the same code as in training
@@ -74,13 +65,6 @@ class Measured(NamedTuple):
     complete: bool
 
 
-class MessagesReport(NamedTuple):
-    """`terminal`: the text for the terminal; `paths`: the files."""
-
-    terminal: str
-    paths: tuple[Path, ...]
-
-
 def table_of(
     workers: int,
     cells: Sequence[Cell],
@@ -91,38 +75,38 @@ def table_of(
     """Table of all runs with so many ranks."""
     chosen = [cell for cell in cells if cell.workers == workers]
     reference = reference_of([cell.backend for cell in chosen])
-    facts = {"titles": titles}
     tests = {place_of(pair): pair for pair in outcome.pairs}
     rows = []
     for message in messages:
         for cell in chosen:
             names = [message.name, titles[cell.backend]]
-            figures = outcome.figures[cell].get(message.name)
-            if figures is None:
+            own = outcome.figures[cell].get(message.name)
+            if own is None:
                 rows.append(Row(names, outcome.reasons[cell].get(message.name, "not measured yet")))
                 continue
             pair = tests.get(Place(workers, message.name, cell.backend))
-            rows.append(
-                Row(
-                    [
-                        *names,
-                        with_spread(figures.latency_s, 1e3),
-                        digits(figures.algorithm / 1e6),
-                        digits(figures.bus / 1e6),
-                        digits(1e3 * figures.first_s.median),
-                        _ratio(figures.ratio),
-                        verdict(pair, facts) if pair else EMPTY,
-                    ]
-                )
-            )
+            ratio = EMPTY if own.ratio is None else f"{own.ratio.median:.2f}"
+            if own.ratio and own.ratio.least != own.ratio.most:
+                ratio += f" ({own.ratio.least:.2f} to {own.ratio.most:.2f})"
+            figures = [
+                with_spread(own.latency_s, 1e3),
+                digits(own.algorithm / 1e6),
+                digits(own.bus / 1e6),
+                digits(1e3 * own.first_s.median),
+                ratio,
+                verdict(pair, {"titles": titles}) if pair else EMPTY,
+            ]
+            rows.append(Row([*names, *figures]))
     head = ["message", "backend", "ms (least to most)", "MB/s", "bus MB/s", "first call, ms"]
     head += [f"to {titles[reference]} (least to most)", "verdict"]
     plural = "ranks" if workers > 1 else "rank"
     return Table(f"One average of a message over {workers} {plural}", head, rows, names=2)
 
 
-def start_table(starts: Mapping[Cell, Start], titles: Mapping[str, str]) -> Table:
-    """Start-up and agreement of every backend and number of ranks."""
+def start_table(starts: Mapping[Cell, Start], titles: Mapping[str, str]) -> Table | None:
+    """Start-up and agreement of every backend and number of ranks; None where none came so far."""
+    if not starts:
+        return None
     rows = [
         Row(
             [
@@ -139,65 +123,91 @@ def start_table(starts: Mapping[Cell, Start], titles: Mapping[str, str]) -> Tabl
 
 
 def with_spread(seconds: Spread, factor: float = 1.0) -> str:
-    """`1.23 (1.20 to 1.31)` in the unit of which a second has `factor`, all with the places of the median; a
-    single launch has no spread to show."""
-    text = digits(factor * seconds.median)
-    if seconds.least == seconds.most:
-        return text
-    places = len(text.partition(".")[2])
-    return f"{text} ({factor * seconds.least:,.{places}f} to {factor * seconds.most:,.{places}f})"
+    """`1.23 (1.20 to 1.31)` in the unit of which a second has `factor`; a single launch has no spread."""
+    median, least, most = (factor * each for each in (seconds.median, seconds.least, seconds.most))
+    return digits(median) if least == most else with_range(median, least, most)
 
 
-def _ratio(values: Spread | None) -> str:
-    if values is None:
-        return EMPTY
-    extremes = "" if values.least == values.most else f" ({values.least:.2f} to {values.most:.2f})"
-    return f"{values.median:.2f}{extremes}"
-
-
-def write_messages(directory: Path, facts: Mapping[str, Any], measured: Measured) -> MessagesReport:
-    """Writes messages.md and messages.json, and messages.png where there are figures.
+def report_of(facts: Mapping[str, Any], measured: Measured) -> Report:
+    """messages.md, messages.json, and messages.png where there are figures.
 
     Args:
         facts: JSON-able; machine (base.machine.describe), versions, options, titles (key -> title of a
             backend), command, dtype, repeats, confidence.
     """
-    shares = [max(taken) for each in measured.launches if (taken := _others(each))]
+    cells, messages, launches, left_out, complete = measured
+    shares = [max(taken) for each in launches if (taken := _others(each))]
     facts = {**facts, "busy": busy_mark(shares)}
     titles, confidence = facts["titles"], facts["confidence"]
-    cells, messages = measured.cells, measured.messages
-    outcome = evaluate(cells, messages, measured.launches, measured.left_out, confidence)
-    tables = [
-        table_of(workers, cells, messages, outcome, titles)
-        for workers in dict.fromkeys(cell.workers for cell in cells)
-    ]
-    if outcome.starts:
-        tables.append(start_table(outcome.starts, titles))
-    tables = [marked(table, facts["busy"]) for table in tables]
+    outcome = evaluate(cells, messages, launches, left_out, confidence)
+    counts = dict.fromkeys(cell.workers for cell in cells)
+    tables = marked(
+        [
+            *(table_of(workers, cells, messages, outcome, titles) for workers in counts),
+            start_table(outcome.starts, titles),
+        ],
+        facts["busy"],
+    )
     sentences = with_others(_sentences(facts, measured, outcome), shares)
-    drawn = any(outcome.figures.values())
-    if drawn:
-        draw(directory / PICTURE, cells, messages, outcome.figures, titles, facts["busy"])
-    parts: list[Part] = ["# Communication alone", *sentences, *tables]
-    parts += [f"![latency and bandwidth by size]({PICTURE})"] if drawn else []
-    parts += ["## What was measured", DEFINITIONS, f"Verdicts. {rule(confidence)}", "## Where"]
-    parts += machine.line(facts["machine"]).splitlines()
-    parts += [", ".join(f"{name} {version}" for name, version in facts["versions"].items()) + "."]
-    parts += ["\n".join(["```", " ".join(facts["command"]), "```"])]
-    write_files(directory, {JSON: _to_json(facts, measured, outcome), MARKDOWN: as_markdown(parts)})
-    text = as_terminal([*tables, "\n".join(sentences)])
-    names = [MARKDOWN, JSON, *([PICTURE] if drawn else [])]
-    return MessagesReport(text, tuple(directory / name for name in names))
+    figure = draw(cells, messages, outcome.figures, titles)
+    document: list[Part] = [
+        "# Communication alone",
+        *sentences,
+        *tables,
+        f"![latency and bandwidth by size]({PICTURE})" if figure else "",
+        "## What was measured",
+        DEFINITIONS,
+        f"Verdicts. {rule(confidence)}",
+        "## Where",
+        *machine.line(facts["machine"]).splitlines(),
+        ", ".join(f"{name} {version}" for name, version in facts["versions"].items()) + ".",
+        "\n".join(["```", " ".join(facts["command"]), "```"]),
+    ]
+    content = {
+        "complete": complete,
+        **facts,
+        "figures": [_figures(cell, message, outcome) for cell in cells for message in messages],
+        "pairs": [pair for pair in outcome.pairs if pair.repeats],
+        "starts": [{**cell._asdict(), **start._asdict()} for cell, start in outcome.starts.items()],
+        "launches": launches,
+    }
+    shown: list[Part] = [*tables, "\n".join(sentences)]
+    return Report(NAME, document, content, {PICTURE: figure}, shown, facts["busy"])
+
+
+def _others(launch: Mapping[str, Any]) -> list[float]:
+    return [each["others"] for each in launch["attempts"] if "others" in each]
+
+
+def _figures(cell: Cell, message: Message, outcome: Outcome) -> dict[str, Any]:
+    """Figures of a message for JSON, or the reason why there are none."""
+    values = {
+        **cell._asdict(),
+        "message": message.name,
+        "tensors": message.tensors,
+        "bytes": message.nbytes,
+        "reason": outcome.reasons[cell].get(message.name),
+    }
+    own = outcome.figures[cell].get(message.name)
+    if own is None:
+        return values
+    return {
+        **values,
+        "latency_s": own.latency_s,
+        "samples_s": own.samples,
+        "first_s": own.first_s,
+        "algorithm_bytes_per_s": own.algorithm,
+        "bus_bytes_per_s": own.bus,
+        "ratio": own.ratio,
+    }
 
 
 def _sentences(facts: Mapping[str, Any], measured: Measured, outcome: Outcome) -> list[str]:
-    titles, cells, launches = facts["titles"], measured.cells, measured.launches
+    titles, cells, repeats = facts["titles"], measured.cells, facts["repeats"]
     sentences = []
     if not measured.complete:
-        planned = len(cells) * facts["repeats"]
-        sentences.append(
-            f"Partial: {len(launches)} of {planned} launches are done; the same command continues."
-        )
+        made, planned = len(measured.launches), len(cells) * repeats
+        sentences.append(f"Partial: {made} of {planned} launches are done; the same command continues.")
     for cell in cells:
         for name, reason in outcome.reasons[cell].items():
             if reason.startswith("wrong: "):
@@ -205,18 +215,18 @@ def _sentences(facts: Mapping[str, Any], measured: Measured, outcome: Outcome) -
                 sentences.append(f"{who} is wrong at {name}: {reason[len('wrong: ') :]}.")
     for workers in dict.fromkeys(cell.workers for cell in cells):
         backends = [cell.backend for cell in cells if cell.workers == workers]
-        reference = reference_of(backends)
         for backend in backends:
             pairs = [
                 pair
                 for pair in outcome.pairs
                 if (place_of(pair).workers, place_of(pair).backend) == (workers, backend)
             ]
-            if pairs and facts["repeats"] >= FEWEST_REPEATS:
-                sentences.append(f"{workers} ranks: {finding(pairs, backend, reference, titles)}")
-    if facts["repeats"] < FEWEST_REPEATS:
+            if pairs and repeats >= FEWEST_REPEATS:
+                found = finding(pairs, backend, reference_of(backends), titles)
+                sentences.append(f"{workers} ranks: {found}")
+    if repeats < FEWEST_REPEATS:
         sentences.append(f"With fewer than {FEWEST_REPEATS} repeats there are no verdicts.")
-    sentences += _memory(titles, launches)
+    sentences += _memory(titles, measured.launches)
     sentences += [
         f"{titles[cell.backend]}, {cell.workers} ranks, {note}"
         for cell in cells
@@ -239,22 +249,17 @@ def rule(confidence: float) -> str:
 
 def finding(pairs: Sequence[Pair], backend: str, reference: str, titles: Mapping[str, str]) -> str:
     """Messages at which `backend` is faster than `reference`, slower, and neither is shown."""
-    parts = []
-    for words, faster in (("faster", backend), ("slower", reference)):
-        names = [place_of(pair).message for pair in pairs if pair.faster == faster]
-        if names:
-            parts.append(f"{words} at " + ", ".join(names))
-    same = [place_of(pair).message for pair in pairs if pair.verdict == NOT_SHOWN]
-    if same:
-        parts.append(f"{NOT_SHOWN} at " + ", ".join(same))
-    untested = [pair for pair in pairs if pair.verdict not in (NOT_SHOWN, DIFFERENT)]
-    if untested:
-        parts.append("no verdict at " + ", ".join(place_of(pair).message for pair in untested))
+    kinds: dict[str, list[str]] = {"faster": [], "slower": [], NOT_SHOWN: [], "no verdict": []}
+    for pair in pairs:
+        kind = pair.verdict if pair.verdict == NOT_SHOWN else "no verdict"
+        if pair.verdict == DIFFERENT:
+            kind = "faster" if pair.faster == backend else "slower"
+        kinds[kind].append(place_of(pair).message)
+    parts = [f"{kind} at {', '.join(names)}" for kind, names in kinds.items() if names]
     return f"{titles[backend]} against {titles[reference]}: {'; '.join(parts)}."
 
 
 def _memory(titles: Mapping[str, str], launches: Sequence[Mapping[str, Any]]) -> list[str]:
-    sentences = []
     peaks: dict[str, dict[str, int]] = {}
     for launch in launches:
         roles = peaks.setdefault(titles[launch["backend"]], {})
@@ -265,60 +270,7 @@ def _memory(titles: Mapping[str, str], launches: Sequence[Mapping[str, Any]]) ->
         for title, roles in peaks.items()
         if roles
     )
-    if by_backend:
-        sentences.append(f"Peak memory of one process. {by_backend}.")
-    return sentences
-
-
-def _others(launch: Mapping[str, Any]) -> list[float]:
-    return [each["others"] for each in launch["attempts"] if "others" in each]
-
-
-def _to_json(facts: Mapping[str, Any], measured: Measured, outcome: Outcome) -> dict[str, Any]:
-    figures = [
-        {
-            **cell._asdict(),
-            "message": message.name,
-            "tensors": message.tensors,
-            "bytes": message.nbytes,
-            "reason": outcome.reasons[cell].get(message.name),
-            **({} if own is None else _figures_json(own)),
-        }
-        for cell in measured.cells
-        for message in measured.messages
-        for own in [outcome.figures[cell].get(message.name)]
-    ]
-    pairs = [
-        {
-            **pair._asdict(),
-            "group": place_of(pair)._asdict(),
-            "faster": pair.faster,
-        }
-        for pair in outcome.pairs
-        if pair.repeats
-    ]
-    return {
-        "complete": measured.complete,
-        **facts,
-        "figures": figures,
-        "pairs": pairs,
-        "starts": [
-            {**cell._asdict(), **{name: values._asdict() for name, values in start._asdict().items()}}
-            for cell, start in outcome.starts.items()
-        ],
-        "launches": list(measured.launches),
-    }
-
-
-def _figures_json(figures: Figures) -> dict[str, Any]:
-    return {
-        "latency_s": figures.latency_s._asdict(),
-        "samples_s": dict(figures.samples),
-        "first_s": figures.first_s._asdict(),
-        "algorithm_bytes_per_s": figures.algorithm,
-        "bus_bytes_per_s": figures.bus,
-        "ratio": figures.ratio and figures.ratio._asdict(),
-    }
+    return [f"Peak memory of one process. {by_backend}."] if by_backend else []
 
 
 # Beside the colours, so that lines can be told apart in grey: markers for backends, dashes for ranks.
@@ -326,19 +278,15 @@ _MARKERS, _DASHES = "os^Dv*X", ("-", "--", ":", "-.")
 
 
 def draw(
-    path: Path,
-    cells: Sequence[Any],
+    cells: Sequence[Cell],
     messages: Sequence[Message],
-    figures: Mapping[Any, Mapping[str, Any]],
+    figures: Mapping[Cell, Mapping[str, Figures]],
     titles: Mapping[str, str],
-    mark: str,
-) -> None:
-    """Write a PNG: the median over the launches as a line, least to greatest as a band; messages of several
-    arrays as single marks at their total size.
-
-    `cells`, `figures`: of `comparison.messages.plan`. `mark`: as for
-    `canvas.save`. OSError when the file cannot be written.
-    """
+) -> Figure | None:
+    """The median over the launches as a line, least to greatest as a band; messages of several arrays as
+    single marks at their total size. None without figures."""
+    if not any(figures.values()):
+        return None
     figure = new_figure((12, 5.6))
     backends = list(dict.fromkeys(cell.backend for cell in cells))
     workers = list(dict.fromkeys(cell.workers for cell in cells))
@@ -381,12 +329,11 @@ def draw(
                 axes.fill_between(sizes, one_end, other_end, color=style["color"], alpha=0.18, linewidth=0)
         axes.set(title=title, ylabel=unit, xlabel=f"bytes averaged{bands}")
         _scales(axes, [message.nbytes for message in messages])
-    handles, labels = all_axes[0].get_legend_handles_labels()
     if several:
-        handles += axes.plot([], [], "o", color="grey", markersize=9, markerfacecolor="none")
-        labels.append("large hollow: " + ", ".join(several.values()))
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-    save(figure, path, mark)
+        label = f"large hollow: {', '.join(several.values())}"
+        all_axes[0].plot([], [], "o", color="grey", markersize=9, markerfacecolor="none", label=label)
+    legend_below(figure, all_axes[0], 4)
+    return figure
 
 
 def _arrays(message: Message) -> str:

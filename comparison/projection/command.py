@@ -12,13 +12,15 @@ Under --output: projection.md, projection.json, projection.png, projection_valid
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Sequence
 
 from base.errors import InputError
-from bert.configuration import BertConfig, named_config
+from bert.configuration import named_config
 from comparison.options import SEQUENCES, ProjectionOptions
+from comparison.projection import pipeline_report
+from comparison.projection import report as strategy_report
 from comparison.projection.clusters import CLUSTERS, Cluster
 from comparison.projection.model import (
     COLOCATED,
@@ -29,20 +31,18 @@ from comparison.projection.model import (
     Strategy,
     project_all,
 )
-from comparison.projection.pipeline_report import write_pipelines
 from comparison.projection.pipelines import Pipeline
-from comparison.projection.report import write_projection
 from comparison.projection.validation import SINGLE_GPUS, single_compute_seconds
 from comparison.projection.workload import (
     ELEMENT_BYTES,
     VOCABULARY,
-    Measured,
+    Part,
+    Step,
     Workload,
     bert_parts,
     read_measured,
     update_seconds,
 )
-from lamb_paper import LONGEST
 from training.pipeline.options import ONE_F_ONE_B
 from training.pipeline.placement import PLACEMENTS as PIPELINE_PLACEMENTS
 from training.pipeline.split import check_stages
@@ -50,17 +50,6 @@ from training.pipeline.split import check_stages
 MODEL, LENGTH = "bert_24_1024_16", 128
 MOST_GPUS = 1 << 20
 MOST_PARTITIONS = 1 << 20  # of the gradients: a simulation of a minute
-# Options that replace the cluster's value of the same name.
-OVERRIDES = (
-    "gpus_per_host",
-    "inter_gbps",
-    "network_efficiency",
-    "intra_latency_us",
-    "inter_latency_us",
-    "fusion_mb",
-    "cycle_ms",
-    "partition_bytes",
-)
 # Options about gradients without pipelines.
 OF_STRATEGIES = (
     *("strategies", "servers", "server_placement", "fusion_mb", "cycle_ms", "partition_bytes", "measured"),
@@ -76,14 +65,16 @@ def project(options: ProjectionOptions) -> int:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--output {directory}: {error.strerror}") from error
-    try:
-        if pipelines:
-            print(write_pipelines(directory, plan, pipelines))
-            return 0
+    if pipelines:
+        report = pipeline_report.report_of(plan, pipelines)
+    else:
         projections = project_all(plan.workload, plan.strategies, plan.cluster, plan.gpus)
-        print(write_projection(directory, plan, projections))
+        report = strategy_report.report_of(plan, projections)
+    try:
+        paths = report.write(directory)
     except OSError as error:
         raise InputError(f"--output {directory}: {error.strerror}") from error
+    print(f"{report.terminal}\n\nwritten: {', '.join(map(str, paths))}")
     return 0
 
 
@@ -94,25 +85,50 @@ def plan_of(options: ProjectionOptions) -> Plan:
         InputError: values that contradict each other, or that no simulation can hold.
     """
     cluster, given = _cluster(options)
-    strategies = _strategies(options)
-    gpus = _gpus(options, cluster)
+    strategies, gpus = _strategies(options), _gpus(options, cluster)
     measured = read_measured(options.measured) if options.measured else None
     if measured:
-        for flag in ("model", "vocab_size", "max_seq_length", "batch_size", "compute_s"):
-            if getattr(options, flag) is not None:
-                raise InputError(
-                    f"--{flag} and --measured exclude each other: the report has the measured one"
-                )
+        flags = ("model", "vocab_size", "max_seq_length", "batch_size", "compute_s")
+        _reject(options, flags, " and --measured exclude each other: the report has the measured one")
     bert = measured.bert if measured else named_config(options.model or MODEL)
+    vocab_size = measured.vocab_size if measured else options.vocab_size or VOCABULARY
     dtype = options.gradient_dtype or ("float32" if measured else "float16")
-    workload, source = _workload(options, cluster, bert, dtype, measured)
-    pieces = workload.total_bytes / cluster.partition_bytes + sum(
-        len(part.gradients) for part in workload.parts
+    length = options.max_seq_length or LENGTH
+    predictions = round(0.15 * length) + (length == 128)  # 20 of 128, as everybody has it
+    parts = bert_parts(bert, vocab_size, length, predictions)
+    step = measured.step if measured else _published(options, cluster, dtype, parts)
+    workload = Workload(
+        parts=parts,
+        compute_s=step.compute_s,
+        optimizer_s=step.optimizer_s if options.optimizer_s is None else options.optimizer_s,
+        gradient_bytes=ELEMENT_BYTES[dtype],
+        sequences=step.sequences,
+        length=step.length,
+        accumulate=options.accumulate or 4 * (options.pipeline_stages or 0) or step.accumulate,
+        overlap=(options.overlap or "backward") == "backward",
     )
+    pieces = workload.total_bytes / cluster.partition_bytes + sum(len(part.gradients) for part in parts)
     if pieces > MOST_PARTITIONS:
         raise InputError(f"--model {bert.name}: {pieces:,.0f} messages a step are too many to simulate")
-    computing = measured.dtype if measured else None if options.compute_s is not None else dtype
-    return Plan(bert.description, cluster, workload, strategies, gpus, dtype, computing, source, given)
+    return Plan(bert.description, cluster, workload, strategies, gpus, dtype, step.dtype, step.what, given)
+
+
+def _published(options: ProjectionOptions, cluster: Cluster, dtype: str, parts: Sequence[Part]) -> Step:
+    """The step of a GPU whose speed is given, or was published. Raises InputError where none was."""
+    sequences = float(options.batch_size or SEQUENCES)
+    update_s = update_seconds(sum(part.elements for part in parts), cluster.memory_gbytes_s)
+    length = options.max_seq_length or LENGTH
+    if options.compute_s is not None:
+        return Step(options.compute_s, update_s, sequences, length, 1, None, "--compute_s")
+    single = SINGLE_GPUS[cluster.name].get(dtype)
+    if single is None:
+        raise InputError(f"--gradient_dtype {dtype}: no speed of a GPU is known for it; give --compute_s")
+    compute_s = single_compute_seconds(single, parts, sequences, cluster.memory_gbytes_s)
+    source = (
+        f"the operations a second of bert_{single.layers}_{single.units} in {single.dtype}, "
+        f"{single.sequences_per_s:.4g} sequences/s on one GPU ({single.source})"
+    )
+    return Step(compute_s, update_s, sequences, length, 1, dtype, source)
 
 
 def pipelines_of(options: ProjectionOptions) -> list[Pipeline]:
@@ -123,27 +139,29 @@ def pipelines_of(options: ProjectionOptions) -> list[Pipeline]:
     """
     stages = options.pipeline_stages
     if stages is None:
-        for flag in ("placement", "pipeline_schedule"):
-            if getattr(options, flag) is not None:
-                raise InputError(f"--{flag} is of pipelines: give --pipeline_stages too")
+        _reject(options, ("placement", "pipeline_schedule"), " is of pipelines: give --pipeline_stages too")
         return []
-    for flag in OF_STRATEGIES:
-        if getattr(options, flag) is not None:
-            raise InputError(
-                f"--{flag} is of strategies without pipelines: leave it or --pipeline_stages out"
-            )
+    reason = " is of strategies without pipelines: leave it or --pipeline_stages out"
+    _reject(options, OF_STRATEGIES, reason)
     check_stages(stages, named_config(options.model or MODEL).layers)
     placements = list(dict.fromkeys(options.placement or PIPELINE_PLACEMENTS))
     return [Pipeline(stages, each, options.pipeline_schedule or ONE_F_ONE_B) for each in placements]
 
 
+def _reject(options: ProjectionOptions, flags: Sequence[str], reason: str) -> None:
+    """Raises InputError where one of these was given."""
+    for flag in flags:
+        if getattr(options, flag) is not None:
+            raise InputError(f"--{flag}{reason}")
+
+
 def _cluster(options: ProjectionOptions) -> tuple[Cluster, list[str]]:
-    cluster = CLUSTERS[options.cluster or "p3dn"]
-    values: dict[str, Any] = {name: getattr(options, name) for name in OVERRIDES}
-    values = {name: value for name, value in values.items() if value is not None}
+    # An option of the name of one of the cluster's parameters replaces it.
+    names = [each.name for each in fields(Cluster)]
+    values = {name: value for name in names if (value := getattr(options, name, None)) is not None}
     if options.intra_gbps is not None:
         values["intra_gbps"] = {1: options.intra_gbps}
-    return replace(cluster, **values), sorted(values)
+    return replace(CLUSTERS[options.cluster or "p3dn"], **values), sorted(values)
 
 
 def _strategies(options: ProjectionOptions) -> list[Strategy]:
@@ -151,9 +169,8 @@ def _strategies(options: ProjectionOptions) -> list[Strategy]:
     if len(set(keys)) < len(keys):
         raise InputError("--strategies: one is named twice")
     if BytePS.key not in keys:
-        for flag in ("servers", "server_placement"):
-            if getattr(options, flag) is not None:
-                raise InputError(f"--{flag} is of BytePS, and --strategies leaves byteps out")
+        reason = " is of BytePS, and --strategies leaves byteps out"
+        _reject(options, ("servers", "server_placement"), reason)
     byteps = BytePS(options.servers, options.server_placement or COLOCATED)
     return [byteps if key == BytePS.key else STRATEGIES[key]() for key in keys]
 
@@ -175,47 +192,3 @@ def _gpus(options: ProjectionOptions, cluster: Cluster) -> list[int]:
         if count % stages:
             raise InputError(f"--gpus {count}: no multiple of --pipeline_stages {stages}")
     return sorted(options.gpus)
-
-
-def _workload(
-    options: ProjectionOptions, cluster: Cluster, bert: BertConfig, dtype: str, measured: Measured | None
-) -> tuple[Workload, str]:
-    length = options.max_seq_length or LENGTH
-    if length > LONGEST:
-        raise InputError(f"--max_seq_length {length}: BERT has {LONGEST} positions")
-    predictions = round(0.15 * length) + (length == 128)  # 20 of 128, as everybody has it
-    vocab_size = measured.vocab_size if measured else options.vocab_size or VOCABULARY
-    parts = bert_parts(bert, vocab_size, length, predictions)
-    elements = sum(part.elements for part in parts)
-    sequences = measured.sequences if measured else float(options.batch_size or SEQUENCES)
-    update_s = measured.optimizer_s if measured else update_seconds(elements, cluster.memory_gbytes_s)
-    if options.optimizer_s is not None:
-        update_s = options.optimizer_s
-    if measured:
-        compute_s, source = measured.compute_s, measured.what
-    elif options.compute_s is not None:
-        compute_s, source = options.compute_s, "--compute_s"
-    else:
-        singles = SINGLE_GPUS[cluster.name]
-        if dtype not in singles:
-            raise InputError(f"--gradient_dtype {dtype}: no speed of a GPU is known for it; give --compute_s")
-        single = singles[dtype]
-        compute_s = single_compute_seconds(single, parts, sequences, cluster.memory_gbytes_s)
-        source = (
-            f"the operations a second of bert_{single.layers}_{single.units} in {single.dtype}, "
-            f"{single.sequences_per_s:.4g} sequences/s on one GPU ({single.source})"
-        )
-    passes = measured.accumulate if measured else 1
-    return (
-        Workload(
-            parts=parts,
-            compute_s=compute_s,
-            optimizer_s=update_s,
-            gradient_bytes=ELEMENT_BYTES[dtype],
-            sequences=sequences,
-            length=measured.length if measured else length,
-            accumulate=options.accumulate or 4 * (options.pipeline_stages or 0) or passes,
-            overlap=(options.overlap or "backward") == "backward",
-        ),
-        source,
-    )

@@ -35,7 +35,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass, replace
-from typing import Callable, Iterable, Mapping, NamedTuple, Protocol, Sequence
+from typing import Callable, Iterable, Mapping, NamedTuple, Sequence, Union
 
 from comparison.projection.clusters import Cluster
 from comparison.projection.workload import Message, Workload
@@ -84,32 +84,52 @@ class Travel(NamedTuple):
         return sum(max(0.0, end - max(begin, start_s)) for begin, end in self.spans)
 
 
-class Strategy(Protocol):
-    """A way to average gradients."""
+class _Ring:
+    """An all-reduce in Horovod's queue: every cycle all gradients that are ready, fused up to a size, one
+    collective after the other; gradients that become ready meanwhile wait for the next cycle."""
 
-    @property
-    def key(self) -> str:
-        """Its name on the command line."""
-
-    @property
-    def title(self) -> str:
-        """Its name for people."""
-
-    def travel(self, messages: Sequence[Message], shape: Shape, cluster: Cluster) -> Travel:
-        """`messages`: in the order in which they become ready."""
-
-
-class FlatRing:
-    key = "flat_ring"
-    title = "flat ring"
-
-    def travel(self, messages: Sequence[Message], shape: Shape, cluster: Cluster) -> Travel:
-        share = _sent_by_ring(shape.gpus) if shape.hosts > 1 else 0.0
-        return _in_turn(messages, shape, cluster, self.seconds, share)
+    key: str  # name on the command line
+    title: str  # name for people
 
     @staticmethod
     def seconds(nbytes: float, shape: Shape, cluster: Cluster) -> float:
         """Seconds of one all-reduce."""
+        raise NotImplementedError
+
+    @staticmethod
+    def carried(shape: Shape) -> float:
+        """Bytes out of a host for each byte of gradients."""
+        raise NotImplementedError
+
+    def travel(self, messages: Sequence[Message], shape: Shape, cluster: Cluster) -> Travel:
+        """`messages`: in the order in which they become ready."""
+        limit, cycle = cluster.fusion_mb * 2**20, cluster.cycle_ms * 1e-3
+        now = 0.0
+        calls = begin = 0
+        spans = []
+        while begin < len(messages):
+            now = max(now, messages[begin].ready_s)
+            if cycle:
+                # Ready at a cycle but for rounding is ready at it; the first is never later than its own.
+                now = max(math.ceil(now / cycle - 1e-9) * cycle, now)
+            fused, tick = 0, now
+            while begin < len(messages) and messages[begin].ready_s <= tick:
+                fused += messages[begin].nbytes
+                begin += 1
+                more = begin < len(messages) and messages[begin].ready_s <= tick
+                if not more or fused + messages[begin].nbytes > limit:
+                    took = self.seconds(fused, shape, cluster)
+                    spans.append((now, now + took))
+                    now, calls, fused = now + took, calls + 1, 0
+        sent = self.carried(shape) * sum(message.nbytes for message in messages)
+        return Travel(now, _merged(spans), sent, calls)
+
+
+class FlatRing(_Ring):
+    key, title = "flat_ring", "flat ring"
+
+    @staticmethod
+    def seconds(nbytes: float, shape: Shape, cluster: Cluster) -> float:
         bandwidth = cluster.intra_bytes_s(shape.local)
         if shape.hosts > 1:
             bandwidth = min(bandwidth, cluster.inter_bytes_s) if shape.local > 1 else cluster.inter_bytes_s
@@ -118,17 +138,18 @@ class FlatRing:
         latency = inside * cluster.intra_latency_us + between * cluster.inter_latency_us
         return (cluster.call_latency_us + latency) * 1e-6 + _sent_by_ring(shape.gpus) * nbytes / bandwidth
 
+    @staticmethod
+    def carried(shape: Shape) -> float:
+        return _sent_by_ring(shape.gpus) if shape.hosts > 1 else 0.0
 
-class HierarchicalRing:
-    key = "hierarchical_ring"
-    title = "hierarchical ring"
 
-    def travel(self, messages: Sequence[Message], shape: Shape, cluster: Cluster) -> Travel:
-        return _in_turn(messages, shape, cluster, self.seconds, _sent_by_ring(shape.hosts))
+class HierarchicalRing(_Ring):
+    """Its three phases follow each other."""
+
+    key, title = "hierarchical_ring", "hierarchical ring"
 
     @staticmethod
     def seconds(nbytes: float, shape: Shape, cluster: Cluster) -> float:
-        """Seconds of one all-reduce: its three phases follow each other."""
         calls = 1 if shape.hosts == 1 else 1 + 2 * (shape.local > 1)  # on one host it is an ordinary ring
         inside = 2 * (shape.local - 1) * cluster.intra_latency_us
         between = 2 * (shape.hosts - 1) * cluster.inter_latency_us
@@ -136,6 +157,10 @@ class HierarchicalRing:
         moved = _sent_by_ring(shape.local) / cluster.intra_bytes_s(shape.local)
         moved += _sent_by_ring(shape.hosts) / cluster.inter_bytes_s
         return latency * 1e-6 + nbytes * moved
+
+    @staticmethod
+    def carried(shape: Shape) -> float:
+        return _sent_by_ring(shape.hosts)
 
 
 class BytePS:
@@ -155,14 +180,32 @@ class BytePS:
         return f"BytePS, {count}, {self.placement}"
 
     def travel(self, messages: Sequence[Message], shape: Shape, cluster: Cluster) -> Travel:
+        """A pipeline: every partition goes through its phases in order, and each resource serves what came
+        first. `messages`: in the order in which they become ready."""
         pieces = [
             Message(ready_s, piece)
             for ready_s, nbytes in messages
             for piece in _partitions(nbytes, cluster.partition_bytes)
         ]
         phases = [self._phases(piece.nbytes, shape, cluster) for piece in pieces]
+        waiting = [(piece.ready_s, 0, number) for number, piece in enumerate(pieces)]
+        heapq.heapify(waiting)
+        free: dict[str, float] = {}
+        ends = 0.0
+        spans = []
+        while waiting:
+            arrived, index, number = heapq.heappop(waiting)
+            phase = phases[number][index]
+            begin = max(arrived, free.get(phase.resource, 0.0))
+            free[phase.resource] = begin + phase.busy_s
+            done = begin + phase.busy_s + phase.delay_s
+            spans.append((begin, done))
+            if index + 1 < len(phases[number]):
+                heapq.heappush(waiting, (done, index + 1, number))
+            ends = max(ends, done)
         carried = self.carried(shape.hosts) if shape.hosts > 1 else 0.0
-        return _through(pieces, phases, carried * sum(piece.nbytes for piece in pieces))
+        sent = carried * sum(piece.nbytes for piece in pieces)
+        return Travel(ends, _merged(spans), sent, len(pieces))
 
     def carried(self, hosts: int) -> float:
         """Bytes through the busiest interface in each direction, for each byte of gradients of a host."""
@@ -191,9 +234,9 @@ class BytePS:
         return [inside, *between, inside]
 
 
-STRATEGIES: Mapping[str, Callable[[], Strategy]] = {
-    each.key: each for each in (FlatRing, HierarchicalRing, BytePS)
-}
+Strategy = Union[FlatRing, HierarchicalRing, BytePS]  # ways to average gradients
+_ALL: tuple[type[Strategy], ...] = (FlatRing, HierarchicalRing, BytePS)
+STRATEGIES: Mapping[str, Callable[[], Strategy]] = {each.key: each for each in _ALL}
 
 
 class _Phase(NamedTuple):
@@ -213,58 +256,6 @@ def _sent_by_ring(members: int) -> float:
 def _partitions(nbytes: int, size: int) -> list[int]:
     whole, rest = divmod(nbytes, size)
     return [size] * whole + [rest] * bool(rest)
-
-
-def _in_turn(
-    messages: Sequence[Message],
-    shape: Shape,
-    cluster: Cluster,
-    seconds: Callable[[float, Shape, Cluster], float],
-    share: float,
-) -> Travel:
-    """Horovod's queue: every cycle all gradients that are ready, fused up to a size, one collective after the
-    other; gradients that become ready meanwhile wait for the next cycle."""
-    limit = cluster.fusion_mb * 2**20
-    cycle = cluster.cycle_ms * 1e-3
-    now = 0.0
-    calls = begin = 0
-    spans = []
-    while begin < len(messages):
-        now = max(now, messages[begin].ready_s)
-        if cycle:
-            # Ready at a cycle but for rounding is ready at it; the first is never later than its own cycle.
-            now = max(math.ceil(now / cycle - 1e-9) * cycle, now)
-        fused = 0
-        tick = now
-        while begin < len(messages) and messages[begin].ready_s <= tick:
-            fused += messages[begin].nbytes
-            begin += 1
-            more = begin < len(messages) and messages[begin].ready_s <= tick
-            if not more or fused + messages[begin].nbytes > limit:
-                took = seconds(fused, shape, cluster)
-                spans.append((now, now + took))
-                now, calls, fused = now + took, calls + 1, 0
-    return Travel(now, _merged(spans), share * sum(message.nbytes for message in messages), calls)
-
-
-def _through(pieces: Sequence[Message], phases: Sequence[Sequence[_Phase]], sent: float) -> Travel:
-    """A pipeline: every piece goes through its phases in order, and each resource serves what came first."""
-    waiting = [(piece.ready_s, 0, number) for number, piece in enumerate(pieces)]
-    heapq.heapify(waiting)
-    free: dict[str, float] = {}
-    ends = 0.0
-    spans = []
-    while waiting:
-        arrived, index, number = heapq.heappop(waiting)
-        phase = phases[number][index]
-        begin = max(arrived, free.get(phase.resource, 0.0))
-        free[phase.resource] = begin + phase.busy_s
-        done = begin + phase.busy_s + phase.delay_s
-        spans.append((begin, done))
-        if index + 1 < len(phases[number]):
-            heapq.heappush(waiting, (done, index + 1, number))
-        ends = max(ends, done)
-    return Travel(ends, _merged(spans), sent, len(pieces))
 
 
 def _merged(spans: list[tuple[float, float]]) -> tuple[tuple[float, float], ...]:

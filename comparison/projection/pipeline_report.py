@@ -9,25 +9,24 @@ of a GPU on its inter_first time, the network on its intra_first time. The other
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
 
 from base.quantities import digits
 from base.tables import Row, Table
 from bert.configuration import BertConfig, named_config
-from comparison.canvas import COLOURS, new_figure, plain, save
-from comparison.projection.clusters import Cluster
+from comparison.canvas import COLOURS, legend_below, new_figure, plain
+from comparison.projection.clusters import UNIVERSITY
 from comparison.projection.model import Plan
 from comparison.projection.pipelines import (
     Pipeline,
     PipelineProjection,
-    flops_compute_s,
     project_pipeline,
     split_by,
 )
-from comparison.projection.workload import Workload, bert_parts, update_seconds
-from comparison.wording import Part, as_markdown, as_terminal, size, write_files
+from comparison.projection.validation import Point, mean_deviation
+from comparison.projection.workload import Workload, bert_parts, step_flops, update_seconds
+from comparison.report import Part, Report
+from comparison.wording import milliseconds, size
 from training.pipeline.placement import INTER_FIRST, INTRA_FIRST
 from training.pipeline.shares import bubble
 
@@ -40,20 +39,15 @@ GPU = "https://www.microway.com/hpc-tech-tips/nvidia-tesla-m40-24gb-gpu-accelera
 BATCH, LENGTH = 24, 128  # of all replicas together; tokens
 ADAM_ACCESSES = 7  # gradient, weight and two moments are read, the last three written
 
-M40 = Cluster(
+M40 = replace(
+    UNIVERSITY,
     name="m40",
     title="Tesla M40 24 GB on PCIe, a network of unknown speed",
-    gpus_per_host=4,
     intra_gbps={16: 8 * 12.0},
     inter_gbps=25.0,
     network_efficiency=1.0,
-    intra_latency_us=5.7,
-    inter_latency_us=50.0,
-    call_latency_us=8.4,
     memory_gbytes_s=288.0,
     fusion_mb=16.0,
-    cycle_ms=0.0,
-    partition_bytes=4_096_000,
     sources={
         "gpus_per_host": SOURCE,
         "intra_gbps": "PCIe 3.0 x16 as NCCL reckons with it; assumed to be shared by no other GPU",
@@ -103,25 +97,6 @@ READINGS = (
 )
 
 
-class PipelinePoint(NamedTuple):
-    """A published number and its prediction, in seconds a step."""
-
-    case: PipelineCase
-    placement: str
-    published: float
-    predicted: float
-
-    @property
-    def calibrated(self) -> bool:
-        """Whether a parameter was taken from this very number."""
-        return self.case is CASES[0]
-
-    @property
-    def deviation(self) -> float:
-        """Predicted over published, less one."""
-        return self.predicted / self.published - 1
-
-
 class Calibration(NamedTuple):
     """Operations a second of a GPU, and Gbit/s of a host's network."""
 
@@ -133,23 +108,19 @@ def calibrate(reading: Reading) -> Calibration:
     """Both parameters from the two times of the smallest model, in turns until neither changes."""
     intra, inter = CASES[0].published
     found = Calibration(4e12, 25.0)
+
+    def at(placement: str, **changed: float) -> float:
+        return seconds(CASES[0], placement, reading, found._replace(**changed))
+
     for _ in range(50):
-        at_rate = partial(_seconds_at_rate, reading, found.inter_gbps)
-        rate = _solve(at_rate, inter, (1e10, 1e15))
-        at_speed = partial(_seconds_at_speed, reading, rate)
-        speed = _solve(at_speed, intra, (1e-2, 1e5))
-        if abs(rate / found.flops_s - 1) + abs(speed / found.inter_gbps - 1) < 1e-9:
-            break
-        found = Calibration(rate, speed)
+        before = found
+        rate = _solve(lambda value: at(INTER_FIRST, flops_s=value), inter, (1e10, 1e15))
+        found = found._replace(flops_s=rate)
+        speed = _solve(lambda value: at(INTRA_FIRST, inter_gbps=value), intra, (1e-2, 1e5))
+        found = found._replace(inter_gbps=speed)
+        if sum(abs(new / old - 1) for new, old in zip(found, before)) < 1e-9:
+            return before
     return found
-
-
-def _seconds_at_rate(reading: Reading, inter_gbps: float, flops_s: float) -> float:
-    return seconds(CASES[0], INTER_FIRST, reading, Calibration(flops_s, inter_gbps))
-
-
-def _seconds_at_speed(reading: Reading, flops_s: float, inter_gbps: float) -> float:
-    return seconds(CASES[0], INTRA_FIRST, reading, Calibration(flops_s, inter_gbps))
 
 
 def seconds(case: PipelineCase, placement: str, reading: Reading, calibration: Calibration) -> float:
@@ -163,7 +134,7 @@ def seconds(case: PipelineCase, placement: str, reading: Reading, calibration: C
     cluster = replace(M40, gpus_per_host=case.hosts, inter_gbps=calibration.inter_gbps)
     work = Workload(
         parts=parts,
-        compute_s=flops_compute_s(parts, rows, calibration.flops_s),
+        compute_s=step_flops(parts, rows) / calibration.flops_s,
         optimizer_s=update_seconds(sum(part.elements for part in parts), cluster.memory_gbytes_s),
         gradient_bytes=4,
         sequences=rows,
@@ -175,44 +146,43 @@ def seconds(case: PipelineCase, placement: str, reading: Reading, calibration: C
     return project_pipeline(work, pipeline, cluster, case.hosts**2).step_s
 
 
-def validate_pipelines(reading: Reading) -> list[PipelinePoint]:
-    """All six, with the parameters that the first two give."""
+class Validation(NamedTuple):
+    """All six under a reading, with the parameters that the first two give."""
+
+    reading: Reading
+    calibration: Calibration
+    points: Sequence[Point[PipelineCase]]
+
+
+def validate_pipelines(reading: Reading) -> Validation:
     calibration = calibrate(reading)
-    return [
-        PipelinePoint(case, placement, published, seconds(case, placement, reading, calibration))
+    points = [
+        Point(case, placement, published, seconds(case, placement, reading, calibration), case is CASES[0])
         for case in CASES
         for placement, published in zip((INTRA_FIRST, INTER_FIRST), case.published)
     ]
+    return Validation(reading, calibration, points)
 
 
-def mean_off(points: Sequence[PipelinePoint]) -> float:
-    """Mean of the absolute deviations of the predictions."""
-    deviations = [abs(point.deviation) for point in points if not point.calibrated]
-    return sum(deviations) / len(deviations)
-
-
-def pipeline_tables() -> list[Table]:
+def pipeline_tables(validations: Sequence[Validation]) -> list[Table]:
     """The six and their predictions under each reading, and what the readings rest on."""
-    found = {reading: validate_pipelines(reading) for reading in READINGS}
     rows = []
-    for index, point in enumerate(found[READINGS[0]]):
-        case = point.case
-        cells = [f"{case.layers} layers, {case.heads} heads", f"{case.hosts} x {case.hosts}", point.placement]
-        cells.append(f"{point.published:.2f} s")
-        if point.calibrated:
+    for same in zip(*(each.points for each in validations)):
+        case, placement, published = same[0].case, same[0].at, same[0].published
+        cells = [f"{case.layers} layers, {case.heads} heads", f"{case.hosts} x {case.hosts}", placement]
+        cells.append(f"{published:.2f} s")
+        if same[0].calibrated:
             rows.append(Row(cells, "rate and network taken from these two"))
             continue
-        for points in found.values():
-            cells += [f"{points[index].predicted:.2f} s", f"{100 * points[index].deviation:+.0f}%"]
+        for point in same:
+            cells += [f"{point.predicted:.2f} s", f"{100 * point.deviation():+.0f}%"]
         rows.append(Row(cells))
     head = ["model", "hosts x GPUs", "placement", "published"]
-    for letter in "ABC"[: len(READINGS)]:
-        head += [letter, "off by"]
     calibrations = []
-    for letter, (reading, points) in zip("ABC", found.items()):
-        rate, speed = calibrate(reading)
+    for letter, (reading, (rate, speed), points) in zip("ABC", validations):
+        head += [letter, "off by"]
         cells = [letter, reading.title, f"{rate / 1e12:.2f} TFLOP/s", f"{speed:.1f} Gbit/s"]
-        calibrations.append(Row([*cells, f"{100 * mean_off(points):.0f}%"]))
+        calibrations.append(Row([*cells, f"{100 * mean_deviation(points):.0f}%"]))
     first = Table("Pipelines: the published six", head, rows, names=3)
     names = ("", "reading", "a GPU's rate", "a host's network", "mean off")
     return [first, Table("Pipelines: what the predictions rest on", names, calibrations, names=2)]
@@ -227,12 +197,20 @@ def _solve(predicted: Callable[[float], float], wanted: float, bounds: tuple[flo
     return high
 
 
-MARKDOWN, JSON, PLOT = "pipelines.md", "pipelines.json", "pipelines.png"
+NAME, PLOT = "pipelines", "pipelines.png"
 SCHEMA = 1  # of pipelines.json
-HEAD = (
-    *("GPUs", "hosts", "s/step", "computing ms", "waiting ms", "gradients ms", "update ms"),
-    *("sequences/s", "efficiency", "sent by a host"),
-)
+COLUMNS: Mapping[str, Callable[[PipelineProjection], str]] = {
+    "GPUs": lambda each: f"{each.gpus}",
+    "hosts": lambda each: f"{each.hosts}",
+    "s/step": lambda each: digits(each.step_s),
+    "computing ms": lambda each: milliseconds(each.compute_s),
+    "waiting ms": lambda each: milliseconds(each.waiting_s),
+    "gradients ms": lambda each: milliseconds(each.gradients_s),
+    "update ms": lambda each: milliseconds(each.optimizer_s),
+    "sequences/s": lambda each: digits(each.sequences_per_s),
+    "efficiency": lambda each: f"{100 * each.efficiency:.1f}%",
+    "sent by a host": lambda each: size(each.sent_bytes) if each.sent_bytes else "0",
+}
 
 LIMITS = f"""\
 - The source ({SOURCE}) names the GPU ({GPU}) and the sequences of a step, 24, and neither the network nor a
@@ -248,43 +226,45 @@ LIMITS = f"""\
 """
 
 
-def write_pipelines(directory: Path, plan: Plan, pipelines: Sequence[Pipeline]) -> str:
-    """Writes the three files; returns the text for the terminal.
+def report_of(plan: Plan, pipelines: Sequence[Pipeline]) -> Report:
+    """pipelines.md, pipelines.json, the picture, and what a terminal shows.
 
     Args:
         plan: its strategies are not looked at.
         pipelines: of one number of stages and one schedule, one for each placement.
-
-    Raises:
-        OSError: a file cannot be written.
     """
     found = {
         pipeline: [project_pipeline(plan.workload, pipeline, plan.cluster, gpus) for gpus in plan.gpus]
         for pipeline in pipelines
     }
-    points = {reading.title: validate_pipelines(reading) for reading in READINGS}
-    tables = [_table(pipeline, own) for pipeline, own in found.items()]
-    facts, validation = _facts(plan, pipelines[0]), pipeline_tables()
-    text: list[Part] = [f"# Pipelines: {plan.model} on {plan.cluster.title}", facts, *tables]
-    text += ["## Validation", *validation, f"![published and predicted]({PLOT})", LIMITS]
-    write_files(directory, {MARKDOWN: as_markdown(text), JSON: _content(plan, found, points)})
-    save(validation_figure(points), directory / PLOT)
-    names = ", ".join(str(directory / name) for name in (MARKDOWN, JSON, PLOT))
-    return as_terminal([facts, *tables, *validation, f"written: {names}"])
+    validations = [validate_pipelines(reading) for reading in READINGS]
+    facts = _facts(plan, pipelines[0])
+    tables = [*(_table(pipeline, own) for pipeline, own in found.items()), *pipeline_tables(validations)]
+    own = len(pipelines)
+    document: list[Part] = [
+        f"# Pipelines: {plan.model} on {plan.cluster.title}",
+        facts,
+        *tables[:own],
+        "## Validation",
+        *tables[own:],
+        f"![published and predicted]({PLOT})",
+        LIMITS,
+    ]
+    pictures = {PLOT: validation_figure(validations)}
+    return Report(NAME, document, _content(plan, found, validations), pictures, [facts, *tables])
 
 
-def validation_figure(points: dict[str, list[PipelinePoint]]) -> Figure:
+def validation_figure(validations: Sequence[Validation]) -> Figure:
     """Published seconds a step and the predictions under each reading, a panel for each placement."""
     figure = new_figure((11, 4.6))
-    placements = list(dict.fromkeys(point.placement for point in next(iter(points.values()))))
-    drawn = figure.subplots(1, len(placements), sharey=True)
-    width = 0.8 / (len(points) + 1)
-    for axes, placement in zip(drawn, placements):
-        bars = {"published": [case.published[placements.index(placement)] for case in CASES]}
-        for title, own in points.items():
-            bars[title] = [point.predicted for point in own if point.placement == placement]
+    drawn = figure.subplots(1, 2, sharey=True)
+    width = 0.8 / (len(validations) + 1)
+    for axes, placement in zip(drawn, (INTRA_FIRST, INTER_FIRST)):
+        bars = {"published": [each.published for each in validations[0].points if each.at == placement]}
+        for reading, _, points in validations:
+            bars[reading.title] = [point.predicted for point in points if point.at == placement]
         for index, (title, values) in enumerate(bars.items()):
-            places = [place + (index - len(points) / 2) * width for place in range(len(values))]
+            places = [place + (index - len(validations) / 2) * width for place in range(len(values))]
             colour = "#444444" if not index else COLOURS[(0, 5, 2)[index - 1]]
             axes.bar(places, values, 0.92 * width, color=colour, label=title)
         names = [
@@ -297,29 +277,13 @@ def validation_figure(points: dict[str, list[PipelinePoint]]) -> Figure:
     figure.suptitle(
         "Tesla M40: published and predicted; the first model's two times are calibrated", fontsize=11
     )
-    handles, labels = drawn[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+    legend_below(figure, drawn[0], 2)
     return figure
 
 
 def _table(pipeline: Pipeline, projections: Sequence[PipelineProjection]) -> Table:
-    rows = []
-    for each in projections:
-        times = (each.compute_s, each.waiting_s, each.gradients_s, each.optimizer_s)
-        rows.append(
-            Row(
-                [
-                    f"{each.gpus}",
-                    f"{each.hosts}",
-                    digits(each.step_s),
-                    *("0" if value < 1e-9 else digits(1e3 * value) for value in times),
-                    digits(each.sequences_per_s),
-                    f"{100 * each.efficiency:.1f}%",
-                    size(each.sent_bytes) if each.sent_bytes else "0",
-                ]
-            )
-        )
-    return Table(f"{pipeline.stages} stages, {pipeline.placement}, {pipeline.schedule}", HEAD, rows)
+    rows = [Row([cell(each) for cell in COLUMNS.values()]) for each in projections]
+    return Table(f"{pipeline.stages} stages, {pipeline.placement}, {pipeline.schedule}", list(COLUMNS), rows)
 
 
 def _facts(plan: Plan, pipeline: Pipeline) -> str:
@@ -338,7 +302,7 @@ def _facts(plan: Plan, pipeline: Pipeline) -> str:
 def _content(
     plan: Plan,
     found: dict[Pipeline, list[PipelineProjection]],
-    points: dict[str, list[PipelinePoint]],
+    validations: Sequence[Validation],
 ) -> dict[str, Any]:
     work = plan.workload
     return {
@@ -349,22 +313,22 @@ def _content(
         "sequences": work.sequences,
         "length": work.length,
         "compute_s": work.compute_s,
-        "projections": [each._asdict() for own in found.values() for each in own],
+        "projections": [each for own in found.values() for each in own],
         "validation": [
             {
                 "reading": reading.title,
-                **calibrate(reading)._asdict(),
+                **calibration._asdict(),
                 "source": SOURCE,
                 "layers": point.case.layers,
                 "heads": point.case.heads,
                 "hosts": point.case.hosts,
                 "gpus": point.case.hosts**2,
-                "placement": point.placement,
+                "placement": point.at,
                 "published": point.published,
                 "predicted": point.predicted,
                 "calibrated": point.calibrated,
             }
-            for reading in READINGS
-            for point in points[reading.title]
+            for reading, calibration, points in validations
+            for point in points
         ],
     }

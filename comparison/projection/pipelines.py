@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import NamedTuple, Sequence
 
 from comparison.projection.clusters import Cluster
+from comparison.projection.model import FlatRing, Shape
 from comparison.projection.workload import (
     FORWARD_SHARE,
     UPDATE_ACCESSES,
     Part,
     Workload,
-    step_flops,
 )
 from training.pipeline.options import ONE_F_ONE_B
 from training.pipeline.placement import replica_groups, stage_groups
@@ -215,11 +215,6 @@ def project_pipeline(
     )
 
 
-def flops_compute_s(parts: Sequence[Part], sequences: float, flops_s: float) -> float:
-    """Seconds of a forward and backward pass over so many sequences at a rate."""
-    return step_flops(parts, sequences) / flops_s
-
-
 class _Wires:
     """Links between the ranks of a placement."""
 
@@ -255,23 +250,14 @@ class _Wires:
         ends = [0.0] * len(sizes)
         for stage in sorted(range(len(sizes)), key=lambda each: ready_s[each]):
             nodes = {self._node_of[rank] for rank in self._groups[stage]}
-            seconds = self._ring_s(sizes[stage], len(nodes))
+            ranks, hosts = len(self._replicas), len(nodes)
+            seconds = FlatRing.seconds(sizes[stage], Shape(ranks, hosts, -(-ranks // hosts)), self._cluster)
             begin = ready_s[stage]
-            if len(nodes) > 1:
+            if hosts > 1:
                 begin = max([begin, *(free.get(node, 0.0) for node in nodes)])
                 free.update((node, begin + seconds) for node in nodes)
             ends[stage] = begin + seconds
         return ends
-
-    def _ring_s(self, nbytes: float, hosts: int) -> float:
-        cluster, ranks = self._cluster, len(self._replicas)
-        bandwidth = cluster.intra_bytes_s(-(-ranks // hosts))
-        if hosts > 1:
-            bandwidth = min(bandwidth, cluster.inter_bytes_s) if ranks > hosts else cluster.inter_bytes_s
-        between = 2 * (hosts - 1) * cluster.inter_latency_us
-        inside = 2 * (ranks - hosts) * cluster.intra_latency_us
-        moved = 2 * (ranks - 1) / ranks * nbytes
-        return (cluster.call_latency_us + between + inside) * 1e-6 + moved / bandwidth
 
     def sent_bytes(self, sizes: Sequence[float], activations: float) -> float:
         """By the busiest host into the network in a step: its rings, activations and their gradients."""

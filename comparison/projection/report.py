@@ -3,12 +3,11 @@ projection.png: efficiency by GPUs. projection_validation.png: published and pre
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Sequence
 
 from base.quantities import digits
 from base.tables import Row, Table
-from comparison.canvas import COLOURS, ideal_style, new_figure, plain, save
+from comparison.canvas import COLOURS, ideal_style, legend_below, new_figure, plain
 from comparison.projection.model import Plan, Projection
 from comparison.projection.validation import (
     CASES,
@@ -24,29 +23,15 @@ from comparison.projection.validation import (
     tables,
     validate,
 )
-from comparison.wording import Part, as_markdown, as_terminal, size, write_files
+from comparison.report import Part, Report
+from comparison.wording import milliseconds, size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MARKDOWN, JSON = "projection.md", "projection.json"
+NAME = "projection"  # of the files
 SCHEMA = 2  # of projection.json; it grows where the meaning of a field changes
-HEAD = (
-    "GPUs",
-    "hosts",
-    "s/step",
-    "computing ms",
-    "communicating ms",
-    "of it exposed ms",
-    "waiting ms",
-    "sequences/s",
-    "tokens/s",
-    "efficiency",
-    "without overlap",
-    "sent by a host",
-)
-
 LIMITS = """\
 - All GPUs are equally fast in every step: no stragglers, no noise, no waiting for data. Real runs of many
   GPUs wait for the slowest.
@@ -66,51 +51,57 @@ LIMITS = """\
 """
 
 
-def write_projection(directory: Path, plan: Plan, projections: Sequence[Projection]) -> str:
-    """Writes the four files; returns the text for the terminal. OSError when a file cannot be written."""
-    own = [_table(plan, projections, key) for key in dict.fromkeys(each.strategy for each in projections)]
+def report_of(plan: Plan, projections: Sequence[Projection]) -> Report:
+    """projection.md, projection.json, both pictures, and what a terminal shows."""
+    own = [_table(projections, key) for key in dict.fromkeys(each.strategy for each in projections)]
     points = validate()
-    drawn = draw_all(directory, plan, projections, points)
-    validation = tables()
     first = _summary(plan, projections, points)
-    text: list[Part] = [f"# Projection: {plan.model} on {plan.cluster.title}", first, _facts(plan), *own]
-    text += [f"![efficiency by the number of GPUs]({PROJECTION})", _caption(plan, points)]
-    text += [_parameters(plan), "## Validation", _validation_words(), *validation]
-    text += [f"![published and predicted]({VALIDATION})"]
-    text += ["## Where it must fail", LIMITS, "## Sources of the measurements", _sources()]
-    content = _content(plan, projections, points)
-    write_files(directory, {MARKDOWN: as_markdown(text), JSON: content})
-    names = ", ".join(str(directory / name) for name in (MARKDOWN, JSON, *drawn))
-    return as_terminal([_facts(plan), *own, first, f"written: {names}"])
-
-
-def _table(plan: Plan, projections: Sequence[Projection], strategy: str) -> Table:
-    own = [each for each in projections if each.strategy == strategy]
-    rows = [
-        Row(
-            [
-                f"{each.gpus}",
-                f"{each.hosts}",
-                digits(each.step_s),
-                _milliseconds(each.compute_s + each.optimizer_s),
-                _milliseconds(each.communication_s),
-                _milliseconds(each.exposed_s),
-                _milliseconds(each.waiting_s),
-                f"{each.sequences_per_s:,.0f}"
-                if each.sequences_per_s >= 100
-                else digits(each.sequences_per_s),
-                f"{each.tokens_per_s:,.0f}",
-                f"{100 * each.efficiency:.1f}%",
-                f"{100 * each.without_overlap:.1f}%",
-                size(each.sent_bytes) if each.sent_bytes else "0",
-            ]
-        )
-        for each in own
+    document: list[Part] = [
+        f"# Projection: {plan.model} on {plan.cluster.title}",
+        first,
+        _facts(plan),
+        *own,
+        f"![efficiency by the number of GPUs]({PROJECTION})",
+        _caption(plan, points),
+        _parameters(plan),
+        "## Validation",
+        _validation_words(),
+        *tables(points),
+        f"![published and predicted]({VALIDATION})",
+        "## Where it must fail",
+        LIMITS,
+        "## Sources of the measurements",
+        _sources(),
     ]
-    return Table(own[0].title[0].upper() + own[0].title[1:], HEAD, rows)
+    pictures = {PROJECTION: projection_figure(plan, projections, points), VALIDATION: _validation(points)}
+    return Report(NAME, document, _content(plan, projections, points), pictures, [_facts(plan), *own, first])
 
 
-def _summary(plan: Plan, projections: Sequence[Projection], points: Sequence[Point]) -> str:
+COLUMNS: Mapping[str, Callable[[Projection], str]] = {
+    "GPUs": lambda each: f"{each.gpus}",
+    "hosts": lambda each: f"{each.hosts}",
+    "s/step": lambda each: digits(each.step_s),
+    "computing ms": lambda each: milliseconds(each.compute_s + each.optimizer_s),
+    "communicating ms": lambda each: milliseconds(each.communication_s),
+    "of it exposed ms": lambda each: milliseconds(each.exposed_s),
+    "waiting ms": lambda each: milliseconds(each.waiting_s),
+    "sequences/s": lambda each: (
+        f"{each.sequences_per_s:,.0f}" if each.sequences_per_s >= 100 else digits(each.sequences_per_s)
+    ),
+    "tokens/s": lambda each: f"{each.tokens_per_s:,.0f}",
+    "efficiency": lambda each: f"{100 * each.efficiency:.1f}%",
+    "without overlap": lambda each: f"{100 * each.without_overlap:.1f}%",
+    "sent by a host": lambda each: size(each.sent_bytes) if each.sent_bytes else "0",
+}
+
+
+def _table(projections: Sequence[Projection], strategy: str) -> Table:
+    own = [each for each in projections if each.strategy == strategy]
+    rows = [Row([cell(each) for cell in COLUMNS.values()]) for each in own]
+    return Table(own[0].title[0].upper() + own[0].title[1:], list(COLUMNS), rows)
+
+
+def _summary(plan: Plan, projections: Sequence[Projection], points: Sequence[Point[Case]]) -> str:
     errors = error_range(points)
     most = max(each.gpus for each in projections)
     last = sorted((each for each in projections if each.gpus == most), key=lambda each: each.step_s)
@@ -131,13 +122,13 @@ def _facts(plan: Plan) -> str:
     return (
         f"{plan.model}, {work.elements / 1e6:.1f} M parameters, {size(work.total_bytes)} of gradients that "
         f"travel {overlap}.\nBatch: {plan.batch}. Precision: {plan.precision}.\n"
-        f"A pass takes {digits(work.compute_s)} s, the update {_milliseconds(work.optimizer_s)} ms. "
+        f"A pass takes {digits(work.compute_s)} s, the update {milliseconds(work.optimizer_s)} ms. "
         f"Compute time from: {plan.compute_source}.\n"
         f"Cluster: {plan.cluster.title}."
     )
 
 
-def _caption(plan: Plan, points: Sequence[Point]) -> str:
+def _caption(plan: Plan, points: Sequence[Point[Case]]) -> str:
     """Of the plot."""
     ranges = []
     for overlap in (True, False) if plan.workload.overlap else (False,):
@@ -184,7 +175,7 @@ def _sources() -> str:
     return "\n".join(lines)
 
 
-def _content(plan: Plan, projections: Sequence[Projection], points: Sequence[Point]) -> dict[str, Any]:
+def _content(plan: Plan, projections: Sequence[Projection], points: Sequence[Point[Case]]) -> dict[str, Any]:
     work = plan.workload
     return {
         "schema": SCHEMA,
@@ -207,9 +198,9 @@ def _content(plan: Plan, projections: Sequence[Projection], points: Sequence[Poi
             "accumulate": work.accumulate,
             "overlap": work.overlap,
         },
-        "projections": [each._asdict() for each in projections],
+        "projections": projections,
         "validation_error": {
-            name: error_range(points, overlap)._asdict()
+            name: error_range(points, overlap)
             for name, overlap in (("predicted", True), ("without_overlap", False))
         },
         "validation": [
@@ -217,7 +208,7 @@ def _content(plan: Plan, projections: Sequence[Projection], points: Sequence[Poi
                 "case": point.case.key,
                 "title": point.case.title,
                 "source": point.case.source,
-                "gpus": point.gpus,
+                "gpus": point.at,
                 "unit": point.case.unit,
                 "published": point.published,
                 "predicted": point.predicted,
@@ -229,28 +220,12 @@ def _content(plan: Plan, projections: Sequence[Projection], points: Sequence[Poi
     }
 
 
-def _milliseconds(seconds: float) -> str:
-    return "0" if seconds < 1e-9 else digits(seconds * 1e3)  # less is rounding
-
-
 PROJECTION, VALIDATION = "projection.png", "projection_validation.png"
 BAND = "where measurements would lie, off as in the validation"
 _MARKERS = "osD"
 
 
-def draw_all(
-    directory: Path, plan: Plan, projections: Sequence[Projection], points: Sequence[Point]
-) -> list[str]:
-    """Writes both; returns their names. OSError when a file cannot be written."""
-    for name, figure in (
-        (PROJECTION, projection_figure(plan, projections, points)),
-        (VALIDATION, _validation(points)),
-    ):
-        save(figure, directory / name)
-    return [PROJECTION, VALIDATION]
-
-
-def projection_figure(plan: Plan, projections: Sequence[Projection], points: Sequence[Point]) -> Figure:
+def projection_figure(plan: Plan, projections: Sequence[Projection], points: Sequence[Point[Case]]) -> Figure:
     """Efficiency, not throughput: on logarithmic axes strategies that are 10% apart are one line."""
     figure = new_figure((11, 5.0))
     panels = [(True, "gradients travel during the backward pass")] if plan.workload.overlap else []
@@ -270,7 +245,7 @@ def projection_figure(plan: Plan, projections: Sequence[Projection], points: Seq
     rate.set_ylabel("sequences/s a GPU")
     title = f"{plan.model} on {plan.cluster.title}\n{plan.batch}; {plan.precision}"
     figure.suptitle(title, fontsize=11)
-    figure.legend(*drawn[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    legend_below(figure, drawn[0], 2)
     return figure
 
 
@@ -293,12 +268,12 @@ def _draw_strategies(
     axes.fill_between(several, lowest, highest, color="#DDDDDD", zorder=0, linewidth=0, label=BAND)
 
 
-def _validation(points: Sequence[Point]) -> Figure:
+def _validation(points: Sequence[Point[Case]]) -> Figure:
     figure = new_figure((11.5, 8.2))
     upper, lower = figure.subfigures(2, 1, height_ratios=(1.0, 0.95))
     main = [point for point in points if point.case.main]
     speeds = [point for point in points if point.case.unit == THROUGHPUT]
-    lowest = min(100 * point.published / point.gpus / _single(points, point) for point in speeds)
+    lowest = min(100 * point.published / point.at / _single(points, point) for point in speeds)
     for axes, dtype in zip(upper.subplots(1, 2, sharey=True), ("float16", "float32")):
         _draw_efficiency(axes, [point for point in speeds if point.case.dtype == dtype], dtype)
         axes.set_ylim(5 * (lowest // 5), 101)
@@ -307,27 +282,26 @@ def _validation(points: Sequence[Point]) -> Figure:
     for axes, unit, name in ((steps, STEP, "seconds per step"), (days, DAYS, "days of training")):
         _draw_series(axes, [point for point in main if point.case.unit == unit], name)
         axes.set_title(f"a university, by its {'days' if unit == DAYS else 'step times'}", fontsize=10)
-    handles, labels = steps.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    legend_below(figure, steps, 4)
     return figure
 
 
-def _single(points: Sequence[Point], of: Point) -> float:
+def _single(points: Sequence[Point[Case]], of: Point[Case]) -> float:
     """The published value of one GPU in the case of a point."""
-    return next(point.published for point in points if point.case is of.case and point.gpus == 1)
+    return next(point.published for point in points if point.case is of.case and point.at == 1)
 
 
-def _draw_efficiency(axes: Axes, points: Sequence[Point], dtype: str) -> None:
+def _draw_efficiency(axes: Axes, points: Sequence[Point[Case]], dtype: str) -> None:
     """Efficiency by throughput: a plot of throughputs would need a logarithm, which hides 20%. A colour for
     each batch."""
-    for index, case in enumerate(_cases(points)):
-        own = [point for point in points if point.case is case]
-        one = _single(points, own[0])
-        counts = [point.gpus for point in own]
+    for index, key in enumerate(dict.fromkeys(point.case.key for point in points)):
+        own = [point for point in points if point.case.key == key]
+        case, one = own[0].case, _single(points, own[0])
+        counts = [point.at for point in own]
         colour = COLOURS[(0, 5, 2)[index]]
         shares = [
             [
-                100 * value / point.gpus / one
+                100 * value / point.at / one
                 for value in (point.predicted, point.without_overlap, point.published)
             ]
             for point in own
@@ -338,56 +312,40 @@ def _draw_efficiency(axes: Axes, points: Sequence[Point], dtype: str) -> None:
         axes.plot(counts, published, "osD"[index], color=colour, label=f"{case.sequences} sequences a GPU")
     axes.set(xlabel="GPUs", ylabel="efficiency, %", xscale="log")
     axes.set_title(f"DLPerf: BERT-base, MXNet over Horovod, {dtype}", fontsize=10)
-    _count_axis(axes, sorted({point.gpus for point in points}))
+    _count_axis(axes, sorted({point.at for point in points}))
     axes.legend(fontsize=9, frameon=False, loc="lower left")
     plain(axes, "both")
 
 
-def _cases(points: Sequence[Point]) -> list[Case]:
-    cases: list[Case] = []
-    for point in points:
-        if point.case not in cases:
-            cases.append(point.case)
-    return cases
-
-
-def _draw_claims(axes: Axes, points: Sequence[Point]) -> None:
+def _draw_claims(axes: Axes, points: Sequence[Point[Case]]) -> None:
     for place, point in enumerate(points):
         low, high = sorted((point.predicted, point.without_overlap))
         axes.bar(place, 100 * (high - low), 0.5, 100 * low, color="#CCCCCC")
-        axes.plot(
-            [place - 0.25, place + 0.25], [100 * point.predicted] * 2, "-", color="black", linewidth=1.4
-        )
-        axes.plot(
-            [place - 0.25, place + 0.25], [100 * point.without_overlap] * 2, ":", color="black", linewidth=1.8
-        )
+        for value, dash, width in ((point.predicted, "-", 1.4), (point.without_overlap, ":", 1.8)):
+            ends = [place - 0.25, place + 0.25]
+            axes.plot(ends, [100 * value] * 2, dash, color="black", linewidth=width)
         axes.plot(place, 100 * point.published, "o", color="black", markersize=6)
-    names = [
-        "BytePS,\nservers apart" if p.case.strategy.key == "byteps" else "Horovod,\nhierarchical"
-        for p in points
-    ]
-    axes.set_xticks(range(len(points)), names)
+    names = {"byteps": "BytePS,\nservers apart", "hierarchical_ring": "Horovod,\nhierarchical"}
+    axes.set_xticks(range(len(points)), [names[point.case.strategy.key] for point in points])
     axes.set_xlim(-0.6, len(points) - 0.4)
-    axes.set_ylim(0, 105)
-    axes.set_ylabel("efficiency, %")
+    axes.set(ylim=(0, 105), ylabel="efficiency, %")
     axes.set_title("BytePS's claim: BERT-large, 256 GPUs", fontsize=10)
     plain(axes)
 
 
-def _draw_series(axes: Axes, points: Sequence[Point], name: str) -> None:
-    counts = [point.gpus for point in points]
-    line = {"color": "black", "linewidth": 1.4}
-    axes.plot(
-        counts, [point.published for point in points], "o", color="black", markersize=6, label="published"
+def _draw_series(axes: Axes, points: Sequence[Point[Case]], name: str) -> None:
+    counts = [point.at for point in points]
+    styles: tuple[tuple[str, str, dict[str, Any]], ...] = (
+        ("published", "o", {"markersize": 6, "label": "published"}),
+        ("predicted", "-", {"linewidth": 1.4, "label": "predicted"}),
+        ("without_overlap", ":", {"linewidth": 1.4, "label": "predicted, without overlap"}),
     )
-    axes.plot(counts, [point.predicted for point in points], "-", label="predicted", **line)
+    for field, mark, style in styles:
+        axes.plot(counts, [getattr(point, field) for point in points], mark, color="black", **style)
+    taken = [(point.at, point.published) for point in points if point.calibrated]
     axes.plot(
-        counts, [point.without_overlap for point in points], ":", label="predicted, without overlap", **line
-    )
-    taken = [point for point in points if point.calibrated]
-    axes.plot(
-        [point.gpus for point in taken], [point.published for point in taken], "o", markersize=12,
-        markerfacecolor="none", color="black", label="compute time taken from it",
+        *zip(*taken), "o", markersize=12, markerfacecolor="none", color="black",
+        label="compute time taken from it",
     )  # fmt: skip
     axes.set(xlabel="GPUs", ylabel=name, xscale="log")
     axes.set_ylim(0, None)

@@ -9,11 +9,11 @@ can do; what else software costs is in neither.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from typing import Iterable, Mapping, NamedTuple, Sequence
+from typing import Any, Generic, Mapping, NamedTuple, Sequence, TypeVar
 
-from base.quantities import digits
-from base.tables import EMPTY, Row, Table
+from base.tables import Row, Table
 from bert.configuration import BertConfig, named_config
 from comparison.projection.clusters import BYTEPS, BYTEPS_README, DLPERF, HETSEQ, UNIVERSITY, Cluster
 from comparison.projection.model import (
@@ -21,7 +21,6 @@ from comparison.projection.model import (
     BytePS,
     FlatRing,
     HierarchicalRing,
-    Projection,
     Strategy,
     project,
 )
@@ -45,17 +44,9 @@ THROUGHPUT, STEP, DAYS, EFFICIENCY = "sequences/s", "s/step", "days", "efficienc
 
 
 @dataclass(frozen=True)
-class SingleGpu:
-    """A measured throughput of one GPU without communication, in sequences a second."""
-
+class _Model:
     layers: int
     units: int
-    dtype: str
-    sequences: int
-    sequences_per_s: float
-    source: str
-    length: int = 128
-    predictions: int = 20
 
     @property
     def bert(self) -> BertConfig:
@@ -64,7 +55,19 @@ class SingleGpu:
 
 
 @dataclass(frozen=True)
-class Case:
+class SingleGpu(_Model):
+    """A measured throughput of one GPU without communication, in sequences a second."""
+
+    dtype: str
+    sequences: int
+    sequences_per_s: float
+    source: str
+    length: int = 128
+    predictions: int = 20
+
+
+@dataclass(frozen=True)
+class Case(_Model):
     """A series of measurements at growing numbers of GPUs.
 
     Attributes:
@@ -83,8 +86,6 @@ class Case:
     source: str
     cluster: Cluster
     strategy: Strategy
-    layers: int
-    units: int
     dtype: str
     sequences: int
     unit: str
@@ -95,11 +96,6 @@ class Case:
     steps: Mapping[int, int] | None = None
     main: bool = True
     assumed: str = ""
-
-    @property
-    def bert(self) -> BertConfig:
-        """The model, with heads of 64 units, as all of these have."""
-        return named_config(f"bert_{self.layers}_{self.units}_{self.units // 64}")
 
 
 def _dlperf(dtype: str, sequences: int, *speeds: float) -> Case:
@@ -200,53 +196,49 @@ CASES = (
 
 
 DAY = 86400.0
-LINK_SPEEDS = (1.0, 10.0, 25.0)  # Gbit/s, as Ethernet of its time came
 
 
-class Point(NamedTuple):
-    """One published number and the two predictions of it, all in the case's unit."""
+C = TypeVar("C")  # a case
 
-    case: Case
-    gpus: int
+
+@dataclass(frozen=True)
+class Point(Generic[C]):
+    """One published number and its prediction, in the case's unit.
+
+    `at`: the number of GPUs, or the placement of a pipeline. `calibrated`: a parameter was taken from this
+    very number. `without_overlap`: the prediction with all gradients after the backward pass.
+    """
+
+    case: C
+    at: Any
     published: float
     predicted: float
-    without_overlap: float
+    calibrated: bool
+    without_overlap: float = math.nan
 
-    @property
-    def calibrated(self) -> bool:
-        """True where the compute time was taken from this very number."""
-        return self.gpus == self.case.calibrated_on
-
-    @property
-    def deviation(self) -> float:
+    def deviation(self, overlap: bool = True) -> float:
         """Predicted over published, less one."""
-        return self.predicted / self.published - 1
-
-    @property
-    def deviation_without_overlap(self) -> float:
-        return self.without_overlap / self.published - 1
+        return (self.predicted if overlap else self.without_overlap) / self.published - 1
 
 
-def validate(cases: Iterable[Case] = CASES) -> list[Point]:
-    return [point for case in cases for point in points_of(case)]
+def validate() -> list[Point[Case]]:
+    return [point for case in CASES for point in points_of(case)]
 
 
-def points_of(case: Case, cluster: Cluster | None = None) -> list[Point]:
-    """`cluster` in the place of the case's own; the compute time is then taken from the point anew."""
-    case = case if cluster is None else replace(case, cluster=cluster)
+def points_of(case: Case) -> list[Point[Case]]:
     work = workload_of(case)
-    after = replace(work, overlap=False)
     return [
-        Point(case, gpus, value, *(_in_unit(case, gpus, each) for each in (work, after)))
+        Point(
+            case, gpus, value, _in_unit(case, gpus, work), gpus == case.calibrated_on,
+            _in_unit(case, gpus, replace(work, overlap=False)),
+        )
         for gpus, value in case.points.items()
-    ]
+    ]  # fmt: skip
 
 
-def mean_deviation(points: Sequence[Point], overlap: bool = True) -> float:
+def mean_deviation(points: Sequence[Point[Any]], overlap: bool = True) -> float:
     """Mean of the absolute deviations, of the points that are predictions."""
-    deviations = [
-        abs(p.deviation if overlap else p.deviation_without_overlap) for p in points if not p.calibrated
-    ]
+    deviations = [abs(point.deviation(overlap)) for point in points if not point.calibrated]
     return sum(deviations) / len(deviations)
 
 
@@ -262,10 +254,10 @@ class ErrorRange(NamedTuple):
         return predicted / (1 + self.most), predicted / (1 + self.least)
 
 
-def error_range(points: Sequence[Point], overlap: bool = True) -> ErrorRange:
+def error_range(points: Sequence[Point[Case]], overlap: bool = True) -> ErrorRange:
     """Times and days are left out: they are of a network whose speed is assumed."""
-    speeds = [p for p in points if not p.calibrated and p.case.unit in (THROUGHPUT, EFFICIENCY)]
-    deviations = [p.deviation if overlap else p.deviation_without_overlap for p in speeds]
+    speeds = [each for each in points if not each.calibrated and each.case.unit in (THROUGHPUT, EFFICIENCY)]
+    deviations = [each.deviation(overlap) for each in speeds]
     return ErrorRange(min(deviations), max(deviations))
 
 
@@ -302,36 +294,12 @@ def single_compute_seconds(
     return step_flops(parts, sequences) / rate
 
 
-def implied_gbps(case: Case, gpus: int) -> float | None:
-    """The speed of the network, efficiency included, at which the simulated overlap would give the published
-    value; None if none does. A measure of the deviation in other units: nothing uses it."""
-    wanted = case.points[gpus]
-    cluster = case.cluster
-    work = workload_of(case)
-
-    def predicted(gbps: float) -> float:
-        own = replace(cluster, inter_gbps=gbps, network_efficiency=1.0)
-        return _in_unit(replace(case, cluster=own), gpus, work)
-
-    low, high = 1e-2, 1e6
-    slower = -1 if case.unit in (STEP, DAYS) else 1  # the sign of what a faster network does to the value
-    if not slower * predicted(low) <= slower * wanted <= slower * predicted(high):
-        return None
-    while high / low > 1 + 1e-5:
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if slower * predicted(middle) < slower * wanted else (low, middle)
-    return high
-
-
 def _in_unit(case: Case, gpus: int, work: Workload) -> float:
-    projection: Projection = project(work, case.strategy, case.cluster, gpus)
-    values = {
-        THROUGHPUT: projection.sequences_per_s,
-        EFFICIENCY: projection.efficiency,
-        STEP: projection.step_s,
-        DAYS: projection.step_s * case.steps[gpus] / DAY if case.steps else 0.0,
-    }
-    return values[case.unit]
+    found = project(work, case.strategy, case.cluster, gpus)
+    if case.unit == DAYS:
+        assert case.steps is not None
+        return found.step_s * case.steps[gpus] / DAY
+    return {THROUGHPUT: found.sequences_per_s, EFFICIENCY: found.efficiency, STEP: found.step_s}[case.unit]
 
 
 def _step_seconds(case: Case, gpus: int) -> float:
@@ -345,15 +313,12 @@ def _step_seconds(case: Case, gpus: int) -> float:
     return value
 
 
-def tables() -> list[Table]:
-    """The validation, the same in the terminal, in projection.md and in docs/projection.md."""
-    points = validate()
+def tables(points: Sequence[Point[Case]]) -> list[Table]:
+    """The validation, the same in projection.md and in docs/projection.md. `points`: all of `validate`."""
     return [
         _points("Validation: the measurements the model is judged by", [p for p in points if p.case.main]),
         _points("Validation: the same code at other batch sizes", [p for p in points if not p.case.main]),
         _means(points),
-        _speeds(),
-        _stories(),
         _losses(points),
     ]
 
@@ -371,29 +336,21 @@ def off(deviation: float) -> str:
     return f"{round(100 * deviation, 1) + 0.0:+.1f}%"  # the sum makes +0.0 of -0.0
 
 
-def _points(title: str, points: Sequence[Point]) -> Table:
+def _points(title: str, points: Sequence[Point[Case]]) -> Table:
     rows = []
     for point in points:
-        first = [point.case.title, str(point.gpus), shown(point.case.unit, point.published)]
+        unit = point.case.unit
+        cells = [point.case.title, str(point.at), shown(unit, point.published)]
         if point.calibrated:
-            rows.append(Row(first, "compute time taken from it"))
+            rows.append(Row(cells, "compute time taken from it"))
             continue
-        rows.append(
-            Row(
-                [
-                    *first,
-                    shown(point.case.unit, point.predicted),
-                    off(point.deviation),
-                    shown(point.case.unit, point.without_overlap),
-                    off(point.deviation_without_overlap),
-                ]
-            )
-        )
+        cells += [shown(unit, point.predicted), off(point.deviation())]
+        rows.append(Row([*cells, shown(unit, point.without_overlap), off(point.deviation(overlap=False))]))
     head = ("measurement", "GPUs", "published", "predicted", "off by", "without overlap", "off by")
     return Table(title, head, rows)
 
 
-def _means(points: Sequence[Point]) -> Table:
+def _means(points: Sequence[Point[Case]]) -> Table:
     """By case, to show which of the two predictions is nearer."""
     rows = []
     for case in CASES:
@@ -405,13 +362,13 @@ def _means(points: Sequence[Point]) -> Table:
     return Table("Validation: mean absolute deviation", head, rows)
 
 
-def _losses(points: Sequence[Point]) -> Table:
+def _losses(points: Sequence[Point[Case]]) -> Table:
     """Milliseconds by which steps become longer, from one GPU to a host and from one host to four."""
     rows = []
     for case in CASES:
         if case.unit != THROUGHPUT:
             continue
-        own = {point.gpus: point for point in points if point.case is case}
+        own = {point.at: point for point in points if point.case is case}
         cells = [case.title]
         for few, many in ((1, 8), (8, 32)):
             for field in ("published", "predicted", "without_overlap"):
@@ -422,61 +379,3 @@ def _losses(points: Sequence[Point]) -> Table:
     for span in ("1 to 8 GPUs", "8 to 32"):
         head += [f"{span}: {name}" for name in ("published", "predicted", "without overlap")]
     return Table("Validation: what a step loses inside a host, and between hosts", head, rows)
-
-
-def _speeds() -> Table:
-    rows = []
-    for case in CASES:
-        if case.unit == THROUGHPUT:
-            continue
-        for gpus in case.points:
-            if gpus == case.calibrated_on:
-                continue
-            assumed = case.cluster.inter_gbps * case.cluster.network_efficiency
-            implied = implied_gbps(case, gpus)
-            text = EMPTY if implied is None else digits(implied)
-            rows.append(Row([case.title, str(gpus), digits(assumed), text]))
-    head = ("measurement", "GPUs", "Gbit/s reckoned with", "Gbit/s that would give the published value")
-    return Table("Validation: the deviation as a speed of the network", head, rows)
-
-
-def _stories() -> Table:
-    """The university's two stories at several speeds of its network, which no source names."""
-    rows = []
-    for speed in LINK_SPEEDS:
-        cells = [f"{speed:.0f} Gbit/s"]
-        for case in (UNIVERSITY_STEPS, UNIVERSITY_DAYS):
-            cluster = replace(case.cluster, inter_gbps=speed)
-            predictions = [point for point in points_of(case, cluster) if not point.calibrated]
-            cells += [off(point.deviation) for point in predictions]
-        rows.append(Row(cells))
-    head = ["network"]
-    for unit in (STEP, DAYS):
-        head += [f"{'step times' if unit == STEP else 'days'}, {gpus} GPUs" for gpus in (8, 16, 32)]
-    return Table("Validation: the university's step times or its days?", head, rows, notes=[_verdict()])
-
-
-def _verdict() -> str:
-    """The story that one network explains better: the one whose points imply nearly one speed."""
-    spreads = {}
-    for case in (UNIVERSITY_STEPS, UNIVERSITY_DAYS):
-        implied = [implied_gbps(case, gpus) for gpus in case.points if gpus != case.calibrated_on]
-        speeds = [speed for speed in implied if speed is not None]
-        spreads[case.unit] = (min(speeds), max(speeds))
-    ratios = {unit: high / low for unit, (low, high) in spreads.items()}
-    better, worse = sorted(ratios, key=lambda unit: ratios[unit])
-    names = {STEP: "step times", DAYS: "days"}
-    assert UNIVERSITY_DAYS.steps is not None
-    total = UNIVERSITY_STEPS.points[4] * UNIVERSITY_DAYS.steps[4] / DAY
-    return (
-        f"The two differ in the first row only: its step time times its steps is {total:.2f} days, not"
-        f" {UNIVERSITY_DAYS.points[4]:.2f}; on 8, 16 and 32 GPUs they agree within 4%. The {names[better]}"
-        f" fit one network better ({_range(spreads[better])}, a factor of {ratios[better]:.1f}) than the"
-        f" {names[worse]} ({_range(spreads[worse])}, a factor of {ratios[worse]:.1f}). A network faster than"
-        " 10 Gbit/s would speak for the step times on 8 and 16 GPUs. Its speed is not published, so this is"
-        " no proof."
-    )
-
-
-def _range(speeds: tuple[float, float]) -> str:
-    return f"{digits(speeds[0], 2)} to {digits(speeds[1], 2)} Gbit/s"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 from base.errors import InputError
 from base.json_files import read_json_object
@@ -138,19 +138,25 @@ def update_seconds(elements: int, memory_gbytes_s: float) -> float:
 MOST_BYTES = 1 << 30  # of a report.json that is read
 
 
-class Measured(NamedTuple):
-    """One worker's step. `compute_s`: of one pass, without the update; `sequences` and `length`: of one pass,
-    means. `what`: which launches it was taken from, for people."""
+class Step(NamedTuple):
+    """Step of one worker. `compute_s`: of a pass, without the update; `sequences` and `length`: of a pass,
+    means. `dtype`: of computing, None where it is not known. `what`: the source of the times, for people."""
 
-    bert: BertConfig
-    vocab_size: int
     compute_s: float
     optimizer_s: float
     sequences: float
     length: float
     accumulate: int
-    dtype: str
+    dtype: str | None
     what: str
+
+
+class Measured(NamedTuple):
+    """Model and step of the launches of a report."""
+
+    bert: BertConfig
+    vocab_size: int
+    step: Step
 
 
 def read_measured(path: str) -> Measured:
@@ -161,7 +167,7 @@ def read_measured(path: str) -> Measured:
     Raises:
         InputError: a file that is no report, or one without a good launch of one worker.
     """
-    report = _read(path)
+    report = read_json_object(path, MOST_BYTES, f"--measured {path}")
     try:
         records = [Record.from_json(each) for each in report["launches"]]
         facts = report["facts"]
@@ -186,9 +192,7 @@ def read_measured(path: str) -> Measured:
     if not (step_s > 0 and sequences > 0 and tokens > 0):
         raise InputError(f"--measured {path}: its steps of one worker have no time or no sequences")
     optimizer_s = _optimizer(alone, dtype, batch, step_s)
-    return Measured(
-        bert=bert,
-        vocab_size=vocab_size,
+    step = Step(
         compute_s=(step_s - optimizer_s) / accumulate,
         optimizer_s=optimizer_s,
         sequences=sequences / accumulate,
@@ -197,10 +201,7 @@ def read_measured(path: str) -> Measured:
         dtype=dtype,
         what=f"{path}: {bert.description}, one worker, {dtype}, batch size {batch}, {len(chosen)} launches",
     )
-
-
-def _read(path: str) -> Mapping[str, Any]:
-    return read_json_object(path, MOST_BYTES, f"--measured {path}")
+    return Measured(bert, vocab_size, step)
 
 
 def _median(launches: Sequence[Record], value: Any) -> float:

@@ -11,11 +11,11 @@ two launches may be apart.
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from comparison.backends import RINGS
-from comparison.campaign import Group, Setting
 from comparison.runs.record import Record
+from comparison.settings import Group, Setting
 
 # Greatest relative difference of two losses, by dtype; see `between_backends`.
 LOSS = {"float32": 1e-4, "bfloat16": 1e-3, "float16": 1e-3}
@@ -243,12 +243,12 @@ def differences(actual: Outcome, expected: Outcome, limits: Limits) -> list[Diff
     apart: list[Difference] = []
     for step in sorted(actual.curve.keys() | expected.curve.keys()):
         ours, theirs = actual.curve.get(step, {}), expected.curve.get(step, {})
-        close = _comparison(limits.at(step))
+        close = limits.at(step)
         for name in (*_WORK, LR, *_LOSSES, GRAD_NORM):
             one, other = ours.get(name), theirs.get(name)
             if one is None and other is None:
                 continue
-            if one is None or other is None or not close[name](one, other):
+            if one is None or other is None or not _is_close(name, one, other, close):
                 apart.append(Difference(step, name, one, other))
     if limits.same_bits and actual.params_sha256 != expected.params_sha256:
         last = max([*actual.curve, *expected.curve], default=0)
@@ -268,6 +268,7 @@ def judge(
         records: backend -> its launches without failure, at least one.
         facts: as for `comparison.runs.agreement.between_repeats`.
     """
+    # Repeats of a backend with its first launch; those that differ are wrong and have no vote.
     judged: dict[str, Judgement] = {}
     outcomes = {backend: outcome(launches[0]) for backend, launches in records.items()}
     for backend, launches in records.items():
@@ -279,6 +280,7 @@ def judge(
                 short = f"repeats differ in {_kinds(apart)}"
                 judged[backend] = Judgement(WRONG, f"wrong: {short} {where}", short)
                 break
+    # Then the backends with each other: whoever agrees with a strict majority is right.
     voters = [backend for backend in records if backend not in judged]
     limits = between_backends(group, facts)
     apart_from = {
@@ -291,26 +293,19 @@ def judge(
         if 2 * sum(not apart for apart in apart_from[backend].values()) > len(voters)
     ]
     for backend in voters:
-        judged[backend] = _verdict(backend, apart_from[backend], right)
+        if len(voters) == 1 or backend in right:
+            judged[backend] = Judgement(UNCONFIRMED if len(voters) == 1 else CONFIRMED)
+            continue
+        # The earliest difference, from those that are right if any are.
+        against = [apart_from[backend][other] for other in right or voters if apart_from[backend][other]]
+        apart = min(against, key=lambda each: each[0].step)
+        short = f"{_kinds(apart)} differ"
+        reason = f"wrong: {short} (first {apart[0]})"
+        if not right:
+            count = {2: "two", 3: "three", 4: "four"}.get(len(voters), str(len(voters)))
+            reason = f"{short} (first {apart[0]}); which is right cannot be told from {count}"
+        judged[backend] = Judgement(WRONG if right else UNDECIDED, reason, short)
     return {backend: judged[backend] for backend in records}
-
-
-def _verdict(backend: str, apart_from: Mapping[str, list[Difference]], right: Sequence[str]) -> Judgement:
-    """`apart_from`: voter, itself included -> in what the backend differs from it."""
-    if len(apart_from) == 1:
-        return Judgement(UNCONFIRMED)
-    if backend in right:
-        return Judgement(CONFIRMED)
-    others = [apart for other, apart in apart_from.items() if apart and (other in right or not right)]
-    apart = min(others, key=lambda each: each[0].step)
-    short = f"{_kinds(apart)} differ"
-    if right:
-        return Judgement(WRONG, f"wrong: {short} (first {apart[0]})", short)
-    voters = len(apart_from)
-    count = {2: "two", 3: "three", 4: "four"}.get(voters, str(voters))
-    return Judgement(
-        UNDECIDED, f"{short} (first {apart[0]}); which is right cannot be told from {count}", short
-    )
 
 
 def greatest_difference(outcomes: Iterable[Outcome]) -> dict[str, float]:
@@ -330,18 +325,15 @@ def greatest_difference(outcomes: Iterable[Outcome]) -> dict[str, float]:
     return worst
 
 
-def _comparison(limits: Limits) -> dict[str, Callable[[float, float], bool]]:
-    """Figure -> whether two values of it count as the same."""
-
-    def within(limit: float, floor: float = 0.0) -> Callable[[float, float], bool]:
-        return lambda one, other: abs(one - other) <= limit * max(abs(one), abs(other), floor)
-
-    return {
-        **dict.fromkeys(_WORK, within(WORK_TOLERANCE)),
-        LR: within(0.0),  # every backend's ranks compute it from the same options
-        **dict.fromkeys(_LOSSES, within(limits.loss, FLOOR_NATS)),
-        GRAD_NORM: within(limits.grad_norm),
-    }
+def _is_close(name: str, one: float, other: float, limits: Limits) -> bool:
+    """Whether two values of a figure count as the same. Learning rates must be equal: every backend's ranks
+    compute them from the same options."""
+    limit, floor = {GRAD_NORM: limits.grad_norm, LR: 0.0}.get(name, limits.loss), 0.0
+    if name in _WORK:
+        limit = WORK_TOLERANCE
+    elif name in _LOSSES:
+        floor = FLOOR_NATS
+    return abs(one - other) <= limit * max(abs(one), abs(other), floor)
 
 
 def _kinds(apart: Sequence[Difference]) -> str:

@@ -6,26 +6,17 @@ It reads in the order of a comparison.
 from __future__ import annotations
 
 import statistics
-import sys
 from datetime import datetime, timezone
-from typing import Mapping, NamedTuple, Sequence
+from typing import Sequence
 
 from base import machine
 from base.errors import InputError
 from base.progress import Printed
 from comparison.backends import BACKENDS, ROOT, environment
-from comparison.campaign import (
-    Setting,
-    Store,
-    begin_progress,
-    left_in_words,
-    order_of_repeat,
-    seconds_left,
-    versions,
-    what_counts,
-)
+from comparison.campaign import Campaign, Said, Store, versions, what_counts
 from comparison.launch import launch, reason_of_exit
 from comparison.options import RunsOptions
+from comparison.report import Report
 from comparison.runs import agreement
 from comparison.runs.launches import (
     Training,
@@ -38,27 +29,14 @@ from comparison.runs.launches import (
     save,
 )
 from comparison.runs.record import LOG, PROFILED, TIMED, Record, Work, read_run
-from comparison.runs.report import Report, write_report
+from comparison.runs.report import report_of
 from comparison.runs.results import FAILED, NOT_RUN
-from comparison.wording import beside
+from comparison.settings import order_of_repeat
 
 FUSION = "HOROVOD_FUSION_THRESHOLD"  # bytes; on CPUs the training scripts set 0 where it is not set
 MOST_FAILURES = 2  # of a setting: it is not launched again
-BAD = (
-    FAILED,
-    NOT_RUN,
-    agreement.WRONG,
-    agreement.UNDECIDED,
-)  # kinds of results; out of memory is none of them
-
-
-class Comparison(NamedTuple):
-    """All that the launches need. `works`: the launches in their order."""
-
-    options: RunsOptions
-    training: Training
-    works: Sequence[Work]
-    store: Store
+# Kinds of results; running out of memory is none of them.
+BAD = (FAILED, NOT_RUN, agreement.WRONG, agreement.UNDECIDED)
 
 
 def compare_runs(options: RunsOptions) -> int:
@@ -71,171 +49,131 @@ def compare_runs(options: RunsOptions) -> int:
         InputError: before any work.
         KeyboardInterrupt: after the partial report has been written.
     """
-    options.campaign.warn_of_few_repeats()
-    output = options.campaign.output
+    options.warn_of_few_repeats()
     try:
-        with Store(output) as store:
-            return _compare_in(store, options)
+        with Store(options.output) as store:
+            training = plan_training(options)
+            axes = {
+                "--backends": list(options.backends),
+                "--workers": options.workers,
+                "--dtypes": options.dtypes,
+                "--batch_sizes": options.batch_sizes,
+                "--seed": options.seed,
+                "--profiles": options.profiles,
+            }
+            facts = {**axes, **training.facts, **identity(training, store.directory)}
+            store.agree_on(what_counts(facts, options.cluster), options.repeats)
+            works = works_of(options)
+            made = finished(store, works)
+            if options.retry_failed:
+                made = {work: record for work, record in made.items() if not record.failure}
+            return 0 if Runs(options, training, store, works, made).run(store.directory) else 1
     except OSError as error:  # a full disk, a file system that has gone
-        raise InputError(f"--output {output}: {error.filename}: {error.strerror}") from error
-
-
-def _compare_in(store: Store, options: RunsOptions) -> int:
-    campaign = options.campaign
-    training = plan_training(options.trained, options.settings, options.steps, campaign.seed, campaign.output)
-    axes = {
-        "--backends": list(campaign.backends),
-        "--workers": campaign.workers,
-        "--dtypes": options.dtypes,
-        "--batch_sizes": options.batch_sizes,
-    }
-    own = {"--seed": campaign.seed, "--profiles": options.profiles}
-    facts = {**own, **training.facts, **identity(training, store.directory)}
-    store.agree_on(what_counts(facts, axes, campaign.cluster), campaign.repeats)
-    comparison = Comparison(options, training, works_of(options), store)
-    made = finished(store, comparison.works)
-    if campaign.retry_failed:
-        made = {work: record for work, record in made.items() if not record.failure}
-    try:
-        _launch_all(comparison, made)
-    except KeyboardInterrupt:
-        _report(comparison, made, complete=False)
-        print("interrupted; the same command continues", file=sys.stderr, flush=True)
-        raise
-    report = _report(comparison, made, complete=True)
-    return 1 if any(result.kind in BAD for result in report.results.results) else 0
+        raise InputError(f"--output {options.output}: {error.filename}: {error.strerror}") from error
 
 
 def works_of(options: RunsOptions) -> list[Work]:
     """A profile of each setting first, which shows early what does not run at all; the others between the
     repeats, so that one slow minute does not meet two profiles of a setting."""
-    profiles, repeats = options.profiles, options.campaign.repeats
-    rounds = [
-        (kind, number)
+    profiles, repeats = options.profiles, options.repeats
+    return [
+        Work(setting, kind, number)
         for number in range(max(profiles, repeats))
         for kind, count in ((PROFILED, profiles), (TIMED, repeats))
         if number < count
-    ]
-    return [
-        Work(setting, kind, number)
-        for kind, number in rounds
-        for setting in order_of_repeat(options.settings, number, options.campaign.seed)
+        for setting in order_of_repeat(options.settings, number, options.seed)
     ]
 
 
-def _launch_all(comparison: Comparison, made: dict[Work, Record]) -> None:
-    """Makes the launches that `made` does not have, and adds them."""
-    works = comparison.works
-    progress = begin_progress(len(works), len(made))
-    try:
-        if len(made) < len(works):
-            progress.note(
-                f"{len(works)} launches for {len(comparison.options.settings)} settings, {len(made)} of them"
-                f" made before, in {comparison.store.directory}"
-            )
-            _prepare(comparison, progress)
-        for index, work in enumerate(works):
-            if work in made or _hopeless(made, work.setting):
-                continue
-            progress.start(str(work))
-            record = _launch(comparison, work)
-            made[work] = record
-            todo = [each for each in works[index + 1 :] if each not in made]
-            still = [each for each in todo if not _hopeless(made, each.setting)]
-            left = left_in_words(time_left(still, made))
-            left += beside(record.others)
-            progress.finish(str(work), _result(record), left, failed=bool(record.failure))
-            if record.failure and _hopeless(made, work.setting):
-                _leave_out(progress, work.setting, sum(each.setting == work.setting for each in todo))
-    finally:
-        progress.end()
+class Runs(Campaign[Work, Record]):
+    """Training runs: timed ones and profiled ones."""
 
+    alike = (lambda work: (work.setting, work.kind), lambda work: (work.setting.workers, work.kind))
 
-def _leave_out(progress: Printed, setting: Setting, number: int) -> None:
-    """Notes that so many launches of a setting will not be made."""
-    progress.skip(number)
-    if number:
-        progress.note(f"{setting.name} has failed too often: {number} more launches of it are left out")
+    def __init__(
+        self,
+        options: RunsOptions,
+        training: Training,
+        store: Store,
+        works: Sequence[Work],
+        made: dict[Work, Record],
+    ):
+        super().__init__(store, works, made)
+        self.options, self.training = options, training
 
+    def title(self, work: Work) -> str:
+        return str(work)
 
-def _hopeless(made: Mapping[Work, Record], setting: Setting) -> bool:
-    """True for a setting that has failed so often that it is not launched again."""
-    failures = sum(work.setting == setting and bool(record.failure) for work, record in made.items())
-    return failures >= MOST_FAILURES
+    def seconds(self, record: Record) -> float:
+        return record.seconds
 
+    def prepare(self, progress: Printed) -> None:
+        """Tokenizes or converts the data, unless a call before this one has, in the same place: what the
+        cache knows of files does not hold for a copy. Raises InputError when that fails."""
+        progress.note(
+            f"{len(self.works)} launches for {len(self.options.settings)} settings, {len(self.made)} of them"
+            f" made before, in {self.store.directory}"
+        )
+        directory = self.store.directory / "preparation"
+        done, log = directory / "done", directory / LOG
+        command = self.training.preparation(self.options.settings[0], directory)
+        if command is None or (done.exists() and done.read_text("utf-8") == str(directory)):
+            return
+        progress.note("preparing the data")
+        directory.mkdir(exist_ok=True)
+        ended = launch(command, environment(BACKENDS["hvd_mpi"]), log, limit_s=float("inf"))
+        remove_checkpoints(directory)
+        if ended.returncode:
+            reason, _ = reason_of_exit(ended, log.read_text(encoding="utf-8", errors="replace"))
+            raise InputError(f"the data cannot be prepared: {reason}; see {log}")
+        done.write_text(str(directory), "utf-8")
 
-def time_left(todo: Sequence[Work], made: Mapping[Work, Record]) -> float:
-    """Seconds that the launches to come will take, by those of their setting, or else of as many workers."""
-    seconds = {work: record.seconds for work, record in made.items()}
-    kinds = (lambda work: (work.setting, work.kind), lambda work: (work.setting.workers, work.kind))
-    return seconds_left(todo, seconds, kinds)
+    def will_run(self, work: Work) -> bool:
+        """False for a setting that has failed so often that it is not launched again."""
+        own = [record for other, record in self.made.items() if other.setting == work.setting]
+        return sum(bool(record.failure) for record in own) < MOST_FAILURES
 
+    def launch(self, work: Work) -> Said:
+        options, training = self.options, self.training
+        backend = options.backends[work.setting.backend]
+        directory = make_directory(self.store, work)
+        command = training.command(work, backend, options.cluster, directory)
+        begun = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        variables = environment(backend, cluster=options.cluster)
+        launched = launch(command, variables, directory / LOG, options.time_limit, backend.script)
+        steps = training.steps_of(work)
+        keep_outcome(directory, steps.total)
+        record = self.made[work] = read_run(work, steps, launched, directory, command, begun)
+        save(self.store, record)
+        text = record.failure or f"done in {record.seconds:.0f} s"
+        if work.kind == TIMED and not record.failure:
+            text = f"{statistics.median(interval.step_s for interval in record.intervals):.3g} s/step"
+        return Said(text, record.others, bool(record.failure))
 
-def _result(record: Record) -> str:
-    if record.failure:
-        return record.failure
-    if record.kind == PROFILED:
-        return f"done in {record.seconds:.0f} s"
-    step = statistics.median(interval.step_s for interval in record.intervals)
-    return f"{step:.3g} s/step"
+    def after(self, progress: Printed, work: Work) -> None:
+        """Notes how many launches of a setting will not be made."""
+        if self.will_run(work):
+            return
+        number = sum(each.setting == work.setting and each not in self.made for each in self.works)
+        progress.skip(number)
+        if number:
+            text = f"has failed too often: {number} more launches of it are left out"
+            progress.note(f"{work.setting.name} {text}")
 
-
-def _prepare(comparison: Comparison, progress: Printed) -> None:
-    """Tokenizes or converts the data, unless a call before this one has, in the same place: what the cache
-    knows of files does not hold for a copy. Raises InputError when that fails."""
-    directory = comparison.store.directory / "preparation"
-    done = directory / "done"
-    command = comparison.training.preparation(comparison.options.settings[0], directory)
-    if command is None or (done.exists() and done.read_text("utf-8") == str(directory)):
-        return
-    progress.note("preparing the data")
-    directory.mkdir(exist_ok=True)
-    log = directory / LOG
-    ended = launch(command, environment(BACKENDS["hvd_mpi"]), log, limit_s=float("inf"))
-    remove_checkpoints(directory)
-    if ended.returncode:
-        reason, _ = reason_of_exit(ended, log.read_text(encoding="utf-8", errors="replace"))
-        raise InputError(f"the data cannot be prepared: {reason}; see {log}")
-    done.write_text(str(directory), "utf-8")
-
-
-def _launch(comparison: Comparison, work: Work) -> Record:
-    """One launch, kept in the store."""
-    campaign, training = comparison.options.campaign, comparison.training
-    backend = campaign.backends[work.setting.backend]
-    directory = make_directory(comparison.store, work)
-    command = training.command(work, backend, campaign.cluster, directory)
-    begun = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    variables = environment(backend, cluster=campaign.cluster)
-    launched = launch(command, variables, directory / LOG, campaign.time_limit, backend.script)
-    steps = training.steps_of(work)
-    keep_outcome(directory, steps.total)
-    record = read_run(work, steps, launched, directory, command, begun)
-    save(comparison.store, record)
-    return record
-
-
-def _report(comparison: Comparison, made: Mapping[Work, Record], complete: bool) -> Report:
-    """Writes and prints it."""
-    options = comparison.options
-    campaign = options.campaign
-    facts = {
-        "machine": machine.describe(ROOT),
-        "versions": versions(),
-        "options": campaign.given,
-        **comparison.training.facts,
-        "confidence": campaign.confidence,
-        "gpus": campaign.gpus,
-        "fused": environment(BACKENDS["hvd_mpi"], cluster=campaign.cluster).get(FUSION, "0") != "0",
-        "price_per_hour": options.price_per_hour,
-        "gpus_per_instance": options.gpus_per_instance,
-        "command": campaign.command,
-        "titles": campaign.titles(),
-    }
-    records = [made[work] for work in comparison.works if work in made]
-    report = write_report(
-        comparison.store.directory, facts, records, options.settings, campaign.repeats, complete
-    )
-    print(report.terminal)
-    print("\n".join(map(str, report.paths)), flush=True)
-    return report
+    def report_of(self, records: Sequence[Record], complete: bool) -> tuple[Report, bool]:
+        options = self.options
+        facts = {
+            "machine": machine.describe(ROOT),
+            "versions": versions(),
+            "options": options.given,
+            **self.training.facts,
+            "confidence": options.confidence,
+            "gpus": options.gpus,
+            "fused": environment(BACKENDS["hvd_mpi"], cluster=options.cluster).get(FUSION, "0") != "0",
+            "price_per_hour": options.price_per_hour,
+            "gpus_per_instance": options.gpus_per_instance,
+            "command": options.command,
+            "titles": options.titles(),
+        }
+        report, results = report_of(facts, records, options.settings, options.repeats, complete)
+        return report, not any(result.kind in BAD for result in results.results)

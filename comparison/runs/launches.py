@@ -11,14 +11,16 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple, Sequence
+from types import MappingProxyType
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from base.errors import InputError
 from base.files import sha256_of
 from comparison.backends import BACKENDS, Backend, Cluster, launch_words
-from comparison.campaign import LAUNCHES, Setting, Store
-from comparison.options import EMBEDDED_LENGTH, EMBEDDED_MODEL, Trained
+from comparison.campaign import LAUNCHES, Store
+from comparison.options import EMBEDDED_LENGTH, EMBEDDED_MODEL, RunsOptions
 from comparison.runs.record import METRICS, PROFILED, TIMED, TRACE, Record, Steps, Work
+from comparison.settings import Setting
 from data import embedded
 from training.checkpoint import manifest_name
 from training.config import run_config
@@ -52,24 +54,24 @@ class Training(NamedTuple):
     words: tuple[str, ...]
     steps: Steps
     seed: int
-    facts: dict[str, Any]
-    prepares: bool
-    pretrained: bool
-    files: tuple[Path, ...]
+    facts: Mapping[str, Any] = MappingProxyType({})
+    prepares: bool = False
+    pretrained: bool = False
+    files: tuple[Path, ...] = ()
 
     def command(
         self, work: Work, backend: Backend, cluster: Cluster | None, directory: Path
     ) -> tuple[str, ...]:
         """All words of a launch. `directory` exists."""
         words = launch_words(backend, work.setting.workers, cluster, directory)
-        return (*words, sys.executable, str(backend.script), *self._script_words(work, directory))
+        return (*words, sys.executable, str(backend.script), *self.script_words(work, directory))
 
     def preparation(self, setting: Setting, directory: Path) -> list[str] | None:
         """The command that tokenizes or converts the data once, by taking a step with it; None where there
         is nothing to do. Then no launch begins later than another because it had to."""
         if not self.prepares:
             return None
-        words = self._script_words(Work(setting, TIMED, 0), directory)
+        words = self.script_words(Work(setting, TIMED, 0), directory)
         changes = ["--num_steps", "1"]  # of two the later one counts
         if not self.pretrained and "--model" in words:
             changes += ["--model", "bert_1_32_2"]
@@ -78,59 +80,59 @@ class Training(NamedTuple):
     def steps_of(self, work: Work) -> Steps:
         return Steps(LAST, 0, LAST) if work.kind == PROFILED else self.steps
 
-    def _script_words(self, work: Work, directory: Path) -> list[str]:
-        return _script_words(self.words, self.steps, self.seed, work, directory)
+    def script_words(self, work: Work, directory: Path) -> list[str]:
+        """The script's options for a launch that leaves its files in `directory`."""
+        total, _, interval = self.steps_of(work)
+        profile = ["--profile", str(directory / TRACE)] if work.kind == PROFILED else []
+        _, _, dtype, batch_size = work.setting
+        return [
+            *self.words,
+            *("--dtype", dtype, "--batch_size", str(batch_size)),
+            *("--num_steps", str(total), "--log_interval", str(interval), "--ckpt_interval", str(total)),
+            *("--seed", str(self.seed), "--progress", "lines", "--ckpt_dir", str(directory / _CKPT)),
+            *profile,
+        ]
 
 
-def plan_training(
-    trained: Trained, settings: Sequence[Setting], steps: Steps, seed: int, output: str
-) -> Training:
+def plan_training(options: RunsOptions) -> Training:
     """Settles what is trained, and checks it with the training scripts' own rules for every setting. Builds
-    the embedded text under `output` where no data is named.
+    the embedded text under --output where no data is named.
 
     Raises:
         InputError: an option, or a file, that the scripts would reject.
     """
-    directory = Path(output).resolve()
-    words = _shared_words(trained, directory)
-    parsed = [
-        parse_script_options(
-            _script_words(words, steps, seed, Work(setting, TIMED, 0), directory / "none"), ""
-        )
-        for setting in settings
-    ]
-    options = parsed[0]
-    config = run_config(options)
+    directory, steps = Path(options.output).resolve(), options.lines
+    training = Training(_shared_words(options, directory), steps, options.seed)
+    works = [Work(setting, TIMED, 0) for setting in options.settings]
+    script, *_ = [parse_script_options(training.script_words(work, directory / "none"), "") for work in works]
+    config = run_config(script)
     inputs = check_inputs(config)
-    vocabularies = [each for each in (options.vocab, options.sentencepiece) if each]
-    return Training(
-        words=words,
-        steps=steps,
-        seed=seed,
+    vocabularies = [each for each in (script.vocab, script.sentencepiece) if each]
+    return training._replace(
         facts={
             **config.model.bert.facts(),
             "vocab_size": inputs.vocab_size,
             "max_seq_length": inputs.max_seq_length,
-            "use_avg_len": options.use_avg_len,
-            "accumulate": options.accumulate,
-            "compression": options.compression,
+            "use_avg_len": script.use_avg_len,
+            "accumulate": script.accumulate,
+            "compression": script.compression,
             "num_steps": steps.total,
             "warmup_steps": steps.warm_up,
             "log_interval": steps.interval,
         },
-        prepares=not options.dummy_data_len and inputs.train.kind in ("text", "instances"),
-        pretrained=bool(options.pretrained),
+        prepares=not script.dummy_data_len and inputs.train.kind in ("text", "instances"),
+        pretrained=bool(script.pretrained),
         files=tuple(map(Path, (*inputs.train.paths, *vocabularies))),
     )
 
 
-def _shared_words(trained: Trained, output: Path) -> tuple[str, ...]:
+def _shared_words(options: RunsOptions, output: Path) -> tuple[str, ...]:
     """Options of the scripts that all launches have."""
-    _check_script_args(trained.script_args)
-    given = {word.partition("=")[0] for word in trained.script_args if word.startswith("--")}
-    words = list(trained.script_args)
-    own: dict[str, Any] = {flag: getattr(trained, flag[2:]) for flag in _OWN}
-    if trained.data is None and "--dummy_data_len" not in given:
+    _check_script_args(options.script_args)
+    given = {word.partition("=")[0] for word in options.script_args if word.startswith("--")}
+    words = list(options.script_args)
+    own: dict[str, Any] = {flag: getattr(options, flag[2:]) for flag in _OWN}
+    if options.data is None and "--dummy_data_len" not in given:
         for flag in ("--raw", "--vocab"):
             if own[flag]:
                 raise InputError(f"{flag}: is for --data, which was left out")
@@ -152,23 +154,6 @@ def _shared_words(trained: Trained, output: Path) -> tuple[str, ...]:
     if "--cache_dir" not in given:
         words += ["--cache_dir", str(output / "tokens")]
     return tuple(words)
-
-
-def _script_words(shared: Sequence[str], steps: Steps, seed: int, work: Work, directory: Path) -> list[str]:
-    """The script's options for a launch that leaves its files in `directory`."""
-    total, interval = steps.total, steps.interval
-    profile: list[str] = []
-    if work.kind == PROFILED:
-        total = interval = LAST
-        profile = ["--profile", str(directory / TRACE)]
-    _, _, dtype, batch_size = work.setting
-    return [
-        *shared,
-        *("--dtype", dtype, "--batch_size", str(batch_size)),
-        *("--num_steps", str(total), "--log_interval", str(interval), "--ckpt_interval", str(total)),
-        *("--seed", str(seed), "--progress", "lines", "--ckpt_dir", str(directory / _CKPT)),
-        *profile,
-    ]
 
 
 def _check_script_args(words: Sequence[str]) -> None:
@@ -231,7 +216,7 @@ def remove_checkpoints(directory: Path) -> None:
 
 def save(store: Store, record: Record) -> None:
     work = Work(record.setting, record.kind, record.repeat)
-    store.save(f"{path_of(work)}/{RECORD}", record.to_json())
+    store.save(f"{path_of(work)}/{RECORD}", record)
 
 
 def finished(store: Store, works: Sequence[Work]) -> dict[Work, Record]:

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import math
 import statistics
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
 from base.quantities import digits, percent
-from comparison.campaign import Group, Setting
 from comparison.canvas import (
     ALARM,
     colour,
     grid,
     ideal_style,
+    legend_below,
     line_style,
     name_backends,
     new_figure,
     plain,
-    save,
     thousands,
     whiskers,
 )
 from comparison.runs import agreement
 from comparison.runs.results import Breakdown, Figures, Results
 from comparison.runs.sections import short_reason
+from comparison.settings import Group, Setting
 from comparison.wording import batch_unit, group_words, share_with_extremes, title_of
 from training.profiling.breakdown import EXPOSED, IDLE, PYTHON
 from training.profiling.kinds import ATTENTION, COMMUNICATION, KINDS, OPTIMIZER, PRODUCTS
@@ -37,19 +36,14 @@ if TYPE_CHECKING:
 THROUGHPUT, SCALING, BREAKDOWN, LOSSES = "throughput.png", "scaling.png", "breakdown.png", "losses.png"
 
 
-def draw_all(directory: Path, results: Results, facts: Mapping[str, Any]) -> list[str]:
-    """The names of the plots written; one for which there is nothing to show is left out. OSError when a file
-    cannot be written."""
-    drawn = {
+def draw_all(results: Results, facts: Mapping[str, Any]) -> dict[str, Figure | None]:
+    """Names of the plots -> their figures, None for one for which there is nothing to show."""
+    return {
         THROUGHPUT: _throughput(results, facts),
         SCALING: _scaling(results, facts),
         BREAKDOWN: breakdown_figure(results, facts),
         LOSSES: _losses(results, facts),
     }
-    for name, figure in drawn.items():
-        if figure is not None:
-            save(figure, directory / name, facts.get("busy", ""))
-    return [name for name, figure in drawn.items() if figure is not None]
 
 
 def _throughput(results: Results, facts: Mapping[str, Any]) -> Figure | None:
@@ -132,7 +126,8 @@ def _scaling(results: Results, facts: Mapping[str, Any]) -> Figure | None:
 
 
 def _losses(results: Results, facts: Mapping[str, Any]) -> Figure | None:
-    groups = [group for group, members in results.groups().items() if _with_curve(results, members)]
+    known = [each.setting for each in results.results if each.setting in results.curves]
+    groups = list(dict.fromkeys(setting.group for setting in known))
     if not groups:
         return None
     backends = _axes_of(results)[2]
@@ -168,19 +163,12 @@ def _losses(results: Results, facts: Mapping[str, Any]) -> Figure | None:
     return figure
 
 
-def _with_curve(results: Results, members: Sequence[Any]) -> bool:
-    return any(each.setting in results.curves for each in members)
-
-
 def _axes_of(results: Results) -> tuple[list[tuple[str, int]], list[int], list[str]]:
     """Panels (dtype, batch size), workers in rising order, backends in the order given."""
     settings = [each.setting for each in results.results]
     panels = list(dict.fromkeys((each.dtype, each.batch_size) for each in settings))
-    return (
-        panels,
-        sorted({each.workers for each in settings}),
-        list(dict.fromkeys(s.backend for s in settings)),
-    )
+    backends = list(dict.fromkeys(each.backend for each in settings))
+    return panels, sorted({each.workers for each in settings}), backends
 
 
 def _by_workers(results: Results, backend: str, dtype: str, batch_size: int) -> dict[int, Figures]:
@@ -262,7 +250,7 @@ def breakdown_figure(results: Results, facts: Mapping[str, Any]) -> Figure | Non
     medians = f"median of {most} profiled launches, whiskers from the fastest to the slowest"
     axes.set(title=f"A step of rank 0: {medians if most > 1 else 'one profiled launch'}", xlabel="ms a step")
     plain(axes, "x")
-    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    legend_below(figure, axes, 3)
     return figure
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from base.errors import InputError
 from base.json_files import read_json_lines
-from comparison.campaign import Setting
 from comparison.launch import Launched, reason_of_exit
+from comparison.settings import Setting
 from training.checkpoint import PARAMS, read_manifest
 from training.profiling.breakdown import break_down
 from training.profiling.trace import read_trace
@@ -100,17 +100,9 @@ class Record:
     command: tuple[str, ...] = ()
     begun: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            **asdict(self),
-            "setting": self.setting._asdict(),
-            "warm_up": [each._asdict() for each in self.warm_up],
-            "intervals": [each._asdict() for each in self.intervals],
-        }
-
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Record:
-        """Raises KeyError or TypeError for what `to_json` has not made."""
+        """A record from what `comparison.report.plain` makes of one. Raises KeyError or TypeError."""
         return cls(
             **{
                 **values,

@@ -5,53 +5,31 @@ report.md has the summary first, then tables, plots, the rule of verdicts, and w
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import shlex
-from pathlib import Path
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, Sequence
 
 from base.tables import Table
-from comparison.campaign import Group, Setting
+from comparison.report import Part, Report, busy_mark, marked, with_others
 from comparison.runs import agreement, plots, sections
 from comparison.runs.agreement import compared
 from comparison.runs.record import TIMED, Record
-from comparison.runs.results import FAILED, NOT_RUN, OUT_OF_MEMORY, Figures, Result, Results, gather
+from comparison.runs.results import FAILED, NOT_RUN, OUT_OF_MEMORY, Result, Results, gather
+from comparison.settings import Group, Setting
 from comparison.verdicts import DIFFERENT, FEWEST_REPEATS, NOT_SHOWN, TOO_FEW, Pair, rule
-from comparison.wording import (
-    Part,
-    as_markdown,
-    as_terminal,
-    batch_unit,
-    busy_mark,
-    group_words,
-    marked,
-    title_of,
-    with_others,
-    write_files,
-)
+from comparison.wording import batch_unit, group_words, title_of
 
-REPORT_MD, REPORT_JSON = "report.md", "report.json"
+NAME = "report"  # of the files
 SCHEMA = 2  # of report.json; it grows where the meaning of a field changes
 
 
-class Report(NamedTuple):
-    """`terminal`: the tables and, at their end, the summary. `paths`: the files written."""
-
-    terminal: str
-    paths: Sequence[Path]
-    results: Results
-
-
-def write_report(
-    directory: Path,
+def report_of(
     facts: Mapping[str, Any],
     records: Sequence[Record],
     planned: Sequence[Setting],
     repeats: int,
     complete: bool,
-) -> Report:
-    """Write report.md, report.json and plots into `directory`; each appears whole or not at all.
+) -> tuple[Report, Results]:
+    """The report of the launches so far, and the results that it is about.
 
     Args:
         facts: JSON-able. machine (of `base.machine.describe`), versions, options, model, vocab_size,
@@ -62,23 +40,45 @@ def write_report(
         planned: the settings in the order of the tables.
         repeats: timed launches planned for each.
         complete: False for a report in between.
-
-    Raises:
-        OSError: a file cannot be written.
     """
     shares = [each.others for each in records if each.others is not None and not each.failure]
     facts = {**facts, "busy": busy_mark(shares)}
     results = gather(facts, records, planned)
-    drawn = plots.draw_all(directory, results, facts)
+    pictures = plots.draw_all(results, facts)
     state = _state(records, planned, repeats, complete)
-    tables = _tables(results, facts, repeats)
+    tables = marked(
+        [
+            sections.speed(results, facts, repeats),
+            sections.pairs(results, facts),
+            sections.communication(results, facts),
+            sections.resources(results, facts),
+            sections.scaling(results, facts),
+            sections.to_finish(results, facts),
+        ],
+        facts["busy"],
+    )
     first = with_others([*state, *summary(results, facts)], shares)
-    text = document(first, tables, drawn, results, facts, repeats)
-    values = _content(first, results, facts, records, repeats, complete)
-    write_files(directory, {REPORT_MD: text, REPORT_JSON: values})
-    shown = as_terminal([*tables, "\n".join(first)])
-    paths = [directory / name for name in (REPORT_MD, REPORT_JSON, *drawn)]
-    return Report(shown + "\n", paths, results)
+    # `launches` are the raw samples; seconds, bytes, nats.
+    content = {
+        "schema": SCHEMA,
+        "complete": complete,
+        "repeats": repeats,
+        "summary": first,
+        "rule": rule(facts["confidence"]),
+        "facts": facts,
+        "planned": planned,
+        "results": results.results,
+        "pairs": results.pairs,
+        "compared": compared(planned, facts),
+        "greatest_relative_difference": [
+            {**group._asdict(), **greatest} for group, greatest in results.greatest_difference.items()
+        ],
+        "launches": records,
+    }
+    drawn = [name for name, figure in pictures.items() if figure]
+    document = _document(first, tables, drawn, results, facts, repeats)
+    shown: list[Part] = [*tables, "\n".join(first) + "\n"]
+    return Report(NAME, document, content, pictures, shown, facts["busy"]), results
 
 
 def _state(records: Sequence[Record], planned: Sequence[Setting], repeats: int, complete: bool) -> list[str]:
@@ -94,83 +94,6 @@ def _state(records: Sequence[Record], planned: Sequence[Setting], repeats: int, 
     if repeats < FEWEST_REPEATS:
         sentences.append(f"Too few repeats for verdicts: {repeats}; it takes {FEWEST_REPEATS}.")
     return sentences
-
-
-def _tables(results: Results, facts: Mapping[str, Any], repeats: int) -> list[Table]:
-    tables = [
-        sections.speed(results, facts, repeats),
-        sections.pairs(results, facts),
-        sections.communication(results, facts),
-        sections.resources(results, facts),
-        sections.scaling(results, facts),
-        sections.to_finish(results, facts),
-    ]
-    return [marked(each, facts["busy"]) for each in tables if each is not None]
-
-
-def _content(
-    first: Sequence[str],
-    results: Results,
-    facts: Mapping[str, Any],
-    records: Sequence[Record],
-    repeats: int,
-    complete: bool,
-) -> dict[str, Any]:
-    """Everything that was measured and what follows from it, for `json.dumps`, without NaN. `launches` are
-    the raw samples; seconds, bytes, nats."""
-    planned = [each.setting for each in results.results]
-    return _plain(
-        {
-            "schema": SCHEMA,
-            "complete": complete,
-            "repeats": repeats,
-            "summary": list(first),
-            "rule": rule(facts["confidence"]),
-            "facts": dict(facts),
-            "planned": planned,
-            "results": [_result(each) for each in results.results],
-            "pairs": [_pair(each) for each in results.pairs],
-            "compared": compared(planned, facts),
-            "greatest_relative_difference": [
-                {**group._asdict(), **greatest} for group, greatest in results.greatest_difference.items()
-            ],
-            "launches": [each.to_json() for each in records],
-        }
-    )
-
-
-def _result(result: Result) -> dict[str, Any]:
-    fields = {name: value for name, value in vars(result).items() if name != "figures"}
-    return {**fields, "figures": _figures(result.figures) if result.figures else None}
-
-
-def _figures(figures: Figures) -> dict[str, Any]:
-    """Their fields, and properties of those; each launch's own breakdown is in `launches`."""
-    values = dict(vars(figures))
-    if figures.scaling:
-        values["scaling"] = {**figures.scaling._asdict(), "efficiency": figures.scaling.efficiency}
-    if figures.finish:
-        values["finish"] = {**figures.finish._asdict(), "seconds": figures.finish.seconds}
-    return values
-
-
-def _pair(pair: Pair) -> dict[str, Any]:
-    return {**pair._asdict(), "faster": pair.faster}
-
-
-def _plain(value: Any) -> Any:
-    """Named tuples become objects; what is not finite, null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if dataclasses.is_dataclass(value):
-        return _plain(vars(value))
-    if hasattr(value, "_asdict"):
-        return _plain(value._asdict())
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    return value if value is None or isinstance(value, (str, int)) else str(value)  # a Path, say
 
 
 _FEW = 2  # so many settings are named one by one
@@ -194,24 +117,17 @@ def _verdicts(pairs: Sequence[Pair], facts: Mapping[str, Any]) -> list[str]:
     by_names: dict[tuple[str, str], list[Pair]] = {}
     for each in pairs:
         by_names.setdefault((each.first, each.second), []).append(each)
-    decided, open_ = [], []
+    decided = []
+    undecided: dict[str, list[str]] = {NOT_SHOWN: [], TOO_FEW: []}
     for (first, second), members in by_names.items():
-        shown = [each for each in members if each.verdict == DIFFERENT]
-        if shown:
+        kinds = {each.verdict for each in members}
+        if DIFFERENT in kinds:
             decided.append(_decided(first, second, members, facts))
         else:
-            open_.append((first, second, members))
-    sentences = list(decided)
-    for kind, words in ((NOT_SHOWN, "no difference shown"), (TOO_FEW, "too few repeats for a verdict")):
-        chosen = [
-            f"{title_of(first, facts)} and {title_of(second, facts)}"
-            for first, second, members in open_
-            if any(each.verdict == kind for each in members)
-            and (kind == NOT_SHOWN or all(each.verdict == kind for each in members))
-        ]
-        if chosen:
-            sentences.append(f"{words[0].upper()}{words[1:]}: {'; '.join(chosen)}.")
-    return sentences
+            kind = NOT_SHOWN if NOT_SHOWN in kinds else TOO_FEW
+            undecided[kind].append(f"{title_of(first, facts)} and {title_of(second, facts)}")
+    words = {NOT_SHOWN: "No difference shown", TOO_FEW: "Too few repeats for a verdict"}
+    return decided + [f"{words[kind]}: {'; '.join(names)}." for kind, names in undecided.items() if names]
 
 
 def _decided(first: str, second: str, members: Sequence[Pair], facts: Mapping[str, Any]) -> str:
@@ -259,40 +175,36 @@ def _troubles(results: Results, facts: Mapping[str, Any]) -> list[str]:
     }
     sentences = []
     for kind, words in kinds.items():
-        chosen = [each for each in results.results if each.kind == kind]
-        if not chosen:
-            continue
         by_backend: dict[str, list[Result]] = {}
-        for each in chosen:
-            by_backend.setdefault(each.setting.backend, []).append(each)
+        for each in results.results:
+            if each.kind == kind:
+                by_backend.setdefault(each.setting.backend, []).append(each)
         named = []
-        for backend, of_backend in by_backend.items():
-            groups = [each.setting.group for each in of_backend]
+        for backend, own in by_backend.items():
+            groups = [group_words(each.setting.group, facts) for each in own]
             ran = sum(each.setting.backend == backend for each in results.results)
-            if len(groups) == ran:
-                where = "everywhere" if ran > 1 else group_words(groups[0], facts)
-            elif len(groups) <= _FEW:
-                where = "; ".join(group_words(each, facts) for each in groups)
-            else:
-                where = f"{len(groups)} of {ran} settings"
-            what = " or ".join(dict.fromkeys(each.differs for each in of_backend if each.differs))
+            where = "; ".join(groups) if len(groups) <= _FEW else f"{len(groups)} of {ran} settings"
+            if len(groups) == ran > 1:
+                where = "everywhere"
+            what = " or ".join(dict.fromkeys(each.differs for each in own if each.differs))
             named.append(f"{title_of(backend, facts)} ({where}{': ' if what else ''}{what})")
-        sentences.append(f"{words}: {', '.join(named)}.")
+        if named:
+            sentences.append(f"{words}: {', '.join(named)}.")
     return sentences
 
 
-def document(
+def _document(
     first: Sequence[str],
     tables: Sequence[Table],
     drawn: Sequence[str],
     results: Results,
     facts: Mapping[str, Any],
     repeats: int,
-) -> str:
+) -> list[Part]:
     """The whole text. `first`: its first sentences; `drawn`: the plots, which lie beside it."""
     planned = [each.setting for each in results.results]
     usual = [
-        sections.throughput(results, facts, planned),
+        sections.throughput(results, facts),
         sections.training_time(results, facts),
         sections.expansion(results, facts),
     ]
@@ -301,7 +213,7 @@ def document(
     parts += ["## Plots", *(f"![{_PLOTS[name]}]({name})" for name in drawn)] if drawn else []
     parts += [
         "## The same as others print it",
-        *(marked(each, facts["busy"]) for each in usual),
+        *marked(usual, facts["busy"]),
         "## How verdicts are reached",
         compared(planned, facts),
         _greatest_words(results, facts),
@@ -315,9 +227,9 @@ def document(
         "One launch of each setting:",
         _code([each.command for each in results.results]),
         "## What the figures mean, and what not",
-        *_meaning(facts, machine),
+        _meaning(facts, machine),
     ]
-    return as_markdown(parts)
+    return parts
 
 
 def _greatest_words(results: Results, facts: Mapping[str, Any]) -> str:
@@ -344,7 +256,7 @@ def _run_words(facts: Mapping[str, Any], repeats: int) -> str:
     )
 
 
-def _meaning(facts: Mapping[str, Any], machine: Mapping[str, Any]) -> list[str]:
+def _meaning(facts: Mapping[str, Any], machine: Mapping[str, Any]) -> str:
     cores = f" ({machine['cores']} cores)" if machine.get("cores") else ""
     lines = [
         "Seconds per step are wall time of training: forward, backward, exchange, update, and waiting for"
@@ -356,16 +268,16 @@ def _meaning(facts: Mapping[str, Any], machine: Mapping[str, Any]) -> list[str]:
         " proof for longer runs or more workers.",
         "The times to finish are rates multiplied out; nobody ran them.",
     ]
-    return ["\n".join(f"- {line}" for line in lines)]
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def _listing(title: str, values: Mapping[str, Any]) -> str:
-    rows = [f"- {name}: {_in_words(value)}" for name, value in values.items() if value not in ("", [], None)]
+    rows = []
+    for name, value in values.items():
+        if value not in ("", [], None):
+            shown = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+            rows.append(f"- {name}: {shown}")
     return "\n".join([f"{title}:", "", *(rows or ["- unknown"])])
-
-
-def _in_words(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def _code(commands: Sequence[Sequence[str]]) -> str:

@@ -13,9 +13,9 @@ from base.errors import InputError
 from bert.configuration import recorded_config
 from bert.flops import forward_flops, size_of
 from comparison.backends import RINGS
-from comparison.campaign import Group, Setting
 from comparison.runs import agreement
 from comparison.runs.record import PROFILED, TIMED, Record
+from comparison.settings import Group, Setting
 from comparison.verdicts import Pair, Spread, compare, spread
 from training.profiling.breakdown import EXPOSED, PARTS
 
@@ -101,16 +101,21 @@ class StageTime(NamedTuple):
 
 class Finish(NamedTuple):
     """Both stages; `reason` instead of them where the plan is impossible. `cost`: in the unit of
-    --price_per_hour; None without a price."""
+    --price_per_hour; None without a price. `seconds`: of both."""
 
     stages: tuple[StageTime, ...]
     instances: int
     cost: float | None
     reason: str = ""
+    seconds: float = 0
 
     @property
-    def seconds(self) -> float:
-        return sum(each.seconds for each in self.stages)
+    def num_steps(self) -> int:
+        return sum(each.num_steps for each in self.stages)
+
+    @property
+    def estimated(self) -> bool:
+        return any(each.estimated for each in self.stages)
 
 
 def finish(setting: Setting, rate: float, length: float, facts: Mapping[str, Any]) -> Finish:
@@ -144,9 +149,9 @@ def finish(setting: Setting, rate: float, length: float, facts: Mapping[str, Any
                 stage.stage, stage.max_seq_length, stage.num_steps, rate * factor, seconds, not measured
             )
         )
-    price = facts.get("price_per_hour")
-    hours = sum(each.seconds for each in stages) / 3600
-    return Finish(tuple(stages), instances, None if price is None else hours * price * instances)
+    price, seconds = facts.get("price_per_hour"), sum(each.seconds for each in stages)
+    cost = None if price is None else seconds / 3600 * price * instances
+    return Finish(tuple(stages), instances, cost, seconds=seconds)
 
 
 def _token_flops(length: float, facts: Mapping[str, Any]) -> float:
@@ -160,15 +165,11 @@ def _token_flops(length: float, facts: Mapping[str, Any]) -> float:
 class Scaling(NamedTuple):
     """Against one worker of the same backend, dtype and batch size a worker: medians and quartiles over the
     repeats. `speed_up`: ratio of tokens/s; `expansion`: the speed-up by the number of workers, 1 where
-    nothing is lost."""
+    nothing is lost; `efficiency`: its median, by another name."""
 
     speed_up: Spread
     expansion: Spread
-
-    @property
-    def efficiency(self) -> float:
-        """The same by another name, its median."""
-        return self.expansion.median
+    efficiency: float
 
 
 @dataclass(frozen=True)
@@ -190,48 +191,46 @@ class Figures:
     peak_bytes: Mapping[str, int]
     breakdown: Breakdown | None
     traffic: Traffic | None
-    scaling: Scaling | None = None
-    finish: Finish | None = None
+    scaling: Scaling | None
+    finish: Finish
 
 
-def figures_of(setting: Setting, launches: Sequence[Record], profiles: Sequence[Record]) -> Figures:
-    """All that the setting's own launches show.
+def figures_of(
+    setting: Setting, launches: Sequence[Record], profiles: Sequence[Record], facts: Mapping[str, Any]
+) -> Figures:
+    """All that the setting's own launches show: everything but its scaling.
 
     Args:
         launches: timed, none of them failed.
-        profiles: profiled launches that have a breakdown.
+        profiles: profiled launches; those that failed do not count.
     """
+    repeats = [each.repeat for each in launches]
     medians = {
         name: [statistics.median(getattr(each, name) for each in launch.intervals) for launch in launches]
         for name in ("step_s", *_RATES)
     }
-    rates = {name: spread(medians[name]) for name in _RATES}
+    spreads = {name: spread(values) for name, values in medians.items()}
     starts = [each.start_up_s for each in launches if each.start_up_s is not None]
     roles = dict.fromkeys(role for each in launches for role in each.peak_bytes)
-    breakdowns = [each.breakdown for each in profiles if each.breakdown]
-    handed = [each.exchanged_bytes for each in (*profiles, *launches) if each.exchanged_bytes]
-    repeats = [each.repeat for each in launches]
-    return Figures(
-        samples=dict(zip(repeats, medians["step_s"])),
-        rate_samples=dict(zip(repeats, medians["tokens_per_s"])),
-        step_s=spread(medians["step_s"]),
-        padded_length=_padded_length(launches),
-        start_up_s=spread(starts) if starts else None,
-        peak_bytes={role: max(each.peak_bytes.get(role, 0) for each in launches) for role in roles},
-        breakdown=breakdown_of(breakdowns) if breakdowns else None,
-        traffic=traffic(setting.backend, setting.workers, handed[0] if handed else None),
-        tokens_per_s=rates["tokens_per_s"],
-        padded_tokens_per_s=rates["padded_tokens_per_s"],
-        sequences_per_s=rates["sequences_per_s"],
-    )
-
-
-def _padded_length(launches: Sequence[Record]) -> float:
-    """Tokens of all sequences with padding, by sequences; rates times the same seconds are counts."""
+    good = [each for each in profiles if each.breakdown and not each.failure]
+    handed = [each.exchanged_bytes for each in (*good, *launches) if each.exchanged_bytes]
+    # Tokens of all sequences with padding, by sequences; rates times the same seconds are counts.
     intervals = [each for launch in launches for each in launch.intervals]
     tokens = sum(each.padded_tokens_per_s * each.step_s for each in intervals)
     sequences = sum(each.sequences_per_s * each.step_s for each in intervals)
-    return tokens / sequences if sequences else 0.0
+    length = tokens / sequences if sequences else 0.0
+    return Figures(
+        samples=dict(zip(repeats, medians["step_s"])),
+        rate_samples=dict(zip(repeats, medians["tokens_per_s"])),
+        padded_length=length,
+        start_up_s=spread(starts) if starts else None,
+        peak_bytes={role: max(each.peak_bytes.get(role, 0) for each in launches) for role in roles},
+        breakdown=breakdown_of([each.breakdown for each in good if each.breakdown]) if good else None,
+        traffic=traffic(setting.backend, setting.workers, handed[0] if handed else None),
+        scaling=None,
+        finish=finish(setting, spreads["padded_tokens_per_s"].median, length, facts),
+        **spreads,
+    )
 
 
 def scaling(own: Figures, alone: Figures | None, workers: int) -> Scaling | None:
@@ -240,7 +239,8 @@ def scaling(own: Figures, alone: Figures | None, workers: int) -> Scaling | None
     if alone is None or not common:
         return None
     ratios = [own.rate_samples[each] / alone.rate_samples[each] for each in common]
-    return Scaling(spread(ratios), spread([each / workers for each in ratios]))
+    expansion = spread([each / workers for each in ratios])
+    return Scaling(spread(ratios), expansion, expansion.median)
 
 
 OK = "ok"
@@ -261,11 +261,11 @@ class Result:
     kind: str
     reason: str
     launches: int
-    figures: Figures | None = None
     confirmed: bool = False
     command: Sequence[str] = ()
     notes: tuple[str, ...] = ()
     differs: str = ""
+    figures: Figures | None = None
 
 
 @dataclass(frozen=True)
@@ -290,37 +290,44 @@ class Results:
 
 
 def gather(facts: Mapping[str, Any], records: Sequence[Record], planned: Sequence[Setting]) -> Results:
-    """Figures, reasons and verdicts. `facts`: as for `comparison.runs.report.write_report`."""
+    """Figures, reasons and verdicts. `facts`: as for `comparison.runs.report.report_of`."""
     timed = {setting: _of(records, setting, TIMED) for setting in planned}
     profiled = {setting: _of(records, setting, PROFILED) for setting in planned}
-    failures = {
-        setting: failure for setting in planned if (failure := _failure(timed[setting], profiled[setting]))
-    }
-    judgements: dict[Setting, agreement.Judgement] = {}
+    found: dict[Setting, Result] = {}
+    figures: dict[Setting, Figures] = {}
+    samples: dict[Group, dict[str, Mapping[int, float]]] = {}
     curves, differences = {}, {}
     for group in dict.fromkeys(setting.group for setting in planned):
-        ran = {s.backend: timed[s] for s in planned if s.group == group and s not in failures}
+        ran: dict[str, list[Record]] = {}
+        for setting in (each for each in planned if each.group == group):
+            launches = timed[setting]
+            failure = _failure(launches, profiled[setting])
+            if failure is None:
+                ran[setting.backend] = launches
+            else:
+                command = launches[0].command if launches else ()
+                found[setting] = Result(setting, *failure, len(launches), command=command)
         judged = agreement.judge(ran, group, facts)
         for backend, launches in ran.items():
-            setting = Setting(backend, *group)
-            judgements[setting] = judged[backend]
+            setting, judgement = Setting(backend, *group), judged[backend]
             curves[setting] = agreement.outcome(launches[0]).curve
+            result = Result(setting, OK, "", len(launches), command=launches[0].command)
+            if judgement.kind in (agreement.WRONG, agreement.UNDECIDED):
+                found[setting] = replace(
+                    result, kind=judgement.kind, reason=judgement.reason, differs=judgement.short
+                )
+                continue
+            confirmed = judgement.kind == agreement.CONFIRMED
+            found[setting] = replace(result, confirmed=confirmed, notes=_notes(profiled[setting]))
+            figures[setting] = figures_of(setting, launches, profiled[setting], facts)
+            samples.setdefault(group, {})[backend] = figures[setting].samples
         agreeing = [launches[0] for name, launches in ran.items() if judged[name].kind == agreement.CONFIRMED]
         if len(agreeing) > 1:
             differences[group] = agreement.greatest_difference(map(agreement.outcome, agreeing))
-
-    figures: dict[Setting, Figures] = {}
-    for setting, judgement in judgements.items():
-        if judgement.kind in (agreement.CONFIRMED, agreement.UNCONFIRMED):
-            profiles = [each for each in profiled[setting] if not _profile_failure(each)]
-            figures[setting] = figures_of(setting, timed[setting], profiles)
-    results = [
-        _result(setting, timed, profiled, failures, judgements, _completed(setting, figures, facts))
-        for setting in planned
-    ]
-    samples: dict[Group, dict[str, Mapping[int, float]]] = {}
-    for setting, each in figures.items():
-        samples.setdefault(setting.group, {})[setting.backend] = each.samples
+    for setting, own in figures.items():
+        relative = scaling(own, figures.get(setting._replace(workers=1)), setting.workers)
+        found[setting] = replace(found[setting], figures=replace(own, scaling=relative))
+    results = [found[setting] for setting in planned]
     return Results(results, compare(samples, facts["confidence"]), curves, differences)
 
 
@@ -338,13 +345,12 @@ def _failure(launches: Sequence[Record], profiles: Sequence[Record]) -> tuple[st
     failed = [(each, why) for each in launches if (why := _reason(each))]
     if not failed:
         return None
-    reason = failed[0][1]
     often = f" (in {len(failed)} of {len(launches)} launches)" if len(launches) > 1 else ""
-    if any(each.out_of_memory for each, _ in failed):
-        reason = next(why for each, why in failed if each.out_of_memory)
-        said = reason if OUT_OF_MEMORY in reason.lower() else f"{OUT_OF_MEMORY}: {reason}"
-        return OUT_OF_MEMORY, said + often
-    return FAILED, f"failed: {reason}{often}"
+    reason = next((why for each, why in failed if each.out_of_memory), None)
+    if reason is None:
+        return FAILED, f"failed: {failed[0][1]}{often}"
+    said = reason if OUT_OF_MEMORY in reason.lower() else f"{OUT_OF_MEMORY}: {reason}"
+    return OUT_OF_MEMORY, said + often
 
 
 def _reason(record: Record) -> str | None:
@@ -363,46 +369,11 @@ def _profile_failure(record: Record) -> str | None:
     return None if record.breakdown else "it left no breakdown"
 
 
-def _completed(
-    setting: Setting, figures: Mapping[Setting, Figures], facts: Mapping[str, Any]
-) -> Figures | None:
-    """Figures with those that depend on other settings, or on the command line."""
-    own = figures.get(setting)
-    if own is None:
-        return None
-    return replace(
-        own,
-        scaling=scaling(own, figures.get(setting._replace(workers=1)), setting.workers),
-        finish=finish(setting, own.padded_tokens_per_s.median, own.padded_length, facts),
-    )
-
-
-def _result(
-    setting: Setting,
-    timed: Mapping[Setting, Sequence[Record]],
-    profiled: Mapping[Setting, Sequence[Record]],
-    failures: Mapping[Setting, tuple[str, str]],
-    judgements: Mapping[Setting, agreement.Judgement],
-    figures: Figures | None,
-) -> Result:
-    launches = timed[setting]
-    command = launches[0].command if launches else ()
-    if setting in failures:
-        kind, reason = failures[setting]
-        return Result(setting, kind, reason, len(launches), command=command)
-    judgement = judgements[setting]
-    if figures is None:
-        return Result(
-            setting,
-            judgement.kind,
-            judgement.reason,
-            len(launches),
-            command=command,
-            differs=judgement.short,
-        )
-    broken = [why for each in profiled[setting] if (why := _profile_failure(each))]
-    number = len(profiled[setting])
+def _notes(profiles: Sequence[Record]) -> tuple[str, ...]:
+    """About profiled launches of a setting that has figures."""
+    broken = [why for each in profiles if (why := _profile_failure(each))]
+    if not broken:
+        return ()
+    number = len(profiles)
     which = "the profiled launch" if number == 1 else f"{len(broken)} of {number} profiled launches"
-    notes = [f"{which} gave no breakdown: {broken[0]}"] if broken else []
-    confirmed = judgement.kind == agreement.CONFIRMED
-    return Result(setting, OK, "", len(launches), figures, confirmed, command, tuple(notes))
+    return (f"{which} gave no breakdown: {broken[0]}",)

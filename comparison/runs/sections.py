@@ -8,23 +8,22 @@ from typing import Any, Callable, Mapping, Sequence
 
 from base.quantities import digits, duration, percent
 from base.tables import EMPTY, Row, Table
-from comparison.campaign import Setting
 from comparison.runs.results import (
     FAILED,
     NOT_RUN,
     OK,
     OUT_OF_MEMORY,
-    Breakdown,
     Figures,
     Finish,
     Result,
     Results,
+    StageTime,
 )
+from comparison.settings import Setting
 from comparison.verdicts import Pair, Spread
 from comparison.wording import (
     batch_unit,
     memory,
-    ratio_with_interval,
     share_with_extremes,
     size,
     title_of,
@@ -34,7 +33,10 @@ from comparison.wording import (
 )
 
 _SERVICES = ("server", "scheduler")  # the order of their columns
+_LEAST_MS = 0.0005  # of communication: less is none
 NAMES = 4  # columns that say which setting a row is about
+
+Columns = Mapping[str, Callable[[Figures], str]]  # head of a column -> its cells
 
 
 def setting_head(facts: Mapping[str, Any]) -> list[str]:
@@ -42,12 +44,7 @@ def setting_head(facts: Mapping[str, Any]) -> list[str]:
 
 
 def setting_cells(setting: Setting, facts: Mapping[str, Any]) -> list[str]:
-    return [
-        str(setting.workers),
-        setting.dtype,
-        f"{setting.batch_size:,}",
-        title_of(setting.backend, facts),
-    ]
+    return [str(setting.workers), setting.dtype, f"{setting.batch_size:,}", title_of(setting.backend, facts)]
 
 
 def short_reason(result: Result) -> str:
@@ -59,46 +56,45 @@ def short_reason(result: Result) -> str:
 
 def _rows(
     results: Sequence[Result],
-    facts: Mapping[str, Any],
-    cells: Callable[[Result, Figures], Sequence[str]],
+    names: Callable[[Setting], Sequence[str]],
+    columns: Columns,
     reason: Callable[[Result], str] = short_reason,
 ) -> list[Row]:
-    """A row for each setting: `cells` of its figures, or the reason why it has none."""
+    """A row for each setting: its names, then its figures or the reason why it has none."""
     rows = []
     for each in results:
-        names = setting_cells(each.setting, facts)
-        if each.figures is None:
-            rows.append(Row(names, reason(each)))
+        first, own = names(each.setting), each.figures
+        if own is None:
+            rows.append(Row(first, reason(each)))
         else:
-            rows.append(Row([*names, *cells(each, each.figures)]))
+            rows.append(Row([*first, *(cell(own) for cell in columns.values())]))
     return rows
 
 
 def _table(
-    title: str, head: Sequence[str], rows: Sequence[Row], facts: Mapping[str, Any], notes: Sequence[str]
+    title: str, columns: Columns, results: Sequence[Result], facts: Mapping[str, Any], notes: Sequence[str]
 ) -> Table:
-    return Table(title, [*setting_head(facts), *head], rows, NAMES, notes)
+    rows = _rows(results, lambda setting: setting_cells(setting, facts), columns)
+    return Table(title, [*setting_head(facts), *columns], rows, NAMES, notes)
 
 
 def speed(results: Results, facts: Mapping[str, Any], repeats: int) -> Table:
-    head = ["s/step (quartiles)", "tokens/s", "with padding", "sequences/s", "launches"]
-
-    def cells(result: Result, figures: Figures) -> list[str]:
-        return [
-            with_quartiles(figures.step_s),
-            digits(figures.tokens_per_s.median),
-            digits(figures.padded_tokens_per_s.median),
-            digits(figures.sequences_per_s.median),
-            f"{result.launches} of {repeats}",
-        ]
-
+    columns: Columns = {
+        "s/step (quartiles)": lambda own: with_quartiles(own.step_s),
+        "tokens/s": lambda own: digits(own.tokens_per_s.median),
+        "with padding": lambda own: digits(own.padded_tokens_per_s.median),
+        "sequences/s": lambda own: digits(own.sequences_per_s.median),
+        "launches": lambda own: f"{len(own.samples)} of {repeats}",
+    }
     notes = ["Medians over the launches; rates are of all workers together."]
     unchecked = [each for each in results.results if each.kind == OK and not each.confirmed]
     if unchecked:
         names = ", ".join(each.setting.name for each in unchecked)
         notes.append(f"No second backend to compare with: {names}.")
-    rows = _rows(results.results, facts, cells, reason=lambda result: result.reason)
-    return _table("Speed", head, rows, facts, notes)
+    rows = _rows(
+        results.results, lambda setting: setting_cells(setting, facts), columns, lambda each: each.reason
+    )
+    return Table("Speed", [*setting_head(facts), *columns], rows, NAMES, notes)
 
 
 def pairs(results: Results, facts: Mapping[str, Any]) -> Table | None:
@@ -106,19 +102,20 @@ def pairs(results: Results, facts: Mapping[str, Any]) -> Table | None:
     if not results.pairs:
         return None
     head = [*setting_head(facts)[:-1], "A", "B", "B's time / A's", "p", "repeats", "verdict"]
-    rows = [Row([*_pair_cells(each, facts)]) for each in results.pairs]
+    rows = [Row(_pair_cells(each, facts)) for each in results.pairs]
     confidence = 100 * facts["confidence"]
     note = f"Geometric mean over the repeats with its {confidence:g}% interval; p after Holm's adjustment."
     return Table("Which is faster", head, rows, NAMES + 1, [note])
 
 
 def _pair_cells(pair: Pair, facts: Mapping[str, Any]) -> list[str]:
-    first, second = (Setting(name, *pair.group) for name in (pair.first, pair.second))  # type: ignore[misc]
     p = EMPTY if pair.adjusted is None else "< 0.0001" if pair.adjusted < 1e-4 else f"{pair.adjusted:.4f}"
-    ratio = ratio_with_interval(pair) if pair.repeats else EMPTY
+    ratio = f"{pair.ratio:.3f}" if pair.repeats else EMPTY
+    if pair.low is not None:
+        ratio += f" ({pair.low:.3f} to {pair.high:.3f})"
     return [
-        *setting_cells(first, facts),
-        title_of(second.backend, facts),
+        *setting_cells(Setting(pair.first, *pair.group), facts),  # type: ignore[misc]
+        title_of(pair.second, facts),
         ratio,
         p,
         str(pair.repeats),
@@ -128,22 +125,37 @@ def _pair_cells(pair: Pair, facts: Mapping[str, Any]) -> list[str]:
 
 def communication(results: Results, facts: Mapping[str, Any]) -> Table | None:
     """None without a profile."""
-    known = [each for each in results.results if each.figures and (each.figures.breakdown or each.notes)]
-    if not known:
+    if not any(each.figures and (each.figures.breakdown or each.notes) for each in results.results):
         return None
-    head = ["under way, ms", "hidden, ms", "exposed, ms", "exposed share", "profiles", "a rank hands over"]
-    head += ["a worker sends", "servers send"]
 
-    def cells(result: Result, figures: Figures) -> list[str]:
-        breakdown, bytes_ = figures.breakdown, figures.traffic
-        times = [EMPTY] * 5
-        if breakdown:
-            parts = (breakdown.under_way_ms, breakdown.hidden_ms, breakdown.exposed_ms)
-            times = [*map(_milliseconds, parts), _share(breakdown), str(breakdown.launches)]
-        if bytes_ is None:
-            return [*times, EMPTY, EMPTY, EMPTY]
-        return [*times, size(bytes_.handed), size(bytes_.worker), size(bytes_.servers)]
+    def time(name: str) -> Callable[[Figures], str]:
+        def cell(own: Figures) -> str:
+            if own.breakdown is None:
+                return EMPTY
+            values: Spread = getattr(own.breakdown, name)
+            return with_extremes(values) if values.most >= _LEAST_MS else "0"
 
+        return cell
+
+    def share(own: Figures) -> str:
+        if own.breakdown is None:
+            return EMPTY
+        shown = own.breakdown.exposed_ms.most >= _LEAST_MS
+        return share_with_extremes(own.breakdown.exposed_share) if shown else "0%"
+
+    def sent(name: str) -> Callable[[Figures], str]:
+        return lambda own: size(getattr(own.traffic, name)) if own.traffic else EMPTY
+
+    columns: Columns = {
+        "under way, ms": time("under_way_ms"),
+        "hidden, ms": time("hidden_ms"),
+        "exposed, ms": time("exposed_ms"),
+        "exposed share": share,
+        "profiles": lambda own: str(own.breakdown.launches) if own.breakdown else EMPTY,
+        "a rank hands over": sent("handed"),
+        "a worker sends": sent("worker"),
+        "servers send": sent("servers"),
+    }
     notes = [
         "A step of rank 0 in launches of their own with --profile, which slows it: medians over so many"
         " profiles, in brackets least and greatest. Hidden: while operators compute; exposed: while none"
@@ -152,29 +164,26 @@ def communication(results: Results, facts: Mapping[str, Any]) -> Table | None:
         " from them) and is received likewise; nothing counted it on a wire.",
         *(f"{each.setting.name}: {note}." for each in results.results for note in each.notes),
     ]
-    return _table("Communication", head, _rows(results.results, facts, cells), facts, notes)
+    return _table("Communication", columns, results.results, facts, notes)
 
 
 def resources(results: Results, facts: Mapping[str, Any]) -> Table:
     """Start-up and peak memory of each role."""
-    with_figures = [each.figures for each in results.results if each.figures]
-    seen = dict.fromkeys(role for each in with_figures for role in each.peak_bytes)
-    roles = ["worker", *(each for each in _SERVICES if each in seen)]
-    roles += [each for each in seen if each not in roles]
-    head = ["start-up, s (extremes)", *(f"memory of a {role}" for role in roles)]
+    seen = dict.fromkeys(role for each in results.results if each.figures for role in each.figures.peak_bytes)
+    roles = dict.fromkeys(["worker", *(each for each in _SERVICES if each in seen), *seen])
 
-    def cells(result: Result, figures: Figures) -> list[str]:
-        begun = figures.start_up_s
-        return [
-            with_extremes(begun) if begun else EMPTY,
-            *(memory(figures.peak_bytes.get(role)) for role in roles),
-        ]
+    def peak(role: str) -> Callable[[Figures], str]:
+        return lambda own: memory(own.peak_bytes.get(role))
 
+    columns: Columns = {
+        "start-up, s (extremes)": lambda own: with_extremes(own.start_up_s) if own.start_up_s else EMPTY,
+        **{f"memory of a {role}": peak(role) for role in roles},
+    }
     notes = [
         "Start-up: from the launch until the first step begins: starting processes, joining, data, network."
         " Memory: the most that a process of that role held at once in any launch."
     ]
-    return _table("Start-up and memory", head, _rows(results.results, facts, cells), facts, notes)
+    return _table("Start-up and memory", columns, results.results, facts, notes)
 
 
 def scaling(results: Results, facts: Mapping[str, Any]) -> Table | None:
@@ -182,144 +191,133 @@ def scaling(results: Results, facts: Mapping[str, Any]) -> Table | None:
     several = [each for each in results.results if each.setting.workers > 1]
     if not any(each.figures and each.figures.scaling for each in several):
         return None
-    head = ["speed-up (quartiles)", "efficiency"]
-
-    def cells(result: Result, figures: Figures) -> list[str]:
-        if figures.scaling is None:
-            return ["no figure for one worker", EMPTY]
-        return [with_quartiles(figures.scaling.speed_up), percent(figures.scaling.efficiency)]
-
+    columns: Columns = {
+        "speed-up (quartiles)": lambda own: (
+            with_quartiles(own.scaling.speed_up) if own.scaling else "no figure for one worker"
+        ),
+        "efficiency": lambda own: percent(own.scaling.efficiency) if own.scaling else EMPTY,
+    }
     notes = [
         "Tokens/s against one worker of the same backend, dtype and batch size a worker (weak scaling),"
         " within each repeat; efficiency is the speed-up by the number of workers, which other tables call"
         " expansion."
     ]
-    return _table("Scaling", head, _rows(several, facts, cells), facts, notes)
+    return _table("Scaling", columns, several, facts, notes)
 
 
 def to_finish(results: Results, facts: Mapping[str, Any]) -> Table:
     """Time and cost of both stages."""
+    columns: dict[str, Callable[[Figures], str]] = {
+        "steps": _steps,
+        "stage 1": lambda own: _time(own.finish.stages[0]) if own.finish.stages else EMPTY,
+        "stage 2": lambda own: _time(own.finish.stages[1]) if own.finish.stages else EMPTY,
+        "both stages": _both,
+    }
     priced = facts.get("price_per_hour") is not None
-    head = ["steps", "stage 1", "stage 2", "both stages", *(["cost"] if priced else [])]
-
-    def cells(result: Result, figures: Figures) -> list[str]:
-        assert figures.finish is not None  # every setting with figures has it
-        return finish_cells(figures.finish, priced)
-
-    finishes = [each.figures.finish for each in results.results if each.figures and each.figures.finish]
+    if priced:
+        columns["cost"] = lambda own: (
+            f"{_mark(own.finish)}{digits(own.finish.cost or 0.0)}" if own.finish.stages else EMPTY
+        )
+    plans = [each.figures.finish for each in results.results if each.figures]
     notes = ["The plan of hparams.py for as many GPUs as workers, at the median rate with padding."]
-    if any(stage.estimated for each in finishes for stage in each.stages):
+    if any(each.estimated for each in plans):
         notes.append(
             "~ An estimate: the rate was measured at sequences of at most"
             f" {facts['max_seq_length']} tokens and converted by the floating-point operations of a token at"
             " the stage's length (bert/flops.py), the whole step with it."
         )
-    notes += [f"{each}." for each in dict.fromkeys(each.reason for each in finishes if each.reason)]
+    notes += [f"{each}." for each in dict.fromkeys(each.reason for each in plans if each.reason)]
     if priced:
         notes.append(
             f"Cost: {facts['price_per_hour']:g} an hour for an instance of"
             f" {facts.get('gpus_per_instance') or 1} workers; whole instances are paid for."
         )
-    return _table("Time to finish both stages", head, _rows(results.results, facts, cells), facts, notes)
+    return _table("Time to finish both stages", columns, results.results, facts, notes)
 
 
-def finish_cells(finish: Finish, priced: bool) -> list[str]:
-    if not finish.stages:
-        return [EMPTY] * (5 if priced else 4)
-    times = [("~" if each.estimated else "") + duration(each.seconds) for each in finish.stages]
-    mark = "~" if any(each.estimated for each in finish.stages) else ""
-    cells = [f"{sum(each.num_steps for each in finish.stages):,}", *times, mark + duration(finish.seconds)]
-    return [*cells, f"{mark}{digits(finish.cost or 0.0)}"] if priced else cells
+def _mark(time: Finish | StageTime) -> str:
+    return "~" if time.estimated else ""
 
 
-def _milliseconds(values: Spread) -> str:
-    return with_extremes(values) if values.most >= 0.0005 else "0"
+def _time(time: Finish | StageTime) -> str:
+    return _mark(time) + duration(time.seconds)
 
 
-def _share(breakdown: Breakdown) -> str:
-    return share_with_extremes(breakdown.exposed_share) if breakdown.exposed_ms.most >= 0.0005 else "0%"
+def _steps(own: Figures) -> str:
+    return f"{own.finish.num_steps:,}" if own.finish.stages else EMPTY
 
 
-def throughput(results: Results, facts: Mapping[str, Any], planned: Sequence[Setting]) -> Table:
+def _both(own: Figures) -> str:
+    return _time(own.finish) if own.finish.stages else EMPTY
+
+
+def throughput(results: Results, facts: Mapping[str, Any]) -> Table:
     """n GPUs x precision x batch size, examples/s, a column for each strategy."""
-    backends = list(dict.fromkeys(each.backend for each in planned))
+    backends = list(dict.fromkeys(each.setting.backend for each in results.results))
     head = ["GPUs", "precision", f"batch size ({batch_unit(facts)})"]
     head += [title_of(each, facts) for each in backends]
     rows = []
     for group, members in sorted(results.groups().items(), key=lambda item: item[0].workers):
-        by_backend = {each.setting.backend: each for each in members}
+        rates = {
+            each.setting.backend: digits(each.figures.sequences_per_s.median)
+            if each.figures
+            else short_reason(each)
+            for each in members
+        }
         names = [str(group.workers), group.dtype, f"{group.batch_size:,}"]
-        rows.append(Row([*names, *(_examples(by_backend.get(backend)) for backend in backends)]))
+        rows.append(Row([*names, *(rates.get(backend, EMPTY) for backend in backends)]))
     notes = ["Sequences/s of all workers together; a GPU is a worker here. The batch size is a worker's."]
     return Table("n GPUs × precision × batch size, examples/s", head, rows, 3, notes)
 
 
 def training_time(results: Results, facts: Mapping[str, Any]) -> Table:
     """Instance, GPUs, steps, throughput, train time."""
-    head = ["instance", "strategy", "precision", "batch size", "GPUs", "steps", "sequences/s", "train time"]
+    head = ["instance", "strategy", "precision", "batch size", "GPUs"]
+    columns: Columns = {
+        "steps": _steps,
+        "sequences/s": lambda own: digits(own.sequences_per_s.median),
+        "train time": _both,
+    }
     per_instance = facts.get("gpus_per_instance")
     instance = str((facts.get("machine") or {}).get("cpu") or "this machine")
-    rows = []
-    for each in results.results:
-        setting = each.setting
+
+    def names(setting: Setting) -> list[str]:
         count = -(-setting.workers // per_instance) if per_instance else 1
-        names = [
-            f"{count} × {instance}" if count > 1 else instance,
-            title_of(setting.backend, facts),
-            setting.dtype,
-            f"{setting.batch_size:,}",
-        ]
-        if each.figures is None or each.figures.finish is None:
-            rows.append(Row([*names, str(setting.workers)], short_reason(each)))
-            continue
-        finish = each.figures.finish
-        mark = "~" if any(stage.estimated for stage in finish.stages) else ""
-        steps = f"{sum(stage.num_steps for stage in finish.stages):,}" if finish.stages else EMPTY
-        time = mark + duration(finish.seconds) if finish.stages else EMPTY
-        rate = digits(each.figures.sequences_per_s.median)
-        rows.append(Row([*names, str(setting.workers), steps, rate, time]))
+        workers, dtype, batch_size, backend = setting_cells(setting, facts)
+        return [f"{count} × {instance}" if count > 1 else instance, backend, dtype, batch_size, workers]
+
     notes = ["Steps and time of both stages by hparams.py; ~ is an estimate (see the time to finish)."]
-    return Table("Instance, GPUs, steps, throughput, train time", head, rows, 4, notes)
+    rows = _rows(results.results, names, columns)
+    return Table("Instance, GPUs, steps, throughput, train time", [*head, *columns], rows, 4, notes)
 
 
 def expansion(results: Results, facts: Mapping[str, Any]) -> Table:
     """Nodes, time per step, expansion, speed-up."""
-    head = ["precision", "batch size", "strategy", "nodes", "time per step, s", "expansion", "speed-up"]
-    rows = []
-    order = sorted(results.results, key=lambda each: _by_nodes(each.setting, results))
-    for each in order:
-        _, dtype, batch_size, backend = setting_cells(each.setting, facts)
-        names = [dtype, batch_size, backend]
-        if each.figures is None:
-            rows.append(Row([*names, str(each.setting.workers)], short_reason(each)))
-            continue
-        relative = each.figures.scaling
-        ratios = [EMPTY, EMPTY]
-        if relative:
-            ratios = [f"{relative.expansion.median:.3f}", f"{relative.speed_up.median:.2f}"]
-        rows.append(Row([*names, str(each.setting.workers), digits(each.figures.step_s.median), *ratios]))
+    head = ["precision", "batch size", "strategy", "nodes"]
+    columns: Columns = {
+        "time per step, s": lambda own: digits(own.step_s.median),
+        "expansion": lambda own: f"{own.scaling.expansion.median:.3f}" if own.scaling else EMPTY,
+        "speed-up": lambda own: f"{own.scaling.speed_up.median:.2f}" if own.scaling else EMPTY,
+    }
+
+    def names(setting: Setting) -> list[str]:
+        workers, *rest = setting_cells(setting, facts)
+        return [*rest, workers]
+
+    # dtypes, batch sizes and backends as they were given; a backend's numbers of workers side by side.
+    places = [
+        list(dict.fromkeys(getattr(each.setting, name) for each in results.results))
+        for name in ("dtype", "batch_size", "backend")
+    ]
+
+    def place(each: Result) -> tuple[int, ...]:
+        backend, workers, *others = each.setting
+        return (*(known.index(value) for known, value in zip(places, (*others, backend))), workers)
+
     notes = [
         "A node is a worker here. Speed-up: tokens/s against one node, of the same backend, precision and"
         " batch size. Expansion: speed-up ÷ nodes, the scaling efficiency relative to one node, 1 where"
         " nothing is lost. Medians of the ratios within a repeat."
     ]
-    return Table("Nodes, time per step, expansion, speed-up", head, rows, 3, notes)
-
-
-def _by_nodes(setting: Setting, results: Results) -> tuple[int, int, int, int]:
-    """dtype, batch size and backend as they were given; a backend's numbers of workers side by side."""
-    known = [each.setting for each in results.results]
-
-    def place(name: str) -> int:
-        values = list(dict.fromkeys(getattr(each, name) for each in known))
-        return values.index(getattr(setting, name))
-
-    return place("dtype"), place("batch_size"), place("backend"), setting.workers
-
-
-def _examples(result: Result | None) -> str:
-    if result is None:
-        return EMPTY
-    if result.figures is None:
-        return short_reason(result)
-    return digits(result.figures.sequences_per_s.median)
+    rows = _rows(sorted(results.results, key=place), names, columns)
+    return Table("Nodes, time per step, expansion, speed-up", [*head, *columns], rows, 3, notes)

@@ -6,8 +6,8 @@ import math
 import random
 from typing import Any, Mapping, Sequence
 
-from comparison.campaign import Setting, all_settings
 from comparison.runs.record import PROFILED, TIMED, Interval, Record
+from comparison.settings import Setting, all_settings
 from training.profiling.breakdown import EXPOSED, PARTS
 from training.profiling.kinds import ATTENTION, OPTIMIZER, PRODUCTS
 from training.profiling.trace import DATA_WAIT

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from comparison.campaign import Group, Setting
 from comparison.runs.agreement import (
     CONFIRMED,
     UNCONFIRMED,
@@ -22,8 +21,9 @@ from comparison.runs.agreement import (
     not_finite,
     outcome,
 )
-from comparison.runs.record import Interval, Record
-from tests.comparison.synthetic import LOG, SHA256, STEPS, TOKENS, loss_at, norm_at, rate_at, record
+from comparison.runs.record import Record
+from comparison.settings import Group, Setting
+from tests.comparison.synthetic import LOG, SHA256, STEPS, norm_at, record
 
 TWO, THREE = Group(2, "float32", 512), Group(3, "float32", 512)
 CPUS: dict = {"gpus": 0, "compression": "none", "fused": False}
@@ -56,20 +56,6 @@ def kinds(records, group=THREE, facts=CPUS):
 
 def apart(found, expected, group=THREE):
     return differences(outcome(found), outcome(expected), between_backends(group, CPUS))
-
-
-def test_equal_losses_are_confirmed_whatever_the_time():
-    records = {"a": launches("a"), "b": launches("b", scale=1 + 1e-6), "c": launches("c")}
-    assert set(kinds(records).values()) == {CONFIRMED}
-
-
-def test_the_one_that_differs_from_two_is_wrong_and_the_line_says_where():
-    records = {"a": launches("a"), "b": launches("b", scale=1.001, from_step=30), "c": launches("c")}
-    judged = judge(records, THREE, CPUS)
-    assert [each.kind for each in judged.values()] == [CONFIRMED, WRONG, CONFIRMED]
-    expected = f"{loss_at(40) * 1.001:.5g} instead of {loss_at(40):.5g}"
-    assert judged["b"].reason == f"wrong: losses differ (first at step 40: mlm_loss {expected})"
-    assert judged["b"].short == "losses differ"
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8])
@@ -133,14 +119,6 @@ def test_two_workers_leave_no_room_between_backends():
             assert kinds(records, group, {**CPUS, "compression": "fp16"})["a"] == CONFIRMED
 
 
-def test_other_parameters_are_named():
-    records = {name: launches(name, group=TWO) for name in "abc"}
-    records["b"] = [replace(each, params_sha256="fedcba9876543210" * 4) for each in records["b"]]
-    found = judge(records, TWO, CPUS)["b"]
-    where = f"first at step {STEPS}: final parameters fedcba987654 instead of {SHORT}"
-    assert found == (WRONG, f"wrong: final parameters differ ({where})", "final parameters differ")
-
-
 def test_all_that_differs_is_named_at_once():
     records = {name: launches(name, group=TWO) for name in "abc"}
     other = changed(records["c"], from_step=30, mlm_loss=1.01, grad_norm=1.5, tokens_per_s=2.0)
@@ -148,11 +126,6 @@ def test_all_that_differs_is_named_at_once():
     found = judge(records, TWO, CPUS)["c"]
     assert found.short == "numbers of tokens, losses, gradient norms and final parameters differ"
     assert "(first at step 40: tokens a step " in found.reason
-
-
-def test_a_difference_in_the_warm_up_counts():
-    records = {"a": launches("a"), "b": launches("b"), "c": launches("c", scale=1.01)}
-    assert "first at step 10:" in judge(records, THREE, CPUS)["c"].reason
 
 
 def test_two_that_differ_are_both_without_a_figure():
@@ -166,11 +139,6 @@ def test_half_is_no_majority():
     judged = judge({name: launches(name, scale) for name, scale in pairs.items()}, THREE, CPUS)
     assert {each.kind for each in judged.values()} == {UNDECIDED}
     assert "from four" in judged["d"].reason
-
-
-def test_three_that_all_differ():
-    pairs = {"a": 1.0, "b": 1.01, "c": 1.02}
-    assert set(kinds({name: launches(name, scale) for name, scale in pairs.items()}).values()) == {UNDECIDED}
 
 
 def test_a_backend_alone_is_not_confirmed():
@@ -213,16 +181,6 @@ def test_where_repeats_must_save_the_same_parameters(backend, workers, facts, sa
             f"wrong: repeats differ in final parameters (repeat 2, first at step {STEPS}: final parameters"
             f" ffffffffffff instead of {SHORT})"
         )
-
-
-def test_less_work_is_wrong_even_with_the_same_losses():
-    """Such a backend would look fast: half the tokens in half the time have the same rate."""
-    lazy = changed(launches("b"), from_step=20, tokens_per_s=0.5, sequences_per_s=0.5)
-    judged = judge({"a": launches("a"), "b": lazy, "c": launches("c")}, THREE, CPUS)
-    whole = THREE.workers * TOKENS
-    assert judged["b"].kind == WRONG
-    first = f"first at step 30: tokens a step {whole / 2:.5g}"
-    assert f"numbers of tokens and numbers of sequences differ ({first}" in judged["b"].reason
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "unheard of"])
@@ -298,18 +256,6 @@ def test_greatest_difference_is_over_all_steps_and_launches():
     assert greatest["gradient norms"] == pytest.approx(0.2)
     assert greatest_difference(outcomes[:1]) == {}
     assert greatest_difference(outcomes[:1] * 2) == {"losses": 0.0, "gradient norms": 0.0}
-
-
-def test_an_outcome_has_every_line_and_every_figure():
-    found = outcome(launches("a")[0])
-    assert list(found.curve) == list(range(LOG, STEPS + 1, LOG))
-    assert found.curve[LOG]["tokens a step"] == pytest.approx(THREE.workers * TOKENS)
-    assert (found.curve[LOG]["gradient norm"], found.curve[LOG]["learning rate"]) == (
-        norm_at(LOG),
-        rate_at(LOG),
-    )
-    assert found.params_sha256 == SHA256
-    assert isinstance(launches("a")[0].intervals[0], Interval)
 
 
 def test_the_statement_of_what_is_compared():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from comparison.campaign import Setting
 from comparison.runs.plots import breakdown_figure
 from comparison.runs.results import gather
+from comparison.settings import Setting
 from tests.comparison.synthetic import FACTS, profiled, record
 
 BACKENDS = ("hvd_mpi", "hvd_gloo", "byteps")

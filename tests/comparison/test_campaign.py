@@ -9,10 +9,11 @@ import pytest
 
 from base.errors import InputError
 from comparison.backends import Cluster
-from comparison.campaign import Setting, Store, versions, what_counts
-from comparison.runs.command import time_left
+from comparison.campaign import Store, versions, what_counts
+from comparison.runs.command import Runs
 from comparison.runs.launches import finished, keep_outcome, make_directory, path_of, save
 from comparison.runs.record import METRICS, PROFILED, TIMED, Interval, Record, Work
+from comparison.settings import Setting
 
 SETTING = Setting("hvd_mpi", 2, "bfloat16", 512)
 WORK = Work(SETTING, TIMED, 0)
@@ -131,7 +132,7 @@ def test_what_counts_is_json_and_has_what_changes_results(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("OMPI_MCA_btl_vader_backing_directory", "/dev/shm/a")
     monkeypatch.setenv("HOME", "/somewhere")
-    found = what_counts({"seed": 1}, {"--workers": [1, 2]}, Cluster("file", (("a", 8), ("b", 8))))
+    found = what_counts({"seed": 1, "--workers": [1, 2]}, Cluster("file", (("a", 8), ("b", 8))))
     assert json.loads(json.dumps(found)) == found
     assert found["hosts"] == [["a", 8], ["b", 8]] and found["seed"] == 1 and found["--workers"] == [1, 2]
     assert found["environment"]["OMP_NUM_THREADS"] == "1"
@@ -149,20 +150,22 @@ def made(*launches: tuple[Work, float]) -> dict[Work, Record]:
     return {work: Record(work.setting, work.kind, work.repeat, seconds=seconds) for work, seconds in launches}
 
 
-def test_each_launch_is_taken_to_last_as_long_as_its_like():
+def test_each_launch_is_taken_to_last_as_long_as_its_like(tmp_path):
     known = made(
         (Work(SLOW, TIMED, 0), 30.0),
         (Work(SLOW, TIMED, 1), 20.0),
         (Work(FAST, TIMED, 0), 10.0),
         (Work(SLOW, PROFILED, 0), 90.0),
     )
-    assert time_left([Work(FAST, TIMED, 1)], known) == 10
-    assert time_left([Work(SLOW, TIMED, 2), Work(SLOW, TIMED, 3)], known) == 50
+
+    def left(todo: list[Work]) -> float:
+        return Runs(None, None, Store(str(tmp_path)), [], known).seconds_left(todo)
+
+    assert left([Work(FAST, TIMED, 1)]) == 10
+    assert left([Work(SLOW, TIMED, 2), Work(SLOW, TIMED, 3)]) == 50
     # Another backend with as many workers; then anything at all.
-    assert time_left([Work(Setting("hvd_gloo", 2, "float32", 512), TIMED, 0)], known) == 20
-    assert time_left([Work(ALONE, TIMED, 0)], known) == 25
-    assert time_left([], known) == 0
-
-
-def test_nothing_known():
-    assert time_left([Work(FAST, TIMED, 1)], {}) == 0
+    assert left([Work(Setting("hvd_gloo", 2, "float32", 512), TIMED, 0)]) == 20
+    assert left([Work(ALONE, TIMED, 0)]) == 25
+    assert left([]) == 0
+    known.clear()
+    assert left([Work(FAST, TIMED, 1)]) == 0

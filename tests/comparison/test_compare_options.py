@@ -24,20 +24,20 @@ def parse(text: str) -> Options:
 
 def test_the_default_is_what_the_issue_asks_for():
     found = parse("")
-    settings, campaign = found.settings, found.campaign
+    settings = found.settings
     assert len(settings) == 3 * 2 * 2 * 2
     assert {each.backend for each in settings} == {"hvd_mpi", "hvd_gloo", "byteps"}
     assert {each.workers for each in settings} == {1, 2}
     assert {each.dtype for each in settings} == {"float32", "bfloat16"}
-    assert (campaign.repeats, found.profiles) == (5, 3) and campaign.cluster is None
-    assert found.trained.script_args == () and found.steps == Steps(60, 20, 5)
+    assert (found.repeats, found.profiles) == (5, 3) and found.cluster is None
+    assert found.script_args == () and found.lines == Steps(60, 20, 5)
 
 
 def test_on_gpus(monkeypatch, tmp_path):
     monkeypatch.setattr(options_module, "count_gpus", lambda: 8)
     found = parse("")
-    assert list(found.campaign.backends) == ["hvd_mpi", "hvd_gloo", "byteps_local"]
-    assert found.campaign.workers == (1, 8) and found.dtypes == ("float32", "float16")
+    assert list(found.backends) == ["hvd_mpi", "hvd_gloo", "byteps_local"]
+    assert found.workers == (1, 8) and found.dtypes == ("float32", "float16")
     with pytest.raises(InputError, match="--workers 16: there are 8 GPUs"):
         parse("--workers 16")
     with pytest.raises(InputError, match="--backends byteps: all workers of this machine"):
@@ -47,7 +47,7 @@ def test_on_gpus(monkeypatch, tmp_path):
     hosts = tmp_path / "hosts"
     hosts.write_text("a slots=8\nb slots=8\n")
     found = parse(f"--hostfile {hosts}")
-    assert list(found.campaign.backends)[-1] == "byteps" and found.campaign.workers == (1, 16)
+    assert list(found.backends)[-1] == "byteps" and found.workers == (1, 16)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_workers_must_have_slots(tmp_path):
         parse(f"--hostfile {hosts} --workers 4")
     with pytest.raises(InputError, match="--backends byteps: 3 workers: BytePS needs as many ranks"):
         parse(f"--hostfile {hosts} --workers 3")
-    assert parse(f"--hostfile {hosts} --workers 1 2").campaign.workers == (1, 2)
+    assert parse(f"--hostfile {hosts} --workers 1 2").workers == (1, 2)
 
 
 def test_one_line_and_exit_code_2(tmp_path):

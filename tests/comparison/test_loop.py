@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from comparison.campaign import all_settings, order_of_repeat
+from comparison.settings import all_settings, order_of_repeat
 from tests.processes import RunResult, run_command, start_command, until
 
 SCRIPT = Path(__file__).resolve().with_name("compare_quick.py")

@@ -9,7 +9,7 @@ import pytest
 
 from base.tables import terminal
 from comparison.messages.plan import Cell, evaluate, parse_messages
-from comparison.messages.report import Measured, table_of, write_messages
+from comparison.messages.report import Measured, report_of, table_of
 
 MESSAGES = parse_messages(["64KB", "1MB", "10x64KB"], "float32")
 TITLES = {"hvd_mpi": "Horovod, MPI", "hvd_gloo": "Horovod, Gloo", "byteps": "BytePS"}
@@ -70,6 +70,13 @@ def cells_of(*keys):
     return [Cell(key, 2) for key in keys]
 
 
+def shown(directory, *measured):
+    """Writes the report; the text for a terminal."""
+    report = report_of(FACTS, Measured(*measured))
+    report.write(directory)
+    return report.terminal
+
+
 def test_figures_by_hand():
     cells = cells_of("hvd_mpi", "byteps")
     launches = [
@@ -116,7 +123,7 @@ def test_wrong_once_is_wrong(tmp_path):
     outcome = evaluate(cells, MESSAGES, launches, {}, 0.95)
     assert "1MB" not in outcome.figures[cells[1]] and "64KB" in outcome.figures[cells[1]]
     assert outcome.pairs == []
-    text = write_messages(tmp_path, FACTS, Measured(cells, MESSAGES, launches, {}, True)).terminal
+    text = shown(tmp_path, cells, MESSAGES, launches, {}, True)
     assert "BytePS with 2 ranks is wrong at 1MB: rank 1, round 3: element 17 is 5 instead of 2.5" in text
     assert "faster" not in text
     row = next(line for line in text.splitlines() if "wrong: rank 1" in line)
@@ -131,7 +138,7 @@ def test_failed_and_left_out_have_reasons_and_no_figures(tmp_path):
     for each in launches[6:]:
         del each["results"]["10x64KB"]
     launches[3]["notes"] = ["after the last message: exit code 1"]
-    text = write_messages(tmp_path, FACTS, Measured(cells, MESSAGES, launches, left_out, True)).terminal
+    text = shown(tmp_path, cells, MESSAGES, launches, left_out, True)
     assert "failed: exit code 1: rank 1: gone" in text and "left out: needs about 9.0 GiB" in text
     assert "Horovod, MPI, 2 ranks, repeat 4: after the last message: exit code 1" in text
     written = json.loads((tmp_path / "messages.json").read_text())
@@ -144,7 +151,7 @@ def test_files_hold_everything(tmp_path):
     cells = cells_of("hvd_mpi", "byteps")
     launches = launches_of({"hvd_mpi": 1.0, "byteps": 1.3})
     launches[5]["attempts"] = [{**launches[5]["attempts"][0], "others": share} for share in (0.03, 0.78)]
-    write_messages(tmp_path, FACTS, Measured(cells, MESSAGES, launches, {}, True))
+    shown(tmp_path, cells, MESSAGES, launches, {}, True)
     written = json.loads((tmp_path / "messages.json").read_text())
     assert written["complete"] and written["machine"]["cpu"] == "Chip 9" and len(written["launches"]) == 12
     assert written["launches"][0]["results"]["64KB"]["ranks_s"][1][2] == pytest.approx(3e-3)
@@ -165,7 +172,7 @@ def test_files_hold_everything(tmp_path):
 def test_a_partial_report_is_valid(tmp_path, count):
     cells = cells_of("hvd_mpi", "byteps")
     launches = launches_of({"hvd_mpi": 1.0, "byteps": 1.3})[:count]
-    text = write_messages(tmp_path, FACTS, Measured(cells, MESSAGES, launches, {}, False)).terminal
+    text = shown(tmp_path, cells, MESSAGES, launches, {}, False)
     assert f"Partial: {count} of 12 launches are done" in text and ("not measured yet" in text) == (count < 7)
     assert not json.loads((tmp_path / "messages.json").read_text())["complete"]
     assert (tmp_path / "messages.png").exists() == (count > 0)
@@ -180,7 +187,7 @@ def test_start_up_and_agreement(tmp_path):
         own = {"start_up_s": 2.0 + place, "agreement_s": 0.001 if ended else None}
         each["attempts"] = [{**each["attempts"][0], **own}, {**each["attempts"][0], "start_up_s": 90.0}]
     launches[-1]["wrong"] = {"64KB": "element 0 is 2 instead of 1"}
-    text = write_messages(tmp_path, FACTS, Measured(cells, MESSAGES, launches, {}, True)).terminal
+    text = shown(tmp_path, cells, MESSAGES, launches, {}, True)
     (start,) = json.loads((tmp_path / "messages.json").read_text())["starts"]
     assert (start["backend"], start["start_up_s"]["median"], start["start_up_s"]["most"]) == ("hvd_mpi", 3, 4)
     (line,) = (line for line in text.splitlines() if line.startswith("2      Horovod, MPI"))

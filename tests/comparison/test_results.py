@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from comparison.campaign import Setting
 from comparison.runs import agreement
 from comparison.runs.results import FAILED, NOT_RUN, OK, OUT_OF_MEMORY, finish, gather, traffic
+from comparison.settings import Setting
 from comparison.verdicts import DIFFERENT
 from tests.comparison.synthetic import (
     FACTS,

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from bert.configuration import named_config
-from comparison.projection.clusters import CLUSTERS, DLPERF, P3DN, UNIVERSITY
+from comparison.projection.clusters import CLUSTERS, P3DN, UNIVERSITY
 from comparison.projection.model import (
     COLOCATED,
     GPUS,
@@ -19,7 +19,6 @@ from comparison.projection.model import (
     FlatRing,
     HierarchicalRing,
     project,
-    project_all,
     shape_of,
 )
 from comparison.projection.workload import Message, Part, Workload, bert_parts
@@ -227,12 +226,6 @@ def test_fusion_saves_latency():
         assert found.ends_s == pytest.approx(1.0 + calls * 1e-4 + moving)
 
 
-def test_a_cycle_makes_gradients_wait():
-    messages = [Message(0.0123, 8)]
-    found = FlatRing().travel(messages, shape_of(2, 8), replace(SILENT, cycle_ms=5.0))
-    assert found.ends_s == pytest.approx(0.015, abs=1e-6)
-
-
 def test_partitions_keep_all_interfaces_busy():
     """Two phases of equal time overlap but for one partition, whatever the order of arrival."""
     cluster = replace(SILENT, gpus_per_host=1, partition_bytes=1000)
@@ -275,17 +268,6 @@ def test_more_of_anything_that_helps_never_hurts(strategy):
         hidden = project(replace(work, overlap=True), strategy, replace(SILENT, inter_gbps=gbps), gpus)
         assert hidden.step_s <= base.step_s + 1e-12
         assert hidden.without_overlap <= hidden.efficiency + 1e-12
-
-
-@pytest.mark.parametrize("strategy", ALL, ids=lambda each: each.title)
-@pytest.mark.parametrize("cluster", [P3DN, DLPERF], ids=lambda each: each.name)
-def test_efficiency_never_rises_with_the_hosts(strategy, cluster):
-    found = project_all(workload(), [strategy], cluster, [gpus for gpus in GPUS if gpus >= 8])
-    shares = [each.without_overlap for each in found]
-    assert shares == sorted(shares, reverse=True)
-    assert all(0 < each.efficiency <= 1 for each in found)
-    rates = [each.sequences_per_s for each in found]
-    assert rates == sorted(rates)
 
 
 def test_accumulation_hides_communication():

@@ -18,10 +18,7 @@ from training.profiling.profiler import LAST
 
 def plan(words: list[str]) -> tuple[Training, list]:
     options = parse_options(words, BACKENDS)
-    settings = list(options.settings)
-    campaign = options.campaign
-    made = plan_training(options.trained, settings, options.steps, campaign.seed, campaign.output)
-    return made, settings
+    return plan_training(options), list(options.settings)
 
 
 def own_data(directory: Path, *more: str) -> list[str]:

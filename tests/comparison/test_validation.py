@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
 
 from base.tables import markdown
 from bert.configuration import named_config
-from comparison.backends import BACKENDS
-from comparison.options import parse_options
 from comparison.projection.validation import (
     CASES,
     EFFICIENCY,
     LARGE_FLOAT16,
-    STEP,
     THROUGHPUT,
     UNIVERSITY_DAYS,
     UNIVERSITY_STEPS,
     error_range,
-    implied_gbps,
     off,
     points_of,
     single_compute_seconds,
@@ -32,39 +27,23 @@ from comparison.projection.workload import bert_parts
 from tests.processes import ROOT
 
 DOCS = (ROOT / "docs" / "projection.md").read_text("utf-8")
-# The greatest deviation of a prediction, as the documentation states it, and that without overlap.
-BOUNDS = {
-    "dlperf float16 128": (0.12, 0.101),
-    "dlperf float16 96": (0.152, 0.111),
-    "dlperf float16 64": (0.211, 0.151),
-    "dlperf float32 64": (0.098, 0.067),
-    "dlperf float32 48": (0.117, 0.06),
-    "dlperf float32 32": (0.186, 0.092),
-    "claim byteps": (0.089, 0.036),
-    "claim hierarchical_ring": (0.365, 0.068),
-    "university s/step": (0.075, 0.217),
-    "university days": (0.126, 0.107),
-}
 
 
 @pytest.fixture(scope="module")
 def shown():
-    return tables()
+    return tables(validate())
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda each: each.key)
-def test_predictions_are_as_far_off_as_stated(case):
-    limit, without = BOUNDS[case.key]
+def test_a_calibrated_point_is_met_and_others_promise_too_much(case):
+    """By how much is compared with the documentation below."""
     points = points_of(case)
     assert [point.published for point in points] == list(case.points.values())
     for point in points:
         if point.calibrated:
             assert point.predicted == pytest.approx(point.published, rel=1e-9)
-        else:
-            assert abs(point.deviation) <= limit
-            assert abs(point.deviation_without_overlap) <= without
-            if case.unit in (THROUGHPUT, EFFICIENCY):
-                assert point.deviation > 0, "where the model is off, it promises too much"
+        elif case.unit in (THROUGHPUT, EFFICIENCY):
+            assert point.deviation() > 0
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.calibrated_on], ids=lambda each: each.key)
@@ -78,7 +57,7 @@ def test_only_the_calibrated_point_is_used(case):
 
 
 def test_the_issues_measurements_are_among_them():
-    points = {(point.case.key, point.gpus): point.published for point in validate()}
+    points = {(point.case.key, point.at): point.published for point in validate()}
     expected = {
         ("dlperf float16 128", 1): 544.31,
         ("dlperf float16 128", 8): 3825.21,
@@ -110,21 +89,6 @@ def test_a_gpus_speed_carries_over_to_its_own_step():
     assert single_compute_seconds(LARGE_FLOAT16, parts, 32, 900.0) == pytest.approx(seconds / 2)
 
 
-def test_the_implied_speed_gives_the_published_value():
-    for case in CASES:
-        if case.unit == THROUGHPUT:
-            continue
-        for gpus, published in case.points.items():
-            if gpus == case.calibrated_on:
-                continue
-            speed = implied_gbps(case, gpus)
-            cluster = replace(case.cluster, inter_gbps=speed, network_efficiency=1.0)
-            found = next(point for point in points_of(case, cluster) if point.gpus == gpus)
-            assert found.predicted == pytest.approx(published, rel=1e-4)
-    impossible = replace(UNIVERSITY_STEPS, points={4: 2.60, 8: 2.0}, unit=STEP)
-    assert implied_gbps(impossible, 8) is None
-
-
 def test_the_documentation_has_the_numbers_of_now(shown):
     """Every row of every table, and no other row about these measurements."""
     rows = set()
@@ -143,9 +107,9 @@ def test_the_documentation_has_the_numbers_of_now(shown):
 
 def test_the_documentations_sentences_have_the_numbers_of_now(shown):
     points = [point for point in validate() if not point.calibrated]
-    of_dlperf = [100 * point.deviation for point in points if point.case.key.startswith("dlperf")]
+    of_dlperf = [100 * point.deviation() for point in points if point.case.key.startswith("dlperf")]
     assert f"by {min(of_dlperf):.0f} to {max(of_dlperf):.0f}% on DLPerf's\nmeasurements" in DOCS
-    claims = [100 * point.deviation for point in points if point.case.key.startswith("claim")]
+    claims = [100 * point.deviation() for point in points if point.case.key.startswith("claim")]
     assert f"by {min(claims):.0f} and {max(claims):.0f}% on BytePS's claim" in DOCS
     during, after = (error_range(validate(), overlap) for overlap in (True, False))
     assert (
@@ -179,17 +143,3 @@ def test_the_documentations_sentences_have_the_numbers_of_now(shown):
         f"against {' and '.join(predicted)} predicted; without overlap it would be {' and '.join(without)}"
         in text
     )
-
-
-def test_options_named_in_the_documentation_exist(capsys):
-    with pytest.raises(SystemExit):
-        parse_options(["--help"], BACKENDS, "")
-    said = set(re.findall(r"--[a-z]\w+", capsys.readouterr().out))
-    named = set(re.findall(r"--[a-z]\w+", DOCS))
-    assert named - said == set()
-    assert len(named) > 20
-
-
-def test_the_documentations_pictures_exist():
-    for name in re.findall(r"!\[[^]]*\]\((\S+)\)", DOCS):
-        assert (ROOT / "docs" / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

@@ -1,0 +1,126 @@
+"""Reports: a Markdown file, a JSON file and pictures, made of the same parts as a text for the terminal; the
+mark of a busy machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple, Sequence, Union
+
+from base.files import replacing
+from base.quantities import percent
+from base.tables import Table, markdown, terminal
+from comparison.canvas import save
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Part = Union[str, Table]
+
+BUSY = 0.1  # of this machine's CPU time: where other programs take more, figures are marked
+
+
+class Report(NamedTuple):
+    """A report before it is written.
+
+    `name`: of the Markdown and the JSON file, without their endings. `document`: paragraphs and tables of the
+    first, empty ones are left out. `content`: of the second. `pictures`: file names and figures, None for one
+    that has nothing to show. `shown`: paragraphs and tables for a terminal. `mark`: added to the titles of
+    the pictures, in red.
+    """
+
+    name: str
+    document: Sequence[Part]
+    content: Mapping[str, Any]
+    pictures: Mapping[str, Figure | None]
+    shown: Sequence[Part]
+    mark: str = ""
+
+    @property
+    def terminal(self) -> str:
+        """Text without a line end."""
+        return "\n\n".join(terminal(each) if isinstance(each, Table) else each for each in self.shown)
+
+    @property
+    def markdown(self) -> str:
+        texts = (markdown(each) if isinstance(each, Table) else each for each in self.document)
+        return "\n\n".join(each.strip("\n") for each in texts if each) + "\n"
+
+    def write(self, directory: Path) -> list[Path]:
+        """Writes the files, each whole or not at all, and returns their paths. Raises OSError."""
+        drawn = {directory / name: figure for name, figure in self.pictures.items() if figure}
+        for path, figure in drawn.items():
+            save(figure, path, self.mark)
+        texts = {
+            directory / f"{self.name}.md": self.markdown,
+            directory / f"{self.name}.json": as_json(self.content),
+        }
+        for path, text in texts.items():
+            write_text(path, text)
+        return [*texts, *drawn]
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file, whole or not at all. Raises OSError."""
+    with replacing(str(path)) as handle:
+        handle.write(text.encode("utf-8"))
+
+
+def as_json(content: Any) -> str:
+    return json.dumps(plain(content), indent=1, allow_nan=False) + "\n"
+
+
+def plain(value: Any) -> Any:
+    """The same for JSON: named tuples and dataclasses become objects, what is not finite null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if dataclasses.is_dataclass(value):
+        return plain(vars(value))
+    if hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    return value if value is None or isinstance(value, (str, int)) else str(value)  # a Path, say
+
+
+def busy_mark(shares: Sequence[float]) -> str:
+    """The mark of all figures; "" where other programs left the machine to every launch. `shares`: of its CPU
+    time, taken by others during each launch."""
+    busy = sum(share > BUSY for share in shares)
+    return f"{busy} of {len(shares)} launches on a busy machine" if busy else ""
+
+
+def marked(tables: Iterable[Table | None], mark: str) -> list[Table]:
+    """Those that there are, with the mark in their titles."""
+    known = [each for each in tables if each is not None]
+    return [replace(each, title=f"{each.title} ({mark})") for each in known] if mark else known
+
+
+def with_others(sentences: Sequence[str], shares: Sequence[float]) -> list[str]:
+    """A report's sentences and one about the load by other programs: last, or first where it was much."""
+    if not shares:
+        return [*sentences]
+    taken = (
+        f"While ranks ran, other programs took {percent(statistics.median(shares))} of this machine's CPU"
+        f" time (median of the launches; at most {percent(max(shares))})."
+    )
+    mark = busy_mark(shares)
+    if not mark:
+        return [*sentences, taken]
+    loud = (
+        f"MEASURED ON A BUSY MACHINE. {taken} In {mark.partition(' on ')[0]} it was more than"
+        f" {percent(BUSY)}: differences may be due to it. Repeat the comparison with another --output when"
+        " the machine is quiet."
+    )
+    return [loud, *sentences]
+
+
+def beside(share: float | None) -> str:
+    """Words on the load by others during a launch, for the progress; "" where it was little."""
+    return f"; other programs took {percent(share)} of the machine" if share and share > BUSY else ""
