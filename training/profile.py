@@ -29,9 +29,9 @@ from training.entry import exit_code
 from training.inputs import check_inputs
 from training.options import expand_options, parse_options
 from training.profiling.breakdown import break_down
-from training.profiling.picture import draw
+from training.profiling.picture import draw, draw_stages
 from training.profiling.profiler import TraceComplete, TracePlan, separate_operators
-from training.profiling.stages import draw_stages, stage_figures, stage_table, staged
+from training.profiling.stages import stage_figures, stage_table, staged
 from training.profiling.table import table
 from training.profiling.trace import Trace, chrome_events, read_trace, write_chrome
 

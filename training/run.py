@@ -37,7 +37,7 @@ from training.pipeline.ranks import Ranks, Readers
 from training.pipeline.saving import check_tied, gather
 from training.pipeline.split import make_split
 from training.plan import RunPlan
-from training.report import Reporter, RunReporter, SilentReporter, Span
+from training.report import Reporter, RunReporter, Span
 from training.run_file import write_run_file
 from training.run_inputs import Part, RunInputs
 from training.saving import Saver
@@ -254,7 +254,7 @@ def open_run(part: Part, start: Start, task: Task, crew: Crew, stack: contextlib
         already = f"the checkpoint is already at step {start.step - start.begun}"
         of_stage = f" of stage {start.stage}" if start.stage else ""
         raise InputError(f"--num_steps {plan.num_steps}: {already}{of_stage}")
-    reporter: Reporter = SilentReporter()
+    reporter = Reporter()
     saved_vocabulary = None
     if communicator.rank == 0:
         shown = config.report

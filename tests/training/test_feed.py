@@ -22,7 +22,7 @@ from training.config import run_config
 from training.inputs import check_inputs
 from training.options import parse_options
 from training.plan import make_plan
-from training.report import SilentReporter
+from training.report import Reporter
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS]
@@ -41,7 +41,7 @@ class Rank(LocalCommunicator):
         self.barriers += 1
 
 
-class Notes(SilentReporter):
+class Notes(Reporter):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -326,7 +326,7 @@ def test_npz_files_for_training_are_divided_too():
     plan = make_plan(config.batch, config.optimization, 2, inputs.max_seq_length)
     seen: list[list[int]] = []
     for rank in range(2):
-        feed = inputs.open_training(config, plan, 0, Rank(rank, 2), SilentReporter())
+        feed = inputs.open_training(config, plan, 0, Rank(rank, 2), Reporter())
         assert feed.context_free_loss is None
         seen.append([int(row) for batch in take(feed, 2) for row in batch.input_ids[:, 1]])
     assert len(seen[0]) == len(seen[1]) == 8

@@ -25,7 +25,7 @@ from tests.processes import ROOT
 from tests.training.tiny import TASK
 from training import report
 from training.metrics import finite_or_none
-from training.report import Ending, RunReporter, SilentReporter, Span, plot_losses, read_metrics, summarize
+from training.report import Ending, Reporter, RunReporter, Span, plot_losses, read_metrics, summarize
 
 
 def training(step: int, **changes: Any) -> dict[str, Any]:
@@ -339,7 +339,7 @@ class TestTerminal:
         assert shown.out.startswith("step 10  mlm_loss") == (progress == "lines")
 
     def test_other_ranks_are_silent(self, capsys):
-        reporter = SilentReporter()
+        reporter = Reporter()
         for say in (reporter.note, reporter.warn):
             say("words")
         reporter.advance(1)
@@ -350,7 +350,7 @@ class TestTerminal:
 
 
 class TestSummary:
-    class Notes(SilentReporter):
+    class Notes(Reporter):
         def __init__(self) -> None:
             self.lines: list[str] = []
 

@@ -36,7 +36,7 @@ from training.model import Model
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler, SkipCounter
 from training.options import parse_options
-from training.report import SilentReporter
+from training.report import Reporter
 from training.run import Run as TrainingRun
 from training.saving import Saver
 from training.start.decision import decide
@@ -99,9 +99,9 @@ class Run:
         return TrainingRun(
             config=run_config(options), inputs=INPUTS, task=TASK, communicator=PAIR,
             plan=SimpleNamespace(num_steps=9, ckpt_interval=None), start=start,
-            seed=5, reporter=SilentReporter(), feed=SimpleNamespace(position=position), eval_feed=None,
+            seed=5, reporter=Reporter(), feed=SimpleNamespace(position=position), eval_feed=None,
             model=model, optimizer=self.optimizer, scaler=self.scaler, skips=self.skips,
-            saver=Saver(options.ckpt_dir, options.keep_checkpoints, SilentReporter()),
+            saver=Saver(options.ckpt_dir, options.keep_checkpoints, Reporter()),
         )  # fmt: skip
 
     def save(self, options: Any, step: int, position: int = 7) -> None:

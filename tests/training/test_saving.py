@@ -20,11 +20,11 @@ from tests.training.tiny import make_step, random_batch, tiny_network
 from training import saving
 from training.checkpoint import list_steps, newest_complete
 from training.optimizer.moments import MomentType
-from training.report import SilentReporter
+from training.report import Reporter
 from training.saving import Saver, copied_bytes
 
 
-class Heard(SilentReporter):
+class Heard(Reporter):
     def __init__(self):
         self.notes, self.warnings = [], []
 

@@ -23,7 +23,6 @@ from training.results.record import (
     FINISHED,
     NO_MEMORY,
     NOT_FINITE,
-    Result,
     has_result,
     read_result,
 )
@@ -249,17 +248,6 @@ def read_plan(folder: str) -> Plan:
         return Plan(members, dict(content["options"]))
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} is damaged ({error}); remove it with its folder, and run again") from error
-
-
-def results_of_members(folder: str) -> list[tuple[Member, Result | None]]:
-    """Each member of a folder with its results, None where it has none.
-
-    Raises:
-        InputError: as `read_plan` and `read_result`.
-    """
-    members = read_plan(folder).members
-    folders = [os.path.join(folder, member.name) for member in members]
-    return [(member, read_result(own) if has_result(own) else None) for member, own in zip(members, folders)]
 
 
 def run_members(
