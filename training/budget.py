@@ -1,4 +1,4 @@
-"""A run that ends after --budget_hours of training, and a schedule that follows their elapsed share.
+"""The extent of a run: so many steps, or --budget_hours of training, whose elapsed part the schedule follows.
 
 Counted is the time of steps, data waits included; start-up, checkpoints and evaluations are not. The hours of
 a resumed run go on from those in its checkpoint, so the time of steps that a killed process had taken since
@@ -11,13 +11,40 @@ logical AND of all is what rank 0 gave. It costs no exchange of its own.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Sequence
+from typing import TYPE_CHECKING, Mapping, Sequence
 
 if TYPE_CHECKING:
     from training.metrics import Stopwatch
 
 BITS = 30  # a tick of 1000 hours is 3 ms
 TICKS = (1 << BITS) - 1  # the whole budget; the unit of the schedule is its part
+
+
+class Steps:
+    """Place of a run in its steps, which every rank counts for itself.
+
+    Args:
+        taken: steps of the schedule that were taken before. planned: all of them.
+    """
+
+    figures: Mapping[str, float] = {}  # for a line of the metrics
+
+    def __init__(self, taken: int, planned: int):
+        self._planned = planned
+        self.ticks = taken + 1  # of the step about to be taken, for the schedule
+
+    @property
+    def spent(self) -> bool:
+        """Whether no step is left."""
+        return self.ticks > self._planned
+
+    def flags(self) -> list[bool]:
+        """None: there is nothing to agree on."""
+        return []
+
+    def take(self, agreed: Sequence[bool]) -> None:
+        """Goes on from the step just taken to the next."""
+        self.ticks += 1
 
 
 class Budget:
@@ -63,9 +90,9 @@ class Budget:
         self.ticks = sum(1 << bit for bit, flag in enumerate(agreed) if flag)
 
     @property
-    def left(self) -> float:
-        """Seconds of training that are left on this rank's clock."""
-        return max(0.0, self.seconds - self._clock.total)
+    def figures(self) -> dict[str, float]:
+        """Seconds of training that are left on this rank's clock, for a line of the metrics."""
+        return {"budget_left_s": round(max(0.0, self.seconds - self._clock.total), 3)}
 
     def _at(self, seconds: float) -> int:
         return min(TICKS, max(1, round(TICKS * min(1.0, seconds / self.seconds))))

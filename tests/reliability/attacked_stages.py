@@ -51,10 +51,10 @@ PATCHES = {
     UNNAMED: MISSING[UNNAMED],
     # On all ranks: one alone that does not save with the others leaves them waiting.
     UNSAVED: """
-import training.loop
-save = training.loop.Loop._save
-training.loop.Loop._save = lambda self, planned, at_end: (
-    None if at_end and not self._complete() else save(self, planned, at_end)
+import training.last_good
+save = training.last_good.Checkpoints.save
+training.last_good.Checkpoints.save = lambda self, step, planned, ended, interrupted: (
+    None if interrupted and not ended else save(self, step, planned, ended, interrupted)
 )
 """,
 }

@@ -36,6 +36,8 @@ from training.model import Model
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler, SkipCounter
 from training.options import parse_options
+from training.pipeline.options import PipelineConfig
+from training.pipeline.ranks import place_ranks
 from training.report import Reporter
 from training.run import Run as TrainingRun
 from training.saving import Saver
@@ -97,7 +99,7 @@ class Run:
         """The run of two ranks that all this belongs to, as far as saving and restoring go."""
         model = Model(self.network.bert, self.network, mx.cpu(), "float32", "mxnet")
         return TrainingRun(
-            config=run_config(options), inputs=INPUTS, task=TASK, communicator=PAIR,
+            config=run_config(options), inputs=INPUTS, task=TASK, ranks=place_ranks(PipelineConfig(), PAIR),
             plan=SimpleNamespace(num_steps=9, ckpt_interval=None), start=start,
             seed=5, reporter=Reporter(), feed=SimpleNamespace(position=position), eval_feed=None,
             model=model, optimizer=self.optimizer, scaler=self.scaler, skips=self.skips,
@@ -107,7 +109,7 @@ class Run:
     def save(self, options: Any, step: int, position: int = 7) -> None:
         run = self.in_training(options, Start(), position)
         run.save(step)
-        run.saver.check(run.saver.finish(), run.saver.finite)
+        run.saver.take([run.saver.finish(), run.saver.finite])
 
     def restore(self, options: Any) -> Start:
         start = start_of(options)

@@ -1,4 +1,4 @@
-"""The ranks of a run with pipelines, as one of them sees them: its place, its neighbours and its group."""
+"""The ranks of a run, as one of them sees them: its place, its neighbours and its group."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TIED, PARAMETERS, STATE = range(2 * _MICRO_BATCHES, 2 * _MICRO_BATCHES + 3)
 
 @dataclass(frozen=True)
 class Ranks:
-    """Every rank in its place.
+    """Every rank in its place. Without pipelines each is a replica, and all are the group.
 
     Attributes:
         config: of the pipelines.
@@ -53,13 +53,25 @@ class Ranks:
         return replace(self, parts=tuple(ModelPart(bert, begin, end) for begin, end in split.ranges))
 
     @property
+    def pipelined(self) -> bool:
+        """Whether the layers lie on several ranks."""
+        return self.place.stages > 1
+
+    @property
+    def readers(self) -> Communicator:
+        """The exchange as those see it who read data."""
+        return Readers(self) if self.pipelined else self.world
+
+    @property
     def part(self) -> ModelPart:
         """The part that this rank holds."""
         return self.parts[self.place.stage]
 
     @property
     def facts(self) -> dict[str, Any]:
-        """This rank's place and part, for a trace."""
+        """This rank's place and part, for a trace; nothing without pipelines."""
+        if not self.pipelined:
+            return {}
         place, part = self.place, self.part
         return {
             "stage": place.stage,
@@ -115,18 +127,22 @@ class Readers(DelegatingCommunicator):
 
 
 def place_ranks(config: PipelineConfig, communicator: Communicator) -> Ranks:
-    """Puts every rank in its place; every rank calls it, once.
+    """Puts every rank in its place; every rank calls it, once in a launch.
 
     Raises:
         InputError: a number of ranks that are not whole replicas, or ranks that are not numbered one host
             after the other; a communicator without groups.
     """
+    rank, size = communicator.rank, communicator.size
+    if config.stages == 1:
+        alone = tuple((each,) for each in range(size))
+        return Ranks(config, Place(rank, size, 0, 1), alone, communicator, communicator)
     own = [own_host(), communicator.local_rank]
-    found = [broadcast_json(own, communicator, rank) for rank in range(communicator.size)]
+    found = [broadcast_json(own, communicator, each) for each in range(size)]
     hosts = hosts_of_ranks([(str(name), int(local)) for name, local in found])
     slots = [host.slots for host in hosts]
     replicas = replica_groups(slots, config.stages, config.placement)
-    place = place_of(communicator.rank, slots, config.stages, config.placement)
+    place = place_of(rank, slots, config.stages, config.placement)
     group = communicator.groups(list(zip(*replicas)))
     warnings = placement_warnings(hosts, config.stages, config.placement)
     return Ranks(config, place, replicas, communicator, group, tuple(warnings))
