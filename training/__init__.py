@@ -12,7 +12,7 @@ budget              hours instead of steps
 deadline            the end of a run's time on its machine
 plan                steps, learning rate and warmup: given, or the paper's
 feed                micro-batches of this rank
-run_inputs          what a run reads: its data, plan and feeds, by an interface
+run_inputs          inputs of a run: its data, plan and feeds, as a base class
 inputs              pretraining's, checked before MXNet is imported
 finetuning/         fine-tuning's, with its options and its plan
 estimate            memory of a run, compared with what is there

@@ -118,5 +118,5 @@ class Checkpoints:
 
     @property
     def remedy(self) -> str:
-        """Where --resume goes on from, where that is not the last step: for the end of a sentence."""
+        """The end of a sentence: the checkpoint that --resume goes on from, where not the last step's."""
         return f", from {self._good.newest or 'the beginning'}" if self.late else ""

@@ -149,10 +149,13 @@ class RunReporter(Reporter):
         self._write(metrics)
         speed = f"{metrics['tokens_per_s']:,.0f}"
         if self._bar is not None:
-            figure = self._task.short_line(metrics)
+            loss = self._task.judged[0]
+            shown = "-" if metrics[loss] is None else format(metrics[loss], self._task.shown[loss])
             more = f", mfu {metrics['mfu']:.0%}" if "mfu" in metrics else ""
             more += "" if self._span.last else f", {self._remaining(metrics)} left"
-            self._bar.set_postfix_str(f"{figure}, lr {metrics['lr']:.2e}, {speed} tokens/s{more}")
+            self._bar.set_postfix_str(
+                f"{self._task.short} {shown}, lr {metrics['lr']:.2e}, {speed} tokens/s{more}"
+            )
         if self._lines:
             of = f"/{self._span.last}" if self._span.last else ""
             mfu = f"  mfu {metrics['mfu']:.1%}" if "mfu" in metrics else ""

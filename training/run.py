@@ -260,7 +260,7 @@ def open_run(part: Part, start: Start, task: Task, ranks: Ranks, stack: contextl
     )
     run.restore()
     position, messages = position_to_continue(
-        start, config.options, config.batch.processes, inputs.data_options
+        start, config.options, config.batch.processes, inputs.about.data_options
     )
     run.introduce([*start.messages, *inputs.messages, *changed_options(start, config), *messages])
     if feed is not None:
@@ -298,7 +298,7 @@ def _open_report(config: RunConfig, start: Start, task: Task, plan: RunPlan) -> 
 def _open_data(
     part: Part, plan: RunPlan, seed: int, ranks: Ranks, reporter: Reporter, stack: contextlib.ExitStack
 ) -> tuple[Feed | None, EvaluationFeed | None]:
-    """What is trained and evaluated on, the same on every rank. Raises InputError."""
+    """Data to train and to evaluate on, the same on every rank. Raises InputError."""
     config, inputs = part
     feed = inputs.open_training(config, plan, seed, ranks.readers, reporter)
     if feed is not None:

@@ -59,7 +59,7 @@ def train_stages(
 def _train_locked(parts: Sequence[Part], task: Task, ranks: Ranks, stop: StopRequest) -> int:
     """`train_stages` in a directory that no other run has."""
     communicator, (first, inputs) = ranks.world, parts[0]
-    start = settle(inputs.start, first, inputs.evaluation_options, communicator)
+    start = settle(inputs.start, first, inputs.about.evaluation_options, communicator)
     remaining = [part for part in parts if (part.config.start.stage or 0) >= (start.stage or 0)]
     for part in remaining[1:]:
         processes = processes_to_count(start, remaining[0].config, ranks.place.data_size)

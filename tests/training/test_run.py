@@ -60,7 +60,7 @@ class Pair(LocalCommunicator):
 
 
 LOCAL, PAIR = LocalCommunicator(), Pair()
-INPUTS = Inputs(DataFiles("instances", ("x.npz",)), DataFiles(""), None, VOCAB_SIZE, 16)
+INPUTS = Inputs(None, VOCAB_SIZE, 16, train=DataFiles("instances", ("x.npz",)))
 BATCH = random_batch(np.random.default_rng(3), 4, 12, 4, least_masked=1)
 
 
