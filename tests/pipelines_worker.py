@@ -36,11 +36,10 @@ from training.checkpoint import load_step, save
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler
 from training.pipeline.options import PipelineConfig
-from training.pipeline.parameters import begin_stages, restore_stages
 from training.pipeline.placement import place_of, replica_groups
 from training.pipeline.ranks import Ranks
-from training.pipeline.saving import check_tied, gather
 from training.pipeline.split import make_split
+from training.pipeline.state import begin_stages, check_tied, gather, restore_stages
 from training.pipeline.step import PipelineStep
 from training.saving import Saver
 from training.start.restoring import live_arrays, restore_parameters, restore_states

@@ -16,8 +16,9 @@ from base import machine
 from base.errors import InputError
 from base.launchers import BYTEPS, LOCAL, announced_sizes, launched_rank, local_size, number_in
 from base.memory import Available, available_memory
-from base.tables import Table, terminal
-from bert.configuration import OPERATORS_LIBRARY
+from base.quantities import digits, percent
+from base.tables import Row, Table, terminal
+from bert.configuration import OPERATORS_LIBRARY, BertConfig
 from bert.memory import (
     FLOAT32,
     FUSED,
@@ -32,8 +33,16 @@ from bert.memory import (
     parameter_count,
 )
 from lamb_paper import default_max_predictions
-from training.pipeline.shares import ends_of, micro_batches_kept, run_split, stage_parameters, stage_table
-from training.pipeline.split import Costs, Split
+from training.pipeline.schedule import bubble, micro_batches_kept
+from training.pipeline.split import (
+    Costs,
+    Split,
+    ends_of,
+    evenness,
+    parts_of_work,
+    run_split,
+    stage_parameters,
+)
 from training.run_inputs import Part
 from training.saving import copied_bytes
 
@@ -175,6 +184,44 @@ def stages_of(part: Part, backend: str) -> str:
     return terminal(table)
 
 
+def stage_table(
+    bert: BertConfig,
+    vocab_size: int,
+    split: Split,
+    costs: Costs,
+    memory: Sequence[int],
+    micro_batches: int,
+) -> Table:
+    """The stages as a table. `memory`: bytes of a process of each stage; `micro_batches`: of a step."""
+    work = parts_of_work(split, costs)
+    rows = []
+    for stage, (begin, end) in enumerate(split.ranges):
+        first, last = ends_of(stage, split.stages)
+        layers = f"{begin} to {end - 1}" if end - begin > 1 else str(begin)
+        layers = f"{'embeddings, ' if first else ''}{layers}{', heads' if last else ''}"
+        cells = [
+            str(stage),
+            layers,
+            str(end - begin),
+            f"{digits(stage_parameters(bert, vocab_size, split, stage) / 1e6)} M",
+            f"{100 * work[stage]:.1f}%",
+            f"{memory[stage] / _MIB:,.0f} MiB",
+        ]
+        rows.append(Row(cells))
+    even = evenness(split, costs)
+    enough = 4 * split.stages
+    share = percent(bubble(split.stages, micro_batches))
+    lost = f"{micro_batches} micro-batch{'es' if micro_batches > 1 else ''} a step: the bubble is {share}"
+    if micro_batches < enough:
+        lost += f" of the time; with --accumulate {enough} {percent(bubble(split.stages, enough))}"
+    notes = [
+        f"The stage with the most work takes {100 * (1 / even - 1):.1f}% more than the mean.",
+        f"{lost}.",
+    ]
+    head = ("stage", "holds", "layers", "parameters", "work", "memory")
+    return Table(f"--pipeline_split {split}", head, rows, names=2, notes=notes)
+
+
 class _Shape(NamedTuple):
     """A micro-batch, and the numbers and operators that work on it."""
 
@@ -210,7 +257,8 @@ def _shape(part: Part) -> _Shape:
 
 def _split(part: Part, shape: _Shape) -> tuple[Split, Costs]:
     config, inputs = part
-    return run_split(config.pipeline, config.model.bert, inputs.vocab_size, shape.batch, shape.operators)
+    pipeline, bert = config.pipeline, config.model.bert
+    return run_split(pipeline.split, pipeline.stages, bert, inputs.vocab_size, shape.batch, shape.operators)
 
 
 def _count(part: Part, shape: _Shape, stage: int) -> int:

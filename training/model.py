@@ -19,8 +19,8 @@ from training.optimizer.moments import MomentType
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.update_rule import Rule
 from training.pipeline.options import check_dtype
-from training.pipeline.parameters import begin_stages
 from training.pipeline.ranks import Ranks
+from training.pipeline.state import begin_stages
 from training.run_inputs import Part
 from training.start.restoring import restore_parameters
 from training.start.start import Start

@@ -21,7 +21,7 @@ from training.agreement import agree
 from training.config import ModelConfig, RunConfig
 from training.device import choose_computing
 from training.estimate import split_of, stages_of
-from training.evaluation import evaluate
+from training.evaluation import evaluate, forward
 from training.exchange import broadcast_json
 from training.feed import EvaluationFeed, Feed
 from training.metrics import Stopwatch, finite_or_none
@@ -29,11 +29,10 @@ from training.model import Model, make_optimizer, open_model
 from training.optimizer.moments import check_moments
 from training.optimizer.optimizer import Optimizer
 from training.optimizer.scaler import DynamicScaler, LossScaler, SkipCounter, StaticScaler
-from training.pipeline.evaluation import evaluate_stages
-from training.pipeline.parameters import restore_stages
 from training.pipeline.ranks import Ranks
-from training.pipeline.saving import check_tied, gather
 from training.pipeline.split import make_split
+from training.pipeline.state import check_tied, gather, restore_stages
+from training.pipeline.step import forward_stages
 from training.plan import RunPlan
 from training.report import Reporter, RunReporter, Span
 from training.run_file import write_run_file
@@ -100,12 +99,12 @@ class Run:
     def evaluate(self, step: int) -> None:
         """Evaluates and reports, if there is something to evaluate on; every rank calls it."""
         if self.eval_feed is not None:
-            batches, collector = self.eval_feed(), self.eval_feed.collector()
-            network, device = self.model.network, self.model.device
+            batches, network, device = self.eval_feed(), self.model.network, self.model.device
             if self.ranks.pipelined:
-                metrics = evaluate_stages(self.task, network, batches, self.ranks, device)
+                passes = forward_stages(self.task, network, batches, self.ranks, device)
             else:
-                metrics = evaluate(self.task, network, batches, self.communicator, device, collector)
+                passes = forward(self.task, network, batches, device)
+            metrics = evaluate(self.task, passes, self.communicator, device, self.eval_feed.collector())
             self.reporter.evaluation({"step": step, **self.stage_entry, **metrics})
 
     def state(self, ended: bool = False) -> dict[str, Any]:

@@ -6,7 +6,7 @@ waits for it (`Saver.sound`, which a step calls when its gradient is there). Wha
 thread of low priority: it computes checksums, for which training should not wait.
 
 Of a pipeline rank 0 has a part of the state only. It receives the others' into the memory of the copy, while
-the step goes on, and they send it from where it lies (training/pipeline/saving.py): `Saver.sound` waits for
+the step goes on, and they send it from where it lies (training/pipeline/state.py): `Saver.sound` waits for
 that too.
 
 One checkpoint at a time: the next waits for the one before, and has its copy in the same memory, of
@@ -317,7 +317,7 @@ class _Finite(Mapping[str, Any]):
 
 
 def _is_elsewhere(array: Any) -> bool:
-    """Whether an array is another rank's, which sends it (training.pipeline.saving)."""
+    """Whether an array is another rank's, which sends it (training.pipeline.state)."""
     return hasattr(array, "receive")
 
 

@@ -29,7 +29,7 @@ from comparison.projection.pipelines import (
 from comparison.projection.workload import Workload, bert_parts, update_seconds
 from comparison.wording import Part, as_markdown, as_terminal, size, write_files
 from training.pipeline.placement import INTER_FIRST, INTRA_FIRST
-from training.pipeline.shares import bubble
+from training.pipeline.schedule import bubble
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
