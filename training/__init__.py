@@ -36,8 +36,7 @@ utilisation         operations done, of those that the devices could do
 events              figures as TensorBoard's events
 report              progress, metrics.jsonl, plot, closing lines
 results/            results.json, and many runs with one option different
-checkpoint_facts    entries of a manifest, checked
-states_file         optimizer states in a file, checked before they are believed
+states_file         optimizer states in a file, written, and checked before they are believed
 checkpoint          three files a checkpoint, complete or not there
 saving              the state copied, and written by a thread
 last_good           the checkpoint to go back to when gradients are not finite

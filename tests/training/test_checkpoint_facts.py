@@ -18,7 +18,7 @@ import pytest
 from base.errors import InputError
 from tests.processes import LIMIT
 from training import checkpoint
-from training.checkpoint_facts import check_facts
+from training.checkpoint import check_facts
 from training.states_file import open_states
 
 FACTS = {

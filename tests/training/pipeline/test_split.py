@@ -1,4 +1,4 @@
-"""Splits of layers over stages: the balanced one against all others, and each stage's parameters and memory."""
+"""Splits of layers over stages: the balanced one against all others, and the memory of each stage."""
 
 from __future__ import annotations
 
