@@ -41,7 +41,7 @@ from lamb_paper import default_max_predictions
 from training.entry import exit_code
 from training.pipeline.options import GPIPE, ONE_F_ONE_B, PipelineConfig
 from training.pipeline.schedule import bubble
-from training.pipeline.split import evenness, run_split
+from training.pipeline.work import evenness, run_split
 
 TIME_LIMIT = 600.0  # seconds for one launch
 LENGTH = 128

@@ -34,15 +34,8 @@ from bert.memory import (
 )
 from lamb_paper import default_max_predictions
 from training.pipeline.schedule import bubble, micro_batches_kept
-from training.pipeline.split import (
-    Costs,
-    Split,
-    ends_of,
-    evenness,
-    parts_of_work,
-    run_split,
-    stage_parameters,
-)
+from training.pipeline.split import Costs, Split
+from training.pipeline.work import ends_of, evenness, parts_of_work, run_split, stage_parameters
 from training.run_inputs import Part
 from training.saving import copied_bytes
 

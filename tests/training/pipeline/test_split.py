@@ -19,15 +19,11 @@ from bert.weights.names import EMBEDDING
 from tests.processes import ROOT
 from tests.test_values import parts_of
 from training.estimate import estimate, stage_table
-from training.pipeline.split import (
-    Costs,
-    Split,
-    balanced_split,
+from training.pipeline.split import Costs, Split, balanced_split, given_split, make_split
+from training.pipeline.work import (
     counted_costs,
     ends_of,
     evenness,
-    given_split,
-    make_split,
     parts_of_work,
     run_split,
     stage_parameters,
