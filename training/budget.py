@@ -5,7 +5,7 @@ a resumed run go on from those in its checkpoint, so the time of steps that a ki
 then is not counted: these steps are lost, too.
 
 The clock of rank 0 decides. All ranks must take the same learning rate and end at the same step, so rank 0's
-share travels as bits among the flags that every step agrees on anyway: the other ranks give ones, and the
+part travels as bits among the flags that every step agrees on anyway: the other ranks give ones, and the
 logical AND of all is what rank 0 gave. It costs no exchange of its own.
 """
 
@@ -21,7 +21,7 @@ TICKS = (1 << BITS) - 1  # the whole budget; the unit of the schedule is its par
 
 
 class Steps:
-    """Place of a run in its steps, which every rank counts for itself.
+    """Position of a run in its steps, which every rank counts for itself.
 
     Args:
         taken: steps of the schedule that were taken before. planned: all of them.
@@ -48,11 +48,11 @@ class Steps:
 
 
 class Budget:
-    """Place of a run in its budget, in ticks; the same on every rank.
+    """Position of a run in its budget, in ticks; the same on every rank.
 
-    A step's place is where it ends, as with steps: the last one is at TICKS, where the schedule has its end.
-    The end is foreseen from the shortest step so far: where steps take equally long, a run exceeds its budget
-    by less than one, else by less than two.
+    A step's position is where it ends: the last one is at TICKS, where the schedule has its end. The end
+    is foreseen from the shortest step so far: where steps take equally long, a run exceeds its budget by less
+    than one, else by less than two.
 
     Args:
         hours: the budget.
@@ -70,8 +70,8 @@ class Budget:
         self.ticks = self._at(clock.at_start)  # of the step about to be taken
 
     def flags(self) -> list[bool]:
-        """The place of the step after this one as bits, lowest first; ones on every rank but 0. To be called
-        once a step."""
+        """The position of the step after this one as bits, lowest first; ones on every rank but 0. Asked once
+        a step."""
         if not self._leads:
             return [True] * BITS
         now = self._clock.total

@@ -56,7 +56,7 @@ Check = Callable[[Any], bool]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on disk. `manifest` and `states_path` are None for a bare .params file."""
+    """A checkpoint on disk. `manifest` and `states_path` are None for a .params file alone."""
 
     step: int
     params_path: str
@@ -65,7 +65,7 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def open_states(self) -> Iterator[Mapping[str, np.ndarray]]:
-        """The optimizer states by name, each loaded when it is asked for. ValueError for a bare .params file.
+        """The optimizer states by name, each loaded when asked for. ValueError for a .params file alone.
 
         Raises:
             InputError: the file is not an archive of plain arrays; nothing is ever unpickled.

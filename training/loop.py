@@ -39,8 +39,8 @@ class Loop:
         self.totals = Totals(run.task, run.model.device)
         self.steps_in_interval = 0
         self.size = size_of(config.model.bert, run.inputs.vocab_size)
-        # What every step decides beside itself: whether saving goes well, the place in the schedule, whether
-        # there is time for another step, whether the peak is measured again.
+        # Decided in every step: whether saving goes well, the position in the schedule, whether there is time
+        # for another step, whether the peak is measured again.
         self.budget = extent_of(run)
         end = end_of_time(config.deadline, os.environ, began()) if leads else None
         self.deadline = Deadline(end, run.parameters * SAVED_BYTES, lambda: run.saver.seconds)
@@ -107,7 +107,7 @@ class Loop:
         result = self.take_step(self.step, micro_batches, lr, keep_going, self.decisions)
         self.trace.after_step(micro_batches)
         self.checkpoints.stepped(self.step, result.applied)
-        if run.ranks.place.last:  # where the losses are: what a replica has done counts once
+        if run.ranks.coordinates.last:  # where the losses are: what a replica has done counts once
             forward = sum(run.task.flops(each, self.size, run.model.operators) for each in micro_batches)
             self.totals.add(micro_batches, result.sums, result.applied, waited, (1 + BACKWARD) * forward)
         else:
@@ -143,7 +143,7 @@ class Loop:
                 "padded_tokens_per_s": counts["padded_tokens"] / seconds,
                 "sequences_per_s": counts["sequences"] / seconds,
                 "step_s": seconds / self.steps_in_interval,
-                "mfu": self.peak.share(counts["flops"] / seconds),
+                "mfu": self.peak.fraction(counts["flops"] / seconds),
                 "training_s": round(self.clock.total, 3),
                 **self.budget.figures,
                 "data_wait": counts["waited_s"] / run.communicator.size / seconds,
@@ -156,11 +156,11 @@ class Loop:
 
 def make_step(run: Run, micro_batches: int) -> TrainStep:
     """The step over the whole network, or over this rank's stage of it."""
-    place = run.ranks.place
+    here = run.ranks.coordinates
     settings = StepSettings(
         micro_batches,
         run.config.optimization.clip_norm,
-        lambda step, number: dropout_seed(run.seed, step, place.data_rank + place.data_size * number),
+        lambda step, number: dropout_seed(run.seed, step, here.data_rank + here.data_size * number),
     )
     tools = (run.task, run.model.network, run.optimizer, run.scaler)
     if run.ranks.pipelined:

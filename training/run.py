@@ -194,7 +194,7 @@ class Run:
         if self.feed is None:
             return
         self.reporter.note(self.plan.summary)
-        batch, taking = config.batch, self.ranks.place.data_size
+        batch, taking = config.batch, self.ranks.coordinates.data_size
         if taking != batch.processes:
             share = Share(0, taking, batch.micro_batches)
             self.reporter.note(
@@ -273,7 +273,7 @@ def _settled(part: Part, start: Start, ranks: Ranks) -> tuple[Part, RunPlan]:
     Raises:
         InputError: a plan, a device or data that cannot be had; fewer steps than have been taken.
     """
-    processes = processes_to_count(start, part.config, ranks.place.data_size)
+    processes = processes_to_count(start, part.config, ranks.coordinates.data_size)
     config = replace(part.config, batch=replace(part.config.batch, processes=processes))
     computing = choose_computing(config.model, ranks.world)
     on_gpu = computing.device.device_type == "gpu"

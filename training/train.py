@@ -62,7 +62,7 @@ def _train_locked(parts: Sequence[Part], task: Task, ranks: Ranks, stop: StopReq
     start = settle(inputs.start, first, inputs.about.evaluation_options, communicator)
     remaining = [part for part in parts if (part.config.start.stage or 0) >= (start.stage or 0)]
     for part in remaining[1:]:
-        processes = processes_to_count(start, remaining[0].config, ranks.place.data_size)
+        processes = processes_to_count(start, remaining[0].config, ranks.coordinates.data_size)
         _check_ahead(part, remaining[0], processes, communicator)
     code, end = _train_stage(remaining[0], start, task, ranks, stop)
     for config, inputs in remaining[1:]:

@@ -78,7 +78,7 @@ class Peak:
         self.flops, before = max(self.flops, found), self.flops
         return found > before
 
-    def share(self, flops: float) -> float:
-        """The share of the peak that `flops` a second are: at most 1, for what is exceeded is no peak."""
+    def fraction(self, flops: float) -> float:
+        """The fraction of the peak that `flops` a second are: at most 1, for what is exceeded is no peak."""
         self._in_doubt = flops > self.flops
         return min(1.0, flops / self.flops)

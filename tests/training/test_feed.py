@@ -278,17 +278,6 @@ class TestEvaluation:
         assert len(first) > 1 and same(first, list(begin()))
         assert {len(batch.input_ids) for batch in first[:-1]} == {4}
 
-    def test_it_does_not_depend_on_the_seed(self):
-        first = list(Prepared(self.ARGUMENTS).evaluation()())
-        assert same(first, list(Prepared(self.ARGUMENTS + " --lr 0.1 --seed 8").evaluation()()))
-
-    def test_it_is_tokenized_once(self, place):
-        Prepared(self.ARGUMENTS).evaluation()
-        stores = files(place, "ckpt/tokens/*/*")
-        assert stores
-        Prepared(self.ARGUMENTS + " --resume").evaluation()
-        assert files(place, "ckpt/tokens/*/*") == stores
-
     def test_ranks_divide_it(self):
         whole = list(Prepared(self.ARGUMENTS).evaluation()())
         divided = Prepared(self.ARGUMENTS, world_size=3)

@@ -38,8 +38,8 @@ class Split:
 
 
 class Costs(NamedTuple):
-    """Work of a micro-batch by its place in the network: the embeddings, a layer, the top layer, the heads.
-    In operations of a forward pass (bert.flops) or in any other unit."""
+    """Work of a micro-batch by its part of the network: the embeddings, a layer, the top layer, the heads. In
+    operations of a forward pass (bert.flops) or in any other unit."""
 
     embeddings: float
     layer: float

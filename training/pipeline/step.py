@@ -162,9 +162,9 @@ class PipelineStep(TrainStep):
         )  # around waits, for traces
 
     def _forward_and_backward(self, step: int, batches: Sequence[Any]) -> mx.nd.NDArray:
-        ranks, place, network = self._ranks, self._ranks.place, self._network
+        ranks, here, network = self._ranks, self._ranks.coordinates, self._network
         shapes = [batch.input_ids.shape for batch in batches]
-        factors = self._factors(batches, ranks.group) if place.last else []
+        factors = self._factors(batches, ranks.group) if here.last else []
         self._pack_weights()
         self._accumulation.begin()
         total = mx.nd.zeros((len(self._task.sums),), ctx=self._device)
@@ -174,12 +174,12 @@ class PipelineStep(TrainStep):
 
         count = len(batches)
         activations = gradients = None
-        if not place.first:
+        if not here.first:
             activations = Incoming(ranks.world, ranks.previous, activation_tag, room(self._rooms), count)
-        if not place.last:
+        if not here.last:
             gradients = Incoming(ranks.world, ranks.next, gradient_tag, room(self._gradient_rooms), count)
         kept: dict[int, _Kept] = {}
-        for forward, number in passes(ranks.config.schedule, place.stage, place.stages, count):
+        for forward, number in passes(ranks.config.schedule, here.stage, here.stages, count):
             if forward:
                 inputs = self._taken(activations)
                 output, sums = self._forward(step, number, batches[number], inputs, factors)
@@ -214,7 +214,7 @@ class PipelineStep(TrainStep):
             # Handles of their own for the factors: see bert.fused._Packed.
             own = [factor.detach() for factor in factors]
             outputs = network(*([] if inputs is None else [inputs]), *arrays, *own)
-        if self._ranks.place.last:
+        if self._ranks.coordinates.last:
             loss, sums, *_ = outputs
             return loss, sums
         return outputs, None
@@ -257,12 +257,12 @@ class PipelineStep(TrainStep):
     def _norm(self, gradients: list[mx.nd.NDArray]) -> float:
         """The norm over all stages; the word embedding counts once. Every stage adds the square of its own
         norm: beside that of a single process the result is rounded in another order."""
-        place = self._ranks.place
-        counted = [each for index, each in enumerate(gradients) if place.first or index != self._tied]
+        here = self._ranks.coordinates
+        counted = [each for index, each in enumerate(gradients) if here.first or index != self._tied]
         own = global_norm(counted, self._optimizer.native)  # the one wait for the device
         squares = mx.nd.array([own * own], ctx=mx.cpu(), dtype="float64")
         self._ranks.world.average([squares])
-        return math.sqrt(float(squares.asscalar()) * place.stages)
+        return math.sqrt(float(squares.asscalar()) * here.stages)
 
 
 def forward_stages(
@@ -270,23 +270,23 @@ def forward_stages(
 ) -> Iterator[tuple[Any, Sequence[mx.nd.NDArray]]]:
     """`training.evaluation.forward` over the stages; every rank goes through it, with the batches of its
     replica. The last stage alone has outputs, the others nothing."""
-    place = ranks.place
+    here = ranks.coordinates
     network.pack_weights()
-    unscaled = [mx.nd.ones((1,), ctx=device)] * len(task.denominators) if place.last else []
+    unscaled = [mx.nd.ones((1,), ctx=device)] * len(task.denominators) if here.last else []
     rooms, outgoing = Rooms(device, with_gradient=False), Outgoing(ranks.world)
     for number, batch in zip(itertools.count(), batches):
         arrays = task.inputs(batch, device)[network.takes]
-        if not place.first:
+        if not here.first:
             inputs = rooms.take(*network.activations(*batch.input_ids.shape))
             ranks.world.receive(inputs, ranks.previous, activation_tag(number)).wait()
             arrays = [inputs, *arrays]
         outputs = network(*arrays, *unscaled)  # outside record: no dropout
-        if place.last:
+        if here.last:
             yield batch, outputs
         else:
             # A copy: the network may use the memory of its outputs again for the next batch.
             outgoing.send(outputs.copy(), ranks.next, activation_tag(number))
             outgoing.limit(_EVALUATED_AHEAD)
-        if not place.first:
+        if not here.first:
             rooms.give_back(inputs)
     outgoing.limit(0)

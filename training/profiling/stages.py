@@ -49,17 +49,17 @@ def staged(traces: Sequence[Trace]) -> list[Trace]:
 
 
 def stage_figures(traces: Sequence[Trace]) -> list[dict[str, Any]]:
-    """For each of `staged`: its place, and FIGURES in milliseconds a step; "other" is neither work nor a wait
-    for a stage: Python, data, a message on its way out."""
+    """For each of `staged`: its coordinates, and FIGURES in milliseconds a step; "other" is neither work nor
+    a wait for a stage: Python, data, a message on its way out."""
     found = []
     for trace in traces:
         sums = dict.fromkeys(FIGURES, 0.0)
         for name in _steps(traces):
             for figure, time in _figures(_passes(trace, _replica(trace, traces), name)).items():
                 sums[figure] += time / 1e3 / len(_steps(traces))
-        place = {name: trace.facts[name] for name in ("rank", "stage", "stages", "replica", "schedule")}
+        facts = {name: trace.facts[name] for name in ("rank", "stage", "stages", "replica", "schedule")}
         micro_batches = len((trace.facts.get("batches") or [[]])[0])
-        found.append({**place, "micro_batches": micro_batches, "ms": sums})
+        found.append({**facts, "micro_batches": micro_batches, "ms": sums})
     return found
 
 

@@ -286,8 +286,8 @@ def run_members(
         bad = [f"{name}: {status}" for name, status in ended.items() if status != FINISHED]
         which = f" ({'; '.join(bad)})" if bad else ""
         note(f"{len(ended)} of {len(plan.members)} runs have ended before{which}")
-    for place, member in enumerate(remaining):
-        if place:
+    for index, member in enumerate(remaining):
+        if index:
             if communicator.all_agree([stop.exit_code is None]) != [True]:
                 note(f"stopped by a signal before {member.name}; --resume continues")
                 return stop.exit_code or 143

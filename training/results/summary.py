@@ -152,13 +152,13 @@ def _search_table(members: Members) -> Table:
     main, sign = members.main_score or "", 1 if members.higher_is_better else -1
     summaries = {each.name: each.of(main) for each in members.settings}
 
-    def place(setting: Setting) -> float:
+    def order(setting: Setting) -> float:
         summary = summaries[setting.name]
         return float("inf") if summary is None else -sign * summary.mean
 
     best = members.best()
     rows = []
-    for setting in sorted(members.settings, key=place):
+    for setting in sorted(members.settings, key=order):
         summary = summaries[setting.name]
         names = [str(value) for value in setting.values.values()]
         statuses = dict.fromkeys(each.status for each in setting.missing)

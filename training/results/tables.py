@@ -167,7 +167,7 @@ def instance_table(runs: Sequence[Run]) -> Values:
 
 def strategy_table(runs: Sequence[Run]) -> Values:
     """Sequences a second by exchange, processes, precision (rows) and batch of a process (columns), with what
-    ended a run in place of a number."""
+    ended a run instead of a number."""
     names = "task model max_seq_length backend world_size dtype"
     parts = [part for each in runs if each.result for part in parts_of(each.result)]
     parts = [part for part in parts if part.batch_size]
