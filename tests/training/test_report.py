@@ -72,12 +72,6 @@ class TestMetricsFile:
         lines = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         assert [strict(line) for line in lines] == written == read_metrics(str(tmp_path))
 
-    def test_a_line_can_be_read_at_once(self, tmp_path):
-        reporter = RunReporter(str(tmp_path), TASK, Span(0, 100), "none")
-        reporter.training(training(10))
-        assert read_metrics(str(tmp_path)) == [training(10)]
-        reporter.close()
-
     def test_nan_is_never_written(self, tmp_path):
         reporter = RunReporter(str(tmp_path), TASK, Span(0, 100), "none")
         with pytest.raises(ValueError):
@@ -129,9 +123,6 @@ class TestMetricsFile:
         reported(tmp_path)
         reported(tmp_path, training(10))
         assert sorted(path.name for path in tmp_path.glob("metrics*")) == ["metrics.jsonl"]
-
-    def test_reading_where_there_is_none(self, tmp_path):
-        assert read_metrics(str(tmp_path)) == []
 
 
 def events(directory: Path) -> Iterator[Any]:
@@ -337,16 +328,6 @@ class TestTerminal:
         assert "1:01:01 left" in said and "/None" not in said
         assert ("mfu 43%" if progress == "bar" else "mfu 43.2%") in said
         assert shown.out.startswith("step 10  mlm_loss") == (progress == "lines")
-
-    def test_other_ranks_are_silent(self, capsys):
-        reporter = Reporter()
-        for say in (reporter.note, reporter.warn):
-            say("words")
-        reporter.advance(1)
-        reporter.training(training(1))
-        reporter.evaluation(evaluation(1))
-        reporter.close()
-        assert capsys.readouterr() == ("", "")
 
 
 class TestSummary:
